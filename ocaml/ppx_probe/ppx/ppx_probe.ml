@@ -1,0 +1,12 @@
+(* Registers the rewriter.
+
+   It runs before the rules of all other rewriters, like an instrumentation:
+   what it sees is then what the stub generator reads, the source as written. *)
+
+open Ppxlib
+
+let expand ast = Ppx_probe_source.Rewrite.(structure (create ()) ast)
+
+let () =
+  Driver.register_transformation "ppx_probe"
+    ~instrument:(Driver.Instrument.make expand ~position:Before)

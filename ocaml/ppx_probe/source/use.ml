@@ -1,0 +1,65 @@
+(* One use of a probe in a source file, and the C symbols that stand for it. *)
+
+open Ppxlib
+
+type kind =
+  | Site of { enabled_at_init : bool }
+  | Test
+
+type t =
+  { kind : kind
+  ; name : string
+  ; loc : Location.t
+  ; enclosing : string option
+  }
+
+let bytecode_primitive = "ppx_probe_bytecode_false"
+
+let position t = t.loc.loc_start
+
+(* Dune runs the two programs in different directories, and a line directive
+   may name a path in yet another way: only the last part is the same for all. *)
+let file t = Filename.basename (position t).pos_fname
+
+let unit_name t =
+  match String.split_on_char '.' (file t) with
+  | [] -> ""
+  | stem :: _ -> String.capitalize_ascii stem
+
+(* The way ocamlopt spells what a C identifier cannot hold. *)
+let encode identifier =
+  let encode_char = function
+    | ('a' .. 'z' | 'A' .. 'Z' | '0' .. '9' | '_') as c -> String.make 1 c
+    | c -> Printf.sprintf "$%02x" (Char.code c)
+  in
+  String.to_seq identifier |> Seq.map encode_char |> List.of_seq
+  |> String.concat ""
+
+(* 60 bits, in decimal: ocamlopt's own stamps are decimal too, so that a tool
+   that knows [camlUnit__function_12] shows this symbol as [Unit.function]. *)
+let stamp parts =
+  let hex = Digest.to_hex (Digest.string (String.concat "\000" parts)) in
+  Int64.to_string (Int64.of_string ("0x" ^ String.sub hex 0 15))
+
+let enclosing_name t = Option.value t.enclosing ~default:"entry"
+
+let site_symbol t ~enabled_at_init =
+  let pos = position t in
+  let parts =
+    [ file t
+    ; enclosing_name t
+    ; t.name
+    ; string_of_bool enabled_at_init
+    ; string_of_int pos.pos_lnum
+    ; string_of_int (pos.pos_cnum - pos.pos_bol)
+    ]
+  in
+  Printf.sprintf "caml%s__%s_%s"
+    (encode (unit_name t))
+    (encode (enclosing_name t))
+    (stamp parts)
+
+let symbol t =
+  match t.kind with
+  | Site { enabled_at_init } -> site_symbol t ~enabled_at_init
+  | Test -> "caml_probes_is_enabled_" ^ t.name

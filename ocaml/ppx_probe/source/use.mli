@@ -1,0 +1,31 @@
+(** One use of a probe in a source file, and the C symbols that stand for it.
+
+    The rewriter calls a symbol, the stub generator defines it: they run on
+    their own and agree because both compute it here, from nothing but the
+    source. *)
+
+open Ppxlib
+
+type kind =
+  | Site of { enabled_at_init : bool }  (** [[%probe]] *)
+  | Test  (** [[%probe_is_enabled]] *)
+
+type t =
+  { kind : kind
+  ; name : string
+  ; loc : Location.t
+  ; enclosing : string option
+        (** the outermost named binding or method around the use *)
+  }
+
+(** The C function of this use.
+
+    A site's is made of the unit, the enclosing function and a digest of the
+    file's base name, line, column, probe name and initial state. Two sites
+    with one symbol are therefore interchangeable (copies of one file in two
+    libraries), and the weak definitions merge. A test's depends on the name
+    of the probe alone. *)
+val symbol : t -> string
+
+(** The primitive that stands for every use in bytecode: always false. *)
+val bytecode_primitive : string
