@@ -1,0 +1,67 @@
+(* A service that ticks: each tick serves a few requests, and the probes show
+   what is going on inside. *)
+
+let starts = ref 0
+
+let ends = ref 0
+
+let misses = ref 0
+
+let cache : (int, string) Hashtbl.t = Hashtbl.create 16
+
+let render key =
+  match Hashtbl.find_opt cache key with
+  | Some page -> page
+  | None ->
+    [%probe "cache_miss"
+      (incr misses;
+       Printf.printf "probe cache_miss key=%d\n%!" key)];
+    if Hashtbl.length cache > 6 then Hashtbl.reset cache;
+    let page = Printf.sprintf "<p>%d</p>" key in
+    Hashtbl.add cache key page;
+    page
+
+let serve request =
+  [%probe "req_start"
+    (incr starts;
+     Printf.printf "probe req_start request=%d\n%!" request)];
+  let bytes = String.length (render (request mod 7)) in
+  [%probe "req_end"
+    (incr ends;
+     Printf.printf "probe req_end request=%d bytes=%d\n%!" request bytes)]
+
+let requests_per_tick = 3
+
+let rec sleep seconds =
+  let until = Unix.gettimeofday () +. seconds in
+  (try Unix.sleepf seconds
+   with Unix.Unix_error (Unix.EINTR, _, _) -> ());
+  let left = until -. Unix.gettimeofday () in
+  if left > 0. then sleep left
+
+let tick n =
+  [%probe "tick" (Printf.printf "probe tick n=%d\n%!" n)];
+  for i = 0 to requests_per_tick - 1 do
+    serve ((n * requests_per_tick) + i)
+  done;
+  if [%probe_is_enabled "req_start"] then
+    Printf.printf "tick %d (requests are being watched)\n%!" n
+  else Printf.printf "tick %d\n%!" n
+
+let print_counts () =
+  Printf.printf "handlers req_start=%d req_end=%d cache_miss=%d\n%!" !starts
+    !ends !misses
+
+let () =
+  let argument i default =
+    if Array.length Sys.argv > i then int_of_string Sys.argv.(i) else default
+  in
+  let interval = float_of_int (argument 1 100) /. 1000. in
+  let ticks = argument 2 max_int in
+  Sys.set_signal Sys.sigusr1 (Signal_handle (fun _ -> print_counts ()));
+  at_exit print_counts;
+  Printf.printf "ready pid=%d\n%!" (Unix.getpid ());
+  for n = 1 to ticks do
+    tick n;
+    sleep interval
+  done
