@@ -15,6 +15,10 @@ let parse path =
       Lexing.set_filename lexbuf path;
       Parse.implementation lexbuf)
 
+(* Dune's (glob_files *.ml) matches its own intermediate files too: what the
+   rewriter made of the sources, which stand in the glob as well. *)
+let is_source path = not (Filename.check_suffix path ".pp.ml")
+
 let report { Rewrite.loc; message } =
   Format.eprintf "%a:@\nError: %s@." Location.print loc message
 
@@ -58,7 +62,7 @@ let () =
   if !paths = [] then (
     prerr_endline usage;
     exit 2);
-  match read_all (List.rev !paths) with
+  match read_all (List.filter is_source (List.rev !paths)) with
   | None -> exit 1
   | Some uses -> (
     try write !output uses
