@@ -31,7 +31,8 @@ let name_of ~usage expr =
     if String.for_all is_name_char name then name
     else
       fail loc
-        "%S is not the name of a probe: only letters, digits and _ are allowed"
+        "\"%s\" is not the name of a probe: only letters, digits and _ are \
+         allowed"
         name
   | _ -> fail loc "the name of a probe must be a literal string: %s" usage
 

@@ -20,7 +20,7 @@ let parse path =
 let is_source path = not (Filename.check_suffix path ".pp.ml")
 
 let report { Rewrite.loc; message } =
-  Format.eprintf "%a:@\nError: %s@." Location.print loc message
+  Format.eprintf "%a@\nError: %s@." Location.print loc message
 
 (* Every file is read before anything is said, so that all errors show. *)
 let read_all paths =

@@ -1,0 +1,3 @@
+let f x =
+  print_endline x;
+  [%probe "bad name" (print_endline x)]
