@@ -26,14 +26,14 @@ let unit_name t =
   | [] -> ""
   | stem :: _ -> String.capitalize_ascii stem
 
-(* The way ocamlopt spells what a C identifier cannot hold. *)
-let encode identifier =
-  let encode_char = function
-    | ('a' .. 'z' | 'A' .. 'Z' | '0' .. '9' | '_') as c -> String.make 1 c
-    | c -> Printf.sprintf "$%02x" (Char.code c)
-  in
-  String.to_seq identifier |> Seq.map encode_char |> List.of_seq
-  |> String.concat ""
+(* Ocamlopt spells what an assembler cannot hold as $xx, and does so to the
+   names of externals too: a name that needs it would be spelled twice. *)
+let plain identifier =
+  String.map
+    (function
+      | ('a' .. 'z' | 'A' .. 'Z' | '0' .. '9' | '_') as c -> c
+      | _ -> '_')
+    identifier
 
 (* 60 bits, in decimal: ocamlopt's own stamps are decimal too, so that a tool
    that knows [camlUnit__function_12] shows this symbol as [Unit.function]. *)
@@ -42,6 +42,12 @@ let stamp parts =
   Int64.to_string (Int64.of_string ("0x" ^ String.sub hex 0 15))
 
 let enclosing_name t = Option.value t.enclosing ~default:"entry"
+
+let is_operator name = String.for_all (Char.equal '_') (plain name)
+
+let function_name t =
+  let name = enclosing_name t in
+  if is_operator name then "operator" else plain name
 
 let site_symbol t ~enabled_at_init =
   let pos = position t in
@@ -55,8 +61,8 @@ let site_symbol t ~enabled_at_init =
     ]
   in
   Printf.sprintf "caml%s__%s_%s"
-    (encode (unit_name t))
-    (encode (enclosing_name t))
+    (plain (unit_name t))
+    (function_name t)
     (stamp parts)
 
 let symbol t =

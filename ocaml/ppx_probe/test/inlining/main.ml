@@ -1,0 +1,3 @@
+let caller () = Unit.hit "main"
+
+let () = Printf.printf "%b\n" (caller ())

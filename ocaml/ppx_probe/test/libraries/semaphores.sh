@@ -1,0 +1,8 @@
+# semaphores.sh PROGRAM: how many semaphores and sites each name has.
+set -eu
+
+readelf -n "$1" | awk '
+  /Name: / { name = $2; sites[name]++ }
+  /Semaphore: / { if (!((name, $NF) in seen)) { seen[name, $NF] = 1; semaphores[name]++ } }
+  END { for (name in sites) print name, "sites:", sites[name], "semaphores:", semaphores[name] }' |
+  LC_ALL=C sort
