@@ -5,9 +5,18 @@
 exception Interrupted of int
 
 let names =
-  [| "alloc"; "collect"; "compact"; "raise"; "print"; "outer"; "inner"
-   ; "recursive"; "one_armed"; "closure"; "guarded"
-  |]
+  [ "alloc"
+  ; "collect"
+  ; "compact"
+  ; "raise"
+  ; "print"
+  ; "outer"
+  ; "inner"
+  ; "recursive"
+  ; "one_armed"
+  ; "closure"
+  ; "guarded"
+  ]
 
 let counts : (string, int) Hashtbl.t = Hashtbl.create 16
 
@@ -94,7 +103,7 @@ let round n =
     + guarded 1
   in
   Printf.printf "round %d work=%d" n work;
-  Array.iter
+  List.iter
     (fun name ->
       Printf.printf " %s=%d" name
         (Option.value (Hashtbl.find_opt counts name) ~default:0))

@@ -32,10 +32,23 @@ let serve request =
 
 let requests_per_tick = 3
 
+let print_counts () =
+  Printf.printf "handlers req_start=%d req_end=%d cache_miss=%d\n%!" !starts
+    !ends !misses
+
+(* Set by SIGUSR1. A signal handler may run in the middle of a print: it does
+   not print itself. *)
+let asked = ref false
+
+let answer () =
+  if !asked then (
+    asked := false;
+    print_counts ())
+
 let rec sleep seconds =
   let until = Unix.gettimeofday () +. seconds in
-  (try Unix.sleepf seconds
-   with Unix.Unix_error (Unix.EINTR, _, _) -> ());
+  (try Unix.sleepf seconds with Unix.Unix_error (Unix.EINTR, _, _) -> ());
+  answer ();
   let left = until -. Unix.gettimeofday () in
   if left > 0. then sleep left
 
@@ -48,17 +61,13 @@ let tick n =
     Printf.printf "tick %d (requests are being watched)\n%!" n
   else Printf.printf "tick %d\n%!" n
 
-let print_counts () =
-  Printf.printf "handlers req_start=%d req_end=%d cache_miss=%d\n%!" !starts
-    !ends !misses
-
 let () =
   let argument i default =
     if Array.length Sys.argv > i then int_of_string Sys.argv.(i) else default
   in
   let interval = float_of_int (argument 1 100) /. 1000. in
   let ticks = argument 2 max_int in
-  Sys.set_signal Sys.sigusr1 (Signal_handle (fun _ -> print_counts ()));
+  Sys.set_signal Sys.sigusr1 (Signal_handle (fun _ -> asked := true));
   at_exit print_counts;
   Printf.printf "ready pid=%d\n%!" (Unix.getpid ());
   for n = 1 to ticks do

@@ -28,7 +28,9 @@ let report workers =
   print_endline "report end"
 
 let () =
-  let count = if Array.length Sys.argv > 1 then int_of_string Sys.argv.(1) else 4 in
+  let count =
+    if Array.length Sys.argv > 1 then int_of_string Sys.argv.(1) else 4
+  in
   let workers =
     List.init count (fun _ -> { iterations = 0; hits = 0; even_hits = 0 })
   in

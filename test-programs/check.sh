@@ -1,0 +1,18 @@
+# check.sh DIR: the programs as they are with no tool around: linked both ways,
+# and with no probe on but those that start so.
+set -eu
+cd "$1"
+
+for program in terminating service handlers init threads twolibs many; do
+  readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
+  readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
+done
+
+for suffix in .exe _nopie.exe; do
+  ./terminating$suffix
+  ./service$suffix 1 2
+  for program in handlers init twolibs many; do
+    printf 'run\nnonsense\n' | ./$program$suffix
+  done
+  printf 'report\nquit\n' | ./threads$suffix 2
+done | sed 's/pid=[0-9]*/pid=N/;s/iterations=[0-9]*/iterations=N/'
