@@ -1,0 +1,373 @@
+//! Sections, segments, kind and build-id of an ELF file: reads only what it needs, never the
+//! whole file, and believes no offset or size before it is checked against the file's length.
+
+pub(crate) mod args;
+pub(crate) mod note;
+pub(crate) mod source;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use goblin::container::{Container, Ctx, Endian};
+use goblin::elf::header::{
+    self, EI_CLASS, EI_DATA, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC,
+    header64,
+};
+use goblin::elf::program_header::{PF_W, PF_X, PT_LOAD};
+use goblin::elf::section_header::{SHT_NOBITS, SHT_NOTE};
+use goblin::elf::{Header, ProgramHeader, SectionHeader};
+
+use crate::addr::FileAddr;
+use crate::error::{ElfDefect, ErrorKind, Result};
+
+/// Sections that are read whole are no larger than this in any real program (a million notes take
+/// about 100 MiB); a sparse file may claim far more.
+const MAX_SECTION: u64 = 512 << 20;
+
+const CTX: Ctx = Ctx {
+    container: Container::Big,
+    le: Endian::Little,
+};
+
+/// How the program's addresses relate to where it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linking {
+    /// `ET_EXEC`: loaded exactly where it was linked.
+    Fixed,
+    /// `ET_DYN`: position independent (PIE, static PIE or shared object).
+    PositionIndependent,
+}
+
+/// The identity that the linker gave a file (`NT_GNU_BUILD_ID`); displayed in hex.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BuildId(Box<[u8]>);
+
+impl std::fmt::Display for BuildId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// An open ELF file for x86-64, its headers read and checked.
+pub(crate) struct ElfFile {
+    file: File,
+    path: PathBuf,
+    len: u64,
+    header: Header,
+    segments: Vec<ProgramHeader>,
+    sections: Vec<SectionHeader>,
+    section_names: Vec<u8>,
+}
+
+impl ElfFile {
+    /// Opens `path`. A pipe or device is refused, not waited for.
+    pub(crate) fn open(path: &Path) -> Result<ElfFile> {
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map_err(|source| ErrorKind::OpenFile {
+                path: path.to_owned(),
+                source,
+            })?;
+        ElfFile::read(file, path.to_owned())
+    }
+
+    /// Reads the headers of an open file; `path` is what errors name.
+    pub(crate) fn read(file: File, path: PathBuf) -> Result<ElfFile> {
+        let metadata = file.metadata().map_err(|source| ErrorKind::OpenFile {
+            path: path.clone(),
+            source,
+        })?;
+        if !metadata.is_file() {
+            return Err(ErrorKind::elf(&path, ElfDefect::NotARegularFile).into());
+        }
+        let mut elf = ElfFile {
+            file,
+            path,
+            len: metadata.len(),
+            header: Header::new(CTX),
+            segments: Vec::new(),
+            sections: Vec::new(),
+            section_names: Vec::new(),
+        };
+        elf.header = elf.read_header()?;
+        elf.segments = elf.read_segments()?;
+        elf.sections = elf.read_sections()?;
+        elf.section_names = elf.read_section_names()?;
+        Ok(elf)
+    }
+
+    fn read_header(&self) -> Result<Header> {
+        let mut start = [0; header64::SIZEOF_EHDR];
+        let available = (self.len as usize).min(start.len());
+        self.read_at(0, &mut start[..available], "the ELF header")?;
+        if available < header::SIZEOF_IDENT || &start[..4] != header::ELFMAG {
+            return Err(self.defect(ElfDefect::NotElf));
+        }
+        match (start[EI_CLASS], start[EI_DATA]) {
+            (ELFCLASS64, ELFDATA2LSB) => {}
+            (ELFCLASS64, _) => return Err(self.defect(ElfDefect::BigEndian)),
+            (ELFCLASS32, _) => return Err(self.defect(ElfDefect::Class32)),
+            (class, _) => return Err(self.defect(ElfDefect::UnknownClass(class))),
+        }
+        if available < start.len() {
+            return Err(self.truncated("the ELF header", 0, start.len() as u64));
+        }
+        let header = Header::from(*header64::Header::from_bytes(&start));
+        if header.e_machine != EM_X86_64 {
+            return Err(self.defect(ElfDefect::Machine(header.e_machine)));
+        }
+        if !matches!(header.e_type, ET_EXEC | ET_DYN) {
+            return Err(self.defect(ElfDefect::NotAProgram(header.e_type)));
+        }
+        Ok(header)
+    }
+
+    fn read_segments(&self) -> Result<Vec<ProgramHeader>> {
+        let what = "the program headers";
+        let count = usize::from(self.header.e_phnum);
+        let bytes = self.read_table(
+            self.header.e_phoff,
+            count as u64,
+            self.header.e_phentsize,
+            ProgramHeader::size(CTX),
+            what,
+        )?;
+        ProgramHeader::parse(&bytes, 0, count, CTX).map_err(|_| self.defect(ElfDefect::Table(what)))
+    }
+
+    fn read_sections(&self) -> Result<Vec<SectionHeader>> {
+        let what = "the section headers";
+        if self.header.e_shoff == 0 {
+            return Ok(Vec::new());
+        }
+        let size = SectionHeader::size(CTX);
+        let entsize = self.header.e_shentsize;
+        let mut count = u64::from(self.header.e_shnum);
+        if count == 0 {
+            // elf(5): "If the number of entries in the section header table is larger than or
+            // equal to SHN_LORESERVE, e_shnum holds zero and the real number [is] in sh_size of
+            // the initial entry."
+            let first = self.read_table(self.header.e_shoff, 1, entsize, size, what)?;
+            count = SectionHeader::parse_from(&first, 0, 1, CTX)
+                .ok()
+                .and_then(|headers| headers.first().map(|header| header.sh_size))
+                .unwrap_or(0);
+        }
+        let bytes = self.read_table(self.header.e_shoff, count, entsize, size, what)?;
+        SectionHeader::parse_from(&bytes, 0, count as usize, CTX)
+            .map_err(|_| self.defect(ElfDefect::Table(what)))
+    }
+
+    fn read_section_names(&self) -> Result<Vec<u8>> {
+        // elf(5): "If the index of section name string table section is larger than or equal to
+        // SHN_LORESERVE (0xff00), this member holds SHN_XINDEX (0xffff) and the real index [is]
+        // held in the sh_link member of the initial entry."
+        const SHN_XINDEX: u16 = 0xffff;
+        let index = match self.header.e_shstrndx {
+            SHN_XINDEX => self
+                .sections
+                .first()
+                .map_or(0, |first| first.sh_link as usize),
+            index => usize::from(index),
+        };
+        if self.sections.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self.sections.get(index) {
+            Some(section) => self.section_bytes(section, "the section names"),
+            None => Err(self.defect(ElfDefect::Table("the section names"))),
+        }
+    }
+
+    /// Reads `count` table entries of `size` bytes at `offset`.
+    fn read_table(
+        &self,
+        offset: u64,
+        count: u64,
+        entsize: u16,
+        size: usize,
+        what: &'static str,
+    ) -> Result<Vec<u8>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        if usize::from(entsize) != size {
+            return Err(self.defect(ElfDefect::Table(what)));
+        }
+        let bytes = count
+            .checked_mul(size as u64)
+            .ok_or_else(|| self.truncated(what, offset, u64::MAX))?;
+        self.read_range(offset, bytes, what)
+    }
+
+    /// Reads `size` bytes at `offset`, having checked that the file has them.
+    fn read_range(&self, offset: u64, size: u64, what: &'static str) -> Result<Vec<u8>> {
+        match offset.checked_add(size) {
+            Some(end) if end <= self.len => {}
+            _ => return Err(self.truncated(what, offset, size)),
+        }
+        if size > MAX_SECTION {
+            return Err(self.defect(ElfDefect::TooLarge { what, size }));
+        }
+        let mut bytes = vec![0; size as usize];
+        self.read_at(offset, &mut bytes, what)?;
+        Ok(bytes)
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8], what: &'static str) -> Result<()> {
+        self.file.read_exact_at(bytes, offset).map_err(|source| {
+            if source.kind() == std::io::ErrorKind::UnexpectedEof {
+                self.truncated(what, offset, bytes.len() as u64)
+            } else {
+                ErrorKind::ReadFile {
+                    path: self.path.clone(),
+                    what,
+                    source,
+                }
+                .into()
+            }
+        })
+    }
+
+    fn section_bytes(&self, section: &SectionHeader, what: &'static str) -> Result<Vec<u8>> {
+        if section.sh_type == SHT_NOBITS {
+            return Ok(Vec::new());
+        }
+        self.read_range(section.sh_offset, section.sh_size, what)
+    }
+
+    fn section(&self, name: &str) -> Option<&SectionHeader> {
+        self.sections.iter().find(|section| {
+            self.section_names
+                .get(section.sh_name..)
+                .and_then(|names| names.strip_prefix(name.as_bytes()))
+                .is_some_and(|rest| rest.first() == Some(&0))
+        })
+    }
+
+    /// The path that errors and reports show.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn linking(&self) -> Linking {
+        if self.header.e_type == ET_EXEC {
+            Linking::Fixed
+        } else {
+            Linking::PositionIndependent
+        }
+    }
+
+    /// Where execution starts.
+    pub(crate) fn entry(&self) -> FileAddr {
+        FileAddr(self.header.e_entry)
+    }
+
+    pub(crate) fn has_sections(&self) -> bool {
+        !self.sections.is_empty()
+    }
+
+    /// The contents of a section, `None` if there is no section of that name.
+    pub(crate) fn contents(&self, name: &'static str) -> Result<Option<Vec<u8>>> {
+        self.section(name)
+            .map(|section| self.section_bytes(section, name))
+            .transpose()
+    }
+
+    /// Start and length in bytes of a loaded section.
+    pub(crate) fn section_range(&self, name: &str) -> Option<(FileAddr, u64)> {
+        let section = self.section(name)?;
+        Some((FileAddr(section.sh_addr), section.sh_size))
+    }
+
+    /// The segments that are loaded: start, offset in the file, length in memory.
+    pub(crate) fn loaded(&self) -> impl Iterator<Item = Segment> {
+        self.segments
+            .iter()
+            .filter(|segment| segment.p_type == PT_LOAD)
+            .map(|segment| Segment {
+                start: FileAddr(segment.p_vaddr),
+                offset: segment.p_offset,
+                file_len: segment.p_filesz,
+                len: segment.p_memsz,
+                executable: segment.p_flags & PF_X != 0,
+                writable: segment.p_flags & PF_W != 0,
+            })
+    }
+
+    /// Reads bytes of the file that are loaded at `address`; the caller has checked the range
+    /// against a segment.
+    pub(crate) fn read_loaded(
+        &self,
+        segment: &Segment,
+        address: FileAddr,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let offset = segment
+            .offset
+            .checked_add(address.0 - segment.start.0)
+            .ok_or_else(|| self.truncated("a site", segment.offset, bytes.len() as u64))?;
+        self.read_at(offset, bytes, "the code around a site")
+    }
+
+    /// The build-id, if the file has one that can be read.
+    pub(crate) fn build_id(&self) -> Option<BuildId> {
+        let section = self.section(".note.gnu.build-id")?;
+        if section.sh_type != SHT_NOTE || section.sh_size > 4096 {
+            return None;
+        }
+        let bytes = self.section_bytes(section, "the build-id").ok()?;
+        // namesz, descsz, type, "GNU\0", then the id.
+        let descsz = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?) as usize;
+        let id = bytes.get(16..)?.get(..descsz)?;
+        (!id.is_empty()).then(|| BuildId(id.into()))
+    }
+
+    fn defect(&self, defect: ElfDefect) -> crate::Error {
+        ErrorKind::elf(&self.path, defect).into()
+    }
+
+    fn truncated(&self, what: &'static str, offset: u64, size: u64) -> crate::Error {
+        self.defect(ElfDefect::Truncated {
+            what,
+            offset,
+            size,
+            file_len: self.len,
+        })
+    }
+}
+
+/// A loaded segment (`PT_LOAD`), in the file's address space; lengths in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) start: FileAddr,
+    pub(crate) offset: u64,
+    pub(crate) file_len: u64,
+    pub(crate) len: u64,
+    pub(crate) executable: bool,
+    pub(crate) writable: bool,
+}
+
+impl Segment {
+    /// Whether `len` bytes at `address` come from the file.
+    pub(crate) fn holds(&self, address: FileAddr, len: u64) -> bool {
+        within(self.start, self.file_len, address, len)
+    }
+
+    /// Whether `len` bytes at `address` are in memory, zero-filled ones included.
+    pub(crate) fn covers(&self, address: FileAddr, len: u64) -> bool {
+        within(self.start, self.len, address, len)
+    }
+}
+
+/// Whether `len` bytes at `address` lie within `outer_len` bytes at `outer`.
+pub(crate) fn within(outer: FileAddr, outer_len: u64, address: FileAddr, len: u64) -> bool {
+    address
+        .0
+        .checked_sub(outer.0)
+        .and_then(|offset| offset.checked_add(len))
+        .is_some_and(|end| end <= outer_len)
+}

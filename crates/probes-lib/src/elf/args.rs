@@ -1,0 +1,137 @@
+//! `8@16(%rsp)` -> [`Argument`]: where a site keeps the free variables of its handler.
+//!
+//! Format: the SystemTap SDT argument string, space-separated `N@LOC`; OCaml uses `%reg` and
+//! `OFF(%rsp)`, where rsp is its value at the site.
+
+use std::fmt;
+
+/// One argument of a site: a free variable of its handler, without its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Argument<'a> {
+    /// Size in bytes: 8 for OCaml values; 16, 32 or 64 for vector registers.
+    pub size: u8,
+    /// Whether the value is signed (written `-N@…`; OCaml emits unsigned).
+    pub signed: bool,
+    /// Where the value is when the site is reached.
+    pub place: Place<'a>,
+}
+
+/// Where an argument is when its site is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// In a register, named without its `%`.
+    Register(&'a str),
+    /// In memory, at this many bytes from the value of a register (named without its `%`).
+    Memory {
+        /// Signed offset in bytes.
+        offset: i32,
+        /// The register that holds the base address, `rsp` for OCaml.
+        base: &'a str,
+    },
+    /// Any other operand, as written (other languages' probes have constants and expressions).
+    Other(&'a str),
+}
+
+impl<'a> Argument<'a> {
+    /// Reads one `N@LOC`; `None` if it is not of that form.
+    pub fn parse(text: &'a str) -> Option<Argument<'a>> {
+        let (size, place) = text.split_once('@')?;
+        let (signed, size) = match size.strip_prefix('-') {
+            Some(size) => (true, size),
+            None => (false, size),
+        };
+        let size: u8 = size.parse().ok()?;
+        if !size.is_power_of_two() || size > 64 || place.is_empty() {
+            return None;
+        }
+        Some(Argument {
+            size,
+            signed,
+            place: Place::parse(place),
+        })
+    }
+}
+
+impl<'a> Place<'a> {
+    fn parse(text: &'a str) -> Place<'a> {
+        if let Some(register) = text.strip_prefix('%').filter(|r| is_register(r)) {
+            return Place::Register(register);
+        }
+        let memory = text.strip_suffix(')').and_then(|text| {
+            let (offset, base) = text.split_once("(%")?;
+            let offset = if offset.is_empty() {
+                Some(0)
+            } else {
+                offset.parse().ok()
+            }?;
+            is_register(base).then_some(Place::Memory { offset, base })
+        });
+        memory.unwrap_or(Place::Other(text))
+    }
+}
+
+fn is_register(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric())
+}
+
+impl fmt::Display for Argument<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.signed { "-" } else { "" };
+        write!(f, "{sign}{}@", self.size)?;
+        match self.place {
+            Place::Register(name) => write!(f, "%{name}"),
+            Place::Memory { offset, base } => write!(f, "{offset}(%{base})"),
+            Place::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_of_ocaml_notes_are_read_and_written_back() {
+        let parsed: Vec<_> = "8@%rdx 8@%rsi 8@16(%rsp) 16@%xmm0 -4@-8(%rbp)"
+            .split(' ')
+            .map(|text| Argument::parse(text).unwrap())
+            .collect();
+        assert_eq!(parsed[0].place, Place::Register("rdx"));
+        let stack = Place::Memory {
+            offset: 16,
+            base: "rsp",
+        };
+        assert_eq!((parsed[2].size, &parsed[2].place), (8, &stack));
+        assert!(parsed[4].signed && !parsed[0].signed);
+        let written: Vec<_> = parsed.iter().map(Argument::to_string).collect();
+        assert_eq!(
+            written.join(" "),
+            "8@%rdx 8@%rsi 8@16(%rsp) 16@%xmm0 -4@-8(%rbp)"
+        );
+    }
+
+    #[test]
+    fn operands_of_other_languages_are_kept_as_written() {
+        for text in ["8@$5", "4@foo+8(%rip)", "8@(%rax,%rbx,8)"] {
+            let argument = Argument::parse(text).unwrap();
+            assert!(matches!(argument.place, Place::Other(_)), "{text}");
+            assert_eq!(argument.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_not_an_argument_is_none() {
+        for text in [
+            "",
+            "8",
+            "@%rax",
+            "8@",
+            "x@%rax",
+            "3@%rax",
+            "128@%zmm0",
+            "--8@%rax",
+        ] {
+            assert_eq!(Argument::parse(text), None, "{text:?}");
+        }
+    }
+}

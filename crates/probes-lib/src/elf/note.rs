@@ -1,0 +1,184 @@
+//! Bytes of a `.note.stapsdt` section -> notes. Total: any bytes give notes or an error.
+//!
+//! ```text
+//! u32 namesz = 8   u32 descsz   u32 type = 3   "stapsdt\0"
+//! desc:  u64 pc   u64 base   u64 semaphore   provider\0   name\0   args\0
+//! entries are padded to 4 bytes
+//! ```
+//!
+//! Source: <https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation>.
+
+use std::ops::Range;
+
+const HEADER_LEN: usize = 12;
+const ADDRESSES_LEN: usize = 24;
+const OWNER: &[u8] = b"stapsdt\0";
+const TYPE: u32 = 3;
+
+/// One note of any provider. Addresses are as stored: link-time, not yet corrected for prelinking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note<'a> {
+    /// Position of the note in its section, counted from 0 and over all providers.
+    pub index: usize,
+    /// Offset of the note's header from the start of its section, in bytes.
+    pub offset: usize,
+    /// Address of the site; 0 means that there is none.
+    pub pc: u64,
+    /// Address of `.stapsdt.base` when the file was linked.
+    pub base: u64,
+    /// Address of the SystemTap semaphore; 0 means that there is none.
+    pub semaphore: u64,
+    /// The provider, without its NUL.
+    pub provider: &'a [u8],
+    /// The probe's name, without its NUL.
+    pub name: &'a [u8],
+    /// The argument string, as its bytes' range in the section.
+    pub arguments: Range<usize>,
+}
+
+/// Why the bytes are not a list of notes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("probe note {index} at {offset:#x} is malformed ({defect})")]
+pub struct MalformedNote {
+    /// Position of the note in its section, counted from 0.
+    pub index: usize,
+    /// Offset of the note's header from the start of its section, in bytes.
+    pub offset: usize,
+    /// What is wrong with it.
+    pub defect: NoteDefect,
+}
+
+/// What is wrong with a note.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoteDefect {
+    /// The section ends inside the note's header.
+    #[error("{left} bytes left < 12, the length of a note's header")]
+    HeaderCut {
+        /// Bytes from the note's start to the section's end.
+        left: usize,
+    },
+    /// The section ends inside the note's owner or description.
+    #[error("needs {needed} bytes, {left} left")]
+    BodyCut {
+        /// Bytes that the header announces.
+        needed: u64,
+        /// Bytes from the header's end to the section's end.
+        left: usize,
+    },
+    /// The description cannot hold the three addresses.
+    #[error("descsz {0} < 24")]
+    ShortDescription(u32),
+    /// One of the three strings has no end.
+    #[error("its {0} does not end within the note")]
+    Unterminated(&'static str),
+}
+
+/// The notes of a section, one by one; ends after the first malformed one.
+#[derive(Clone, Debug)]
+pub struct Notes<'a> {
+    section: &'a [u8],
+    offset: usize,
+    index: usize,
+}
+
+/// Reads the notes of a `.note.stapsdt` section; notes of another owner or type are passed over.
+pub fn notes(section: &[u8]) -> Notes<'_> {
+    Notes {
+        section,
+        offset: 0,
+        index: 0,
+    }
+}
+
+impl<'a> Iterator for Notes<'a> {
+    type Item = Result<Note<'a>, MalformedNote>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.offset < self.section.len() {
+            let (offset, index) = (self.offset, self.index);
+            self.index += 1;
+            match self.read(offset, index) {
+                Ok(Some(note)) => return Some(Ok(note)),
+                Ok(None) => {}
+                Err(defect) => {
+                    self.offset = self.section.len();
+                    return Some(Err(MalformedNote {
+                        index,
+                        offset,
+                        defect,
+                    }));
+                }
+            }
+        }
+        None
+    }
+}
+
+impl<'a> Notes<'a> {
+    /// Reads the note at `start` and moves on; `None` for a note that is not SystemTap's.
+    fn read(&mut self, start: usize, index: usize) -> Result<Option<Note<'a>>, NoteDefect> {
+        let rest = &self.section[start..];
+        let Some((header, body)) = rest.split_at_checked(HEADER_LEN) else {
+            return Err(NoteDefect::HeaderCut { left: rest.len() });
+        };
+        let (namesz, descsz, kind) = (word(header, 0), word(header, 4), word(header, 8));
+        let owner_len = padded(namesz);
+        let needed = owner_len + u64::from(descsz);
+        if needed > body.len() as u64 {
+            return Err(NoteDefect::BodyCut {
+                needed,
+                left: body.len(),
+            });
+        }
+        // Both fit into `body`, so they fit into usize; only the last note's padding may be missing.
+        let (owner_len, descsz_len) = (owner_len as usize, descsz as usize);
+        let desc_start = start + HEADER_LEN + owner_len;
+        self.offset = (desc_start + padded(descsz) as usize).min(self.section.len());
+
+        if kind != TYPE || &body[..namesz as usize] != OWNER {
+            return Ok(None);
+        }
+        let desc = &body[owner_len..owner_len + descsz_len];
+        let Some((addresses, strings)) = desc.split_at_checked(ADDRESSES_LEN) else {
+            return Err(NoteDefect::ShortDescription(descsz));
+        };
+        let (provider, strings) = split_string(strings, "provider")?;
+        let (name, strings) = split_string(strings, "name")?;
+        let (arguments, _) = split_string(strings, "argument string")?;
+        let arguments_start = desc_start + ADDRESSES_LEN + provider.len() + 1 + name.len() + 1;
+        Ok(Some(Note {
+            index,
+            offset: start,
+            pc: long(addresses, 0),
+            base: long(addresses, 8),
+            semaphore: long(addresses, 16),
+            provider,
+            name,
+            arguments: arguments_start..arguments_start + arguments.len(),
+        }))
+    }
+}
+
+fn padded(size: u32) -> u64 {
+    u64::from(size).next_multiple_of(4)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}
+
+fn split_string<'a>(
+    bytes: &'a [u8],
+    what: &'static str,
+) -> Result<(&'a [u8], &'a [u8]), NoteDefect> {
+    let end = bytes
+        .iter()
+        .position(|&byte| byte == 0)
+        .ok_or(NoteDefect::Unterminated(what))?;
+    Ok((&bytes[..end], &bytes[end + 1..]))
+}

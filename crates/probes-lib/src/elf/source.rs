@@ -1,0 +1,64 @@
+//! pc -> function and source line (gimli, through addr2line): read only when asked for.
+
+use std::path::Path;
+
+use addr2line::Loader;
+
+use crate::addr::FileAddr;
+use crate::error::{ErrorKind, Result};
+use crate::mangling;
+
+/// The symbols and line table of one file.
+pub struct SourceMap {
+    loader: Loader,
+}
+
+/// Where a site is in the source; what the file does not tell is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SourceLocation {
+    /// The OCaml function, demangled: `Http.handle`.
+    pub function: Option<String>,
+    /// The source file, as the compiler was given it where that is a path of its own.
+    pub file: Option<String>,
+    /// The line in it, from 1.
+    pub line: Option<u32>,
+}
+
+impl SourceMap {
+    /// Opens the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or is not an ELF file.
+    pub fn read(path: impl AsRef<Path>) -> Result<SourceMap> {
+        SourceMap::open(path.as_ref(), path.as_ref())
+    }
+
+    /// Opens `path`; errors name `shown_as`.
+    pub(crate) fn open(path: &Path, shown_as: &Path) -> Result<SourceMap> {
+        match Loader::new(path) {
+            Ok(loader) => Ok(SourceMap { loader }),
+            Err(error) => Err(ErrorKind::ReadFile {
+                path: shown_as.to_owned(),
+                what: "the debugging information",
+                source: std::io::Error::other(error.to_string()),
+            }
+            .into()),
+        }
+    }
+
+    /// What is known of the code at `address`.
+    pub fn locate(&self, address: FileAddr) -> SourceLocation {
+        let function = self.loader.find_symbol(address.0);
+        // A file without debugging information, or with a corrupt one, has no lines.
+        let location = self.loader.find_location(address.0).ok().flatten();
+        SourceLocation {
+            function: function.map(mangling::demangle),
+            file: location
+                .as_ref()
+                .and_then(|location| location.file)
+                .map(str::to_owned),
+            line: location.and_then(|location| location.line),
+        }
+    }
+}

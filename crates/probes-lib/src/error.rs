@@ -1,0 +1,683 @@
+//! [`Error`]: what was tried, on which process or file, why it failed, and what became of the
+//! target. Lower case, no full stop; what to do next is the caller's to say, from [`ErrorKind`].
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use crate::addr::LiveAddr;
+use crate::elf::BuildId;
+use crate::elf::note::MalformedNote;
+use crate::site::SiteCode;
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something could not be done, and what that leaves behind.
+#[derive(Debug)]
+pub struct Error {
+    kind: Box<ErrorKind>,
+    effect: Effect,
+}
+
+/// What a failed call has done to the process or program it was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: the call does not change anything.
+    None,
+    /// Nothing: it failed before the first write.
+    NothingChanged,
+    /// Bytes were written, and put back while every thread still stood.
+    PutBack,
+    /// Bytes were written and could not be put back: some probes may be half changed.
+    HalfChanged,
+    /// A program that was to be started with its probes set was not started, or was ended before
+    /// its first instruction.
+    NotStarted,
+}
+
+impl Error {
+    /// What went wrong.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// What the failed call left behind.
+    pub fn effect(&self) -> Effect {
+        self.effect
+    }
+
+    pub(crate) fn leaving(mut self, effect: Effect) -> Error {
+        if self.effect == Effect::None {
+            self.effect = effect;
+        }
+        self
+    }
+}
+
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Error {
+        Error {
+            kind: Box::new(kind),
+            effect: Effect::None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let effect = match self.effect {
+            Effect::None => "",
+            Effect::NothingChanged => "; nothing was changed",
+            Effect::PutBack => "; what had been written was put back",
+            Effect::HalfChanged => "; some probes may be half changed",
+            Effect::NotStarted => "; the program was not started",
+        };
+        write!(f, "{}{effect}", self.kind)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&*self.kind)
+    }
+}
+
+/// Every way in which this crate can fail.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A file could not be opened.
+    #[error("cannot open {}: {}", path.display(), reason(source))]
+    OpenFile {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file could not be read.
+    #[error("cannot read {what} of {}: {}", path.display(), reason(source))]
+    ReadFile {
+        /// The file.
+        path: PathBuf,
+        /// The part of it that was wanted.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file is not a program this crate can work on.
+    #[error("{} {defect}", path.display())]
+    Elf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        defect: ElfDefect,
+    },
+    /// A probe note cannot be read.
+    #[error("in {}: {note}", path.display())]
+    MalformedNote {
+        /// The file.
+        path: PathBuf,
+        /// The note.
+        #[source]
+        note: MalformedNote,
+    },
+    /// A note can be read, but what it says cannot be true of its file.
+    #[error("in {}: probe note {index} at {offset:#x} ({name}) {defect}", path.display())]
+    WrongNote {
+        /// The file.
+        path: PathBuf,
+        /// Position of the note in its section, counted from 0.
+        index: usize,
+        /// Offset of the note in its section, in bytes.
+        offset: usize,
+        /// The probe's name, escaped.
+        name: String,
+        /// What is wrong with it.
+        defect: ProbeDefect,
+    },
+    /// The file has no OCaml probes.
+    #[error("no OCaml probes in {}{}", path.display(), build_id_suffix(.build_id))]
+    NoProbes {
+        /// The file.
+        path: PathBuf,
+        /// Its build-id, if it has one.
+        build_id: Option<BuildId>,
+    },
+    /// No probe of that name.
+    #[error("no probe \"{name}\" in {}{}", file_name(program), did_you_mean(.near))]
+    UnknownProbe {
+        /// The name that was asked for.
+        name: String,
+        /// The program that does not have it.
+        program: PathBuf,
+        /// Names that it does have, nearest first.
+        near: Vec<String>,
+    },
+    /// A regular expression or predicate selects no probe.
+    #[error("no probe in {} matches {pattern}", file_name(program))]
+    NoMatch {
+        /// What was asked for.
+        pattern: String,
+        /// The program.
+        program: PathBuf,
+    },
+    /// A regular expression cannot be compiled.
+    #[error("\"{pattern}\" is not a regular expression: {}", regex_reason(source))]
+    BadRegexp {
+        /// What was given.
+        pattern: String,
+        /// What is wrong with it.
+        source: regex::Error,
+    },
+    /// A probe is selected more than once for the same action.
+    #[error("probe \"{name}\" is selected twice")]
+    SelectedTwice {
+        /// The probe.
+        name: String,
+    },
+    /// A probe is to be enabled and disabled at once.
+    #[error("probe \"{name}\" is to be both enabled and disabled")]
+    Conflict {
+        /// The probe.
+        name: String,
+    },
+    /// A probe named to be disabled is off already.
+    #[error("probe \"{name}\" is not enabled")]
+    NotEnabled {
+        /// The probe.
+        name: String,
+    },
+    /// A probe's counter is at its maximum.
+    #[error("probe \"{name}\" is enabled 65535 times already, its counter can hold no more")]
+    CounterFull {
+        /// The probe.
+        name: String,
+    },
+    /// A probe's counters and sites disagree.
+    #[error(
+        "{enabled} of {sites} sites of \"{name}\" are enabled and its counter is {counter} (an interrupted run?)"
+    )]
+    Inconsistent {
+        /// The probe.
+        name: String,
+        /// Sites that call their handler.
+        enabled: usize,
+        /// All sites of the name.
+        sites: usize,
+        /// The smallest of its counters.
+        counter: u16,
+    },
+    /// A site in memory is neither enabled nor disabled.
+    #[error("site {name} at {address}: found {found}, expected {expected}: {}", site_reason(*.found))]
+    UnexpectedSite {
+        /// The probe.
+        name: String,
+        /// Where the site is in the process.
+        address: LiveAddr,
+        /// The bytes there.
+        found: SiteCode,
+        /// The bytes that the file has, or that were written.
+        expected: SiteCode,
+    },
+    /// A probe's memory is not mapped where the file and the process's maps put it.
+    #[error("{what} of {} at {address} is not mapped in process {pid}", path.display())]
+    NotMapped {
+        /// The process.
+        pid: i32,
+        /// Site or semaphore.
+        what: &'static str,
+        /// The object that has it.
+        path: PathBuf,
+        /// The address.
+        address: LiveAddr,
+    },
+    /// The load bias cannot be told.
+    #[error("cannot tell where {} is loaded in process {pid}", path.display())]
+    NoLoadBias {
+        /// The process.
+        pid: i32,
+        /// The object.
+        path: PathBuf,
+    },
+    /// No such process.
+    #[error("no process {pid}")]
+    NoSuchProcess {
+        /// The pid that was asked for.
+        pid: i32,
+    },
+    /// A thread's id was given where a process's is wanted.
+    #[error("{tid} is a thread of process {pid}, not a process")]
+    NotAProcess {
+        /// The id that was asked for.
+        tid: i32,
+        /// The process it belongs to.
+        pid: i32,
+    },
+    /// The process ended while it was worked on.
+    #[error("process {pid} exited")]
+    Exited {
+        /// The process.
+        pid: i32,
+    },
+    /// The process has ended and waits to be reaped.
+    #[error(
+        "process {pid} has exited and is a zombie: its parent {parent} ({parent_name}) has not reaped it"
+    )]
+    Zombie {
+        /// The process.
+        pid: i32,
+        /// Its parent.
+        parent: i32,
+        /// The parent's command name.
+        parent_name: String,
+    },
+    /// A thread of the kernel has no program.
+    #[error("{pid} ({name}) is a kernel thread and has no program")]
+    KernelThread {
+        /// The process.
+        pid: i32,
+        /// Its name.
+        name: String,
+    },
+    /// Stopping ourselves, or a process that waits for us, could never end.
+    #[error("{pid} is {}, which cannot be stopped from here", if *.own { "this very process" } else { "an ancestor of this process" })]
+    OwnFamily {
+        /// The process.
+        pid: i32,
+        /// Whether it is this process, and not an ancestor.
+        own: bool,
+    },
+    /// The kernel does not let us look into or stop the process.
+    #[error("cannot {operation} process {pid}: {denial}")]
+    Denied {
+        /// The process.
+        pid: i32,
+        /// What was tried: `attach to`, `read`.
+        operation: &'static str,
+        /// Why not.
+        denial: Denial,
+    },
+    /// A thread did not stop in time.
+    #[error("thread {tid} ({name}) of process {pid} is {} and did not stop within {deadline_ms} ms; released, safe to retry", state_text(*.state, .wchan))]
+    Busy {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// The thread's name.
+        name: String,
+        /// Its state, as in /proc.
+        state: char,
+        /// The kernel function it waits in, where known.
+        wchan: String,
+        /// The deadline, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// Threads were started faster than they could be stopped.
+    #[error(
+        "process {pid} kept starting threads, and could not be stopped within {deadline_ms} ms; released, safe to retry"
+    )]
+    ThreadsKeepStarting {
+        /// The process.
+        pid: i32,
+        /// The deadline, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// The process executed another program meanwhile.
+    #[error("process {pid} executed a new program during attach")]
+    Executed {
+        /// The process.
+        pid: i32,
+    },
+    /// Another process changed the probes or the mappings again and again meanwhile.
+    #[error("the probes or mappings of process {pid} kept changing while they were being changed")]
+    KeepsChanging {
+        /// The process.
+        pid: i32,
+    },
+    /// Memory of the process could not be read.
+    #[error("cannot read {what} at {address} of process {pid}: {}", reason(source))]
+    ReadMemory {
+        /// The process.
+        pid: i32,
+        /// Site or semaphore.
+        what: &'static str,
+        /// The address.
+        address: LiveAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Memory of the process could not be written.
+    #[error(
+        "cannot write {what} at {address} of process {pid}: {}{}",
+        reason(source),
+        write_obstacle(what, source)
+    )]
+    WriteMemory {
+        /// The process.
+        pid: i32,
+        /// Site or semaphore.
+        what: &'static str,
+        /// The address.
+        address: LiveAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The text is mapped `MAP_SHARED`: to change it here would be to change the file, or fail.
+    #[error(
+        "the text of process {pid} at {address} is mapped shared, and cannot be changed in one process"
+    )]
+    SharedText {
+        /// The process.
+        pid: i32,
+        /// An address in the mapping.
+        address: LiveAddr,
+    },
+    /// What was read back is not what was written.
+    #[error("{what} at {address} of process {pid} did not keep what was written")]
+    NotKept {
+        /// The process.
+        pid: i32,
+        /// Site or semaphore.
+        what: &'static str,
+        /// The address.
+        address: LiveAddr,
+    },
+    /// The program's text lies on 1 GiB pages.
+    #[error(
+        "the text of process {pid} lies on 1 GiB huge pages, and the first write to one copies a gigabyte"
+    )]
+    GigaText {
+        /// The process.
+        pid: i32,
+    },
+    /// A program could not be started.
+    #[error("cannot run {}: {}", program.display(), reason(source))]
+    Exec {
+        /// The program, as given.
+        program: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A program that we started may not be traced.
+    #[error("cannot trace {} from its start: {denial}", program.display())]
+    CannotTraceChild {
+        /// The program, as given.
+        program: PathBuf,
+        /// Why not.
+        denial: Denial,
+    },
+    /// A program ended before it could be looked at.
+    #[error("{} ended before its first instruction", program.display())]
+    DiedAtStart {
+        /// The program, as given.
+        program: PathBuf,
+    },
+    /// A call of the operating system failed where no failure is expected.
+    #[error("cannot {operation} of process {pid}: {}", reason(source))]
+    System {
+        /// The process.
+        pid: i32,
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl ErrorKind {
+    pub(crate) fn elf(path: &Path, defect: ElfDefect) -> ErrorKind {
+        ErrorKind::Elf {
+            path: path.to_owned(),
+            defect,
+        }
+    }
+
+    /// A failed system call on a process: the one place that turns ESRCH into "exited".
+    pub(crate) fn system(pid: i32, operation: &'static str, source: io::Error) -> ErrorKind {
+        match source.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ESRCH) => ErrorKind::Exited { pid },
+            _ => ErrorKind::System {
+                pid,
+                operation,
+                source,
+            },
+        }
+    }
+}
+
+/// Why a file is not a program this crate can work on; reads on from the file's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ElfDefect {
+    /// A directory, a device, a pipe.
+    #[error("is not a regular file")]
+    NotARegularFile,
+    /// No ELF magic.
+    #[error("is not an ELF file")]
+    NotElf,
+    /// A 32-bit file.
+    #[error("is a 32-bit program, only x86-64 programs can be handled")]
+    Class32,
+    /// Neither 32 nor 64 bits.
+    #[error("has the unknown ELF class {0}")]
+    UnknownClass(u8),
+    /// A big-endian file.
+    #[error("is a big-endian program, only x86-64 programs can be handled")]
+    BigEndian,
+    /// Another processor.
+    #[error("is a program for {}, only x86-64 programs can be handled", machine(*.0))]
+    Machine(u16),
+    /// An object file or a core dump.
+    #[error("is {}, not a program", elf_type(*.0))]
+    NotAProgram(u16),
+    /// The file ends too early.
+    #[error(
+        "is truncated: {what} ({size} bytes at {offset:#x}) lie beyond its end at {file_len:#x}"
+    )]
+    Truncated {
+        /// What was to be read.
+        what: &'static str,
+        /// Its offset in the file, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        size: u64,
+        /// The length of the file in bytes.
+        file_len: u64,
+    },
+    /// A header table that cannot be read.
+    #[error("is corrupt: {0} cannot be read")]
+    Table(&'static str),
+    /// A section of an impossible size.
+    #[error("is corrupt: {what} claim {size} bytes")]
+    TooLarge {
+        /// The section.
+        what: &'static str,
+        /// Its claimed length in bytes.
+        size: u64,
+    },
+    /// The notes cannot be found without section headers.
+    #[error(
+        "has no section headers, so its probes cannot be found: keep .note.stapsdt when stripping"
+    )]
+    NoSectionHeaders,
+    /// Sites or semaphores that contradict each other.
+    #[error("is corrupt: {0}")]
+    Contradiction(String),
+}
+
+/// Why what a note says cannot be true of its file; reads on from the note.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProbeDefect {
+    /// The name is empty or not printable.
+    #[error("has a name that is empty or not printable")]
+    Name,
+    /// The argument string is not UTF-8.
+    #[error("has an argument string that is not text")]
+    Arguments,
+    /// No site, in a generation where each note has one.
+    #[error("has no site (pc 0), which only provider ocaml_2 may say")]
+    NoSite,
+    /// The site is not in executable bytes of the file.
+    #[error("has its site at {0}, outside the executable segments of the file")]
+    SiteOutside(crate::FileAddr),
+    /// The bytes in the file are not a site.
+    #[error(
+        "has its site at {address}: found {found}, expected 90 3d or 90 e8 and four more bytes"
+    )]
+    NotASite {
+        /// The site's address.
+        address: crate::FileAddr,
+        /// The bytes there.
+        found: SiteCode,
+    },
+    /// No semaphore.
+    #[error("has no semaphore")]
+    NoSemaphore,
+    /// The semaphore is not in the `.probes` section.
+    #[error("has its semaphore at {0}, outside .probes")]
+    SemaphoreOutside(crate::FileAddr),
+    /// The semaphore is not in memory that the program can write.
+    #[error("has its semaphore at {0}, outside the writable segments")]
+    SemaphoreNotWritable(crate::FileAddr),
+}
+
+/// Why the kernel did not let us at a process.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Denial {
+    /// The Yama security module.
+    #[error("kernel.yama.ptrace_scope={scope} {}", yama(*.scope))]
+    Yama {
+        /// The value of `kernel.yama.ptrace_scope`.
+        scope: u8,
+    },
+    /// A seccomp filter on ourselves, as in many containers.
+    #[error("this container's seccomp profile blocks ptrace")]
+    Seccomp,
+    /// The process is of another user.
+    #[error("it belongs to uid {uid} ({name})")]
+    OtherUser {
+        /// Its real uid.
+        uid: u32,
+        /// That user's name.
+        name: String,
+    },
+    /// The process is in a user namespace over which we have no power.
+    #[error("it is in another user namespace")]
+    UserNamespace,
+    /// The process gained privileges, or asked not to be looked at.
+    #[error("it is not dumpable (setuid or file capabilities, or prctl)")]
+    NotDumpable,
+    /// A Linux security module.
+    #[error("denied by a security policy (AppArmor, SELinux)")]
+    Policy,
+    /// Somebody else traces it.
+    #[error("it is already traced by pid {tracer} ({name})")]
+    Traced {
+        /// The tracer.
+        tracer: i32,
+        /// The tracer's command name.
+        name: String,
+    },
+    /// None of the known causes.
+    #[error(
+        "the kernel does not permit it, possibly because it is traced from outside this container"
+    )]
+    Unexplained,
+}
+
+/// The kernel's reason without Rust's "(os error 2)".
+fn reason(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => Errno::from_raw(errno).desc().to_owned(),
+        None => error.to_string(),
+    }
+}
+
+/// The last line of the regex crate's multi-line drawing, which says what is wrong.
+fn regex_reason(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let last = text.lines().last().unwrap_or_default();
+    last.trim_start_matches("error: ").to_owned()
+}
+
+fn file_name(path: &Path) -> std::path::Display<'_> {
+    path.file_name().map_or(path, Path::new).display()
+}
+
+fn build_id_suffix(build_id: &Option<BuildId>) -> String {
+    match build_id {
+        Some(id) => format!(" (build-id {id})"),
+        None => String::new(),
+    }
+}
+
+/// EIO is what /proc/PID/mem says where it must not write; we have tried ptrace then, too.
+fn write_obstacle(what: &str, error: &io::Error) -> &'static str {
+    if what == crate::snapshot::SITE && error.raw_os_error() == Some(libc::EIO) {
+        ": proc_mem.force_override=never and POKETEXT failed"
+    } else {
+        ""
+    }
+}
+
+fn did_you_mean(near: &[String]) -> String {
+    let quoted: Vec<_> = near.iter().map(|name| format!("\"{name}\"")).collect();
+    match quoted.as_slice() {
+        [] => String::new(),
+        [one] => format!("; did you mean {one}?"),
+        [first @ .., last] => format!("; did you mean {} or {last}?", first.join(", ")),
+    }
+}
+
+fn site_reason(found: SiteCode) -> &'static str {
+    if found.has_breakpoint() {
+        "a breakpoint or uprobe (gdb, perf, bpftrace) is there"
+    } else {
+        "file and process differ"
+    }
+}
+
+fn state_text(state: char, wchan: &str) -> String {
+    let wchan = match wchan {
+        "" | "0" => String::new(),
+        function => format!(", wchan {function}"),
+    };
+    match state {
+        'D' => format!("in uninterruptible sleep (D{wchan})"),
+        state => format!("busy in the kernel ({state}{wchan})"),
+    }
+}
+
+fn yama(scope: u8) -> &'static str {
+    match scope {
+        1 => "allows only descendants",
+        2 => "allows only CAP_SYS_PTRACE",
+        _ => "disables ptrace until reboot",
+    }
+}
+
+fn machine(machine: u16) -> String {
+    match machine {
+        0x03 => "32-bit x86".to_owned(),
+        0x28 => "32-bit ARM".to_owned(),
+        0xb7 => "AArch64".to_owned(),
+        0xf3 => "RISC-V".to_owned(),
+        0x15 => "64-bit PowerPC".to_owned(),
+        0x16 => "S/390".to_owned(),
+        other => format!("machine {other:#x}"),
+    }
+}
+
+fn elf_type(kind: u16) -> String {
+    match kind {
+        1 => "a relocatable object file".to_owned(),
+        4 => "a core dump".to_owned(),
+        other => format!("an ELF file of type {other}"),
+    }
+}

@@ -1,0 +1,169 @@
+//! [`Image`]: an executable in the memory of a process; its probes, where it is loaded, and which
+//! mappings hold them.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use nix::fcntl::OFlag;
+
+use crate::addr::{FileAddr, LiveAddr, LoadBias};
+use crate::bias;
+use crate::denial;
+use crate::elf::ElfFile;
+use crate::error::{ErrorKind, Result};
+use crate::maps::{self, Mapping};
+use crate::process::Process;
+use crate::site::INT3;
+use crate::snapshot::{CodeRun, Layout, SITE, Snapshot};
+use crate::table::ProbeTable;
+
+const GIGABYTE: u64 = 1 << 30;
+
+/// The executable of a process, in its memory.
+pub(crate) struct Image {
+    pub(crate) table: ProbeTable,
+    pub(crate) bias: LoadBias,
+    elf: ElfFile,
+    /// Tells the mappings of the file from others. Only the inode: on some file systems (btrfs,
+    /// overlayfs) stat(2) and /proc/PID/maps name different devices for one file.
+    inode: u64,
+}
+
+impl Image {
+    /// Reads the executable of `process` and finds where it is loaded. `tid` is a living thread.
+    pub(crate) fn of(process: &Process, tid: i32) -> Result<Image> {
+        let below_task = |name: &str| format!("task/{tid}/{name}");
+        let denied = |source: io::Error| denial::or_lost(process, "look into", source);
+        let path = process.read_link(&below_task("exe")).map_err(denied)?;
+        let file = process
+            .open_file(&below_task("exe"), OFlag::O_RDONLY)
+            .map_err(denied)?;
+        let inode = file.metadata().map_err(denied)?.ino();
+        let elf = ElfFile::read(file, path)?;
+        let table = ProbeTable::of(&elf)?;
+        let maps = read_maps(process, tid)?;
+        let auxv = process.read(&below_task("auxv")).unwrap_or_default();
+        let bias = bias::of_executable(
+            table.linking(),
+            table.entry(),
+            table.segments(),
+            &auxv,
+            &maps,
+            |mapping| mapping.inode == inode,
+        );
+        let bias = bias.ok_or_else(|| ErrorKind::NoLoadBias {
+            pid: process.pid(),
+            path: table.path().to_owned(),
+        })?;
+        Ok(Image {
+            table,
+            bias,
+            elf,
+            inode,
+        })
+    }
+
+    /// The mappings that hold what `layout` reads.
+    ///
+    /// # Errors
+    ///
+    /// If something is not mapped, or not in a way in which it could be changed.
+    pub(crate) fn mappings(
+        &self,
+        process: &Process,
+        tid: i32,
+        layout: &Layout,
+        gigatext: bool,
+    ) -> Result<Vec<Mapping>> {
+        let maps = read_maps(process, tid)?;
+        let mut found: Vec<&Mapping> = Vec::new();
+        for (address, len, what) in layout.ranges() {
+            // A run has something in each of its pages, so its mappings follow on each other.
+            let mut at = address;
+            while at.0 < address.0.saturating_add(len) {
+                let mapping = maps::find(&maps, at, 1).ok_or_else(|| ErrorKind::NotMapped {
+                    pid: process.pid(),
+                    what,
+                    path: self.table.path().to_owned(),
+                    address: at,
+                })?;
+                if what == SITE && mapping.shared {
+                    let pid = process.pid();
+                    return Err(ErrorKind::SharedText { pid, address: at }.into());
+                }
+                if found.last() != Some(&mapping) && !found.contains(&mapping) {
+                    found.push(mapping);
+                }
+                at = mapping.end;
+            }
+        }
+        if !gigatext {
+            self.refuse_gigatext(process, tid, &found)?;
+        }
+        Ok(found.into_iter().cloned().collect())
+    }
+
+    /// Only memory that is not the file's any more can lie on huge pages of 1 GiB: some programs
+    /// move their text there. Telling the size of its pages walks them all, so we ask for no other.
+    fn refuse_gigatext(&self, process: &Process, tid: i32, mappings: &[&Mapping]) -> Result<()> {
+        let moved = |mapping: &&&Mapping| mapping.executable && mapping.inode != self.inode;
+        let Some(first) = mappings.iter().find(moved) else {
+            return Ok(());
+        };
+        let smaps = process
+            .read(&format!("task/{tid}/smaps"))
+            .map_err(|source| process.lost(source))?;
+        match maps::page_size(&smaps, first.start) {
+            Some(size) if size >= GIGABYTE => {
+                let pid = process.pid();
+                Err(ErrorKind::GigaText { pid }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Addresses of the `cc` bytes in the snapshot's code that the file has as well, sorted: all
+    /// others are breakpoints.
+    pub(crate) fn own_int3(&self, snapshot: &Snapshot) -> Result<Vec<LiveAddr>> {
+        let mut own = Vec::new();
+        for run in snapshot.code.iter().filter(|run| run.bytes.contains(&INT3)) {
+            let in_file = self.file_bytes(run)?;
+            let both = run.bytes.iter().zip(&in_file).zip(0..);
+            own.extend(
+                both.filter(|&((&live, &file), _)| live == INT3 && file == INT3)
+                    .map(|(_, offset)| run.start.plus(offset)),
+            );
+        }
+        Ok(own)
+    }
+
+    /// What the file has for a run of code; nothing if no single segment has all of it.
+    fn file_bytes(&self, run: &CodeRun) -> Result<Vec<u8>> {
+        let start = FileAddr(run.start.0.wrapping_sub(self.bias.0));
+        let len = run.bytes.len();
+        let mut segments = self.table.segments().iter();
+        let Some(segment) = segments.find(|segment| segment.holds(start, len as u64)) else {
+            return Ok(Vec::new());
+        };
+        let mut bytes = vec![0; len];
+        self.elf.read_loaded(segment, start, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+fn read_maps(process: &Process, tid: i32) -> Result<Vec<Mapping>> {
+    let maps = process
+        .read(&format!("task/{tid}/maps"))
+        .map_err(|source| denial::or_lost(process, "look into", source))?;
+    Ok(maps::parse(&maps))
+}
+
+/// Whether all `mappings` are still there as they were.
+pub(crate) fn still_mapped(process: &Process, tid: i32, mappings: &[Mapping]) -> Result<bool> {
+    let maps = process
+        .read(&format!("task/{tid}/maps"))
+        .map_err(|source| process.lost(source))?;
+    let lines: Vec<&[u8]> = maps.split(|&byte| byte == b'\n').collect();
+    let there = |mapping: &Mapping| lines.contains(&mapping.line.as_slice());
+    Ok(mappings.iter().all(there))
+}

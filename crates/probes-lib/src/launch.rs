@@ -1,0 +1,177 @@
+//! [`Launch`]: starts a program with its probes set before its first instruction.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+
+use crate::denial;
+use crate::error::{Effect, ErrorKind, Result};
+use crate::image::Image;
+use crate::patch::Outcome;
+use crate::report::Report;
+use crate::select::{Actions, choose};
+use crate::session::Options;
+use crate::sys::mem::ProcessMemory;
+use crate::sys::spawn::{self, AtExec};
+use crate::sys::threads::{Tracer, with_tracer};
+use crate::table::ProbeTable;
+use crate::update::{Subject, Wish};
+
+/// A program to be started with its probes set before any of its code runs.
+///
+/// ```no_run
+/// use std::process::Command;
+/// use probes_lib::{Action, Actions, Launch, Selector};
+///
+/// let mut program = Command::new("./server.exe");
+/// program.arg("--port=8080");
+/// let launched = Launch::new(program)
+///     .actions(Actions::of(Action::Enable, Selector::All))
+///     .spawn()?;
+/// println!("started {}", launched.report().pid);
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Launch {
+    command: Command,
+    actions: Actions,
+    options: Options,
+}
+
+impl Launch {
+    /// Starts what `command` says, with its arguments, environment, directory and descriptors.
+    pub fn new(command: Command) -> Launch {
+        Launch {
+            command,
+            actions: Actions::new(),
+            options: Options::default(),
+        }
+    }
+
+    /// What to do with its probes; nothing by default.
+    #[must_use]
+    pub fn actions(mut self, actions: Actions) -> Launch {
+        self.actions = actions;
+        self
+    }
+
+    /// See [`Options`]; the deadline does not matter, as nothing runs yet.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Launch {
+        self.options = options;
+        self
+    }
+
+    /// Starts the program, sets its probes and lets it run.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be found, read, executed or traced, has no OCaml probes, or if the
+    /// actions do not fit them. It has not run then, and no child is left behind.
+    pub fn spawn(self) -> Result<Launched> {
+        self.try_spawn()
+            .map_err(|error| error.leaving(Effect::NotStarted))
+    }
+
+    fn try_spawn(self) -> Result<Launched> {
+        let Launch {
+            command,
+            actions,
+            options,
+        } = self;
+        // What is wrong with the file or the names is better found before anything is started; the
+        // file that counts is the one that the kernel has executed in the end.
+        choose(&ProbeTable::read(resolve(&command)?)?, &actions)?;
+        with_tracer(None, move |tracer| {
+            let at_exec = spawn::at_exec(tracer, command)?;
+            let report = set_probes(&at_exec, tracer, &actions, options)?;
+            Ok(Launched {
+                child: at_exec.keep()?,
+                report,
+            })
+        })
+    }
+}
+
+/// Sets the probes of a program that stands before its first instruction, and lets it run.
+fn set_probes(
+    at_exec: &AtExec,
+    tracer: &Tracer<'_>,
+    actions: &Actions,
+    options: Options,
+) -> Result<Report> {
+    let process = at_exec.process();
+    let tid = process.pid();
+    let stopped = at_exec.stopped(tracer);
+    let image = Image::of(process, tid)?;
+    let choices = choose(&image.table, actions)?;
+    let memory = ProcessMemory::open(process, tid, OFlag::O_RDWR)
+        .map_err(|source| denial::or_lost(process, "attach to", source))?;
+    let subject = Subject {
+        process,
+        tid,
+        image: &image,
+        memory: &memory,
+    };
+    let job = subject.prepare(Wish {
+        choices: &choices,
+        force: actions.is_forced(),
+        gigatext: options.gigatext,
+    })?;
+    if !job.is_done() && job.carry_out(&stopped)? == Outcome::Outdated {
+        return Err(ErrorKind::KeepsChanging { pid: tid }.into());
+    }
+    stopped.release();
+    Ok(job.report(Duration::ZERO))
+}
+
+/// The file that execvp(3) would execute.
+fn resolve(command: &Command) -> Result<PathBuf> {
+    let program = command.get_program();
+    if program.as_bytes().contains(&b'/') {
+        let directory = command.get_current_dir().unwrap_or(Path::new(""));
+        return Ok(directory.join(program));
+    }
+    let path = command
+        .get_envs()
+        .find(|(name, _)| *name == "PATH")
+        .map_or_else(
+            || std::env::var_os("PATH"),
+            |(_, value)| value.map(OsStr::to_owned),
+        );
+    // execvp(3): "If this variable isn't defined, the path list defaults to a list that includes
+    // the directories returned by confstr(_CS_PATH) (which typically returns "/bin:/usr/bin")".
+    let path = path.unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(program))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| {
+            let program = program.into();
+            let source = io::Error::from_raw_os_error(libc::ENOENT);
+            ErrorKind::Exec { program, source }.into()
+        })
+}
+
+/// A program that was started with its probes set, and runs.
+#[derive(Debug)]
+pub struct Launched {
+    child: Child,
+    report: Report,
+}
+
+impl Launched {
+    /// What was done to its probes, and its pid.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// The program as a child of this process: to wait for, or to drop and let it go on by itself.
+    pub fn into_child(self) -> Child {
+        self.child
+    }
+}

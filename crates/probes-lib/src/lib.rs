@@ -1,0 +1,67 @@
+//! See and steer the tracing probes of live, native OCaml programs on Linux x86-64.
+//!
+//! `[%probe "name" handler]` in an OCaml program compiles to a site of six bytes, a note that says
+//! where it is, and a counter. This crate finds them in the program's file, and switches them in
+//! its memory while it runs: no root, no kernel module, no restart.
+//!
+//! ```text
+//! ELF file ─▶ table ─▶ maps ─▶ bias ─▶ select ─▶ plan ─▶ stop ─▶ patch ─▶ report
+//! elf         name →   what    file    actions   every   every   check,   before,
+//! elf::note   sites,   is      addr →  → probe   write,  thread  write,   after,
+//!             sema-    mapped  live    ids       with    (sys)   read     how long
+//!             phores   where   addr              what it         back,    it stood
+//!                                                expects         or undo
+//! ```
+//!
+//! Everything before *stop* is done while the process runs, and changes nothing.
+//!
+//! ```no_run
+//! use probes_lib::{Action, Actions, Selector, Target};
+//!
+//! let target = Target::open(4242)?;
+//! for probe in target.states()?.probes() {
+//!     println!("{} {:?}", probe.name(), probe.state());
+//! }
+//! let report = target.update(&Actions::of(Action::Enable, Selector::name("req_start")))?;
+//! println!("stopped for {:?}", report.stopped);
+//! # Ok::<(), probes_lib::Error>(())
+//! ```
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod addr;
+mod bias;
+mod denial;
+mod elf;
+mod error;
+mod image;
+mod launch;
+mod mangling;
+mod maps;
+mod memory;
+mod patch;
+mod plan;
+mod process;
+mod report;
+mod select;
+mod session;
+mod site;
+mod snapshot;
+mod spans;
+mod sys;
+mod table;
+mod update;
+
+pub use addr::{FileAddr, LiveAddr, LoadBias};
+pub use elf::args::{Argument, Place};
+pub use elf::note::{MalformedNote, Note, NoteDefect, Notes, notes};
+pub use elf::source::{SourceLocation, SourceMap};
+pub use elf::{BuildId, Linking};
+pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result};
+pub use launch::{Launch, Launched};
+pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
+pub use select::{Action, Actions, Selector};
+pub use session::{Options, Target};
+pub use site::{SITE_LEN, SiteCode};
+pub use snapshot::State;
+pub use table::{Generation, Probe, ProbeTable, Semaphore, Site};

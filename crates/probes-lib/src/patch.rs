@@ -1,0 +1,176 @@
+//! Carries out an [`UpdatePlan`]: checks every expected byte, then writes, reads back, and on any
+//! failure puts back what it wrote.
+
+use std::io;
+
+use crate::addr::LiveAddr;
+use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::memory::{CounterFault, WriteMemory};
+use crate::plan::{CounterWrite, Step, UpdatePlan};
+use crate::snapshot::{Layout, SEMAPHORE, SITE, Snapshot};
+
+/// How carrying out a plan ended, if not with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All was written, and read back.
+    Done,
+    /// The process is not in the state that was planned for; nothing was written.
+    Outdated,
+}
+
+/// Carries out `plan` in `memory`, while nothing runs that could execute or change what is written.
+///
+/// # Errors
+///
+/// If a write fails or is not kept. [`Error::effect`] says whether everything was put back.
+pub(crate) fn apply(
+    plan: &UpdatePlan,
+    layout: &Layout,
+    pid: i32,
+    memory: &mut impl WriteMemory,
+) -> Result<Outcome> {
+    let found = layout
+        .read(pid, memory)
+        .map_err(|error| error.leaving(Effect::NothingChanged))?;
+    if found != plan.before {
+        return Ok(Outcome::Outdated);
+    }
+    let mut journal = Vec::with_capacity(plan.steps.len());
+    let written = plan
+        .steps
+        .iter()
+        .try_for_each(|step| write(step, pid, memory, &mut journal))
+        .and_then(|()| read_back(plan, layout, pid, memory));
+    match written {
+        Ok(()) => Ok(Outcome::Done),
+        Err(error) => {
+            let effect = put_back(&journal, memory);
+            Err(error.leaving(effect))
+        }
+    }
+}
+
+/// How much of a step was written: the first `done` of its writes, and perhaps a part of the next.
+struct Written<'p> {
+    step: &'p Step,
+    done: usize,
+}
+
+fn write<'p>(
+    step: &'p Step,
+    pid: i32,
+    memory: &mut impl WriteMemory,
+    journal: &mut Vec<Written<'p>>,
+) -> Result<()> {
+    match step {
+        Step::Code(writes) => {
+            for (done, write) in writes.iter().enumerate() {
+                if let Err(source) = memory.write_code(write.at, &write.new) {
+                    // It may have been written in part.
+                    journal.push(Written {
+                        step,
+                        done: done + 1,
+                    });
+                    return Err(write_error(pid, SITE, write.at, source));
+                }
+            }
+            let done = writes.len();
+            journal.push(Written { step, done });
+        }
+        Step::Counters(writes) => {
+            let result = memory.write_counters(&counters(writes, |write| write.new));
+            let done = match &result {
+                Ok(()) => writes.len(),
+                Err(fault) => fault.done,
+            };
+            journal.push(Written { step, done });
+            if let Err(CounterFault { done, source }) = result {
+                let at = writes[done.min(writes.len() - 1)].at;
+                return Err(write_error(pid, SEMAPHORE, at, source));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn counters(writes: &[CounterWrite], value: impl Fn(&CounterWrite) -> u16) -> Vec<(LiveAddr, u16)> {
+    writes
+        .iter()
+        .map(|write| (write.at, value(write)))
+        .collect()
+}
+
+/// Undoes the journal from its end; goes on after a failure, to put back as much as can be.
+fn put_back(journal: &[Written<'_>], memory: &mut impl WriteMemory) -> Effect {
+    let mut complete = true;
+    for Written { step, done } in journal.iter().rev() {
+        match step {
+            Step::Code(writes) => {
+                for write in writes[..*done].iter().rev() {
+                    complete &= memory.write_code(write.at, &write.old).is_ok()
+                        || holds(memory, write.at, &write.old);
+                }
+            }
+            Step::Counters(writes) => {
+                let mut left = counters(&writes[..*done], |write| write.old);
+                left.reverse();
+                while let Err(fault) = memory.write_counters(&left) {
+                    let failed = left.drain(..=fault.done.min(left.len() - 1)).next_back();
+                    complete &=
+                        failed.is_some_and(|(at, value)| holds(memory, at, &value.to_le_bytes()));
+                }
+            }
+        }
+    }
+    if complete {
+        Effect::PutBack
+    } else {
+        Effect::HalfChanged
+    }
+}
+
+/// Whether the bytes are there already: a write that failed may have changed nothing.
+fn holds(memory: &impl WriteMemory, at: LiveAddr, bytes: &[u8]) -> bool {
+    let mut found = vec![0; bytes.len()];
+    memory.read(at, &mut found).is_ok() && found == bytes
+}
+
+fn read_back(
+    plan: &UpdatePlan,
+    layout: &Layout,
+    pid: i32,
+    memory: &impl WriteMemory,
+) -> Result<()> {
+    let found = layout.read(pid, memory)?;
+    match first_difference(plan, &found) {
+        None => Ok(()),
+        Some((what, address)) => Err(ErrorKind::NotKept { pid, what, address }.into()),
+    }
+}
+
+/// The first thing that was to be written and is not there.
+fn first_difference(plan: &UpdatePlan, found: &Snapshot) -> Option<(&'static str, LiveAddr)> {
+    plan.steps.iter().find_map(|step| match step {
+        Step::Code(writes) => writes
+            .iter()
+            .find(|write| found.code_at(write.at, write.new.len()) != Some(&write.new[..]))
+            .map(|write| (SITE, write.at)),
+        Step::Counters(writes) => writes
+            .iter()
+            .find(|write| found.counters[write.index] != write.new)
+            .map(|write| (SEMAPHORE, write.at)),
+    })
+}
+
+fn write_error(pid: i32, what: &'static str, address: LiveAddr, source: io::Error) -> Error {
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+        _ => ErrorKind::WriteMemory {
+            pid,
+            what,
+            address,
+            source,
+        },
+    }
+    .into()
+}

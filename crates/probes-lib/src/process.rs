@@ -1,0 +1,287 @@
+//! One process as /proc shows it: identity, state, threads, and why it cannot be worked on.
+//!
+//! Everything is opened relative to one descriptor of `/proc/PID`, which stays with the process it
+//! was opened for: after that process has gone, opening fails, even if its pid is used again.
+//! (The procfs crate is not used: it fails on names that are not UTF-8, cannot open for writing,
+//! and as of 0.18 panics on a mapped file called `/SYSV`.)
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat, readlinkat};
+use nix::sys::stat::Mode;
+
+use crate::error::{ErrorKind, Result};
+
+/// Files of /proc have no length; none that we read whole is larger than this.
+const MAX_PROC_FILE: u64 = 256 << 20;
+
+/// `PF_EXITING` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
+const PF_EXITING: u64 = 0x4;
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// An open directory of /proc: a process's.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: i32,
+    dir: OwnedFd,
+}
+
+/// The part of `/proc/…/status` that is of use here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Status {
+    pub(crate) name: String,
+    pub(crate) state: char,
+    pub(crate) tgid: i32,
+    pub(crate) ppid: i32,
+    pub(crate) tracer: i32,
+    pub(crate) uid: u32,
+    pub(crate) threads: usize,
+}
+
+impl Process {
+    /// Opens `/proc/pid`. Says nothing yet of whether the process can be worked on.
+    pub(crate) fn open(pid: i32) -> Result<Process> {
+        let gone = || crate::Error::from(ErrorKind::NoSuchProcess { pid });
+        if pid <= 0 {
+            return Err(gone());
+        }
+        let path = PathBuf::from(format!("/proc/{pid}"));
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        match open(&path, flags, Mode::empty()) {
+            Ok(dir) => Ok(Process { pid, dir }),
+            Err(Errno::ENOENT | Errno::ESRCH) => Err(gone()),
+            Err(errno) => Err(ErrorKind::OpenFile {
+                path,
+                source: errno.into(),
+            }
+            .into()),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Opens a file of the process, `path` being relative to `/proc/PID`.
+    pub(crate) fn open_file(&self, path: &str, flags: OFlag) -> io::Result<File> {
+        let fd = openat(&self.dir, path, flags | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(File::from(fd))
+    }
+
+    /// Reads a file of the process whole.
+    pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let file = self.open_file(path, OFlag::O_RDONLY)?;
+        file.take(MAX_PROC_FILE).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    pub(crate) fn read_link(&self, path: &str) -> io::Result<PathBuf> {
+        Ok(readlinkat(&self.dir, path)?.into())
+    }
+
+    pub(crate) fn status(&self) -> io::Result<Status> {
+        Ok(parse_status(&self.read("status")?))
+    }
+
+    pub(crate) fn thread_status(&self, tid: i32) -> io::Result<Status> {
+        Ok(parse_status(&self.read(&format!("task/{tid}/status"))?))
+    }
+
+    /// Opens the list of threads, which can be read again and again.
+    pub(crate) fn threads(&self) -> io::Result<ThreadList> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let file = self.open_file("task", flags)?;
+        Ok(ThreadList(Dir::from_fd(OwnedFd::from(file))?))
+    }
+
+    /// Whether the thread has begun to exit: the kernel refuses to trace it, and it will be gone.
+    pub(crate) fn is_exiting(&self, tid: i32) -> bool {
+        match self.read(&format!("task/{tid}/stat")) {
+            Ok(stat) => stat_field(&stat, FLAGS).is_some_and(|flags| flags & PF_EXITING != 0),
+            Err(_) => true,
+        }
+    }
+
+    /// Refuses what has no OCaml program to work on.
+    ///
+    /// # Errors
+    ///
+    /// A thread's id, a kernel thread, or a process that has ended.
+    pub(crate) fn refuse_unworkable(&self) -> Result<()> {
+        let status = self.status().map_err(|source| self.lost(source))?;
+        if status.tgid != self.pid {
+            return Err(ErrorKind::NotAProcess {
+                tid: self.pid,
+                pid: status.tgid,
+            }
+            .into());
+        }
+        let stat = self.read("stat").map_err(|source| self.lost(source))?;
+        if stat_field(&stat, FLAGS).is_some_and(|flags| flags & PF_KTHREAD != 0) {
+            return Err(ErrorKind::KernelThread {
+                pid: self.pid,
+                name: status.name,
+            }
+            .into());
+        }
+        // A leader that has exited while other threads run is a zombie too; the program lives on.
+        if matches!(status.state, 'Z' | 'X') && self.living_thread().is_none() {
+            return Err(ErrorKind::Zombie {
+                pid: self.pid,
+                parent: status.ppid,
+                parent_name: name_of(status.ppid),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Refuses to stop ourselves or a process that we descend from.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OwnFamily`].
+    pub(crate) fn refuse_own_family(&self) -> Result<()> {
+        let own = std::process::id().cast_signed();
+        let mut pid = own;
+        // No chain of parents is as long as the pids there are.
+        for _ in 0..1 << 22 {
+            if pid == self.pid {
+                return Err(ErrorKind::OwnFamily {
+                    pid,
+                    own: pid == own,
+                }
+                .into());
+            }
+            match Process::open(pid).ok().and_then(|p| p.status().ok()) {
+                Some(status) if status.ppid > 0 => pid = status.ppid,
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread that has not ended; files below `task/` work through it while the leader is a
+    /// zombie.
+    pub(crate) fn living_thread(&self) -> Option<i32> {
+        let alive = |&tid: &i32| {
+            self.thread_status(tid)
+                .is_ok_and(|status| !matches!(status.state, 'Z' | 'X'))
+        };
+        if alive(&self.pid) {
+            return Some(self.pid);
+        }
+        let tids = self.threads().ok()?.read().ok()?;
+        tids.into_iter().find(alive)
+    }
+
+    /// What a failed read of /proc means: usually that the process has ended.
+    pub(crate) fn lost(&self, source: io::Error) -> crate::Error {
+        match source.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENOENT | Errno::ESRCH) => ErrorKind::Exited { pid: self.pid },
+            _ => ErrorKind::system(self.pid, "read the state in /proc", source),
+        }
+        .into()
+    }
+}
+
+/// The threads of a process, as /proc lists them.
+pub(crate) struct ThreadList(Dir);
+
+impl ThreadList {
+    /// Reads the list from its start. It may lack threads that are starting or ending.
+    pub(crate) fn read(&mut self) -> io::Result<Vec<i32>> {
+        let mut tids = Vec::new();
+        for entry in self.0.iter() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                // The directory of a process that has just ended.
+                Err(Errno::ENOENT | Errno::ESRCH) => break,
+                Err(errno) => return Err(errno.into()),
+            };
+            if let Some(tid) = entry.file_name().to_str().ok().and_then(|s| s.parse().ok()) {
+                tids.push(tid);
+            }
+        }
+        Ok(tids)
+    }
+}
+
+/// The command name of a process, for messages; `?` if it cannot be read.
+pub(crate) fn name_of(pid: i32) -> String {
+    Process::open(pid)
+        .ok()
+        .and_then(|process| process.status().ok())
+        .map_or_else(|| "?".to_owned(), |status| status.name)
+}
+
+/// proc(5): "To parse this file, look for the last ')' character before parsing the remaining
+/// fields", the first of which, the state, is field 3.
+const FLAGS: usize = 9;
+
+fn stat_field(stat: &[u8], field: usize) -> Option<u64> {
+    let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = str::from_utf8(stat.get(end_of_name + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(field - 3)?.parse().ok()
+}
+
+fn parse_status(bytes: &[u8]) -> Status {
+    let mut status = Status::default();
+    for line in bytes.split(|&byte| byte == b'\n') {
+        let Some(colon) = line.iter().position(|&byte| byte == b':') else {
+            continue;
+        };
+        let value = String::from_utf8_lossy(line[colon + 1..].trim_ascii());
+        let first = value.split_ascii_whitespace().next().unwrap_or_default();
+        match &line[..colon] {
+            b"Name" => status.name = value.into_owned(),
+            b"State" => status.state = first.chars().next().unwrap_or('?'),
+            b"Tgid" => status.tgid = first.parse().unwrap_or(0),
+            b"PPid" => status.ppid = first.parse().unwrap_or(0),
+            b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
+            b"Uid" => status.uid = first.parse().unwrap_or(0),
+            b"Threads" => status.threads = first.parse().unwrap_or(0),
+            _ => {}
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_process_with_a_hostile_name_is_read() {
+        let status = parse_status(
+            b"Name:\t\xff) R 1\\n\nState:\tZ (zombie)\nTgid:\t42\nPPid:\t1\nTracerPid:\t7\n\
+              Uid:\t1000\t1001\t1002\t1003\nThreads:\t3\n",
+        );
+        assert_eq!((status.state, status.tgid, status.ppid), ('Z', 42, 1));
+        assert_eq!((status.tracer, status.uid, status.threads), (7, 1000, 3));
+
+        let stat = b"42 (a) b (c) R 1 42 42 0 -1 2097152 0";
+        assert_eq!(stat_field(stat, FLAGS), Some(PF_KTHREAD));
+        assert_eq!(stat_field(b"42 (a", FLAGS), None);
+        assert_eq!(stat_field(b"42 (a) R", FLAGS), None);
+    }
+
+    #[test]
+    fn this_process_is_itself_and_may_not_be_stopped_from_here() {
+        let own = Process::open(std::process::id().cast_signed()).unwrap();
+        own.refuse_unworkable().unwrap();
+        let error = own.refuse_own_family().unwrap_err();
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::OwnFamily { own: true, .. }
+        ));
+        let tids = own.threads().unwrap().read().unwrap();
+        assert!(tids.contains(&own.pid()));
+    }
+}

@@ -1,0 +1,282 @@
+//! What to do with which probes: [`Actions`] -> probe ids, with conflicts and near names.
+
+use std::fmt;
+use std::sync::Arc;
+
+use regex::Regex;
+
+use crate::error::{ErrorKind, Result};
+use crate::table::{ProbeId, ProbeTable};
+
+/// What to do with a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Add one to its counter; its sites become calls when the counter leaves 0.
+    Enable,
+    /// Take one from its counter; its sites become no-ops when the counter reaches 0.
+    Disable,
+}
+
+/// Which probes an action is for.
+#[derive(Clone)]
+pub enum Selector {
+    /// Every probe.
+    All,
+    /// The probe of this name. It must exist, and must be enabled if it is to be disabled.
+    Name(String),
+    /// Two probes that open and close an event. Enabled STOP first and disabled START first, so
+    /// that no event is recorded that stays open.
+    Pair {
+        /// Opens the event.
+        start: String,
+        /// Closes the event.
+        stop: String,
+    },
+    /// The probes whose name has a match that begins at its first character.
+    Regexp(Regex),
+    /// The probes for whose name the function is true.
+    Predicate(Arc<dyn Fn(&str) -> bool + Send + Sync>),
+}
+
+impl Selector {
+    /// The probe called `name`.
+    pub fn name(name: impl Into<String>) -> Selector {
+        Selector::Name(name.into())
+    }
+
+    /// Compiles `pattern`; it has to match from the start of a name, but not to its end.
+    ///
+    /// # Errors
+    ///
+    /// If `pattern` is not a regular expression ([`ErrorKind::BadRegexp`]).
+    pub fn regexp(pattern: &str) -> Result<Selector> {
+        match Regex::new(pattern) {
+            Ok(regex) => Ok(Selector::Regexp(regex)),
+            Err(source) => Err(ErrorKind::BadRegexp {
+                pattern: pattern.to_owned(),
+                source,
+            }
+            .into()),
+        }
+    }
+
+    /// The probes whose name satisfies `predicate`.
+    pub fn predicate(predicate: impl Fn(&str) -> bool + Send + Sync + 'static) -> Selector {
+        Selector::Predicate(Arc::new(predicate))
+    }
+}
+
+impl fmt::Debug for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Selector::All => f.write_str("All"),
+            Selector::Name(name) => write!(f, "Name({name:?})"),
+            Selector::Pair { start, stop } => write!(f, "Pair({start:?}, {stop:?})"),
+            Selector::Regexp(regex) => write!(f, "Regexp({:?})", regex.as_str()),
+            Selector::Predicate(_) => f.write_str("Predicate(..)"),
+        }
+    }
+}
+
+/// What to do in one update, all or nothing.
+///
+/// ```
+/// use probes_lib::{Actions, Selector};
+///
+/// let actions = Actions::new()
+///     .enable(Selector::name("req_start"))
+///     .disable(Selector::regexp("cache_")?);
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Actions {
+    list: Vec<(Action, Selector)>,
+    force: bool,
+}
+
+impl Actions {
+    /// No actions yet.
+    pub fn new() -> Actions {
+        Actions::default()
+    }
+
+    /// One action for the probes of one selector.
+    pub fn of(action: Action, selector: Selector) -> Actions {
+        Actions::new().and(action, selector)
+    }
+
+    /// Also enables these probes.
+    #[must_use]
+    pub fn enable(self, selector: Selector) -> Actions {
+        self.and(Action::Enable, selector)
+    }
+
+    /// Also disables these probes.
+    #[must_use]
+    pub fn disable(self, selector: Selector) -> Actions {
+        self.and(Action::Disable, selector)
+    }
+
+    /// Also does `action` to the probes of `selector`.
+    #[must_use]
+    pub fn and(mut self, action: Action, selector: Selector) -> Actions {
+        self.list.push((action, selector));
+        self
+    }
+
+    /// Sets counters to 1 or 0 and the sites to match, whatever they were: the way to repair a
+    /// process in which counters and sites disagree.
+    #[must_use]
+    pub fn force(mut self, force: bool) -> Actions {
+        self.force = force;
+        self
+    }
+
+    pub(crate) fn is_forced(&self) -> bool {
+        self.force
+    }
+}
+
+/// One probe and what to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) probe: ProbeId,
+    pub(crate) action: Action,
+    /// Whether it was named, so that disabling it while it is off is an error.
+    pub(crate) named: bool,
+    /// Choices of a lower stage are carried out before those of a higher one.
+    pub(crate) stage: u8,
+}
+
+/// Resolves `actions` against the names of `table`, each probe at most once.
+pub(crate) fn choose(table: &ProbeTable, actions: &Actions) -> Result<Vec<Choice>> {
+    let mut chooser = Chooser {
+        table,
+        taken: vec![None; table.probes().len()],
+        choices: Vec::new(),
+    };
+    for (action, selector) in &actions.list {
+        chooser.add(*action, selector)?;
+    }
+    Ok(chooser.choices)
+}
+
+struct Chooser<'t> {
+    table: &'t ProbeTable,
+    taken: Vec<Option<Action>>,
+    choices: Vec<Choice>,
+}
+
+impl Chooser<'_> {
+    fn add(&mut self, action: Action, selector: &Selector) -> Result<()> {
+        match selector {
+            Selector::Name(name) => {
+                let probe = self.find(name)?;
+                self.take(probe, action, true, 0)
+            }
+            Selector::Pair { start, stop } => {
+                let (start, stop) = (self.find(start)?, self.find(stop)?);
+                let (first, second) = match action {
+                    Action::Enable => (stop, start),
+                    Action::Disable => (start, stop),
+                };
+                self.take(first, action, false, 0)?;
+                self.take(second, action, false, 1)
+            }
+            Selector::All => self.take_if(action, "all", |_| true),
+            Selector::Regexp(regex) => {
+                // The leftmost match is at 0 if any match is.
+                let anchored = |name: &str| regex.find(name).is_some_and(|m| m.start() == 0);
+                self.take_if(action, &format!("\"{}\"", regex.as_str()), anchored)
+            }
+            Selector::Predicate(predicate) => {
+                self.take_if(action, "the predicate", |name| predicate(name))
+            }
+        }
+    }
+
+    fn take_if(
+        &mut self,
+        action: Action,
+        pattern: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<()> {
+        let table = self.table;
+        let mut none = true;
+        for probe in table.probes().filter(|probe| wanted(probe.name())) {
+            none = false;
+            self.take(probe.id(), action, false, 0)?;
+        }
+        if none {
+            return Err(ErrorKind::NoMatch {
+                pattern: pattern.to_owned(),
+                program: table.path().to_owned(),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, probe: ProbeId, action: Action, named: bool, stage: u8) -> Result<()> {
+        let name = || self.table.by_id(probe).name().to_owned();
+        match self.taken[probe] {
+            Some(earlier) if earlier == action => {
+                return Err(ErrorKind::SelectedTwice { name: name() }.into());
+            }
+            Some(_) => return Err(ErrorKind::Conflict { name: name() }.into()),
+            None => self.taken[probe] = Some(action),
+        }
+        self.choices.push(Choice {
+            probe,
+            action,
+            named,
+            stage,
+        });
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Result<ProbeId> {
+        match self.table.probe(name) {
+            Some(probe) => Ok(probe.id()),
+            None => Err(ErrorKind::UnknownProbe {
+                name: name.to_owned(),
+                program: self.table.path().to_owned(),
+                near: near_names(self.table, name),
+            }
+            .into()),
+        }
+    }
+}
+
+/// Up to three names that `name` may have been meant for, nearest first.
+fn near_names(table: &ProbeTable, name: &str) -> Vec<String> {
+    const SIMILAR: f64 = 0.75;
+    // A name that nobody typed by hand is not worth comparing with thousands of others.
+    if name.len() > 200 {
+        return Vec::new();
+    }
+    let mut near: Vec<(f64, &str)> = table
+        .probes()
+        .map(|probe| {
+            let other = probe.name();
+            // Transposed letters and a missing or wrong suffix are what people mistype.
+            let score = strsim::normalized_damerau_levenshtein(name, other);
+            let prefix = other.starts_with(name) || name.starts_with(other);
+            let case = other.eq_ignore_ascii_case(name);
+            (
+                if case || prefix {
+                    score.max(0.8)
+                } else {
+                    score
+                },
+                other,
+            )
+        })
+        .filter(|&(score, _)| score >= SIMILAR)
+        .collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    near.into_iter()
+        .take(3)
+        .map(|(_, name)| name.to_owned())
+        .collect()
+}

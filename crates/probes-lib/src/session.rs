@@ -1,0 +1,185 @@
+//! The facade: a [`Target`] is a running process. The pipeline behind it: table, bias, selection,
+//! plan, stop, patch, report.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+
+use crate::addr::LoadBias;
+use crate::denial;
+use crate::elf::source::SourceMap;
+use crate::error::{Effect, ErrorKind, Result};
+use crate::image::Image;
+use crate::patch::Outcome;
+use crate::process::Process;
+use crate::report::{ProbeStates, Report};
+use crate::select::{Actions, choose};
+use crate::snapshot::Layout;
+use crate::sys::mem::ProcessMemory;
+use crate::sys::threads::with_tracer;
+use crate::table::ProbeTable;
+use crate::update::{Subject, Wish};
+
+/// How often an update starts again because somebody else changed the process meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// What an update may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How long stopping every thread may take before all are let go again; 500 ms by default.
+    pub deadline: Duration,
+    /// Whether to write to text that lies on 1 GiB huge pages, the first write to each of which
+    /// copies a gigabyte; off by default.
+    pub gigatext: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            deadline: Duration::from_millis(500),
+            gigatext: false,
+        }
+    }
+}
+
+/// A running process with OCaml probes.
+pub struct Target {
+    process: Process,
+    /// A living thread, through which the process's files are read: a zombie leader has none.
+    tid: i32,
+    image: Image,
+}
+
+impl Target {
+    /// Opens the process `pid` and reads the probes of its executable, without stopping it.
+    ///
+    /// The file is read through `/proc/PID/exe`, so it may have been replaced or deleted since.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, it is a zombie or a kernel thread, the caller may not debug it,
+    /// or its executable has no OCaml probes or cannot be read; see [`ProbeTable::read`].
+    pub fn open(pid: i32) -> Result<Target> {
+        let process = Process::open(pid)?;
+        process.refuse_unworkable()?;
+        let tid = process.living_thread().ok_or(ErrorKind::Exited { pid })?;
+        let image = Image::of(&process, tid)?;
+        Ok(Target {
+            process,
+            tid,
+            image,
+        })
+    }
+
+    /// The process's id.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// The executable, as the kernel names it.
+    pub fn program(&self) -> &Path {
+        self.image.table.path()
+    }
+
+    /// The probes of the executable.
+    pub fn table(&self) -> &ProbeTable {
+        &self.image.table
+    }
+
+    /// What is added to the file's addresses to get the process's.
+    pub fn load_bias(&self) -> LoadBias {
+        self.image.bias
+    }
+
+    /// Reads the state of every probe, without stopping the process.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or its memory may not or cannot be read.
+    pub fn states(&self) -> Result<ProbeStates<'_>> {
+        let memory = self.memory(OFlag::O_RDONLY)?;
+        let table = self.table();
+        let layout = Layout::of(table, table.probes(), self.image.bias);
+        Ok(ProbeStates {
+            snapshot: layout.read(self.pid(), &memory)?,
+            table,
+            bias: self.image.bias,
+        })
+    }
+
+    /// Carries out `actions` with the default [`Options`].
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::update_with`].
+    pub fn update(&self, actions: &Actions) -> Result<Report> {
+        self.update_with(actions, Options::default())
+    }
+
+    /// Carries out all of `actions`, or none.
+    ///
+    /// Everything that can be checked is checked before the process is stopped. Then all its
+    /// threads are stopped, everything is checked once more, written, read back, and the threads
+    /// go on.
+    ///
+    /// # Errors
+    ///
+    /// If a name is unknown, a probe is selected twice, a probe is in a state that the actions do
+    /// not fit, the process cannot be stopped or written, or ends meanwhile.
+    /// [`Error::effect`](crate::Error::effect) says what the process is left with: nothing changed,
+    /// unless putting back failed too.
+    pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
+        self.try_update(actions, options)
+            .map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
+    fn try_update(&self, actions: &Actions, options: Options) -> Result<Report> {
+        let choices = choose(self.table(), actions)?;
+        self.process.refuse_own_family()?;
+        let memory = self.memory(OFlag::O_RDWR)?;
+        let subject = Subject {
+            process: &self.process,
+            tid: self.tid,
+            image: &self.image,
+            memory: &memory,
+        };
+        let wish = Wish {
+            choices: &choices,
+            force: actions.is_forced(),
+            gigatext: options.gigatext,
+        };
+        for _ in 0..ATTEMPTS {
+            let job = subject.prepare(wish)?;
+            if job.is_done() {
+                return Ok(job.report(Duration::ZERO));
+            }
+            job.break_copy_on_write();
+            let (outcome, stood) = with_tracer(Some(&self.process), |tracer| {
+                let stopped = tracer.stop(&self.process, options.deadline)?;
+                let outcome = job.carry_out(&stopped)?;
+                Ok((outcome, stopped.release()))
+            })?;
+            if outcome == Outcome::Done {
+                return Ok(job.report(stood));
+            }
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    /// Opens the executable for source lines and functions. Takes longer the more debugging
+    /// information the file has, unlike anything else here.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn source_map(&self) -> Result<SourceMap> {
+        let exe = format!("/proc/{}/task/{}/exe", self.pid(), self.tid);
+        SourceMap::open(&PathBuf::from(exe), self.program())
+    }
+
+    fn memory(&self, flags: OFlag) -> Result<ProcessMemory> {
+        ProcessMemory::open(&self.process, self.tid, flags)
+            .map_err(|source| denial::or_lost(&self.process, "attach to", source))
+    }
+}

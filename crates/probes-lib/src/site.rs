@@ -1,0 +1,129 @@
+//! What the six bytes of a site mean.
+//!
+//! ```text
+//! pc+0  90            nop
+//! pc+1  3d <rel32>    cmp $rel32,%eax    disabled: no effect, the operand is the displacement
+//! pc+1  e8 <rel32>    call wrapper       enabled: the same four bytes, one opcode byte flipped
+//! ```
+
+use std::fmt;
+
+/// Length of a site in bytes: the nop, the opcode and its 32-bit operand.
+pub const SITE_LEN: usize = 6;
+
+/// Offset of the opcode byte in a site.
+pub(crate) const OPCODE_OFFSET: u64 = 1;
+
+/// What a site begins with: the one byte of it that is never changed.
+pub(crate) const NOP: u8 = 0x90;
+const CMP: u8 = 0x3d;
+const CALL: u8 = 0xe8;
+
+/// The breakpoint instruction of debuggers and uprobes.
+pub(crate) const INT3: u8 = 0xcc;
+
+/// The six bytes found at a site, in a file or in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SiteCode(pub [u8; SITE_LEN]);
+
+/// The byte of a site that decides whether it calls its handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Opcode {
+    /// `cmp`: the probe is disabled.
+    Cmp,
+    /// `call`: the probe is enabled.
+    Call,
+}
+
+impl Opcode {
+    pub(crate) fn byte(self) -> u8 {
+        match self {
+            Opcode::Cmp => CMP,
+            Opcode::Call => CALL,
+        }
+    }
+
+    pub(crate) fn of(enabled: bool) -> Opcode {
+        if enabled { Opcode::Call } else { Opcode::Cmp }
+    }
+}
+
+impl SiteCode {
+    /// Whether the site calls its handler; `None` if its opcode is neither `cmp` nor `call`.
+    pub fn enabled(self) -> Option<bool> {
+        match self.0[OPCODE_OFFSET as usize] {
+            CMP => Some(false),
+            CALL => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Whether these are the bytes a compiler emits: a nop, then `cmp` or `call`.
+    pub fn is_pristine(self) -> bool {
+        self.0[0] == NOP && self.enabled().is_some()
+    }
+
+    /// Whether a debugger or a uprobe has put an `int3` on the nop or on the opcode.
+    pub fn has_breakpoint(self) -> bool {
+        self.0[0] == INT3 || self.0[OPCODE_OFFSET as usize] == INT3
+    }
+
+    /// Whether both differ at most in being enabled.
+    pub(crate) fn same_but_for_opcode(self, other: SiteCode) -> bool {
+        self.is_pristine() && other.is_pristine() && self.0[2..] == other.0[2..]
+    }
+
+    /// The same site with the opcode of `opcode`.
+    pub(crate) fn with(self, opcode: Opcode) -> SiteCode {
+        let mut bytes = self.0;
+        bytes[OPCODE_OFFSET as usize] = opcode.byte();
+        SiteCode(bytes)
+    }
+}
+
+impl fmt::Display for SiteCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            write!(f, "{}{byte:02x}", if i == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for SiteCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SiteCode({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Seen in a program built by OxCaml, at pc 0x561ee.
+    const DISABLED: SiteCode = SiteCode([0x90, 0x3d, 0xfc, 0x01, 0x00, 0x00]);
+
+    #[test]
+    fn flipping_a_site_changes_one_byte_and_back_again_none() {
+        let enabled = DISABLED.with(Opcode::Call);
+        assert_eq!(enabled.0, [0x90, 0xe8, 0xfc, 0x01, 0x00, 0x00]);
+        assert_eq!(enabled.enabled(), Some(true));
+        assert!(enabled.same_but_for_opcode(DISABLED));
+        assert_eq!(enabled.with(Opcode::Cmp), DISABLED);
+    }
+
+    #[test]
+    fn foreign_bytes_are_told_from_a_site() {
+        let on_nop = SiteCode([0xcc, 0x3d, 0, 0, 0, 0]);
+        assert!(on_nop.has_breakpoint() && !on_nop.is_pristine());
+        assert_eq!(on_nop.enabled(), Some(false));
+
+        let on_opcode = SiteCode([0x90, 0xcc, 0, 0, 0, 0]);
+        assert!(on_opcode.has_breakpoint() && !on_opcode.is_pristine());
+        assert_eq!(on_opcode.enabled(), None);
+
+        let other_wrapper = SiteCode([0x90, 0x3d, 0xfd, 0x01, 0x00, 0x00]);
+        assert!(!other_wrapper.same_but_for_opcode(DISABLED));
+        assert_eq!(other_wrapper.to_string(), "90 3d fd 01 00 00");
+    }
+}

@@ -1,0 +1,100 @@
+//! Many small things at sorted addresses -> few runs to read or write at once.
+//!
+//! A run never crosses a page in which nothing lies: every page of it is known to be mapped, and
+//! the bytes read in vain are bounded by the pages that had to be touched anyway.
+
+use std::ops::Range;
+
+/// Size of a page in bytes on x86-64.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Longest run in bytes: bounds the buffer, and is long enough that the system call costs little.
+const MAX_RUN: u64 = 64 << 10;
+
+/// Neighbouring things, in one zone (segment or mapping).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Index of the first thing.
+    pub(crate) first: usize,
+    /// How many things.
+    pub(crate) count: usize,
+    /// Bytes from the start of the first to the end of the last.
+    pub(crate) len: u64,
+    /// The zone of the first, as `zone_of` says.
+    pub(crate) zone: Option<usize>,
+}
+
+impl Run {
+    /// The indices of its things.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+}
+
+/// Groups things of `len` bytes at sorted `addresses`; things of different zones stay apart.
+pub(crate) fn runs(
+    addresses: &[u64],
+    len: u64,
+    zone_of: impl Fn(u64) -> Option<usize>,
+) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (index, &address) in addresses.iter().enumerate() {
+        let zone = zone_of(address);
+        if let Some(run) = runs.last_mut().filter(|run| run.zone == zone) {
+            let start = addresses[run.first];
+            let last_page = (start + run.len - 1) / PAGE;
+            let grown = address.saturating_add(len) - start;
+            if address / PAGE <= last_page + 1 && grown <= MAX_RUN {
+                run.count += 1;
+                run.len = run.len.max(grown);
+                continue;
+            }
+        }
+        runs.push(Run {
+            first: index,
+            count: 1,
+            len,
+            zone,
+        });
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lens(addresses: &[u64]) -> Vec<(usize, u64)> {
+        let runs = runs(addresses, 6, |_| None);
+        runs.iter().map(|run| (run.count, run.len)).collect()
+    }
+
+    #[test]
+    fn things_in_one_page_or_the_next_share_a_run_and_an_empty_page_parts_them() {
+        assert_eq!(lens(&[]), []);
+        assert_eq!(lens(&[0x1000, 0x1006, 0x2ff0]), [(3, 0x1ff6)]);
+        assert_eq!(lens(&[0x1000, 0x3000]), [(1, 6), (1, 6)]);
+        // The first one reaches into page 2, so that page 3 follows on.
+        assert_eq!(lens(&[0x1ffe, 0x3000]), [(2, 0x1008)]);
+    }
+
+    #[test]
+    fn a_run_is_bounded_and_keeps_to_its_zone() {
+        let dense: Vec<u64> = (0..2000).map(|i| 0x10000 + i * 160).collect();
+        let runs_of_dense = lens(&dense);
+        assert!(runs_of_dense.iter().all(|&(_, len)| len <= MAX_RUN));
+        assert_eq!(runs_of_dense.iter().map(|&(n, _)| n).sum::<usize>(), 2000);
+
+        let zones = runs(&[0x1000, 0x1010, 0x1020], 6, |a| Some((a >= 0x1010).into()));
+        assert_eq!(
+            zones.iter().map(|run| run.count).collect::<Vec<_>>(),
+            [1, 2]
+        );
+    }
+
+    #[test]
+    fn addresses_at_the_top_do_not_overflow() {
+        assert_eq!(lens(&[u64::MAX - 3]).len(), 1);
+        assert_eq!(lens(&[u64::MAX - 8, u64::MAX - 3]).len(), 1);
+    }
+}

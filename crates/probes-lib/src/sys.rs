@@ -1,0 +1,9 @@
+//! The fence: the only modules with `unsafe` code or raw system calls.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod mem;
+pub(crate) mod ptrace;
+mod signals;
+pub(crate) mod spawn;
+pub(crate) mod threads;

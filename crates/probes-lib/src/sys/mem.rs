@@ -1,0 +1,148 @@
+//! Memory of another process: `/proc/PID/mem` and `process_vm_writev`.
+//!
+//! `/proc/PID/mem` reads and writes whatever the protection of the page, as long as the kernel lets
+//! a debugger do so; `process_vm_writev` takes many small writes at once, to writable pages only.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::uio::{RemoteIoVec, process_vm_writev};
+use nix::unistd::Pid;
+
+use crate::addr::LiveAddr;
+use crate::memory::{CounterFault, ReadMemory, WriteMemory};
+use crate::process::Process;
+use crate::sys::ptrace;
+use crate::table::COUNTER_LEN;
+
+/// `IOV_MAX`: process_vm_writev(2) fails with EINVAL above it.
+const MAX_IOVECS: usize = 1024;
+
+/// The address space that a process had when this was opened. If the process executes another
+/// program, reads and writes find nothing, instead of reaching the new one.
+#[derive(Debug)]
+pub(crate) struct ProcessMemory {
+    file: File,
+}
+
+impl ProcessMemory {
+    /// Opens the memory through a living thread of the process: a zombie leader has none.
+    pub(crate) fn open(process: &Process, tid: i32, flags: OFlag) -> io::Result<ProcessMemory> {
+        let file = process.open_file(&format!("task/{tid}/mem"), flags)?;
+        Ok(ProcessMemory { file })
+    }
+
+    fn write(&self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+        self.file
+            .write_all_at(bytes, at.0)
+            .map_err(|error| match error.kind() {
+                // A write of no bytes: the address space is gone.
+                io::ErrorKind::WriteZero => io::ErrorKind::UnexpectedEof.into(),
+                _ => error,
+            })
+    }
+
+    /// Writes one byte of code that is already there, so that the kernel gives the process its own
+    /// copy of the page now, and not while it has to stand still.
+    pub(crate) fn touch(&self, at: LiveAddr, byte: u8) {
+        // Only saves time; the write that matters reports its own error.
+        let _ = self.write(at, &[byte]);
+    }
+}
+
+impl ReadMemory for ProcessMemory {
+    fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(bytes, at.0)
+    }
+}
+
+/// The memory of a process whose threads we have stopped.
+#[derive(Debug)]
+pub(crate) struct StoppedMemory<'m> {
+    memory: &'m ProcessMemory,
+    /// A stopped thread of the process; its address space is the process's.
+    tid: i32,
+}
+
+impl<'m> StoppedMemory<'m> {
+    /// `tid` has to be in a ptrace-stop of the calling thread's.
+    pub(super) fn new(memory: &'m ProcessMemory, tid: i32) -> StoppedMemory<'m> {
+        StoppedMemory { memory, tid }
+    }
+
+    /// Writes through as few calls as there are thousands of counters.
+    fn write_many(&self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
+        let mut done = 0;
+        while done < writes.len() {
+            let batch = &writes[done..writes.len().min(done + MAX_IOVECS)];
+            let bytes: Vec<u8> = batch
+                .iter()
+                .flat_map(|(_, value)| value.to_le_bytes())
+                .collect();
+            let remote: Vec<RemoteIoVec> = batch
+                .iter()
+                .map(|(at, _)| RemoteIoVec {
+                    base: at.0 as usize,
+                    len: COUNTER_LEN as usize,
+                })
+                .collect();
+            let local = [IoSlice::new(&bytes)];
+            match process_vm_writev(Pid::from_raw(self.tid), &local, &remote) {
+                // "Partial transfers apply at the granularity of iovec elements."
+                Ok(written) if written > 0 => done += written / COUNTER_LEN as usize,
+                Ok(_) => {
+                    let source = io::ErrorKind::UnexpectedEof.into();
+                    return Err(CounterFault { done, source });
+                }
+                Err(errno) => {
+                    let source = errno.into();
+                    return Err(CounterFault { done, source });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ReadMemory for StoppedMemory<'_> {
+    fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+        self.memory.read(at, bytes)
+    }
+}
+
+impl WriteMemory for StoppedMemory<'_> {
+    fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+        match self.memory.write(at, bytes) {
+            // From Linux 6.12 on, proc_mem.force_override=never keeps /proc/PID/mem from writing
+            // to read-only pages; ptrace itself still may.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => {
+                ptrace::poke_text(self.tid, at, bytes).map_err(|_| error)
+            }
+            result => result,
+        }
+    }
+
+    fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
+        let CounterFault { mut done, source } = match self.write_many(writes) {
+            Ok(()) => return Ok(()),
+            Err(fault) => fault,
+        };
+        // Some containers' seccomp profiles allow ptrace and not this call.
+        if !matches!(
+            source.raw_os_error().map(Errno::from_raw),
+            Some(Errno::EPERM | Errno::ENOSYS)
+        ) {
+            return Err(CounterFault { done, source });
+        }
+        for &(at, value) in &writes[done..] {
+            self.memory
+                .write(at, &value.to_le_bytes())
+                .map_err(|source| CounterFault { done, source })?;
+            done += 1;
+        }
+        Ok(())
+    }
+}

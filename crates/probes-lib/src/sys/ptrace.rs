@@ -1,0 +1,160 @@
+//! ptrace(2) and waitid(2), one call each, for what nix cannot express: waits that do not consume,
+//! and real-time signals.
+
+use std::io;
+
+use nix::errno::Errno;
+use nix::sys::ptrace::{self, Options};
+use nix::unistd::Pid;
+
+use crate::addr::LiveAddr;
+
+/// `PTRACE_EVENT_STOP` of linux/ptrace.h.
+const EVENT_STOP: i32 = 128;
+
+/// What became of a tracee, as far as a wait can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// It runs, or has not reported yet.
+    Running,
+    /// It is about to receive this signal, which it has to be given when it is let go.
+    Signal(i32),
+    /// It stands for our `PTRACE_INTERRUPT`, or in a group-stop, which survives by itself.
+    Trapped,
+    /// It has started this thread or process, which is traced too.
+    Cloned(i32),
+    /// Its process has executed another program.
+    Executed,
+    /// It has ended and waits to be reaped.
+    Ended,
+    /// There is nothing to wait for: it is not our tracee any more.
+    Gone,
+}
+
+/// Starts to trace a thread, without stopping it. New threads will be traced from their start.
+///
+/// Seized, not attached: if we die, the kernel lets it run on as if nothing had been.
+pub(super) fn seize(tid: i32) -> Result<(), Errno> {
+    let options = Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEEXEC;
+    ptrace::seize(Pid::from_raw(tid), options)
+}
+
+/// Starts to trace a process that is going to execute a program; its children are not traced.
+pub(super) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
+    ptrace::seize(Pid::from_raw(pid), Options::PTRACE_O_TRACEEXEC)
+}
+
+pub(super) fn interrupt(tid: i32) -> Result<(), Errno> {
+    ptrace::interrupt(Pid::from_raw(tid))
+}
+
+/// Lets a stopped thread go, giving it `signal` (0 for none).
+pub(super) fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
+    restart(libc::PTRACE_DETACH, tid, signal)
+}
+
+/// Lets a stopped thread run on, traced, giving it `signal` (0 for none).
+pub(super) fn go_on(tid: i32, signal: i32) {
+    // A failure means that it was killed, which the next wait tells.
+    let _ = restart(libc::PTRACE_CONT, tid, signal);
+}
+
+fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
+    // SAFETY: both requests take no pointers; the address is ignored, the data is a number.
+    let result = unsafe {
+        libc::ptrace(
+            request,
+            tid,
+            std::ptr::null_mut::<libc::c_void>(),
+            signal as libc::c_long,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// Whether the ptrace-stop a thread is in is that of an exec.
+pub(super) fn is_at_exec(tid: i32) -> bool {
+    ptrace::getsiginfo(Pid::from_raw(tid))
+        .is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
+}
+
+/// Whether ptrace is filtered, as seccomp does in many containers: where the kernel itself looks
+/// at the request first, a pid that cannot exist is ESRCH.
+pub(crate) fn is_filtered() -> bool {
+    ptrace::seize(Pid::from_raw(i32::MAX), Options::empty()) == Err(Errno::EPERM)
+}
+
+/// Looks what a tracee does, and leaves everything as it is.
+///
+/// WNOWAIT matters: a wait that consumes a signal-delivery-stop takes the signal off the tracee,
+/// and if we die before we hand it back, it is lost.
+pub(super) fn peek(tid: i32) -> Wait {
+    match wait(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT) {
+        Ok(Some(info)) => decode(tid, &info),
+        Ok(None) => Wait::Running,
+        Err(Errno::ECHILD) => Wait::Gone,
+        Err(_) => Wait::Running,
+    }
+}
+
+/// Reaps a thread that `peek` said has ended.
+pub(super) fn reap(tid: i32) {
+    // Nothing is left to do where there is nothing to reap.
+    let _ = wait(tid, libc::WEXITED);
+}
+
+fn wait(tid: i32, options: i32) -> Result<Option<libc::siginfo_t>, Errno> {
+    // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `info` outlives the call, which writes nothing else.
+    let result = unsafe {
+        libc::waitid(
+            libc::P_PID,
+            tid as libc::id_t,
+            &raw mut info,
+            options | libc::__WALL | libc::WNOHANG,
+        )
+    };
+    Errno::result(result)?;
+    // waitid(2): with WNOHANG and nothing to report, si_pid is left 0.
+    // SAFETY: waitid fills the fields of a SIGCHLD siginfo, or leaves them 0.
+    Ok((unsafe { info.si_pid() } != 0).then_some(info))
+}
+
+fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
+    if !matches!(info.si_code, libc::CLD_TRAPPED | libc::CLD_STOPPED) {
+        return Wait::Ended;
+    }
+    // SAFETY: waitid fills the fields of a SIGCHLD siginfo.
+    let status = unsafe { info.si_status() };
+    match status >> 8 {
+        0 => Wait::Signal(status & 0x7f),
+        EVENT_STOP => Wait::Trapped,
+        libc::PTRACE_EVENT_EXEC => Wait::Executed,
+        libc::PTRACE_EVENT_CLONE => match ptrace::getevent(Pid::from_raw(tid)) {
+            Ok(child) => Wait::Cloned(child as i32),
+            Err(_) => Wait::Trapped,
+        },
+        _ => Wait::Trapped,
+    }
+}
+
+/// Writes code through ptrace, word by word, keeping the bytes around it.
+pub(super) fn poke_text(tid: i32, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+    let tid = Pid::from_raw(tid);
+    let word_len = size_of::<libc::c_long>() as u64;
+    let mut rest = bytes;
+    let mut at = at.0;
+    while !rest.is_empty() {
+        let word_at = at & !(word_len - 1);
+        let skip = (at - word_at) as usize;
+        let mut word = ptrace::read(tid, word_at as ptrace::AddressType)?.to_le_bytes();
+        let count = rest.len().min(word.len() - skip);
+        word[skip..skip + count].copy_from_slice(&rest[..count]);
+        let value = libc::c_long::from_le_bytes(word);
+        ptrace::write(tid, word_at as ptrace::AddressType, value)?;
+        rest = &rest[count..];
+        at += count as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Starts a program and stops it before its first instruction.
+//!
+//! ```text
+//! spawning thread       child                        tracer thread
+//! ─────────────────     ──────────────────────────   ─────────────────────────
+//! Command::spawn  ───▶  tells its pid, waits    ───▶ SEIZE, with TRACEEXEC
+//!                       goes on                 ◀─── "go"
+//! Ok or errno     ◀───  execve
+//!                       PTRACE_EVENT_EXEC       ───▶ stands before its first instruction
+//! ```
+//!
+//! Seized and not `PTRACE_TRACEME`: if we die here, the program runs as if we had not been.
+//! `Command::spawn` gives the exact error of a failed execve, but blocks until it is known, so it
+//! needs a thread besides the tracer's. The tracer never reaps: the child is the spawner's.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+use nix::errno::Errno;
+
+use crate::error::{ErrorKind, Result};
+use crate::process::Process;
+use crate::sys::ptrace::{self, Wait};
+use crate::sys::threads::{Stopped, Tracer};
+
+/// A program that has been executed and has not run yet. Dropping it kills and reaps it.
+pub(crate) struct AtExec {
+    /// Taken only by `keep`, which ends `self`.
+    child: Option<Child>,
+    process: Process,
+}
+
+impl AtExec {
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// The process, standing; the tracer is the one that spawned it.
+    pub(crate) fn stopped(&self, _: &Tracer<'_>) -> Stopped<'_> {
+        Stopped::adopt(&self.process)
+    }
+
+    /// Keeps the program from being killed: it is a child like any other from now on.
+    pub(crate) fn keep(mut self) -> Result<Child> {
+        let pid = self.process.pid();
+        self.child.take().ok_or(ErrorKind::Exited { pid }.into())
+    }
+}
+
+impl Drop for AtExec {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // It cannot have exited: it has not run.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Starts `command` and stops it before its first instruction.
+///
+/// # Errors
+///
+/// If the program cannot be executed or traced; no child is left behind then.
+pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExec> {
+    let program: std::path::PathBuf = command.get_program().into();
+    let exec_error = |source: io::Error| ErrorKind::Exec {
+        program: program.clone(),
+        source,
+    };
+    let (pid_reader, pid_writer) = io::pipe().map_err(exec_error)?;
+    let (go_reader, go_writer) = io::pipe().map_err(exec_error)?;
+    let theirs = (pid_writer.as_raw_fd(), go_reader.as_raw_fd());
+    let ours = go_writer.as_raw_fd();
+    // SAFETY: `wait_to_be_traced` makes only system calls on descriptors that are open in the child,
+    // a copy of this process, and allocates nothing.
+    unsafe {
+        command.pre_exec(move || wait_to_be_traced(theirs, ours));
+    }
+    std::thread::scope(|scope| {
+        let spawner = scope.spawn(move || {
+            let result = command.spawn();
+            drop((pid_writer, go_reader));
+            result
+        });
+        let traced = trace_to_exec(tracer, pid_reader, go_writer);
+        let spawned = match spawner.join() {
+            Ok(spawned) => spawned,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match (spawned, traced) {
+            (Ok(child), Ok(pid)) => {
+                let process = Process::open(pid);
+                let at_exec = |process| AtExec {
+                    child: Some(child),
+                    process,
+                };
+                process.map(at_exec)
+            }
+            (Ok(mut child), Err(error)) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(match error {
+                    Untraced::Ended => ErrorKind::DiedAtStart {
+                        program: program.clone(),
+                    },
+                    Untraced::Refused(errno) => refused(&program, errno),
+                }
+                .into())
+            }
+            (Err(_), Err(Untraced::Refused(errno))) => Err(refused(&program, errno).into()),
+            (Err(source), _) => Err(exec_error(source).into()),
+        }
+    })
+}
+
+fn refused(program: &std::path::Path, errno: Errno) -> ErrorKind {
+    ErrorKind::CannotTraceChild {
+        program: program.to_owned(),
+        denial: crate::denial::of_own_child(errno),
+    }
+}
+
+/// Why a child was not traced up to its exec.
+enum Untraced {
+    /// It ended first: the spawner knows why.
+    Ended,
+    /// The kernel does not let us trace it.
+    Refused(Errno),
+}
+
+/// In the child, before execve: tells the tracer our pid and waits for its word.
+fn wait_to_be_traced((pid_fd, go_fd): (i32, i32), tracers_end: i32) -> io::Result<()> {
+    let pid = std::process::id().to_le_bytes();
+    let mut go = 0_u8;
+    // SAFETY: plain system calls on buffers that outlive them. Our copy of the tracer's end is
+    // closed, so that the read ends should the tracer die.
+    unsafe {
+        libc::close(tracers_end);
+        Errno::result(libc::write(pid_fd, pid.as_ptr().cast(), pid.len()))?;
+        match Errno::result(libc::read(go_fd, (&raw mut go).cast(), 1))? {
+            1 => Ok(()),
+            _ => Err(Errno::ECANCELED.into()),
+        }
+    }
+}
+
+fn trace_to_exec(
+    tracer: &Tracer<'_>,
+    mut pid_reader: PipeReader,
+    mut go_writer: PipeWriter,
+) -> Result<i32, Untraced> {
+    let mut pid = [0; 4];
+    pid_reader
+        .read_exact(&mut pid)
+        .map_err(|_| Untraced::Ended)?;
+    let pid = i32::from_le_bytes(pid);
+    match ptrace::seize_for_exec(pid) {
+        Ok(()) => {}
+        Err(Errno::ESRCH) => return Err(Untraced::Ended),
+        Err(errno) => return Err(Untraced::Refused(errno)),
+    }
+    go_writer.write_all(&[1]).map_err(|_| Untraced::Ended)?;
+    loop {
+        match ptrace::peek(pid) {
+            Wait::Executed => return Ok(pid),
+            Wait::Ended | Wait::Gone => return Err(Untraced::Ended),
+            Wait::Running => {
+                tracer.wait_for_news();
+            }
+            // A signal on its way to the child: from the terminal, perhaps.
+            Wait::Signal(signal) => ptrace::go_on(pid, signal),
+            Wait::Trapped | Wait::Cloned(_) => ptrace::go_on(pid, 0),
+        }
+    }
+}

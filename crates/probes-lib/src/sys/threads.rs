@@ -1,0 +1,445 @@
+//! Stops every thread of a process, to a fixpoint, and lets them all go again.
+//!
+//! ```text
+//!  caller's thread        tracer thread (makes all ptrace calls)
+//!  ───────────────        ──────────────────────────────────────────────
+//!  watches that the       SEIZE + INTERRUPT each tid of /proc/PID/task
+//!  tracer is not stuck    wait for each, consuming nothing
+//!  in PTRACE_SEIZE, and   again, until no tid is unknown and as many stand
+//!  reaps dead tracees     as /proc/PID/status says there are
+//!  for it if it is        Stopped: change what is to be changed
+//!                         DETACH each, giving back its signal
+//! ```
+//!
+//! ptrace belongs to a thread, and the kernel lets every tracee go when its tracer thread ends: so
+//! the path of dying is the path of recovery.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use crate::denial;
+use crate::error::{ErrorKind, Result};
+use crate::process::{Process, ThreadList};
+use crate::sys::mem::{ProcessMemory, StoppedMemory};
+use crate::sys::ptrace::{self, Wait};
+use crate::sys::signals::{self, SignalsHeldBack};
+
+/// How often those look who may not be told: the watchdog at the tracer, and the tracer at tracees
+/// whose SIGCHLD another thread of this process may have taken.
+const TICK: Duration = Duration::from_millis(1);
+
+/// The right to make ptrace calls, which belongs to one thread.
+pub(crate) struct Tracer<'a> {
+    /// Odd while the thread is in `PTRACE_SEIZE`.
+    seizes: &'a AtomicU64,
+    sigchld_taken: &'a AtomicBool,
+    not_send: PhantomData<*const ()>,
+}
+
+/// Runs `job` on a thread of its own, which may trace; `target` is watched over meanwhile.
+///
+/// Signals that could end or stop us half way are held back until `job` is done.
+pub(crate) fn with_tracer<T: Send>(
+    target: Option<&Process>,
+    job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
+) -> Result<T> {
+    let sigchld_taken = AtomicBool::new(false);
+    let result = {
+        let _held_back = SignalsHeldBack::new();
+        run_watched(target, &sigchld_taken, job)
+    };
+    if sigchld_taken.load(Ordering::Relaxed) {
+        // It may have stood for a child of our caller's as well: signals of one kind merge.
+        signals::raise_sigchld();
+    }
+    result
+}
+
+fn run_watched<T: Send>(
+    target: Option<&Process>,
+    sigchld_taken: &AtomicBool,
+    job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
+) -> Result<T> {
+    let seizes = AtomicU64::new(0);
+    let (alive, ended) = mpsc::channel::<Infallible>();
+    std::thread::scope(|scope| {
+        let run = || {
+            let _alive = alive;
+            job(&Tracer {
+                seizes: &seizes,
+                sigchld_taken,
+                not_send: PhantomData,
+            })
+        };
+        let spawned = std::thread::Builder::new()
+            .name("probes-tracer".to_owned())
+            .spawn_scoped(scope, run);
+        let tracer = spawned.map_err(|source| ErrorKind::System {
+            pid: target.map_or(0, Process::pid),
+            operation: "start a thread to trace",
+            source,
+        })?;
+        let mut before = 0;
+        while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+            let now = seizes.load(Ordering::Relaxed);
+            if let Some(target) = target.filter(|_| now == before && now % 2 == 1) {
+                reap_for_exec(target);
+            }
+            before = now;
+        }
+        match tracer.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Reaps tracees that have ended, for a tracer that cannot.
+///
+/// execve(2) in a thread of the target waits, holding the lock that `PTRACE_SEIZE` wants, until its
+/// dead siblings are reaped, which only their tracer's process can do.
+fn reap_for_exec(target: &Process) {
+    let tids = target.threads().and_then(|mut list| list.read());
+    for tid in tids.unwrap_or_default() {
+        reap_if_ended(target, tid);
+    }
+}
+
+/// The leader is left to its own parent: nothing waits for it to be reaped.
+fn reap_if_ended(target: &Process, tid: i32) -> bool {
+    let ended = tid != target.pid() && ptrace::peek(tid) == Wait::Ended;
+    if ended {
+        ptrace::reap(tid);
+    }
+    ended
+}
+
+impl Tracer<'_> {
+    /// Stops every thread of `process` within `limit`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
+    /// or executes another program meanwhile. Then every thread goes on as if nothing had been.
+    pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
+        signals::raise_priority();
+        let since = Instant::now();
+        let mut stopping = Stopping {
+            tracer: self,
+            stopped: Stopped {
+                process,
+                tracees: HashMap::new(),
+                since,
+                not_send: PhantomData,
+            },
+            order: Vec::new(),
+            deadline: since + limit,
+            limit,
+        };
+        stopping.run()?;
+        Ok(stopping.stopped)
+    }
+
+    /// Waits, not for long, until something may have happened to a tracee; false if nothing has.
+    pub(super) fn wait_for_news(&self) -> bool {
+        let news = signals::take_sigchld(TICK);
+        if news {
+            self.sigchld_taken.store(true, Ordering::Relaxed);
+        }
+        news
+    }
+
+    fn seize(&self, tid: i32) -> Result<(), Errno> {
+        self.seizes.fetch_add(1, Ordering::Relaxed);
+        let result = ptrace::seize(tid);
+        self.seizes.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+}
+
+/// What a traced thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tracee {
+    Running,
+    /// It stands, and is to be given this signal (0 for none) when it goes on.
+    Stopped(i32),
+    /// As `Stopped`, but of another process: a child made by clone(2), seized for us.
+    Foreign(i32),
+    Gone,
+}
+
+/// A process none of whose threads runs. Dropping it lets them go on.
+pub(crate) struct Stopped<'p> {
+    process: &'p Process,
+    tracees: HashMap<i32, Tracee>,
+    since: Instant,
+    not_send: PhantomData<*const ()>,
+}
+
+impl<'p> Stopped<'p> {
+    /// A process whose only thread is in a ptrace-stop of this thread's.
+    pub(super) fn adopt(process: &'p Process) -> Stopped<'p> {
+        Stopped {
+            process,
+            tracees: HashMap::from([(process.pid(), Tracee::Stopped(0))]),
+            since: Instant::now(),
+            not_send: PhantomData,
+        }
+    }
+
+    /// The memory of the process, which nobody else changes now.
+    ///
+    /// # Errors
+    ///
+    /// If all its threads have been killed meanwhile.
+    pub(crate) fn memory<'m>(&self, memory: &'m ProcessMemory) -> Result<StoppedMemory<'m>> {
+        let standing =
+            |(&tid, tracee): (&i32, &Tracee)| matches!(tracee, Tracee::Stopped(_)).then_some(tid);
+        match self.tracees.iter().find_map(standing) {
+            Some(tid) => Ok(StoppedMemory::new(memory, tid)),
+            None => Err(ErrorKind::Exited {
+                pid: self.process.pid(),
+            }
+            .into()),
+        }
+    }
+
+    /// Lets every thread go on, with the signals that were on their way; says how long the process
+    /// has stood still, at most.
+    pub(crate) fn release(mut self) -> Duration {
+        self.detach();
+        self.since.elapsed()
+    }
+
+    fn detach(&mut self) {
+        for (tid, tracee) in self.tracees.drain() {
+            if let Tracee::Stopped(signal) | Tracee::Foreign(signal) = tracee
+                && ptrace::detach(tid, signal) == Err(Errno::ESRCH)
+            {
+                // Killed while it stood.
+                reap_if_ended(self.process, tid);
+            }
+        }
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        // A thread that has not stopped cannot be detached; it is let go when this thread ends.
+        self.detach();
+    }
+}
+
+/// A process on the way to [`Stopped`].
+struct Stopping<'t, 'p> {
+    tracer: &'t Tracer<'t>,
+    stopped: Stopped<'p>,
+    /// All tids of `stopped.tracees`, as they were met.
+    order: Vec<i32>,
+    deadline: Instant,
+    limit: Duration,
+}
+
+impl Stopping<'_, '_> {
+    fn run(&mut self) -> Result<()> {
+        let process = self.stopped.process;
+        let mut list = process.threads().map_err(|source| process.lost(source))?;
+        loop {
+            let clean = self.seize_unknown(&mut list)?;
+            self.wait_for_all()?;
+            // A pass that meets no new thread is no proof that there is none: the walk through
+            // /proc/PID/task ends early at a thread that dies under it. The count is: all that
+            // stand are alive, so if they are as many as live, nobody runs.
+            if clean && self.standing() == self.alive()? {
+                break;
+            }
+            if Instant::now() > self.deadline {
+                return Err(ErrorKind::ThreadsKeepStarting {
+                    pid: process.pid(),
+                    deadline_ms: self.limit.as_millis() as u64,
+                }
+                .into());
+            }
+        }
+        if ptrace::is_at_exec(process.pid()) {
+            return Err(self.executed());
+        }
+        let any = |tracee: &Tracee| matches!(tracee, Tracee::Stopped(_));
+        if self.stopped.tracees.values().any(any) {
+            Ok(())
+        } else {
+            Err(ErrorKind::Exited { pid: process.pid() }.into())
+        }
+    }
+
+    /// Seizes the threads not seen before; false if there were any.
+    fn seize_unknown(&mut self, list: &mut ThreadList) -> Result<bool> {
+        let process = self.stopped.process;
+        let tids = list.read().map_err(|source| process.lost(source))?;
+        if tids.is_empty() {
+            return Err(ErrorKind::Exited { pid: process.pid() }.into());
+        }
+        let mut clean = true;
+        for tid in tids {
+            if self.stopped.tracees.contains_key(&tid) {
+                continue;
+            }
+            clean = false;
+            match self.tracer.seize(tid) {
+                Ok(()) => {
+                    self.add(tid, Tracee::Running);
+                    // If it has just died, the wait will say so.
+                    let _ = ptrace::interrupt(tid);
+                }
+                Err(Errno::ESRCH) => {}
+                Err(errno) => self.refused(tid, errno)?,
+            }
+        }
+        Ok(clean)
+    }
+
+    /// Finds out why a thread cannot be seized: it may be dying, or be ours already.
+    fn refused(&mut self, tid: i32, errno: Errno) -> Result<()> {
+        let process = self.stopped.process;
+        let Ok(status) = process.thread_status(tid) else {
+            return Ok(());
+        };
+        if matches!(status.state, 'Z' | 'X') {
+            if tid == process.pid() {
+                // A zombie leader stays listed, and counted, as long as other threads live.
+                self.add(tid, Tracee::Gone);
+            }
+            return Ok(());
+        }
+        if status.tracer == nix::unistd::gettid().as_raw() {
+            // Its creator was seized, and so it was from its start.
+            self.add(tid, Tracee::Running);
+            return Ok(());
+        }
+        if process.is_exiting(tid) {
+            return Ok(());
+        }
+        Err(denial::error(process, "attach to", errno))
+    }
+
+    /// Waits until every known thread stands or is gone.
+    fn wait_for_all(&mut self) -> Result<()> {
+        let mut next = 0;
+        // `order` grows while we wait.
+        while let Some(&tid) = self.order.get(next) {
+            next += 1;
+            while self.stopped.tracees.get(&tid) == Some(&Tracee::Running) && !self.look_at(tid)? {
+                if Instant::now() > self.deadline {
+                    return Err(self.busy(tid));
+                }
+                if !self.tracer.wait_for_news() {
+                    // An exec in another thread may wait for its dead siblings to be reaped.
+                    self.reap_ended();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of what a running thread has come to; false if it still runs.
+    fn look_at(&mut self, tid: i32) -> Result<bool> {
+        let pid = self.stopped.process.pid();
+        let tracee = match ptrace::peek(tid) {
+            Wait::Running => return Ok(false),
+            Wait::Signal(signal) => self.standing_as(tid, signal),
+            Wait::Trapped => self.standing_as(tid, 0),
+            Wait::Cloned(child) => {
+                if !self.stopped.tracees.contains_key(&child) {
+                    self.add(child, Tracee::Running);
+                }
+                self.standing_as(tid, 0)
+            }
+            Wait::Executed => {
+                self.stopped.tracees.insert(tid, Tracee::Stopped(0));
+                return Err(self.executed());
+            }
+            Wait::Ended => {
+                if tid != pid {
+                    ptrace::reap(tid);
+                }
+                Tracee::Gone
+            }
+            Wait::Gone => Tracee::Gone,
+        };
+        self.stopped.tracees.insert(tid, tracee);
+        Ok(true)
+    }
+
+    fn standing_as(&self, tid: i32, signal: i32) -> Tracee {
+        let process = self.stopped.process;
+        // Only a child of clone(2) without CLONE_THREAD is not below the process's own task/.
+        if process.thread_status(tid).is_ok() {
+            Tracee::Stopped(signal)
+        } else {
+            Tracee::Foreign(signal)
+        }
+    }
+
+    fn reap_ended(&mut self) {
+        let process = self.stopped.process;
+        for (&tid, tracee) in &mut self.stopped.tracees {
+            if *tracee != Tracee::Gone && reap_if_ended(process, tid) {
+                *tracee = Tracee::Gone;
+            }
+        }
+    }
+
+    fn add(&mut self, tid: i32, tracee: Tracee) {
+        self.stopped.tracees.insert(tid, tracee);
+        self.order.push(tid);
+    }
+
+    /// Threads that stand, and a zombie leader.
+    fn standing(&self) -> usize {
+        let leader = self.stopped.process.pid();
+        let counts = |(&tid, tracee): (&i32, &Tracee)| match tracee {
+            Tracee::Stopped(_) => true,
+            Tracee::Gone => tid == leader,
+            Tracee::Running | Tracee::Foreign(_) => false,
+        };
+        self.stopped
+            .tracees
+            .iter()
+            .filter(|&one| counts(one))
+            .count()
+    }
+
+    fn alive(&self) -> Result<usize> {
+        let process = self.stopped.process;
+        let status = process.status().map_err(|source| process.lost(source))?;
+        Ok(status.threads)
+    }
+
+    fn executed(&self) -> crate::Error {
+        let pid = self.stopped.process.pid();
+        ErrorKind::Executed { pid }.into()
+    }
+
+    fn busy(&self, tid: i32) -> crate::Error {
+        let process = self.stopped.process;
+        let status = process.thread_status(tid).unwrap_or_default();
+        let wchan = process
+            .read(&format!("task/{tid}/wchan"))
+            .unwrap_or_default();
+        ErrorKind::Busy {
+            pid: process.pid(),
+            tid,
+            name: status.name,
+            state: status.state,
+            wchan: String::from_utf8_lossy(&wchan).into_owned(),
+            deadline_ms: self.limit.as_millis() as u64,
+        }
+        .into()
+    }
+}

@@ -1,0 +1,141 @@
+//! One update of a process whose image is known: everything that is prepared while it runs, and
+//! what is done while it stands.
+
+use std::time::Duration;
+
+use crate::addr::LiveAddr;
+use crate::error::{Effect, Result};
+use crate::image::{self, Image};
+use crate::maps::Mapping;
+use crate::patch::{self, Outcome};
+use crate::plan::{Inputs, Step, UpdatePlan};
+use crate::process::Process;
+use crate::report::{ProbeChange, Report};
+use crate::select::Choice;
+use crate::site::{NOP, OPCODE_OFFSET};
+use crate::snapshot::Layout;
+use crate::spans::PAGE;
+use crate::sys::mem::ProcessMemory;
+use crate::sys::threads::Stopped;
+
+/// A process and what is known of it, for the length of one update.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) process: &'a Process,
+    /// A living thread, through which the process's files are read.
+    pub(crate) tid: i32,
+    pub(crate) image: &'a Image,
+    pub(crate) memory: &'a ProcessMemory,
+}
+
+/// What is wanted of an update.
+#[derive(Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    pub(crate) choices: &'a [Choice],
+    pub(crate) force: bool,
+    pub(crate) gigatext: bool,
+}
+
+/// An update, planned for the state in which the process was.
+pub(crate) struct Job<'a> {
+    subject: Subject<'a>,
+    layout: Layout,
+    mappings: Vec<Mapping>,
+    plan: UpdatePlan,
+}
+
+impl<'a> Subject<'a> {
+    /// Plans what is wanted, for the process as it is now.
+    ///
+    /// # Errors
+    ///
+    /// If anything is not as it has to be; nothing has been written then.
+    pub(crate) fn prepare(self, wish: Wish<'_>) -> Result<Job<'a>> {
+        let Subject {
+            process,
+            tid,
+            image,
+            memory,
+        } = self;
+        let table = &image.table;
+        let probes = wish.choices.iter().map(|choice| table.by_id(choice.probe));
+        let layout = Layout::of(table, probes, image.bias);
+        let mappings = image.mappings(process, tid, &layout, wish.gigatext)?;
+        let before = layout.read(process.pid(), memory)?;
+        let inputs = Inputs {
+            table,
+            bias: image.bias,
+            force: wish.force,
+            own_int3: &image.own_int3(&before)?,
+        };
+        let plan = inputs.plan(wish.choices, before)?;
+        Ok(Job {
+            subject: self,
+            layout,
+            mappings,
+            plan,
+        })
+    }
+}
+
+impl Job<'_> {
+    /// Whether the process is as it is wanted already.
+    pub(crate) fn is_done(&self) -> bool {
+        self.plan.steps.is_empty()
+    }
+
+    /// Makes the kernel copy the pages of code that will be written now, and not while the process
+    /// stands: 2 µs a page, but seconds for one of 1 GiB.
+    ///
+    /// It is a nop that is written over itself, the one byte of a site that nobody ever changes.
+    pub(crate) fn break_copy_on_write(&self) {
+        let code = self.plan.steps.iter().filter_map(|step| match step {
+            Step::Code(writes) => Some(writes),
+            Step::Counters(_) => None,
+        });
+        for write in code.flatten() {
+            let nop = LiveAddr(write.at.0 - OPCODE_OFFSET);
+            if nop.0 / PAGE == write.at.0 / PAGE {
+                self.subject.memory.touch(nop, NOP);
+            }
+        }
+    }
+
+    /// Writes what was planned, if the process is still in the state that it was planned for.
+    ///
+    /// # Errors
+    ///
+    /// If a write fails; the error says what the process was left with.
+    pub(crate) fn carry_out(&self, stopped: &Stopped<'_>) -> Result<Outcome> {
+        let Subject {
+            process,
+            tid,
+            memory,
+            ..
+        } = self.subject;
+        if !image::still_mapped(process, tid, &self.mappings)? {
+            return Ok(Outcome::Outdated);
+        }
+        let mut memory = stopped.memory(memory)?;
+        patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
+            .map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
+    /// What was done, `stopped` being how long the process stood still.
+    pub(crate) fn report(self, stopped: Duration) -> Report {
+        let table = &self.subject.image.table;
+        let name = |id| table.by_id(id).name().to_owned();
+        let changes = self.plan.changes.iter().map(|change| ProbeChange {
+            name: name(change.probe),
+            before: change.before,
+            after: change.after,
+            sites: change.sites,
+        });
+        Report {
+            pid: self.subject.process.pid(),
+            changed: changes.collect(),
+            passed_over: self.plan.passed_over.into_iter().map(name).collect(),
+            stopped,
+        }
+    }
+}

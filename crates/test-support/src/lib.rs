@@ -1,0 +1,289 @@
+//! Live targets for tests: OCaml programs and fixtures that are built once, run under a guard that
+//! kills and reaps them, and are spoken to line by line, each answer before a deadline.
+//!
+//! Failures panic with what was expected of which program: this crate is for tests only.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+
+/// How long anything may take that a test waits for. Far longer than it does on a busy machine:
+/// only a hang should meet it.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Names the folder of targets built beforehand, for tests run where nothing can be built.
+pub const TARGETS_VARIABLE: &str = "OCAML_PROBES_TARGETS";
+
+/// An OCaml program of `test-programs`, by its name without `.exe`: `service`, `service_nopie`.
+pub fn program(name: &str) -> PathBuf {
+    existing(targets().join(format!("{name}.exe")))
+}
+
+/// A fixture, by its name with its form: `gen_ocaml.pie`, `corrupt/not_elf`.
+pub fn fixture(name: &str) -> PathBuf {
+    existing(targets().join("fixtures").join(name))
+}
+
+/// `name.pie` and `name.nopie`.
+pub fn fixture_forms(name: &str) -> [PathBuf; 2] {
+    ["pie", "nopie"].map(|form| fixture(&format!("{name}.{form}")))
+}
+
+/// `name.exe` and `name_nopie.exe`.
+pub fn program_forms(name: &str) -> [PathBuf; 2] {
+    [program(name), program(&format!("{name}_nopie"))]
+}
+
+fn existing(path: PathBuf) -> PathBuf {
+    assert!(path.exists(), "no test target {}", path.display());
+    path
+}
+
+/// The folder with the built `test-programs`, which are built if they have to be.
+fn targets() -> &'static Path {
+    static TARGETS: OnceLock<PathBuf> = OnceLock::new();
+    TARGETS.get_or_init(|| match std::env::var_os(TARGETS_VARIABLE) {
+        Some(folder) => folder.into(),
+        None => build_targets(),
+    })
+}
+
+fn build_targets() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = root
+        .canonicalize()
+        .expect("the workspace is where it was built");
+    // Test binaries may run side by side, and dune locks its build folder.
+    std::fs::create_dir_all(root.join("target")).expect("cannot make target/");
+    let lock = File::create(root.join("target/test-targets.lock")).expect("cannot make a lock");
+    let _lock = Flock::lock(lock, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| errno)
+        .expect("cannot lock");
+    let built = Command::new("dune")
+        .args(["build", "./test-programs"])
+        .current_dir(&root)
+        .output()
+        .expect("cannot run dune: `make test` installs what the tests need");
+    assert!(
+        built.status.success(),
+        "dune build ./test-programs failed:\n{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+    root.join("_build/default/test-programs")
+}
+
+/// A child that is killed and reaped when dropped.
+#[derive(Debug)]
+pub struct Guard(Child);
+
+impl Guard {
+    /// Starts `command`.
+    pub fn spawn(command: &mut Command) -> Guard {
+        match command.spawn() {
+            Ok(child) => Guard(child),
+            Err(error) => panic!("cannot run {command:?}: {error}"),
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+
+    /// The child itself.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(None))
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let pid = self.pid();
+        eventually(&format!("process {pid} ends"), || {
+            self.0.try_wait().expect("cannot wait for a child")
+        })
+    }
+}
+
+impl From<Child> for Guard {
+    fn from(child: Child) -> Guard {
+        Guard(child)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program that is spoken to line by line.
+#[derive(Debug)]
+pub struct Talker {
+    guard: Guard,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    name: String,
+}
+
+impl Talker {
+    /// Starts a program and waits for its first line, which has to begin with `ready`.
+    pub fn start(program: &Path) -> Talker {
+        Talker::start_with(program, [] as [&str; 0])
+    }
+
+    /// The same, with arguments.
+    pub fn start_with(program: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Talker {
+        let mut talker = Talker::spawn(Command::new(program).args(args));
+        talker.expect("ready");
+        talker
+    }
+
+    /// Starts `command` with pipes for its input and output.
+    pub fn spawn(command: &mut Command) -> Talker {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Talker::of(Guard::spawn(command))
+    }
+
+    /// Speaks to a child whose input and output are pipes already.
+    pub fn of(mut guard: Guard) -> Talker {
+        let name = format!("process {}", guard.pid());
+        let output = guard.child().stdout.take().expect("its output is a pipe");
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines() {
+                if line.is_err() || line.is_ok_and(|line| sender.send(line).is_err()) {
+                    break;
+                }
+            }
+        });
+        Talker {
+            input: guard.child().stdin.take(),
+            guard,
+            lines,
+            name,
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.guard.pid()
+    }
+
+    /// The guard, to wait for its end or to see whether it runs.
+    pub fn guard(&mut self) -> &mut Guard {
+        &mut self.guard
+    }
+
+    /// Sends a line.
+    pub fn send(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("its input is open");
+        writeln!(input, "{line}").unwrap_or_else(|error| {
+            panic!("{} does not take {line:?}: {error}", self.name);
+        });
+    }
+
+    /// Closes its input.
+    pub fn hang_up(&mut self) {
+        self.input = None;
+    }
+
+    /// The next line; `None` when its output has ended.
+    pub fn line(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(DEADLINE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("{} prints nothing", self.name),
+        }
+    }
+
+    /// The next line that begins with `start`; others before it are passed over.
+    pub fn expect(&mut self, start: &str) -> String {
+        let begun = Instant::now();
+        while let Some(line) = self.line() {
+            if line.starts_with(start) {
+                return line;
+            }
+            assert!(
+                begun.elapsed() < DEADLINE,
+                "{} never prints {start:?}",
+                self.name
+            );
+        }
+        panic!("{} ended without printing {start:?}", self.name)
+    }
+
+    /// Sends a line and returns the next line that begins with `start`.
+    pub fn ask(&mut self, line: &str, start: &str) -> String {
+        self.send(line);
+        self.expect(start)
+    }
+
+    /// Sends `run` to a fixture and returns the hits of each probe so far.
+    pub fn hits(&mut self) -> Vec<(String, u64)> {
+        let line = self.ask("run", "hits");
+        line.split_ascii_whitespace()
+            .skip(1)
+            .map(|word| {
+                let (name, count) = word.rsplit_once('=').expect("name=count");
+                (name.to_owned(), count.parse().expect("a count"))
+            })
+            .collect()
+    }
+}
+
+/// Runs `command` to its end, before the deadline, and returns what it printed.
+pub fn output(command: &mut Command) -> Output {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut guard = Guard::spawn(command);
+    let stdout = drain(guard.child().stdout.take());
+    let stderr = drain(guard.child().stderr.take());
+    Output {
+        status: guard.wait(),
+        stdout: stdout
+            .recv_timeout(DEADLINE)
+            .expect("its output ends with it"),
+        stderr: stderr
+            .recv_timeout(DEADLINE)
+            .expect("its errors end with it"),
+    }
+}
+
+/// Reads a pipe to its end on a thread of its own, so that a full pipe holds nobody up.
+fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    let mut pipe = pipe.expect("it is a pipe");
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        sender.send(bytes)
+    });
+    receiver
+}
+
+/// Asks again until there is an answer.
+pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begun.elapsed() < DEADLINE, "still waiting until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
