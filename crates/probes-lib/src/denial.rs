@@ -41,9 +41,12 @@ pub(crate) fn or_lost(process: &Process, operation: &'static str, source: io::Er
 fn of_process(process: &Process, errno: Errno) -> Denial {
     let status = process.status().unwrap_or_default();
     if status.tracer != 0 {
+        // TracerPid is the id of a thread; people know the process.
+        let tracer = Process::open(status.tracer).and_then(|tracer| tracer.leader());
+        let tracer = tracer.unwrap_or(status.tracer);
         return Denial::Traced {
-            tracer: status.tracer,
-            name: name_of(status.tracer),
+            tracer,
+            name: name_of(tracer),
         };
     }
     if ptrace::is_filtered() {

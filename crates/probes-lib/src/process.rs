@@ -89,6 +89,17 @@ impl Process {
         Ok(parse_status(&self.read("status")?))
     }
 
+    /// The process that this one, opened by the id of a thread, belongs to.
+    pub(crate) fn leader(&self) -> Result<i32> {
+        let status = self.status().map_err(|source| self.lost(source))?;
+        Ok(status.tgid)
+    }
+
+    /// Whether it has not ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.living_thread().is_some()
+    }
+
     pub(crate) fn thread_status(&self, tid: i32) -> io::Result<Status> {
         Ok(parse_status(&self.read(&format!("task/{tid}/status"))?))
     }

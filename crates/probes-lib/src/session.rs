@@ -9,7 +9,7 @@ use nix::fcntl::OFlag;
 use crate::addr::LoadBias;
 use crate::denial;
 use crate::elf::source::SourceMap;
-use crate::error::{Effect, ErrorKind, Result};
+use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::Image;
 use crate::patch::Outcome;
 use crate::process::Process;
@@ -101,8 +101,11 @@ impl Target {
         let memory = self.memory(OFlag::O_RDONLY)?;
         let table = self.table();
         let layout = Layout::of(table, table.probes(), self.image.bias);
+        let snapshot = layout
+            .read(self.pid(), &memory)
+            .map_err(|error| self.tell_exec(error))?;
         Ok(ProbeStates {
-            snapshot: layout.read(self.pid(), &memory)?,
+            snapshot,
             table,
             bias: self.image.bias,
         })
@@ -127,11 +130,11 @@ impl Target {
     ///
     /// If a name is unknown, a probe is selected twice, a probe is in a state that the actions do
     /// not fit, the process cannot be stopped or written, or ends meanwhile.
-    /// [`Error::effect`](crate::Error::effect) says what the process is left with: nothing changed,
+    /// [`Error::effect`] says what the process is left with: nothing changed,
     /// unless putting back failed too.
     pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
         self.try_update(actions, options)
-            .map_err(|error| error.leaving(Effect::NothingChanged))
+            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
     }
 
     fn try_update(&self, actions: &Actions, options: Options) -> Result<Report> {
@@ -176,6 +179,17 @@ impl Target {
     pub fn source_map(&self) -> Result<SourceMap> {
         let exe = format!("/proc/{}/task/{}/exe", self.pid(), self.tid);
         SourceMap::open(&PathBuf::from(exe), self.program())
+    }
+
+    /// The address space that we opened is gone: the process has exited, or executed another
+    /// program, in which nothing may be written.
+    fn tell_exec(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Exited { pid } if self.process.is_alive() => {
+                Error::from(ErrorKind::Executed { pid: *pid }).leaving(error.effect())
+            }
+            _ => error,
+        }
     }
 
     fn memory(&self, flags: OFlag) -> Result<ProcessMemory> {

@@ -14,7 +14,7 @@
 //! ptrace belongs to a thread, and the kernel lets every tracee go when its tracer thread ends: so
 //! the path of dying is the path of recovery.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -139,6 +139,7 @@ impl Tracer<'_> {
                 not_send: PhantomData,
             },
             order: Vec::new(),
+            born: HashSet::new(),
             deadline: since + limit,
             limit,
         };
@@ -242,6 +243,8 @@ struct Stopping<'t, 'p> {
     stopped: Stopped<'p>,
     /// All tids of `stopped.tracees`, as they were met.
     order: Vec<i32>,
+    /// Those that a clone(2) told of, before /proc listed them.
+    born: HashSet<i32>,
     deadline: Instant,
     limit: Duration,
 }
@@ -357,6 +360,7 @@ impl Stopping<'_, '_> {
             Wait::Cloned(child) => {
                 if !self.stopped.tracees.contains_key(&child) {
                     self.add(child, Tracee::Running);
+                    self.born.insert(child);
                 }
                 self.standing_as(tid, 0)
             }
@@ -377,12 +381,12 @@ impl Stopping<'_, '_> {
     }
 
     fn standing_as(&self, tid: i32, signal: i32) -> Tracee {
-        let process = self.stopped.process;
-        // Only a child of clone(2) without CLONE_THREAD is not below the process's own task/.
-        if process.thread_status(tid).is_ok() {
-            Tracee::Stopped(signal)
-        } else {
+        // clone(2) without CLONE_THREAD makes a process of its own.
+        let foreign = self.born.contains(&tid) && self.stopped.process.thread_status(tid).is_err();
+        if foreign {
             Tracee::Foreign(signal)
+        } else {
+            Tracee::Stopped(signal)
         }
     }
 
