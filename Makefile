@@ -1,0 +1,37 @@
+# What a newcomer types: `make demo`, then `make test`. Both install what is missing and say so.
+
+.PHONY: all setup demo test test-user lint bench fmt clean
+
+all: setup
+	cargo build --release
+	dune build
+
+setup:
+	@scripts/setup
+
+demo: setup
+	@scripts/demo
+
+test: setup
+	dune build
+	cargo build --release
+	cargo test --workspace
+	dune runtest
+	scripts/test-as-user
+	scripts/test-readme
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	dune build @check
+
+bench: setup
+	scripts/bench
+
+fmt:
+	cargo fmt --all
+
+clean:
+	cargo clean
+	dune clean
