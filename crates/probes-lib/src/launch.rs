@@ -13,12 +13,13 @@ use crate::denial;
 use crate::error::{Effect, ErrorKind, Result};
 use crate::image::Image;
 use crate::patch::Outcome;
+use crate::process::Process;
 use crate::report::Report;
 use crate::select::{Actions, choose};
 use crate::session::Options;
 use crate::sys::mem::ProcessMemory;
-use crate::sys::spawn::{self, AtExec};
-use crate::sys::threads::{Tracer, with_tracer};
+use crate::sys::spawn;
+use crate::sys::threads::{Stopped, with_tracer};
 use crate::table::ProbeTable;
 use crate::update::{Subject, Wish};
 
@@ -89,25 +90,31 @@ impl Launch {
         choose(&ProbeTable::read(resolve(&command)?)?, &actions)?;
         with_tracer(None, move |tracer| {
             let at_exec = spawn::at_exec(tracer, command)?;
-            let report = set_probes(&at_exec, tracer, &actions, options)?;
-            Ok(Launched {
-                child: at_exec.keep()?,
-                report,
-            })
+            let stopped = at_exec.stopped(tracer);
+            match set_probes(at_exec.process(), &stopped, &actions, options) {
+                Ok(report) => {
+                    stopped.release();
+                    let child = at_exec.keep()?;
+                    Ok(Launched { child, report })
+                }
+                Err(error) => {
+                    // Before `stopped` lets it go: it is not to run without its probes.
+                    at_exec.kill();
+                    Err(error)
+                }
+            }
         })
     }
 }
 
-/// Sets the probes of a program that stands before its first instruction, and lets it run.
+/// Sets the probes of a program that stands before its first instruction.
 fn set_probes(
-    at_exec: &AtExec,
-    tracer: &Tracer<'_>,
+    process: &Process,
+    stopped: &Stopped<'_>,
     actions: &Actions,
     options: Options,
 ) -> Result<Report> {
-    let process = at_exec.process();
     let tid = process.pid();
-    let stopped = at_exec.stopped(tracer);
     let image = Image::of(process, tid)?;
     let choices = choose(&image.table, actions)?;
     let memory = ProcessMemory::open(process, tid, OFlag::O_RDWR)
@@ -123,10 +130,9 @@ fn set_probes(
         force: actions.is_forced(),
         gigatext: options.gigatext,
     })?;
-    if !job.is_done() && job.carry_out(&stopped)? == Outcome::Outdated {
+    if !job.is_done() && job.carry_out(stopped)? == Outcome::Outdated {
         return Err(ErrorKind::KeepsChanging { pid: tid }.into());
     }
-    stopped.release();
     Ok(job.report(Duration::ZERO))
 }
 

@@ -19,6 +19,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::error::{ErrorKind, Result};
 use crate::process::Process;
@@ -42,6 +44,12 @@ impl AtExec {
         Stopped::adopt(&self.process)
     }
 
+    /// Kills the program where it stands: it never runs.
+    pub(crate) fn kill(&self) {
+        // It fails only if the program has been killed already.
+        let _ = kill(Pid::from_raw(self.process.pid()), Signal::SIGKILL);
+    }
+
     /// Keeps the program from being killed: it is a child like any other from now on.
     pub(crate) fn keep(mut self) -> Result<Child> {
         let pid = self.process.pid();
@@ -52,7 +60,6 @@ impl AtExec {
 impl Drop for AtExec {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // It cannot have exited: it has not run.
             let _ = child.kill();
             let _ = child.wait();
         }
