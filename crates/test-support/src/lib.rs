@@ -14,6 +14,11 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 
+pub mod process;
+mod scratch;
+
+pub use scratch::Scratch;
+
 /// How long anything may take that a test waits for. Far longer than it does on a busy machine:
 /// only a hang should meet it.
 pub const DEADLINE: Duration = Duration::from_secs(30);

@@ -1,0 +1,254 @@
+//! A live process as a test sees it, from outside and without the library under test: its memory,
+//! threads, descriptors, children and `/proc` status.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+
+use crate::eventually;
+
+/// The memory of the executable in a process: its mapped segments and the zeroes behind its data.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Image {
+    regions: BTreeMap<u64, Region>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Region {
+    writable: bool,
+    bytes: Vec<u8>,
+}
+
+/// One byte that differs between two images.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Difference {
+    /// Where it is.
+    pub address: u64,
+    /// The byte in the first image, if it is mapped there.
+    pub before: Option<u8>,
+    /// The byte in the second.
+    pub after: Option<u8>,
+}
+
+impl fmt::Debug for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Difference {
+            address,
+            before,
+            after,
+        } = self;
+        write!(f, "{address:#x}: {before:02x?} -> {after:02x?}")
+    }
+}
+
+impl Image {
+    /// Reads the executable's memory in process `pid`, which should be waiting for something.
+    pub fn of(pid: i32) -> Image {
+        let task = task(pid);
+        let inode = fs::metadata(task.join("exe"))
+            .expect("its executable can be looked at")
+            .ino();
+        let mut regions = BTreeMap::new();
+        let mut end_of_last = None;
+        for (start, end, perms, mapped, path) in maps(pid) {
+            let of_file = mapped == inode;
+            let zeroes = mapped == 0 && end_of_last == Some(start) && path.is_empty();
+            if !(of_file || zeroes) {
+                continue;
+            }
+            end_of_last = Some(end);
+            let region = Region {
+                writable: perms.contains('w'),
+                bytes: peek(pid, start, (end - start) as usize),
+            };
+            regions.insert(start, region);
+        }
+        assert!(!regions.is_empty(), "process {pid} maps its executable");
+        Image { regions }
+    }
+
+    /// The part that the process itself may not write: code and constants.
+    pub fn text(&self) -> Image {
+        let regions = self.regions.clone().into_iter();
+        Image {
+            regions: regions.filter(|(_, region)| !region.writable).collect(),
+        }
+    }
+
+    /// Puts other bytes at an address.
+    pub fn set(&mut self, address: u64, bytes: &[u8]) {
+        for (at, &byte) in (address..).zip(bytes) {
+            let (start, region) = self
+                .regions
+                .range_mut(..=at)
+                .next_back()
+                .expect("the address is mapped");
+            region.bytes[(at - start) as usize] = byte;
+        }
+    }
+
+    /// Panics with the first bytes that differ, if `other` is not the same.
+    #[track_caller]
+    pub fn assert_same(&self, other: &Image, what: &str) {
+        let differences = self.differences(other);
+        assert!(
+            differences.is_empty(),
+            "{what}: {} bytes differ, the first are {:?}",
+            differences.len(),
+            &differences[..differences.len().min(8)]
+        );
+    }
+
+    /// Every byte that differs.
+    pub fn differences(&self, other: &Image) -> Vec<Difference> {
+        let mut differences = Vec::new();
+        let starts: std::collections::BTreeSet<u64> = self
+            .regions
+            .keys()
+            .chain(other.regions.keys())
+            .copied()
+            .collect();
+        for start in starts {
+            let of = |image: &Image| image.regions.get(&start).map(|region| region.bytes.clone());
+            let (one, two) = (of(self).unwrap_or_default(), of(other).unwrap_or_default());
+            if one == two {
+                continue;
+            }
+            let longer = one.len().max(two.len());
+            differences.extend((0..longer).filter(|&i| one.get(i) != two.get(i)).map(|i| {
+                Difference {
+                    address: start + i as u64,
+                    before: one.get(i).copied(),
+                    after: two.get(i).copied(),
+                }
+            }));
+        }
+        differences
+    }
+}
+
+/// `/proc/PID/task/TID` of a living thread: the files of a zombie leader are of no use.
+fn task(pid: i32) -> PathBuf {
+    threads(pid)
+        .into_iter()
+        .map(|tid| PathBuf::from(format!("/proc/{pid}/task/{tid}")))
+        .find(|task| {
+            let status = fs::read_to_string(task.join("status")).unwrap_or_default();
+            !status.is_empty() && !status.contains("State:\tZ")
+        })
+        .unwrap_or_else(|| panic!("process {pid} has no living thread"))
+}
+
+/// Start, end, permissions, inode and path of each mapping.
+fn maps(pid: i32) -> Vec<(u64, u64, String, u64, String)> {
+    let maps = fs::read_to_string(task(pid).join("maps")).expect("its maps can be read");
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).expect("an address");
+    maps.lines()
+        .map(|line| {
+            let mut words = line.split_ascii_whitespace();
+            let mut word = || words.next().unwrap_or_default().to_owned();
+            let (range, perms, _, _, inode) = (word(), word(), word(), word(), word());
+            let (start, end) = range.split_once('-').expect("start-end");
+            let inode = inode.parse().expect("an inode");
+            (hex(start), hex(end), perms, inode, word())
+        })
+        .collect()
+}
+
+fn memory(pid: i32, write: bool) -> File {
+    File::options()
+        .read(true)
+        .write(write)
+        .open(task(pid).join("mem"))
+        .unwrap_or_else(|error| panic!("cannot open the memory of process {pid}: {error}"))
+}
+
+/// Reads the memory of a process.
+pub fn peek(pid: i32, address: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    memory(pid, false)
+        .read_exact_at(&mut bytes, address)
+        .unwrap_or_else(|error| panic!("cannot read {address:#x} of process {pid}: {error}"));
+    bytes
+}
+
+/// Writes the memory of a process, code too.
+pub fn poke(pid: i32, address: u64, bytes: &[u8]) {
+    memory(pid, true)
+        .write_all_at(bytes, address)
+        .unwrap_or_else(|error| panic!("cannot write {address:#x} of process {pid}: {error}"));
+}
+
+/// Waits until a living thread of the process waits in `read(0, …)`: then nothing in it changes.
+pub fn settle(pid: i32) {
+    eventually(&format!("process {pid} waits for a line"), || {
+        let syscall = fs::read_to_string(task(pid).join("syscall")).ok()?;
+        syscall.starts_with("0 0x0 ").then_some(())
+    });
+}
+
+/// A line of `/proc/PID/status` without its name; empty if there is none.
+pub fn status(pid: i32, name: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map_or_else(String::new, |value| value.trim().to_owned())
+}
+
+/// A field of `/proc/PID/stat`, counted from 1 as in proc(5), of those behind the name.
+pub fn stat(pid: i32, field: usize) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("its stat can be read");
+    let (_, behind_name) = stat.rsplit_once(") ").expect("a name in parentheses");
+    let mut fields = behind_name.split_ascii_whitespace();
+    fields.nth(field - 3).expect("such a field").to_owned()
+}
+
+/// The state letter of a process; `None` if there is no such process.
+pub fn state(pid: i32) -> Option<char> {
+    status(pid, "State").chars().next()
+}
+
+/// Its threads.
+pub fn threads(pid: i32) -> Vec<i32> {
+    numbers(&format!("/proc/{pid}/task"))
+}
+
+/// Its open descriptors, and what they are.
+pub fn descriptors(pid: i32) -> Vec<String> {
+    let folder = format!("/proc/{pid}/fd");
+    let name = |fd: i32| {
+        // The one that lists the folder is gone again.
+        let path = fs::read_link(format!("{folder}/{fd}")).ok()?;
+        Some(format!("{fd} {}", path.display()))
+    };
+    numbers(&folder).into_iter().filter_map(name).collect()
+}
+
+/// The processes that it has started and not reaped.
+pub fn children(pid: i32) -> Vec<i32> {
+    let of_thread = |tid| {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children"));
+        let children = children.unwrap_or_default();
+        let pids = children.split_ascii_whitespace();
+        pids.filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()
+    };
+    threads(pid).into_iter().flat_map(of_thread).collect()
+}
+
+/// The entries of a folder that are numbers, in order; none if it cannot be read.
+fn numbers(folder: &str) -> Vec<i32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut numbers: Vec<i32> = entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// All process ids.
+pub fn processes() -> Vec<i32> {
+    numbers("/proc")
+}
