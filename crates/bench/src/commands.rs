@@ -1,0 +1,121 @@
+//! What whole commands of `ocaml-probes` cost, each run on a program that was started for it and
+//! that nothing was written to before.
+
+use std::path::Path;
+
+use crate::cost::{self, Cost};
+use crate::document::{Table, mib, ms};
+use crate::failure::{Failure, Result};
+use crate::prepare::Program;
+use crate::spin::Spin;
+use crate::stats::Samples;
+
+/// One command on one program.
+pub(crate) struct Command {
+    pub(crate) program: &'static str,
+    pub(crate) command: &'static str,
+    pub(crate) cpu_ns: Samples,
+    pub(crate) peak_kib: Samples,
+    /// The longest gap that the program saw meanwhile, in ns.
+    pub(crate) gap: Samples,
+}
+
+pub(crate) const INFO: &str = "info";
+pub(crate) const ENABLE_ALL: &str = "attach -enable-all";
+pub(crate) const DISABLE_ALL: &str = "attach -disable-all";
+/// A command that does nothing: what starting a process costs.
+const NOTHING: &str = "true";
+
+/// In this order on each program.
+const COMMANDS: [&str; 3] = [INFO, ENABLE_ALL, DISABLE_ALL];
+
+pub(crate) fn measure(programs: &[Program], tool: &Path, rounds: usize) -> Result<Vec<Command>> {
+    let mut all = vec![nothing(rounds)?];
+    for program in programs {
+        all.extend(of(program, tool, rounds)?);
+    }
+    Ok(all)
+}
+
+fn nothing(rounds: usize) -> Result<Command> {
+    let mut nothing = Command::new("", NOTHING);
+    for _ in 0..rounds {
+        nothing.take(cost::of(Path::new(NOTHING), &[] as &[&str])?);
+    }
+    Ok(nothing)
+}
+
+fn of(program: &Program, tool: &Path, rounds: usize) -> Result<[Command; 3]> {
+    eprintln!("bench: {}: what commands cost", program.name);
+    let mut commands = COMMANDS.map(|command| Command::new(program.name, command));
+    for _ in 0..rounds {
+        let mut spin = Spin::start(&program.path)?;
+        for command in &mut commands {
+            let args = arguments(command.command, spin.pid());
+            let (cost, gap) = spin.watch(|| cost::of(tool, &args))?;
+            command.take(cost);
+            command.gap.push_time(gap);
+            if (command.command == ENABLE_ALL) != spin.runs_handlers()? {
+                let text = format!("{} did not do what it says", command.command);
+                return Err(Failure::new(text));
+            }
+        }
+    }
+    Ok(commands)
+}
+
+/// `attach -enable-all` for a process -> the words of the command.
+pub(crate) fn arguments(command: &str, pid: i32) -> Vec<String> {
+    let mut words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+    words.insert(1, "-pid".to_owned());
+    words.insert(2, pid.to_string());
+    words
+}
+
+impl Command {
+    fn new(program: &'static str, command: &'static str) -> Command {
+        Command {
+            program,
+            command,
+            cpu_ns: Samples::default(),
+            peak_kib: Samples::default(),
+            gap: Samples::default(),
+        }
+    }
+
+    fn take(&mut self, cost: Cost) {
+        self.cpu_ns.push(cost.cpu_ns);
+        self.peak_kib.push(cost.peak_kib);
+    }
+}
+
+pub(crate) fn table(all: &[Command]) -> String {
+    let mut table = Table::new(&[
+        "program",
+        "command",
+        "CPU, median",
+        "CPU, largest",
+        "memory, median",
+        "memory, largest",
+        "stood still",
+    ]);
+    for one in all {
+        let (program, gap) = match one.program {
+            "" => (String::new(), String::new()),
+            name => (
+                format!("`{name}`"),
+                format!("{} / {}", ms(one.gap.median()), ms(one.gap.p99())),
+            ),
+        };
+        table.row([
+            program,
+            format!("`{}`", one.command),
+            ms(one.cpu_ns.median()),
+            ms(one.cpu_ns.max()),
+            mib(one.peak_kib.median()),
+            mib(one.peak_kib.max()),
+            gap,
+        ]);
+    }
+    table.finish()
+}

@@ -1,0 +1,65 @@
+//! What a whole command costs: its CPU time, user and system, of all its threads, and its peak
+//! memory.
+//!
+//! The kernel tells these of a child that was waited for, but of all children together, and a child
+//! that is forked from a large program counts that program's memory as its own. So a process of
+//! this program, small and new, runs each command, and it alone: `bench cost PROGRAM ARGUMENTS…`
+//! prints `CPU-MICROSECONDS PEAK-KIB`.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use test_support::Guard;
+
+use crate::failure::{Failure, Result};
+
+/// What one run of a command took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    pub(crate) cpu_ns: u64,
+    pub(crate) peak_kib: u64,
+}
+
+/// Runs a command in a process of its own; its output is thrown away.
+pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<Cost> {
+    let own = std::env::current_exe().map_err(Failure::of("cannot find this program"))?;
+    let mut command = Command::new(own);
+    command.arg("cost").arg(program).args(args);
+    let output = test_support::output(&mut command);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut numbers = text.split_whitespace().map(str::parse::<u64>);
+    match (output.status.success(), numbers.next(), numbers.next()) {
+        (true, Some(Ok(cpu_us)), Some(Ok(peak_kib))) => Ok(Cost {
+            cpu_ns: cpu_us * 1000,
+            peak_kib,
+        }),
+        _ => {
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(Failure::new(why))
+        }
+    }
+}
+
+/// `bench cost`: runs the command and prints what it cost.
+pub(crate) fn report(mut args: impl Iterator<Item = OsString>) -> Result<()> {
+    let program = args
+        .next()
+        .ok_or_else(|| Failure::new("usage: bench cost PROGRAM ARGUMENTS…"))?;
+    let mut command = Command::new(&program);
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    let status = Guard::spawn(&mut command).wait();
+    if !status.success() {
+        return Err(Failure::new(format!("{command:?} failed with {status}")));
+    }
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
+        .map_err(Failure::of("cannot tell what the command cost"))?;
+    let cpu = usage.user_time() + usage.system_time();
+    println!("{} {}", cpu.num_microseconds(), usage.max_rss());
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! The machine, as far as it matters to the figures; nothing that tells which one it is.
+
+use std::fs;
+
+use crate::failure::{Failure, Result};
+
+/// Lines of a list: processor, cores, memory, kernel, how busy it was.
+pub(crate) fn describe() -> Result<String> {
+    let cpu = read("/proc/cpuinfo")?;
+    let model = field(&cpu, "model name").unwrap_or("unknown");
+    let cores = cpu.lines().filter(|l| l.starts_with("processor")).count();
+    let memory = read("/proc/meminfo")?;
+    let memory = field(&memory, "MemTotal")
+        .and_then(|total| total.strip_suffix(" kB")?.parse().ok())
+        .map_or(0, |kib: u64| kib.div_ceil(1 << 20));
+    let kernel = read("/proc/sys/kernel/osrelease")?;
+    // What follows the version names a build of it.
+    let kernel = kernel.trim().split('-').next().unwrap_or("unknown");
+    let load = read("/proc/loadavg")?;
+    let load = load.split(' ').next().unwrap_or("unknown");
+    let virtual_machine = if cpu.contains(" hypervisor") {
+        ", virtual"
+    } else {
+        ""
+    };
+    Ok(format!(
+        "- processor: {model}{virtual_machine}, {cores} cores\n\
+         - memory: {memory} GiB\n\
+         - kernel: Linux {kernel}\n\
+         - load average when measuring began: {load}\n"
+    ))
+}
+
+fn read(path: &str) -> Result<String> {
+    fs::read_to_string(path).map_err(Failure::of(format!("cannot read {path}")))
+}
+
+fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim())
+}

@@ -1,0 +1,57 @@
+//! Runs the criterion benchmarks of probes-lib and reads what they have written.
+
+use std::path::Path;
+
+use crate::document::{Table, us};
+use crate::failure::{Failure, Result};
+use crate::prepare;
+
+/// Criterion's groups, with what one element of each is.
+const GROUPS: [(&str, &str, &[u64]); 2] = [
+    ("notes", "note", &[10, 100, 1_000, 10_000, 100_000]),
+    ("table", "site", &[10, 1_000, 10_000]),
+];
+
+/// Runs them; `targets` is where the built `test-programs` are.
+pub(crate) fn run(root: &Path, targets: &Path) -> Result<()> {
+    prepare::run(
+        prepare::cargo(root)
+            .args(["bench", "-p", "probes-lib", "--bench", "parsing"])
+            .env(test_support::TARGETS_VARIABLE, targets),
+    )
+}
+
+pub(crate) fn table() -> Result<String> {
+    let release = prepare::own_folder()?;
+    let mut table = Table::new(&["what", "number", "median", "each"]);
+    for (group, element, counts) in GROUPS {
+        for &count in counts {
+            let file = format!("../criterion/{group}/{count}/new/estimates.json");
+            let median = median(&release.join(file))?;
+            table.row([
+                what(group).to_owned(),
+                format!("{count} {element}s"),
+                us(median),
+                format!("{:.0} ns", median / count as f64),
+            ]);
+        }
+    }
+    Ok(table.finish())
+}
+
+fn what(group: &str) -> &'static str {
+    match group {
+        "notes" => "parse the notes",
+        _ => "read a file's table",
+    }
+}
+
+/// The median in ns, from a file of criterion's.
+fn median(file: &Path) -> Result<f64> {
+    let text = std::fs::read_to_string(file).map_err(Failure::of("no result of criterion"))?;
+    let value: serde_json::Value =
+        serde_json::from_str(&text).map_err(Failure::of("criterion's result is no JSON"))?;
+    value["median"]["point_estimate"]
+        .as_f64()
+        .ok_or_else(|| Failure::new("criterion's result has no median"))
+}

@@ -1,0 +1,98 @@
+//! Builds what is measured: the targets, the command-line tool, and so on from a clean clone.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Failure, Result};
+
+const FIXTURES: &str = "test-programs/fixtures";
+
+/// Everything is built.
+pub(crate) struct Ready {
+    pub(crate) root: PathBuf,
+    /// The built `test-programs`.
+    pub(crate) targets: PathBuf,
+    pub(crate) programs: Vec<Program>,
+    pub(crate) tool: PathBuf,
+}
+
+/// A form and size of the benchmark target.
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    pub(crate) sites: u64,
+    pub(crate) path: PathBuf,
+}
+
+/// By name below the fixtures' folder, with the number of sites.
+const PROGRAMS: [(&str, u64); 7] = [
+    ("spin_10.pie", 10),
+    ("spin_10.nopie", 10),
+    ("spin_1000.pie", 1_000),
+    ("spin_1000.nopie", 1_000),
+    ("spin_10000.pie", 10_000),
+    ("spin_10000.nopie", 10_000),
+    (LARGE, 10_000),
+];
+
+/// `spin_10000.pie`, padded to 1 GiB.
+pub(crate) const LARGE: &str = "large/spin_10000_1g.pie";
+
+/// Builds the targets and, if `with_tool`, `ocaml-probes`.
+pub(crate) fn build(with_tool: bool) -> Result<Ready> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = root
+        .canonicalize()
+        .map_err(Failure::of("cannot find the workspace"))?;
+    let wanted = PROGRAMS.map(|(name, _)| format!("./{FIXTURES}/{name}"));
+    run(Command::new("dune")
+        .arg("build")
+        .args(&wanted)
+        .current_dir(&root))?;
+    if with_tool {
+        run(cargo(&root).args(["build", "--release", "-p", "probes-cli"]))?;
+    }
+    let targets = root.join("_build/default/test-programs");
+    let built = root.join("_build/default").join(FIXTURES);
+    let programs = PROGRAMS.map(|(name, sites)| Program {
+        name,
+        sites,
+        path: built.join(name),
+    });
+    Ok(Ready {
+        targets,
+        programs: programs.into(),
+        tool: own_folder()?.join("ocaml-probes"),
+        root,
+    })
+}
+
+/// A `cargo` that builds into the folder this program was built into.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or(OsString::from("cargo"));
+    let mut command = Command::new(cargo);
+    command.current_dir(root);
+    command
+}
+
+/// `target/release`, where this program is.
+pub(crate) fn own_folder() -> Result<PathBuf> {
+    let own = std::env::current_exe().map_err(Failure::of("cannot find this program"))?;
+    match own.parent() {
+        Some(folder) if !cfg!(debug_assertions) => Ok(folder.to_owned()),
+        _ => Err(Failure::new("build me with --release")),
+    }
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let what = format!("{command:?}");
+    let status = command
+        .status()
+        .map_err(Failure::of(format!("cannot run {what}")))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("{what} failed with {status}")))
+    }
+}
