@@ -1,0 +1,271 @@
+//! What was typed: the subcommands and flags, their help, and nothing of what they mean.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ErrorKind};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::spelling::spell_out;
+use crate::usage::{Stop, UsageError};
+
+const PROGRAM: &str = "ocaml-probes";
+
+const HELP: &str = "\
+Examples:
+    ocaml-probes list -prog ./server.exe
+    ocaml-probes trace -prog ./server.exe -enable-regexp req_ -- --port 8080
+    ocaml-probes info -pid 4242
+    ocaml-probes attach -pid 4242 -enable req_start,req_end
+
+-pid 7, --pid 7, -pid=7 and --pid=7 are the same. Subcommands and flags may be cut to a unique
+prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
+whatever it looks like. `--` ends the flags.
+
+Exit status: 0 done, 1 it could not be done, 2 the arguments make no sense.";
+
+/// See and steer the probes of live OCaml programs.
+#[derive(Debug, Parser)]
+#[command(name = PROGRAM, version, disable_version_flag = true, disable_help_flag = true)]
+#[command(override_usage = "ocaml-probes SUBCOMMAND [FLAGS]", after_help = HELP)]
+#[command(
+    subcommand_value_name = "SUBCOMMAND",
+    subcommand_help_heading = "Subcommands"
+)]
+#[command(next_help_heading = "Flags")]
+struct CommandLine {
+    #[command(subcommand)]
+    subcommand: Typed,
+    /// Print this help
+    #[arg(short, visible_short_alias = '?', long, action = ArgAction::Help, global = true)]
+    #[arg(help_heading = "Flags", display_order = 1000)]
+    help: Option<bool>,
+    /// Print the version
+    #[arg(long, action = ArgAction::Version)]
+    version: Option<bool>,
+}
+
+/// A subcommand with its flags, as typed.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Typed {
+    /// Start a program with its probes set before any of its code runs
+    Trace(TraceArgs),
+    /// Change the probes of a running process, all or nothing
+    Attach(AttachArgs),
+    /// Show the state of every probe of a running process, without stopping it
+    Info(InfoArgs),
+    /// Show the probes of a file that is not running
+    List(ListArgs),
+    /// Print the version
+    Version,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes trace -prog FILE [ACTIONS] [FLAGS] [-- ARGS]")]
+#[command(after_help = TRACE_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct TraceArgs {
+    /// The program to start; with no slash in it, it is looked up in PATH
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prog: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) actions: ActionArgs,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+    /// Arguments of the program
+    #[arg(
+        last = true,
+        id = "argument",
+        value_name = "ARGS",
+        help_heading = "Arguments"
+    )]
+    pub(crate) arguments: Vec<OsString>,
+}
+
+const TRACE_HELP: &str = "\
+Without actions all probes are enabled. Returns as soon as the program runs; the program goes on by
+itself, on the same terminal and standard streams. So that only the program's own words are on
+standard output, the answer is printed with -json alone, as one line; -v says the pid on standard
+error.
+
+One kind of action a call, but -enable goes with -disable. All is done, or the program is not started.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes attach -pid N ACTIONS [FLAGS]")]
+#[command(after_help = ATTACH_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct AttachArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    #[command(flatten)]
+    pub(crate) actions: ActionArgs,
+    /// Set counters to 1 or 0 and the sites to match, to repair inconsistent probes
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Allow text on 1 GiB huge pages, each of which is copied by the first write to it
+    #[arg(long)]
+    pub(crate) gigatext: bool,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const ATTACH_HELP: &str = "\
+Prints what was changed, plain as a line for each probe, in the order it was done:
+    NAME BEFORE -> AFTER, N sites
+with its counter before and after, and how many of its sites were switched.
+
+One kind of action a call, but -enable goes with -disable. Enabling adds one to a probe's counter
+and disabling takes one away; its sites change when the counter leaves or reaches 0. Disabling a
+named probe that is off is an error and changes nothing; the other kinds pass over such probes and
+say so.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes info -pid N [FLAGS]", after_help = INFO_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct InfoArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// Also show each site and semaphore
+    #[arg(long)]
+    pub(crate) sites: bool,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const INFO_HELP: &str = "\
+Plain, it is a line for each probe, sorted by name: NAME enabled, NAME disabled, or, where counters
+and sites disagree, NAME inconsistent. With -sites, below each
+    site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
+    semaphore ADDRESS VALUE
+with addresses in the process, - for what the file does not tell, and, behind the state of a site
+that does not hold what the file has, its bytes: foreign(90cc00000000).";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = LIST_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct ListArgs {
+    /// The file, as a path: it is not looked up in PATH
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prog: Option<OsString>,
+    /// Also show each site and semaphore
+    #[arg(long)]
+    pub(crate) sites: bool,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const LIST_HELP: &str = "\
+Plain, it is a name a line, sorted. With -sites, below each
+    site ADDRESS FUNCTION FILE:LINE ARGUMENTS
+    semaphore ADDRESS
+with addresses in the file, and - for what the file does not tell.";
+
+/// What to do with which probes.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Actions")]
+pub(crate) struct ActionArgs {
+    /// Enable these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) enable: Vec<String>,
+    /// Disable these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) disable: Vec<String>,
+    /// Enable all probes
+    #[arg(long)]
+    pub(crate) enable_all: bool,
+    /// Disable all probes
+    #[arg(long)]
+    pub(crate) disable_all: bool,
+    /// Enable the probes with a name that RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) enable_regexp: Option<String>,
+    /// Disable the probes with a name that RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) disable_regexp: Option<String>,
+    /// Enable the probes that open and close an event, STOP first
+    #[arg(long, value_name = "START,STOP")]
+    pub(crate) enable_pair: Option<String>,
+    /// Disable the probes that open and close an event, START first
+    #[arg(long, value_name = "START,STOP")]
+    pub(crate) disable_pair: Option<String>,
+}
+
+/// How to answer.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct AnswerArgs {
+    /// plain, table or json; by default table on a terminal, else plain
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<String>,
+    /// Short for -format json
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Say what is done, on standard error
+    #[arg(short, long, overrides_with = "verbose")]
+    pub(crate) verbose: bool,
+    /// Say nothing but errors on standard error
+    #[arg(short, long, overrides_with = "quiet")]
+    pub(crate) quiet: bool,
+}
+
+/// Reads the command line, its first word being the program.
+pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Typed, Stop> {
+    let mut definition = definition();
+    let argv = spell_out(&definition, argv)?;
+    let subcommand = argv.get(1).map(|word| word.to_string_lossy().into_owned());
+    let matches = definition.try_get_matches_from_mut(argv);
+    let parsed = matches.and_then(|matches| CommandLine::from_arg_matches(&matches));
+    match parsed {
+        Ok(line) => Ok(line.subcommand),
+        Err(error) => Err(stop(&error, subcommand.as_deref())),
+    }
+}
+
+/// The subcommands and flags, as clap knows them.
+pub(crate) fn definition() -> clap::Command {
+    let mut definition = CommandLine::command();
+    definition.build();
+    definition
+}
+
+fn stop(error: &clap::Error, subcommand: Option<&str>) -> Stop {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            Stop::Asked(coloured(&error.render()))
+        }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let names: Vec<_> = definition()
+                .get_subcommands()
+                .map(|subcommand| subcommand.get_name().to_owned())
+                .collect();
+            let message = format!("no subcommand; there are {}", names.join(", "));
+            UsageError::new(None, message).into()
+        }
+        // The other conflicts are found where what was typed is checked.
+        ErrorKind::ArgumentConflict => {
+            let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+            let flag = flag.unwrap_or_default().replacen("--", "-", 1);
+            let message = format!("{flag} is given more than once");
+            UsageError::new(subcommand, message).into()
+        }
+        _ => {
+            let text = error.render().to_string();
+            let first = text.lines().next().unwrap_or_default();
+            let message = first.strip_prefix("error: ").unwrap_or(first);
+            UsageError::new(subcommand, message).into()
+        }
+    }
+}
+
+/// With colours on a terminal, unless <https://no-color.org> is asked for.
+fn coloured(text: &StyledStr) -> String {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if std::io::stdout().is_terminal() && !refused {
+        text.ansi().to_string()
+    } else {
+        text.to_string()
+    }
+}

@@ -1,0 +1,47 @@
+//! `info`: the state of every probe of a process, which is not stopped for it.
+
+use probes_lib::{ProbeState, State, Target};
+
+use super::{Failure, Subject, detail};
+use crate::hint;
+use crate::messages::Messages;
+use crate::output::{self, Listing};
+use crate::request::Info;
+
+pub(super) fn run(request: &Info) -> Result<(), Failure> {
+    let (pid, answer) = (request.pid, request.answer);
+    let failed = |error| Failure::Target(Subject::Process(pid), error);
+    let target = Target::open(pid).map_err(failed)?;
+    let states = target.states().map_err(failed)?;
+    let detail = detail(answer, request.sites, || target.source_map());
+    let listing = Listing::of_process(pid, target.table(), &states, &detail);
+    output::print_listing(answer.format, &listing, request.sites)?;
+    for probe in states
+        .probes()
+        .filter(|probe| probe.state() == State::Inconsistent)
+    {
+        warn(&answer.messages, pid, &probe);
+    }
+    Ok(())
+}
+
+fn warn(messages: &Messages, pid: i32, probe: &ProbeState<'_, '_>) {
+    let enabled = |on| {
+        probe
+            .sites()
+            .filter(|site| site.enabled() == Some(on))
+            .count()
+    };
+    let (name, counter) = (probe.name(), probe.counter());
+    let (on, off, sites) = (enabled(true), enabled(false), probe.sites().len());
+    let foreign = match sites - on - off {
+        0 => String::new(),
+        foreign => format!(", {foreign} hold foreign bytes"),
+    };
+    messages.warning(
+        &format!(
+            "{on} of {sites} sites of \"{name}\" are enabled{foreign} and its counter is {counter}"
+        ),
+        &hint::repair(pid, name),
+    );
+}

@@ -1,0 +1,16 @@
+//! `list`: the probes of a file that is not running.
+
+use probes_lib::{ProbeTable, SourceMap};
+
+use super::{Failure, Subject, detail};
+use crate::output::{self, Listing};
+use crate::request::List;
+
+pub(super) fn run(request: &List) -> Result<(), Failure> {
+    let (file, answer) = (&request.file, request.answer);
+    let table = ProbeTable::read(file)
+        .map_err(|error| Failure::Target(Subject::File(file.clone()), error))?;
+    let detail = detail(answer, request.sites, || SourceMap::read(file));
+    let listing = Listing::of_file(&table, &detail);
+    output::print_listing(answer.format, &listing, request.sites)
+}

@@ -1,0 +1,157 @@
+//! What to do about an error: the line behind it, for every kind that has a sensible next step.
+
+use std::io;
+use std::path::Path;
+
+use probes_lib::{Denial, ElfDefect, ErrorKind};
+
+use crate::commands::Subject;
+
+/// What to do next; `None` where the error says all that is known.
+pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
+    let hint = match error {
+        ErrorKind::OpenFile { source, .. } => return open_file(source),
+        ErrorKind::Exec { program, source } => return exec(program, source),
+        ErrorKind::Elf { defect, .. } => return elf(defect),
+        ErrorKind::MalformedNote { path, .. } | ErrorKind::WrongNote { path, .. } => format!(
+            "the file is damaged, build it again; `readelf -n {}` shows its notes",
+            path.display()
+        ),
+        ErrorKind::NoProbes { .. } => {
+            "was it built by a compiler with probes, or with ppx_probe, was the code that has them \
+             linked in, and .note.stapsdt kept when stripping?"
+                .to_owned()
+        }
+        ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. } => {
+            format!("`{}` lists the names", listing(subject))
+        }
+        ErrorKind::SelectedTwice { .. } => "select each probe once".to_owned(),
+        ErrorKind::Conflict { .. } => "either enable the probe or disable it".to_owned(),
+        ErrorKind::NotEnabled { .. } => {
+            "leave it out; -disable-all, -disable-regexp and -disable-pair pass over probes that are off"
+                .to_owned()
+        }
+        ErrorKind::CounterFull { name } | ErrorKind::Inconsistent { name, .. } => match subject {
+            Subject::Process(pid) => repair(*pid, name),
+            Subject::Program(_) | Subject::File(_) => return None,
+        },
+        ErrorKind::UnexpectedSite { found, .. } if found.has_breakpoint() => {
+            "remove the breakpoint or uprobe, or leave this probe out".to_owned()
+        }
+        ErrorKind::UnexpectedSite { .. } => {
+            "something else has changed this code: leave this probe out, or start the program anew"
+                .to_owned()
+        }
+        ErrorKind::NoSuchProcess { .. } => {
+            "it has exited, or the pid is one of another pid namespace (a container)".to_owned()
+        }
+        ErrorKind::NotAProcess { pid, .. } => format!("its process is -pid {pid}"),
+        ErrorKind::Zombie { .. } => "it has ended, start it anew".to_owned(),
+        ErrorKind::KernelThread { .. } => "give the pid of an OCaml program".to_owned(),
+        ErrorKind::OwnFamily { .. } => {
+            "use a process that it has not started, such as a shell in another terminal".to_owned()
+        }
+        ErrorKind::Denied { denial, .. } => return denied(denial, true),
+        ErrorKind::CannotTraceChild { denial, .. } => return denied(denial, false),
+        ErrorKind::Busy { .. }
+        | ErrorKind::ThreadsKeepStarting { .. }
+        | ErrorKind::Executed { .. } => "try again".to_owned(),
+        ErrorKind::KeepsChanging { .. } => {
+            "try again; is another ocaml-probes at work on it?".to_owned()
+        }
+        ErrorKind::GigaText { .. } => "-gigatext allows it".to_owned(),
+        ErrorKind::SharedText { .. } => "leave the probes in that code out".to_owned(),
+        ErrorKind::DiedAtStart { .. } => "run it without ocaml-probes to see why".to_owned(),
+        _ => return None,
+    };
+    Some(hint)
+}
+
+/// How to make counter and sites of a probe agree again.
+pub(crate) fn repair(pid: i32, name: &str) -> String {
+    format!(
+        "`ocaml-probes attach -pid {pid} -force -enable {name}` or `-disable {name}` repairs it"
+    )
+}
+
+fn listing(subject: &Subject) -> String {
+    match subject {
+        Subject::Process(pid) => format!("ocaml-probes info -pid {pid}"),
+        Subject::Program(file) | Subject::File(file) => {
+            format!("ocaml-probes list -prog {}", file.display())
+        }
+    }
+}
+
+fn open_file(source: &io::Error) -> Option<String> {
+    let hint = match source.kind() {
+        io::ErrorKind::NotFound => "give its path: it is not looked up in PATH",
+        io::ErrorKind::PermissionDenied => "use sudo, or be a user who may read it",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+fn exec(program: &Path, source: &io::Error) -> Option<String> {
+    let has_slash = program.components().count() > 1;
+    match source.kind() {
+        io::ErrorKind::NotFound if !has_slash && program.is_file() => Some(format!(
+            "without a slash it is looked up in PATH; the file in this folder is ./{}",
+            program.display()
+        )),
+        io::ErrorKind::NotFound if !has_slash => {
+            Some("without a slash it is looked up in PATH".to_owned())
+        }
+        io::ErrorKind::PermissionDenied => Some(format!(
+            "is it a program? `chmod +x {}` makes it one",
+            program.display()
+        )),
+        _ => None,
+    }
+}
+
+fn elf(defect: &ElfDefect) -> Option<String> {
+    let hint = match defect {
+        ElfDefect::NotElf => "give the native program itself, not bytecode or a script",
+        ElfDefect::NotAProgram(_) => "give the linked program",
+        ElfDefect::NoSectionHeaders => "`strip --keep-section=.note.stapsdt` keeps what is needed",
+        ElfDefect::UnknownClass(_)
+        | ElfDefect::Truncated { .. }
+        | ElfDefect::Table(_)
+        | ElfDefect::TooLarge { .. }
+        | ElfDefect::Contradiction(_) => "the file is damaged, build it again",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+/// `attach`: whether it was tried on a process that was there before us.
+fn denied(denial: &Denial, attach: bool) -> Option<String> {
+    let hint = match denial {
+        Denial::Yama { scope: 1 } if attach => {
+            "use sudo, or `trace` instead of `attach`, or let the program call \
+             prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)"
+                .to_owned()
+        }
+        Denial::Yama { scope: 0..=2 } => "use sudo".to_owned(),
+        Denial::Yama { .. } => {
+            "only a reboot can undo it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d"
+                .to_owned()
+        }
+        Denial::Seccomp => "start the container with --cap-add=SYS_PTRACE".to_owned(),
+        Denial::OtherUser { name, .. } => format!("use sudo, or be that user: sudo -u {name}"),
+        Denial::UserNamespace => {
+            "run ocaml-probes inside that container, or as root outside of it".to_owned()
+        }
+        Denial::NotDumpable => "use sudo".to_owned(),
+        Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
+        Denial::Traced { tracer, name } => {
+            format!("detach or end the other tracer, {name} with pid {tracer}")
+        }
+        Denial::Unexplained => {
+            "look for a debugger or tracer outside this container, or use sudo".to_owned()
+        }
+        _ => return None,
+    };
+    Some(hint)
+}

@@ -1,0 +1,95 @@
+//! Answers, on standard output: plain, as a table, or as JSON.
+
+mod plain;
+mod table;
+mod view;
+
+use std::fmt;
+use std::io::{self, BufWriter, Write, stdout};
+
+pub(crate) use view::{Changes, Detail, Listing};
+
+use crate::commands::Failure;
+
+/// How an answer is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Lines for programs to read.
+    Plain,
+    /// Columns for people to read.
+    Table,
+    /// One object, on one line.
+    Json,
+}
+
+/// Writes the probes of a process or a file.
+pub(crate) fn print_listing(
+    format: Format,
+    listing: &Listing<'_>,
+    sites: bool,
+) -> Result<(), Failure> {
+    let text = match format {
+        Format::Plain => plain::listing(listing, sites),
+        Format::Table => table::listing(listing, sites),
+        Format::Json => json(listing)?,
+    };
+    print(&text)
+}
+
+/// Writes what was changed.
+pub(crate) fn print_changes(format: Format, changes: &Changes<'_>) -> Result<(), Failure> {
+    let text = match format {
+        Format::Plain => plain::changes(changes),
+        Format::Table => table::changes(changes),
+        Format::Json => json(changes)?,
+    };
+    print(&text)
+}
+
+/// Writes `text` as it is.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = BufWriter::new(stdout().lock());
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(Failure::Output)
+}
+
+fn json(answer: &impl serde::Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string(answer).map_err(io::Error::from);
+    Ok(text.map_err(Failure::Output)? + "\n")
+}
+
+/// Text from a file that nobody vouches for: what could move the cursor, change colours or turn
+/// the direction of writing is shown as an escape.
+pub(crate) struct Escaped<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for character in self.0.chars() {
+            if character.is_control() || is_invisible(character) {
+                write!(f, "{}", character.escape_default())?;
+            } else {
+                write!(f, "{character}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Line and paragraph separators, marks and overrides of direction, zero-width characters.
+fn is_invisible(character: char) -> bool {
+    matches!(
+        character,
+        '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped_and_letters_are_not() {
+        let escaped = Escaped("a\u{1b}[31m\n\u{202e}é\u{7f}\u{9b} z").to_string();
+        assert_eq!(escaped, "a\\u{1b}[31m\\n\\u{202e}é\\u{7f}\\u{9b} z");
+    }
+}

@@ -1,0 +1,95 @@
+//! Plain text, for programs: stable, a line a thing.
+
+use super::Escaped;
+use super::view::{Changes, Listing, ProbeView, SemaphoreView, SiteView, state_word};
+
+/// Stands for what the file does not tell.
+const UNKNOWN: &str = "-";
+
+pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
+    let mut text = String::new();
+    for probe in &listing.probes {
+        text += &name_line(probe);
+        if sites {
+            for site in &probe.sites {
+                text += &site_line(site);
+            }
+            for semaphore in &probe.semaphores {
+                text += &semaphore_line(semaphore);
+            }
+        }
+    }
+    text
+}
+
+fn name_line(probe: &ProbeView<'_>) -> String {
+    let name = Escaped(probe.name);
+    match probe.state {
+        Some(state) => format!("{name} {}\n", state_word(state)),
+        None => format!("{name}\n"),
+    }
+}
+
+fn site_line(site: &SiteView<'_>) -> String {
+    let mut words = vec!["  site".to_owned()];
+    match site.address {
+        Some(address) => words.extend([address.to_string(), site_state(site)]),
+        None => words.push(site.file_address.to_string()),
+    }
+    words.push(function(site));
+    words.push(source(site));
+    words.extend(arguments(site));
+    words.join(" ") + "\n"
+}
+
+fn semaphore_line(semaphore: &SemaphoreView<'_>) -> String {
+    match (semaphore.address, semaphore.value) {
+        (Some(address), Some(value)) => format!("  semaphore {address} {value}\n"),
+        _ => format!("  semaphore {}\n", semaphore.file_address),
+    }
+}
+
+/// `enabled`, `disabled` or `foreign`, and the bytes if they are not what they should be.
+pub(super) fn site_state(site: &SiteView<'_>) -> String {
+    let word = match site.enabled {
+        Some(true) => "enabled",
+        Some(false) => "disabled",
+        None => "foreign",
+    };
+    match site.bytes {
+        Some(code) => format!("{word}({})", code.to_string().replace(' ', "")),
+        None => word.to_owned(),
+    }
+}
+
+/// The function of a site, in one word.
+pub(super) fn function(site: &SiteView<'_>) -> String {
+    let function = site.function.as_deref();
+    function.map_or_else(|| UNKNOWN.to_owned(), |name| Escaped(name).to_string())
+}
+
+/// `file:line` of a site.
+pub(super) fn source(site: &SiteView<'_>) -> String {
+    match (&site.file, site.line) {
+        (Some(file), Some(line)) => format!("{}:{line}", Escaped(file)),
+        (Some(file), None) => Escaped(file).to_string(),
+        (None, _) => UNKNOWN.to_owned(),
+    }
+}
+
+/// The arguments of a site.
+pub(super) fn arguments(site: &SiteView<'_>) -> impl Iterator<Item = String> {
+    site.arguments.iter().map(|text| Escaped(text).to_string())
+}
+
+pub(super) fn changes(changes: &Changes<'_>) -> String {
+    let lines = changes.changed.iter().map(|change| {
+        let name = Escaped(change.name);
+        let plural = if change.sites == 1 { "" } else { "s" };
+        format!(
+            "{name} {} -> {}, {} site{plural}\n",
+            change.before, change.after, change.sites
+        )
+    });
+    lines.collect()
+}

@@ -1,0 +1,109 @@
+//! Tables, for people.
+
+use tabled::builder::Builder;
+use tabled::settings::Style;
+
+use super::Escaped;
+use super::plain::{arguments, function, site_state, source};
+use super::view::{Changes, Listing, ProbeView, state_word};
+
+pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
+    let running = listing.pid.is_some();
+    let rows = listing.probes.iter().flat_map(|probe| {
+        let name = name_row(probe);
+        match sites {
+            true => [name].into_iter().chain(site_rows(probe)).collect(),
+            false => vec![name],
+        }
+    });
+    let head: &[&str] = match (running, sites) {
+        (true, false) => &["probe", "state", "counter", "sites"],
+        (false, false) => &["probe", "sites"],
+        (true, true) => &[
+            "probe",
+            "state",
+            "counter",
+            "sites",
+            "address",
+            "function",
+            "source",
+            "arguments",
+        ],
+        (false, true) => &[
+            "probe",
+            "sites",
+            "address",
+            "function",
+            "source",
+            "arguments",
+        ],
+    };
+    table(head, rows)
+}
+
+/// A probe with its state, if it has one.
+fn name_row(probe: &ProbeView<'_>) -> Vec<String> {
+    let mut row = vec![Escaped(probe.name).to_string()];
+    if let (Some(state), Some(counter)) = (probe.state, probe.counter) {
+        row.extend([state_word(state).to_owned(), counter.to_string()]);
+    }
+    row.push(probe.site_count.to_string());
+    row
+}
+
+/// The sites and semaphores of a probe, below its row.
+fn site_rows(probe: &ProbeView<'_>) -> Vec<Vec<String>> {
+    let sites = probe.sites.iter().map(|site| {
+        let mut row = vec![String::new()];
+        let address = match site.address {
+            Some(address) => {
+                row.extend([site_state(site), String::new()]);
+                address.to_string()
+            }
+            None => site.file_address.to_string(),
+        };
+        let arguments: Vec<_> = arguments(site).collect();
+        row.extend([
+            "site".to_owned(),
+            address,
+            function(site),
+            source(site),
+            arguments.join(" "),
+        ]);
+        row
+    });
+    let semaphores = probe.semaphores.iter().map(|semaphore| {
+        let mut row = vec![String::new()];
+        let address = match (semaphore.address, semaphore.value) {
+            (Some(address), Some(value)) => {
+                row.extend([String::new(), value.to_string()]);
+                address.to_string()
+            }
+            _ => semaphore.file_address.to_string(),
+        };
+        row.extend(["semaphore".to_owned(), address]);
+        row
+    });
+    sites.chain(semaphores).collect()
+}
+
+pub(super) fn changes(changes: &Changes<'_>) -> String {
+    let rows = changes.changed.iter().map(|change| {
+        vec![
+            Escaped(change.name).to_string(),
+            change.before.to_string(),
+            change.after.to_string(),
+            change.sites.to_string(),
+        ]
+    });
+    table(&["probe", "before", "after", "sites"], rows)
+}
+
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut builder = Builder::new();
+    builder.push_record(head.iter().copied());
+    for row in rows {
+        builder.push_record(row);
+    }
+    format!("{}\n", builder.build().with(Style::psql()))
+}

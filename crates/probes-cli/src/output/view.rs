@@ -1,0 +1,264 @@
+//! What is shown, in one shape for all formats. The field names are those of the JSON output: new
+//! ones may be added, none renamed.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+
+use probes_lib::{
+    FileAddr, Generation, LiveAddr, Probe, ProbeChange, ProbeState, ProbeStates, ProbeTable,
+    Report, Site, SiteCode, SourceMap, State,
+};
+use serde::{Serialize, Serializer};
+
+/// Of the form of all JSON output.
+const VERSION: u32 = 1;
+
+/// The probes of a process, or of a file that is not running: then all that is of a process is
+/// `None`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Listing<'t> {
+    version: u32,
+    pub(super) pid: Option<i32>,
+    program: Cow<'t, str>,
+    build_id: Option<String>,
+    pub(super) probes: Vec<ProbeView<'t>>,
+}
+
+/// One name.
+#[derive(Debug, Serialize)]
+pub(super) struct ProbeView<'t> {
+    pub(super) name: &'t str,
+    #[serde(serialize_with = "state_or_null")]
+    pub(super) state: Option<State>,
+    pub(super) counter: Option<u16>,
+    #[serde(skip)]
+    pub(super) site_count: usize,
+    pub(super) sites: Vec<SiteView<'t>>,
+    pub(super) semaphores: Vec<SemaphoreView<'t>>,
+}
+
+/// One site of a name.
+#[derive(Debug, Serialize)]
+pub(super) struct SiteView<'t> {
+    object: Cow<'t, str>,
+    #[serde(serialize_with = "text_or_null")]
+    pub(super) address: Option<LiveAddr>,
+    #[serde(serialize_with = "text")]
+    pub(super) file_address: FileAddr,
+    #[serde(serialize_with = "provider")]
+    generation: Generation,
+    pub(super) enabled: Option<bool>,
+    /// What is there, if it is more than a switched opcode away from what the file has there.
+    #[serde(serialize_with = "text_or_null")]
+    pub(super) bytes: Option<SiteCode>,
+    pub(super) file: Option<String>,
+    pub(super) line: Option<u32>,
+    pub(super) function: Option<String>,
+    pub(super) arguments: Vec<&'t str>,
+}
+
+/// One semaphore of a name.
+#[derive(Debug, Serialize)]
+pub(super) struct SemaphoreView<'t> {
+    object: Cow<'t, str>,
+    #[serde(serialize_with = "text_or_null")]
+    pub(super) address: Option<LiveAddr>,
+    #[serde(serialize_with = "text")]
+    pub(super) file_address: FileAddr,
+    pub(super) value: Option<u16>,
+}
+
+/// How much to show of each name beside its state.
+#[derive(Default)]
+pub(crate) struct Detail {
+    /// Its sites and semaphores.
+    pub(crate) sites: bool,
+    /// The functions and source lines of the sites.
+    pub(crate) source: Option<SourceMap>,
+}
+
+impl<'t> Listing<'t> {
+    /// The probes of a running process.
+    pub(crate) fn of_process(
+        pid: i32,
+        table: &'t ProbeTable,
+        states: &ProbeStates<'t>,
+        detail: &Detail,
+    ) -> Listing<'t> {
+        let object = table.path().to_string_lossy();
+        let probes = states
+            .probes()
+            .map(|state| ProbeView::of_process(&state, &object, detail))
+            .collect();
+        Listing::new(Some(pid), table, probes)
+    }
+
+    /// The probes of a file.
+    pub(crate) fn of_file(table: &'t ProbeTable, detail: &Detail) -> Listing<'t> {
+        let object = table.path().to_string_lossy();
+        let probes = table
+            .probes()
+            .map(|probe| ProbeView::of_file(probe, &object, detail))
+            .collect();
+        Listing::new(None, table, probes)
+    }
+
+    fn new(pid: Option<i32>, table: &'t ProbeTable, probes: Vec<ProbeView<'t>>) -> Listing<'t> {
+        Listing {
+            version: VERSION,
+            pid,
+            program: table.path().to_string_lossy(),
+            build_id: table.build_id().map(ToString::to_string),
+            probes,
+        }
+    }
+}
+
+impl<'t> ProbeView<'t> {
+    fn of_process(
+        probe: &ProbeState<'_, 't>,
+        object: &Cow<'t, str>,
+        detail: &Detail,
+    ) -> ProbeView<'t> {
+        let (mut sites, mut semaphores) = (Vec::new(), Vec::new());
+        if detail.sites {
+            sites.extend(probe.sites().map(|state| SiteView {
+                address: Some(state.address),
+                enabled: state.enabled(),
+                bytes: differing(state.code, state.site.code()),
+                ..SiteView::of_file(state.site, object, detail.source.as_ref())
+            }));
+            semaphores.extend(probe.semaphores().map(|state| SemaphoreView {
+                object: object.clone(),
+                address: Some(state.address),
+                file_address: state.semaphore.counter(),
+                value: Some(state.value),
+            }));
+        }
+        ProbeView {
+            name: probe.name(),
+            state: Some(probe.state()),
+            counter: Some(probe.counter()),
+            site_count: probe.sites().len(),
+            sites,
+            semaphores,
+        }
+    }
+
+    fn of_file(probe: Probe<'t>, object: &Cow<'t, str>, detail: &Detail) -> ProbeView<'t> {
+        let (mut sites, mut semaphores) = (Vec::new(), Vec::new());
+        if detail.sites {
+            let site = |site| SiteView::of_file(site, object, detail.source.as_ref());
+            sites.extend(probe.sites().map(site));
+            semaphores.extend(probe.semaphores().map(|semaphore| SemaphoreView {
+                object: object.clone(),
+                address: None,
+                file_address: semaphore.counter(),
+                value: None,
+            }));
+        }
+        ProbeView {
+            name: probe.name(),
+            state: None,
+            counter: None,
+            site_count: probe.sites().len(),
+            sites,
+            semaphores,
+        }
+    }
+}
+
+impl<'t> SiteView<'t> {
+    fn of_file(site: Site<'t>, object: &Cow<'t, str>, source: Option<&SourceMap>) -> SiteView<'t> {
+        let location = source.map(|source| source.locate(site.address()));
+        let location = location.unwrap_or_default();
+        SiteView {
+            object: object.clone(),
+            address: None,
+            file_address: site.address(),
+            generation: site.generation(),
+            enabled: None,
+            bytes: None,
+            file: location.file,
+            line: location.line,
+            function: location.function,
+            arguments: site.argument_texts().collect(),
+        }
+    }
+}
+
+fn differing(found: SiteCode, in_file: SiteCode) -> Option<SiteCode> {
+    let operand = |code: SiteCode| code.0[2..].to_vec();
+    let same = found.is_pristine() && operand(found) == operand(in_file);
+    (!same).then_some(found)
+}
+
+/// What an update did to a process.
+#[derive(Debug, Serialize)]
+pub(crate) struct Changes<'r> {
+    version: u32,
+    pid: i32,
+    pub(super) changed: Vec<ChangeView<'r>>,
+    passed_over: &'r [String],
+    stopped_us: u128,
+}
+
+/// What an update did to one name.
+#[derive(Debug, Serialize)]
+pub(super) struct ChangeView<'r> {
+    pub(super) name: &'r str,
+    pub(super) before: u16,
+    pub(super) after: u16,
+    pub(super) sites: usize,
+}
+
+impl<'r> Changes<'r> {
+    /// What `report` says.
+    pub(crate) fn of(report: &'r Report) -> Changes<'r> {
+        Changes {
+            version: VERSION,
+            pid: report.pid,
+            changed: report.changed.iter().map(ChangeView::of).collect(),
+            passed_over: &report.passed_over,
+            stopped_us: report.stopped.as_micros(),
+        }
+    }
+}
+
+impl<'r> ChangeView<'r> {
+    fn of(change: &'r ProbeChange) -> ChangeView<'r> {
+        ChangeView {
+            name: &change.name,
+            before: change.before,
+            after: change.after,
+            sites: change.sites,
+        }
+    }
+}
+
+pub(super) fn state_word(state: State) -> &'static str {
+    match state {
+        State::Enabled => "enabled",
+        State::Disabled => "disabled",
+        State::Inconsistent => "inconsistent",
+    }
+}
+
+fn state_or_null<S: Serializer>(state: &Option<State>, to: S) -> Result<S::Ok, S::Error> {
+    state.map(state_word).serialize(to)
+}
+
+fn provider<S: Serializer>(generation: &Generation, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(generation.provider())
+}
+
+fn text<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+fn text_or_null<S: Serializer>(value: &Option<impl Display>, to: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => to.collect_str(value),
+        None => to.serialize_none(),
+    }
+}

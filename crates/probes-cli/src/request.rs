@@ -1,0 +1,381 @@
+//! What is usable: checked as far as can be without the program it is about, before anything runs.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
+
+use probes_lib::{Action, Actions, Selector};
+
+use crate::args::{ActionArgs, AnswerArgs, Typed};
+use crate::messages::{Level, Messages};
+use crate::output::Format;
+use crate::usage::{Stop, UsageError};
+
+/// What to do, ready to be done.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Trace(Trace),
+    Attach(Attach),
+    Info(Info),
+    List(List),
+}
+
+#[derive(Debug)]
+pub(crate) struct Trace {
+    pub(crate) program: OsString,
+    pub(crate) arguments: Vec<OsString>,
+    pub(crate) actions: Actions,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Attach {
+    pub(crate) pid: i32,
+    pub(crate) actions: Actions,
+    pub(crate) gigatext: bool,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Info {
+    pub(crate) pid: i32,
+    pub(crate) sites: bool,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct List {
+    pub(crate) file: PathBuf,
+    pub(crate) sites: bool,
+    pub(crate) answer: Answer,
+}
+
+/// How to answer, and what else to say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    pub(crate) format: Format,
+    pub(crate) messages: Messages,
+}
+
+impl Request {
+    /// Checks what was typed.
+    pub(crate) fn of(typed: Typed) -> Result<Request, Stop> {
+        Ok(match typed {
+            Typed::Trace(args) => {
+                let check = Check("trace");
+                let actions = check.actions(&args.actions)?;
+                Request::Trace(Trace {
+                    program: check.given(args.prog, "-prog FILE")?,
+                    arguments: args.arguments,
+                    actions: actions.unwrap_or(Actions::of(Action::Enable, Selector::All)),
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Attach(args) => {
+                let check = Check("attach");
+                let pid = check.pid(args.pid)?;
+                let Some(actions) = check.actions(&args.actions)? else {
+                    return check.refuse("no action given, such as -enable NAMES");
+                };
+                Request::Attach(Attach {
+                    pid,
+                    actions: actions.force(args.force),
+                    gigatext: args.gigatext,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Info(args) => {
+                let check = Check("info");
+                Request::Info(Info {
+                    pid: check.pid(args.pid)?,
+                    sites: args.sites,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::List(args) => {
+                let check = Check("list");
+                Request::List(List {
+                    file: check.given(args.prog, "-prog FILE")?.into(),
+                    sites: args.sites,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Version => {
+                let version = format!("ocaml-probes {}\n", env!("CARGO_PKG_VERSION"));
+                return Err(Stop::Asked(version));
+            }
+        })
+    }
+
+    /// Where its messages go.
+    pub(crate) fn messages(&self) -> Messages {
+        let (Request::Trace(Trace { answer, .. })
+        | Request::Attach(Attach { answer, .. })
+        | Request::Info(Info { answer, .. })
+        | Request::List(List { answer, .. })) = self;
+        answer.messages
+    }
+}
+
+/// The checks of one subcommand, whose name is in their errors.
+struct Check(&'static str);
+
+impl Check {
+    fn refuse<T, E: From<UsageError>>(&self, message: impl Into<String>) -> Result<T, E> {
+        Err(UsageError::new(Some(self.0), message).into())
+    }
+
+    fn given(&self, value: Option<OsString>, flag: &str) -> Result<OsString, UsageError> {
+        match value {
+            Some(value) if !value.is_empty() => Ok(value),
+            Some(_) => self.refuse(format!("{flag} is empty")),
+            None => self.refuse(format!("no {flag} given")),
+        }
+    }
+
+    fn pid(&self, typed: Option<String>) -> Result<i32, UsageError> {
+        let Some(typed) = typed else {
+            return self.refuse("no -pid N given");
+        };
+        // `parse` would also take a sign.
+        let digits = typed.bytes().all(|byte| byte.is_ascii_digit());
+        match typed.parse() {
+            Ok(pid) if digits && pid > 0 => Ok(pid),
+            _ => self.refuse(format!("\"{typed}\" is not a pid")),
+        }
+    }
+
+    fn answer(&self, args: &AnswerArgs) -> Result<Answer, UsageError> {
+        let format = match (args.json, args.format.as_deref()) {
+            (true, Some(_)) => return self.refuse("-json and -format cannot be combined"),
+            (true, None) | (false, Some("json")) => Format::Json,
+            (false, Some("plain")) => Format::Plain,
+            (false, Some("table")) => Format::Table,
+            (false, None) if stdout().is_terminal() => Format::Table,
+            (false, None) => Format::Plain,
+            (false, Some(other)) => {
+                return self.refuse(format!(
+                    "\"{other}\" is not a format: there are plain, table and json"
+                ));
+            }
+        };
+        let level = match (args.quiet, args.verbose) {
+            (true, true) => return self.refuse("-quiet and -verbose cannot be combined"),
+            (true, false) => Level::Errors,
+            (false, false) => Level::Warnings,
+            (false, true) => Level::Steps,
+        };
+        Ok(Answer {
+            format,
+            messages: Messages::new(level),
+        })
+    }
+
+    /// The actions, of one family; `None` if there are none.
+    fn actions(&self, args: &ActionArgs) -> Result<Option<Actions>, UsageError> {
+        let ActionArgs {
+            enable,
+            disable,
+            enable_all,
+            disable_all,
+            enable_regexp,
+            disable_regexp,
+            enable_pair,
+            disable_pair,
+        } = args;
+        let mut families: Vec<(&str, Actions)> = Vec::new();
+        match (enable.is_empty(), disable.is_empty()) {
+            (true, true) => {}
+            (false, true) => families.push(("-enable", self.names(enable, disable)?)),
+            (true, false) => families.push(("-disable", self.names(enable, disable)?)),
+            (false, false) => families.push(("-enable -disable", self.names(enable, disable)?)),
+        }
+        for (flag, given, action) in [
+            ("-enable-all", *enable_all, Action::Enable),
+            ("-disable-all", *disable_all, Action::Disable),
+        ] {
+            if given {
+                families.push((flag, Actions::of(action, Selector::All)));
+            }
+        }
+        for (flag, given, action) in [
+            ("-enable-regexp", enable_regexp, Action::Enable),
+            ("-disable-regexp", disable_regexp, Action::Disable),
+        ] {
+            if let Some(pattern) = given {
+                families.push((flag, Actions::of(action, self.regexp(flag, pattern)?)));
+            }
+        }
+        for (flag, given, action) in [
+            ("-enable-pair", enable_pair, Action::Enable),
+            ("-disable-pair", disable_pair, Action::Disable),
+        ] {
+            if let Some(names) = given {
+                families.push((flag, Actions::of(action, self.pair(flag, names)?)));
+            }
+        }
+        match families.as_slice() {
+            [(one, _), (other, _), ..] => {
+                self.refuse(format!("{one} and {other} cannot be combined"))
+            }
+            _ => Ok(families.pop().map(|(_, actions)| actions)),
+        }
+    }
+
+    fn names(&self, enable: &[String], disable: &[String]) -> Result<Actions, UsageError> {
+        let mut actions = Actions::new();
+        let mut sides: HashMap<&str, Action> = HashMap::new();
+        for (flag, lists, action) in [
+            ("-enable", enable, Action::Enable),
+            ("-disable", disable, Action::Disable),
+        ] {
+            for name in lists.iter().flat_map(|list| list.split(',')) {
+                self.name(flag, name)?;
+                match sides.insert(name, action) {
+                    None => actions = actions.and(action, Selector::name(name)),
+                    Some(before) if before == action => {
+                        return self.refuse(format!("{flag} has \"{name}\" twice"));
+                    }
+                    Some(_) => {
+                        return self.refuse(format!("both -enable and -disable have \"{name}\""));
+                    }
+                }
+            }
+        }
+        Ok(actions)
+    }
+
+    fn name(&self, flag: &str, name: &str) -> Result<(), UsageError> {
+        if name.is_empty() {
+            return self.refuse(format!("{flag} has an empty name"));
+        }
+        if name.starts_with('-') {
+            return self.refuse(format!(
+                "{flag} has \"{name}\", which is not a probe's name"
+            ));
+        }
+        Ok(())
+    }
+
+    fn regexp(&self, flag: &str, pattern: &str) -> Result<Selector, UsageError> {
+        match Selector::regexp(pattern) {
+            Ok(selector) => Ok(selector),
+            Err(error) => self.refuse(format!("{flag}: {error}")),
+        }
+    }
+
+    fn pair(&self, flag: &str, names: &str) -> Result<Selector, UsageError> {
+        let pair: Vec<&str> = names.split(',').collect();
+        let &[start, stop] = pair.as_slice() else {
+            return self.refuse(format!(
+                "{flag} takes two names, START,STOP, not \"{names}\""
+            ));
+        };
+        self.name(flag, start)?;
+        self.name(flag, stop)?;
+        if start == stop {
+            return self.refuse(format!("{flag} has \"{start}\" twice"));
+        }
+        Ok(Selector::Pair {
+            start: start.to_owned(),
+            stop: stop.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args;
+
+    use super::*;
+
+    fn request(line: &str) -> Result<Request, Stop> {
+        let argv = line.split(' ').map(OsString::from);
+        args::parse(argv).and_then(Request::of)
+    }
+
+    fn refusal(line: &str) -> String {
+        match request(line) {
+            Err(Stop::Usage(error)) => error.to_string(),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn actions(line: &str) -> String {
+        match request(&format!("x attach -pid 7 {line}")) {
+            Ok(Request::Attach(attach)) => format!("{:?}", attach.actions),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn comma_lists_add_up_over_both_sides() {
+        let expected = Actions::new()
+            .enable(Selector::name("a"))
+            .enable(Selector::name("b"))
+            .enable(Selector::name("c"))
+            .disable(Selector::name("d"));
+        let line = "-enable a,b -disable d -enable c";
+        assert_eq!(actions(line), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn force_goes_with_every_family() {
+        for family in [
+            "-enable a -disable b",
+            "-enable-all",
+            "-disable-regexp a",
+            "-enable-pair a,b",
+        ] {
+            assert!(actions(&format!("{family} -force")).contains("force: true"));
+            assert!(actions(family).contains("force: false"));
+        }
+    }
+
+    #[test]
+    fn two_families_are_refused() {
+        let families = [
+            "-enable=a",
+            "-enable-all",
+            "-disable-all",
+            "-enable-regexp=a",
+            "-disable-regexp=a",
+            "-enable-pair=a,b",
+            "-disable-pair=a,b",
+        ];
+        for (index, one) in families.iter().enumerate() {
+            for other in &families[index + 1..] {
+                let message = refusal(&format!("x attach -pid 7 {other} {one}"));
+                assert!(message.ends_with("cannot be combined"), "{message}");
+            }
+            let message = refusal(&format!("x attach -pid 7 {one} {one}"));
+            let twice = ["is given more than once", "has \"a\" twice"];
+            assert!(twice.iter().any(|end| message.ends_with(end)), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_pid_is_a_positive_decimal_number() {
+        for pid in [
+            "0",
+            "-1",
+            "+7",
+            "0x7",
+            "7.0",
+            "",
+            " 7",
+            "2147483648",
+            "self",
+            "７",
+        ] {
+            // A space cannot be typed into these test lines, which are split there.
+            let line = ["x", "info", "-pid", pid].map(OsString::from);
+            let refused = args::parse(line).and_then(Request::of);
+            assert!(matches!(refused, Err(Stop::Usage(_))), "{pid:?}");
+        }
+        for pid in ["7", "007", "2147483647"] {
+            assert!(request(&format!("x info -pid {pid}")).is_ok(), "{pid}");
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! From the spellings people use to the one that clap reads.
+//!
+//! OCaml users write `-pid 7`, everybody else `--pid 7` or `--pid=7`, and both cut words short.
+//! Each flag becomes `--flag` or `--flag=VALUE`, each subcommand is spelled out:
+//!
+//! - The argument after a flag that takes a value is its value, whatever it looks like, as with
+//!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`.
+//! - A unique prefix will do, except for `-enable*` and `-disable*`: one letter too few there could
+//!   mean every probe instead of one.
+//! - What follows `--` is left alone.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use clap::{Arg, Command};
+
+use crate::usage::UsageError;
+
+/// How many typing errors a flag may have to be suggested.
+const NEAR: usize = 2;
+
+/// Spells out `argv`, its first word being the program. `root` has to be built.
+pub(crate) fn spell_out(
+    root: &Command,
+    argv: impl IntoIterator<Item = OsString>,
+) -> Result<Vec<OsString>, UsageError> {
+    let mut words = argv.into_iter();
+    let mut spelled: Vec<OsString> = words.next().into_iter().collect();
+    let mut at = root;
+    let mut subcommand = None;
+    while let Some(word) = words.next() {
+        if word == "--" {
+            match words.next() {
+                Some(word) if at.get_positionals().next().is_none() => {
+                    return Err(unexpected(at, subcommand, &word.to_string_lossy()));
+                }
+                Some(first) => spelled.extend(["--".into(), first].into_iter().chain(words)),
+                None => {}
+            }
+            break;
+        }
+        if let Some(flag) = Flag::of(&word) {
+            let flag = flag.spell_out(at, subcommand, || words.next());
+            spelled.push(flag?);
+        } else {
+            at = find_subcommand(at, subcommand, &word)?;
+            subcommand = subcommand.or(Some(at.get_name()));
+            spelled.push(at.get_name().into());
+        }
+    }
+    Ok(spelled)
+}
+
+fn find_subcommand<'c>(
+    at: &'c Command,
+    subcommand: Option<&str>,
+    word: &OsStr,
+) -> Result<&'c Command, UsageError> {
+    let word = word.to_string_lossy();
+    let error = |message| Err(UsageError::new(subcommand, message));
+    if !at.has_subcommands() {
+        return error(match at.get_positionals().next() {
+            Some(rest) => format!(
+                "unexpected argument \"{word}\": {}s follow --",
+                rest.get_id()
+            ),
+            None => format!("unexpected argument \"{word}\""),
+        });
+    }
+    if let Some(exact) = at.find_subcommand(&*word) {
+        return Ok(exact);
+    }
+    let names = || at.get_subcommands().map(Command::get_name);
+    let cut_short = |name: &&str| !word.is_empty() && name.starts_with(&*word);
+    let fitting: Vec<&str> = names().filter(cut_short).collect();
+    match fitting.as_slice() {
+        [] => {
+            let near: Vec<&str> = names().filter(|name| is_near(name, &word)).collect();
+            let suggestion = did_you_mean(&near);
+            error(format!("no subcommand \"{word}\"{suggestion}"))
+        }
+        [name] => Ok(at.find_subcommand(name).unwrap_or(at)),
+        names => error(format!("\"{word}\" could be {}", names.join(" or "))),
+    }
+}
+
+fn unexpected(at: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
+    let message = match at.get_positionals().next() {
+        Some(_) => format!("unexpected argument \"{word}\": the program's arguments follow --"),
+        None => format!("unexpected argument \"{word}\""),
+    };
+    UsageError::new(subcommand, message)
+}
+
+/// A word that begins with a dash.
+struct Flag<'w> {
+    /// With its dashes, without its value.
+    typed: String,
+    name: String,
+    value: Option<&'w [u8]>,
+}
+
+impl Flag<'_> {
+    fn of(word: &OsStr) -> Option<Flag<'_>> {
+        let bytes = word.as_bytes();
+        let end = bytes.iter().position(|&byte| byte == b'=');
+        let (typed, value) = match end {
+            Some(end) => (&bytes[..end], Some(&bytes[end + 1..])),
+            None => (bytes, None),
+        };
+        let typed = String::from_utf8_lossy(typed).into_owned();
+        let name = typed.strip_prefix('-')?;
+        let name = name.strip_prefix('-').unwrap_or(name);
+        if name.is_empty() {
+            return None;
+        }
+        Some(Flag {
+            name: name.to_owned(),
+            typed,
+            value,
+        })
+    }
+
+    fn spell_out(
+        &self,
+        at: &Command,
+        subcommand: Option<&str>,
+        next: impl FnOnce() -> Option<OsString>,
+    ) -> Result<OsString, UsageError> {
+        let error = |message| Err(UsageError::new(subcommand, message));
+        let typed = &self.typed;
+        let arg = match self.find(at).as_slice() {
+            [] => {
+                let near = self.suggestions(at);
+                let suggestion = did_you_mean(&near);
+                return error(format!("unknown flag {typed}{suggestion}"));
+            }
+            [arg] => *arg,
+            several => {
+                let names: Vec<_> = several.iter().map(|arg| one_dash(arg)).collect();
+                return error(format!("{typed} could be {}", names.join(" or ")));
+            }
+        };
+        let mut spelled = format!("--{}", long(arg)).into_bytes();
+        if arg.get_action().takes_values() {
+            let Some(value) = self
+                .value
+                .map(<[u8]>::to_vec)
+                .or_else(|| Some(next()?.into_vec()))
+            else {
+                return error(format!(
+                    "{typed} needs a value: {typed} {}",
+                    value_name(arg)
+                ));
+            };
+            spelled.push(b'=');
+            spelled.extend(value);
+        } else if self.value.is_some() {
+            return error(format!("{typed} takes no value"));
+        }
+        Ok(OsString::from_vec(spelled))
+    }
+
+    /// The flags that this one can mean: one if it is spelled whole.
+    fn find<'c>(&self, at: &'c Command) -> Vec<&'c Arg> {
+        let mut letters = self.name.chars();
+        if let (Some(letter), None) = (letters.next(), letters.next())
+            && let Some(arg) = flags(at).find(|arg| has_letter(arg, letter))
+        {
+            return vec![arg];
+        }
+        if let Some(arg) = flags(at).find(|arg| long(arg) == self.name) {
+            return vec![arg];
+        }
+        flags(at)
+            .filter(|arg| long(arg).starts_with(&self.name) && !is_spelled_whole(arg))
+            .collect()
+    }
+
+    /// What may have been meant: for a flag that is to be spelled whole, its spellings.
+    fn suggestions(&self, at: &Command) -> Vec<String> {
+        let cut_short = |arg: &&Arg| long(arg).starts_with(&self.name);
+        let spellings: Vec<_> = flags(at).filter(cut_short).map(one_dash).collect();
+        if !spellings.is_empty() {
+            return spellings;
+        }
+        let near = |arg: &&Arg| is_near(long(arg), &self.name);
+        flags(at).filter(near).map(one_dash).collect()
+    }
+}
+
+fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
+    command
+        .get_arguments()
+        .filter(|arg| arg.get_long().is_some())
+}
+
+fn long(flag: &Arg) -> &str {
+    flag.get_long().unwrap_or_default()
+}
+
+fn one_dash(flag: &Arg) -> String {
+    format!("-{}", long(flag))
+}
+
+fn has_letter(flag: &Arg, letter: char) -> bool {
+    flag.get_short_and_visible_aliases()
+        .is_some_and(|letters| letters.contains(&letter))
+}
+
+fn is_spelled_whole(flag: &Arg) -> bool {
+    long(flag).starts_with("enable") || long(flag).starts_with("disable")
+}
+
+fn value_name(flag: &Arg) -> &str {
+    match flag.get_value_names() {
+        Some([name, ..]) => name,
+        _ => "VALUE",
+    }
+}
+
+fn is_near(name: &str, typed: &str) -> bool {
+    typed.len() > NEAR && strsim::osa_distance(name, typed) <= NEAR
+}
+
+fn did_you_mean(near: &[impl AsRef<str>]) -> String {
+    match near {
+        [] => String::new(),
+        near => {
+            let near: Vec<&str> = near.iter().map(AsRef::as_ref).collect();
+            format!("; did you mean {}?", near.join(" or "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args;
+
+    use super::*;
+
+    fn spelled(line: &str) -> Result<String, String> {
+        let argv = line.split(' ').map(OsString::from);
+        match spell_out(&args::definition(), argv) {
+            Ok(words) => Ok(words
+                .iter()
+                .map(|word| word.to_string_lossy())
+                .collect::<Vec<_>>()
+                .join(" ")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn all_spellings_of_a_flag_become_one() {
+        for flag in ["-pid 7", "--pid 7", "-pid=7", "--pid=7", "-p 7", "--pi=7"] {
+            let line = spelled(&format!("ocaml-probes info {flag} -sites"));
+            assert_eq!(line.unwrap(), "ocaml-probes info --pid=7 --sites");
+        }
+        for flag in ["-h", "-?", "-help", "--help", "--h", "-hel"] {
+            let line = spelled(&format!("ocaml-probes attach {flag}"));
+            assert_eq!(line.unwrap(), "ocaml-probes attach --help");
+        }
+    }
+
+    #[test]
+    fn subcommands_may_be_cut_short_also_behind_help() {
+        assert_eq!(spelled("x att -q").unwrap(), "x attach --quiet");
+        assert_eq!(spelled("x he tr").unwrap(), "x help trace");
+    }
+
+    #[test]
+    fn the_word_after_a_flag_with_a_value_is_its_value() {
+        let line = spelled("x attach -enable-regexp -pid -pid -7").unwrap();
+        assert_eq!(line, "x attach --enable-regexp=-pid --pid=-7");
+        let line = spelled("x attach -enable-regexp= -enable-pair a=b").unwrap();
+        assert_eq!(line, "x attach --enable-regexp= --enable-pair=a=b");
+    }
+
+    #[test]
+    fn what_follows_two_dashes_is_left_alone() {
+        let line = spelled("x trace -prog a -- -pid 7 -p -- -enable").unwrap();
+        assert_eq!(line, "x trace --prog=a -- -pid 7 -p -- -enable");
+    }
+
+    #[test]
+    fn enable_and_disable_are_not_cut_short() {
+        for (line, error) in [
+            (
+                "x attach -enabl a",
+                "attach: unknown flag -enabl; did you mean \
+                 -enable or -enable-all or -enable-regexp or -enable-pair?",
+            ),
+            (
+                "x attach --disable-a",
+                "attach: unknown flag --disable-a; did you mean -disable-all?",
+            ),
+        ] {
+            assert_eq!(spelled(line).unwrap_err(), error);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_stay_as_they_are() {
+        let file = OsString::from_vec(b"-prog=\xff\n".to_vec());
+        let argv = ["x".into(), "list".into(), file];
+        let line = spell_out(&args::definition(), argv).unwrap();
+        assert_eq!(line[2].as_bytes(), b"--prog=\xff\n");
+    }
+}
