@@ -6,7 +6,7 @@ use std::io;
 use crate::addr::LiveAddr;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::memory::{CounterFault, WriteMemory};
-use crate::plan::{CounterWrite, Step, UpdatePlan};
+use crate::plan::{CodeWrite, CounterWrite, Step, UpdatePlan};
 use crate::snapshot::{Layout, SEMAPHORE, SITE, Snapshot};
 
 /// How carrying out a plan ended, if not with an error.
@@ -153,13 +153,25 @@ fn first_difference(plan: &UpdatePlan, found: &Snapshot) -> Option<(&'static str
     plan.steps.iter().find_map(|step| match step {
         Step::Code(writes) => writes
             .iter()
-            .find(|write| found.code_at(write.at, write.new.len()) != Some(&write.new[..]))
-            .map(|write| (SITE, write.at)),
+            .find_map(|write| lost_byte(write, found))
+            .map(|at| (SITE, at)),
         Step::Counters(writes) => writes
             .iter()
             .find(|write| found.counters[write.index] != write.new)
             .map(|write| (SEMAPHORE, write.at)),
     })
+}
+
+/// The first byte that `write` was to change and that is not there. What lies between such bytes
+/// may have been changed by a later step, whose sites are in the same page.
+fn lost_byte(write: &CodeWrite, found: &Snapshot) -> Option<LiveAddr> {
+    let CodeWrite { at, old, new } = write;
+    let Some(there) = found.code_at(*at, new.len()) else {
+        return Some(*at);
+    };
+    (0..new.len())
+        .find(|&i| new[i] != old[i] && there[i] != new[i])
+        .map(|i| at.plus(i as u64))
 }
 
 fn write_error(pid: i32, what: &'static str, address: LiveAddr, source: io::Error) -> Error {
@@ -174,3 +186,6 @@ fn write_error(pid: i32, what: &'static str, address: LiveAddr, source: io::Erro
     }
     .into()
 }
+
+#[cfg(test)]
+mod tests;
