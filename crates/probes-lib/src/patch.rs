@@ -44,13 +44,20 @@ pub(crate) fn apply(
     match written {
         Ok(()) => Ok(Outcome::Done),
         Err(error) => {
-            let effect = put_back(&journal, memory);
+            put_back(&journal, memory);
+            let found = layout.read(pid, memory);
+            let effect = if found.is_ok_and(|found| is_put_back(&journal, &plan.before, &found)) {
+                Effect::PutBack
+            } else {
+                Effect::HalfChanged
+            };
             Err(error.leaving(effect))
         }
     }
 }
 
-/// How much of a step was written: the first `done` of its writes, and perhaps a part of the next.
+/// How much of a step was written: the first `done` of its writes, the last of them perhaps only in
+/// part.
 struct Written<'p> {
     step: &'p Step,
     done: usize,
@@ -81,7 +88,8 @@ fn write<'p>(
             let result = memory.write_counters(&counters(writes, |write| write.new));
             let done = match &result {
                 Ok(()) => writes.len(),
-                Err(fault) => fault.done,
+                // The next may have been written in part.
+                Err(fault) => writes.len().min(fault.done + 1),
             };
             journal.push(Written { step, done });
             if let Err(CounterFault { done, source }) = result {
@@ -101,38 +109,37 @@ fn counters(writes: &[CounterWrite], value: impl Fn(&CounterWrite) -> u16) -> Ve
 }
 
 /// Undoes the journal from its end; goes on after a failure, to put back as much as can be.
-fn put_back(journal: &[Written<'_>], memory: &mut impl WriteMemory) -> Effect {
-    let mut complete = true;
+fn put_back(journal: &[Written<'_>], memory: &mut impl WriteMemory) {
     for Written { step, done } in journal.iter().rev() {
         match step {
             Step::Code(writes) => {
                 for write in writes[..*done].iter().rev() {
-                    complete &= memory.write_code(write.at, &write.old).is_ok()
-                        || holds(memory, write.at, &write.old);
+                    // Whether it worked is seen by reading it back.
+                    let _ = memory.write_code(write.at, &write.old);
                 }
             }
             Step::Counters(writes) => {
                 let mut left = counters(&writes[..*done], |write| write.old);
                 left.reverse();
                 while let Err(fault) = memory.write_counters(&left) {
-                    let failed = left.drain(..=fault.done.min(left.len() - 1)).next_back();
-                    complete &=
-                        failed.is_some_and(|(at, value)| holds(memory, at, &value.to_le_bytes()));
+                    left.drain(..=fault.done.min(left.len() - 1));
                 }
             }
         }
     }
-    if complete {
-        Effect::PutBack
-    } else {
-        Effect::HalfChanged
-    }
 }
 
-/// Whether the bytes are there already: a write that failed may have changed nothing.
-fn holds(memory: &impl WriteMemory, at: LiveAddr, bytes: &[u8]) -> bool {
-    let mut found = vec![0; bytes.len()];
-    memory.read(at, &mut found).is_ok() && found == bytes
+/// Whether all that the journal has written is as it was before.
+fn is_put_back(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> bool {
+    journal.iter().all(|Written { step, done }| match step {
+        Step::Code(writes) => writes[..*done].iter().all(|write| {
+            let len = write.old.len();
+            found.code_at(write.at, len) == before.code_at(write.at, len)
+        }),
+        Step::Counters(writes) => writes[..*done]
+            .iter()
+            .all(|write| found.counters[write.index] == before.counters[write.index]),
+    })
 }
 
 fn read_back(
