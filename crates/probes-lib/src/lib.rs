@@ -50,6 +50,8 @@ mod snapshot;
 mod spans;
 mod sys;
 mod table;
+#[cfg(test)]
+mod testing;
 mod update;
 
 pub use addr::{FileAddr, LiveAddr, LoadBias};

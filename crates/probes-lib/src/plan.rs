@@ -268,3 +268,6 @@ fn holds_breakpoint(bytes: &[u8], start: LiveAddr, own_int3: &[LiveAddr]) -> boo
         .zip(start.0..)
         .any(|(&byte, at)| byte == INT3 && own_int3.binary_search(&LiveAddr(at)).is_err())
 }
+
+#[cfg(test)]
+mod tests;

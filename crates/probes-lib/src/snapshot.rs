@@ -214,3 +214,6 @@ fn is_own(found: SiteCode, in_file: SiteCode) -> bool {
     }
     without_breakpoint.same_but_for_opcode(in_file)
 }
+
+#[cfg(test)]
+mod tests;

@@ -182,3 +182,6 @@ fn split_string<'a>(
         .ok_or(NoteDefect::Unterminated(what))?;
     Ok((&bytes[..end], &bytes[end + 1..]))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+mod model;
+
+use super::*;
+use crate::memory::double::{Fault, SliceMemory};
+use crate::select::{Action, Actions, Selector};
+use crate::testing::{PID, World};
+
+/// A world in which three probes of one page are to be enabled or disabled at once, and what to do:
+/// several steps, and several writes in them.
+fn mixed() -> (World, Actions) {
+    let mut world = World::of("multi_semaphore.pie");
+    world.set("single", 1);
+    let actions = Actions::of(Action::Disable, Selector::name("single"));
+    (world, actions.enable(Selector::name("many")))
+}
+
+/// Updates of several steps, pages and counters.
+fn updates() -> Vec<(World, Actions)> {
+    let pair = Selector::Pair {
+        start: "single".to_owned(),
+        stop: "many".to_owned(),
+    };
+    let mut borders = World::of("page_borders.nopie");
+    borders.set("across", 2);
+    borders.set("left", 1);
+    vec![
+        mixed(),
+        (
+            World::of("multi_semaphore.nopie"),
+            Actions::of(Action::Enable, pair),
+        ),
+        (
+            World::of("segments.pie"),
+            Actions::of(Action::Enable, Selector::All),
+        ),
+        (
+            borders,
+            Actions::of(Action::Disable, Selector::All).force(true),
+        ),
+    ]
+}
+
+/// How many writes an update takes.
+fn writes_of(world: &World, actions: &Actions) -> usize {
+    let (layout, plan) = world.plan(actions).unwrap();
+    let mut memory = world.memory.failing(0..0, Fault::Refused);
+    let outcome = apply(&plan, &layout, PID, &mut memory).unwrap();
+    assert_eq!(outcome, Outcome::Done);
+    memory.writes
+}
+
+/// The result of an update some of whose writes fail, and the memory after it.
+fn failing(
+    world: &World,
+    actions: &Actions,
+    writes: std::ops::Range<usize>,
+    fault: Fault,
+) -> (Result<Outcome>, SliceMemory) {
+    let (layout, plan) = world.plan(actions).unwrap();
+    let mut memory = world.memory.failing(writes, fault);
+    (apply(&plan, &layout, PID, &mut memory), memory)
+}
+
+#[test]
+fn an_update_writes_what_was_planned() {
+    let (mut world, actions) = mixed();
+    assert_eq!(world.update(&actions).unwrap(), Outcome::Done);
+    let mut expected = World::of("multi_semaphore.pie");
+    expected.set("many", 1);
+    expected.set("single", 0);
+    assert_eq!(world.memory.differences(&expected.memory), []);
+}
+
+#[test]
+fn probes_whose_sites_alternate_in_a_page_are_updated_as_a_pair() {
+    // The write for `many` goes over the site of `single`, which is written after it.
+    for (action, before, after) in [(Action::Enable, 0, 1), (Action::Disable, 1, 0)] {
+        for (start, stop) in [("single", "many"), ("many", "single")] {
+            let mut world = World::of("multi_semaphore.pie");
+            for name in [start, stop] {
+                world.set(name, before);
+            }
+            let (start, stop) = (start.to_owned(), stop.to_owned());
+            let pair = Selector::Pair { start, stop };
+            assert_eq!(
+                world.update(&Actions::of(action, pair)).unwrap(),
+                Outcome::Done
+            );
+            for name in ["single", "many"] {
+                let reading = world.snapshot().reading(world.probe(name));
+                assert_eq!(reading.counter, after);
+            }
+        }
+    }
+}
+
+#[test]
+fn whichever_write_fails_all_bytes_are_put_back() {
+    for (world, actions) in updates() {
+        let writes = writes_of(&world, &actions);
+        assert!(writes >= 4, "{writes}");
+        for number in 0..writes {
+            for fault in [Fault::Refused, Fault::Torn] {
+                let (result, memory) = failing(&world, &actions, number..number + 1, fault);
+                let error = result.unwrap_err();
+                let what = format!("write {number} {fault:?} of {actions:?}: {error}");
+                assert!(
+                    matches!(error.kind(), ErrorKind::WriteMemory { pid: PID, .. }),
+                    "{what}"
+                );
+                assert_eq!(error.effect(), Effect::PutBack, "{what}");
+                assert_eq!(memory.differences(&world.memory), [], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_error_of_a_failed_write_says_what_and_where() {
+    let (world, actions) = mixed();
+    let places = [
+        (SEMAPHORE, world.counters("single")[0]),
+        (SITE, world.opcodes("single")[0]),
+        (SITE, world.opcodes("many")[0]),
+        (SEMAPHORE, world.counters("many")[0]),
+        (SEMAPHORE, world.counters("many")[1]),
+        (SEMAPHORE, world.counters("many")[2]),
+    ];
+    assert_eq!(writes_of(&world, &actions), places.len());
+    for (number, place) in places.into_iter().enumerate() {
+        let (result, _) = failing(&world, &actions, number..number + 1, Fault::Refused);
+        let error = result.unwrap_err();
+        let ErrorKind::WriteMemory { what, address, .. } = error.kind() else {
+            panic!("{error}");
+        };
+        assert_eq!((*what, *address), place);
+        assert!(
+            error
+                .to_string()
+                .ends_with("; what had been written was put back")
+        );
+    }
+}
+
+#[test]
+fn a_write_that_is_not_kept_is_noticed_and_all_is_put_back() {
+    for (world, actions) in updates() {
+        let (_, updated) = failing(&world, &actions, 0..0, Fault::Refused);
+        for number in 0..writes_of(&world, &actions) {
+            for fault in Fault::SILENT {
+                let (result, memory) = failing(&world, &actions, number..number + 1, fault);
+                let Err(error) = result else {
+                    // A later write, of a page that this one was part of, made it good.
+                    assert_eq!(memory.differences(&updated), [], "write {number} {fault:?}");
+                    continue;
+                };
+                let what = format!("write {number} {fault:?} of {actions:?}: {error}");
+                assert!(
+                    matches!(error.kind(), ErrorKind::NotKept { pid: PID, .. }),
+                    "{what}"
+                );
+                assert_eq!(error.effect(), Effect::PutBack, "{what}");
+                assert_eq!(memory.differences(&world.memory), [], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn if_putting_back_fails_the_rest_is_put_back_and_the_error_says_half_changed() {
+    for (world, actions) in updates() {
+        let writes = writes_of(&world, &actions);
+        for fault in [
+            Fault::Refused,
+            Fault::Torn,
+            Fault::Dropped,
+            Fault::Corrupted,
+        ] {
+            // The last write and those that follow fail: the first of putting back, and so on.
+            let first = writes - 1;
+            for failures in 2..=2 * writes {
+                let fail = first..first + failures;
+                let (result, memory) = failing(&world, &actions, fail, fault);
+                let error = result.unwrap_err();
+                let left = memory.differences(&world.memory);
+                let what = format!("{failures} {fault:?} of {actions:?}: {error} {left:?}");
+                let expected = if left.is_empty() {
+                    Effect::PutBack
+                } else {
+                    Effect::HalfChanged
+                };
+                assert_eq!(error.effect(), expected, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_can_be_put_back_is_put_back_after_a_failure_to_put_back() {
+    let (world, actions) = mixed();
+    let writes = writes_of(&world, &actions);
+    assert_eq!(writes, 6);
+    // The third counter of `many` fails, then (going back) the second: the first is put back.
+    let (result, memory) = failing(&world, &actions, 5..6, Fault::Refused);
+    assert_eq!(result.unwrap_err().effect(), Effect::PutBack);
+    let going_back = memory.writes - writes;
+
+    let mut still_wrong = Vec::new();
+    for number in 0..going_back {
+        // Only one of the writes of putting back fails, and the last of the update before it.
+        let (layout, plan) = world.plan(&actions).unwrap();
+        let mut memory = FailingTwice {
+            memory: world.memory.failing(5..6, Fault::Refused),
+            second: 6 + number,
+        };
+        let error = apply(&plan, &layout, PID, &mut memory).unwrap_err();
+        let left = memory.memory.differences(&world.memory);
+        assert_eq!(
+            error.effect() == Effect::PutBack,
+            left.is_empty(),
+            "{left:?}"
+        );
+        still_wrong.push(left.len());
+    }
+    // Two counters of one byte each, seven opcodes of `many`, one opcode and counter of `single`;
+    // and the counter that was never changed.
+    still_wrong.sort_unstable();
+    assert_eq!(still_wrong, [0, 1, 1, 1, 1, 7]);
+}
+
+/// Fails a second time, at a write of putting back.
+struct FailingTwice {
+    memory: SliceMemory,
+    second: usize,
+}
+
+impl FailingTwice {
+    fn prepare(&mut self) {
+        if self.memory.writes > self.memory.fail.start {
+            self.memory.fail = self.second..self.second + 1;
+        }
+    }
+}
+
+impl crate::memory::ReadMemory for FailingTwice {
+    fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+        self.memory.read(at, bytes)
+    }
+}
+
+impl WriteMemory for FailingTwice {
+    fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+        self.prepare();
+        self.memory.write_code(at, bytes)
+    }
+
+    fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
+        self.prepare();
+        self.memory.write_counters(writes)
+    }
+}
+
+#[test]
+fn a_process_that_ends_meanwhile_is_told_as_such() {
+    let (world, actions) = mixed();
+    for number in 0..writes_of(&world, &actions) {
+        let (result, _) = failing(&world, &actions, number..usize::MAX, Fault::Gone);
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Exited { pid: PID }),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn nothing_is_written_to_a_process_that_is_not_as_it_was_planned_for() {
+    let (world, actions) = mixed();
+    let (layout, plan) = world.plan(&actions).unwrap();
+    let site = world.opcodes("many")[1];
+    let gap = LiveAddr(world.opcodes("many")[2].0 - 2);
+    let places = [
+        (site, 0xe8),
+        (LiveAddr(site.0 - 1), 0xcc),
+        (LiveAddr(site.0 + 4), 0x77),
+        (gap, 0xcc),
+        (world.counters("many")[2], 1),
+        (world.counters("single")[0].plus(1), 1),
+    ];
+    for (at, byte) in places {
+        assert_ne!(world.memory.byte(at), byte);
+        let mut memory = world.memory.clone();
+        memory.poke(at, &[byte]);
+        let changed = memory.clone();
+        let outcome = apply(&plan, &layout, PID, &mut memory).unwrap();
+        assert_eq!(outcome, Outcome::Outdated, "{at}");
+        assert_eq!(memory.writes, 0);
+        assert_eq!(memory.differences(&changed), []);
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_read_any_more_is_not_written() {
+    let (world, actions) = mixed();
+    let (layout, plan) = world.plan(&actions).unwrap();
+    let mut unmapped = SliceMemory::new([(0x1000, vec![0; 16])]);
+    let error = apply(&plan, &layout, PID, &mut unmapped).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::ReadMemory { .. }));
+    assert_eq!(error.effect(), Effect::NothingChanged);
+    assert_eq!(unmapped.writes, 0);
+}
+
+#[test]
+fn a_neighbour_s_counter_is_never_touched() {
+    // SystemTap's counters are changed by the kernel even while all threads stand.
+    for fixture in ["edge_semaphore_ocaml_2.pie", "gen_ocaml_2.nopie"] {
+        let mut world = World::of(fixture);
+        let names: Vec<String> = world.table.probes().map(|p| p.name().to_owned()).collect();
+        let counters: Vec<LiveAddr> = names.iter().flat_map(|n| world.counters(n)).collect();
+        for &counter in &counters {
+            world.memory.poke(LiveAddr(counter.0 - 2), &[7, 7]);
+        }
+        world
+            .update(&Actions::of(Action::Enable, Selector::All))
+            .unwrap();
+        for &counter in &counters {
+            let mut found = [0; 4];
+            let pair = LiveAddr(counter.0 - 2);
+            crate::memory::ReadMemory::read(&world.memory, pair, &mut found).unwrap();
+            assert_eq!(found, [7, 7, 1, 0], "{fixture} {counter}");
+        }
+    }
+}

@@ -1,0 +1,382 @@
+use super::*;
+use crate::Error;
+use crate::select::{Actions, Selector};
+use crate::testing::World;
+
+// Seven sites and three counters of `many`, and between them one site and counter of `single`.
+const FIXTURE: &str = "multi_semaphore.pie";
+
+fn enable(name: &str) -> Actions {
+    Actions::of(Action::Enable, Selector::name(name))
+}
+
+fn disable(name: &str) -> Actions {
+    Actions::of(Action::Disable, Selector::name(name))
+}
+
+fn pair(action: Action) -> Actions {
+    let (start, stop) = ("single".to_owned(), "many".to_owned());
+    Actions::of(action, Selector::Pair { start, stop })
+}
+
+fn plan(world: &World, actions: &Actions) -> UpdatePlan {
+    world.plan(actions).unwrap().1
+}
+
+fn refusal(world: &World, actions: &Actions) -> Error {
+    world.plan(actions).unwrap_err()
+}
+
+/// The steps in words: how many opcodes become which, how many counters.
+fn steps(plan: &UpdatePlan) -> Vec<String> {
+    let text = |step: &Step| match step {
+        Step::Code(writes) => {
+            let flips = writes.iter().flat_map(flips);
+            let news: Vec<u8> = flips.map(|(_, new)| new).collect();
+            assert!(news.iter().all(|new| *new == news[0]));
+            format!("{} x {:02x}", news.len(), news[0])
+        }
+        Step::Counters(writes) => {
+            let text = |write: &CounterWrite| format!("{}->{}", write.old, write.new);
+            writes.iter().map(text).collect::<Vec<_>>().join(" ")
+        }
+    };
+    plan.steps.iter().map(text).collect()
+}
+
+/// The bytes of a write that change: where, and what they become.
+fn flips(write: &CodeWrite) -> impl Iterator<Item = (LiveAddr, u8)> {
+    let bytes = write.old.iter().zip(&write.new).zip(write.at.0..);
+    bytes
+        .filter(|((old, new), _)| old != new)
+        .map(|((_, &new), at)| (LiveAddr(at), new))
+}
+
+fn code_writes(plan: &UpdatePlan) -> impl Iterator<Item = &CodeWrite> {
+    plan.steps.iter().flat_map(|step| match step {
+        Step::Code(writes) => writes.as_slice(),
+        Step::Counters(_) => &[],
+    })
+}
+
+#[test]
+fn sites_are_enabled_before_their_counters() {
+    let plan = plan(&World::of(FIXTURE), &enable("many"));
+    assert_eq!(steps(&plan), ["7 x e8", "0->1 0->1 0->1"]);
+}
+
+#[test]
+fn counters_are_disabled_before_their_sites() {
+    let mut world = World::of(FIXTURE);
+    world.set("many", 1);
+    let plan = plan(&world, &disable("many"));
+    assert_eq!(steps(&plan), ["1->0 1->0 1->0", "7 x 3d"]);
+}
+
+#[test]
+fn a_pair_is_enabled_stop_first_and_disabled_start_first() {
+    let mut world = World::of(FIXTURE);
+    let on = plan(&world, &pair(Action::Enable));
+    assert_eq!(steps(&on), ["7 x e8", "0->1 0->1 0->1", "1 x e8", "0->1"]);
+
+    world.set("single", 1);
+    world.set("many", 1);
+    let off = plan(&world, &pair(Action::Disable));
+    assert_eq!(steps(&off), ["1->0", "1 x 3d", "1->0 1->0 1->0", "7 x 3d"]);
+}
+
+#[test]
+fn what_is_disabled_goes_before_what_is_enabled() {
+    let mut world = World::of(FIXTURE);
+    world.set("single", 1);
+    let both = enable("many").disable(Selector::name("single"));
+    let plan = plan(&world, &both);
+    assert_eq!(steps(&plan), ["1->0", "1 x 3d", "7 x e8", "0->1 0->1 0->1"]);
+    // The changes are in the order in which they were asked for.
+    let names: Vec<_> = plan
+        .changes
+        .iter()
+        .map(|change| world.table.by_id(change.probe).name())
+        .collect();
+    assert_eq!(names, ["many", "single"]);
+}
+
+#[test]
+fn a_step_expects_what_the_step_before_it_has_written() {
+    let mut world = World::of(FIXTURE);
+    world.set("single", 1);
+    let plan = plan(&world, &enable("many").disable(Selector::name("single")));
+    let single = world.opcodes("single")[0];
+    let writes: Vec<&CodeWrite> = code_writes(&plan).collect();
+    assert_eq!((writes[0].at, &writes[0].new[..]), (single, &[0x3d][..]));
+    let offset = (single.0 - writes[1].at.0) as usize;
+    assert_eq!((writes[1].old[offset], writes[1].new[offset]), (0x3d, 0x3d));
+}
+
+#[test]
+fn sites_change_only_when_the_counter_leaves_or_reaches_0() {
+    let mut world = World::of(FIXTURE);
+    for (actions, expected, changed) in [
+        (enable("single"), &["1 x e8", "0->1"][..], (0, 1, 1)),
+        (enable("single"), &["1->2"], (1, 2, 0)),
+        (disable("single"), &["2->1"], (2, 1, 0)),
+        (disable("single"), &["1->0", "1 x 3d"], (1, 0, 1)),
+    ] {
+        let plan = plan(&world, &actions);
+        assert_eq!(steps(&plan), expected);
+        let change = plan.changes[0];
+        assert_eq!((change.before, change.after, change.sites), changed);
+        world.set("single", change.after);
+    }
+    assert_eq!(world.memory, world.loaded);
+}
+
+#[test]
+fn a_probe_without_sites_is_counted_alone() {
+    let world = World::of("gen_ocaml_2.pie");
+    assert_eq!(steps(&plan(&world, &enable("flag"))), ["0->1"]);
+}
+
+#[test]
+fn a_full_counter_is_refused_and_the_last_step_to_it_is_not() {
+    let mut world = World::of(FIXTURE);
+    world.set("single", u16::MAX - 1);
+    assert_eq!(steps(&plan(&world, &enable("single"))), ["65534->65535"]);
+    world.set("single", u16::MAX);
+    let error = refusal(&world, &enable("single"));
+    assert!(matches!(error.kind(), ErrorKind::CounterFull { name } if name == "single"));
+
+    // One of three is enough, and none of them is counted then.
+    world.set("many", 1);
+    let last = world.counters("many")[2];
+    world.memory.poke(last, &u16::MAX.to_le_bytes());
+    let error = refusal(&world, &enable("many"));
+    assert!(matches!(error.kind(), ErrorKind::CounterFull { name } if name == "many"));
+    assert_eq!(steps(&plan(&world, &disable("single"))), ["65535->65534"]);
+}
+
+#[test]
+fn force_sets_counters_and_sites_whatever_they_were() {
+    for counter in [0, 1, 2, u16::MAX] {
+        for sites_on in 0..=7 {
+            for action in [Action::Enable, Action::Disable] {
+                let mut world = World::of(FIXTURE);
+                world.set("many", counter);
+                for (i, opcode) in world.opcodes("many").into_iter().enumerate() {
+                    world
+                        .memory
+                        .poke(opcode, &[Opcode::of(i < sites_on).byte()]);
+                }
+                let wanted = u16::from(action == Action::Enable);
+                let flipped = if wanted == 1 { 7 - sites_on } else { sites_on };
+
+                let named = Actions::of(action, Selector::name("many")).force(true);
+                let plan = plan(&world, &named);
+                let mut expected = Vec::new();
+                if flipped > 0 {
+                    expected.push(format!(
+                        "{flipped} x {:02x}",
+                        Opcode::of(wanted == 1).byte()
+                    ));
+                }
+                if counter != wanted {
+                    let text = format!("{counter}->{wanted}");
+                    expected.push([&text[..]; 3].join(" "));
+                }
+                if wanted == 0 {
+                    expected.reverse();
+                }
+                assert_eq!(steps(&plan), expected, "{counter} {sites_on} {action:?}");
+                let change = plan.changes[0];
+                assert_eq!((change.before, change.after), (counter, wanted));
+                assert_eq!(change.sites, flipped);
+            }
+        }
+    }
+}
+
+#[test]
+fn force_makes_counters_of_one_name_that_differ_equal() {
+    let mut world = World::of(FIXTURE);
+    for (counter, value) in world.counters("many").into_iter().zip([0u16, 1, 3]) {
+        world.memory.poke(counter, &value.to_le_bytes());
+    }
+    let on = plan(&world, &enable("many").force(true));
+    assert_eq!(steps(&on), ["7 x e8", "0->1 3->1"]);
+    let off = plan(&world, &disable("many").force(true));
+    assert_eq!(steps(&off), ["1->0 3->0"]);
+}
+
+#[test]
+fn a_probe_whose_counters_and_sites_disagree_is_refused_unless_forced() {
+    // As an interrupted run leaves them: see the fixture.
+    let world = World::of("interrupted.pie");
+    for (name, expected) in [
+        ("part", (1, 3, 1)),
+        ("counter", (0, 1, 1)),
+        ("site", (1, 1, 0)),
+    ] {
+        for actions in [enable(name), disable(name)] {
+            let error = refusal(&world, &actions);
+            let ErrorKind::Inconsistent {
+                name: found,
+                enabled,
+                sites,
+                counter,
+            } = error.kind()
+            else {
+                panic!("{error}");
+            };
+            assert_eq!((&found[..], (*enabled, *sites, *counter)), (name, expected));
+            plan(&world, &actions.force(true));
+        }
+    }
+    let error = refusal(&world, &enable("part"));
+    assert_eq!(
+        error.to_string(),
+        "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted run?)"
+    );
+    assert_eq!(steps(&plan(&world, &enable("whole"))), ["1 x e8", "0->1"]);
+}
+
+#[test]
+fn one_inconsistent_probe_among_all_refuses_all() {
+    let world = World::of("interrupted.pie");
+    let all = Actions::new().enable(Selector::All);
+    assert!(matches!(
+        refusal(&world, &all).kind(),
+        ErrorKind::Inconsistent { .. }
+    ));
+    let forced = plan(&world, &all.force(true));
+    assert_eq!(steps(&forced), ["4 x e8", "0->1 0->1"]);
+}
+
+#[test]
+fn disabling_a_named_probe_that_is_off_is_refused_and_others_are_passed_over() {
+    let mut world = World::of(FIXTURE);
+    world.set("single", 1);
+    let error = refusal(&world, &disable("many"));
+    assert!(matches!(error.kind(), ErrorKind::NotEnabled { name } if name == "many"));
+    assert_eq!(error.to_string(), "probe \"many\" is not enabled");
+
+    let many = world.probe("many").id();
+    for actions in [
+        Actions::new().disable(Selector::All),
+        Actions::new().disable(Selector::regexp(".").unwrap()),
+        Actions::new().disable(Selector::predicate(|_| true)),
+        pair(Action::Disable),
+    ] {
+        let plan = plan(&world, &actions);
+        assert_eq!(steps(&plan), ["1->0", "1 x 3d"], "{actions:?}");
+        assert_eq!(plan.passed_over, [many], "{actions:?}");
+        assert_eq!(plan.changes.len(), 1, "{actions:?}");
+    }
+    // Forced, nothing is passed over, and nothing has to be written.
+    let forced = plan(&world, &disable("many").force(true));
+    assert!(forced.steps.is_empty() && forced.passed_over.is_empty());
+}
+
+#[test]
+fn one_foreign_byte_in_one_site_refuses_the_update_even_if_forced() {
+    let pristine = World::of(FIXTURE);
+    let site = LiveAddr(pristine.opcodes("many")[3].0 - OPCODE_OFFSET);
+    for (offset, byte) in [
+        (0, INT3),
+        (0, 0x66),
+        (1, INT3),
+        (1, 0x0f),
+        (2, 0xfe),
+        (5, 0xfe),
+    ] {
+        let mut world = World::of(FIXTURE);
+        world.memory.poke(site.plus(offset), &[byte]);
+        for actions in [
+            enable("many"),
+            enable("many").force(true),
+            disable("many").force(true),
+            Actions::new().enable(Selector::All),
+        ] {
+            let error = refusal(&world, &actions);
+            let ErrorKind::UnexpectedSite {
+                name,
+                address,
+                found,
+                expected,
+            } = error.kind()
+            else {
+                panic!("{error}");
+            };
+            assert_eq!((&name[..], *address), ("many", site));
+            assert_eq!(found.0[offset as usize], byte);
+            assert_eq!(
+                Some(*expected),
+                world.probe("many").sites().nth(3).map(|s| s.code())
+            );
+            let breakpoint = error
+                .to_string()
+                .ends_with("(gdb, perf, bpftrace) is there");
+            assert_eq!(breakpoint, byte == INT3, "{error}");
+        }
+        // It is no business of those who do not touch it.
+        assert_eq!(steps(&plan(&world, &enable("single"))), ["1 x e8", "0->1"]);
+    }
+}
+
+#[test]
+fn the_sites_of_a_page_are_one_write_and_no_write_crosses_a_page() {
+    for fixture in [
+        "page_borders.pie",
+        "segments.nopie",
+        "spin_1000.pie",
+        FIXTURE,
+    ] {
+        let world = World::of(fixture);
+        let plan = plan(&world, &Actions::new().enable(Selector::All));
+        let names = world.table.probes().map(|probe| probe.name());
+        let mut opcodes: Vec<LiveAddr> = names.flat_map(|name| world.opcodes(name)).collect();
+        opcodes.sort_unstable();
+
+        let writes: Vec<&CodeWrite> = code_writes(&plan).collect();
+        for write in &writes {
+            let last = write.at.0 + write.new.len() as u64 - 1;
+            assert_eq!(write.at.0 / PAGE, last / PAGE, "{fixture}: {write:x?}");
+            assert_eq!(write.old.len(), write.new.len());
+        }
+        let flipped: Vec<LiveAddr> = writes.iter().flat_map(|w| flips(w)).map(|f| f.0).collect();
+        assert_eq!(flipped, opcodes, "{fixture}");
+
+        let mut pages: Vec<u64> = opcodes.iter().map(|opcode| opcode.0 / PAGE).collect();
+        pages.dedup();
+        // One for each page, and one more where what is read at once ends within a page.
+        let borders = plan.before.code.len() - 1;
+        let expected = pages.len()..=pages.len() + borders;
+        assert!(
+            expected.contains(&writes.len()),
+            "{fixture}: {}",
+            writes.len()
+        );
+    }
+}
+
+#[test]
+fn a_write_ends_before_a_breakpoint_of_somebody_else_s_and_goes_over_an_own_cc() {
+    let covers = |plan: &UpdatePlan, at: LiveAddr| {
+        code_writes(plan).any(|write| (write.at.0..).zip(&write.new).any(|(a, _)| a == at.0))
+    };
+    let mut world = World::of(FIXTURE);
+    // Between sites of `many`, on the nop of a site that is not touched.
+    let nop = LiveAddr(world.opcodes("single")[0].0 - OPCODE_OFFSET);
+    assert_eq!(code_writes(&plan(&world, &enable("many"))).count(), 1);
+
+    world.memory.poke(nop, &[INT3]);
+    let split = plan(&world, &enable("many"));
+    assert_eq!(code_writes(&split).count(), 2);
+    assert!(!covers(&split, nop));
+    assert_eq!(steps(&split), ["7 x e8", "0->1 0->1 0->1"]);
+
+    // The same byte, but the file has it.
+    world.loaded.poke(nop, &[INT3]);
+    let whole = plan(&world, &enable("many"));
+    assert_eq!(code_writes(&whole).count(), 1);
+    assert!(covers(&whole, nop));
+}

@@ -1,0 +1,210 @@
+use super::*;
+use crate::select::{Actions, Selector};
+use crate::testing::{PID, World};
+
+fn reading(world: &World, name: &str) -> Reading {
+    world.snapshot().reading(world.probe(name))
+}
+
+fn state(world: &World, name: &str) -> State {
+    reading(world, name).state
+}
+
+/// A world, and the address of the third site of `many`.
+fn world() -> (World, LiveAddr) {
+    let world = World::of("multi_semaphore.pie");
+    let opcode = world.opcodes("many")[2];
+    (world, LiveAddr(opcode.0 - 1))
+}
+
+#[test]
+fn a_probe_is_on_if_all_agree_and_off_if_all_agree() {
+    let (mut world, _) = world();
+    let off = Reading {
+        state: State::Disabled,
+        counter: 0,
+        enabled_sites: 0,
+    };
+    assert_eq!(reading(&world, "many"), off);
+    world.set("many", 3);
+    let on = Reading {
+        state: State::Enabled,
+        counter: 3,
+        enabled_sites: 7,
+    };
+    assert_eq!(reading(&world, "many"), on);
+    assert_eq!(reading(&world, "single"), off);
+}
+
+#[test]
+fn one_site_or_counter_that_disagrees_makes_a_probe_inconsistent() {
+    let (mut world, site) = world();
+    world.memory.poke(site.plus(1), &[0xe8]);
+    let reading_off = reading(&world, "many");
+    assert_eq!(
+        (reading_off.state, reading_off.enabled_sites),
+        (State::Inconsistent, 1)
+    );
+
+    world.set("many", 1);
+    world.memory.poke(site.plus(1), &[0x3d]);
+    let reading_on = reading(&world, "many");
+    assert_eq!(
+        (reading_on.state, reading_on.enabled_sites),
+        (State::Inconsistent, 6)
+    );
+
+    for (value, others) in [(0u16, 2), (1, 0)] {
+        world.set("many", others);
+        let counter = world.counters("many")[1];
+        world.memory.poke(counter, &value.to_le_bytes());
+        let found = reading(&world, "many");
+        assert_eq!((found.state, found.counter), (State::Inconsistent, 0));
+    }
+}
+
+#[test]
+fn counters_above_0_need_not_be_equal_and_the_smallest_is_told() {
+    let (mut world, _) = world();
+    world.set("many", 5);
+    let counter = world.counters("many")[1];
+    world.memory.poke(counter, &0x0102_u16.to_le_bytes());
+    assert_eq!(state(&world, "many"), State::Enabled);
+    assert_eq!(reading(&world, "many").counter, 5);
+    world.memory.poke(counter, &2u16.to_le_bytes());
+    assert_eq!(reading(&world, "many").counter, 2);
+}
+
+#[test]
+fn a_probe_without_sites_goes_by_its_counter() {
+    let mut world = World::of("gen_ocaml_2.pie");
+    assert_eq!(state(&world, "flag"), State::Disabled);
+    world.set("flag", 1);
+    assert_eq!(state(&world, "flag"), State::Enabled);
+}
+
+#[test]
+fn a_breakpoint_on_the_nop_leaves_the_state_readable() {
+    for (counter, expected) in [(0, State::Disabled), (1, State::Enabled)] {
+        let (mut world, site) = world();
+        world.set("many", counter);
+        world.memory.poke(site, &[0xcc]);
+        assert_eq!(state(&world, "many"), expected);
+    }
+}
+
+#[test]
+fn foreign_bytes_in_a_site_make_its_probe_inconsistent() {
+    let foreign: [(u64, &[u8]); 7] = [
+        (1, &[0xcc]),
+        (0, &[0xcc, 0xcc]),
+        (0, &[0x66, 0xcc]),
+        (0, &[0x66]),
+        (1, &[0x0f]),
+        (2, &[0xfe]),
+        (5, &[0xfe]),
+    ];
+    for counter in [0, 1] {
+        for (offset, bytes) in foreign {
+            let (mut world, site) = world();
+            world.set("many", counter);
+            world.memory.poke(site.plus(offset), bytes);
+            assert_eq!(
+                state(&world, "many"),
+                State::Inconsistent,
+                "{offset} {bytes:x?}"
+            );
+            assert_eq!(state(&world, "single"), State::Disabled);
+        }
+    }
+    // Nor may the operand be another one behind a breakpoint on the nop.
+    let (mut world, site) = world();
+    world.memory.poke(site, &[0xcc]);
+    world.memory.poke(site.plus(2), &[0xfe]);
+    assert_eq!(state(&world, "many"), State::Inconsistent);
+}
+
+#[test]
+fn a_layout_reads_the_chosen_probes_and_no_others() {
+    let (mut world, _) = world();
+    world.set("many", 1);
+    world.set("single", 1);
+    let one = [world.probe("single")];
+    let layout = Layout::of(&world.table, one.into_iter(), world.bias);
+    let snapshot = layout.read(PID, &world.memory).unwrap();
+    assert_eq!(snapshot.code.len(), 1);
+    assert_eq!(snapshot.code[0].bytes.len(), SITE_LEN);
+    let counters = &snapshot.counters;
+    assert_eq!(counters.iter().sum::<u16>(), 1, "{counters:?}");
+    assert_eq!(
+        snapshot.reading(world.probe("single")).state,
+        State::Enabled
+    );
+
+    let ranges: Vec<_> = layout.ranges().collect();
+    let site = LiveAddr(world.opcodes("single")[0].0 - 1);
+    let counter = world.counters("single")[0];
+    assert_eq!(ranges, [(site, 6, SITE), (counter, 2, SEMAPHORE)]);
+}
+
+#[test]
+fn code_is_found_by_its_address_within_one_run_only() {
+    let world = World::of("segments.pie");
+    let snapshot = world.snapshot();
+    assert!(snapshot.code.len() >= 3);
+    for run in &snapshot.code {
+        let len = run.bytes.len();
+        assert_eq!(snapshot.code_at(run.start, len), Some(&run.bytes[..]));
+        assert_eq!(snapshot.code_at(run.start.plus(1), len), None);
+        assert_eq!(snapshot.code_at(LiveAddr(run.start.0 - 1), 1), None);
+        assert_eq!(
+            snapshot.code_at(run.start.plus(len as u64), 0),
+            Some(&[][..])
+        );
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_read_is_told_by_what_was_to_be_read_and_where() {
+    struct Unreadable(io::ErrorKind, u64);
+    impl ReadMemory for Unreadable {
+        fn read(&self, at: LiveAddr, _: &mut [u8]) -> io::Result<()> {
+            if at.0 >= self.1 {
+                return Err(self.0.into());
+            }
+            Ok(())
+        }
+    }
+    let (world, _) = world();
+    let layout = Layout::of(&world.table, world.table.probes(), world.bias);
+    let read = |kind, from: LiveAddr| {
+        let unreadable = Unreadable(kind, from.0);
+        layout.read(PID, &unreadable).unwrap_err()
+    };
+    let site = LiveAddr(world.opcodes("many")[0].0 - 1);
+    let counter = world.counters("many")[0];
+    for (from, at, kind) in [(LiveAddr(0), site, SITE), (counter, counter, SEMAPHORE)] {
+        let error = read(io::ErrorKind::Other, from);
+        let ErrorKind::ReadMemory {
+            pid, what, address, ..
+        } = error.kind()
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((*pid, *what, *address), (PID, kind, at));
+        let gone = read(io::ErrorKind::UnexpectedEof, from);
+        assert!(matches!(gone.kind(), ErrorKind::Exited { pid: PID }));
+    }
+}
+
+#[test]
+fn the_last_counter_of_a_mapping_is_read_without_a_byte_behind_it() {
+    for fixture in ["edge_semaphore_ocaml.pie", "edge_semaphore_ocaml_2.nopie"] {
+        let mut world = World::of(fixture);
+        world.set("last", 0xbeef);
+        assert_eq!(reading(&world, "last").counter, 0xbeef);
+        let on = Actions::new().enable(Selector::name("last"));
+        world.update(&on).unwrap();
+        assert_eq!(reading(&world, "last").counter, 0xbef0);
+    }
+}

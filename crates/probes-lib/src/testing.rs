@@ -1,0 +1,155 @@
+//! What the tests of several modules share: fixtures as memory that an update can be tried on, and
+//! notes and programs made to measure.
+
+mod program;
+
+pub(crate) use program::{NoteSpec, Program, memory_file};
+
+use goblin::elf::Elf;
+use goblin::elf::program_header::PT_LOAD;
+
+use crate::addr::{FileAddr, LiveAddr, LoadBias};
+use crate::elf::Linking;
+use crate::error::Result;
+use crate::memory::double::SliceMemory;
+use crate::patch::{self, Outcome};
+use crate::plan::{Inputs, UpdatePlan};
+use crate::select::{Actions, choose};
+use crate::site::{INT3, OPCODE_OFFSET, Opcode};
+use crate::snapshot::{Layout, Snapshot};
+use crate::spans::PAGE;
+use crate::table::{Probe, ProbeTable};
+
+/// The pid that errors name.
+pub(crate) const PID: i32 = 4242;
+
+/// A fixture, loaded into memory of our own as the kernel would load it.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) table: ProbeTable,
+    pub(crate) bias: LoadBias,
+    pub(crate) memory: SliceMemory,
+    /// The memory as it was loaded.
+    pub(crate) loaded: SliceMemory,
+}
+
+impl World {
+    pub(crate) fn of(fixture: &str) -> World {
+        let path = test_support::fixture(fixture);
+        let bytes = std::fs::read(&path).unwrap();
+        let table = ProbeTable::read(&path).unwrap();
+        let bias = match table.linking() {
+            Linking::Fixed => LoadBias::NONE,
+            Linking::PositionIndependent => LoadBias(0x5637_d2a0_0000),
+        };
+        let loaded = load(&bytes, bias);
+        World {
+            table,
+            bias,
+            memory: loaded.clone(),
+            loaded,
+        }
+    }
+
+    /// Puts the sites and counters of a probe in one state.
+    pub(crate) fn set(&mut self, name: &str, counter: u16) {
+        set(&self.table, self.bias, &mut self.memory, name, counter);
+    }
+
+    pub(crate) fn probe(&self, name: &str) -> Probe<'_> {
+        self.table.probe(name).unwrap()
+    }
+
+    /// Where the opcodes of a probe are.
+    pub(crate) fn opcodes(&self, name: &str) -> Vec<LiveAddr> {
+        let sites = self.probe(name).sites();
+        sites.map(|site| self.opcode(site.address())).collect()
+    }
+
+    /// Where the counters of a probe are.
+    pub(crate) fn counters(&self, name: &str) -> Vec<LiveAddr> {
+        let semaphores = self.probe(name).semaphores();
+        semaphores
+            .map(|semaphore| self.bias.live(semaphore.counter()))
+            .collect()
+    }
+
+    fn opcode(&self, site: FileAddr) -> LiveAddr {
+        self.bias.live(site).plus(OPCODE_OFFSET)
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let layout = Layout::of(&self.table, self.table.probes(), self.bias);
+        layout.read(PID, &self.memory).unwrap()
+    }
+
+    /// What a process would be updated with: the layout of what is touched, and the plan.
+    pub(crate) fn plan(&self, actions: &Actions) -> Result<(Layout, UpdatePlan)> {
+        let table = &self.table;
+        let choices = choose(table, actions)?;
+        let probes = choices.iter().map(|choice| table.by_id(choice.probe));
+        let layout = Layout::of(table, probes, self.bias);
+        let before = layout.read(PID, &self.memory)?;
+        let inputs = Inputs {
+            table,
+            bias: self.bias,
+            force: actions.is_forced(),
+            own_int3: &self.own_int3(&before),
+        };
+        let plan = inputs.plan(&choices, before)?;
+        Ok((layout, plan))
+    }
+
+    /// Plans and carries out.
+    pub(crate) fn update(&mut self, actions: &Actions) -> Result<Outcome> {
+        let (layout, plan) = self.plan(actions)?;
+        patch::apply(&plan, &layout, PID, &mut self.memory)
+    }
+
+    fn own_int3(&self, before: &Snapshot) -> Vec<LiveAddr> {
+        let bytes = before.code.iter().flat_map(|run| {
+            let addresses = (run.start.0..).map(LiveAddr);
+            addresses.zip(&run.bytes)
+        });
+        bytes
+            .filter(|&(at, &byte)| byte == INT3 && self.loaded.byte(at) == INT3)
+            .map(|(at, _)| at)
+            .collect()
+    }
+}
+
+/// Puts the sites and counters of a probe in one state.
+pub(crate) fn set(
+    table: &ProbeTable,
+    bias: LoadBias,
+    memory: &mut SliceMemory,
+    name: &str,
+    counter: u16,
+) {
+    let probe = table.probe(name).unwrap();
+    for site in probe.sites() {
+        let opcode = bias.live(site.address()).plus(OPCODE_OFFSET);
+        memory.poke(opcode, &[Opcode::of(counter > 0).byte()]);
+    }
+    for semaphore in probe.semaphores() {
+        memory.poke(bias.live(semaphore.counter()), &counter.to_le_bytes());
+    }
+}
+
+/// Loads the segments of a file, in whole pages.
+fn load(file: &[u8], bias: LoadBias) -> SliceMemory {
+    let elf = Elf::parse(file).unwrap();
+    let loaded = elf.program_headers.iter().filter(|it| it.p_type == PT_LOAD);
+    SliceMemory::new(loaded.map(|segment| {
+        let start = segment.p_vaddr / PAGE * PAGE;
+        let end = (segment.p_vaddr + segment.p_memsz).next_multiple_of(PAGE);
+        let mut bytes = vec![0; (end - start) as usize];
+        let (first, last) = (
+            segment.p_offset - (segment.p_vaddr - start),
+            segment.p_offset + segment.p_filesz,
+        );
+        let content = &file[first as usize..last as usize];
+        bytes[..content.len()].copy_from_slice(content);
+        (bias.live(FileAddr(start)).0, bytes)
+    }))
+}
