@@ -31,6 +31,11 @@ impl SignalsHeldBack {
         }
         SignalsHeldBack { before }
     }
+
+    /// The mask of the thread that made it, as it was and will be again.
+    pub(super) fn before(&self) -> libc::sigset_t {
+        self.before
+    }
 }
 
 impl Drop for SignalsHeldBack {

@@ -81,10 +81,11 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
     let (go_reader, go_writer) = io::pipe().map_err(exec_error)?;
     let theirs = (pid_writer.as_raw_fd(), go_reader.as_raw_fd());
     let ours = go_writer.as_raw_fd();
+    let mask = tracer.signals_before();
     // SAFETY: `wait_to_be_traced` makes only system calls on descriptors that are open in the child,
     // a copy of this process, and allocates nothing.
     unsafe {
-        command.pre_exec(move || wait_to_be_traced(theirs, ours));
+        command.pre_exec(move || wait_to_be_traced(theirs, ours, &mask));
     }
     std::thread::scope(|scope| {
         let spawner = scope.spawn(move || {
@@ -138,8 +139,13 @@ enum Untraced {
     Refused(Errno),
 }
 
-/// In the child, before execve: tells the tracer our pid and waits for its word.
-fn wait_to_be_traced((pid_fd, go_fd): (i32, i32), tracers_end: i32) -> io::Result<()> {
+/// In the child, before execve: tells the tracer our pid, waits for its word, and stops holding
+/// signals back, as the program would inherit that.
+fn wait_to_be_traced(
+    (pid_fd, go_fd): (i32, i32),
+    tracers_end: i32,
+    mask: &libc::sigset_t,
+) -> io::Result<()> {
     let pid = std::process::id().to_le_bytes();
     let mut go = 0_u8;
     // SAFETY: plain system calls on buffers that outlive them. Our copy of the tracer's end is
@@ -147,11 +153,12 @@ fn wait_to_be_traced((pid_fd, go_fd): (i32, i32), tracers_end: i32) -> io::Resul
     unsafe {
         libc::close(tracers_end);
         Errno::result(libc::write(pid_fd, pid.as_ptr().cast(), pid.len()))?;
-        match Errno::result(libc::read(go_fd, (&raw mut go).cast(), 1))? {
-            1 => Ok(()),
-            _ => Err(Errno::ECANCELED.into()),
+        if Errno::result(libc::read(go_fd, (&raw mut go).cast(), 1))? != 1 {
+            return Err(Errno::ECANCELED.into());
         }
+        libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut());
     }
+    Ok(())
 }
 
 fn trace_to_exec(

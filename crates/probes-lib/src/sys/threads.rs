@@ -39,6 +39,7 @@ pub(crate) struct Tracer<'a> {
     /// Odd while the thread is in `PTRACE_SEIZE`.
     seizes: &'a AtomicU64,
     sigchld_taken: &'a AtomicBool,
+    held_back: &'a SignalsHeldBack,
     not_send: PhantomData<*const ()>,
 }
 
@@ -51,8 +52,8 @@ pub(crate) fn with_tracer<T: Send>(
 ) -> Result<T> {
     let sigchld_taken = AtomicBool::new(false);
     let result = {
-        let _held_back = SignalsHeldBack::new();
-        run_watched(target, &sigchld_taken, job)
+        let held_back = SignalsHeldBack::new();
+        run_watched(target, &sigchld_taken, &held_back, job)
     };
     if sigchld_taken.load(Ordering::Relaxed) {
         // It may have stood for a child of our caller's as well: signals of one kind merge.
@@ -64,6 +65,7 @@ pub(crate) fn with_tracer<T: Send>(
 fn run_watched<T: Send>(
     target: Option<&Process>,
     sigchld_taken: &AtomicBool,
+    held_back: &SignalsHeldBack,
     job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
 ) -> Result<T> {
     let seizes = AtomicU64::new(0);
@@ -74,6 +76,7 @@ fn run_watched<T: Send>(
             job(&Tracer {
                 seizes: &seizes,
                 sigchld_taken,
+                held_back,
                 not_send: PhantomData,
             })
         };
@@ -154,6 +157,11 @@ impl Tracer<'_> {
             self.sigchld_taken.store(true, Ordering::Relaxed);
         }
         news
+    }
+
+    /// The signals that the thread which asked for a tracer holds back by itself.
+    pub(super) fn signals_before(&self) -> libc::sigset_t {
+        self.held_back.before()
     }
 
     fn seize(&self, tid: i32) -> Result<(), Errno> {
