@@ -1,13 +1,14 @@
 //! [`Launch`]: starts a program with its probes set before its first instruction.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::unistd::{AccessFlags, access};
 
 use crate::denial;
 use crate::error::{Effect, ErrorKind, Result};
@@ -153,14 +154,22 @@ fn resolve(command: &Command) -> Result<PathBuf> {
     // execvp(3): "If this variable isn't defined, the path list defaults to a list that includes
     // the directories returned by confstr(_CS_PATH) (which typically returns "/bin:/usr/bin")".
     let path = path.unwrap_or_else(|| "/bin:/usr/bin".into());
-    std::env::split_paths(&path)
-        .map(|directory| directory.join(program))
-        .find(|candidate| candidate.is_file())
-        .ok_or_else(|| {
-            let program = program.into();
-            let source = io::Error::from_raw_os_error(libc::ENOENT);
-            ErrorKind::Exec { program, source }.into()
-        })
+    // "If permission is denied for a file (the attempted execve(2) failed with the error EACCES),
+    // these functions will continue searching the rest of the search path."
+    let mut errno = Errno::ENOENT;
+    for directory in std::env::split_paths(&path) {
+        let candidate = directory.join(program);
+        match access(&candidate, AccessFlags::X_OK) {
+            Ok(()) if candidate.is_file() => return Ok(candidate),
+            Ok(()) | Err(Errno::EACCES) => errno = Errno::EACCES,
+            Err(_) => {}
+        }
+    }
+    Err(ErrorKind::Exec {
+        program: program.into(),
+        source: errno.into(),
+    }
+    .into())
 }
 
 /// A program that was started with its probes set, and runs.
