@@ -101,10 +101,10 @@ pub(crate) struct AttachArgs {
     pub(crate) pid: Option<String>,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
-    /// Set counters to 1 or 0 and the sites to match, to repair inconsistent probes
+    /// Set counters to 1 or 0 and the sites to match, whatever they were
     #[arg(long)]
     pub(crate) force: bool,
-    /// Allow text on 1 GiB huge pages, each of which is copied by the first write to it
+    /// Allow text on 1 GiB huge pages: a first write copies a gigabyte
     #[arg(long)]
     pub(crate) gigatext: bool,
     #[command(flatten)]
@@ -114,7 +114,8 @@ pub(crate) struct AttachArgs {
 const ATTACH_HELP: &str = "\
 Prints what was changed, plain as a line for each probe, in the order it was done:
     NAME BEFORE -> AFTER, N sites
-with its counter before and after, and how many of its sites were switched.
+with its counter before and after, and how many of its sites were switched. -force repairs probes
+that `info` calls inconsistent.
 
 One kind of action a call, but -enable goes with -disable. Enabling adds one to a probe's counter
 and disabling takes one away; its sites change when the counter leaves or reaches 0. Disabling a
@@ -246,8 +247,10 @@ fn stop(error: &clap::Error, subcommand: Option<&str>) -> Stop {
         }
         // The other conflicts are found where what was typed is checked.
         ErrorKind::ArgumentConflict => {
-            let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string);
-            let flag = flag.unwrap_or_default().replacen("--", "-", 1);
+            let arg = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+            // With its value's name behind it: `--pid <N>`.
+            let flag = arg.unwrap_or_default().replacen("--", "-", 1);
+            let flag = flag.split(' ').next().unwrap_or_default();
             let message = format!("{flag} is given more than once");
             UsageError::new(subcommand, message).into()
         }

@@ -50,7 +50,11 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Target(_, error) => error.fmt(f),
-            Failure::Output(error) => write!(f, "cannot write the answer: {error}"),
+            Failure::Output(error) => {
+                let text = error.to_string();
+                let reason = text.split(" (os error").next().unwrap_or_default();
+                write!(f, "cannot write the answer: {reason}")
+            }
         }
     }
 }

@@ -59,13 +59,7 @@ fn find_subcommand<'c>(
     let word = word.to_string_lossy();
     let error = |message| Err(UsageError::new(subcommand, message));
     if !at.has_subcommands() {
-        return error(match at.get_positionals().next() {
-            Some(rest) => format!(
-                "unexpected argument \"{word}\": {}s follow --",
-                rest.get_id()
-            ),
-            None => format!("unexpected argument \"{word}\""),
-        });
+        return Err(unexpected(at, subcommand, &word));
     }
     if let Some(exact) = at.find_subcommand(&*word) {
         return Ok(exact);

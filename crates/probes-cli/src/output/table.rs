@@ -9,13 +9,6 @@ use super::view::{Changes, Listing, ProbeView, state_word};
 
 pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
     let running = listing.pid.is_some();
-    let rows = listing.probes.iter().flat_map(|probe| {
-        let name = name_row(probe);
-        match sites {
-            true => [name].into_iter().chain(site_rows(probe)).collect(),
-            false => vec![name],
-        }
-    });
     let head: &[&str] = match (running, sites) {
         (true, false) => &["probe", "state", "counter", "sites"],
         (false, false) => &["probe", "sites"],
@@ -23,7 +16,7 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
             "probe",
             "state",
             "counter",
-            "sites",
+            "what",
             "address",
             "function",
             "source",
@@ -31,23 +24,34 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
         ],
         (false, true) => &[
             "probe",
-            "sites",
+            "what",
             "address",
             "function",
             "source",
             "arguments",
         ],
     };
+    let rows = listing.probes.iter().flat_map(|probe| {
+        let mut rows = vec![name_row(probe, sites)];
+        if sites {
+            rows.extend(site_rows(probe));
+        }
+        rows
+    });
     table(head, rows)
 }
 
-/// A probe with its state, if it has one.
-fn name_row(probe: &ProbeView<'_>) -> Vec<String> {
+/// A probe with its state, if it has one, and how many sites.
+fn name_row(probe: &ProbeView<'_>, spell_out: bool) -> Vec<String> {
     let mut row = vec![Escaped(probe.name).to_string()];
     if let (Some(state), Some(counter)) = (probe.state, probe.counter) {
         row.extend([state_word(state).to_owned(), counter.to_string()]);
     }
-    row.push(probe.site_count.to_string());
+    row.push(match (spell_out, probe.site_count) {
+        (false, count) => count.to_string(),
+        (true, 1) => "1 site".to_owned(),
+        (true, count) => format!("{count} sites"),
+    });
     row
 }
 

@@ -1,0 +1,25 @@
+//! The command line as its users meet it: the built program, run on real targets.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+#[path = "cli/support.rs"]
+mod support; // running the program, golden files, looking into targets
+
+#[path = "cli/attach.rs"]
+mod attach; // changes of running programs: counters, families, force, all or nothing
+#[path = "cli/bad_files.rs"]
+mod bad_files; // what is no program with probes, or a damaged one
+#[path = "cli/bad_processes.rs"]
+mod bad_processes; // processes that are gone, not ours, traced, of the kernel
+#[path = "cli/help.rs"]
+mod help; // help and version, word for word
+#[path = "cli/info.rs"]
+mod info; // states of running programs, in all formats
+#[path = "cli/list.rs"]
+mod list; // probes of files, in all formats
+#[path = "cli/streams.rs"]
+mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
+#[path = "cli/trace.rs"]
+mod trace; // programs started with their probes set
+#[path = "cli/usage.rs"]
+mod usage; // spellings that are the same, and arguments that make no sense

@@ -1,0 +1,280 @@
+//! Changes of running programs: counters, families, force, all or nothing.
+
+use serde_json::{Value, json};
+use test_support::{Talker, fixture, program, program_forms};
+
+use crate::support::{Run, both_forms, image, number, poke, probe, run, states};
+
+fn attach(target: &Talker, actions: &str) -> Run {
+    run(&format!("attach -pid {} {actions}", target.pid()))
+}
+
+fn counter(target: &Talker, name: &str) -> Value {
+    let json = run(&format!("info -json -quiet -pid {}", target.pid())).json();
+    probe(&json, name)["counter"].clone()
+}
+
+#[test]
+fn handlers_run_while_their_probes_are_on() {
+    for file in program_forms("many") {
+        let mut target = Talker::start(&file);
+        assert_eq!(target.ask("run", "round"), "round 1 hits=0");
+        attach(&target, "-enable-all").answer();
+        assert_eq!(target.ask("run", "round"), "round 2 hits=220");
+        attach(&target, "-disable many_000,many_001 -disable many_002").answer();
+        assert_eq!(target.ask("run", "round"), "round 3 hits=216");
+        attach(&target, "-disable-all").answer();
+        assert_eq!(target.ask("run", "round"), "round 4 hits=0");
+    }
+}
+
+#[test]
+fn a_service_says_what_its_handlers_see() {
+    let mut target = Talker::start_with(&program("service"), ["5"]);
+    attach(&target, "-enable req_start").answer();
+    target.expect("probe req_start request=");
+    attach(&target, "-enable tick -disable req_start").answer();
+    target.expect("probe tick n=");
+    attach(&target, "-disable tick").answer();
+    assert_eq!(states(target.pid()).matches(" disabled").count(), 4);
+}
+
+#[test]
+fn the_answer_says_what_was_changed_in_every_format() {
+    let target = Talker::start(&program("twolibs"));
+    let run = attach(&target, "-enable shared,main_only");
+    assert!(
+        run.stderr.starts_with("stopped ") && run.stderr.ends_with(" us\n"),
+        "{run:?}"
+    );
+    assert_eq!(
+        run.answer(),
+        "shared 0 -> 1, 3 sites\nmain_only 0 -> 1, 1 site\n"
+    );
+
+    let run = attach(&target, "-json -enable shared");
+    let json = run.json();
+    let keys: Vec<_> = json
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    assert_eq!(
+        keys,
+        ["changed", "passed_over", "pid", "stopped_us", "version"]
+    );
+    assert_eq!(json["version"], 1);
+    assert_eq!(json["pid"], target.pid());
+    let changed = json!([{"name": "shared", "before": 1, "after": 2, "sites": 0}]);
+    assert_eq!(json["changed"], changed);
+    assert!(json["stopped_us"].is_u64());
+
+    let table = attach(&target, "-format table -disable main_only").answer();
+    assert!(
+        table.contains(" main_only | 1      | 0     | 1     \n"),
+        "{table}"
+    );
+}
+
+#[test]
+fn counters_count_clients_and_sites_change_with_the_first_and_the_last() {
+    for target in both_forms("gen_ocaml_2") {
+        assert_eq!(
+            attach(&target, "-enable plain").answer(),
+            "plain 0 -> 1, 1 site\n"
+        );
+        assert_eq!(
+            attach(&target, "-enable plain").answer(),
+            "plain 1 -> 2, 0 sites\n"
+        );
+        assert_eq!(
+            attach(&target, "-disable plain").answer(),
+            "plain 2 -> 1, 0 sites\n"
+        );
+        assert!(states(target.pid()).contains("plain enabled"));
+        assert_eq!(
+            attach(&target, "-disable plain").answer(),
+            "plain 1 -> 0, 1 site\n"
+        );
+        assert!(states(target.pid()).contains("plain disabled"));
+    }
+}
+
+#[test]
+fn disabling_a_named_probe_that_is_off_changes_nothing() {
+    for target in both_forms("gen_ocaml_2") {
+        let before = image(target.pid());
+        let error = attach(&target, "-enable watched -disable plain").failure();
+        let expected = "ocaml-probes: probe \"plain\" is not enabled; nothing was changed\nhint: ";
+        assert!(error.starts_with(expected), "{error}");
+        assert!(image(target.pid()) == before);
+    }
+}
+
+#[test]
+fn other_families_pass_over_probes_that_are_off_and_say_so() {
+    let target = Talker::start(&program("service"));
+    attach(&target, "-enable req_end").answer();
+    let run = attach(&target, "-disable-regexp req_");
+    assert!(
+        run.stderr
+            .starts_with("passed over, off already: req_start\n"),
+        "{run:?}"
+    );
+    assert_eq!(run.answer(), "req_end 1 -> 0, 1 site\n");
+    let run = attach(&target, "-disable-pair req_start,req_end -quiet");
+    assert_eq!((run.stderr.as_str(), run.stdout.as_str()), ("", ""));
+    assert_eq!(run.code, Some(0));
+    let json = attach(&target, "-disable-all -json").json();
+    let names = json!(["cache_miss", "req_end", "req_start", "tick"]);
+    assert_eq!(
+        (&json["passed_over"], &json["changed"]),
+        (&names, &json!([]))
+    );
+
+    let target = Talker::start(&program("many"));
+    let run = attach(&target, "-disable-all");
+    assert!(run.stderr.contains("many_007 and 192 more\n"), "{run:?}");
+}
+
+#[test]
+fn a_regexp_matches_from_the_start_of_a_name() {
+    let target = Talker::start(&program("service"));
+    let answer = attach(&target, "-enable-regexp req_(start|end)").answer();
+    assert_eq!(answer.lines().count(), 2);
+    let error = attach(&target, "-enable-regexp start").failure();
+    assert!(
+        error.contains("no probe in service.exe matches \"start\""),
+        "{error}"
+    );
+    let hint = format!(
+        "hint: `ocaml-probes info -pid {}` lists the names",
+        target.pid()
+    );
+    assert!(error.contains(&hint), "{error}");
+    assert_eq!(
+        attach(&target, "-disable-regexp .*end").answer(),
+        "req_end 1 -> 0, 1 site\n"
+    );
+}
+
+#[test]
+fn of_a_pair_stop_is_enabled_first_and_start_disabled_first() {
+    let target = Talker::start(&program("service"));
+    let answer = attach(&target, "-enable-pair req_start,req_end").answer();
+    assert_eq!(answer, "req_end 0 -> 1, 1 site\nreq_start 0 -> 1, 1 site\n");
+    let answer = attach(&target, "-disable-pair req_start,req_end").answer();
+    assert_eq!(answer, "req_start 1 -> 0, 1 site\nreq_end 1 -> 0, 1 site\n");
+}
+
+#[test]
+fn a_name_that_does_not_exist_names_the_nearest_and_changes_nothing() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let before = image(target.pid());
+    let error = attach(&target, "-enable watched,plian").failure();
+    let expected = "no probe \"plian\" in gen_ocaml_2.pie; did you mean \"plain\"?";
+    assert!(error.contains(expected), "{error}");
+    assert!(error.contains("nothing was changed"), "{error}");
+    assert!(error.contains("hint: `ocaml-probes info -pid"), "{error}");
+    assert!(image(target.pid()) == before);
+}
+
+#[test]
+fn probes_in_which_counter_and_sites_disagree_are_repaired_with_force() {
+    for target in both_forms("interrupted") {
+        let pid = target.pid();
+        let before = image(pid);
+        let error = attach(&target, "-enable part").failure();
+        assert!(
+            error.contains("1 of 3 sites of \"part\" are enabled"),
+            "{error}"
+        );
+        let hint = format!("hint: `ocaml-probes attach -pid {pid} -force -enable part`");
+        assert!(error.contains(&hint), "{error}");
+        assert!(image(pid) == before);
+
+        attach(&target, "-force -enable part,counter -disable site").answer();
+        let expected = "counter enabled\npart enabled\nsite disabled\nwhole disabled\n";
+        assert_eq!(states(pid), expected);
+        assert_eq!(counter(&target, "part"), 1);
+    }
+}
+
+#[test]
+fn force_sets_counters_to_one_or_zero_with_every_family() {
+    for target in both_forms("multi_semaphore") {
+        for _ in 0..3 {
+            attach(&target, "-enable many").answer();
+        }
+        assert_eq!(counter(&target, "many"), 3);
+        attach(&target, "-force -enable-all").answer();
+        assert_eq!(
+            (counter(&target, "many"), counter(&target, "single")),
+            (json!(1), json!(1))
+        );
+        attach(&target, "-enable many").answer();
+        attach(&target, "-force -disable-regexp m").answer();
+        assert_eq!(counter(&target, "many"), 0);
+        attach(&target, "-force -disable many,single").answer();
+        assert!(!states(target.pid()).contains("enabled"));
+        attach(&target, "-force -enable-pair many,single").answer();
+        assert!(!states(target.pid()).contains("disabled"));
+    }
+}
+
+#[test]
+fn a_breakpoint_on_a_site_keeps_everything_as_it_was() {
+    for target in both_forms("gen_ocaml_2") {
+        let pid = target.pid();
+        let json = run(&format!("info -json -pid {pid}")).json();
+        let address = &probe(&json, "plain")["sites"][0]["address"];
+        let opcode = json!(format!("{:#x}", number(address) + 1));
+        for (bytes, why, what) in [
+            (
+                0xcc,
+                "a breakpoint or uprobe (gdb, perf, bpftrace) is there",
+                "remove the breakpoint",
+            ),
+            (
+                0x0f,
+                "file and process differ",
+                "something else has changed this code",
+            ),
+        ] {
+            poke(pid, &opcode, &[bytes]);
+            let before = image(pid);
+            let error = attach(&target, "-enable watched,plain").failure();
+            assert!(error.contains(address.as_str().unwrap()), "{error}");
+            assert!(error.contains(why), "{error}");
+            assert!(error.contains(&format!("hint: {what}")), "{error}");
+            assert!(image(pid) == before);
+        }
+    }
+}
+
+#[test]
+fn a_full_counter_is_refused_with_the_way_to_reset_it() {
+    for target in both_forms("gen_ocaml_2") {
+        attach(&target, "-enable plain").answer();
+        let json = run(&format!("info -json -pid {}", target.pid())).json();
+        let semaphore = &probe(&json, "plain")["semaphores"][0]["address"];
+        poke(target.pid(), semaphore, &[0xff, 0xff]);
+        let error = attach(&target, "-enable plain").failure();
+        assert!(error.contains("65535"), "{error}");
+        assert!(error.contains("-force -enable plain"), "{error}");
+    }
+}
+
+#[test]
+fn threads_run_on_after_each_change() {
+    let mut target = Talker::start_with(&program("threads"), ["4"]);
+    for _ in 0..20 {
+        attach(&target, "-enable-all").answer();
+        attach(&target, "-disable-all").answer();
+    }
+    target.send("report");
+    assert!(target.expect("thread 0").contains("worker="));
+    target.expect("report end");
+    assert!(target.guard().is_running());
+}

@@ -1,0 +1,79 @@
+//! What is no program with probes, or a damaged one: each with its message, and nothing changed.
+
+use std::fs;
+
+use test_support::{Talker, fixture, fixture_forms};
+
+use crate::support::{golden, image, redacted, run, run_on};
+
+#[test]
+fn every_damaged_file_gets_its_message_unless_its_probes_can_be_told_all_the_same() {
+    let folder = fixture("corrupt");
+    let mut files: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            name.ends_with("pie") || !name.contains('.') && name != "dune"
+        })
+        .collect();
+    files.sort();
+    assert!(files.len() > 50);
+    let mut text = String::new();
+    for file in files {
+        let run = run_on("list", &file);
+        text += &format!(
+            "$ ocaml-probes list -prog {}\n",
+            file.file_name().unwrap().display()
+        );
+        text += &redacted(&(run.stdout + &run.stderr), &file);
+    }
+    golden("damaged-files.txt", &text);
+}
+
+#[test]
+fn programs_without_ocaml_probes_are_told_how_they_get_some() {
+    for name in ["no_probes", "foreign_only"] {
+        for file in fixture_forms(name) {
+            let error = run_on("list", &file).failure();
+            let expected = format!("ocaml-probes: no OCaml probes in {}", file.display());
+            assert!(error.starts_with(&expected), "{error}");
+            assert!(
+                error.contains("hint: was it built by a compiler with probes"),
+                "{error}"
+            );
+
+            let target = Talker::start(&file);
+            let info = run(&format!("info -pid {}", target.pid())).failure();
+            assert!(info.contains("no OCaml probes in "), "{info}");
+        }
+    }
+}
+
+#[test]
+fn a_running_program_with_damaged_notes_or_sites_is_left_as_it_is() {
+    for name in [
+        "note_random_bytes",
+        "note_descsz_9",
+        "note_pc_outside_segments",
+        "note_semaphore_outside_probes",
+        "site_opcode_0f",
+        "site_opcode_cc",
+        "site_nop_66",
+        "section_headers_stripped",
+    ] {
+        for file in fixture_forms(&format!("corrupt/{name}")) {
+            let mut target = Talker::start(&file);
+            let before = image(target.pid());
+            for line in ["attach -enable-all", "attach -force -disable-all", "info"] {
+                let error = run(&format!("{line} -pid {}", target.pid())).failure();
+                assert!(
+                    error.contains(file.file_name().unwrap().to_str().unwrap()),
+                    "{error}"
+                );
+            }
+            assert!(image(target.pid()) == before, "{name}");
+            target.hits();
+        }
+    }
+}

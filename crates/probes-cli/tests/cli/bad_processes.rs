@@ -1,0 +1,189 @@
+//! Processes that are gone, not ours, traced, of the kernel: each with its message.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::{Pid, geteuid};
+use test_support::{Talker, fixture, program};
+
+use crate::support::{Folder, image, run, run_command, states};
+
+/// `info` and `attach` of `pid` fail in the same way, with `why` and `hint`.
+#[track_caller]
+fn refused(pid: i32, why: &str, hint: &str) {
+    for line in ["info", "attach -enable-all"] {
+        let error = run(&format!("{line} -pid {pid}")).failure();
+        assert!(error.contains(why), "{error}");
+        assert!(error.contains(&format!("hint: {hint}")), "{error}");
+    }
+}
+
+/// The processes there are.
+fn processes() -> Vec<i32> {
+    let entries = fs::read_dir("/proc").unwrap();
+    entries
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+fn is_kernel_thread(pid: i32) -> bool {
+    /// `PF_KTHREAD` of the kernel's include/linux/sched.h.
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    // proc_pid_stat(5): flags are field 9; the name before may contain spaces and parentheses.
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat).into_owned();
+    let flags = stat
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.split(' ').nth(7));
+    flags.is_some_and(|flags| flags.parse::<u64>().unwrap() & PF_KTHREAD != 0)
+}
+
+#[test]
+fn a_pid_that_no_process_has() {
+    // proc_sys_kernel_pid_max(5): pids are below 2^22.
+    refused(
+        4_194_305,
+        "no process 4194305",
+        "it has exited, or the pid is one of another",
+    );
+}
+
+#[test]
+fn a_process_that_has_just_ended() {
+    let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    target.hang_up();
+    target.guard().wait();
+    refused(pid, &format!("no process {pid}"), "it has exited");
+}
+
+#[test]
+fn a_zombie_is_told_with_its_parent() {
+    let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    target.hang_up();
+    let unreaped = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+    waitid(Id::Pid(Pid::from_raw(pid)), unreaped).unwrap();
+    let parent = std::process::id();
+    let why = format!("process {pid} has exited and is a zombie: its parent {parent} (");
+    refused(pid, &why, "it has ended");
+}
+
+#[test]
+fn a_thread_of_a_process() {
+    let target = Talker::start_with(&program("threads"), ["2"]);
+    let pid = target.pid();
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut threads = threads.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let tid = threads.find(|tid| *tid != pid.to_string()).unwrap();
+    let why = format!("{tid} is a thread of process {pid}, not a process");
+    refused(
+        tid.parse().unwrap(),
+        &why,
+        &format!("its process is -pid {pid}"),
+    );
+}
+
+#[test]
+fn a_kernel_thread() {
+    match processes().into_iter().find(|&pid| is_kernel_thread(pid)) {
+        Some(pid) => refused(
+            pid,
+            "is a kernel thread",
+            "give the pid of an OCaml program",
+        ),
+        None => {
+            // A pid namespace of its own shows no kernel threads: then pid 2 is none.
+            assert!(!is_kernel_thread(2));
+            let error = run("info -pid 2");
+            assert!(!error.stderr.contains("kernel thread"), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_process_of_another_user() {
+    if geteuid().is_root() {
+        let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+        let before = image(target.pid());
+        // Nobody may not be allowed into the folder of the build.
+        let folder = Folder::new("nobody");
+        let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+        for action in ["info", "attach"] {
+            let mut nobody = Command::new("setpriv");
+            nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            nobody
+                .arg(&tool)
+                .arg(action)
+                .arg(format!("-pid={}", target.pid()));
+            if action == "attach" {
+                nobody.arg("-enable-all");
+            }
+            let error = run_command(&mut nobody).failure();
+            assert!(error.contains("it belongs to uid 0 (root)"), "{error}");
+            assert!(
+                error.contains("hint: use sudo, or be that user: sudo -u root"),
+                "{error}"
+            );
+        }
+        assert!(image(target.pid()) == before);
+        return;
+    }
+    let own = geteuid().as_raw();
+    let uid = |pid| fs::metadata(format!("/proc/{pid}")).map_or(own, |meta| meta.uid());
+    let others = processes()
+        .into_iter()
+        .filter(|&pid| !is_kernel_thread(pid));
+    match others.min_by_key(|&pid| (uid(pid) == own, pid)) {
+        Some(pid) if uid(pid) != own => {
+            let why = format!("process {pid}: it belongs to uid {} (", uid(pid));
+            refused(pid, &why, "use sudo");
+        }
+        // All processes that can be seen are ours: those are not refused for their owner.
+        _ => assert!(!run("info -pid 1").stderr.contains("belongs to")),
+    }
+}
+
+#[test]
+fn a_process_under_gdb_can_be_looked_at_but_not_changed() {
+    let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let expected = states(pid);
+    let before = image(pid);
+    let mut gdb = Command::new("gdb");
+    gdb.args([
+        "-q",
+        "-nx",
+        "-ex",
+        r#"printf "attached\n""#,
+        "-p",
+        &pid.to_string(),
+    ]);
+    gdb.env("DEBUGINFOD_URLS", "").stderr(Stdio::null());
+    let mut gdb = Talker::spawn(&mut gdb);
+    gdb.expect("attached");
+
+    // gdb holds the process stopped, so info can neither stop it nor wait for it.
+    assert_eq!(states(pid), expected);
+    let error = run(&format!("attach -enable-all -pid {pid}")).failure();
+    let why = format!(
+        "it is already traced by pid {} (gdb); nothing was changed",
+        gdb.pid()
+    );
+    assert!(error.contains(&why), "{error}");
+    let hint = format!(
+        "hint: detach or end the other tracer, gdb with pid {}",
+        gdb.pid()
+    );
+    assert!(error.contains(&hint), "{error}");
+    assert!(image(pid) == before);
+
+    gdb.send("detach");
+    gdb.send("quit");
+    gdb.guard().wait();
+    assert!(!target.hits().is_empty());
+    run(&format!("attach -enable-all -pid {pid}")).answer();
+}

@@ -1,0 +1,246 @@
+//! States of running programs, in all formats.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use test_support::{Talker, fixture, program, program_forms};
+
+use crate::support::{Folder, both_forms, image, number, poke, probe, run, run_on, states};
+
+fn json(pid: i32) -> Value {
+    run(&format!("info -json -quiet -pid {pid}")).json()
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
+}
+
+#[test]
+fn plain_is_a_name_and_a_state_a_line_sorted_by_name() {
+    for file in program_forms("init") {
+        let target = Talker::start(&file);
+        assert_eq!(
+            states(target.pid()),
+            "starts_off disabled\nstarts_on enabled\nstarts_on_twice enabled\ntested_only disabled\n"
+        );
+    }
+}
+
+#[test]
+fn json_has_exactly_the_fields_that_were_promised() {
+    for file in program_forms("init") {
+        let target = Talker::start(&file);
+        let json = json(target.pid());
+        assert_eq!(json["version"], 1);
+        assert_eq!(json["pid"], target.pid());
+        let program = Path::new(json["program"].as_str().unwrap())
+            .canonicalize()
+            .unwrap();
+        assert_eq!(program, file.canonicalize().unwrap());
+        assert_eq!(
+            keys(&json),
+            ["build_id", "pid", "probes", "program", "version"].into()
+        );
+
+        let twice = probe(&json, "starts_on_twice");
+        assert_eq!(
+            keys(twice),
+            ["counter", "name", "semaphores", "sites", "state"].into()
+        );
+        assert_eq!(
+            (&twice["state"], &twice["counter"]),
+            (&json!("enabled"), &json!(1))
+        );
+        assert_eq!(twice["sites"].as_array().unwrap().len(), 2);
+        let site = &twice["sites"][0];
+        let expected = [
+            "address",
+            "arguments",
+            "bytes",
+            "enabled",
+            "file",
+            "file_address",
+            "function",
+            "generation",
+            "line",
+            "object",
+        ];
+        assert_eq!(keys(site), expected.into());
+        assert_eq!(
+            (&site["enabled"], &site["bytes"]),
+            (&json!(true), &Value::Null)
+        );
+        assert!(site["file"].as_str().unwrap().ends_with("init.ml"));
+        assert!(site["arguments"].is_array() && site["line"].is_u64());
+        let semaphore = &twice["semaphores"][0];
+        assert_eq!(
+            keys(semaphore),
+            ["address", "file_address", "object", "value"].into()
+        );
+        assert_eq!(semaphore["value"], 1);
+
+        let tested = probe(&json, "tested_only");
+        assert_eq!(tested["sites"], json!([]));
+        assert_eq!(
+            (&tested["state"], &tested["counter"]),
+            (&json!("disabled"), &json!(0))
+        );
+    }
+}
+
+#[test]
+fn addresses_are_those_of_the_file_moved_by_one_bias() {
+    for target in both_forms("segments") {
+        let json = json(target.pid());
+        let sites = json["probes"].as_array().unwrap().iter();
+        let biases: BTreeSet<u64> = sites
+            .flat_map(|probe| probe["sites"].as_array().unwrap())
+            .map(|site| number(&site["address"]) - number(&site["file_address"]))
+            .collect();
+        assert_eq!(biases.len(), 1);
+    }
+}
+
+#[test]
+fn sites_and_tables_show_the_same_as_json() {
+    let target = Talker::start(&program("init"));
+    let pid = target.pid();
+    let json = json(pid);
+    let site = &probe(&json, "starts_on")["sites"][0];
+    let address = site["address"].as_str().unwrap();
+    let line = format!("{}:{}", site["file"].as_str().unwrap(), site["line"]);
+    let plain = run(&format!("info -sites -pid {pid}")).answer();
+    let expected = format!("starts_on enabled\n  site {address} enabled ");
+    assert!(
+        plain.contains(&expected) && plain.contains(&line),
+        "{plain}"
+    );
+    let semaphore = &probe(&json, "starts_on")["semaphores"][0]["address"];
+    let expected = format!("\n  semaphore {} 1\n", semaphore.as_str().unwrap());
+    assert!(plain.contains(&expected), "{plain}");
+
+    let table = run(&format!("info -format table -pid {pid}")).answer();
+    assert!(
+        table.contains(" starts_on_twice | enabled  | 1       | 2     \n"),
+        "{table}"
+    );
+    let table = run(&format!("info -sites -format table -pid {pid}")).answer();
+    assert!(table.contains(address) && table.contains(&line), "{table}");
+}
+
+#[test]
+fn counters_and_sites_that_disagree_are_inconsistent_and_said_to_be() {
+    for mut target in both_forms("interrupted") {
+        let pid = target.pid();
+        let expected =
+            "counter inconsistent\npart inconsistent\nsite inconsistent\nwhole disabled\n";
+        let info = run(&format!("info -pid {pid}"));
+        assert!(
+            info.stderr
+                .contains("warning: 1 of 3 sites of \"part\" are enabled"),
+            "{info:?}"
+        );
+        let hint = format!("hint: `ocaml-probes attach -pid {pid} -force -enable part`");
+        assert!(info.stderr.contains(&hint), "{info:?}");
+        assert_eq!(info.stderr.lines().count(), 6);
+        assert_eq!(info.answer(), expected);
+
+        let quiet = run(&format!("info -quiet -pid {pid}"));
+        assert_eq!(
+            (quiet.stdout.as_str(), quiet.stderr.as_str()),
+            (expected, "")
+        );
+        let sites = json(pid);
+        let sites = probe(&sites, "part")["sites"].as_array().unwrap();
+        let enabled: Vec<_> = sites
+            .iter()
+            .filter(|site| site["enabled"] == true)
+            .collect();
+        assert_eq!(enabled.len(), 1);
+        assert!(target.guard().is_running());
+    }
+}
+
+#[test]
+fn foreign_bytes_at_a_site_are_shown() {
+    for target in both_forms("gen_ocaml_2") {
+        let pid = target.pid();
+        let address = probe(&json(pid), "plain")["sites"][0]["address"].clone();
+        poke(pid, &json!(format!("{:#x}", number(&address) + 1)), &[0x0f]);
+        assert!(states(pid).contains("plain inconsistent\n"));
+        let site = &probe(&json(pid), "plain")["sites"][0].clone();
+        assert_eq!(site["enabled"], Value::Null);
+        assert!(
+            site["bytes"].as_str().unwrap().starts_with("90 0f "),
+            "{site}"
+        );
+        let sites = run(&format!("info -sites -pid {pid}"));
+        let expected = format!("  site {} foreign(900f", address.as_str().unwrap());
+        assert!(sites.stdout.contains(&expected), "{sites:?}");
+        assert!(sites.stderr.contains("1 hold foreign bytes"), "{sites:?}");
+
+        poke(pid, &address, &[0xcc, 0x3d]);
+        let site = &probe(&json(pid), "plain")["sites"][0].clone();
+        assert_eq!(site["enabled"], false);
+        assert!(
+            site["bytes"].as_str().unwrap().starts_with("cc 3d "),
+            "{site}"
+        );
+    }
+}
+
+#[test]
+fn info_changes_nothing() {
+    for target in both_forms("mixed_generations") {
+        let before = image(target.pid());
+        json(target.pid());
+        assert!(image(target.pid()) == before);
+    }
+}
+
+#[test]
+fn a_replaced_or_deleted_program_is_read_as_it_runs() {
+    let folder = Folder::new("deleted");
+    let file = folder.copy(&fixture("gen_ocaml_2.pie"), "prog");
+    let target = Talker::start(&file);
+    let expected = states(target.pid());
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(states(target.pid()), expected);
+    folder.copy(&fixture("gen_ocaml.pie"), "prog");
+    assert_eq!(states(target.pid()), expected);
+    assert_ne!(run_on("list", &file).answer().lines().count(), 3);
+}
+
+#[test]
+fn every_fixture_that_runs_can_be_looked_at() {
+    for name in [
+        "gen_ocaml",
+        "gen_ocaml_dot1",
+        "gen_ocaml_1",
+        "gen_ocaml_2_static",
+        "arguments",
+        "multi_semaphore",
+        "prelinked",
+        "page_borders",
+        "edge_semaphore_ocaml",
+        "edge_semaphore_ocaml_2",
+        "foreign",
+        "execonly",
+        "shared_text",
+        "zombie_leader",
+    ] {
+        for target in both_forms(name) {
+            let states = states(target.pid());
+            assert!(
+                !states.contains("inconsistent") && !states.is_empty(),
+                "{name}: {states}"
+            );
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Probes of files, in all formats.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use test_support::{fixture, fixture_forms, program, program_forms};
+
+use crate::support::{Folder, command, golden, probe, redacted, run, run_command, run_on};
+
+#[test]
+fn plain_is_a_name_a_line_sorted() {
+    for file in program_forms("service") {
+        let answer = run_on("list", &file).answer();
+        assert_eq!(answer, "cache_miss\nreq_end\nreq_start\ntick\n");
+    }
+    let many = run_on("list", &program("many")).answer();
+    let names: Vec<_> = (0..200).map(|i| format!("many_{i:03}\n")).collect();
+    assert_eq!(many, names.concat());
+}
+
+#[test]
+fn sites_stand_below_their_names_with_what_the_file_tells_of_them() {
+    let file = program("twolibs");
+    let sites = run_on("list -sites", &file).answer();
+    let table = run_on("list -sites -format table", &file).answer();
+    let short = run_on("list -format table", &file).answer();
+    let inlined = sites.lines().nth(1).unwrap();
+    assert!(inlined.contains(" Left.bump "), "{inlined}");
+    assert!(inlined.ends_with("twolibs/left/left.ml:10"), "{inlined}");
+    for text in [&table, &short] {
+        assert!(text.contains("\n shared "), "{text}");
+    }
+    assert!(
+        table.contains("Twolibs.round") && table.contains("3 sites"),
+        "{table}"
+    );
+
+    let arguments = run_on("list -sites", &fixture("arguments.pie")).answer();
+    golden("list-arguments.txt", &redacted(&arguments, &file));
+}
+
+#[test]
+fn json_has_the_fields_of_info_and_null_for_what_only_a_process_has() {
+    for file in program_forms("twolibs") {
+        let json = run_on("list -json", &file).json();
+        assert_eq!(json["version"], 1);
+        assert_eq!(json["pid"], serde_json::Value::Null);
+        assert_eq!(json["program"], file.to_str().unwrap());
+        assert_eq!(json["probes"].as_array().unwrap().len(), 5);
+        let shared = probe(&json, "shared");
+        assert!(shared["state"].is_null() && shared["counter"].is_null());
+        let sites = shared["sites"].as_array().unwrap();
+        assert_eq!(sites.len(), 3);
+        for site in sites {
+            assert!(site["address"].is_null() && site["enabled"].is_null());
+            assert!(site["file_address"].as_str().unwrap().starts_with("0x"));
+            assert_eq!(site["generation"], "ocaml_2");
+            assert!(site["file"].as_str().unwrap().ends_with(".ml"));
+            assert!(site["line"].as_u64().unwrap() > 0);
+            assert!(site["function"].as_str().unwrap().contains('.'));
+            assert_eq!(site["object"], file.to_str().unwrap());
+        }
+        let semaphore = &shared["semaphores"][0];
+        assert!(semaphore["address"].is_null() && semaphore["value"].is_null());
+    }
+}
+
+#[test]
+fn without_debugging_information_functions_and_lines_are_unknown() {
+    for file in fixture_forms("gen_ocaml_2_stripped") {
+        let site = &run_on("list -json", &file).json()["probes"][1]["sites"][0];
+        for field in ["file", "line", "function"] {
+            assert!(site.get(field).unwrap().is_null(), "{field}");
+        }
+        let plain = run_on("list -sites", &file).answer();
+        assert!(
+            plain
+                .lines()
+                .any(|line| line.starts_with("  site 0x") && line.contains(" - -"))
+        );
+    }
+}
+
+#[test]
+fn all_generations_are_named_by_their_provider() {
+    let json = run_on("list -json", &fixture("mixed_generations.pie")).json();
+    let generation = |name| probe(&json, name)["sites"][0]["generation"].clone();
+    assert_eq!(generation("zero"), "ocaml");
+    assert_eq!(generation("dot"), "ocaml.1");
+    assert_eq!(generation("one"), "ocaml_1");
+    assert_eq!(generation("two"), "ocaml_2");
+}
+
+#[test]
+fn a_path_that_is_no_text_or_that_plays_tricks_is_shown_escaped() {
+    let folder = Folder::new("tricks");
+    let good = fixture("gen_ocaml_2.pie");
+    let file = folder.copy(&good, OsStr::from_bytes(b"a\xff\x1b[31m\nb"));
+    let list = |flag| run_command(command(["list", flag, "-prog"]).arg(&file));
+    assert!(
+        list("-json").json()["program"]
+            .as_str()
+            .unwrap()
+            .contains('\u{fffd}')
+    );
+    assert_eq!(list("-quiet").answer(), "flag\nplain\nwatched\n");
+
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, "no program").unwrap();
+    let error = list("-quiet").failure();
+    assert!(
+        error.contains("a\u{fffd}\\u{1b}[31m\\nb is not an ELF file"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_file_is_a_path_and_not_looked_up() {
+    let service = program("service");
+    let mut list = command(["list", "-prog", "service.exe"]);
+    let error = run_command(list.env("PATH", service.parent().unwrap())).failure();
+    assert!(
+        error.starts_with("ocaml-probes: cannot open service.exe: No such file"),
+        "{error}"
+    );
+    assert!(error.contains("hint: give its path"), "{error}");
+    let mut list = command(["list", "-prog", "service.exe"]);
+    assert_eq!(
+        run_command(list.current_dir(service.parent().unwrap())).code,
+        Some(0)
+    );
+    assert_eq!(run("list -prog /").code, Some(1));
+}

@@ -1,0 +1,117 @@
+//! What goes where: closed pipes, terminals, colours, -quiet and -verbose.
+
+use std::fs::File;
+use std::io::pipe;
+use std::process::{Command, Stdio};
+
+use test_support::{Guard, Talker, fixture, program};
+
+use crate::support::{Run, command, run, run_command, run_on, states};
+
+/// Runs the program on a terminal; what it shows, line ends as the terminal makes them.
+fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let mut script = Command::new("script");
+    script.args(["-qec", &format!("'{tool}' {words}"), "/dev/null"]);
+    script
+        .env_remove("NO_COLOR")
+        .envs(environment.iter().copied());
+    run_command(&mut script)
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    for line in [
+        "help".to_owned(),
+        format!("info -json -pid {}", target.pid()),
+        format!("attach -quiet -enable plain -pid {}", target.pid()),
+        format!("list -sites -prog {}", program("many").display()),
+    ] {
+        let (reader, writer) = pipe().unwrap();
+        drop(reader);
+        let (mut errors, stderr) = pipe().unwrap();
+        let mut tool = command(line.split(' '));
+        let mut guard = Guard::spawn(tool.stdout(writer).stderr(stderr));
+        drop(tool);
+        assert_eq!(guard.wait().code(), Some(0), "{line}");
+        assert_eq!(std::io::read_to_string(&mut errors).unwrap(), "", "{line}");
+    }
+    assert!(states(target.pid()).contains("plain enabled"));
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_an_error() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (mut errors, stderr) = pipe().unwrap();
+    let mut tool = command(["version"]);
+    let mut guard = Guard::spawn(tool.stdout(full).stderr(stderr));
+    drop(tool);
+    assert_eq!(guard.wait().code(), Some(1));
+    let errors = std::io::read_to_string(&mut errors).unwrap();
+    assert_eq!(
+        errors,
+        "ocaml-probes: cannot write the answer: No space left on device\n"
+    );
+}
+
+#[test]
+fn a_closed_standard_error_does_not_matter() {
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let mut tool = command(["info", "-pid", "0"]);
+    let mut guard = Guard::spawn(tool.stdout(Stdio::null()).stderr(writer));
+    assert_eq!(guard.wait().code(), Some(2));
+}
+
+#[test]
+fn the_format_is_a_table_on_a_terminal_and_plain_elsewhere() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let line = format!("info -pid {}", target.pid());
+    assert!(run(&line).answer().starts_with("flag disabled\n"));
+    let shown = on_terminal(&line, &[]).answer();
+    assert!(
+        shown.contains(" probe   | state    | counter | sites "),
+        "{shown}"
+    );
+    let shown = on_terminal(&format!("{line} -format plain"), &[]).answer();
+    assert!(shown.starts_with("flag disabled\r\n"), "{shown}");
+}
+
+#[test]
+fn colours_are_for_terminals_without_no_color() {
+    assert!(!run("help").answer().contains('\u{1b}'));
+    assert!(
+        on_terminal("help", &[("TERM", "xterm")])
+            .answer()
+            .contains('\u{1b}')
+    );
+    let asked = on_terminal("help", &[("TERM", "xterm"), ("NO_COLOR", "1")]);
+    assert!(!asked.answer().contains('\u{1b}'));
+}
+
+#[test]
+fn errors_are_text_on_standard_error_also_with_json() {
+    let run = run("info -json -pid 4194305");
+    assert!(
+        run.failure()
+            .starts_with("ocaml-probes: no process 4194305\n")
+    );
+}
+
+#[test]
+fn quiet_says_only_errors_and_verbose_what_is_done() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let attach = |flags: &str| run(&format!("attach -pid {} {flags}", target.pid()));
+    assert_eq!(attach("-quiet -enable plain").stderr, "");
+    let verbose = attach("-verbose -verbose -disable-all").stderr;
+    let lines: Vec<_> = verbose.lines().collect();
+    assert!(
+        lines[0].contains("gen_ocaml_2.pie, which has 3 probes; load bias 0x"),
+        "{verbose}"
+    );
+    assert_eq!(lines[1], "passed over, off already: flag, watched");
+    assert!(lines[2].starts_with("stopped "), "{verbose}");
+    assert!(attach("-quiet -disable plain").failure().contains("hint: "));
+    assert_eq!(run_on("list -v", &program("service")).stderr, "");
+}

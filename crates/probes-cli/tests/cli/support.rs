@@ -1,0 +1,220 @@
+//! Running the program, golden files, looking into targets.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use test_support::{Talker, eventually};
+
+/// What one run of the program did.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    /// Standard output of a run that did what it was asked to.
+    #[track_caller]
+    pub(crate) fn answer(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    /// The same, as JSON.
+    #[track_caller]
+    pub(crate) fn json(self) -> Value {
+        let text = self.answer();
+        assert_eq!(text.matches('\n').count(), 1, "one line: {text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Standard error of a run that could not do it: one line why, and one what to do.
+    #[track_caller]
+    pub(crate) fn failure(self) -> String {
+        assert_eq!(self.code, Some(1), "{self:?}");
+        assert_eq!(self.stdout, "");
+        let lines: Vec<_> = self.stderr.lines().collect();
+        assert!(lines[0].starts_with("ocaml-probes: "), "{lines:?}");
+        assert!(
+            lines[1..].iter().all(|line| line.starts_with("hint: ")),
+            "{lines:?}"
+        );
+        assert!(lines.len() <= 2, "{lines:?}");
+        self.stderr
+    }
+}
+
+/// The program with these arguments, and without what the environment says about colours.
+pub(crate) fn command(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ocaml-probes"));
+    command.args(args).env_remove("NO_COLOR");
+    command
+}
+
+/// Runs the program with the words of `line`, which are separated by single spaces.
+pub(crate) fn run(line: &str) -> Run {
+    run_command(&mut command(line.split(' ')))
+}
+
+/// Runs the program on a file: `line` with ` -prog FILE` behind it.
+pub(crate) fn run_on(line: &str, file: &Path) -> Run {
+    let mut command = command(line.split(' '));
+    run_command(command.arg("-prog").arg(file))
+}
+
+pub(crate) fn run_command(command: &mut Command) -> Run {
+    let output = test_support::output(command);
+    Run {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Compares `actual` with the golden file `tests/cli/golden/NAME`; with UPDATE_GOLDEN set, writes it.
+#[track_caller]
+pub(crate) fn golden(name: &str, actual: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/cli/golden")
+        .join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, actual).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        expected == actual,
+        "not as in {}; UPDATE_GOLDEN=1 writes what it is now:\n{}",
+        path.display(),
+        difference(&expected, actual)
+    );
+}
+
+/// The first line in which the texts differ.
+fn difference(expected: &str, actual: &str) -> String {
+    let (mut expected, mut actual) = (expected.lines(), actual.lines());
+    loop {
+        let (old, new) = (expected.next(), actual.next());
+        if old != new || old.is_none() {
+            return format!("-{}\n+{}", old.unwrap_or("(end)"), new.unwrap_or("(end)"));
+        }
+    }
+}
+
+/// `text` without what depends on the machine: addresses, build-ids, numbers of three digits and
+/// more, and the folder of `path`.
+pub(crate) fn redacted(text: &str, path: &Path) -> String {
+    let folder = format!("{}/", path.parent().unwrap().display());
+    let text = text.replace(&folder, "");
+    let mut redacted = String::new();
+    let mut word = String::new();
+    for character in text.chars().chain(['\n']) {
+        if character.is_ascii_alphanumeric() || character == '_' {
+            word.push(character);
+            continue;
+        }
+        redacted += match word.as_str() {
+            hex if hex.starts_with("0x") => "0x…",
+            id if id.len() == 40 => "…",
+            number if number.len() > 2 && number.parse::<u64>().is_ok() => "N",
+            word => word,
+        };
+        word.clear();
+        redacted.push(character);
+    }
+    redacted.pop();
+    redacted
+}
+
+/// Everything of its own file that a process of one thread has in memory: code, data, counters.
+/// Waits until it waits for a line, because it may note things on the way there.
+pub(crate) fn image(pid: i32) -> Vec<u8> {
+    eventually(&format!("process {pid} waits"), || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let state = stat.rsplit(')').next().unwrap().trim_start().chars().next();
+        matches!(state, Some('S' | 't')).then_some(())
+    });
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+    let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let mut image = Vec::new();
+    for line in maps
+        .lines()
+        .filter(|line| line.ends_with(exe.to_str().unwrap()))
+    {
+        let range = line.split(' ').next().unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+        let mut bytes = vec![0; (end - start) as usize];
+        memory.read_exact_at(&mut bytes, start).unwrap();
+        image.extend(bytes);
+    }
+    assert!(!image.is_empty());
+    image
+}
+
+/// Writes into a process that is waiting for a line, past the program under test.
+pub(crate) fn poke(pid: i32, address: &Value, bytes: &[u8]) {
+    let memory = OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/{pid}/mem"));
+    memory
+        .unwrap()
+        .write_all_at(bytes, number(address))
+        .unwrap();
+}
+
+/// An address of the JSON output.
+pub(crate) fn number(address: &Value) -> u64 {
+    let digits = address.as_str().unwrap().strip_prefix("0x").unwrap();
+    u64::from_str_radix(digits, 16).unwrap()
+}
+
+/// The probe of that name in JSON output.
+pub(crate) fn probe<'j>(json: &'j Value, name: &str) -> &'j Value {
+    let probes = json["probes"].as_array().unwrap();
+    probes.iter().find(|probe| probe["name"] == name).unwrap()
+}
+
+/// Plain `info`.
+#[track_caller]
+pub(crate) fn states(pid: i32) -> String {
+    run(&format!("info -quiet -pid {pid}")).answer()
+}
+
+/// Starts `name.pie` and `name.nopie`.
+pub(crate) fn both_forms(name: &str) -> Vec<Talker> {
+    test_support::fixture_forms(name)
+        .iter()
+        .map(|path| Talker::start(path))
+        .collect()
+}
+
+/// A folder that is gone when the test is.
+#[derive(Debug)]
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Folder {
+        let name = format!("ocaml-probes-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+
+    pub(crate) fn copy(&self, file: &Path, name: impl AsRef<Path>) -> PathBuf {
+        let copy = self.0.join(name);
+        fs::copy(file, &copy).unwrap();
+        copy
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,124 @@
+//! Spellings that are the same, and arguments that make no sense.
+
+use test_support::{Talker, fixture, program};
+
+use crate::support::{command, golden, run, run_command, run_on, states};
+
+#[test]
+fn the_pid_can_be_given_in_every_spelling() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let expected = "flag disabled\nplain disabled\nwatched disabled\n";
+    for spelling in ["-pid ", "--pid ", "-pid=", "--pid=", "-p ", "--p="] {
+        for subcommand in ["info", "inf", "i"] {
+            let line = format!("{subcommand} {spelling}{}", target.pid());
+            assert_eq!(run(&line).answer(), expected, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_word_cut_short_stands_for_the_only_one_that_begins_so() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let line = format!("att -p {pid} -gig -forc -form plain -q -enable plain");
+    assert_eq!(run(&line).answer(), "plain 0 -> 1, 1 site\n");
+    assert!(states(pid).contains("plain enabled"));
+    assert_eq!(run_on("l -j", &program("service")).code, Some(0));
+}
+
+#[test]
+fn the_value_of_a_flag_is_never_taken_for_a_flag() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let line = format!("attach -pid {} -enable-regexp -quiet", target.pid());
+    let error = run(&line).failure();
+    assert!(error.contains("matches \"-quiet\""), "{error}");
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
+    let lines = [
+        // Words that there are not, or not only.
+        "frobnicate",
+        "attch -pid 7",
+        "info pid 7",
+        "info -pid 7 -- x",
+        "-- info",
+        "-pid 7 info",
+        "info -frobnicate -pid 7",
+        "info -pidd 7",
+        "attach -f -pid 7 -enable a",
+        "trace -prog x y",
+        // Flags of later versions.
+        "attach -pid 7 -enable a -live",
+        "attach -pid 7 -enable a -for 30s",
+        "trace -prog x -wait",
+        "trace -prog x -force",
+        "ps",
+        "completion bash",
+        // Spelled whole.
+        "attach -pid 7 -enabl a",
+        "attach -pid 7 -enable-a",
+        "attach -pid 7 --disable-regex a",
+        // Values.
+        "info",
+        "info -pid",
+        "info -pid=",
+        "info -pid 0",
+        "info -pid -7",
+        "info -pid +7",
+        "info -pid 0x7",
+        "info -pid 7.0",
+        "info -pid 2147483648",
+        "info -pid self",
+        "info -pid 7 -pid 8",
+        "info -pid 7 -sites=yes",
+        "list",
+        "list -prog=",
+        "trace -enable a",
+        "info -pid 7 -format xml",
+        "info -pid 7 -json -format plain",
+        "info -pid 7 -json -json",
+        "info -pid 7 -quiet -verbose",
+        // Actions.
+        "attach -pid 7",
+        "attach -pid 7 -force",
+        "attach -pid 7 -enable a -enable-all",
+        "attach -pid 7 -enable a -disable b -disable-regexp c",
+        "attach -pid 7 -enable-all -disable-all",
+        "attach -pid 7 -enable-pair a,b -disable-pair c,d",
+        "attach -pid 7 -enable-regexp a -enable-regexp b",
+        "attach -pid 7 -enable a,b -enable a",
+        "attach -pid 7 -disable a,a",
+        "attach -pid 7 -enable a -disable b,a",
+        "attach -pid 7 -enable a,,b",
+        "attach -pid 7 -enable ,a",
+        "attach -pid 7 -disable a,",
+        "attach -pid 7 -enable=",
+        "attach -pid 7 -enable -disable-all",
+        "attach -pid 7 -enable-pair a",
+        "attach -pid 7 -enable-pair a,b,c",
+        "attach -pid 7 -enable-pair a,a",
+        "attach -pid 7 -enable-pair a,",
+        "attach -pid 7 -enable-regexp a(",
+        "trace -prog x -disable-regexp [",
+    ];
+    let mut text = String::new();
+    for line in lines {
+        let run = run(line);
+        assert_eq!(run.code, Some(2), "{line}: {run:?}");
+        assert_eq!(run.stdout, "", "{line}");
+        text += &format!("$ ocaml-probes {line}\n{}", run.stderr);
+    }
+    golden("usage-errors.txt", &text);
+}
+
+#[test]
+fn no_arguments_at_all_are_a_usage_error_that_names_the_subcommands() {
+    let run = run_command(&mut command([] as [&str; 0]));
+    assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
+    assert!(
+        run.stderr.contains("trace, attach, info, list"),
+        "{}",
+        run.stderr
+    );
+}
