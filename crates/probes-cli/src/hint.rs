@@ -155,3 +155,118 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
     };
     Some(hint)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of an attach that was denied.
+    fn of_denial(denial: Denial) -> (String, String) {
+        let (pid, operation) = (4242, "attach to");
+        let error = ErrorKind::Denied {
+            pid,
+            operation,
+            denial,
+        };
+        let hint = of(&error, &Subject::Process(pid)).unwrap_or_default();
+        (error.to_string(), hint)
+    }
+
+    #[test]
+    fn every_denial_says_who_denied_and_what_to_do() {
+        let root = || "root".to_owned();
+        let cases = [
+            (
+                Denial::Yama { scope: 1 },
+                "kernel.yama.ptrace_scope=1 allows only descendants",
+                "use sudo, or `trace` instead of `attach`, or let the program call \
+                 prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)",
+            ),
+            (
+                Denial::Yama { scope: 2 },
+                "kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
+                "use sudo",
+            ),
+            (
+                Denial::Yama { scope: 3 },
+                "kernel.yama.ptrace_scope=3 disables ptrace until reboot",
+                "only a reboot can undo it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d",
+            ),
+            (
+                Denial::Seccomp,
+                "this container's seccomp profile blocks ptrace",
+                "start the container with --cap-add=SYS_PTRACE",
+            ),
+            (
+                Denial::OtherUser {
+                    uid: 0,
+                    name: root(),
+                },
+                "it belongs to uid 0 (root)",
+                "use sudo, or be that user: sudo -u root",
+            ),
+            (
+                Denial::UserNamespace,
+                "it is in another user namespace",
+                "run ocaml-probes inside that container, or as root outside of it",
+            ),
+            (
+                Denial::NotDumpable,
+                "it is not dumpable (setuid or file capabilities, or prctl)",
+                "use sudo",
+            ),
+            (
+                Denial::Policy,
+                "denied by a security policy (AppArmor, SELinux)",
+                "the audit log says which rule: `dmesg`, or `ausearch -m AVC`",
+            ),
+            (
+                Denial::Traced {
+                    tracer: 99,
+                    name: "gdb".to_owned(),
+                },
+                "it is already traced by pid 99 (gdb)",
+                "detach or end the other tracer, gdb with pid 99",
+            ),
+            (
+                Denial::Unexplained,
+                "the kernel does not permit it, possibly because it is traced from outside this \
+                 container",
+                "look for a debugger or tracer outside this container, or use sudo",
+            ),
+        ];
+        for (denial, why, hint) in cases {
+            let expected = format!("cannot attach to process 4242: {why}");
+            assert_eq!(of_denial(denial), (expected, hint.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_program_of_our_own_that_may_not_be_traced_is_not_advised_to_be_traced() {
+        let error = ErrorKind::CannotTraceChild {
+            program: "./server.exe".into(),
+            denial: Denial::Yama { scope: 1 },
+        };
+        let hint = of(&error, &Subject::Program("./server.exe".into()));
+        assert_eq!(hint.as_deref(), Some("use sudo"));
+    }
+
+    #[test]
+    fn huge_pages_and_busy_threads_have_a_way_on() {
+        let busy = ErrorKind::Busy {
+            pid: 4242,
+            tid: 4250,
+            name: "worker-3".to_owned(),
+            state: 'D',
+            wchan: String::new(),
+            deadline_ms: 500,
+        };
+        for (error, hint) in [
+            (ErrorKind::GigaText { pid: 4242 }, "-gigatext allows it"),
+            (busy, "try again"),
+        ] {
+            let said = of(&error, &Subject::Process(4242));
+            assert_eq!(said.as_deref(), Some(hint), "{error}");
+        }
+    }
+}
