@@ -27,6 +27,9 @@ pub(crate) struct Image {
     /// Tells the mappings of the file from others. Only the inode: on some file systems (btrfs,
     /// overlayfs) stat(2) and /proc/PID/maps name different devices for one file.
     inode: u64,
+    /// What the kernel told the program when it was executed: addresses at random among it, so that
+    /// no other execution is told the same.
+    auxv: Vec<u8>,
 }
 
 impl Image {
@@ -60,7 +63,15 @@ impl Image {
             bias,
             elf,
             inode,
+            auxv,
         })
+    }
+
+    /// Whether the process has executed another program, or this one anew, since.
+    pub(crate) fn is_replaced(&self, process: &Process) -> bool {
+        let tid = process.living_thread();
+        let auxv = tid.and_then(|tid| process.read(&format!("task/{tid}/auxv")).ok());
+        auxv.is_some_and(|auxv| !auxv.is_empty() && auxv != self.auxv)
     }
 
     /// The mappings that hold what `layout` reads.

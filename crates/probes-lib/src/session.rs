@@ -181,19 +181,24 @@ impl Target {
         SourceMap::open(&PathBuf::from(exe), self.program())
     }
 
-    /// The address space that we opened is gone: the process has exited, or executed another
-    /// program, in which nothing may be written.
+    /// Tells an exec by what it leads to: the address space that we opened is gone while the
+    /// process lives, or its files in /proc are those of another program.
     fn tell_exec(&self, error: Error) -> Error {
-        match error.kind() {
-            ErrorKind::Exited { pid } if self.process.is_alive() => {
-                Error::from(ErrorKind::Executed { pid: *pid }).leaving(error.effect())
-            }
-            _ => error,
+        let gone = matches!(error.kind(), ErrorKind::Exited { .. }) && self.process.is_alive();
+        if gone || self.image.is_replaced(&self.process) {
+            let pid = self.pid();
+            return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
         }
+        error
     }
 
     fn memory(&self, flags: OFlag) -> Result<ProcessMemory> {
-        ProcessMemory::open(&self.process, self.tid, flags)
-            .map_err(|source| denial::or_lost(&self.process, "attach to", source))
+        let memory = ProcessMemory::open(&self.process, self.tid, flags)
+            .map_err(|source| denial::or_lost(&self.process, "attach to", source))?;
+        // Asked afterwards: what was opened is then the memory of the program that we know.
+        if self.image.is_replaced(&self.process) {
+            return Err(ErrorKind::Executed { pid: self.pid() }.into());
+        }
+        Ok(memory)
     }
 }
