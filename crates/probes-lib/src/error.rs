@@ -68,14 +68,16 @@ impl From<ErrorKind> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind.to_string();
         let effect = match self.effect {
-            Effect::None => "",
-            Effect::NothingChanged => "; nothing was changed",
-            Effect::PutBack => "; what had been written was put back",
-            Effect::HalfChanged => "; some probes may be half changed",
-            Effect::NotStarted => "; the program was not started",
+            Effect::None => return f.write_str(&kind),
+            Effect::NothingChanged => "nothing was changed",
+            Effect::PutBack => "what had been written was put back",
+            Effect::HalfChanged => "some probes may be half changed",
+            Effect::NotStarted => "the program was not started",
         };
-        write!(f, "{}{effect}", self.kind)
+        let separator = if kind.ends_with('?') { " " } else { "; " };
+        write!(f, "{kind}{separator}{effect}")
     }
 }
 
@@ -475,9 +477,7 @@ pub enum ElfDefect {
     #[error("is {}, not a program", elf_type(*.0))]
     NotAProgram(u16),
     /// The file ends too early.
-    #[error(
-        "is truncated: {what} ({size} bytes at {offset:#x}) lie beyond its end at {file_len:#x}"
-    )]
+    #[error("is truncated at {file_len:#x}: no room for {what} ({size} bytes at {offset:#x})")]
     Truncated {
         /// What was to be read.
         what: &'static str,

@@ -1,8 +1,11 @@
 //! [`Image`]: an executable in the memory of a process; its probes, where it is loaded, and which
 //! mappings hold them.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use nix::fcntl::OFlag;
 
@@ -41,7 +44,9 @@ impl Image {
         let file = process
             .open_file(&below_task("exe"), OFlag::O_RDONLY)
             .map_err(denied)?;
-        let inode = file.metadata().map_err(denied)?.ino();
+        let metadata = file.metadata().map_err(denied)?;
+        let path = without_deleted_mark(path, metadata.nlink());
+        let inode = metadata.ino();
         let elf = ElfFile::read(file, path)?;
         let table = ProbeTable::of(&elf)?;
         let maps = read_maps(process, tid)?;
@@ -159,6 +164,14 @@ impl Image {
         let mut bytes = vec![0; len];
         self.elf.read_loaded(segment, start, &mut bytes)?;
         Ok(bytes)
+    }
+}
+
+/// The kernel appends " (deleted)" to the name of a file that has no name any more.
+fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
+    match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
+        Some(name) if links == 0 => OsStr::from_bytes(name).into(),
+        _ => path,
     }
 }
 
