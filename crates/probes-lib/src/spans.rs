@@ -42,7 +42,7 @@ pub(crate) fn runs(
         let zone = zone_of(address);
         if let Some(run) = runs.last_mut().filter(|run| run.zone == zone) {
             let start = addresses[run.first];
-            let last_page = (start + run.len - 1) / PAGE;
+            let last_page = start.saturating_add(run.len - 1) / PAGE;
             let grown = address.saturating_add(len) - start;
             if address / PAGE <= last_page + 1 && grown <= MAX_RUN {
                 run.count += 1;
@@ -96,5 +96,6 @@ mod tests {
     fn addresses_at_the_top_do_not_overflow() {
         assert_eq!(lens(&[u64::MAX - 3]).len(), 1);
         assert_eq!(lens(&[u64::MAX - 8, u64::MAX - 3]).len(), 1);
+        assert_eq!(lens(&[u64::MAX - 3, u64::MAX - 2]).len(), 1);
     }
 }
