@@ -363,11 +363,12 @@ impl Segment {
     }
 }
 
-/// Whether `len` bytes at `address` lie within `outer_len` bytes at `outer`.
+/// Whether `len` bytes at `address` lie within `outer_len` bytes at `outer`, and end within the
+/// address space: a file may claim a segment that does not.
 pub(crate) fn within(outer: FileAddr, outer_len: u64, address: FileAddr, len: u64) -> bool {
-    address
-        .0
-        .checked_sub(outer.0)
-        .and_then(|offset| offset.checked_add(len))
-        .is_some_and(|end| end <= outer_len)
+    let end = address.0.checked_add(len);
+    end.is_some_and(|end| address >= outer && end - outer.0 <= outer_len)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,280 @@
+use super::*;
+use crate::testing::{NoteSpec, Program, memory_file};
+
+const E_TYPE: usize = 16;
+const E_MACHINE: usize = 18;
+const E_SHOFF: usize = 40;
+const E_PHENTSIZE: usize = 54;
+const E_SHENTSIZE: usize = 58;
+const E_SHNUM: usize = 60;
+const E_SHSTRNDX: usize = 62;
+
+/// Offset of a field of a section's header in the made file.
+fn section_field(index: usize, field: usize) -> usize {
+    64 + 2 * 56 + index * 64 + field
+}
+const SH_TYPE: usize = 4;
+const SH_OFFSET: usize = 24;
+const SH_SIZE: usize = 32;
+const SH_LINK: usize = 40;
+
+fn file() -> Vec<u8> {
+    let note = NoteSpec::new("ocaml_2", "tick", "").at(Program::TEXT, Program::PROBES);
+    Program::new(&[note], &[0x90, 0x3d, 1, 2, 3, 4]).bytes()
+}
+
+fn edited(edits: &[(usize, &[u8])]) -> Vec<u8> {
+    let mut bytes = file();
+    for (at, new) in edits {
+        bytes[*at..at + new.len()].copy_from_slice(new);
+    }
+    bytes
+}
+
+fn read(bytes: &[u8]) -> Result<ElfFile> {
+    ElfFile::read(memory_file(bytes), "/srv/server.exe".into())
+}
+
+fn defect_of(result: Result<ElfFile>) -> ElfDefect {
+    let Err(error) = result else {
+        panic!("it was read");
+    };
+    match error.kind() {
+        ErrorKind::Elf { path, defect } if path == Path::new("/srv/server.exe") => defect.clone(),
+        _ => panic!("{error}"),
+    }
+}
+
+fn defect(edits: &[(usize, &[u8])]) -> ElfDefect {
+    defect_of(read(&edited(edits)))
+}
+
+#[test]
+fn a_good_file_has_its_sections_and_segments() {
+    let elf = read(&file()).unwrap();
+    assert_eq!(elf.linking(), Linking::Fixed);
+    assert_eq!(elf.entry(), FileAddr(Program::TEXT));
+    assert_eq!(
+        elf.section_range(".probes"),
+        Some((FileAddr(Program::PROBES), 16))
+    );
+    assert!(elf.contents(".note.stapsdt").unwrap().is_some());
+    // Not the beginning of a name, nor its end.
+    assert!(elf.contents(".note").unwrap().is_none());
+    assert!(elf.section_range("probes").is_none());
+
+    let segments: Vec<Segment> = elf.loaded().collect();
+    assert_eq!(segments.len(), 2);
+    assert!(segments[0].executable && !segments[0].writable);
+    let mut code = [0; 6];
+    elf.read_loaded(&segments[0], FileAddr(Program::TEXT), &mut code)
+        .unwrap();
+    assert_eq!(code, [0x90, 0x3d, 1, 2, 3, 4]);
+}
+
+#[test]
+fn what_is_not_a_file_is_refused_and_not_waited_for() {
+    for path in ["/", "/dev/null"] {
+        let error = ElfFile::open(Path::new(path)).err().unwrap();
+        assert_eq!(error.to_string(), format!("{path} is not a regular file"));
+    }
+    let error = ElfFile::open(Path::new("/no/such/file")).err().unwrap();
+    assert!(matches!(error.kind(), ErrorKind::OpenFile { .. }));
+    assert_eq!(
+        error.to_string(),
+        "cannot open /no/such/file: No such file or directory"
+    );
+}
+
+#[test]
+fn files_of_another_kind_are_told_by_name() {
+    for (edit, expected) in [
+        ((0, &b"\x7fELG"[..]), ElfDefect::NotElf),
+        ((EI_CLASS, &[1]), ElfDefect::Class32),
+        ((EI_CLASS, &[3]), ElfDefect::UnknownClass(3)),
+        ((EI_DATA, &[2]), ElfDefect::BigEndian),
+        ((E_MACHINE, &[0xb7, 0]), ElfDefect::Machine(0xb7)),
+        ((E_TYPE, &[1, 0]), ElfDefect::NotAProgram(1)),
+        ((E_TYPE, &[4, 0]), ElfDefect::NotAProgram(4)),
+    ] {
+        assert_eq!(defect(&[edit]), expected);
+    }
+    for (bytes, expected) in [
+        (&b""[..], ElfDefect::NotElf),
+        (b"\x7fELF", ElfDefect::NotElf),
+        (b"#!/bin/sh\nexec service\n", ElfDefect::NotElf),
+    ] {
+        assert_eq!(defect_of(read(bytes)), expected);
+    }
+    let message = read(&edited(&[(E_MACHINE, &[0xb7, 0])])).err().unwrap();
+    assert_eq!(
+        message.to_string(),
+        "/srv/server.exe is a program for AArch64, only x86-64 programs can be handled"
+    );
+}
+
+#[test]
+fn tables_with_entries_of_another_size_are_refused() {
+    for (at, what) in [
+        (E_PHENTSIZE, "the program headers"),
+        (E_SHENTSIZE, "the section headers"),
+    ] {
+        for size in [0u16, 1, 40, 65, u16::MAX] {
+            let found = defect(&[(at, &size.to_le_bytes())]);
+            assert_eq!(found, ElfDefect::Table(what));
+        }
+    }
+}
+
+#[test]
+fn a_file_without_section_headers_is_readable_and_has_no_sections() {
+    let elf = read(&edited(&[(E_SHOFF, &[0; 8])])).unwrap();
+    assert!(!elf.has_sections());
+    assert_eq!(elf.contents(".note.stapsdt").unwrap(), None);
+    assert_eq!(elf.build_id(), None);
+    assert_eq!(elf.loaded().count(), 2);
+}
+
+#[test]
+fn section_names_are_found_or_refused() {
+    let beyond = defect(&[(E_SHSTRNDX, &[5, 0])]);
+    assert_eq!(beyond, ElfDefect::Table("the section names"));
+    // elf(5): the real number and index are in the first section then.
+    let numbers = [
+        (E_SHNUM, &[0, 0][..]),
+        (section_field(0, SH_SIZE), &[5]),
+        (E_SHSTRNDX, &[0xff, 0xff]),
+        (section_field(0, SH_LINK), &[4]),
+    ];
+    let elf = read(&edited(&numbers)).unwrap();
+    assert!(elf.section_range(".probes").is_some());
+    assert_eq!(
+        defect(&[
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            (section_field(0, SH_LINK), &[9])
+        ]),
+        ElfDefect::Table("the section names")
+    );
+}
+
+#[test]
+fn a_section_that_is_not_in_the_file_is_empty() {
+    let nobits = edited(&[(section_field(1, SH_TYPE), &[8])]);
+    let elf = read(&nobits).unwrap();
+    assert_eq!(elf.contents(".note.stapsdt").unwrap(), Some(Vec::new()));
+}
+
+#[test]
+fn sizes_and_offsets_that_no_file_has_are_refused_before_anything_is_allocated() {
+    for value in [1u64 << 20, 1 << 40, 1 << 63, u64::MAX - 1, u64::MAX] {
+        let value = value.to_le_bytes();
+        for (edits, what) in [
+            (&[(E_SHOFF, &value[..])][..], "the section headers"),
+            (
+                &[(E_SHNUM, &[0, 0]), (section_field(0, SH_SIZE), &value)],
+                "the section headers",
+            ),
+            (
+                &[(section_field(4, SH_OFFSET), &value)],
+                "the section names",
+            ),
+            (&[(section_field(4, SH_SIZE), &value)], "the section names"),
+        ] {
+            let found = defect(edits);
+            assert!(
+                matches!(found, ElfDefect::Truncated { what: w, .. } if w == what),
+                "{found:?}"
+            );
+        }
+        for field in [SH_OFFSET, SH_SIZE] {
+            let elf = read(&edited(&[(section_field(1, field), &value)])).unwrap();
+            let error = elf.contents(".note.stapsdt").unwrap_err();
+            let ErrorKind::Elf { defect, .. } = error.kind() else {
+                panic!("{error}");
+            };
+            assert!(matches!(
+                defect,
+                ElfDefect::Truncated {
+                    what: ".note.stapsdt",
+                    ..
+                }
+            ));
+        }
+    }
+}
+
+#[test]
+fn a_sparse_file_does_not_make_us_allocate_what_it_claims() {
+    const LONG: u64 = 1 << 42;
+    let size = (LONG / 2).to_le_bytes();
+    let sparse = |edits: &[(usize, &[u8])]| {
+        let file = memory_file(&edited(edits));
+        file.set_len(LONG).unwrap();
+        ElfFile::read(file, "/srv/server.exe".into())
+    };
+    let names = defect_of(sparse(&[(section_field(4, SH_SIZE), &size)]));
+    assert!(matches!(
+        names,
+        ElfDefect::TooLarge {
+            what: "the section names",
+            ..
+        }
+    ));
+    let headers = defect_of(sparse(&[
+        (E_SHNUM, &[0, 0]),
+        (section_field(0, SH_SIZE), &(LONG / 128).to_le_bytes()),
+    ]));
+    assert!(matches!(
+        headers,
+        ElfDefect::TooLarge {
+            what: "the section headers",
+            ..
+        }
+    ));
+
+    let elf = sparse(&[(section_field(1, SH_SIZE), &size)]).unwrap();
+    let error = elf.contents(".note.stapsdt").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/srv/server.exe is corrupt: .note.stapsdt claim 2199023255552 bytes"
+    );
+}
+
+#[test]
+fn the_build_id_is_the_one_that_readelf_shows() {
+    let path = test_support::fixture("gen_ocaml_2.pie");
+    let id = ElfFile::open(&path)
+        .unwrap()
+        .build_id()
+        .unwrap()
+        .to_string();
+    let shown = std::process::Command::new("readelf")
+        .arg("-n")
+        .arg(&path)
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(
+        shown.contains(&format!("Build ID: {id}\n")),
+        "{id}\n{shown}"
+    );
+}
+
+#[test]
+fn ranges_are_within_others_only_without_wrapping() {
+    let top = FileAddr(u64::MAX - 7);
+    assert!(within(FileAddr(16), 8, FileAddr(18), 6));
+    assert!(!within(FileAddr(16), 8, FileAddr(19), 6));
+    assert!(!within(FileAddr(16), 8, FileAddr(15), 6));
+    assert!(!within(FileAddr(16), 8, top, 6));
+    assert!(within(top, 7, top, 6));
+    assert!(!within(top, u64::MAX, FileAddr(u64::MAX - 3), 6));
+    assert!(!within(
+        FileAddr(16),
+        u64::MAX,
+        FileAddr(u64::MAX),
+        u64::MAX
+    ));
+}
