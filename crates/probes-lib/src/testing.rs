@@ -9,7 +9,7 @@ use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 
 use crate::addr::{FileAddr, LiveAddr, LoadBias};
-use crate::elf::Linking;
+use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
 use crate::patch::{self, Outcome};
@@ -152,4 +152,22 @@ fn load(file: &[u8], bias: LoadBias) -> SliceMemory {
         bytes[..content.len()].copy_from_slice(content);
         (bias.live(FileAddr(start)).0, bytes)
     }))
+}
+
+/// A file called `server.exe` with these bytes, read for its probes.
+pub(crate) fn read_table(bytes: &[u8]) -> Result<ProbeTable> {
+    let file = memory_file(bytes);
+    ProbeTable::of(&ElfFile::read(file, "/srv/server.exe".into())?)
+}
+
+/// The probes of a file in which each name has one site.
+pub(crate) fn named(names: &[&str]) -> ProbeTable {
+    let note = |(i, name): (u64, &&str)| {
+        NoteSpec::new("ocaml_2", name, "").at(Program::TEXT + 8 * i, Program::PROBES + 4 * i)
+    };
+    let notes: Vec<NoteSpec> = (0..).zip(names).map(note).collect();
+    let text = [0x90, 0x3d, 1, 0, 0, 0, 0x90, 0x90].repeat(names.len());
+    let mut program = Program::new(&notes, &text);
+    program.probes = 4 * names.len();
+    read_table(&program.bytes()).unwrap()
 }

@@ -1,0 +1,341 @@
+mod damage;
+mod oracle;
+
+use super::*;
+use crate::Error;
+use crate::testing::{NoteSpec, Program, read_table};
+
+const SITE: [u8; 6] = [0x90, 0x3d, 1, 0, 0, 0];
+
+/// A note whose site is number `site` in a text of sites, and whose semaphore is number
+/// `semaphore` in a section of pairs.
+fn note(provider: &str, name: &str, site: u64, semaphore: u64) -> NoteSpec {
+    NoteSpec::new(provider, name, "8@%rax")
+        .at(Program::TEXT + 6 * site, Program::PROBES + 4 * semaphore)
+}
+
+fn without_site(provider: &str, name: &str, semaphore: u64) -> NoteSpec {
+    let spec = note(provider, name, 0, semaphore);
+    let address = spec.semaphore;
+    spec.at(0, address)
+}
+
+fn program(notes: &[NoteSpec]) -> Program {
+    Program::new(notes, &SITE.repeat(4))
+}
+
+fn read(notes: &[NoteSpec]) -> Result<ProbeTable> {
+    read_table(&program(notes).bytes())
+}
+
+fn wrong_note(result: Result<ProbeTable>) -> (usize, ProbeDefect) {
+    let error = result.unwrap_err();
+    match error.kind() {
+        ErrorKind::WrongNote { index, defect, .. } => (*index, defect.clone()),
+        _ => panic!("{error}"),
+    }
+}
+
+fn contradiction(result: Result<ProbeTable>) -> String {
+    let error = result.unwrap_err();
+    match error.kind() {
+        ErrorKind::Elf {
+            defect: ElfDefect::Contradiction(text),
+            ..
+        } => text.clone(),
+        _ => panic!("{error}"),
+    }
+}
+
+fn counters(probe: Probe<'_>) -> Vec<u64> {
+    let counters = probe.semaphores().map(|semaphore| semaphore.counter().0);
+    counters.collect()
+}
+
+#[test]
+fn probes_are_sorted_by_name_and_their_sites_by_address() {
+    let table = read(&[
+        note("ocaml_2", "zeta", 3, 1),
+        note("ocaml_2", "alpha", 2, 0),
+        note("ocaml_2", "zeta", 0, 1),
+        note("ocaml_2", "alpha", 1, 0),
+    ])
+    .unwrap();
+    let sites: Vec<_> = table
+        .probes()
+        .map(|probe| {
+            let sites = probe.sites().map(|site| site.address().0 - Program::TEXT);
+            (probe.name(), sites.collect::<Vec<_>>())
+        })
+        .collect();
+    assert_eq!(sites, [("alpha", vec![6, 12]), ("zeta", vec![0, 18])]);
+    assert_eq!(
+        counters(table.probe("zeta").unwrap()),
+        [Program::PROBES + 6]
+    );
+    assert!(table.probe("alph").is_none() && table.probe("zetaa").is_none());
+    let site = table.probe("alpha").unwrap().sites().next().unwrap();
+    assert_eq!(site.code(), SiteCode(SITE));
+    assert_eq!(site.argument_texts().collect::<Vec<_>>(), ["8@%rax"]);
+}
+
+#[test]
+fn each_generation_has_its_counter_where_its_rule_says() {
+    for (provider, offset) in [("ocaml", 0), ("ocaml.1", 2), ("ocaml_1", 2), ("ocaml_2", 2)] {
+        let table = read(&[note(provider, "tick", 0, 1)]).unwrap();
+        let probe = table.probe("tick").unwrap();
+        assert_eq!(counters(probe), [Program::PROBES + 4 + offset]);
+        let site = probe.sites().next().unwrap();
+        assert_eq!(site.generation().provider(), provider);
+        let semaphore = probe.semaphores().next().unwrap();
+        assert_eq!(semaphore.generation(), site.generation());
+    }
+}
+
+#[test]
+fn generations_that_share_a_symbol_share_one_counter() {
+    let table = read(&[
+        note("ocaml.1", "tick", 0, 1),
+        note("ocaml_2", "tick", 1, 1),
+        without_site("ocaml_2", "tick", 1),
+        note("ocaml_1", "tick", 2, 2),
+    ])
+    .unwrap();
+    let probe = table.probe("tick").unwrap();
+    assert_eq!(counters(probe), [Program::PROBES + 6, Program::PROBES + 10]);
+    let of_site: Vec<_> = probe.sites().map(|site| site.semaphore_index()).collect();
+    assert_eq!(of_site, [0, 0, 1]);
+    let generations: Vec<_> = probe.sites().map(|site| site.generation()).collect();
+    assert_eq!(
+        generations,
+        [
+            Generation::OcamlDot1,
+            Generation::Ocaml2,
+            Generation::Ocaml1
+        ]
+    );
+}
+
+#[test]
+fn only_the_fourth_generation_may_have_no_site() {
+    let table = read(&[without_site("ocaml_2", "flag", 0)]).unwrap();
+    let flag = table.probe("flag").unwrap();
+    assert_eq!((flag.sites().len(), flag.semaphores().len()), (0, 1));
+    for provider in ["ocaml", "ocaml.1", "ocaml_1"] {
+        let result = read(&[
+            note("ocaml_2", "tick", 0, 0),
+            without_site(provider, "flag", 1),
+        ]);
+        assert_eq!(wrong_note(result), (1, ProbeDefect::NoSite));
+    }
+}
+
+#[test]
+fn a_prelinked_note_is_shifted_by_its_base_and_a_pc_of_0_is_not() {
+    let shifted = |spec: NoteSpec, by: u64| {
+        let (pc, semaphore) = (spec.pc, spec.semaphore);
+        let moved = |address: u64| address.wrapping_add(by);
+        let pc = if pc == 0 { 0 } else { moved(pc) };
+        let mut spec = spec.at(pc, moved(semaphore));
+        spec.base = moved(Program::BASE);
+        spec
+    };
+    for by in [0x1_0000, 0x30_0000_0000, 0u64.wrapping_sub(0x1000)] {
+        let mut made = program(&[]);
+        made.notes = [
+            shifted(note("ocaml_2", "moved", 1, 0), by),
+            shifted(without_site("ocaml_2", "flag", 1), by),
+            // An object may have been linked with another base, or none moved.
+            shifted(note("ocaml", "still", 2, 2), 0),
+        ]
+        .iter()
+        .flat_map(NoteSpec::bytes)
+        .collect();
+        let table = read_table(&made.bytes()).unwrap();
+        let moved = table.probe("moved").unwrap();
+        assert_eq!(moved.sites().next().unwrap().address().0, Program::TEXT + 6);
+        assert_eq!(counters(moved), [Program::PROBES + 2]);
+        let flag = table.probe("flag").unwrap();
+        assert_eq!(
+            (flag.sites().len(), counters(flag)),
+            (0, vec![Program::PROBES + 6])
+        );
+        let still = table.probe("still").unwrap();
+        assert_eq!(
+            still.sites().next().unwrap().address().0,
+            Program::TEXT + 12
+        );
+    }
+}
+
+#[test]
+fn a_site_has_to_be_in_executable_bytes_of_the_file() {
+    let last = Program::TEXT + 18;
+    for pc in [
+        1,
+        Program::TEXT - 1,
+        last + 1,
+        Program::PROBES,
+        u64::MAX,
+        1 << 63,
+    ] {
+        let spec = note("ocaml_2", "tick", 0, 0).at(pc, Program::PROBES);
+        let (index, defect) = wrong_note(read(&[note("ocaml_2", "tick", 0, 0), spec]));
+        assert_eq!((index, defect), (1, ProbeDefect::SiteOutside(FileAddr(pc))));
+    }
+    let spec = note("ocaml_2", "tick", 0, 0).at(last, Program::PROBES);
+    assert_eq!(read(&[spec]).unwrap().site_count(), 1);
+}
+
+#[test]
+fn a_counter_has_to_be_in_the_section_of_semaphores() {
+    for (semaphore, counter) in [
+        (1, 3),
+        (Program::PROBES - 3, Program::PROBES - 1),
+        (Program::PROBES + 13, Program::PROBES + 15),
+        (Program::TEXT, Program::TEXT + 2),
+        (u64::MAX, 1),
+        (u64::MAX - 1, 0),
+    ] {
+        let spec = note("ocaml_2", "tick", 0, 0).at(Program::TEXT, semaphore);
+        let defect = ProbeDefect::SemaphoreOutside(FileAddr(counter));
+        assert_eq!(wrong_note(read(&[spec])), (0, defect));
+    }
+    let spec = note("ocaml_2", "tick", 0, 0).at(Program::TEXT, 0);
+    assert_eq!(wrong_note(read(&[spec])), (0, ProbeDefect::NoSemaphore));
+    // The last two bytes of the section are enough.
+    let spec = note("ocaml_2", "tick", 0, 0).at(Program::TEXT, Program::PROBES + 12);
+    assert_eq!(read(&[spec]).unwrap().semaphore_count(), 1);
+}
+
+#[test]
+fn names_and_arguments_have_to_be_printable_and_others_need_not() {
+    let with = |provider: &str, strings: &[u8]| {
+        let mut spec = note(provider, "x", 0, 0);
+        spec.strings = strings.to_vec();
+        spec
+    };
+    for name in [
+        &b""[..],
+        b"a b",
+        b"a\n",
+        b"a\x1b[0m",
+        b"\xff",
+        b"a\xc2\xa0",
+        b"\xc2\x9b",
+    ] {
+        let strings = [b"ocaml_2\0", name, b"\0\0"].concat();
+        let error = read(&[with("ocaml_2", &strings)]).unwrap_err();
+        assert!(!error.to_string().contains(char::is_control));
+        assert_eq!(wrong_note(Err(error)), (0, ProbeDefect::Name), "{name:?}");
+        // It is no business of ours what others call theirs.
+        let foreign = [b"python\0", name, b"\0\xff\0"].concat();
+        read(&[with("python", &foreign), note("ocaml_2", "tick", 0, 0)]).unwrap();
+    }
+    let result = read(&[with("ocaml_2", b"ocaml_2\0tick\0\xff\0")]);
+    assert_eq!(wrong_note(result), (0, ProbeDefect::Arguments));
+    let table = read(&[with("ocaml_2", "ocaml_2\0überlauf\0\0".as_bytes())]).unwrap();
+    assert!(table.probe("überlauf").is_some());
+}
+
+#[test]
+fn bytes_that_are_no_site_are_told_with_their_name_and_note() {
+    let mut made = program(&[note("ocaml_2", "tick", 0, 0), note("ocaml_2", "tock", 1, 1)]);
+    made.text[7] = 0x0f;
+    let error = read_table(&made.bytes()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "in /srv/server.exe: probe note 1 at 0x40 (tock) has its site at 0x401006: \
+         found 90 0f 01 00 00 00, expected 90 3d or 90 e8 and four more bytes"
+    );
+}
+
+#[test]
+fn sites_that_overlap_are_a_contradiction() {
+    let near = |by: u64| note("ocaml_2", "tock", 0, 1).at(Program::TEXT + by, Program::PROBES + 4);
+    let mut made = program(&[note("ocaml_2", "tick", 0, 0), near(4)]);
+    made.text[4..10].copy_from_slice(&SITE);
+    assert_eq!(
+        contradiction(read_table(&made.bytes())),
+        "the sites of probes tick and tock overlap at 0x401004"
+    );
+    let same = contradiction(read(&[note("ocaml_2", "tick", 0, 0), near(0)]));
+    assert_eq!(
+        same,
+        "the sites of probes tick and tock overlap at 0x401000"
+    );
+    read(&[note("ocaml_2", "tick", 0, 0), near(6)]).unwrap();
+}
+
+#[test]
+fn one_site_noted_twice_is_one_site_if_both_notes_say_the_same_of_it() {
+    let one = note("ocaml_2", "tick", 0, 0);
+    let table = read(&[one.clone(), note("ocaml_2", "tick", 1, 0), one.clone()]).unwrap();
+    assert_eq!(table.site_count(), 2);
+
+    let other_counter = note("ocaml_2", "tick", 0, 1);
+    let mut other_arguments = one.clone();
+    other_arguments.strings = b"ocaml_2\0tick\x008@%rbx\0".to_vec();
+    for other in [other_counter, other_arguments] {
+        for pair in [[one.clone(), other.clone()], [other.clone(), one.clone()]] {
+            assert_eq!(
+                contradiction(read(&pair)),
+                "the sites of probes tick and tick overlap at 0x401000"
+            );
+        }
+    }
+}
+
+#[test]
+fn counters_of_two_names_that_share_a_byte_are_a_contradiction() {
+    let at = |provider: &str, name: &str, site: u64, semaphore: u64| {
+        note(provider, name, site, 0).at(Program::TEXT + 6 * site, Program::PROBES + semaphore)
+    };
+    for (provider, semaphore) in [("ocaml_2", 0), ("ocaml_2", 1), ("ocaml", 2), ("ocaml", 3)] {
+        let pair = [
+            at("ocaml_2", "tick", 0, 0),
+            at(provider, "tock", 1, semaphore),
+        ];
+        let text = contradiction(read(&pair));
+        assert!(text.starts_with("the semaphores of probes ti"), "{text}");
+    }
+    // SystemTap's half of a pair is not OCaml's counter.
+    read(&[at("ocaml_2", "tick", 0, 0), at("ocaml", "tock", 1, 4)]).unwrap();
+}
+
+#[test]
+fn a_segment_that_wraps_around_the_address_space_holds_no_site_across_its_end() {
+    let top = u64::MAX - 4;
+    let specs = [0, 1].map(|i| {
+        let name = if i == 0 { "tick" } else { "tock" };
+        NoteSpec::new("ocaml_2", name, "").at(top + i, Program::PROBES + 4 * i)
+    });
+    let mut made = program(&specs);
+    made.text_address = top;
+    made.text = [0x90, 0x3d].repeat(12);
+    let (index, defect) = wrong_note(read_table(&made.bytes()));
+    assert_eq!(
+        (index, defect),
+        (0, ProbeDefect::SiteOutside(FileAddr(top)))
+    );
+}
+
+#[test]
+fn a_file_without_ocaml_notes_has_no_probes() {
+    let none = |result: Result<ProbeTable>| -> Error {
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::NoProbes { .. }),
+            "{error}"
+        );
+        error
+    };
+    none(read(&[]));
+    let lookalikes = [
+        "ocaml_20", "ocaml_", "Ocaml", "ocaml.2", "ocaml.", "", "libc",
+    ];
+    let error = none(read(
+        &lookalikes.map(|provider| note(provider, "tick", 0, 0)),
+    ));
+    assert_eq!(error.to_string(), "no OCaml probes in /srv/server.exe");
+}

@@ -1,0 +1,196 @@
+//! Every fixture as readelf(1) sees it, and as expected.txt says that it has to be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use super::*;
+
+/// What a note says, its addresses as they are after prelinking.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Seen {
+    provider: String,
+    name: String,
+    pc: u64,
+    counter: u64,
+    arguments: String,
+}
+
+fn readelf(option: &str, path: &Path) -> String {
+    let mut command = Command::new("readelf");
+    command.env("LC_ALL", "C").args(["-W", option]).arg(path);
+    let output = command.output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The OCaml notes of a file.
+fn notes_by_readelf(path: &Path) -> Vec<Seen> {
+    let sections = readelf("-S", path);
+    let base_section = sections
+        .lines()
+        .find_map(|line| line.split_once(".stapsdt.base"))
+        .map_or(0, |(_, rest)| hex(rest.split_whitespace().nth(1).unwrap()));
+
+    let shown = readelf("-n", path);
+    let mut lines = shown.lines();
+    let mut seen = Vec::new();
+    while let Some(line) = lines.next() {
+        let Some((_, provider)) = line.split_once("Provider: ") else {
+            continue;
+        };
+        let mut field = |label: &str| {
+            let line = lines.next().unwrap().trim_start();
+            line.strip_prefix(label).unwrap().trim().to_owned()
+        };
+        let (name, location, arguments) = (field("Name:"), field("Location:"), field("Arguments:"));
+        let addresses: Vec<u64> = location
+            .split([',', ' '])
+            .filter(|word| word.starts_with("0x"))
+            .map(hex)
+            .collect();
+        let [pc, base, semaphore] = addresses[..] else {
+            panic!("{location}");
+        };
+        let offset = match provider {
+            "ocaml" => 0,
+            "ocaml.1" | "ocaml_1" | "ocaml_2" => 2,
+            _ => continue,
+        };
+        let moved = |address: u64| address.wrapping_sub(base).wrapping_add(base_section);
+        seen.push(Seen {
+            provider: provider.to_owned(),
+            name,
+            pc: if pc == 0 { 0 } else { moved(pc) },
+            counter: moved(semaphore) + offset,
+            arguments,
+        });
+    }
+    seen.sort();
+    seen
+}
+
+fn hex(word: &str) -> u64 {
+    u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap()
+}
+
+/// The sites of a table, as notes; and all its counters by name.
+fn sites_of(table: &ProbeTable) -> Vec<Seen> {
+    let sites = table.probes().flat_map(|probe| {
+        probe.sites().map(move |site| Seen {
+            provider: site.generation().provider().to_owned(),
+            name: probe.name().to_owned(),
+            pc: site.address().0,
+            counter: table.semaphore(site.semaphore_index()).counter().0,
+            arguments: site.argument_texts().collect::<Vec<_>>().join(" "),
+        })
+    });
+    let mut sites: Vec<Seen> = sites.collect();
+    sites.sort();
+    sites
+}
+
+fn counters_of(table: &ProbeTable) -> BTreeSet<(String, u64)> {
+    let counters = table.probes().flat_map(|probe| {
+        let name = probe.name().to_owned();
+        counters(probe)
+            .into_iter()
+            .map(move |at| (name.clone(), at))
+    });
+    counters.collect()
+}
+
+/// Sites and semaphores by name that expected.txt gives a fixture, and their sums.
+#[derive(Debug, Default)]
+struct Expected {
+    names: BTreeMap<String, (usize, usize)>,
+    sums: (usize, usize),
+    /// It has rows for single names, not for all together.
+    by_name: bool,
+}
+
+fn expected() -> BTreeMap<String, Expected> {
+    let text = std::fs::read_to_string(test_support::fixture("expected.txt")).unwrap();
+    let mut fixtures: BTreeMap<String, Expected> = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [fixture, provider, name, sites, _, _, _, semaphores] = words[..] else {
+            continue;
+        };
+        let entry = fixtures.entry(fixture.to_owned()).or_default();
+        if Generation::of_provider(provider.as_bytes()).is_none() {
+            continue;
+        }
+        let (sites, semaphores): (usize, usize) =
+            (sites.parse().unwrap(), semaphores.parse().unwrap());
+        entry.sums.0 += sites;
+        entry.sums.1 += semaphores;
+        entry.by_name = name != "*";
+        let of_name = entry.names.entry(name.to_owned()).or_default();
+        of_name.0 += sites;
+        of_name.1 += semaphores;
+    }
+    fixtures
+}
+
+#[test]
+fn every_fixture_is_read_as_readelf_reads_it_and_as_it_was_made() {
+    let fixtures = expected();
+    assert!(fixtures.len() > 20);
+    for (fixture, expected) in &fixtures {
+        for path in test_support::fixture_forms(fixture) {
+            let seen = notes_by_readelf(&path);
+            let table = match ProbeTable::read(&path) {
+                Ok(table) => table,
+                Err(error) => {
+                    let no_probes = matches!(error.kind(), ErrorKind::NoProbes { .. });
+                    assert!(no_probes && expected.names.is_empty(), "{error}");
+                    assert_eq!(seen, []);
+                    continue;
+                }
+            };
+            let shown = path.display();
+            let noted = seen.iter().map(|note| (note.name.clone(), note.counter));
+            assert_eq!(counters_of(&table), noted.collect(), "{shown}");
+            let with_site: Vec<Seen> = seen.into_iter().filter(|note| note.pc != 0).collect();
+            assert_eq!(sites_of(&table), with_site, "{shown}");
+
+            let sums = (table.site_count(), table.semaphore_count());
+            assert_eq!(sums, expected.sums, "{shown}");
+            if expected.by_name {
+                let names = table.probes().map(|probe| {
+                    let numbers = (probe.sites().len(), probe.semaphores().len());
+                    (probe.name().to_owned(), numbers)
+                });
+                assert_eq!(names.collect::<BTreeMap<_, _>>(), expected.names, "{shown}");
+            }
+            let pie = path.extension().unwrap() == "pie";
+            assert_eq!(table.linking() == Linking::PositionIndependent, pie);
+        }
+    }
+}
+
+#[test]
+fn sites_hold_the_bytes_of_the_file() {
+    for fixture in [
+        "page_borders.pie",
+        "segments.nopie",
+        "spin_1000.pie",
+        "gen_ocaml_1.pie",
+    ] {
+        let world = crate::testing::World::of(fixture);
+        for site in world.table.probes().flat_map(|probe| probe.sites()) {
+            let address = world.bias.live(site.address());
+            let loaded = (0..6).map(|i| world.loaded.byte(address.plus(i)));
+            assert_eq!(loaded.collect::<Vec<_>>(), site.code().0, "{fixture}");
+        }
+    }
+    let table = ProbeTable::read(test_support::fixture("gen_ocaml_1.pie")).unwrap();
+    let enabled = |name: &str| {
+        let site = table.probe(name).unwrap().sites().next().unwrap();
+        site.code().enabled()
+    };
+    assert_eq!(
+        (enabled("early"), enabled("late")),
+        (Some(true), Some(false))
+    );
+}

@@ -1,0 +1,27 @@
+#!/bin/sh
+# Makes corpus/ from the fixtures: the note sections as they are, and the smallest
+# programs that can be linked of their sources. Run it in this folder, after
+# `dune build ./test-programs/fixtures`.
+
+set -eu
+sources=../test-programs/fixtures
+built=../_build/default/test-programs/fixtures
+mkdir -p corpus/notes corpus/elf
+
+for fixture in gen_ocaml gen_ocaml_2 foreign multi_semaphore arguments \
+    corrupt/note_random_bytes corrupt/note_descsz_9 corrupt/note_descsz_huge \
+    corrupt/note_namesz_huge corrupt/note_strings_without_nul corrupt/note_truncated; do
+    objcopy -O binary --only-section=.note.stapsdt \
+        --set-section-flags .note.stapsdt=alloc \
+        "$built/$fixture.pie" "corpus/notes/$(basename $fixture)"
+done
+
+# Not in pages, without symbols, without what the fixture has for itself.
+for fixture in gen_ocaml_1 gen_ocaml_2 mixed_generations multi_semaphore prelinked; do
+    seed=corpus/elf/$fixture
+    gcc -nostdlib -static -Wl,-N,--build-id,-e,0,--unresolved-symbols=ignore-all \
+        -o "$seed" "$sources/$fixture.S" 2>/dev/null
+    strip -s -R .comment -R .note.gnu.property -R .eh_frame "$seed"
+done
+cp "$built"/corrupt/elf_32_bit "$built"/corrupt/elf_big_endian \
+    "$built"/corrupt/elf_header_truncated corpus/elf
