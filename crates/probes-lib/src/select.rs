@@ -280,3 +280,6 @@ fn near_names(table: &ProbeTable, name: &str) -> Vec<String> {
         .map(|(_, name)| name.to_owned())
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

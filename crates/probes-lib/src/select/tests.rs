@@ -1,0 +1,232 @@
+use super::*;
+use crate::testing::named;
+
+fn table() -> ProbeTable {
+    named(&[
+        "cache_hit",
+        "cache_miss",
+        "gc",
+        "req_start",
+        "req_stop",
+        "request",
+    ])
+}
+
+/// `name action named stage` of each choice.
+fn chosen(actions: &Actions) -> Vec<String> {
+    let table = table();
+    let choices = choose(&table, actions).unwrap();
+    let text = |choice: &Choice| {
+        let Choice {
+            probe,
+            action,
+            named,
+            stage,
+        } = *choice;
+        let name = table.by_id(probe).name();
+        let named = if named { " named" } else { "" };
+        format!("{name} {action:?}{named} {stage}")
+    };
+    choices.iter().map(text).collect()
+}
+
+fn message(actions: &Actions) -> String {
+    choose(&table(), actions).unwrap_err().to_string()
+}
+
+fn pair(start: &str, stop: &str) -> Selector {
+    let (start, stop) = (start.to_owned(), stop.to_owned());
+    Selector::Pair { start, stop }
+}
+
+fn near(name: &str) -> Vec<String> {
+    near_names(&table(), name)
+}
+
+#[test]
+fn all_chooses_every_probe_once_and_names_none() {
+    let all = chosen(&Actions::new().enable(Selector::All));
+    assert_eq!(all.len(), 6);
+    assert!(all.iter().all(|choice| choice.ends_with(" Enable 0")));
+}
+
+#[test]
+fn names_are_chosen_in_the_order_of_the_actions() {
+    let actions = Actions::new()
+        .enable(Selector::name("request"))
+        .disable(Selector::name("gc"));
+    assert_eq!(
+        chosen(&actions),
+        ["request Enable named 0", "gc Disable named 0"]
+    );
+    assert_eq!(chosen(&Actions::new()), [""; 0]);
+}
+
+#[test]
+fn a_pair_has_two_stages_and_is_not_named() {
+    let both = |action| chosen(&Actions::of(action, pair("req_start", "req_stop")));
+    assert_eq!(
+        both(Action::Enable),
+        ["req_stop Enable 0", "req_start Enable 1"]
+    );
+    assert_eq!(
+        both(Action::Disable),
+        ["req_start Disable 0", "req_stop Disable 1"]
+    );
+}
+
+#[test]
+fn a_regular_expression_is_anchored_at_the_start_and_not_at_the_end() {
+    let by = |pattern: &str| {
+        let actions = Actions::new().enable(Selector::regexp(pattern).unwrap());
+        let names = chosen(&actions);
+        let name = |choice: &String| choice.split(' ').next().unwrap().to_owned();
+        names.iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(by("req_"), ["req_start", "req_stop"]);
+    assert_eq!(by("re.*t$"), ["req_start", "request"]);
+    assert_eq!(by("cache_(hit|miss)"), ["cache_hit", "cache_miss"]);
+    // An alternative that matches further on does not count, nor one that hides a match at 0.
+    assert_eq!(by("hit|gc"), ["gc"]);
+    assert_eq!(by("it|cache_hit"), ["cache_hit"]);
+    assert_eq!(by("").len(), 6);
+
+    for pattern in ["start", "eq_", "x"] {
+        let actions = Actions::new().disable(Selector::regexp(pattern).unwrap());
+        assert_eq!(
+            message(&actions),
+            format!("no probe in server.exe matches \"{pattern}\"")
+        );
+    }
+}
+
+#[test]
+fn a_pattern_that_is_no_regular_expression_is_told_with_the_reason() {
+    let error = Selector::regexp("req_(").unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::BadRegexp { pattern, .. } if pattern == "req_("));
+    assert_eq!(
+        error.to_string(),
+        "\"req_(\" is not a regular expression: unclosed group"
+    );
+}
+
+#[test]
+fn a_predicate_chooses_by_name_and_has_to_choose_something() {
+    let short = Actions::new().enable(Selector::predicate(|name| name.len() == 2));
+    assert_eq!(chosen(&short), ["gc Enable 0"]);
+    let none = Actions::new().enable(Selector::predicate(|_| false));
+    assert_eq!(
+        message(&none),
+        "no probe in server.exe matches the predicate"
+    );
+}
+
+#[test]
+fn a_probe_chosen_twice_for_one_action_is_refused_in_every_family() {
+    let hit = || Selector::name("cache_hit");
+    for again in [
+        hit(),
+        Selector::All,
+        Selector::regexp("cache").unwrap(),
+        Selector::predicate(|name| name == "cache_hit"),
+        pair("cache_hit", "cache_miss"),
+        pair("cache_miss", "cache_hit"),
+    ] {
+        for action in [Action::Enable, Action::Disable] {
+            let twice = Actions::of(action, hit()).and(action, again.clone());
+            assert_eq!(
+                message(&twice),
+                "probe \"cache_hit\" is selected twice",
+                "{again:?}"
+            );
+        }
+    }
+    let with_itself = Actions::of(Action::Enable, pair("gc", "gc"));
+    assert_eq!(message(&with_itself), "probe \"gc\" is selected twice");
+}
+
+#[test]
+fn enabling_and_disabling_one_probe_is_refused_in_either_order_and_if_forced() {
+    for selector in [
+        Selector::name("gc"),
+        Selector::All,
+        Selector::regexp("g").unwrap(),
+        pair("gc", "request"),
+    ] {
+        for (one, other) in [
+            (Action::Enable, Action::Disable),
+            (Action::Disable, Action::Enable),
+        ] {
+            let both = Actions::of(one, selector.clone()).and(other, Selector::name("gc"));
+            let expected = "probe \"gc\" is to be both enabled and disabled";
+            assert_eq!(message(&both), expected, "{selector:?}");
+            assert_eq!(message(&both.force(true)), expected, "{selector:?}");
+        }
+    }
+}
+
+#[test]
+fn an_unknown_name_is_refused_wherever_it_stands_and_near_ones_are_named() {
+    let expected = "no probe \"req_strat\" in server.exe; did you mean \"req_start\"?";
+    for selector in [
+        Selector::name("req_strat"),
+        pair("req_strat", "req_stop"),
+        pair("req_stop", "req_strat"),
+    ] {
+        let actions = Actions::new().enable(Selector::name("gc")).enable(selector);
+        assert_eq!(message(&actions), expected);
+    }
+}
+
+#[test]
+fn typing_mistakes_are_recognised() {
+    assert_eq!(near("req_strat"), ["req_start"]);
+    assert_eq!(near("req_sart"), ["req_start"]);
+    assert_eq!(near("Req_Start"), ["req_start"]);
+    assert_eq!(near("REQUEST"), ["request"]);
+    assert_eq!(near("cache-hit"), ["cache_hit"]);
+    assert_eq!(near("cache_hits")[0], "cache_hit");
+    // A beginning of several names, or one name too long.
+    assert_eq!(near("req_st"), ["req_start", "req_stop"]);
+    assert_eq!(near("request_done"), ["request"]);
+    assert_eq!(near("gc_start"), ["gc"]);
+}
+
+#[test]
+fn nonsense_gets_no_suggestion() {
+    for name in ["nonsense", "x", "start", "_", "ééé", &"request".repeat(40)] {
+        assert_eq!(near(name), [""; 0], "{name}");
+    }
+    let nonsense = Actions::new().enable(Selector::name("nonsense"));
+    assert_eq!(message(&nonsense), "no probe \"nonsense\" in server.exe");
+}
+
+#[test]
+fn suggestions_are_three_at_most_nearest_first() {
+    let names = ["probe_10", "probe_11", "probe_1", "probe_2", "probe_100"];
+    let table = named(&names);
+    assert_eq!(
+        near_names(&table, "probe_12"),
+        ["probe_1", "probe_10", "probe_11"]
+    );
+    let error = choose(&table, &Actions::new().enable(Selector::name("probe_12"))).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("; did you mean \"probe_1\", \"probe_10\" or \"probe_11\"?")
+    );
+}
+
+#[test]
+fn selectors_are_shown_as_they_were_made() {
+    let shown = [
+        (Selector::All, "All"),
+        (Selector::name("gc"), "Name(\"gc\")"),
+        (pair("a", "b"), "Pair(\"a\", \"b\")"),
+        (Selector::regexp("a.").unwrap(), "Regexp(\"a.\")"),
+        (Selector::predicate(|_| true), "Predicate(..)"),
+    ];
+    for (selector, text) in shown {
+        assert_eq!(format!("{selector:?}"), text);
+    }
+}
