@@ -95,11 +95,6 @@ impl Process {
         Ok(status.tgid)
     }
 
-    /// Whether it has not ended.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.living_thread().is_some()
-    }
-
     pub(crate) fn thread_status(&self, tid: i32) -> io::Result<Status> {
         Ok(parse_status(&self.read(&format!("task/{tid}/status"))?))
     }

@@ -181,11 +181,9 @@ impl Target {
         SourceMap::open(&PathBuf::from(exe), self.program())
     }
 
-    /// Tells an exec by what it leads to: the address space that we opened is gone while the
-    /// process lives, or its files in /proc are those of another program.
+    /// Tells an exec, which looks like an end to who has opened the old program.
     fn tell_exec(&self, error: Error) -> Error {
-        let gone = matches!(error.kind(), ErrorKind::Exited { .. }) && self.process.is_alive();
-        if gone || self.image.is_replaced(&self.process) {
+        if self.image.is_replaced(&self.process) {
             let pid = self.pid();
             return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
         }
