@@ -7,6 +7,7 @@ pub(crate) use program::{NoteSpec, Program, memory_file};
 
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
+use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
 use crate::addr::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::{ElfFile, Linking};
@@ -170,4 +171,25 @@ pub(crate) fn named(names: &[&str]) -> ProbeTable {
     let mut program = Program::new(&notes, &text);
     program.probes = 4 * names.len();
     read_table(&program.bytes()).unwrap()
+}
+
+/// How property tests run: so many cases, the same ones every time. `PROPTEST_CASES` and
+/// `PROPTEST_RNG_SEED` ask for more and for others.
+pub(crate) fn properties(cases: u32) -> ProptestConfig {
+    let given = ProptestConfig::default();
+    let is_given = |name: &str| std::env::var_os(name).is_some();
+    ProptestConfig {
+        cases: if is_given("PROPTEST_CASES") {
+            given.cases
+        } else {
+            cases
+        },
+        rng_seed: if is_given("PROPTEST_RNG_SEED") {
+            given.rng_seed
+        } else {
+            RngSeed::Fixed(20_261_120)
+        },
+        failure_persistence: None,
+        ..given
+    }
 }

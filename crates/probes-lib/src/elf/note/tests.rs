@@ -1,6 +1,6 @@
 use super::*;
 use crate::Argument;
-use crate::testing::NoteSpec;
+use crate::testing::{NoteSpec, properties};
 
 fn ocaml(name: &str) -> NoteSpec {
     NoteSpec::new("ocaml_2", name, "8@%rdx 8@16(%rsp)")
@@ -271,6 +271,8 @@ fn the_corpus_of_the_fuzz_target_is_read_without_a_panic() {
 }
 
 proptest::proptest! {
+    #![proptest_config(properties(256))]
+
     #[test]
     fn any_bytes_give_notes_or_an_error(bytes: Vec<u8>) {
         check_any(&bytes);

@@ -14,7 +14,7 @@ use crate::patch::{Outcome, apply};
 use crate::plan::Step;
 use crate::select::{Action, Actions, Selector};
 use crate::site::INT3;
-use crate::testing::{PID, World, set};
+use crate::testing::{PID, World, properties, set};
 
 /// What the probes' counters are. A site calls its handler iff the counter is above 0.
 type Model = BTreeMap<String, u16>;
@@ -273,7 +273,7 @@ fn check(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+    #![proptest_config(properties(192))]
 
     #[test]
     fn memory_is_always_what_the_counters_of_the_model_say(

@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::memory_file;
+use crate::testing::{memory_file, properties};
 
 /// Files of the fixtures' folder `corrupt`, and what the message of each holds.
 const CORRUPT: &[(&str, &[&str])] = &[
@@ -291,7 +291,7 @@ fn edge() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(properties(2000))]
 
     #[test]
     fn a_made_file_with_words_changed_anywhere_gives_a_table_or_an_error(
