@@ -29,7 +29,7 @@ fn structured(mut rest: &str) -> Option<String> {
             break;
         }
         let digits = rest[1..].find(|c: char| !c.is_ascii_digit())? + 1;
-        let len: usize = rest[1..digits].parse().ok()?;
+        let len: usize = rest[1..digits].parse().ok().filter(|&len| len > 0)?;
         names.push(rest.get(digits..digits.checked_add(len)?)?);
         rest = &rest[digits + len..];
     }
@@ -38,7 +38,10 @@ fn structured(mut rest: &str) -> Option<String> {
 
 fn classic(path: &str) -> String {
     let path = without_stamp(path);
-    let path = path.strip_prefix("Dune__exe__").unwrap_or(path);
+    let path = match path.strip_prefix("Dune__exe__") {
+        Some(wrapped) if !wrapped.is_empty() => wrapped,
+        _ => path,
+    };
     let mut name = String::with_capacity(path.len());
     let mut rest = path;
     while let Some(next) = rest.chars().next() {
@@ -115,6 +118,7 @@ mod tests {
             "caml_main",
             "caml",
             "_Caml",
+            "_CamlU0",
             "_CamlU99Foo",
             "_CamlU99999999999999999999Foo",
             "_CamlUé",
@@ -123,5 +127,14 @@ mod tests {
             assert_eq!(demangle(symbol), symbol, "{symbol}");
         }
         assert_eq!(demangle("camlFoo__é$é_1"), "Foo.é$é");
+    }
+
+    proptest::proptest! {
+        #![proptest_config(crate::testing::properties(1000))]
+
+        #[test]
+        fn any_symbol_has_a_name(symbol in "(_Caml|caml)?([A-Z][0-9]{0,3}|[a-zA-Z0-9_.$]|\\PC){0,20}") {
+            assert!(!demangle(&symbol).is_empty() || symbol.is_empty());
+        }
     }
 }
