@@ -38,16 +38,30 @@ pub(crate) fn or_lost(process: &Process, operation: &'static str, source: io::Er
     }
 }
 
+/// The error for an `operation` on a process of which `tracer` traces a thread.
+pub(crate) fn traced(process: &Process, operation: &'static str, tracer: i32) -> Error {
+    ErrorKind::Denied {
+        pid: process.pid(),
+        operation,
+        denial: by_tracer(tracer),
+    }
+    .into()
+}
+
+/// TracerPid is the id of a thread; people know the process.
+fn by_tracer(tracer: i32) -> Denial {
+    let leader = Process::open(tracer).and_then(|tracer| tracer.leader());
+    let tracer = leader.unwrap_or(tracer);
+    Denial::Traced {
+        tracer,
+        name: name_of(tracer),
+    }
+}
+
 fn of_process(process: &Process, errno: Errno) -> Denial {
     let status = process.status().unwrap_or_default();
     if status.tracer != 0 {
-        // TracerPid is the id of a thread; people know the process.
-        let tracer = Process::open(status.tracer).and_then(|tracer| tracer.leader());
-        let tracer = tracer.unwrap_or(status.tracer);
-        return Denial::Traced {
-            tracer,
-            name: name_of(tracer),
-        };
+        return by_tracer(status.tracer);
     }
     if ptrace::is_filtered() {
         return Denial::Seccomp;

@@ -34,6 +34,9 @@ use crate::sys::signals::{self, SignalsHeldBack};
 /// whose SIGCHLD another thread of this process may have taken.
 const TICK: Duration = Duration::from_millis(1);
 
+/// How often a refusal without a visible reason is put to the test again.
+const MAX_REFUSALS: usize = 10;
+
 /// The right to make ptrace calls, which belongs to one thread.
 pub(crate) struct Tracer<'a> {
     /// Odd while the thread is in `PTRACE_SEIZE`.
@@ -142,6 +145,7 @@ impl Tracer<'_> {
                 not_send: PhantomData,
             },
             order: Vec::new(),
+            refusals: 0,
             born: HashSet::new(),
             deadline: since + limit,
             limit,
@@ -253,6 +257,8 @@ struct Stopping<'t, 'p> {
     order: Vec<i32>,
     /// Those that a clone(2) told of, before /proc listed them.
     born: HashSet<i32>,
+    /// How often the kernel has refused a thread for no reason that can be seen.
+    refusals: usize,
     deadline: Instant,
     limit: Duration,
 }
@@ -334,6 +340,14 @@ impl Stopping<'_, '_> {
             return Ok(());
         }
         if process.is_exiting(tid) {
+            return Ok(());
+        }
+        if status.tracer != 0 {
+            return Err(denial::traced(process, "attach to", status.tracer));
+        }
+        if self.refusals < MAX_REFUSALS {
+            // Another tracer may have been there, and have let go before we could see who it was.
+            self.refusals += 1;
             return Ok(());
         }
         Err(denial::error(process, "attach to", errno))
