@@ -20,6 +20,9 @@ use crate::error::{ErrorKind, Result};
 /// Files of /proc have no length; none that we read whole is larger than this.
 const MAX_PROC_FILE: u64 = 256 << 20;
 
+/// Nearly all are smaller than this.
+const USUAL_PROC_FILE: usize = 8 << 10;
+
 /// `PF_EXITING` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
 const PF_EXITING: u64 = 0x4;
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -75,7 +78,8 @@ impl Process {
 
     /// Reads a file of the process whole.
     pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
+        // The kernel does not tell the length, and each read takes a while.
+        let mut bytes = Vec::with_capacity(USUAL_PROC_FILE);
         let file = self.open_file(path, OFlag::O_RDONLY)?;
         file.take(MAX_PROC_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
