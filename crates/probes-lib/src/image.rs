@@ -142,28 +142,29 @@ impl Image {
     /// others are breakpoints.
     pub(crate) fn own_int3(&self, snapshot: &Snapshot) -> Result<Vec<LiveAddr>> {
         let mut own = Vec::new();
-        for run in snapshot.code.iter().filter(|run| run.bytes.contains(&INT3)) {
-            let in_file = self.file_bytes(run)?;
-            let both = run.bytes.iter().zip(&in_file).zip(0..);
-            own.extend(
-                both.filter(|&((&live, &file), _)| live == INT3 && file == INT3)
-                    .map(|(_, offset)| run.start.plus(offset)),
-            );
+        let mut in_file = Vec::new();
+        for run in &snapshot.code {
+            let mut found = memchr::memchr_iter(INT3, &run.bytes).peekable();
+            if found.peek().is_none() || !self.read_from_file(run, &mut in_file)? {
+                continue;
+            }
+            let both = found.filter(|&offset| in_file[offset] == INT3);
+            own.extend(both.map(|offset| run.start.plus(offset as u64)));
         }
         Ok(own)
     }
 
-    /// What the file has for a run of code; nothing if no single segment has all of it.
-    fn file_bytes(&self, run: &CodeRun) -> Result<Vec<u8>> {
+    /// Reads what the file has for a run of code; false if no single segment has all of it.
+    fn read_from_file(&self, run: &CodeRun, bytes: &mut Vec<u8>) -> Result<bool> {
         let start = FileAddr(run.start.0.wrapping_sub(self.bias.0));
         let len = run.bytes.len();
         let mut segments = self.table.segments().iter();
         let Some(segment) = segments.find(|segment| segment.holds(start, len as u64)) else {
-            return Ok(Vec::new());
+            return Ok(false);
         };
-        let mut bytes = vec![0; len];
-        self.elf.read_loaded(segment, start, &mut bytes)?;
-        Ok(bytes)
+        bytes.resize(len, 0);
+        self.elf.read_loaded(segment, start, bytes)?;
+        Ok(true)
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use crate::addr::LiveAddr;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::memory::{CounterFault, WriteMemory};
-use crate::plan::{CodeWrite, CounterWrite, Step, UpdatePlan};
+use crate::plan::{CounterWrite, Flip, Step, UpdatePlan};
 use crate::snapshot::{Layout, SEMAPHORE, SITE, Snapshot};
 
 /// How carrying out a plan ended, if not with an error.
@@ -29,22 +29,22 @@ pub(crate) fn apply(
     pid: i32,
     memory: &mut impl WriteMemory,
 ) -> Result<Outcome> {
-    let found = layout
-        .read(pid, memory)
+    let unchanged = layout
+        .is_unchanged(pid, memory, &plan.before)
         .map_err(|error| error.leaving(Effect::NothingChanged))?;
-    if found != plan.before {
+    if !unchanged {
         return Ok(Outcome::Outdated);
     }
     let mut journal = Vec::with_capacity(plan.steps.len());
     let written = plan
         .steps
         .iter()
-        .try_for_each(|step| write(step, pid, memory, &mut journal))
+        .try_for_each(|step| write(plan, step, pid, memory, &mut journal))
         .and_then(|()| read_back(plan, layout, pid, memory));
     match written {
         Ok(()) => Ok(Outcome::Done),
         Err(error) => {
-            put_back(&journal, memory);
+            put_back(plan, &journal, memory);
             let found = layout.read(pid, memory);
             let effect = if found.is_ok_and(|found| is_put_back(&journal, &plan.before, &found)) {
                 Effect::PutBack
@@ -64,6 +64,7 @@ struct Written<'p> {
 }
 
 fn write<'p>(
+    plan: &UpdatePlan,
     step: &'p Step,
     pid: i32,
     memory: &mut impl WriteMemory,
@@ -71,8 +72,10 @@ fn write<'p>(
 ) -> Result<()> {
     match step {
         Step::Code(writes) => {
+            let mut code = Vec::new();
             for (done, write) in writes.iter().enumerate() {
-                if let Err(source) = memory.write_code(write.at, &write.new) {
+                plan.new_code(write, &mut code);
+                if let Err(source) = memory.write_code(write.at, &code) {
                     // It may have been written in part.
                     journal.push(Written {
                         step,
@@ -109,13 +112,15 @@ fn counters(writes: &[CounterWrite], value: impl Fn(&CounterWrite) -> u16) -> Ve
 }
 
 /// Undoes the journal from its end; goes on after a failure, to put back as much as can be.
-fn put_back(journal: &[Written<'_>], memory: &mut impl WriteMemory) {
+fn put_back(plan: &UpdatePlan, journal: &[Written<'_>], memory: &mut impl WriteMemory) {
+    let mut code = Vec::new();
     for Written { step, done } in journal.iter().rev() {
         match step {
             Step::Code(writes) => {
                 for write in writes[..*done].iter().rev() {
                     // Whether it worked is seen by reading it back.
-                    let _ = memory.write_code(write.at, &write.old);
+                    plan.old_code(write, &mut code);
+                    let _ = memory.write_code(write.at, &code);
                 }
             }
             Step::Counters(writes) => {
@@ -132,53 +137,46 @@ fn put_back(journal: &[Written<'_>], memory: &mut impl WriteMemory) {
 /// Whether all that the journal has written is as it was before.
 fn is_put_back(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> bool {
     journal.iter().all(|Written { step, done }| match step {
-        Step::Code(writes) => writes[..*done].iter().all(|write| {
-            let len = write.old.len();
-            found.code_at(write.at, len) == before.code_at(write.at, len)
-        }),
+        Step::Code(writes) => writes[..*done]
+            .iter()
+            .all(|write| found.code_at(write.at, write.len) == before.code_at(write.at, write.len)),
         Step::Counters(writes) => writes[..*done]
             .iter()
             .all(|write| found.counters[write.index] == before.counters[write.index]),
     })
 }
 
+/// Makes sure that all that was to change has changed. What lies between is not looked at: others
+/// may put breakpoints there, even now.
 fn read_back(
     plan: &UpdatePlan,
     layout: &Layout,
     pid: i32,
     memory: &impl WriteMemory,
 ) -> Result<()> {
-    let found = layout.read(pid, memory)?;
-    match first_difference(plan, &found) {
-        None => Ok(()),
-        Some((what, address)) => Err(ErrorKind::NotKept { pid, what, address }.into()),
+    let lost = |what, address| Err(ErrorKind::NotKept { pid, what, address }.into());
+    let mut flips = plan.flips.iter().peekable();
+    layout.look_at_code(pid, memory, |_, start, bytes| {
+        let kept = |flip: &Flip| {
+            let offset = flip.at.0.wrapping_sub(start.0) as usize;
+            bytes.get(offset) == Some(&flip.new)
+        };
+        while flips.next_if(|flip| kept(flip)).is_some() {}
+        // The next is in another run, or lost.
+        true
+    })?;
+    if let Some(flip) = flips.next() {
+        return lost(SITE, flip.at);
     }
-}
-
-/// The first thing that was to be written and is not there.
-fn first_difference(plan: &UpdatePlan, found: &Snapshot) -> Option<(&'static str, LiveAddr)> {
-    plan.steps.iter().find_map(|step| match step {
-        Step::Code(writes) => writes
-            .iter()
-            .find_map(|write| lost_byte(write, found))
-            .map(|at| (SITE, at)),
-        Step::Counters(writes) => writes
-            .iter()
-            .find(|write| found.counters[write.index] != write.new)
-            .map(|write| (SEMAPHORE, write.at)),
-    })
-}
-
-/// The first byte that `write` was to change and that is not there. What lies between such bytes
-/// may have been changed by a later step, whose sites are in the same page.
-fn lost_byte(write: &CodeWrite, found: &Snapshot) -> Option<LiveAddr> {
-    let CodeWrite { at, old, new } = write;
-    let Some(there) = found.code_at(*at, new.len()) else {
-        return Some(*at);
-    };
-    (0..new.len())
-        .find(|&i| new[i] != old[i] && there[i] != new[i])
-        .map(|i| at.plus(i as u64))
+    let counters = layout.read_counters(pid, memory)?;
+    let mut writes = plan.steps.iter().flat_map(|step| match step {
+        Step::Counters(writes) => writes.as_slice(),
+        Step::Code(_) => &[],
+    });
+    match writes.find(|write| counters[write.index] != write.new) {
+        Some(write) => lost(SEMAPHORE, write.at),
+        None => Ok(()),
+    }
 }
 
 fn write_error(pid: i32, what: &'static str, address: LiveAddr, source: io::Error) -> Error {

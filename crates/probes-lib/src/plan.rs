@@ -2,6 +2,7 @@
 //! expects to find. Nothing here touches a process.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::addr::{LiveAddr, LoadBias};
 use crate::error::{ErrorKind, Result};
@@ -19,6 +20,8 @@ use crate::table::{Probe, ProbeId, ProbeTable};
 #[derive(Debug)]
 pub(crate) struct UpdatePlan {
     pub(crate) steps: Vec<Step>,
+    /// All opcodes that are changed, by address.
+    pub(crate) flips: Vec<Flip>,
     /// What has to be in memory before the first write.
     pub(crate) before: Snapshot,
     pub(crate) changes: Vec<Change>,
@@ -33,12 +36,57 @@ pub(crate) enum Step {
     Counters(Vec<CounterWrite>),
 }
 
+/// When a write is made: stage by stage, and in each first what is disabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    stage: u8,
+    enable: bool,
+}
+
+/// An opcode that is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flip {
+    pub(crate) at: LiveAddr,
+    pub(crate) new: u8,
+    turn: Turn,
+}
+
 /// Code to be written in one piece: one opcode, or several of one page with what lies between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CodeWrite {
     pub(crate) at: LiveAddr,
-    pub(crate) old: Vec<u8>,
-    pub(crate) new: Vec<u8>,
+    pub(crate) len: usize,
+    /// The opcodes in it that change, in this turn or in others, as indices of the plan's flips.
+    flips: Range<usize>,
+    turn: Turn,
+}
+
+impl UpdatePlan {
+    /// Puts into `bytes` what is at the place of `write` before it is made.
+    pub(crate) fn old_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
+        self.code_where(write, |turn| turn < write.turn, bytes);
+    }
+
+    /// Puts into `bytes` what is at the place of `write` after it was made.
+    pub(crate) fn new_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
+        self.code_where(write, |turn| turn <= write.turn, bytes);
+    }
+
+    fn code_where(
+        &self,
+        write: &CodeWrite,
+        is_flipped: impl Fn(Turn) -> bool,
+        bytes: &mut Vec<u8>,
+    ) {
+        bytes.clear();
+        // Every write lies in one run of the snapshot.
+        bytes.extend(self.before.code_at(write.at, write.len).unwrap_or_default());
+        for flip in &self.flips[write.flips.clone()] {
+            if is_flipped(flip.turn) {
+                bytes[(flip.at.0 - write.at.0) as usize] = flip.new;
+            }
+        }
+    }
 }
 
 /// A counter to be written.
@@ -80,8 +128,10 @@ impl Inputs<'_> {
     /// If a chosen probe's sites hold foreign bytes, if its counters and sites disagree (unless
     /// forced), if it was named to be disabled and is off, or if its counter is full.
     pub(crate) fn plan(&self, choices: &[Choice], before: Snapshot) -> Result<UpdatePlan> {
-        // Stage by stage, and in each first what is disabled.
-        let mut drafts: BTreeMap<(u8, bool), Draft> = BTreeMap::new();
+        let mut draft = Draft {
+            counters: BTreeMap::new(),
+            opcodes: vec![None; self.table.site_count()],
+        };
         let mut changes = Vec::with_capacity(choices.len());
         let mut passed_over = Vec::new();
         for choice in choices {
@@ -99,17 +149,25 @@ impl Inputs<'_> {
                     continue;
                 }
             }
-            let enable = choice.action == Action::Enable;
-            let draft = drafts.entry((choice.stage, enable)).or_default();
-            changes.push(self.draft(probe, choice.action, &before, draft)?);
+            changes.push(self.draft(probe, choice, &before, &mut draft)?);
         }
-        let mut code = before.code.clone();
-        let mut steps = Vec::with_capacity(2 * drafts.len());
-        for ((_, enable), draft) in drafts {
-            steps.extend(draft.steps(enable, &mut code, self.own_int3));
+        let flips = self.flips(&draft.opcodes);
+        let mut steps = Vec::with_capacity(2 * draft.counters.len());
+        for (turn, mut counters) in draft.counters {
+            counters.sort_unstable_by_key(|write| write.at);
+            let code = group(turn, &flips, &before.code, self.own_int3);
+            let code = (!code.is_empty()).then_some(Step::Code(code));
+            let counters = (!counters.is_empty()).then_some(Step::Counters(counters));
+            let in_order = if turn.enable {
+                [code, counters]
+            } else {
+                [counters, code]
+            };
+            steps.extend(in_order.into_iter().flatten());
         }
         Ok(UpdatePlan {
             steps,
+            flips,
             before,
             changes,
             passed_over,
@@ -120,7 +178,7 @@ impl Inputs<'_> {
     fn draft(
         &self,
         probe: Probe<'_>,
-        action: Action,
+        choice: &Choice,
         before: &Snapshot,
         draft: &mut Draft,
     ) -> Result<Change> {
@@ -128,7 +186,7 @@ impl Inputs<'_> {
         let old = &before.counters[probe.semaphore_range()];
         let new = old
             .iter()
-            .map(|&counter| match (self.force, action) {
+            .map(|&counter| match (self.force, choice.action) {
                 (true, Action::Enable) => Ok(1),
                 (true, Action::Disable) => Ok(0),
                 (false, Action::Enable) => counter.checked_add(1).ok_or_else(|| {
@@ -138,9 +196,14 @@ impl Inputs<'_> {
                 (false, Action::Disable) => Ok(counter.saturating_sub(1)),
             })
             .collect::<Result<Vec<u16>, ErrorKind>>()?;
+        let turn = Turn {
+            stage: choice.stage,
+            enable: choice.action == Action::Enable,
+        };
+        let counters = draft.counters.entry(turn).or_default();
         for ((index, &old), &new) in probe.semaphore_range().zip(old).zip(&new) {
             if new != old {
-                draft.counters.push(CounterWrite {
+                counters.push(CounterWrite {
                     index,
                     at: self.bias.live(self.table.semaphore(index).counter()),
                     old,
@@ -148,13 +211,13 @@ impl Inputs<'_> {
                 });
             }
         }
-        let sites_before = draft.sites.len();
+        let mut sites = 0;
         for (site, index) in probe.sites().zip(probe.site_range()) {
             let opcode = Opcode::of(new[site.semaphore_index() - first] > 0);
             let found = before.sites[index];
             if found.with(opcode) != found {
-                let at = self.bias.live(site.address()).plus(OPCODE_OFFSET);
-                draft.sites.push((at, opcode.byte()));
+                draft.opcodes[index] = Some((turn, opcode));
+                sites += 1;
             }
         }
         let smallest = |counters: &[u16]| counters.iter().copied().min().unwrap_or(0);
@@ -162,8 +225,27 @@ impl Inputs<'_> {
             probe: probe.id(),
             before: smallest(old),
             after: smallest(&new),
-            sites: draft.sites.len() - sites_before,
+            sites,
         })
+    }
+
+    /// The opcodes to change, by address.
+    fn flips(&self, opcodes: &[Option<(Turn, Opcode)>]) -> Vec<Flip> {
+        let sites = self.table.sites_by_address();
+        let mut flips: Vec<Flip> = sites
+            .filter_map(|index| {
+                let (turn, opcode) = opcodes[index]?;
+                let site = self.bias.live(self.table.site(index).address());
+                Some(Flip {
+                    at: site.plus(OPCODE_OFFSET),
+                    new: opcode.byte(),
+                    turn,
+                })
+            })
+            .collect();
+        // A bias may carry some addresses past the end of the address space.
+        flips.sort_unstable_by_key(|flip| flip.at);
+        flips
     }
 
     fn refuse_foreign_code(&self, probe: Probe<'_>, snapshot: &Snapshot) -> Result<()> {
@@ -196,77 +278,59 @@ fn refuse_inconsistent(probe: Probe<'_>, reading: Reading) -> Result<()> {
     .into())
 }
 
-/// The writes of one stage and action.
-#[derive(Debug, Default)]
+/// What is to be written, probe by probe.
 struct Draft {
-    /// Address of the opcode, and its new value.
-    sites: Vec<(LiveAddr, u8)>,
-    counters: Vec<CounterWrite>,
+    /// The counters of each turn.
+    counters: BTreeMap<Turn, Vec<CounterWrite>>,
+    /// What becomes of each site of the table, and when.
+    opcodes: Vec<Option<(Turn, Opcode)>>,
 }
 
-impl Draft {
-    fn steps(
-        mut self,
-        enable: bool,
-        code: &mut [CodeRun],
-        own_int3: &[LiveAddr],
-    ) -> impl Iterator<Item = Step> {
-        self.sites.sort_unstable();
-        self.counters.sort_unstable_by_key(|write| write.at);
-        let code = group(&self.sites, code, own_int3);
-        let code = (!code.is_empty()).then_some(Step::Code(code));
-        let counters = (!self.counters.is_empty()).then_some(Step::Counters(self.counters));
-        let steps = if enable {
-            [code, counters]
-        } else {
-            [counters, code]
-        };
-        steps.into_iter().flatten()
-    }
-}
-
-/// Groups single-byte writes, sorted by address, into one write per page, and applies them to the
-/// image of the code. A group ends before a breakpoint of somebody else's: whoever set it may
-/// remove it at any time, and writing the old `cc` back would then kill the process.
-fn group(sites: &[(LiveAddr, u8)], image: &mut [CodeRun], own_int3: &[LiveAddr]) -> Vec<CodeWrite> {
+/// Groups the flips of one turn into one write per page. A group ends before a breakpoint of
+/// somebody else's: whoever set it may remove it at any time, and writing the old `cc` back would
+/// then kill the process.
+fn group(turn: Turn, flips: &[Flip], code: &[CodeRun], own_int3: &[LiveAddr]) -> Vec<CodeWrite> {
     let mut writes: Vec<CodeWrite> = Vec::new();
     let mut run = 0;
-    for &(at, opcode) in sites {
+    for (index, flip) in flips.iter().enumerate() {
+        let at = flip.at;
+        if flip.turn != turn {
+            continue;
+        }
         // Every site lies in a run of the layout the snapshot was read by.
-        while image[run].start.0 + image[run].bytes.len() as u64 <= at.0 {
+        while code[run].start.0 + code[run].bytes.len() as u64 <= at.0 {
             run += 1;
         }
-        let CodeRun { start, bytes } = &mut image[run];
+        let CodeRun { start, bytes } = &code[run];
         let to = (at.0 - start.0) as usize;
         let grown = writes.last_mut().filter(|write| {
             write.at.0 / PAGE == at.0 / PAGE && write.at >= *start && {
-                let from = (write.at.0 - start.0) as usize + write.new.len();
+                // Flips of other turns are no breakpoints, before nor after.
+                let from = (write.at.0 - start.0) as usize + write.len;
                 !holds_breakpoint(&bytes[from..to], start.plus(from as u64), own_int3)
             }
         });
         match grown {
             Some(write) => {
-                let from = (write.at.0 - start.0) as usize + write.new.len();
-                write.old.extend_from_slice(&bytes[from..=to]);
-                write.new.extend_from_slice(&bytes[from..to]);
-                write.new.push(opcode);
+                write.len = (at.0 - write.at.0) as usize + 1;
+                write.flips.end = index + 1;
             }
             None => writes.push(CodeWrite {
                 at,
-                old: vec![bytes[to]],
-                new: vec![opcode],
+                len: 1,
+                flips: index..index + 1,
+                turn,
             }),
         }
-        bytes[to] = opcode;
     }
     writes
 }
 
 fn holds_breakpoint(bytes: &[u8], start: LiveAddr, own_int3: &[LiveAddr]) -> bool {
-    bytes
-        .iter()
-        .zip(start.0..)
-        .any(|(&byte, at)| byte == INT3 && own_int3.binary_search(&LiveAddr(at)).is_err())
+    memchr::memchr_iter(INT3, bytes).any(|offset| {
+        let at = start.plus(offset as u64);
+        own_int3.binary_search(&at).is_err()
+    })
 }
 
 #[cfg(test)]

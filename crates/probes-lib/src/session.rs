@@ -102,7 +102,7 @@ impl Target {
         let table = self.table();
         let layout = Layout::of(table, table.probes(), self.image.bias);
         let snapshot = layout
-            .read(self.pid(), &memory)
+            .read_states(self.pid(), &memory)
             .map_err(|error| self.tell_exec(error))?;
         Ok(ProbeStates {
             snapshot,

@@ -42,13 +42,19 @@ impl Layout {
         probes: impl Iterator<Item = Probe<'t>>,
         bias: LoadBias,
     ) -> Layout {
-        let (mut sites, mut counters) = (Vec::new(), Vec::new());
+        let mut counters = Vec::new();
+        let mut wanted = vec![false; table.site_count()];
         for probe in probes {
-            sites.extend(probe.site_range());
+            wanted[probe.site_range()].fill(true);
             counters.extend(probe.semaphore_range());
         }
+        let mut sites: Vec<usize> = table
+            .sites_by_address()
+            .filter(|&one| wanted[one])
+            .collect();
         let site_address = |&site: &usize| bias.live(table.site(site).address()).0;
         let counter_address = |&one: &usize| bias.live(table.semaphore(one).counter()).0;
+        // A bias may carry some addresses past the end of the address space.
         sites.sort_unstable_by_key(site_address);
         counters.sort_unstable_by_key(counter_address);
         let site_addresses: Vec<u64> = sites.iter().map(site_address).collect();
@@ -81,50 +87,116 @@ impl Layout {
 
     /// Reads everything, in few calls.
     pub(crate) fn read(&self, pid: i32, memory: &impl ReadMemory) -> Result<Snapshot> {
-        let mut snapshot = Snapshot {
-            code: Vec::with_capacity(self.site_runs.len()),
-            sites: vec![SiteCode([0; SITE_LEN]); self.total_sites],
-            counters: vec![0; self.total_counters],
-        };
+        let mut snapshot = self.empty_snapshot();
+        snapshot.code.reserve_exact(self.site_runs.len());
         for run in &self.site_runs {
             let start = self.site_addresses[run.first];
-            let bytes = read_run(pid, memory, start, run.len, SITE)?;
-            for index in run.range() {
-                let at = (self.site_addresses[index] - start) as usize;
-                let site = &mut snapshot.sites[self.sites[index]];
-                site.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
-            }
+            let mut bytes = vec![0; run.len as usize];
+            read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+            self.take_sites(run, &bytes, &mut snapshot);
             snapshot.code.push(CodeRun {
                 start: LiveAddr(start),
                 bytes,
             });
         }
+        snapshot.counters = self.read_counters(pid, memory)?;
+        Ok(snapshot)
+    }
+
+    /// Reads the sites and counters, and does not keep the code between the sites.
+    pub(crate) fn read_states(&self, pid: i32, memory: &impl ReadMemory) -> Result<Snapshot> {
+        let mut snapshot = self.empty_snapshot();
+        self.look_at_code(pid, memory, |index, _, bytes| {
+            self.take_sites(&self.site_runs[index], bytes, &mut snapshot);
+            true
+        })?;
+        snapshot.counters = self.read_counters(pid, memory)?;
+        Ok(snapshot)
+    }
+
+    /// Whether the memory still is as it was when `before` was read by this layout.
+    pub(crate) fn is_unchanged(
+        &self,
+        pid: i32,
+        memory: &impl ReadMemory,
+        before: &Snapshot,
+    ) -> Result<bool> {
+        let mut same = true;
+        self.look_at_code(pid, memory, |index, _, bytes| {
+            same = bytes == before.code[index].bytes;
+            same
+        })?;
+        Ok(same && self.read_counters(pid, memory)? == before.counters)
+    }
+
+    /// Reads the counters; by index in the table, those outside the layout are zero.
+    pub(crate) fn read_counters(&self, pid: i32, memory: &impl ReadMemory) -> Result<Vec<u16>> {
+        let mut counters = vec![0; self.total_counters];
+        let mut bytes = Vec::new();
         for run in &self.counter_runs {
             let start = self.counter_addresses[run.first];
-            let bytes = read_run(pid, memory, start, run.len, SEMAPHORE)?;
+            read_run(pid, memory, start, run.len, SEMAPHORE, &mut bytes)?;
             for index in run.range() {
                 let at = (self.counter_addresses[index] - start) as usize;
-                snapshot.counters[self.counters[index]] =
-                    u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+                counters[self.counters[index]] = u16::from_le_bytes([bytes[at], bytes[at + 1]]);
             }
         }
-        Ok(snapshot)
+        Ok(counters)
+    }
+
+    /// Reads run after run of the code, by address, and shows each with its index and its start,
+    /// as long as `look` returns true. All are read into the same memory: pages that are touched
+    /// for the first time take longer than reading does.
+    pub(crate) fn look_at_code(
+        &self,
+        pid: i32,
+        memory: &impl ReadMemory,
+        mut look: impl FnMut(usize, LiveAddr, &[u8]) -> bool,
+    ) -> Result<()> {
+        let mut bytes = Vec::new();
+        for (index, run) in self.site_runs.iter().enumerate() {
+            let start = self.site_addresses[run.first];
+            read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+            if !look(index, LiveAddr(start), &bytes) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn empty_snapshot(&self) -> Snapshot {
+        Snapshot {
+            code: Vec::new(),
+            sites: vec![SiteCode([0; SITE_LEN]); self.total_sites],
+            counters: Vec::new(),
+        }
+    }
+
+    fn take_sites(&self, run: &Run, bytes: &[u8], snapshot: &mut Snapshot) {
+        let start = self.site_addresses[run.first];
+        for index in run.range() {
+            let at = (self.site_addresses[index] - start) as usize;
+            let site = &mut snapshot.sites[self.sites[index]];
+            site.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
+        }
     }
 }
 
 pub(crate) const SITE: &str = "a site";
 pub(crate) const SEMAPHORE: &str = "a semaphore";
 
+/// Reads a run into `bytes`, whose memory is used again.
 fn read_run(
     pid: i32,
     memory: &impl ReadMemory,
     start: u64,
     len: u64,
     what: &'static str,
-) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len as usize];
+    bytes: &mut Vec<u8>,
+) -> Result<()> {
+    bytes.resize(len as usize, 0);
     memory
-        .read(LiveAddr(start), &mut bytes)
+        .read(LiveAddr(start), bytes)
         .map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
             _ => ErrorKind::ReadMemory {
@@ -134,7 +206,7 @@ fn read_run(
                 source,
             },
         })?;
-    Ok(bytes)
+    Ok(())
 }
 
 /// What was read; sites and counters outside the layout are zero.

@@ -82,6 +82,8 @@ pub struct ProbeTable {
     probes: Vec<ProbeEntry>,
     sites: Vec<SiteEntry>,
     semaphores: Vec<SemaphoreEntry>,
+    /// Indices of `sites`, by address.
+    sites_by_address: Vec<u32>,
 }
 
 /// A name, with its runs in the table's sites and semaphores.
@@ -92,14 +94,35 @@ struct ProbeEntry {
     semaphores: Range<usize>,
 }
 
-#[derive(Debug)]
+/// There are many of these: they are kept small, and a section's offsets fit into 32 bits.
+#[derive(Clone, Copy, Debug)]
 struct SiteEntry {
     address: FileAddr,
-    generation: Generation,
-    code: SiteCode,
+    arguments: Arguments,
     /// Index of the semaphore that stands in its note.
-    semaphore: usize,
-    arguments: Range<usize>,
+    semaphore: u32,
+    code: SiteCode,
+    generation: Generation,
+}
+
+/// Where a site's argument string is in the note section.
+#[derive(Clone, Copy, Debug)]
+struct Arguments {
+    start: u32,
+    len: u32,
+}
+
+impl Arguments {
+    fn of(range: &Range<usize>) -> Arguments {
+        Arguments {
+            start: range.start as u32,
+            len: range.len() as u32,
+        }
+    }
+
+    fn range(self) -> Range<usize> {
+        self.start as usize..self.start as usize + self.len as usize
+    }
 }
 
 #[derive(Debug)]
@@ -135,6 +158,7 @@ impl ProbeTable {
         if found.names.is_empty() {
             return Err(no_probes(elf));
         }
+        let sites = found.sites.len();
         let mut table = ProbeTable {
             path: elf.path().to_owned(),
             build_id: elf.build_id(),
@@ -142,71 +166,100 @@ impl ProbeTable {
             entry: elf.entry(),
             segments,
             probes: Vec::with_capacity(found.names.len()),
-            sites: Vec::with_capacity(found.sites),
-            semaphores: Vec::new(),
+            sites: Vec::new(),
+            semaphores: Vec::with_capacity(found.semaphores.len()),
+            sites_by_address: Vec::with_capacity(sites),
             note_section: Vec::new(),
         };
-        let mut origins = table.take(found, &note_section);
-        table.read_code(elf, &mut origins)?;
+        let origins = table.take(found, &note_section);
+        table.read_code(elf)?;
+        table.refuse_what_is_no_site(&origins, &note_section)?;
         table.refuse_shared_addresses()?;
         table.note_section = note_section;
         Ok(table)
     }
 
-    /// Lays the found probes out by name; returns where each site's note was, for errors.
+    /// Lays the found probes out by name, then address; returns where each site's note was, for
+    /// errors.
     fn take(&mut self, found: Found<'_>, note_section: &[u8]) -> Vec<Origin> {
-        let mut origins = Vec::with_capacity(found.sites);
-        let mut names = found.names;
-        names.sort_unstable_by_key(|probe| probe.name);
-        for mut probe in names {
-            let first_semaphore = self.semaphores.len();
-            probe.semaphores.sort_unstable();
-            // Objects of two compilers may share the symbol, and so the counter.
-            probe.semaphores.dedup_by_key(|semaphore| semaphore.0);
-            let first_site = self.sites.len();
-            probe.sites.sort_unstable_by_key(|site| site.address);
-            // A linker that folds equal functions leaves two notes of one site. If they do not say
-            // the same, both stay, to be refused as overlapping.
-            probe.sites.dedup_by(|one, other| {
-                one.address == other.address
-                    && one.counter == other.counter
-                    && note_section[one.arguments.clone()] == note_section[other.arguments.clone()]
-            });
-            for site in probe.sites {
-                origins.push(site.origin);
-                self.sites.push(SiteEntry {
-                    address: site.address,
-                    generation: site.generation,
-                    code: SiteCode([0; SITE_LEN]),
-                    semaphore: first_semaphore
-                        + probe
-                            .semaphores
-                            .partition_point(|&(counter, _)| counter < site.counter),
-                    arguments: site.arguments,
-                });
-            }
-            let semaphores = probe.semaphores.into_iter();
-            self.semaphores
-                .extend(semaphores.map(|(counter, generation)| SemaphoreEntry {
-                    counter,
-                    generation,
-                }));
+        let Found {
+            names,
+            mut sites,
+            mut semaphores,
+        } = found;
+        let mut by_name: Vec<usize> = (0..names.len()).collect();
+        by_name.sort_unstable_by_key(|&name| names[name].name);
+        let mut ids = vec![0; names.len()];
+        for (id, &name) in by_name.iter().enumerate() {
+            ids[name] = id;
+        }
+
+        semaphores.sort_unstable_by_key(|one| (ids[one.name], one.counter, one.generation));
+        // Objects of two compilers may share the symbol, and so the counter.
+        semaphores.dedup_by_key(|one| (one.name, one.counter));
+        // The linker's order: usually sorted already.
+        sites.sort_by_key(|site| (site.address, ids[site.name as usize]));
+        // A linker that folds equal functions leaves two notes of one site. If they do not say the
+        // same, both stay, to be refused as overlapping.
+        let arguments = |site: &FoundSite| &note_section[site.arguments.range()];
+        sites.dedup_by(|one, other| {
+            (one.address, one.name, one.counter) == (other.address, other.name, other.counter)
+                && arguments(one) == arguments(other)
+        });
+
+        let mut site_counts = vec![0; names.len()];
+        for site in &sites {
+            site_counts[ids[site.name as usize]] += 1;
+        }
+        let (mut first_site, mut first_semaphore) = (0, 0);
+        for (&name, &count) in by_name.iter().zip(&site_counts) {
+            let own = semaphores[first_semaphore..].iter();
+            let next_semaphore = first_semaphore + own.take_while(|one| one.name == name).count();
             self.probes.push(ProbeEntry {
-                name: probe.name.into(),
-                sites: first_site..self.sites.len(),
-                semaphores: first_semaphore..self.semaphores.len(),
+                name: names[name].name.into(),
+                sites: first_site..first_site + count,
+                semaphores: first_semaphore..next_semaphore,
             });
+            first_site += count;
+            first_semaphore = next_semaphore;
+        }
+        let entries = semaphores.iter().map(|one| SemaphoreEntry {
+            counter: one.counter,
+            generation: one.generation,
+        });
+        self.semaphores.extend(entries);
+        self.place(&sites, &ids)
+    }
+
+    /// Puts `sites`, which are sorted by address, into their probes' runs.
+    fn place(&mut self, sites: &[FoundSite], ids: &[ProbeId]) -> Vec<Origin> {
+        let Some(any) = sites.first() else {
+            return Vec::new();
+        };
+        let mut next: Vec<usize> = self.probes.iter().map(|probe| probe.sites.start).collect();
+        let mut origins = vec![any.origin; sites.len()];
+        self.sites = vec![any.entry(0); sites.len()];
+        for site in sites {
+            let id = ids[site.name as usize];
+            let semaphores = self.probes[id].semaphores.clone();
+            let first = semaphores.start;
+            let semaphore = first
+                + self.semaphores[semaphores].partition_point(|one| one.counter < site.counter);
+            let index = next[id];
+            next[id] += 1;
+            self.sites[index] = site.entry(semaphore as u32);
+            origins[index] = site.origin;
+            self.sites_by_address.push(index as u32);
         }
         origins
     }
 
-    /// Reads the bytes of every site from the file and refuses what is not a site.
-    fn read_code(&mut self, elf: &ElfFile, origins: &mut [Origin]) -> Result<()> {
-        let mut order: Vec<usize> = (0..self.sites.len()).collect();
-        order.sort_unstable_by_key(|&site| self.sites[site].address);
-        let addresses: Vec<u64> = order
+    /// Reads the bytes of every site from the file.
+    fn read_code(&mut self, elf: &ElfFile) -> Result<()> {
+        let addresses: Vec<u64> = self
+            .sites_by_address
             .iter()
-            .map(|&site| self.sites[site].address.0)
+            .map(|&site| self.sites[site as usize].address.0)
             .collect();
         let segment_of = |address: u64| {
             self.segments
@@ -221,53 +274,57 @@ impl ProbeTable {
             };
             bytes.resize(len, 0);
             elf.read_loaded(&segment, FileAddr(start), &mut bytes)?;
-            for (&site, &address) in order[run.first..].iter().zip(&addresses[run.range()]) {
-                let at = (address - start) as usize;
-                self.sites[site]
-                    .code
-                    .0
-                    .copy_from_slice(&bytes[at..at + SITE_LEN]);
-            }
-        }
-        for (site, origin) in self.sites.iter().zip(origins) {
-            if !site.code.is_pristine() {
-                let name = self.name_of_site(site.address);
-                let defect = ProbeDefect::NotASite {
-                    address: site.address,
-                    found: site.code,
-                };
-                return Err(origin.error(&self.path, name, defect));
+            for index in run.range() {
+                let at = (addresses[index] - start) as usize;
+                let site = &mut self.sites[self.sites_by_address[index] as usize];
+                site.code.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
             }
         }
         Ok(())
     }
 
-    fn name_of_site(&self, address: FileAddr) -> String {
-        self.probes()
-            .find(|probe| probe.sites().any(|site| site.address() == address))
-            .map_or_else(String::new, |probe| probe.name().to_owned())
+    fn refuse_what_is_no_site(&self, origins: &[Origin], note_section: &[u8]) -> Result<()> {
+        let Some(index) = self.sites.iter().position(|site| !site.code.is_pristine()) else {
+            return Ok(());
+        };
+        let name = self
+            .name_of(|probe| probe.sites.contains(&index))
+            .to_owned();
+        let defect = ProbeDefect::NotASite {
+            address: self.sites[index].address,
+            found: self.sites[index].code,
+        };
+        Err(origins[index].error(note_section, &self.path, name, defect))
     }
 
     /// Two sites that overlap, or a counter of two names, could not be changed independently.
     fn refuse_shared_addresses(&self) -> Result<()> {
-        let sites = self.probes().flat_map(|probe| {
-            let name = probe.name();
-            probe.sites().map(move |site| (site.address(), name))
-        });
-        let counters = self.probes().flat_map(|probe| {
-            let name = probe.name();
-            probe.semaphores().map(move |one| (one.counter(), name))
-        });
-        let clash = first_overlap(sites, SITE_LEN as u64)
-            .map(|clash| ("sites", clash))
-            .or_else(|| first_overlap(counters, COUNTER_LEN).map(|clash| ("semaphores", clash)));
-        match clash {
-            None => Ok(()),
-            Some((what, (address, one, other))) => {
-                let text = format!("the {what} of probes {one} and {other} overlap at {address}");
-                Err(ErrorKind::elf(&self.path, ElfDefect::Contradiction(text)).into())
-            }
-        }
+        let by_address = self.sites_by_address.iter();
+        let sites = by_address.map(|&index| (self.sites[index as usize].address, index as usize));
+        let counters = self.semaphores.iter().map(|one| one.counter);
+        let mut counters: Vec<_> = counters.zip(0..).collect();
+        counters.sort_unstable();
+        let (what, address, names) =
+            if let Some((address, pair)) = first_overlap(sites, SITE_LEN as u64) {
+                let name = |index| self.name_of(|probe| probe.sites.contains(&index));
+                ("sites", address, pair.map(name))
+            } else if let Some((address, pair)) = first_overlap(counters.into_iter(), COUNTER_LEN) {
+                let name = |index| self.name_of(|probe| probe.semaphores.contains(&index));
+                ("semaphores", address, pair.map(name))
+            } else {
+                return Ok(());
+            };
+        let [one, other] = names;
+        let text = format!("the {what} of probes {one} and {other} overlap at {address}");
+        Err(ErrorKind::elf(&self.path, ElfDefect::Contradiction(text)).into())
+    }
+
+    /// The name of the first probe of which something is so, for errors.
+    fn name_of(&self, is_so: impl Fn(&ProbeEntry) -> bool) -> &str {
+        let mut probes = self.probes.iter();
+        probes
+            .find(|&probe| is_so(probe))
+            .map_or("", |probe| &probe.name)
     }
 
     /// The file, as it was given or as the process shows it.
@@ -317,6 +374,11 @@ impl ProbeTable {
 
     pub(crate) fn semaphore_count(&self) -> usize {
         self.semaphores.len()
+    }
+
+    /// Indices of all sites, by address.
+    pub(crate) fn sites_by_address(&self) -> impl Iterator<Item = usize> {
+        self.sites_by_address.iter().map(|&index| index as usize)
     }
 
     pub(crate) fn site(&self, index: usize) -> Site<'_> {
@@ -396,12 +458,12 @@ impl<'t> Site<'t> {
 
     /// Index in the table of the semaphore whose counter decides whether it is enabled.
     pub(crate) fn semaphore_index(&self) -> usize {
-        self.entry().semaphore
+        self.entry().semaphore as usize
     }
 
     /// Its arguments in the order of the note, each as text; see [`Site::arguments`].
     pub fn argument_texts(&self) -> impl Iterator<Item = &'t str> + use<'t> {
-        let bytes = &self.table.note_section[self.entry().arguments.clone()];
+        let bytes = &self.table.note_section[self.entry().arguments.range()];
         // `gather` has checked that it is text.
         str::from_utf8(bytes)
             .unwrap_or_default()
@@ -433,39 +495,61 @@ impl Semaphore<'_> {
     }
 }
 
-/// The OCaml notes of a file, by name, in the order of their first note.
+/// The OCaml notes of a file, in their order.
 struct Found<'n> {
-    names: Vec<FoundProbe<'n>>,
-    sites: usize,
+    names: Vec<FoundName<'n>>,
+    sites: Vec<FoundSite>,
+    semaphores: Vec<FoundSemaphore>,
 }
 
-struct FoundProbe<'n> {
+struct FoundName<'n> {
     name: &'n str,
-    sites: Vec<FoundSite>,
-    semaphores: Vec<(FileAddr, Generation)>,
+    /// The semaphore of its last note, which is usually the next note's too.
+    last: (FileAddr, Generation),
+}
+
+struct FoundSemaphore {
+    /// Index of the name.
+    name: usize,
+    counter: FileAddr,
+    generation: Generation,
 }
 
 struct FoundSite {
     address: FileAddr,
     counter: FileAddr,
-    generation: Generation,
-    arguments: Range<usize>,
+    arguments: Arguments,
     origin: Origin,
+    /// Index of the name.
+    name: u32,
+    generation: Generation,
 }
 
-/// Where a note was, for errors.
-#[derive(Clone, Copy)]
-struct Origin {
-    index: usize,
-    offset: usize,
+impl FoundSite {
+    fn entry(&self, semaphore: u32) -> SiteEntry {
+        SiteEntry {
+            address: self.address,
+            arguments: self.arguments,
+            semaphore,
+            code: SiteCode([0; SITE_LEN]),
+            generation: self.generation,
+        }
+    }
 }
+
+/// Where a note was, for errors: its offset in the section.
+#[derive(Clone, Copy)]
+struct Origin(u32);
 
 impl Origin {
-    fn error(self, path: &Path, name: String, defect: ProbeDefect) -> crate::Error {
+    fn error(self, section: &[u8], path: &Path, name: String, defect: ProbeDefect) -> crate::Error {
+        let offset = self.0 as usize;
+        let mut notes = notes(section).map_while(Result::ok);
+        let note = notes.find(|note| note.offset == offset);
         ErrorKind::WrongNote {
             path: path.to_owned(),
-            index: self.index,
-            offset: self.offset,
+            index: note.map_or(0, |note| note.index),
+            offset,
             name,
             defect,
         }
@@ -473,13 +557,14 @@ impl Origin {
     }
 }
 
-/// Reads and checks the notes, and groups the OCaml ones by name.
+/// Reads and checks the notes.
 fn gather<'n>(elf: &ElfFile, segments: &[Segment], section: &'n [u8]) -> Result<Found<'n>> {
     let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
     let mut found = Found {
         names: Vec::new(),
-        sites: 0,
+        sites: Vec::new(),
+        semaphores: Vec::new(),
     };
     let mut ids: HashMap<&[u8], usize> = HashMap::new();
     for note in notes(section) {
@@ -490,46 +575,50 @@ fn gather<'n>(elf: &ElfFile, segments: &[Segment], section: &'n [u8]) -> Result<
         let Some(generation) = Generation::of_provider(note.provider) else {
             continue;
         };
-        let origin = Origin {
-            index: note.index,
-            offset: note.offset,
-        };
+        let origin = Origin(note.offset as u32);
         let fail = |defect| {
             let name = note.name.escape_ascii().to_string();
-            origin.error(elf.path(), name, defect)
+            origin.error(section, elf.path(), name, defect)
         };
-        let id = match ids.get(note.name) {
-            Some(&id) => id,
-            None => {
-                let name = printable(note.name).ok_or_else(|| fail(ProbeDefect::Name))?;
-                found.names.push(FoundProbe {
-                    name,
-                    sites: Vec::new(),
-                    semaphores: Vec::new(),
-                });
-                ids.insert(note.name, found.names.len() - 1);
-                found.names.len() - 1
-            }
+        let known = ids.get(note.name).copied();
+        let new_name = match known {
+            Some(_) => "",
+            None => printable(note.name).ok_or_else(|| fail(ProbeDefect::Name))?,
         };
-        let probe = &mut found.names[id];
-
         let shift = prelink_shift(&note, base);
         let counter =
             counter_address(&note, shift, generation, segments, semaphore_section).map_err(fail)?;
-        if probe.semaphores.last() != Some(&(counter, generation)) {
-            probe.semaphores.push((counter, generation));
+        let semaphore = (counter, generation);
+        let id = known.unwrap_or(found.names.len());
+        let is_new = match found.names.get_mut(id) {
+            Some(name) => std::mem::replace(&mut name.last, semaphore) != semaphore,
+            None => {
+                ids.insert(note.name, id);
+                found.names.push(FoundName {
+                    name: new_name,
+                    last: semaphore,
+                });
+                true
+            }
+        };
+        if is_new {
+            found.semaphores.push(FoundSemaphore {
+                name: id,
+                counter,
+                generation,
+            });
         }
         if let Some(address) = site_address(&note, shift, generation, segments).map_err(fail)? {
             if str::from_utf8(&section[note.arguments.clone()]).is_err() {
                 return Err(fail(ProbeDefect::Arguments));
             }
-            found.sites += 1;
-            probe.sites.push(FoundSite {
+            found.sites.push(FoundSite {
                 address,
                 counter,
-                generation,
-                arguments: note.arguments,
+                arguments: Arguments::of(&note.arguments),
                 origin,
+                name: id as u32,
+                generation,
             });
         }
     }
@@ -594,17 +683,19 @@ fn printable(name: &[u8]) -> Option<&str> {
     (!name.is_empty() && name.chars().all(fits)).then_some(name)
 }
 
-/// The first two things of `len` bytes that share a byte, with their names.
-fn first_overlap<'n>(
-    things: impl Iterator<Item = (FileAddr, &'n str)>,
+/// The first two of sorted things of `len` bytes that share a byte: where, and their indices.
+fn first_overlap(
+    mut things: impl Iterator<Item = (FileAddr, usize)>,
     len: u64,
-) -> Option<(FileAddr, &'n str, &'n str)> {
-    let mut things: Vec<_> = things.collect();
-    things.sort_unstable();
-    things
-        .windows(2)
-        .find(|pair| pair[1].0.0 - pair[0].0.0 < len)
-        .map(|pair| (pair[1].0, pair[0].1, pair[1].1))
+) -> Option<(FileAddr, [usize; 2])> {
+    let (mut address, mut index) = things.next()?;
+    for (next_address, next) in things {
+        if next_address.0 - address.0 < len {
+            return Some((next_address, [index, next]));
+        }
+        (address, index) = (next_address, next);
+    }
+    None
 }
 
 fn no_probes(elf: &ElfFile) -> crate::Error {

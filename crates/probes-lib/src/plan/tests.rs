@@ -31,7 +31,7 @@ fn refusal(world: &World, actions: &Actions) -> Error {
 fn steps(plan: &UpdatePlan) -> Vec<String> {
     let text = |step: &Step| match step {
         Step::Code(writes) => {
-            let flips = writes.iter().flat_map(flips);
+            let flips = writes.iter().flat_map(|write| flips(plan, write));
             let news: Vec<u8> = flips.map(|(_, new)| new).collect();
             assert!(news.iter().all(|new| *new == news[0]));
             format!("{} x {:02x}", news.len(), news[0])
@@ -45,11 +45,22 @@ fn steps(plan: &UpdatePlan) -> Vec<String> {
 }
 
 /// The bytes of a write that change: where, and what they become.
-fn flips(write: &CodeWrite) -> impl Iterator<Item = (LiveAddr, u8)> {
-    let bytes = write.old.iter().zip(&write.new).zip(write.at.0..);
+fn flips(plan: &UpdatePlan, write: &CodeWrite) -> Vec<(LiveAddr, u8)> {
+    let (old, new) = code(plan, write);
+    let bytes = old.into_iter().zip(new).zip(write.at.0..);
     bytes
         .filter(|((old, new), _)| old != new)
-        .map(|((_, &new), at)| (LiveAddr(at), new))
+        .map(|((_, new), at)| (LiveAddr(at), new))
+        .collect()
+}
+
+/// What is at the place of a write before and after it.
+fn code(plan: &UpdatePlan, write: &CodeWrite) -> (Vec<u8>, Vec<u8>) {
+    let (mut old, mut new) = (Vec::new(), Vec::new());
+    plan.old_code(write, &mut old);
+    plan.new_code(write, &mut new);
+    assert_eq!((old.len(), new.len()), (write.len, write.len));
+    (old, new)
 }
 
 fn code_writes(plan: &UpdatePlan) -> impl Iterator<Item = &CodeWrite> {
@@ -108,9 +119,11 @@ fn a_step_expects_what_the_step_before_it_has_written() {
     let plan = plan(&world, &enable("many").disable(Selector::name("single")));
     let single = world.opcodes("single")[0];
     let writes: Vec<&CodeWrite> = code_writes(&plan).collect();
-    assert_eq!((writes[0].at, &writes[0].new[..]), (single, &[0x3d][..]));
+    assert_eq!(writes[0].at, single);
+    assert_eq!(code(&plan, writes[0]), (vec![0xe8], vec![0x3d]));
     let offset = (single.0 - writes[1].at.0) as usize;
-    assert_eq!((writes[1].old[offset], writes[1].new[offset]), (0x3d, 0x3d));
+    let (old, new) = code(&plan, writes[1]);
+    assert_eq!((old[offset], new[offset]), (0x3d, 0x3d));
 }
 
 #[test]
@@ -338,11 +351,11 @@ fn the_sites_of_a_page_are_one_write_and_no_write_crosses_a_page() {
 
         let writes: Vec<&CodeWrite> = code_writes(&plan).collect();
         for write in &writes {
-            let last = write.at.0 + write.new.len() as u64 - 1;
+            let last = write.at.0 + write.len as u64 - 1;
             assert_eq!(write.at.0 / PAGE, last / PAGE, "{fixture}: {write:x?}");
-            assert_eq!(write.old.len(), write.new.len());
         }
-        let flipped: Vec<LiveAddr> = writes.iter().flat_map(|w| flips(w)).map(|f| f.0).collect();
+        let flipped = writes.iter().flat_map(|write| flips(&plan, write));
+        let flipped: Vec<LiveAddr> = flipped.map(|flip| flip.0).collect();
         assert_eq!(flipped, opcodes, "{fixture}");
 
         let mut pages: Vec<u64> = opcodes.iter().map(|opcode| opcode.0 / PAGE).collect();
@@ -361,7 +374,7 @@ fn the_sites_of_a_page_are_one_write_and_no_write_crosses_a_page() {
 #[test]
 fn a_write_ends_before_a_breakpoint_of_somebody_else_s_and_goes_over_an_own_cc() {
     let covers = |plan: &UpdatePlan, at: LiveAddr| {
-        code_writes(plan).any(|write| (write.at.0..).zip(&write.new).any(|(a, _)| a == at.0))
+        code_writes(plan).any(|write| (write.at.0..write.at.0 + write.len as u64).contains(&at.0))
     };
     let mut world = World::of(FIXTURE);
     // Between sites of `many`, on the nop of a site that is not touched.

@@ -243,7 +243,7 @@ fn check(
         for step in &plan.steps {
             if let Step::Code(writes) = step {
                 for write in writes {
-                    let written = write.at.0..write.at.0 + write.new.len() as u64;
+                    let written = write.at.0..write.at.0 + write.len as u64;
                     assert!(breakpoints.iter().all(|at| !written.contains(&at.0)));
                 }
             }
