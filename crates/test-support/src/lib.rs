@@ -276,6 +276,8 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
+        // Closed by the time anybody knows of it.
+        drop(pipe);
         sender.send(bytes)
     });
     receiver
