@@ -209,6 +209,18 @@ fn force_sets_counters_and_sites_whatever_they_were() {
 }
 
 #[test]
+fn of_counters_that_differ_the_smallest_is_reported() {
+    let mut world = World::of(FIXTURE);
+    world.set("many", 5);
+    let counter = world.counters("many")[1];
+    world.memory.poke(counter, &2u16.to_le_bytes());
+    let plan = plan(&world, &enable("many"));
+    assert_eq!(steps(&plan), ["5->6 2->3 5->6"]);
+    let change = plan.changes[0];
+    assert_eq!((change.before, change.after), (2, 3));
+}
+
+#[test]
 fn force_makes_counters_of_one_name_that_differ_equal() {
     let mut world = World::of(FIXTURE);
     for (counter, value) in world.counters("many").into_iter().zip([0u16, 1, 3]) {
