@@ -1,0 +1,41 @@
+//! Bytes of a file -> probe table, by way of a file in memory. `table/tests/damage.rs` of the
+//! library holds the corpus to the same.
+
+#![no_main]
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use probes_lib::ProbeTable;
+
+static FILE: LazyLock<(File, String)> = LazyLock::new(|| {
+    let file = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("memory for a file");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    (file.into(), path)
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    let (file, path) = &*FILE;
+    file.set_len(bytes.len() as u64).expect("memory");
+    file.write_all_at(bytes, 0).expect("memory");
+    match ProbeTable::read(path) {
+        // Every message can be written.
+        Err(error) => drop(error.to_string()),
+        Ok(table) => {
+            assert!(table.probes().len() > 0);
+            for probe in table.probes() {
+                assert!(probe.semaphores().len() > 0);
+                let found = table.probe(probe.name()).expect("it is found by its name");
+                assert_eq!(found.sites().len(), probe.sites().len());
+                for site in probe.sites() {
+                    assert!(site.code().is_pristine());
+                    site.arguments().for_each(drop);
+                }
+            }
+        }
+    }
+});
