@@ -153,14 +153,19 @@ impl Target {
             gigatext: options.gigatext,
         };
         for _ in 0..ATTEMPTS {
-            let job = subject.prepare(wish)?;
+            let mut job = subject.prepare(wish)?;
             if job.is_done() {
                 return Ok(job.report(Duration::ZERO));
             }
             job.break_copy_on_write();
             let (outcome, stood) = with_tracer(Some(&self.process), |tracer| {
                 let stopped = tracer.stop(&self.process, options.deadline)?;
-                let outcome = job.carry_out(&stopped)?;
+                let mut outcome = job.carry_out(&stopped)?;
+                if outcome == Outcome::Outdated {
+                    // Somebody else was faster; now that it stands, nobody is.
+                    job = subject.prepare(wish)?;
+                    outcome = job.carry_out(&stopped)?;
+                }
                 Ok((outcome, stopped.release()))
             })?;
             if outcome == Outcome::Done {
