@@ -209,6 +209,20 @@ fn a_counter_has_to_be_in_the_section_of_semaphores() {
 }
 
 #[test]
+fn a_counter_has_to_be_in_memory_that_the_program_can_write() {
+    let counter = FileAddr(Program::PROBES + 2);
+    let mut bytes = program(&[note("ocaml_2", "tick", 0, 0)]).bytes();
+    // The flags of the second segment, and how long it is in memory.
+    for (at, value) in [(64 + 56 + 4, 4), (64 + 56 + 40, 3)] {
+        let good = std::mem::replace(&mut bytes[at], value);
+        let defect = ProbeDefect::SemaphoreNotWritable(counter);
+        assert_eq!(wrong_note(read_table(&bytes)), (0, defect));
+        bytes[at] = good;
+    }
+    read_table(&bytes).unwrap();
+}
+
+#[test]
 fn names_and_arguments_have_to_be_printable_and_others_need_not() {
     let with = |provider: &str, strings: &[u8]| {
         let mut spec = note(provider, "x", 0, 0);
