@@ -19,6 +19,8 @@ const CAP_SYS_PTRACE: u64 = 1 << 19;
 pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) -> Error {
     let pid = process.pid();
     match errno {
+        // What is left of it belongs to root, and has no memory to look into.
+        Errno::EPERM | Errno::EACCES if process.has_ended() => ErrorKind::Exited { pid },
         Errno::EPERM | Errno::EACCES => ErrorKind::Denied {
             pid,
             operation,

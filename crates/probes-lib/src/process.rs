@@ -118,6 +118,14 @@ impl Process {
         }
     }
 
+    /// Whether every thread has at least begun to exit.
+    pub(crate) fn has_ended(&self) -> bool {
+        let tids = self.threads().and_then(|mut list| list.read());
+        tids.unwrap_or_default()
+            .into_iter()
+            .all(|tid| self.is_exiting(tid))
+    }
+
     /// Refuses what has no OCaml program to work on.
     ///
     /// # Errors
