@@ -1,0 +1,20 @@
+//! The library on live processes: OCaml programs and fixtures, each position independent and not.
+//!
+//! Every test asserts the same as root and as an ordinary user. To run the binary as another user,
+//! name the built targets: `OCAML_PROBES_TARGETS=…/_build/default/test-programs`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+// What the cases are made of: a process of its own, what is expected of a program, a checked session.
+#[path = "live/alone.rs"]
+mod alone;
+#[path = "live/expected.rs"]
+mod expected;
+#[path = "live/session.rs"]
+mod session;
+
+// States, enabling, disabling and every selector, compared byte by byte.
+#[path = "live/fixtures.rs"]
+mod fixtures;
+#[path = "live/programs.rs"]
+mod programs;

@@ -1,0 +1,189 @@
+//! A running target under the library's control, where every update is checked byte by byte
+//! against what it has to do.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use probes_lib::{Action, Actions, Options, Report, Selector, State, Target};
+use test_support::process::{Image, settle};
+use test_support::{DEADLINE, Talker};
+
+/// A process that obeys lines, and the library's view of it.
+pub(crate) struct Session {
+    pub(crate) talker: Talker,
+    pub(crate) target: Target,
+    hits: BTreeMap<String, u64>,
+}
+
+/// Every probe.
+pub(crate) fn all(action: Action) -> Actions {
+    Actions::of(action, Selector::All)
+}
+
+/// The probe of that name.
+pub(crate) fn named(action: Action, name: &str) -> Actions {
+    Actions::of(action, Selector::name(name))
+}
+
+/// Waits for a thread to stop as long as a test waits for anything: on a busy machine it may take
+/// its time until it runs, and so stops.
+pub(crate) fn patient() -> Options {
+    Options {
+        deadline: DEADLINE,
+        ..Options::default()
+    }
+}
+
+/// Held by the tests whose targets use all the processor they get, so that there are not many.
+pub(crate) fn busy() -> MutexGuard<'static, ()> {
+    static BUSY: Mutex<()> = Mutex::new(());
+    BUSY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    pub(crate) fn start(program: &Path) -> Session {
+        Session::of(Talker::start(program))
+    }
+
+    pub(crate) fn of(talker: Talker) -> Session {
+        let target = Target::open(talker.pid()).unwrap();
+        Session {
+            talker,
+            target,
+            hits: BTreeMap::new(),
+        }
+    }
+
+    /// Carries out `actions`, and takes its time.
+    pub(crate) fn apply(&self, actions: &Actions) -> probes_lib::Result<Report> {
+        self.target.update_with(actions, patient())
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.talker.pid()
+    }
+
+    /// The executable's memory while the process waits for a line.
+    pub(crate) fn image(&self) -> Image {
+        settle(self.pid());
+        Image::of(self.pid())
+    }
+
+    /// Counter and state of each name.
+    pub(crate) fn states(&self) -> BTreeMap<String, (u16, State)> {
+        let states = self.target.states().unwrap();
+        let one = |probe: probes_lib::ProbeState<'_, '_>| {
+            (probe.name().to_owned(), (probe.counter(), probe.state()))
+        };
+        states.probes().map(one).collect()
+    }
+
+    pub(crate) fn state(&self, name: &str) -> State {
+        self.states()[name].1
+    }
+
+    /// Runs all sites once and returns the hits of each of our names in that run.
+    pub(crate) fn run(&mut self) -> BTreeMap<String, u64> {
+        self.talker.send("run");
+        let line = loop {
+            let line = self.talker.line().expect("an answer");
+            if line.starts_with("hits") || line.starts_with("round") {
+                break line;
+            }
+        };
+        let cumulative = line.starts_with("hits");
+        let mut hits: BTreeMap<String, u64> = BTreeMap::new();
+        for (key, count) in line
+            .split_ascii_whitespace()
+            .filter_map(|w| w.split_once('='))
+        {
+            // Sites of one name in several units: `shared`, `left.shared`.
+            let name = key.rsplit_once('.').map_or(key, |(_, name)| name);
+            let name = if name == "hits" { "*" } else { name };
+            if name == "*" || self.target.table().probe(name).is_some() {
+                *hits.entry(name.to_owned()).or_default() += count.parse::<u64>().unwrap_or(0);
+            }
+        }
+        if !cumulative {
+            return hits;
+        }
+        let before = std::mem::replace(&mut self.hits, hits.clone());
+        let earlier = |name: &String| before.get(name).copied().unwrap_or(0);
+        hits.into_iter()
+            .map(|(name, count)| (name.clone(), count - earlier(&name)))
+            .collect()
+    }
+
+    /// Does `action` to the probes of `selector`, which have to be those that `chosen` names, and
+    /// checks memory, states and report.
+    pub(crate) fn update(
+        &self,
+        action: Action,
+        selector: Selector,
+        chosen: impl Fn(&str) -> bool,
+    ) -> Report {
+        let what = format!(
+            "{action:?} {selector:?} of {}",
+            self.target.program().display()
+        );
+        let step = |counter: u16| match action {
+            Action::Enable => counter + 1,
+            Action::Disable => counter.saturating_sub(1),
+        };
+        let before = self.target.states().unwrap();
+        let mut memory = self.image();
+        let mut states = self.states();
+        let (mut changed, mut passed_over) = (Vec::new(), Vec::new());
+        for probe in before.probes().filter(|probe| chosen(probe.name())) {
+            let name = probe.name().to_owned();
+            let after = step(probe.counter());
+            if after == probe.counter() {
+                passed_over.push(name);
+                continue;
+            }
+            for semaphore in probe.semaphores() {
+                let value = step(semaphore.value).to_le_bytes();
+                memory.set(semaphore.address.0, &value);
+            }
+            let mut flipped = 0;
+            for site in probe.sites() {
+                memory.set(site.address.0 + 1, &[if after > 0 { 0xe8 } else { 0x3d }]);
+                flipped += usize::from(site.enabled() != Some(after > 0));
+            }
+            let on = [State::Disabled, State::Enabled][usize::from(after > 0)];
+            states.insert(name.clone(), (after, on));
+            changed.push((name, probe.counter(), after, flipped));
+        }
+
+        let report = self.apply(&Actions::of(action, selector));
+        let report = report.unwrap_or_else(|error| panic!("{what}: {error}"));
+
+        self.image().assert_same(&memory, &what);
+        assert_eq!(self.states(), states, "{what}");
+        assert_eq!(report.pid, self.pid());
+        assert_eq!(report.stopped.is_zero(), changed.is_empty(), "{what}");
+        assert_eq!(report.passed_over, passed_over, "{what}");
+        let mut reported: Vec<_> = report
+            .changed
+            .iter()
+            .map(|change| {
+                (
+                    change.name.clone(),
+                    change.before,
+                    change.after,
+                    change.sites,
+                )
+            })
+            .collect();
+        reported.sort();
+        assert_eq!(reported, changed, "{what}");
+        report
+    }
+
+    /// Ends the program by the end of its input, and checks that it was well.
+    pub(crate) fn end(mut self) {
+        self.talker.hang_up();
+        assert!(self.talker.guard().wait().success());
+    }
+}
