@@ -18,3 +18,9 @@ mod session;
 mod fixtures;
 #[path = "live/programs.rs"]
 mod programs;
+
+// A thousand updates of one process, and many processes updating one.
+#[path = "live/crowd.rs"]
+mod crowd;
+#[path = "live/endurance.rs"]
+mod endurance;

@@ -1,0 +1,135 @@
+//! A thousand updates of a service that never stops working, and what they leave behind: nothing.
+
+use std::collections::BTreeMap;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use probes_lib::{Action, State};
+use test_support::process::{self, Image, children, descriptors, threads};
+use test_support::{Talker, program_forms};
+
+use crate::alone::alone;
+use crate::session::{Session, all};
+
+const ROUNDS: usize = 1000;
+
+/// What must not change in a process that is updated, or in the one that updates.
+#[derive(Debug, PartialEq, Eq)]
+struct Belongings {
+    descriptors: Vec<String>,
+    threads: Vec<i32>,
+    children: Vec<i32>,
+    signals: Vec<String>,
+}
+
+impl Belongings {
+    fn of(pid: i32) -> Belongings {
+        let masks = [
+            "SigBlk",
+            "SigIgn",
+            "SigCgt",
+            "SigPnd",
+            "ShdPnd",
+            "TracerPid",
+        ];
+        Belongings {
+            descriptors: descriptors(pid),
+            threads: threads(pid),
+            children: children(pid),
+            signals: masks.map(|name| process::status(pid, name)).into(),
+        }
+    }
+}
+
+#[test]
+fn a_service_enabled_and_disabled_a_thousand_times_keeps_ticking() {
+    alone(|| {
+        let own = std::process::id().cast_signed();
+        for file in program_forms("service") {
+            let mut session = Session::of(Talker::start_with(&file, ["1"]));
+            let pid = session.pid();
+            session.talker.expect("tick");
+            let mut hits = BTreeMap::new();
+            let text = Image::of(pid).text();
+            let states = session.states();
+            let (ours, theirs) = (Belongings::of(own), Belongings::of(pid));
+
+            for round in 0..ROUNDS {
+                let report = session.apply(&all(Action::Enable)).unwrap();
+                assert!(
+                    report
+                        .changed
+                        .iter()
+                        .all(|one| (one.before, one.after) == (0, 1))
+                );
+                // Now and then, let it hit them, and see that it does.
+                if round % 100 == 0 {
+                    watch(&mut session, &mut hits, "tick", "probe");
+                }
+                let report = session.apply(&all(Action::Disable)).unwrap();
+                assert!(
+                    report
+                        .changed
+                        .iter()
+                        .all(|one| (one.before, one.after) == (1, 0))
+                );
+                if round % 100 == 0 {
+                    watch(&mut session, &mut hits, "tick", "tick");
+                }
+            }
+
+            assert_eq!(session.states(), states);
+            assert!(
+                session
+                    .states()
+                    .values()
+                    .all(|&state| state == (0, State::Disabled))
+            );
+            assert_eq!(Belongings::of(own), ours, "ours");
+            assert_eq!(Belongings::of(pid), theirs, "the service's");
+            Image::of(pid)
+                .text()
+                .assert_same(&text, "the service's code");
+            assert!(matches!(process::state(pid), Some('R' | 'S')));
+
+            // Every handler that ran has printed its line, and nothing was counted without.
+            kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
+            let counts = loop {
+                let line = session.talker.line().expect("it goes on");
+                if let Some(counts) = line.strip_prefix("handlers ") {
+                    break counts.to_owned();
+                }
+                count(&line, &mut hits);
+            };
+            for one in counts.split_ascii_whitespace() {
+                let (name, count) = one.split_once('=').unwrap();
+                let printed = hits.get(name).copied().unwrap_or(0);
+                assert_eq!(count, printed.to_string(), "{name}: counted, printed");
+                // The cache may have missed nothing just then.
+                assert!(printed > 0 || name == "cache_miss", "{name}");
+            }
+            session.talker.expect("tick");
+        }
+    });
+}
+
+/// Reads up to a line that begins with `last`, where the last tick was not watched, or was.
+fn watch(session: &mut Session, hits: &mut BTreeMap<String, u64>, last: &str, first: &str) {
+    let mut begun = false;
+    loop {
+        let line = session.talker.line().expect("it keeps ticking");
+        count(&line, hits);
+        let watched = line.ends_with("(requests are being watched)");
+        begun |= line.starts_with(first);
+        if begun && line.starts_with(last) && watched == (first == "probe") {
+            return;
+        }
+    }
+}
+
+fn count(line: &str, hits: &mut BTreeMap<String, u64>) {
+    if let Some(rest) = line.strip_prefix("probe ") {
+        let name = rest.split(' ').next().unwrap();
+        *hits.entry(name.to_owned()).or_default() += 1;
+    }
+}
