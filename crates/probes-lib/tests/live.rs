@@ -24,3 +24,7 @@ mod programs;
 mod crowd;
 #[path = "live/endurance.rs"]
 mod endurance;
+
+// Programs started with their probes set.
+#[path = "live/launch.rs"]
+mod launch;

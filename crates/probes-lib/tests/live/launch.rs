@@ -1,0 +1,390 @@
+//! Programs started with their probes set: before their first instruction, and otherwise exactly
+//! as if they had been started without us; or not at all.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use probes_lib::{Action, Actions, Effect, Error, ErrorKind, Launch, Report, Selector, State};
+use test_support::process::{self, children, descriptors};
+use test_support::{Guard, Scratch, Talker, fixture, fixture_forms, program, program_forms};
+
+use crate::alone::alone;
+use crate::expected;
+use crate::session::{Session, all, named};
+
+fn talk(program: &Path, actions: Actions) -> (Talker, Report) {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let launched = Launch::new(command).actions(actions).spawn();
+    let launched = launched.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+    let report = launched.report().clone();
+    let mut talker = Talker::of(Guard::from(launched.into_child()));
+    talker.expect("ready");
+    (talker, report)
+}
+
+/// Everything that `program` prints, run to its end with its probes set.
+fn printed(program: &Path, actions: Actions) -> String {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let launched = Launch::new(command).actions(actions).spawn().unwrap();
+    let mut talker = Talker::of(Guard::from(launched.into_child()));
+    let mut lines = String::new();
+    while let Some(line) = talker.line() {
+        lines += &line;
+        lines += "\n";
+    }
+    assert!(talker.guard().wait().success());
+    lines
+}
+
+#[test]
+fn a_terminating_program_runs_exactly_the_handlers_that_are_on() {
+    for file in program_forms("terminating") {
+        assert_eq!(
+            printed(&file, Actions::new()),
+            "squares 55\ncollatz 111\nhandlers fooia=0 foobar=0 collatz=0\n"
+        );
+        assert_eq!(
+            printed(&file, named(Action::Enable, "foobar")),
+            "handler foobar 4 25\nhandler foobar 2 50\nsquares 55\ncollatz 111\n\
+             handlers fooia=0 foobar=2 collatz=0\n"
+        );
+        assert_eq!(
+            printed(
+                &file,
+                Actions::new().enable(Selector::regexp("fi|co").unwrap())
+            ),
+            "squares 55\ncollatz 111\nhandlers fooia=0 foobar=0 collatz=112\nhandler finished\n"
+        );
+        assert_eq!(
+            printed(&file, all(Action::Enable)),
+            "handler fooia 5\nhandler fooia 4\nhandler foobar 4 25\nhandler fooia 3\n\
+             handler fooia 2\nhandler foobar 2 50\nhandler fooia 1\nsquares 55\ncollatz 111\n\
+             fooia is enabled\nhandlers fooia=5 foobar=2 collatz=112\nhandler finished\n"
+        );
+    }
+}
+
+#[test]
+fn probes_that_start_enabled_can_be_off_from_the_first_instruction() {
+    for file in program_forms("init") {
+        let (talker, report) = talk(&file, all(Action::Disable));
+        assert_eq!(report.passed_over, ["starts_off", "tested_only"]);
+        let mut session = Session::of(talker);
+        assert_eq!(session.run().values().sum::<u64>(), 0);
+        let states = session.states();
+        assert!(
+            states.values().all(|&state| state == (0, State::Disabled)),
+            "{states:?}"
+        );
+
+        let (talker, _) = talk(&file, all(Action::Enable));
+        let session = Session::of(talker);
+        let counters: Vec<u16> = session.states().values().map(|state| state.0).collect();
+        assert_eq!(counters, [1, 2, 2, 1], "off, on, on twice, tested only");
+    }
+}
+
+#[test]
+fn every_fixture_is_started_with_all_its_probes_on() {
+    for subject in expected::fixtures() {
+        let stem = subject.file.file_stem().unwrap().to_str().unwrap();
+        // The first maps its code anew when it starts; the sites of the second never stand still.
+        if ["shared_text", "threads_spin"].contains(&stem) {
+            continue;
+        }
+        let force = stem == "interrupted";
+        let (talker, report) = talk(&subject.file, all(Action::Enable).force(force));
+        assert_eq!(report.pid, talker.pid());
+        assert_eq!(report.changed.len(), subject.probes.len());
+        assert!(report.stopped.is_zero(), "it did not run yet");
+        let mut session = Session::of(talker);
+        assert_eq!(
+            session.run(),
+            subject.hits(|_, probe| probe.on),
+            "{}",
+            subject.file.display()
+        );
+        assert!(
+            session
+                .states()
+                .values()
+                .all(|state| state.1 == State::Enabled)
+        );
+        session.end();
+    }
+}
+
+#[test]
+fn a_launched_program_is_controlled_like_any_other() {
+    for subject in expected::fixture_subjects("gen_ocaml_2") {
+        let (talker, _) = talk(&subject.file, named(Action::Enable, "plain"));
+        let mut session = Session::of(talker);
+        session.update(Action::Enable, Selector::All, |_| true);
+        session.update(Action::Disable, Selector::All, |_| true);
+        assert_eq!(session.run()["plain"], 1);
+        session.end();
+    }
+}
+
+/// Tries to start `command`, which has to fail; nothing may have been printed, and no child left.
+fn refused(mut command: Command, actions: Actions) -> Error {
+    let scratch = Scratch::new();
+    let output = File::create(scratch.file("output")).unwrap();
+    command.stdin(Stdio::null()).stdout(output);
+    let own = std::process::id().cast_signed();
+    let before = descriptors(own);
+    let error = match Launch::new(command).actions(actions).spawn() {
+        Ok(launched) => panic!("it was started: {launched:?}"),
+        Err(error) => error,
+    };
+    assert_eq!(error.effect(), Effect::NotStarted, "{error}");
+    assert_eq!(children(own), [] as [i32; 0], "{error}");
+    // One was the program's output.
+    assert_eq!(descriptors(own).len(), before.len() - 1, "{error}");
+    let printed = fs::read_to_string(scratch.file("output")).unwrap();
+    assert_eq!(printed, "", "{error}: it ran");
+    error
+}
+
+#[test]
+fn a_program_whose_probes_cannot_be_set_never_runs() {
+    alone(|| {
+        for file in program_forms("terminating") {
+            let error = refused(Command::new(&file), named(Action::Enable, "foobaz"));
+            assert!(matches!(error.kind(), ErrorKind::UnknownProbe { .. }));
+            let name = file.file_name().unwrap().to_str().unwrap();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "no probe \"foobaz\" in {name}; did you mean \"foobar\"? \
+                     the program was not started"
+                )
+            );
+            let error = refused(Command::new(&file), named(Action::Disable, "foobar"));
+            assert!(
+                matches!(error.kind(), ErrorKind::NotEnabled { .. }),
+                "{error}"
+            );
+        }
+        // Found out only when it stands before its first instruction.
+        for file in fixture_forms("interrupted") {
+            let error = refused(Command::new(&file), all(Action::Enable));
+            assert!(
+                matches!(error.kind(), ErrorKind::Inconsistent { .. }),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn what_is_no_program_with_probes_is_refused_by_name() {
+    alone(|| {
+        let scratch = Scratch::new();
+        let text = scratch.script("text", "plain text\n");
+        let script = scratch.script("script", "#!/bin/sh\necho ran\n");
+        let plain = scratch.copy(&fixture("gen_ocaml_2.pie"), "plain");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        fs::set_permissions(&plain, mode).unwrap();
+        let shown = |path: &Path| path.display().to_string();
+        let cases = [
+            (
+                scratch.file("nothing"),
+                "cannot open FILE: No such file or directory",
+            ),
+            (plain, "cannot run FILE: Permission denied"),
+            (text, "FILE is not an ELF file"),
+            (script, "FILE is not an ELF file"),
+            (scratch.path().to_owned(), "FILE is not a regular file"),
+            ("/dev/null".into(), "FILE is not a regular file"),
+            (fixture("corrupt/not_elf"), "FILE is not an ELF file"),
+            (fixture("corrupt/empty"), "FILE is not an ELF file"),
+            (
+                fixture("corrupt/elf_aarch64.pie"),
+                "FILE is a program for AArch64, only x86-64 programs can be handled",
+            ),
+            (
+                fixture("corrupt/elf_32_bit"),
+                "FILE is a 32-bit program, only x86-64 programs can be handled",
+            ),
+            (
+                fixture("no_probes.nopie"),
+                "no OCaml probes in FILE (build-id …)",
+            ),
+            (
+                fixture("foreign_only.pie"),
+                "no OCaml probes in FILE (build-id …)",
+            ),
+        ];
+        for (file, message) in cases {
+            let error = refused(Command::new(&file), all(Action::Enable));
+            let mut found = error.to_string().replace(&shown(&file), "FILE");
+            if let Some((start, _)) = found.split_once("build-id ") {
+                found = format!("{start}build-id …); the program was not started");
+            }
+            assert_eq!(found, format!("{message}; the program was not started"));
+        }
+        let mut command = Command::new("no-such-program");
+        command.env("PATH", scratch.path());
+        let error = refused(command, Actions::new());
+        assert_eq!(
+            error.to_string(),
+            "cannot run no-such-program: No such file or directory; the program was not started"
+        );
+    });
+}
+
+#[test]
+fn a_program_is_found_on_the_path_as_the_shell_finds_it() {
+    let scratch = Scratch::new();
+    for file in fixture_forms("gen_ocaml_2") {
+        let (first, second) = (scratch.file("one"), scratch.file("two"));
+        for folder in [&first, &second] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        // Passed over: it may not be executed.
+        fs::write(first.join("prog"), "not a program").unwrap();
+        scratch.copy(&file, "two/prog");
+        let path = std::env::join_paths([Path::new("/nowhere"), &first, &second]).unwrap();
+        let mut command = Command::new("prog");
+        command
+            .env("PATH", path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let launched = Launch::new(command)
+            .actions(all(Action::Enable))
+            .spawn()
+            .unwrap();
+        let mut talker = Talker::of(Guard::from(launched.into_child()));
+        talker.expect("ready");
+        assert!(talker.hits().iter().all(|&(_, hits)| hits > 0));
+    }
+}
+
+/// What a process has inherited or been given, as /proc shows it.
+fn inheritance(pid: i32) -> Vec<(String, String)> {
+    let file = |name: &str| {
+        let bytes = fs::read(format!("/proc/{pid}/{name}")).unwrap();
+        String::from_utf8(bytes).unwrap().replace('\0', "\n")
+    };
+    let mut all: Vec<(String, String)> = [
+        "SigBlk",
+        "SigIgn",
+        "SigCgt",
+        "SigPnd",
+        "ShdPnd",
+        "TracerPid",
+        "PPid",
+        "Umask",
+        "Uid",
+        "Gid",
+        "Groups",
+        "CapEff",
+        "CapBnd",
+        "NoNewPrivs",
+        "Seccomp",
+        "Cpus_allowed_list",
+    ]
+    .map(|name| (name.to_owned(), process::status(pid, name)))
+    .into();
+    for (name, signals) in &mut all {
+        if name.starts_with("Sig") {
+            // Signals 32 and 33 are glibc's own, and it has two ways to start a program.
+            let set = u64::from_str_radix(signals, 16).unwrap() & !(3 << 31);
+            *signals = format!("{set:x}");
+        }
+    }
+    // proc(5): of the group, session, priority, nice, real-time priority and policy.
+    for (field, name) in [
+        (5, "pgrp"),
+        (6, "session"),
+        (18, "priority"),
+        (19, "nice"),
+        (40, "rt_priority"),
+        (41, "policy"),
+    ] {
+        all.push((name.to_owned(), process::stat(pid, field)));
+    }
+    for name in ["cmdline", "environ", "limits", "oom_score_adj"] {
+        all.push((name.to_owned(), file(name)));
+    }
+    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
+    all.push(("cwd".to_owned(), cwd.display().to_string()));
+    let numbers = descriptors(pid).into_iter();
+    let numbers: Vec<String> = numbers
+        .map(|fd| fd.split(' ').next().unwrap().to_owned())
+        .collect();
+    all.push(("descriptors".to_owned(), numbers.join(" ")));
+    all
+}
+
+#[test]
+fn a_launched_program_is_as_if_it_had_been_started_directly() {
+    alone(|| {
+        let scratch = Scratch::new();
+        let mut held_back = nix::sys::signal::SigSet::empty();
+        held_back.add(nix::sys::signal::Signal::SIGUSR1);
+        held_back.thread_block().unwrap();
+        for file in fixture_forms("gen_ocaml_2")
+            .into_iter()
+            .chain(program_forms("init"))
+        {
+            let command = || {
+                let mut command = Command::new(&file);
+                command
+                    .args(["an argument", "", "--flag=a b", "*\\'\""])
+                    .env("OCAMLRUNPARAM", "v=0")
+                    .env("WITH SPACE", " a b ")
+                    .env_remove("HOME")
+                    .current_dir(scratch.path())
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped());
+                command
+            };
+            let mut direct = Talker::spawn(&mut command());
+            direct.expect("ready");
+            process::settle(direct.pid());
+
+            let launched = Launch::new(command())
+                .actions(all(Action::Enable))
+                .spawn()
+                .unwrap();
+            let mut launched = Talker::of(Guard::from(launched.into_child()));
+            launched.expect("ready");
+            process::settle(launched.pid());
+
+            assert_eq!(inheritance(launched.pid()), inheritance(direct.pid()));
+            let own = process::status(std::process::id().cast_signed(), "Threads");
+            drop((direct, launched));
+            assert!(
+                own.parse::<usize>().unwrap() <= 6,
+                "no thread of ours is left: {own}"
+            );
+        }
+    });
+}
+
+#[test]
+fn the_exit_status_of_a_launched_program_is_its_own() {
+    let mut command = Command::new(program("terminating"));
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let launched = Launch::new(command)
+        .actions(all(Action::Enable))
+        .spawn()
+        .unwrap();
+    assert_eq!(Guard::from(launched.into_child()).wait().code(), Some(0));
+
+    let mut command = Command::new(fixture("gen_ocaml_2.nopie"));
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
+    let launched = Launch::new(command).spawn().unwrap();
+    let mut guard = Guard::from(launched.into_child());
+    guard.child().kill().unwrap();
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&guard.wait()),
+        Some(9)
+    );
+}
