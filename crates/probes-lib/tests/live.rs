@@ -28,3 +28,7 @@ mod endurance;
 // Programs started with their probes set.
 #[path = "live/launch.rs"]
 mod launch;
+
+// Signals, threads, stops, exec, fork, vfork.
+#[path = "live/stopping.rs"]
+mod stopping;

@@ -1,0 +1,319 @@
+//! Stopping: threads that come and go, signals on their way, processes that stand already, and
+//! those that execute, fork or wait in vfork meanwhile.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use probes_lib::{Action, Effect, ErrorKind, Options, Selector, State, Target};
+use test_support::process::{self, Image};
+use test_support::{Talker, eventually, fixture_forms, program_forms};
+
+use crate::session::{Session, all, busy, patient};
+
+#[test]
+fn busy_threads_are_stopped_and_go_on_two_hundred_times() {
+    let _busy = busy();
+    for file in fixture_forms("threads_spin") {
+        let mut session = Session::of(Talker::start_with(&file, ["8"]));
+        let pid = session.pid();
+        let threads = process::threads(pid);
+        let text = Image::of(pid).text();
+        let rounds = |session: &mut Session| -> Vec<u64> {
+            let line = session.talker.ask("report", "report");
+            let words = line.split_ascii_whitespace().skip(1);
+            words.map(|word| word.parse().unwrap()).collect()
+        };
+        let begun = rounds(&mut session);
+        assert_eq!(begun.len(), 8);
+        for _ in 0..100 {
+            session.apply(&all(Action::Enable)).unwrap();
+            session.apply(&all(Action::Disable)).unwrap();
+        }
+        eventually("every thread has gone on", || {
+            let now = rounds(&mut session);
+            now.iter()
+                .zip(&begun)
+                .all(|(now, then)| now > then)
+                .then_some(())
+        });
+        assert_eq!(process::threads(pid), threads);
+        assert_eq!(process::status(pid, "TracerPid"), "0");
+        Image::of(pid).text().assert_same(&text, "the text");
+        assert!(session.run()["ping"] > 0);
+    }
+}
+
+#[test]
+fn a_process_whose_leader_has_exited_is_changed_through_another_thread() {
+    for file in fixture_forms("zombie_leader") {
+        let mut session = Session::start(&file);
+        assert_eq!(process::state(session.pid()), Some('Z'));
+        for _ in 0..50 {
+            session.apply(&all(Action::Enable)).unwrap();
+            session.apply(&all(Action::Disable)).unwrap();
+        }
+        session.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(session.run()["ping"], 3);
+        assert_eq!(process::state(session.pid()), Some('Z'));
+        session.end();
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
+    let report = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
+    for file in fixture_forms("gen_ocaml_2") {
+        for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
+            let mut session = Session::start(&file);
+            let pid = Pid::from_raw(session.pid());
+            kill(pid, signal).unwrap();
+            eventually("its parent is told that it has stopped", || {
+                let status = waitpid(pid, Some(report)).unwrap();
+                (status == WaitStatus::Stopped(pid, signal)).then_some(())
+            });
+            for _ in 0..20 {
+                session.apply(&all(Action::Enable)).unwrap();
+                session.apply(&all(Action::Disable)).unwrap();
+            }
+            session.apply(&all(Action::Enable)).unwrap();
+            assert!(
+                session
+                    .states()
+                    .values()
+                    .all(|&state| state == (1, State::Enabled))
+            );
+            eventually("it stands again", || {
+                (process::state(session.pid()) == Some('T')).then_some(())
+            });
+            let told = waitpid(pid, Some(report)).unwrap();
+            assert_eq!(told, WaitStatus::StillAlive, "its parent notices nothing");
+
+            kill(pid, Signal::SIGCONT).unwrap();
+            eventually("its parent is told that it goes on", || {
+                let status = waitpid(pid, Some(report)).unwrap();
+                (status == WaitStatus::Continued(pid)).then_some(())
+            });
+            assert!(session.run().values().all(|&hits| hits > 0));
+            session.end();
+        }
+    }
+}
+
+#[test]
+fn stopped_threads_stay_stopped_and_are_changed() {
+    let _busy = busy();
+    for file in fixture_forms("threads_spin") {
+        let mut session = Session::start(&file);
+        let pid = Pid::from_raw(session.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        let all_stand = || {
+            let standing = process::threads(pid.as_raw())
+                .into_iter()
+                .all(|tid| process::status(tid, "State").starts_with('T'));
+            standing.then_some(())
+        };
+        eventually("every thread stands", all_stand);
+        session.apply(&all(Action::Enable)).unwrap();
+        eventually("every thread stands again", all_stand);
+        kill(pid, Signal::SIGCONT).unwrap();
+        eventually("its threads meet the probes", || {
+            session.run().values().all(|&hits| hits > 0).then_some(())
+        });
+    }
+}
+
+#[test]
+fn thousands_of_queued_signals_arrive_once_and_in_order_during_two_hundred_updates() {
+    let _busy = busy();
+    for file in fixture_forms("signals") {
+        let mut session = Session::start(&file);
+        session.talker.ask("send", "sending");
+        for _ in 0..100 {
+            session.apply(&all(Action::Enable)).unwrap();
+            session.apply(&all(Action::Disable)).unwrap();
+        }
+        let line = session.talker.ask("received", "received");
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let count: u64 = words[1].parse().unwrap();
+        assert!(count >= 2000, "{line}");
+        assert_eq!(words[2..], ["lost", "0", "disordered", "0"], "{line}");
+        session.end();
+    }
+}
+
+/// How an update ended that met an exec, which may have come before, during or after it.
+fn update_across_exec(program: &Path, target: &Target) -> bool {
+    match target.update_with(&all(Action::Enable), patient()) {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(
+                matches!(error.kind(), ErrorKind::Executed { .. }),
+                "{}: {error}",
+                program.display()
+            );
+            assert_eq!(error.effect(), Effect::NothingChanged);
+            false
+        }
+    }
+}
+
+#[test]
+fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() {
+    let (mut before, mut met) = (0, 0);
+    for file in fixture_forms("exec_self") {
+        let mut session = Session::start(&file);
+        let on = [("ping".to_owned(), 0), ("pong".to_owned(), 0)];
+        for _ in 0..100 {
+            session.target = Target::open(session.pid()).unwrap();
+            session.talker.send("exec");
+            match update_across_exec(&file, &session.target) {
+                true => before += 1,
+                false => met += 1,
+            }
+            session.talker.expect("ready");
+            // Another update of the old program finds out, and touches nothing.
+            let error = session.apply(&all(Action::Enable)).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Executed { .. }),
+                "{error}"
+            );
+            session.target = Target::open(session.pid()).unwrap();
+            let states = session.states();
+            assert!(
+                states.values().all(|&state| state == (0, State::Disabled)),
+                "{states:?}"
+            );
+            assert_eq!(session.talker.hits(), on);
+        }
+        session.end();
+    }
+    assert_eq!(before + met, 200);
+}
+
+#[test]
+fn a_child_inherits_what_its_parent_had_and_neither_changes_the_other() {
+    for file in fixture_forms("forker") {
+        let mut session = Session::start(&file);
+        session.update(Action::Enable, Selector::name("pong"), |name| {
+            name == "pong"
+        });
+        let child = session.talker.ask("fork", "child hits");
+        assert_eq!(child, "child hits ping=0 pong=1");
+        session.talker.expect("forked");
+        session.update(Action::Enable, Selector::All, |_| true);
+        let child = session.talker.ask("fork", "child hits");
+        assert_eq!(child, "child hits ping=3 pong=1");
+        session.talker.expect("forked");
+        // Forks while it is being changed: each child has all or nothing of each name.
+        for _ in 0..30 {
+            session.talker.send("fork");
+            session.apply(&all(Action::Disable)).unwrap();
+            let child = session.talker.expect("child hits");
+            assert!(
+                child.contains("ping=3") || child.contains("ping=0"),
+                "{child}"
+            );
+            session.talker.expect("forked");
+            session.apply(&all(Action::Enable)).unwrap();
+        }
+        session.end();
+    }
+}
+
+#[test]
+fn a_process_that_waits_in_vfork_is_busy_and_is_let_go_in_time() {
+    let deadline = Duration::from_millis(100);
+    let options = Options {
+        deadline,
+        ..Options::default()
+    };
+    for file in fixture_forms("vforker") {
+        let mut session = Session::start(&file);
+        let pid = session.pid();
+        let image = session.image();
+        session.talker.ask("vfork", "vforking");
+        eventually("it waits in vfork", || {
+            (process::state(pid) == Some('D')).then_some(())
+        });
+        let begun = Instant::now();
+        let enable = all(Action::Enable);
+        let error = session.target.update_with(&enable, options).unwrap_err();
+        // Far less than anybody waits for; on a busy machine, more than the deadline.
+        assert!(begun.elapsed() < deadline * 30, "{:?}", begun.elapsed());
+        match error.kind() {
+            ErrorKind::Busy {
+                tid,
+                state,
+                deadline_ms,
+                name,
+                ..
+            } => assert_eq!(
+                (*tid, *state, *deadline_ms, &name[..7]),
+                (pid, 'D', 100, "vforker")
+            ),
+            _ => panic!("{error}"),
+        }
+        assert_eq!(error.effect(), Effect::NothingChanged);
+        let message = error.to_string();
+        assert!(
+            message.contains("is in uninterruptible sleep (D"),
+            "{message}"
+        );
+        let end = "did not stop within 100 ms; released, safe to retry; nothing was changed";
+        assert!(message.ends_with(end), "{message}");
+
+        assert_eq!(process::status(pid, "TracerPid"), "0");
+        // It goes on by itself, and can be changed as ever.
+        session.talker.ask("", "vforked");
+        session
+            .image()
+            .text()
+            .assert_same(&image.text(), "the text");
+        assert!(
+            session
+                .states()
+                .values()
+                .all(|&state| state == (0, State::Disabled))
+        );
+        session.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(session.run()["ping"], 3);
+        session.end();
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_meanwhile_is_said_to_have_exited() {
+    for file in program_forms("service") {
+        let mut session = Session::of(Talker::start_with(&file, ["1"]));
+        session.apply(&all(Action::Enable)).unwrap();
+        let pid = Pid::from_raw(session.pid());
+        std::thread::scope(|scope| {
+            let target = &session.target;
+            let updating = scope.spawn(move || {
+                loop {
+                    for action in [Action::Disable, Action::Enable] {
+                        if let Err(error) = target.update_with(&all(action), patient()) {
+                            return error;
+                        }
+                    }
+                }
+            });
+            session.talker.expect("tick");
+            kill(pid, Signal::SIGKILL).unwrap();
+            let error = updating.join().unwrap();
+            let gone = matches!(
+                error.kind(),
+                ErrorKind::Exited { .. } | ErrorKind::Zombie { .. }
+            );
+            assert!(gone, "{error}");
+        });
+        let status = session.talker.guard().wait();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9)
+        );
+    }
+}
