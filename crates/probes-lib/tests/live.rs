@@ -32,3 +32,9 @@ mod launch;
 // Signals, threads, stops, exec, fork, vfork.
 #[path = "live/stopping.rs"]
 mod stopping;
+
+// Other people's tools, and the examples.
+#[path = "live/examples.rs"]
+mod examples;
+#[path = "live/oracles.rs"]
+mod oracles;
