@@ -33,6 +33,14 @@ mod launch;
 #[path = "live/stopping.rs"]
 mod stopping;
 
+// Processes and memory that are refused, and what is left of them.
+#[path = "live/damage.rs"]
+mod damage;
+#[path = "live/files.rs"]
+mod files;
+#[path = "live/refusals.rs"]
+mod refusals;
+
 // Other people's tools, and the examples.
 #[path = "live/examples.rs"]
 mod examples;

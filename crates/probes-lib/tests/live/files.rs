@@ -1,0 +1,111 @@
+//! The program's file is the one that runs, whatever has become of its path since.
+
+use std::fs;
+
+use probes_lib::{Action, ErrorKind, Selector, Target};
+use test_support::process::{Image, settle};
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms};
+
+use crate::expected;
+use crate::session::Session;
+
+#[test]
+fn a_program_whose_file_was_deleted_is_controlled_as_before() {
+    for subject in expected::fixture_subjects("gen_ocaml_2") {
+        let scratch = Scratch::new();
+        let file = scratch.copy(&subject.file, "a program");
+        let talker = Talker::start(&file);
+        fs::remove_file(&file).unwrap();
+        let mut session = Session::of(talker);
+        assert_eq!(session.target.program(), file);
+        session.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(session.run(), subject.hits(|_, probe| probe.on));
+        session.update(Action::Disable, Selector::All, |_| true);
+        let location = session.target.source_map();
+        assert!(location.is_ok(), "its debugging information is still there");
+        session.end();
+    }
+}
+
+#[test]
+fn a_program_whose_file_was_replaced_is_controlled_by_its_own_notes() {
+    for subject in expected::fixture_subjects("multi_semaphore") {
+        let other = expected::fixture_subjects("mixed_generations");
+        let scratch = Scratch::new();
+        let file = scratch.copy(&subject.file, "program");
+        let mut opened_before = Session::start(&file);
+        // As an installer does it: a new file of the same name.
+        scratch.copy(&other[0].file, "program");
+        let mut opened_after = Session::of(Talker::start(&file));
+        assert!(opened_after.target.table().probe("zero").is_some());
+        opened_after.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(opened_after.run(), other[0].hits(|_, probe| probe.on));
+
+        opened_before.target = Target::open(opened_before.pid()).unwrap();
+        assert!(opened_before.target.table().probe("many").is_some());
+        opened_before.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(opened_before.run(), subject.hits(|_, probe| probe.on));
+        opened_before.update(Action::Disable, Selector::All, |_| true);
+        opened_before.end();
+        opened_after.end();
+    }
+}
+
+#[test]
+fn a_program_below_a_strange_path_is_controlled() {
+    for file in fixture_forms("gen_ocaml_dot1") {
+        let scratch = Scratch::new();
+        let copy = scratch.copy(&file, "odd \u{e4}\\012 name");
+        let session = Session::start(&copy);
+        assert_eq!(session.target.program(), copy);
+        session.update(Action::Enable, Selector::All, |_| true);
+        session.update(Action::Disable, Selector::All, |_| true);
+    }
+}
+
+#[test]
+fn execute_only_code_is_changed() {
+    for file in fixture_forms("execonly") {
+        let mut session = Session::start(&file);
+        session.update(Action::Enable, Selector::name("guarded"), |name| {
+            name == "guarded"
+        });
+        let hits = session.run();
+        assert_eq!((hits["guarded"], hits["free"]), (2, 0));
+        session.update(Action::Disable, Selector::name("guarded"), |name| {
+            name == "guarded"
+        });
+        session.end();
+    }
+}
+
+#[test]
+fn copies_of_one_program_are_changed_each_by_itself() {
+    for file in fixture_forms("gen_ocaml_dot1") {
+        let one = Session::start(&file);
+        let mut other = Session::start(&file);
+        settle(other.pid());
+        let image = Image::of(other.pid());
+        one.update(Action::Enable, Selector::All, |_| true);
+        Image::of(other.pid()).assert_same(&image, "the other process");
+        assert!(other.run().values().all(|&hits| hits == 0));
+        // And the file is as it was.
+        let table = probes_lib::ProbeTable::read(&file).unwrap();
+        let mut sites = table.probes().flat_map(|probe| probe.sites());
+        assert!(sites.all(|site| site.code().enabled() == Some(false)));
+    }
+}
+
+#[test]
+fn a_program_started_through_its_loader_shows_the_loader() {
+    // /proc/PID/exe is ld.so then, in which there are no probes of OCaml.
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    let mut command = std::process::Command::new(loader);
+    let mut talker = Talker::spawn(command.arg(fixture("gen_ocaml_2.pie")));
+    talker.expect("ready");
+    let error = eventually("it is looked at", || Target::open(talker.pid()).err());
+    assert!(
+        matches!(error.kind(), ErrorKind::NoProbes { .. }),
+        "{error}"
+    );
+}

@@ -1,0 +1,402 @@
+//! Processes that are refused: each says why, and stays as it was.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::unistd::geteuid;
+use probes_lib::{Action, Denial, Effect, Error, ErrorKind, Selector, Target};
+use test_support::process::{self, Image, settle};
+use test_support::{
+    Guard, Scratch, Talker, eventually, fixture, fixture_forms, output, program_forms,
+};
+
+use crate::session::{Session, all, busy};
+
+fn refused(pid: i32) -> Error {
+    match Target::open(pid) {
+        Ok(target) => panic!("{pid} ({}) was opened", target.program().display()),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn numbers_that_are_no_process_are_refused() {
+    for pid in [0, -1, i32::MIN, i32::MAX] {
+        let error = refused(pid);
+        assert!(matches!(error.kind(), ErrorKind::NoSuchProcess { .. }));
+        assert_eq!(error.to_string(), format!("no process {pid}"));
+    }
+    // One that has just been: its number is not given out again so soon.
+    let mut guard = Guard::spawn(Command::new("true").stdin(Stdio::null()));
+    guard.wait();
+    let error = refused(guard.pid());
+    assert_eq!(error.to_string(), format!("no process {}", guard.pid()));
+}
+
+#[test]
+fn a_process_that_has_ended_since_it_was_opened_is_said_to_have_exited() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut session = Session::start(&file);
+        session.talker.hang_up();
+        session.talker.guard().wait();
+        let pid = session.pid();
+        let error = session.target.states().unwrap_err();
+        assert_eq!(error.to_string(), format!("process {pid} exited"));
+        let error = session.apply(&all(Action::Enable)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("process {pid} exited; nothing was changed")
+        );
+    }
+}
+
+#[test]
+fn a_thread_is_refused_with_the_process_it_belongs_to() {
+    let _busy = busy();
+    for file in fixture_forms("threads_spin") {
+        let talker = Talker::start(&file);
+        let tid = *process::threads(talker.pid()).last().unwrap();
+        assert_ne!(tid, talker.pid());
+        assert_eq!(
+            refused(tid).to_string(),
+            format!(
+                "{tid} is a thread of process {}, not a process",
+                talker.pid()
+            )
+        );
+    }
+}
+
+#[test]
+fn a_zombie_is_refused_with_its_parent() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        let target = Target::open(pid).unwrap();
+        talker.hang_up();
+        eventually("it is a zombie", || {
+            (process::state(pid) == Some('Z')).then_some(())
+        });
+        let own = std::process::id();
+        let comm = fs::read_to_string("/proc/self/comm").unwrap();
+        assert_eq!(
+            refused(pid).to_string(),
+            format!(
+                "process {pid} has exited and is a zombie: its parent {own} ({}) has not reaped it",
+                comm.trim()
+            )
+        );
+        let error = target.update(&all(Action::Enable)).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Exited { .. }), "{error}");
+    }
+}
+
+#[test]
+fn kernel_threads_are_refused_by_name() {
+    // Where a container hides them, there is init, which nobody may change from below.
+    let pids = process::processes().into_iter();
+    let threads: Vec<i32> = pids
+        .filter(|&pid| process::status(pid, "Kthread") == "1")
+        .collect();
+    for &pid in threads.iter().take(5) {
+        let name = process::status(pid, "Name");
+        let error = refused(pid);
+        assert_eq!(
+            error.to_string(),
+            format!("{pid} ({name}) is a kernel thread and has no program")
+        );
+    }
+    if threads.is_empty() {
+        assert!(!matches!(refused(1).kind(), ErrorKind::KernelThread { .. }));
+    }
+}
+
+#[test]
+fn we_and_our_ancestors_are_not_stopped_from_here() {
+    // This process itself is refused earlier: its program has no probes.
+    let error = refused(std::process::id().cast_signed());
+    assert!(matches!(error.kind(), ErrorKind::NoProbes { .. }));
+    for file in fixture_forms("parent") {
+        let scratch = Scratch::new();
+        let answer = scratch.file("answer");
+        let toggle = crate::examples::example("toggle");
+        let command = format!("'{}' $PPID ping 2>'{}'", toggle.display(), answer.display());
+        let mut talker = Talker::start_with(&file, [command]);
+        settle(talker.pid());
+        let text = Image::of(talker.pid()).text();
+        assert_eq!(talker.ask("child", "child ended"), "child ended 1");
+        let answer = fs::read_to_string(answer).unwrap();
+        let ancestor = format!("OwnFamily {{ pid: {}, own: false }}", talker.pid());
+        assert!(answer.contains(&ancestor), "{answer}");
+        Image::of(talker.pid())
+            .text()
+            .assert_same(&text, "after its child's try");
+        assert!(talker.hits().iter().all(|&(_, hits)| hits == 0));
+    }
+}
+
+/// The message of the `toggle` example for a process, run through `setpriv` as nobody.
+fn toggle_as_nobody(pid: i32) -> String {
+    // The build folder may be one that others cannot look into.
+    let scratch = Scratch::new();
+    let toggle = scratch.copy(&crate::examples::example("toggle"), "toggle");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    command.arg(toggle).args([&pid.to_string(), "ping"]);
+    let output = output(&mut command);
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn another_user_s_process_is_refused_with_its_owner() {
+    if geteuid().is_root() {
+        for file in fixture_forms("forker") {
+            let talker = Talker::start(&file);
+            settle(talker.pid());
+            let image = Image::of(talker.pid());
+            let message = toggle_as_nobody(talker.pid());
+            let owner = "OtherUser { uid: 0, name: \"root\" }";
+            assert!(message.contains(owner), "{message}");
+            Image::of(talker.pid()).assert_same(&image, "after another user's try");
+        }
+    } else {
+        let error = refused(1);
+        match error.kind() {
+            ErrorKind::Denied {
+                pid: 1,
+                denial: Denial::OtherUser { uid, .. },
+                ..
+            } => assert_eq!(
+                process::status(1, "Uid").split('\t').next(),
+                Some(&*uid.to_string())
+            ),
+            _ => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn root_may_change_a_process_of_any_user_and_a_user_his_own() {
+    let scratch = Scratch::new();
+    for file in fixture_forms("forker") {
+        let mut command = if geteuid().is_root() {
+            let file = scratch.copy(&file, file.file_name().unwrap().to_str().unwrap());
+            let mut command = Command::new("setpriv");
+            command
+                .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+                .arg(file);
+            command
+        } else {
+            Command::new(&file)
+        };
+        let mut talker = Talker::spawn(&mut command);
+        talker.expect("ready");
+        let mut session = Session::of(talker);
+        session.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(session.run()["ping"], 3);
+    }
+}
+
+/// Starts a tool on process `pid` and waits until it traces it.
+fn traced_by(pid: i32, tool: &mut Command) -> Guard {
+    let tool = tool
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let guard = Guard::spawn(tool);
+    eventually("the tool traces the process", || {
+        (process::status(pid, "TracerPid") == guard.pid().to_string()).then_some(())
+    });
+    guard
+}
+
+fn refused_as_traced(session: &Session, tracer: i32, name: &str) {
+    let pid = session.pid();
+    let error = session.apply(&all(Action::Enable)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "cannot attach to process {pid}: it is already traced by pid {tracer} ({name}); \
+             nothing was changed"
+        )
+    );
+    assert!(matches!(
+        error.kind(),
+        ErrorKind::Denied {
+            denial: Denial::Traced { .. },
+            ..
+        }
+    ));
+    assert_eq!(error.effect(), Effect::NothingChanged);
+}
+
+#[test]
+fn a_process_under_a_debugger_is_refused_with_the_debugger_s_name() {
+    for file in fixture_forms("forker") {
+        let session = Session::start(&file);
+        let pid = session.pid();
+        let image = session.image();
+        let mut gdb = Command::new("gdb");
+        gdb.args(["-q", "-nx", "-p", &pid.to_string()]);
+        let gdb = traced_by(pid, &mut gdb);
+        refused_as_traced(&session, gdb.pid(), "gdb");
+        // Looking stays allowed.
+        assert_eq!(session.states().len(), 2);
+        drop(gdb);
+        eventually("gdb has let it go", || {
+            (process::status(pid, "TracerPid") == "0").then_some(())
+        });
+        session.image().assert_same(&image, "after gdb");
+        session.update(Action::Enable, Selector::All, |_| true);
+    }
+}
+
+#[test]
+fn a_process_under_strace_is_refused_and_goes_on() {
+    let _busy = busy();
+    for file in fixture_forms("threads_spin")
+        .into_iter()
+        .chain(program_forms("service"))
+    {
+        let session = Session::start(&file);
+        let pid = session.pid();
+        let image = Image::of(pid).text();
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-e", "trace=none", "-p", &pid.to_string()]);
+        let strace = traced_by(pid, &mut strace);
+        refused_as_traced(&session, strace.pid(), "strace");
+        Image::of(pid).text().assert_same(&image, "under strace");
+        drop(strace);
+        eventually("strace has let it go", || {
+            (process::status(pid, "TracerPid") == "0").then_some(())
+        });
+        eventually("it can be changed again", || {
+            session.apply(&all(Action::Enable)).ok()
+        });
+    }
+}
+
+#[test]
+fn a_program_without_the_section_that_tells_of_prelinking_was_not_prelinked() {
+    for file in fixture_forms("corrupt/base_section_renamed") {
+        let mut session = Session::start(&file);
+        let before = session.image();
+        session.update(Action::Enable, Selector::All, |_| true);
+        assert!(session.run().values().all(|&hits| hits > 0));
+        session.update(Action::Disable, Selector::All, |_| true);
+        session
+            .image()
+            .text()
+            .assert_same(&before.text(), "off again");
+    }
+}
+
+/// The damaged files that run; of the rest, the library's tests of files know.
+fn corrupt() -> Vec<PathBuf> {
+    let folder = fixture("corrupt");
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let is_form = name.ends_with(".pie") || name.ends_with(".nopie");
+            is_form && !name.starts_with("elf_") && !name.starts_with("base_section")
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn every_damaged_program_that_runs_is_refused_with_its_defect_and_left_alone() {
+    let files = corrupt();
+    assert!(files.len() >= 42, "{}", files.len());
+    for file in files {
+        let mut talker = Talker::start(&file);
+        settle(talker.pid());
+        let image = Image::of(talker.pid());
+        let stem = file.file_stem().unwrap().to_str().unwrap().to_owned();
+        let error = refused(talker.pid());
+        let message = error.to_string();
+        let (part, end) = defect(&stem);
+        assert!(
+            message.contains(part) && message.ends_with(end),
+            "{stem}: {message}"
+        );
+        assert!(
+            message.contains(file.to_str().unwrap()),
+            "{stem}: {message}"
+        );
+        settle(talker.pid());
+        Image::of(talker.pid()).assert_same(&image, &stem);
+        let hits = talker.hits();
+        assert!(
+            hits.iter().all(|(_, count)| *count == 0),
+            "{stem}: {hits:?}"
+        );
+    }
+}
+
+/// What is said of each, besides its file; the second words are what the message ends with.
+fn defect(stem: &str) -> (&'static str, &'static str) {
+    const NOT_A_SITE: &str = "expected 90 3d or 90 e8 and four more bytes";
+    const SECOND: &str = "probe note 1 at 0x40 is malformed (";
+    const SECOND_OF_MANY: &str = "probe note 1 at 0x40 (many) has its ";
+    match stem {
+        "note_descsz_9" => (SECOND, "(descsz 9 < 24)"),
+        "note_descsz_huge" => (SECOND, "(needs 4294967301 bytes, 484 left)"),
+        "note_namesz_huge" => (SECOND, "(needs 4294967340 bytes, 484 left)"),
+        "note_strings_without_nul" => (SECOND, "(its provider does not end within the note)"),
+        "note_truncated" => ("probe note 8 at ", "is malformed (needs 46 bytes, 40 left)"),
+        "note_random_bytes" => (
+            "probe note 0 at 0x0 is malformed (needs ",
+            "bytes, 548 left)",
+        ),
+        "note_pc_in_data" | "note_pc_outside_segments" => (
+            SECOND_OF_MANY,
+            "outside the executable segments of the file",
+        ),
+        "note_semaphore_outside_segments"
+        | "note_semaphore_outside_probes"
+        | "note_semaphore_half_outside_probes" => (SECOND_OF_MANY, "outside .probes"),
+        "note_semaphore_zero" => ("probe note 1 at 0x40 (many) has no semaphore", ""),
+        "probes_section_renamed" => ("probe note 0 at 0x0 (many) has its", "outside .probes"),
+        "note_section_removed" => ("no OCaml probes in ", ")"),
+        "note_section_beyond_file" => (" is truncated", ""),
+        "section_headers_beyond_file" => (" is truncated", ""),
+        "section_headers_stripped" => (
+            "has no section headers, so its probes cannot be found",
+            "keep .note.stapsdt when stripping",
+        ),
+        "note_pc_twice" => (
+            "is corrupt: the sites of probes many and many overlap at ",
+            "",
+        ),
+        "section_names_out_of_range" => ("is corrupt", "the section names cannot be read"),
+        "site_nop_66" => ("(broken) has its site at", NOT_A_SITE),
+        "site_nop_cc" => ("found cc 3d ", NOT_A_SITE),
+        "site_opcode_0f" => ("found 90 0f ", NOT_A_SITE),
+        "site_opcode_cc" => ("found 90 cc ", NOT_A_SITE),
+        _ => panic!("{stem}: what is said of it?"),
+    }
+}
+
+#[test]
+fn programs_without_our_probes_are_refused_by_name() {
+    for name in ["no_probes", "foreign_only"] {
+        for file in fixture_forms(name) {
+            let talker = Talker::start(&file);
+            let message = refused(talker.pid()).to_string();
+            let start = format!("no OCaml probes in {} (build-id ", file.display());
+            assert!(message.starts_with(&start), "{message}");
+        }
+    }
+    // A script is its interpreter.
+    let scratch = Scratch::new();
+    let script = scratch.script("script", "#!/bin/sh\necho ready\nread line\n");
+    let talker = Talker::start(Path::new(&script));
+    let message = refused(talker.pid()).to_string();
+    assert!(message.starts_with("no OCaml probes in /"), "{message}");
+}
