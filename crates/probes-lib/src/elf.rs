@@ -23,7 +23,7 @@ use crate::error::{ElfDefect, ErrorKind, Result};
 
 /// Sections that are read whole are no larger than this in any real program (a million notes take
 /// about 100 MiB); a sparse file may claim far more.
-const MAX_SECTION: u64 = 512 << 20;
+const MAX_SECTION: u64 = 128 << 20;
 
 const CTX: Ctx = Ctx {
     container: Container::Big,

@@ -25,7 +25,7 @@ pub struct Error {
 /// What a failed call has done to the process or program it was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing: the call does not change anything.
+    /// Nothing: the call does not change anything, or the process has ended.
     None,
     /// Nothing: it failed before the first write.
     NothingChanged,
@@ -49,8 +49,10 @@ impl Error {
         self.effect
     }
 
+    /// The same error, saying what it leaves behind, unless it says so already or nothing is left.
     pub(crate) fn leaving(mut self, effect: Effect) -> Error {
-        if self.effect == Effect::None {
+        let gone = matches!(*self.kind, ErrorKind::Exited { .. });
+        if self.effect == Effect::None && !gone {
             self.effect = effect;
         }
         self

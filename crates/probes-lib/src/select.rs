@@ -261,7 +261,8 @@ fn near_names(table: &ProbeTable, name: &str) -> Vec<String> {
             let other = probe.name();
             // Transposed letters and a missing or wrong suffix are what people mistype.
             let score = strsim::normalized_damerau_levenshtein(name, other);
-            let prefix = other.starts_with(name) || name.starts_with(other);
+            let long_enough = name.len().min(other.len()) >= 2;
+            let prefix = long_enough && (other.starts_with(name) || name.starts_with(other));
             let case = other.eq_ignore_ascii_case(name);
             (
                 if case || prefix {
