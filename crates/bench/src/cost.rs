@@ -43,6 +43,9 @@ pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<Cost> {
     }
 }
 
+/// `cargo run` sets this, and the dynamic linker then looks through Rust's folders for the C library.
+pub(crate) const NOT_THE_USERS: &str = "LD_LIBRARY_PATH";
+
 /// `bench cost`: runs the command and prints what it cost.
 pub(crate) fn report(mut args: impl Iterator<Item = OsString>) -> Result<()> {
     let program = args
@@ -51,6 +54,7 @@ pub(crate) fn report(mut args: impl Iterator<Item = OsString>) -> Result<()> {
     let mut command = Command::new(&program);
     command
         .args(args)
+        .env_remove(NOT_THE_USERS)
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let status = Guard::spawn(&mut command).wait();

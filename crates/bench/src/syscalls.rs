@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::commands::{ENABLE_ALL, arguments};
+use crate::cost::NOT_THE_USERS;
 use crate::document::Table;
 use crate::failure::{Failure, Result};
 use crate::prepare::Program;
@@ -43,6 +44,7 @@ pub(crate) fn table(programs: &[Program], tool: &Path) -> Result<String> {
 fn count(program: &Program, tool: &Path) -> Result<Vec<(String, u64)>> {
     let spin = Spin::start(&program.path)?;
     let mut strace = Command::new("strace");
+    strace.env_remove(NOT_THE_USERS);
     strace.args(["-f", "-c", "-U", "name,calls", "-o", "/dev/stdout"]);
     strace.arg(tool).args(arguments(ENABLE_ALL, spin.pid()));
     let output = test_support::output(&mut strace);
