@@ -124,7 +124,8 @@ impl Target {
     ///
     /// Everything that can be checked is checked before the process is stopped. Then all its
     /// threads are stopped, everything is checked once more, written, read back, and the threads
-    /// go on.
+    /// go on. Only a probe whose counters and sites contradict each other is judged when the
+    /// process stands: while it runs, that may be another update at work.
     ///
     /// # Errors
     ///
@@ -153,20 +154,27 @@ impl Target {
             gigatext: options.gigatext,
         };
         for _ in 0..ATTEMPTS {
-            let mut job = subject.prepare(wish)?;
-            if job.is_done() {
-                return Ok(job.report(Duration::ZERO));
+            let prepared = match subject.prepare(wish) {
+                // So it looks, too, if somebody else writes while we read: told when it stands.
+                Err(error) if matches!(error.kind(), ErrorKind::Inconsistent { .. }) => None,
+                prepared => Some(prepared?),
+            };
+            match prepared {
+                Some(job) if job.is_done() => return Ok(job.report(Duration::ZERO)),
+                Some(ref job) => job.break_copy_on_write(),
+                None => {}
             }
-            job.break_copy_on_write();
-            let (outcome, stood) = with_tracer(Some(&self.process), |tracer| {
+            let (job, outcome, stood) = with_tracer(Some(&self.process), |tracer| {
                 let stopped = tracer.stop(&self.process, options.deadline)?;
-                let mut outcome = job.carry_out(&stopped)?;
-                if outcome == Outcome::Outdated {
-                    // Somebody else was faster; now that it stands, nobody is.
-                    job = subject.prepare(wish)?;
-                    outcome = job.carry_out(&stopped)?;
+                if let Some(job) = prepared
+                    && job.carry_out(&stopped)? == Outcome::Done
+                {
+                    return Ok((job, Outcome::Done, stopped.release()));
                 }
-                Ok((outcome, stopped.release()))
+                // Somebody else was faster; now that it stands, nobody is.
+                let job = subject.prepare(wish)?;
+                let outcome = job.carry_out(&stopped)?;
+                Ok((job, outcome, stopped.release()))
             })?;
             if outcome == Outcome::Done {
                 return Ok(job.report(stood));
