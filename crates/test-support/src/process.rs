@@ -198,12 +198,13 @@ pub fn status(pid: i32, name: &str) -> String {
         .map_or_else(String::new, |value| value.trim().to_owned())
 }
 
-/// A field of `/proc/PID/stat`, counted from 1 as in proc(5), of those behind the name.
+/// A field of `/proc/PID/stat`, counted from 1 as in proc(5), of those behind the name; empty if
+/// there is none.
 pub fn stat(pid: i32, field: usize) -> String {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("its stat can be read");
-    let (_, behind_name) = stat.rsplit_once(") ").expect("a name in parentheses");
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
     let mut fields = behind_name.split_ascii_whitespace();
-    fields.nth(field - 3).expect("such a field").to_owned()
+    fields.nth(field - 3).unwrap_or_default().to_owned()
 }
 
 /// The state letter of a process; `None` if there is no such process.
