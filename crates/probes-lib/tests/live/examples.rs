@@ -5,12 +5,14 @@ use std::process::Command;
 
 use test_support::{Talker, fixture_forms, output, program_forms};
 
-/// The built example of that name: `cargo test` builds them next to the tests.
+/// The built example of that name: `cargo test` builds them next to the tests, but
+/// `cargo test --test live` does not.
 pub(crate) fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().unwrap().parent().unwrap();
     let example = profile.join("examples").join(name);
-    assert!(example.exists(), "no {}", example.display());
+    let missing = format!("no {}: run `cargo build --examples`", example.display());
+    assert!(example.exists(), "{missing}");
     example
 }
 
