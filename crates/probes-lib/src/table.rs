@@ -3,7 +3,6 @@
 //! Built once from the notes; checked against the file's segments, so that what is planned later
 //! can trust every address in it. Addresses are link-time ([`FileAddr`]).
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -94,35 +93,16 @@ struct ProbeEntry {
     semaphores: Range<usize>,
 }
 
-/// There are many of these: they are kept small, and a section's offsets fit into 32 bits.
+/// There are many of these, so they are kept small.
 #[derive(Clone, Copy, Debug)]
 struct SiteEntry {
     address: FileAddr,
-    arguments: Arguments,
+    /// Offset of its note in the section.
+    note: u32,
     /// Index of the semaphore that stands in its note.
     semaphore: u32,
     code: SiteCode,
     generation: Generation,
-}
-
-/// Where a site's argument string is in the note section.
-#[derive(Clone, Copy, Debug)]
-struct Arguments {
-    start: u32,
-    len: u32,
-}
-
-impl Arguments {
-    fn of(range: &Range<usize>) -> Arguments {
-        Arguments {
-            start: range.start as u32,
-            len: range.len() as u32,
-        }
-    }
-
-    fn range(self) -> Range<usize> {
-        self.start as usize..self.start as usize + self.len as usize
-    }
 }
 
 #[derive(Debug)]
@@ -155,112 +135,91 @@ impl ProbeTable {
         };
         let segments: Vec<Segment> = elf.loaded().collect();
         let found = gather(elf, &segments, &note_section)?;
-        if found.names.is_empty() {
+        if found.semaphores.is_empty() {
             return Err(no_probes(elf));
         }
-        let sites = found.sites.len();
         let mut table = ProbeTable {
             path: elf.path().to_owned(),
             build_id: elf.build_id(),
             linking: elf.linking(),
             entry: elf.entry(),
             segments,
-            probes: Vec::with_capacity(found.names.len()),
-            sites: Vec::new(),
-            semaphores: Vec::with_capacity(found.semaphores.len()),
-            sites_by_address: Vec::with_capacity(sites),
+            probes: Vec::new(),
+            sites: found.sites,
+            semaphores: Vec::new(),
+            sites_by_address: Vec::new(),
             note_section: Vec::new(),
         };
-        let origins = table.take(found, &note_section);
-        table.read_code(elf)?;
-        table.refuse_what_is_no_site(&origins, &note_section)?;
-        table.refuse_shared_addresses()?;
+        let probe_of = table.take_names(&found.semaphores);
         table.note_section = note_section;
+        table.sort_by_address();
+        table.read_code(elf)?;
+        table.sort_by_name(&probe_of);
+        table.refuse_what_is_no_site()?;
+        table.refuse_shared_addresses()?;
         Ok(table)
     }
 
-    /// Lays the found probes out by name, then address; returns where each site's note was, for
-    /// errors.
-    fn take(&mut self, found: Found<'_>, note_section: &[u8]) -> Vec<Origin> {
-        let Found {
-            names,
-            mut sites,
-            mut semaphores,
-        } = found;
-        let mut by_name: Vec<usize> = (0..names.len()).collect();
-        by_name.sort_unstable_by_key(|&name| names[name].name);
-        let mut ids = vec![0; names.len()];
-        for (id, &name) in by_name.iter().enumerate() {
-            ids[name] = id;
+    /// Lays out the probes and their semaphores by name; returns the probe of each semaphore.
+    fn take_names(&mut self, found: &[FoundSemaphore<'_>]) -> Vec<ProbeId> {
+        let mut order: Vec<usize> = (0..found.len()).collect();
+        order.sort_unstable_by_key(|&index| {
+            let one = &found[index];
+            (one.name, one.counter, one.generation)
+        });
+        let mut probe_of: Vec<ProbeId> = Vec::new();
+        let mut index_of = vec![0; found.len()];
+        for index in order {
+            let FoundSemaphore {
+                name,
+                counter,
+                generation,
+            } = found[index];
+            let next = self.semaphores.len();
+            if self.probes.last().is_none_or(|probe| *probe.name != *name) {
+                self.probes.push(ProbeEntry {
+                    name: name.into(),
+                    sites: 0..0,
+                    semaphores: next..next,
+                });
+            }
+            let id = self.probes.len() - 1;
+            let own = &mut self.probes[id].semaphores;
+            // Objects of two compilers may share the symbol, and so the counter.
+            let known = self.semaphores[own.clone()].last();
+            if known.is_none_or(|known| known.counter != counter) {
+                own.end += 1;
+                probe_of.push(id);
+                self.semaphores.push(SemaphoreEntry {
+                    counter,
+                    generation,
+                });
+            }
+            index_of[index] = self.semaphores.len() as u32 - 1;
         }
+        for site in &mut self.sites {
+            site.semaphore = index_of[site.semaphore as usize];
+        }
+        probe_of
+    }
 
-        semaphores.sort_unstable_by_key(|one| (ids[one.name], one.counter, one.generation));
-        // Objects of two compilers may share the symbol, and so the counter.
-        semaphores.dedup_by_key(|one| (one.name, one.counter));
+    fn sort_by_address(&mut self) {
         // The linker's order: usually sorted already.
-        sites.sort_by_key(|site| (site.address, ids[site.name as usize]));
+        self.sites
+            .sort_by_key(|site| (site.address, site.semaphore));
+        let section = &self.note_section;
+        let arguments = |site: &SiteEntry| &section[arguments_of(section, site.note)];
         // A linker that folds equal functions leaves two notes of one site. If they do not say the
         // same, both stay, to be refused as overlapping.
-        let arguments = |site: &FoundSite| &note_section[site.arguments.range()];
-        sites.dedup_by(|one, other| {
-            (one.address, one.name, one.counter) == (other.address, other.name, other.counter)
+        self.sites.dedup_by(|one, other| {
+            (one.address, one.semaphore) == (other.address, other.semaphore)
                 && arguments(one) == arguments(other)
         });
-
-        let mut site_counts = vec![0; names.len()];
-        for site in &sites {
-            site_counts[ids[site.name as usize]] += 1;
-        }
-        let (mut first_site, mut first_semaphore) = (0, 0);
-        for (&name, &count) in by_name.iter().zip(&site_counts) {
-            let own = semaphores[first_semaphore..].iter();
-            let next_semaphore = first_semaphore + own.take_while(|one| one.name == name).count();
-            self.probes.push(ProbeEntry {
-                name: names[name].name.into(),
-                sites: first_site..first_site + count,
-                semaphores: first_semaphore..next_semaphore,
-            });
-            first_site += count;
-            first_semaphore = next_semaphore;
-        }
-        let entries = semaphores.iter().map(|one| SemaphoreEntry {
-            counter: one.counter,
-            generation: one.generation,
-        });
-        self.semaphores.extend(entries);
-        self.place(&sites, &ids)
     }
 
-    /// Puts `sites`, which are sorted by address, into their probes' runs.
-    fn place(&mut self, sites: &[FoundSite], ids: &[ProbeId]) -> Vec<Origin> {
-        let Some(any) = sites.first() else {
-            return Vec::new();
-        };
-        let mut next: Vec<usize> = self.probes.iter().map(|probe| probe.sites.start).collect();
-        let mut origins = vec![any.origin; sites.len()];
-        self.sites = vec![any.entry(0); sites.len()];
-        for site in sites {
-            let id = ids[site.name as usize];
-            let semaphores = self.probes[id].semaphores.clone();
-            let first = semaphores.start;
-            let semaphore = first
-                + self.semaphores[semaphores].partition_point(|one| one.counter < site.counter);
-            let index = next[id];
-            next[id] += 1;
-            self.sites[index] = site.entry(semaphore as u32);
-            origins[index] = site.origin;
-            self.sites_by_address.push(index as u32);
-        }
-        origins
-    }
-
-    /// Reads the bytes of every site from the file.
+    /// Reads the bytes of every site from the file; the sites are sorted by address.
     fn read_code(&mut self, elf: &ElfFile) -> Result<()> {
-        let addresses: Vec<u64> = self
-            .sites_by_address
-            .iter()
-            .map(|&site| self.sites[site as usize].address.0)
-            .collect();
+        let addresses: Vec<u64> = self.sites.iter().map(|site| site.address.0).collect();
         let segment_of = |address: u64| {
             self.segments
                 .iter()
@@ -274,27 +233,62 @@ impl ProbeTable {
             };
             bytes.resize(len, 0);
             elf.read_loaded(&segment, FileAddr(start), &mut bytes)?;
-            for index in run.range() {
-                let at = (addresses[index] - start) as usize;
-                let site = &mut self.sites[self.sites_by_address[index] as usize];
+            for site in &mut self.sites[run.range()] {
+                let at = (site.address.0 - start) as usize;
                 site.code.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
             }
         }
         Ok(())
     }
 
-    fn refuse_what_is_no_site(&self, origins: &[Origin], note_section: &[u8]) -> Result<()> {
+    /// Gives each probe a run of sites, and remembers their order by address.
+    fn sort_by_name(&mut self, probe_of: &[ProbeId]) {
+        let probe_of = |site: &SiteEntry| probe_of[site.semaphore as usize];
+        for site in &self.sites {
+            self.probes[probe_of(site)].sites.end += 1;
+        }
+        let mut end = 0;
+        for probe in &mut self.probes {
+            let start = end;
+            end += probe.sites.end;
+            // Where the next of its sites belongs; grows to the end of the run.
+            probe.sites = start..start;
+        }
+        let place = |site: &SiteEntry| {
+            let next = &mut self.probes[probe_of(site)].sites.end;
+            *next += 1;
+            *next as u32 - 1
+        };
+        self.sites_by_address = self.sites.iter().map(place).collect();
+        let mut places = self.sites_by_address.clone();
+        for index in 0..places.len() {
+            while places[index] as usize != index {
+                let place = places[index] as usize;
+                self.sites.swap(index, place);
+                places.swap(index, place);
+            }
+        }
+    }
+
+    fn refuse_what_is_no_site(&self) -> Result<()> {
         let Some(index) = self.sites.iter().position(|site| !site.code.is_pristine()) else {
             return Ok(());
+        };
+        let site = &self.sites[index];
+        let mut notes = notes(&self.note_section).map_while(Result::ok);
+        let note = notes.find(|note| note.offset == site.note as usize);
+        let origin = Origin {
+            index: note.map_or(0, |note| note.index),
+            offset: site.note as usize,
         };
         let name = self
             .name_of(|probe| probe.sites.contains(&index))
             .to_owned();
         let defect = ProbeDefect::NotASite {
-            address: self.sites[index].address,
-            found: self.sites[index].code,
+            address: site.address,
+            found: site.code,
         };
-        Err(origins[index].error(note_section, &self.path, name, defect))
+        Err(origin.error(&self.path, name, defect))
     }
 
     /// Two sites that overlap, or a counter of two names, could not be changed independently.
@@ -463,7 +457,8 @@ impl<'t> Site<'t> {
 
     /// Its arguments in the order of the note, each as text; see [`Site::arguments`].
     pub fn argument_texts(&self) -> impl Iterator<Item = &'t str> + use<'t> {
-        let bytes = &self.table.note_section[self.entry().arguments.range()];
+        let section = &self.table.note_section;
+        let bytes = &section[arguments_of(section, self.entry().note)];
         // `gather` has checked that it is text.
         str::from_utf8(bytes)
             .unwrap_or_default()
@@ -496,60 +491,33 @@ impl Semaphore<'_> {
 }
 
 /// The OCaml notes of a file, in their order.
+#[derive(Default)]
 struct Found<'n> {
-    names: Vec<FoundName<'n>>,
-    sites: Vec<FoundSite>,
-    semaphores: Vec<FoundSemaphore>,
+    /// May hold one several times.
+    semaphores: Vec<FoundSemaphore<'n>>,
+    /// Without their code; their semaphores are those above.
+    sites: Vec<SiteEntry>,
 }
 
-struct FoundName<'n> {
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FoundSemaphore<'n> {
     name: &'n str,
-    /// The semaphore of its last note, which is usually the next note's too.
-    last: (FileAddr, Generation),
-}
-
-struct FoundSemaphore {
-    /// Index of the name.
-    name: usize,
     counter: FileAddr,
     generation: Generation,
 }
 
-struct FoundSite {
-    address: FileAddr,
-    counter: FileAddr,
-    arguments: Arguments,
-    origin: Origin,
-    /// Index of the name.
-    name: u32,
-    generation: Generation,
+/// Where a note was, for errors.
+struct Origin {
+    index: usize,
+    offset: usize,
 }
-
-impl FoundSite {
-    fn entry(&self, semaphore: u32) -> SiteEntry {
-        SiteEntry {
-            address: self.address,
-            arguments: self.arguments,
-            semaphore,
-            code: SiteCode([0; SITE_LEN]),
-            generation: self.generation,
-        }
-    }
-}
-
-/// Where a note was, for errors: its offset in the section.
-#[derive(Clone, Copy)]
-struct Origin(u32);
 
 impl Origin {
-    fn error(self, section: &[u8], path: &Path, name: String, defect: ProbeDefect) -> crate::Error {
-        let offset = self.0 as usize;
-        let mut notes = notes(section).map_while(Result::ok);
-        let note = notes.find(|note| note.offset == offset);
+    fn error(&self, path: &Path, name: String, defect: ProbeDefect) -> crate::Error {
         ErrorKind::WrongNote {
             path: path.to_owned(),
-            index: note.map_or(0, |note| note.index),
-            offset,
+            index: self.index,
+            offset: self.offset,
             name,
             defect,
         }
@@ -557,16 +525,21 @@ impl Origin {
     }
 }
 
+/// Where in the section the arguments are of the note at `offset`, which has been read before.
+fn arguments_of(section: &[u8], offset: u32) -> Range<usize> {
+    let offset = offset as usize;
+    match notes(&section[offset..]).next() {
+        Some(Ok(note)) => offset + note.arguments.start..offset + note.arguments.end,
+        _ => 0..0,
+    }
+}
+
 /// Reads and checks the notes.
 fn gather<'n>(elf: &ElfFile, segments: &[Segment], section: &'n [u8]) -> Result<Found<'n>> {
     let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
-    let mut found = Found {
-        names: Vec::new(),
-        sites: Vec::new(),
-        semaphores: Vec::new(),
-    };
-    let mut ids: HashMap<&[u8], usize> = HashMap::new();
+    let mut found = Found::default();
+    let mut recent = Recent::of(semaphore_section);
     for note in notes(section) {
         let note = note.map_err(|note| ErrorKind::MalformedNote {
             path: elf.path().to_owned(),
@@ -575,54 +548,73 @@ fn gather<'n>(elf: &ElfFile, segments: &[Segment], section: &'n [u8]) -> Result<
         let Some(generation) = Generation::of_provider(note.provider) else {
             continue;
         };
-        let origin = Origin(note.offset as u32);
+        let origin = Origin {
+            index: note.index,
+            offset: note.offset,
+        };
         let fail = |defect| {
             let name = note.name.escape_ascii().to_string();
-            origin.error(section, elf.path(), name, defect)
-        };
-        let known = ids.get(note.name).copied();
-        let new_name = match known {
-            Some(_) => "",
-            None => printable(note.name).ok_or_else(|| fail(ProbeDefect::Name))?,
+            origin.error(elf.path(), name, defect)
         };
         let shift = prelink_shift(&note, base);
         let counter =
             counter_address(&note, shift, generation, segments, semaphore_section).map_err(fail)?;
-        let semaphore = (counter, generation);
-        let id = known.unwrap_or(found.names.len());
-        let is_new = match found.names.get_mut(id) {
-            Some(name) => std::mem::replace(&mut name.last, semaphore) != semaphore,
-            None => {
-                ids.insert(note.name, id);
-                found.names.push(FoundName {
-                    name: new_name,
-                    last: semaphore,
-                });
-                true
-            }
-        };
-        if is_new {
+        let last = recent.at(counter);
+        let known = found.semaphores.get(*last as usize).is_some_and(|one| {
+            (one.counter, one.generation) == (counter, generation)
+                && one.name.as_bytes() == note.name
+        });
+        if !known {
+            let name = printable(note.name).ok_or_else(|| fail(ProbeDefect::Name))?;
+            *last = found.semaphores.len() as u32;
             found.semaphores.push(FoundSemaphore {
-                name: id,
+                name,
                 counter,
                 generation,
             });
         }
+        let semaphore = *last;
         if let Some(address) = site_address(&note, shift, generation, segments).map_err(fail)? {
             if str::from_utf8(&section[note.arguments.clone()]).is_err() {
                 return Err(fail(ProbeDefect::Arguments));
             }
-            found.sites.push(FoundSite {
+            found.sites.push(SiteEntry {
                 address,
-                counter,
-                arguments: Arguments::of(&note.arguments),
-                origin,
-                name: id as u32,
+                note: note.offset as u32,
+                semaphore,
+                code: SiteCode([0; SITE_LEN]),
                 generation,
             });
         }
     }
     Ok(found)
+}
+
+/// The last semaphore found at each place of the section of semaphores: nearly always that of the
+/// next note that names the place, so that no name needs to be searched for.
+struct Recent {
+    start: FileAddr,
+    indices: Vec<u32>,
+}
+
+impl Recent {
+    /// In larger sections places share an index, and a semaphore may be found anew.
+    const MOST: u64 = 1 << 16;
+
+    fn of(section: Option<(FileAddr, u64)>) -> Recent {
+        let (start, len) = section.unwrap_or((FileAddr(0), 0));
+        let count = (len / COUNTER_LEN).clamp(1, Recent::MOST);
+        Recent {
+            start,
+            indices: vec![u32::MAX; count as usize],
+        }
+    }
+
+    fn at(&mut self, counter: FileAddr) -> &mut u32 {
+        let place = (counter.0.wrapping_sub(self.start.0) / COUNTER_LEN) as usize;
+        let count = self.indices.len();
+        &mut self.indices[place % count]
+    }
 }
 
 /// How far the file has moved since its notes were written: prelink(8) shifts the sections that
