@@ -75,7 +75,9 @@ impl Image {
     /// Whether the process has executed another program, or this one anew, since.
     pub(crate) fn is_replaced(&self, process: &Process) -> bool {
         let tid = process.living_thread();
-        let auxv = tid.and_then(|tid| process.read(&format!("task/{tid}/auxv")).ok());
+        let auxv = tid
+            .ok()
+            .and_then(|tid| process.read(&format!("task/{tid}/auxv")).ok());
         auxv.is_some_and(|auxv| !auxv.is_empty() && auxv != self.auxv)
     }
 

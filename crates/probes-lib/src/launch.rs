@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access};
 
@@ -88,7 +87,9 @@ impl Launch {
         } = self;
         // What is wrong with the file or the names is better found before anything is started; the
         // file that counts is the one that the kernel has executed in the end.
-        choose(&ProbeTable::read(resolve(&command)?)?, &actions)?;
+        if let Some(file) = resolve(&command) {
+            choose(&ProbeTable::read(file)?, &actions)?;
+        }
         with_tracer(None, move |tracer| {
             let at_exec = spawn::at_exec(tracer, command)?;
             let stopped = at_exec.stopped(tracer);
@@ -137,12 +138,12 @@ fn set_probes(
     Ok(job.report(Duration::ZERO))
 }
 
-/// The file that execvp(3) would execute.
-fn resolve(command: &Command) -> Result<PathBuf> {
+/// The file that execvp(3) will execute, as far as can be told from here.
+fn resolve(command: &Command) -> Option<PathBuf> {
     let program = command.get_program();
     if program.as_bytes().contains(&b'/') {
         let directory = command.get_current_dir().unwrap_or(Path::new(""));
-        return Ok(directory.join(program));
+        return Some(directory.join(program)).filter(|file| file.exists());
     }
     let path = command
         .get_envs()
@@ -151,25 +152,11 @@ fn resolve(command: &Command) -> Result<PathBuf> {
             || std::env::var_os("PATH"),
             |(_, value)| value.map(OsStr::to_owned),
         );
-    // execvp(3): "If this variable isn't defined, the path list defaults to a list that includes
-    // the directories returned by confstr(_CS_PATH) (which typically returns "/bin:/usr/bin")".
-    let path = path.unwrap_or_else(|| "/bin:/usr/bin".into());
-    // "If permission is denied for a file (the attempted execve(2) failed with the error EACCES),
-    // these functions will continue searching the rest of the search path."
-    let mut errno = Errno::ENOENT;
-    for directory in std::env::split_paths(&path) {
-        let candidate = directory.join(program);
-        match access(&candidate, AccessFlags::X_OK) {
-            Ok(()) if candidate.is_file() => return Ok(candidate),
-            Ok(()) | Err(Errno::EACCES) => errno = Errno::EACCES,
-            Err(_) => {}
-        }
-    }
-    Err(ErrorKind::Exec {
-        program: program.into(),
-        source: errno.into(),
-    }
-    .into())
+    std::env::split_paths(&path?)
+        .map(|directory| directory.join(program))
+        // "If permission is denied for a file (the attempted execve(2) failed with the error
+        // EACCES), these functions will continue searching the rest of the search path."
+        .find(|file| file.is_file() && access(file, AccessFlags::X_OK).is_ok())
 }
 
 /// A program that was started with its probes set, and runs.

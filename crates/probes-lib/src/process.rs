@@ -149,7 +149,7 @@ impl Process {
             .into());
         }
         // A leader that has exited while other threads run is a zombie too; the program lives on.
-        if matches!(status.state, 'Z' | 'X') && self.living_thread().is_none() {
+        if matches!(status.state, 'Z' | 'X') && self.living_thread().is_err() {
             return Err(ErrorKind::Zombie {
                 pid: self.pid,
                 parent: status.ppid,
@@ -185,18 +185,23 @@ impl Process {
         Ok(())
     }
 
-    /// A thread that has not ended; files below `task/` work through it while the leader is a
-    /// zombie.
-    pub(crate) fn living_thread(&self) -> Option<i32> {
+    /// A thread that has not ended. The process's files are read through it, below `task/`: those
+    /// of a zombie leader are empty.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub(crate) fn living_thread(&self) -> Result<i32> {
         let alive = |&tid: &i32| {
             self.thread_status(tid)
                 .is_ok_and(|status| !matches!(status.state, 'Z' | 'X'))
         };
         if alive(&self.pid) {
-            return Some(self.pid);
+            return Ok(self.pid);
         }
-        let tids = self.threads().ok()?.read().ok()?;
-        tids.into_iter().find(alive)
+        let tids = self.threads().and_then(|mut list| list.read());
+        let living = tids.unwrap_or_default().into_iter().find(alive);
+        living.ok_or_else(|| ErrorKind::Exited { pid: self.pid }.into())
     }
 
     /// What a failed read of /proc means: usually that the process has ended.

@@ -27,6 +27,12 @@ impl<'t> ProbeStates<'t> {
         self.table.probe(name).map(|probe| self.of(probe))
     }
 
+    /// Whether every probe is either on or off.
+    pub fn is_consistent(&self) -> bool {
+        let mut probes = self.probes();
+        probes.all(|probe| probe.state() != State::Inconsistent)
+    }
+
     fn of(&self, probe: Probe<'t>) -> ProbeState<'_, 't> {
         ProbeState {
             states: self,

@@ -21,7 +21,7 @@ use crate::sys::threads::with_tracer;
 use crate::table::ProbeTable;
 use crate::update::{Subject, Wish};
 
-/// How often an update starts again because somebody else changed the process meanwhile.
+/// How often reading or updating starts again because somebody else changes the process meanwhile.
 const ATTEMPTS: usize = 5;
 
 /// What an update may do.
@@ -46,8 +46,6 @@ impl Default for Options {
 /// A running process with OCaml probes.
 pub struct Target {
     process: Process,
-    /// A living thread, through which the process's files are read: a zombie leader has none.
-    tid: i32,
     image: Image,
 }
 
@@ -63,13 +61,8 @@ impl Target {
     pub fn open(pid: i32) -> Result<Target> {
         let process = Process::open(pid)?;
         process.refuse_unworkable()?;
-        let tid = process.living_thread().ok_or(ErrorKind::Exited { pid })?;
-        let image = Image::of(&process, tid)?;
-        Ok(Target {
-            process,
-            tid,
-            image,
-        })
+        let image = Image::of(&process, process.living_thread()?)?;
+        Ok(Target { process, image })
     }
 
     /// The process's id.
@@ -101,14 +94,34 @@ impl Target {
         let memory = self.memory(OFlag::O_RDONLY)?;
         let table = self.table();
         let layout = Layout::of(table, table.probes(), self.image.bias);
-        let snapshot = layout
-            .read_states(self.pid(), &memory)
-            .map_err(|error| self.tell_exec(error))?;
-        Ok(ProbeStates {
-            snapshot,
-            table,
-            bias: self.image.bias,
-        })
+        let read = || -> Result<ProbeStates<'_>> {
+            let snapshot = layout
+                .read_states(self.pid(), &memory)
+                .map_err(|error| self.tell_exec(error))?;
+            Ok(ProbeStates {
+                snapshot,
+                table,
+                bias: self.image.bias,
+            })
+        };
+        let mut states = read()?;
+        for _ in 1..ATTEMPTS {
+            if states.is_consistent() {
+                break;
+            }
+            // So it looks, too, if somebody writes while we read.
+            let again = read()?;
+            let settled = again.snapshot == states.snapshot && !self.is_traced();
+            states = again;
+            if settled {
+                break;
+            }
+        }
+        Ok(states)
+    }
+
+    fn is_traced(&self) -> bool {
+        self.process.status().is_ok_and(|status| status.tracer != 0)
     }
 
     /// Carries out `actions` with the default [`Options`].
@@ -144,7 +157,7 @@ impl Target {
         let memory = self.memory(OFlag::O_RDWR)?;
         let subject = Subject {
             process: &self.process,
-            tid: self.tid,
+            tid: self.process.living_thread()?,
             image: &self.image,
             memory: &memory,
         };
@@ -190,7 +203,8 @@ impl Target {
     ///
     /// If the file cannot be read.
     pub fn source_map(&self) -> Result<SourceMap> {
-        let exe = format!("/proc/{}/task/{}/exe", self.pid(), self.tid);
+        let tid = self.process.living_thread()?;
+        let exe = format!("/proc/{}/task/{tid}/exe", self.pid());
         SourceMap::open(&PathBuf::from(exe), self.program())
     }
 
@@ -204,7 +218,7 @@ impl Target {
     }
 
     fn memory(&self, flags: OFlag) -> Result<ProcessMemory> {
-        let memory = ProcessMemory::open(&self.process, self.tid, flags)
+        let memory = ProcessMemory::open(&self.process, self.process.living_thread()?, flags)
             .map_err(|source| denial::or_lost(&self.process, "attach to", source))?;
         // Asked afterwards: what was opened is then the memory of the program that we know.
         if self.image.is_replaced(&self.process) {
