@@ -20,7 +20,7 @@ impl Samples {
         let sorted = self.sorted();
         let middle = sorted.len() / 2;
         match (sorted.get(middle.wrapping_sub(1)), sorted.get(middle)) {
-            (Some(below), Some(above)) if sorted.len().is_multiple_of(2) => (below + above) / 2,
+            (Some(below), Some(above)) if sorted.len() % 2 == 0 => (below + above) / 2,
             (_, Some(&middle)) => middle,
             (_, None) => 0,
         }

@@ -77,8 +77,9 @@ fn detail(answer: Answer, sites: bool, source_map: impl FnOnce() -> Result<Sourc
     }
     let source = source_map()
         .inspect_err(|error| {
-            let left_out = format_args!("functions and source lines are left out: {error}");
-            answer.messages.step(left_out);
+            answer.messages.step(format_args!(
+                "functions and source lines are left out: {error}"
+            ));
         })
         .ok();
     Detail {

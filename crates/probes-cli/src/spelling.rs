@@ -158,12 +158,12 @@ impl Flag<'_> {
     /// The flags that this one can mean: one if it is spelled whole.
     fn find<'c>(&self, at: &'c Command) -> Vec<&'c Arg> {
         let mut letters = self.name.chars();
-        if let (Some(letter), None) = (letters.next(), letters.next())
-            && let Some(arg) = flags(at).find(|arg| has_letter(arg, letter))
-        {
-            return vec![arg];
-        }
-        if let Some(arg) = flags(at).find(|arg| long(arg) == self.name) {
+        let by_letter = match (letters.next(), letters.next()) {
+            (Some(letter), None) => flags(at).find(|arg| has_letter(arg, letter)),
+            _ => None,
+        };
+        let whole = by_letter.or_else(|| flags(at).find(|arg| long(arg) == self.name));
+        if let Some(arg) = whole {
             return vec![arg];
         }
         flags(at)

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput};
 use probes_lib::{ProbeTable, notes};
 
 /// A `.note.stapsdt` section with `count` notes as OCaml emits them, ten to a name.
@@ -61,5 +61,9 @@ fn read_tables(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(parsing, parse_notes, read_tables);
-criterion_main!(parsing);
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    parse_notes(&mut criterion);
+    read_tables(&mut criterion);
+    criterion.final_summary();
+}

@@ -66,12 +66,11 @@ fn page_start(address: u64) -> u64 {
 
 /// The value of `key` in an auxiliary vector, pairs of 64-bit words.
 fn auxv_value(auxv: &[u8], key: u64) -> Option<u64> {
-    let (words, _) = auxv.as_chunks::<8>();
-    let (pairs, _) = words.as_chunks::<2>();
-    pairs
-        .iter()
-        .map(|[key, value]| (u64::from_le_bytes(*key), u64::from_le_bytes(*value)))
-        .find_map(|(found, value)| (found == key).then_some(value))
+    auxv.chunks_exact(16).find_map(|pair| {
+        let (found, value) = pair.split_first_chunk()?;
+        let value = u64::from_le_bytes(*value.first_chunk()?);
+        (u64::from_le_bytes(*found) == key).then_some(value)
+    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! `/proc/PID/maps`, read as bytes: which addresses are mapped from which file, and how.
 
+use std::str;
+
 use crate::addr::LiveAddr;
 
 /// One line of `/proc/PID/maps`.

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::str;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
@@ -166,7 +167,7 @@ impl Process {
     ///
     /// [`ErrorKind::OwnFamily`].
     pub(crate) fn refuse_own_family(&self) -> Result<()> {
-        let own = std::process::id().cast_signed();
+        let own = std::process::id() as i32;
         let mut pid = own;
         // No chain of parents is as long as the pids there are.
         for _ in 0..1 << 22 {
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn this_process_is_itself_and_may_not_be_stopped_from_here() {
-        let own = Process::open(std::process::id().cast_signed()).unwrap();
+        let own = Process::open(std::process::id() as i32).unwrap();
         own.refuse_unworkable().unwrap();
         let error = own.refuse_own_family().unwrap_err();
         assert!(matches!(

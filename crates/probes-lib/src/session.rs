@@ -179,10 +179,10 @@ impl Target {
             }
             let (job, outcome, stood) = with_tracer(Some(&self.process), |tracer| {
                 let stopped = tracer.stop(&self.process, options.deadline)?;
-                if let Some(job) = prepared
-                    && job.carry_out(&stopped)? == Outcome::Done
-                {
-                    return Ok((job, Outcome::Done, stopped.release()));
+                if let Some(job) = prepared {
+                    if job.carry_out(&stopped)? == Outcome::Done {
+                        return Ok((job, Outcome::Done, stopped.release()));
+                    }
                 }
                 // Somebody else was faster; now that it stands, nobody is.
                 let job = subject.prepare(wish)?;

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::str;
 
 use crate::addr::FileAddr;
 use crate::elf::args::Argument;

@@ -99,7 +99,7 @@ impl Guard {
 
     /// Its process id.
     pub fn pid(&self) -> i32 {
-        self.0.id().cast_signed()
+        self.0.id() as i32
     }
 
     /// The child itself.

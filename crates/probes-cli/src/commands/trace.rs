@@ -1,5 +1,6 @@
 //! `trace`: starts a program with its probes set.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use probes_lib::Launch;
@@ -9,14 +10,14 @@ use crate::output::{self, Changes, Format};
 use crate::request::Trace;
 
 pub(super) fn run(request: Trace) -> Result<(), Failure> {
-    let (program, answer) = (request.program, request.answer);
+    let (program, answer) = (PathBuf::from(request.program), request.answer);
     let mut command = Command::new(&program);
     command.args(request.arguments);
     // The child is let go: it goes on by itself when we have ended.
     let launched = Launch::new(command)
         .actions(request.actions)
         .spawn()
-        .map_err(|error| Failure::Target(Subject::Program(program.clone().into()), error))?;
+        .map_err(|error| Failure::Target(Subject::Program(program.clone()), error))?;
     let report = launched.report();
     say_passed_over(&answer.messages, report);
     answer.messages.step(format_args!(

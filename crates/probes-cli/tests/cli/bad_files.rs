@@ -22,10 +22,8 @@ fn every_damaged_file_gets_its_message_unless_its_probes_can_be_told_all_the_sam
     let mut text = String::new();
     for file in files {
         let run = run_on("list", &file);
-        text += &format!(
-            "$ ocaml-probes list -prog {}\n",
-            file.file_name().unwrap().display()
-        );
+        let name = file.file_name().unwrap().to_str().unwrap();
+        text += &format!("$ ocaml-probes list -prog {name}\n");
         text += &redacted(&(run.stdout + &run.stderr), &file);
     }
     golden("damaged-files.txt", &text);

@@ -1,12 +1,19 @@
 //! What goes where: closed pipes, terminals, colours, -quiet and -verbose.
 
 use std::fs::File;
-use std::io::pipe;
 use std::process::{Command, Stdio};
 
+use nix::fcntl::OFlag;
+use nix::unistd::pipe2;
 use test_support::{Guard, Talker, fixture, program};
 
 use crate::support::{Run, command, run, run_command, run_on, states};
+
+/// A pipe that no program inherits: what is read from it, and what is written to it.
+fn pipe() -> (File, File) {
+    let (reader, writer) = pipe2(OFlag::O_CLOEXEC).unwrap();
+    (reader.into(), writer.into())
+}
 
 /// Runs the program on a terminal; what it shows, line ends as the terminal makes them.
 fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
@@ -28,9 +35,9 @@ fn a_closed_pipe_ends_quietly() {
         format!("attach -quiet -enable plain -pid {}", target.pid()),
         format!("list -sites -prog {}", program("many").display()),
     ] {
-        let (reader, writer) = pipe().unwrap();
+        let (reader, writer) = pipe();
         drop(reader);
-        let (mut errors, stderr) = pipe().unwrap();
+        let (mut errors, stderr) = pipe();
         let mut tool = command(line.split(' '));
         let mut guard = Guard::spawn(tool.stdout(writer).stderr(stderr));
         drop(tool);
@@ -43,7 +50,7 @@ fn a_closed_pipe_ends_quietly() {
 #[test]
 fn an_answer_that_cannot_be_written_is_an_error() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let (mut errors, stderr) = pipe().unwrap();
+    let (mut errors, stderr) = pipe();
     let mut tool = command(["version"]);
     let mut guard = Guard::spawn(tool.stdout(full).stderr(stderr));
     drop(tool);
@@ -57,7 +64,7 @@ fn an_answer_that_cannot_be_written_is_an_error() {
 
 #[test]
 fn a_closed_standard_error_does_not_matter() {
-    let (reader, writer) = pipe().unwrap();
+    let (reader, writer) = pipe();
     drop(reader);
     let mut tool = command(["info", "-pid", "0"]);
     let mut guard = Guard::spawn(tool.stdout(Stdio::null()).stderr(writer));

@@ -169,7 +169,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+    u64::from(word(bytes, at)) | (u64::from(word(bytes, at + 4)) << 32)
 }
 
 fn split_string<'a>(

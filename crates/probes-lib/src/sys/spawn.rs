@@ -13,14 +13,16 @@
 //! `Command::spawn` gives the exact error of a failed execve, but blocks until it is known, so it
 //! needs a thread besides the tracer's. The tracer never reaps: the child is the spawner's.
 
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, pipe2};
 
 use crate::error::{ErrorKind, Result};
 use crate::process::Process;
@@ -77,8 +79,8 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
         program: program.clone(),
         source,
     };
-    let (pid_reader, pid_writer) = io::pipe().map_err(exec_error)?;
-    let (go_reader, go_writer) = io::pipe().map_err(exec_error)?;
+    let (pid_reader, pid_writer) = pipe().map_err(exec_error)?;
+    let (go_reader, go_writer) = pipe().map_err(exec_error)?;
     let theirs = (pid_writer.as_raw_fd(), go_reader.as_raw_fd());
     let ours = go_writer.as_raw_fd();
     let mask = tracer.signals_before();
@@ -124,6 +126,12 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
     })
 }
 
+/// A pipe that no program inherits: what is read from it, and what is written to it.
+fn pipe() -> io::Result<(File, File)> {
+    let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
+    Ok((reader.into(), writer.into()))
+}
+
 fn refused(program: &std::path::Path, errno: Errno) -> ErrorKind {
     ErrorKind::CannotTraceChild {
         program: program.to_owned(),
@@ -163,8 +171,8 @@ fn wait_to_be_traced(
 
 fn trace_to_exec(
     tracer: &Tracer<'_>,
-    mut pid_reader: PipeReader,
-    mut go_writer: PipeWriter,
+    mut pid_reader: File,
+    mut go_writer: File,
 ) -> Result<i32, Untraced> {
     let mut pid = [0; 4];
     pid_reader

@@ -232,9 +232,10 @@ impl<'p> Stopped<'p> {
 
     fn detach(&mut self) {
         for (tid, tracee) in self.tracees.drain() {
-            if let Tracee::Stopped(signal) | Tracee::Foreign(signal) = tracee
-                && ptrace::detach(tid, signal) == Err(Errno::ESRCH)
-            {
+            let (Tracee::Stopped(signal) | Tracee::Foreign(signal)) = tracee else {
+                continue;
+            };
+            if ptrace::detach(tid, signal) == Err(Errno::ESRCH) {
                 // Killed while it stood.
                 reap_if_ended(self.process, tid);
             }

@@ -44,7 +44,7 @@ impl Belongings {
 #[test]
 fn a_service_enabled_and_disabled_a_thousand_times_keeps_ticking() {
     alone(|| {
-        let own = std::process::id().cast_signed();
+        let own = std::process::id() as i32;
         for file in program_forms("service") {
             let mut session = Session::of(Talker::start_with(&file, ["1"]));
             let pid = session.pid();

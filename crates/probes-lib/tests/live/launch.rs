@@ -134,7 +134,7 @@ fn refused(mut command: Command, actions: Actions) -> Error {
     let scratch = Scratch::new();
     let output = File::create(scratch.file("output")).unwrap();
     command.stdin(Stdio::null()).stdout(output);
-    let own = std::process::id().cast_signed();
+    let own = std::process::id() as i32;
     let before = descriptors(own);
     let error = match Launch::new(command).actions(actions).spawn() {
         Ok(launched) => panic!("it was started: {launched:?}"),
@@ -358,7 +358,7 @@ fn a_launched_program_is_as_if_it_had_been_started_directly() {
             process::settle(launched.pid());
 
             assert_eq!(inheritance(launched.pid()), inheritance(direct.pid()));
-            let own = process::status(std::process::id().cast_signed(), "Threads");
+            let own = process::status(std::process::id() as i32, "Threads");
             drop((direct, launched));
             assert!(
                 own.parse::<usize>().unwrap() <= 6,

@@ -119,7 +119,7 @@ fn gdb_lists_the_same_sites_of_files() {
             .filter(|words| words.len() >= 5 && words[0] == "stap" && PROVIDERS.contains(&words[1]))
             .map(|words| (words[2].to_owned(), hex(words[3])))
             // That is 0, or what is left of it when it has adjusted it like any other.
-            .filter(|(_, address)| address.cast_signed() > 0)
+            .filter(|(_, address)| (*address as i64) > 0)
             .collect();
         let expected: BTreeSet<(String, u64)> = sites(&file)
             .into_iter()

@@ -115,7 +115,7 @@ fn kernel_threads_are_refused_by_name() {
 #[test]
 fn we_and_our_ancestors_are_not_stopped_from_here() {
     // This process itself is refused earlier: its program has no probes.
-    let error = refused(std::process::id().cast_signed());
+    let error = refused(std::process::id() as i32);
     assert!(matches!(error.kind(), ErrorKind::NoProbes { .. }));
     for file in fixture_forms("parent") {
         let scratch = Scratch::new();
