@@ -193,7 +193,7 @@ fn what_is_no_program_with_probes_is_refused_by_name() {
         let cases = [
             (
                 scratch.file("nothing"),
-                "cannot open FILE: No such file or directory",
+                "cannot run FILE: No such file or directory",
             ),
             (plain, "cannot run FILE: Permission denied"),
             (text, "FILE is not an ELF file"),
