@@ -1,5 +1,8 @@
 # What a newcomer types: `make demo`, then `make test`. Both install what is missing and say so.
 
+# Where rustup puts cargo, which a shell knows from the next login on.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
 .PHONY: all setup demo test test-user lint bench fmt clean
 
 all: setup
