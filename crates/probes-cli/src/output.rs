@@ -64,23 +64,23 @@ pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for character in self.0.chars() {
-            if character.is_control() || is_invisible(character) {
-                write!(f, "{}", character.escape_default())?;
-            } else {
-                write!(f, "{character}")?;
-            }
+        let mut rest = self.0;
+        while let Some((at, character)) = rest.char_indices().find(|&(_, c)| is_unprintable(c)) {
+            write!(f, "{}{}", &rest[..at], character.escape_default())?;
+            rest = &rest[at + character.len_utf8()..];
         }
-        Ok(())
+        f.write_str(rest)
     }
 }
 
-/// Line and paragraph separators, marks and overrides of direction, zero-width characters.
-fn is_invisible(character: char) -> bool {
-    matches!(
-        character,
-        '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
-    )
+/// Control characters, line and paragraph separators, marks and overrides of direction, zero-width
+/// characters.
+fn is_unprintable(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+        )
 }
 
 #[cfg(test)]

@@ -29,6 +29,11 @@ impl LoadBias {
         LoadBias(live.0.wrapping_sub(file.0))
     }
 
+    /// Where `address` of the process is in the file.
+    pub fn file(self, address: LiveAddr) -> FileAddr {
+        FileAddr(address.0.wrapping_sub(self.0))
+    }
+
     /// Where `address` is in the process.
     pub fn live(self, address: FileAddr) -> LiveAddr {
         LiveAddr(address.0.wrapping_add(self.0))
@@ -66,6 +71,7 @@ mod tests {
     fn a_bias_takes_a_file_address_to_its_live_address_and_wraps() {
         let bias = LoadBias::between(FileAddr(0x1040), LiveAddr(0x5555_5555_5040));
         assert_eq!(bias.live(FileAddr(0x561ee)), LiveAddr(0x5555_555a_a1ee));
+        assert_eq!(bias.file(LiveAddr(0x5555_555a_a1ee)), FileAddr(0x561ee));
 
         let down = LoadBias::between(FileAddr(0x30_0000_0000), LiveAddr(0x10_0000_0000));
         assert_eq!(

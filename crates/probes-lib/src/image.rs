@@ -9,15 +9,14 @@ use std::path::PathBuf;
 
 use nix::fcntl::OFlag;
 
-use crate::addr::{FileAddr, LiveAddr, LoadBias};
+use crate::addr::LoadBias;
 use crate::bias;
 use crate::denial;
 use crate::elf::ElfFile;
 use crate::error::{ErrorKind, Result};
 use crate::maps::{self, Mapping};
 use crate::process::Process;
-use crate::site::INT3;
-use crate::snapshot::{CodeRun, Layout, SITE, Snapshot};
+use crate::snapshot::{Layout, SITE};
 use crate::table::ProbeTable;
 
 const GIGABYTE: u64 = 1 << 30;
@@ -26,7 +25,6 @@ const GIGABYTE: u64 = 1 << 30;
 pub(crate) struct Image {
     pub(crate) table: ProbeTable,
     pub(crate) bias: LoadBias,
-    elf: ElfFile,
     /// Tells the mappings of the file from others. Only the inode: on some file systems (btrfs,
     /// overlayfs) stat(2) and /proc/PID/maps name different devices for one file.
     inode: u64,
@@ -47,8 +45,7 @@ impl Image {
         let metadata = file.metadata().map_err(denied)?;
         let path = without_deleted_mark(path, metadata.nlink());
         let inode = metadata.ino();
-        let elf = ElfFile::read(file, path)?;
-        let table = ProbeTable::of(&elf)?;
+        let table = ProbeTable::of(&ElfFile::read(file, path)?)?;
         let maps = read_maps(process, tid)?;
         let auxv = process.read(&below_task("auxv")).unwrap_or_default();
         let bias = bias::of_executable(
@@ -66,7 +63,6 @@ impl Image {
         Ok(Image {
             table,
             bias,
-            elf,
             inode,
             auxv,
         })
@@ -138,35 +134,6 @@ impl Image {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Addresses of the `cc` bytes in the snapshot's code that the file has as well, sorted: all
-    /// others are breakpoints.
-    pub(crate) fn own_int3(&self, snapshot: &Snapshot) -> Result<Vec<LiveAddr>> {
-        let mut own = Vec::new();
-        let mut in_file = Vec::new();
-        for run in &snapshot.code {
-            let mut found = memchr::memchr_iter(INT3, &run.bytes).peekable();
-            if found.peek().is_none() || !self.read_from_file(run, &mut in_file)? {
-                continue;
-            }
-            let both = found.filter(|&offset| in_file[offset] == INT3);
-            own.extend(both.map(|offset| run.start.plus(offset as u64)));
-        }
-        Ok(own)
-    }
-
-    /// Reads what the file has for a run of code; false if no single segment has all of it.
-    fn read_from_file(&self, run: &CodeRun, bytes: &mut Vec<u8>) -> Result<bool> {
-        let start = FileAddr(run.start.0.wrapping_sub(self.bias.0));
-        let len = run.bytes.len();
-        let mut segments = self.table.segments().iter();
-        let Some(segment) = segments.find(|segment| segment.holds(start, len as u64)) else {
-            return Ok(false);
-        };
-        bytes.resize(len, 0);
-        self.elf.read_loaded(segment, start, bytes)?;
-        Ok(true)
     }
 }
 

@@ -115,9 +115,6 @@ pub(crate) struct Inputs<'a> {
     pub(crate) bias: LoadBias,
     /// Sets counters and sites whatever they were, instead of counting.
     pub(crate) force: bool,
-    /// Addresses of the file's own `cc` bytes in the snapshot's code; any other `cc` is somebody's
-    /// breakpoint, and is not to be written over.
-    pub(crate) own_int3: &'a [LiveAddr],
 }
 
 impl Inputs<'_> {
@@ -155,7 +152,7 @@ impl Inputs<'_> {
         let mut steps = Vec::with_capacity(2 * draft.counters.len());
         for (turn, mut counters) in draft.counters {
             counters.sort_unstable_by_key(|write| write.at);
-            let code = group(turn, &flips, &before.code, self.own_int3);
+            let code = self.group(turn, &flips, &before.code);
             let code = (!code.is_empty()).then_some(Step::Code(code));
             let counters = (!counters.is_empty()).then_some(Step::Counters(counters));
             let in_order = if turn.enable {
@@ -263,6 +260,53 @@ impl Inputs<'_> {
         }
         Ok(())
     }
+    /// Groups the flips of one turn into one write per page. A group ends before a breakpoint of
+    /// somebody else's: whoever set it may remove it at any time, and writing the old `cc` back
+    /// would then kill the process.
+    fn group(&self, turn: Turn, flips: &[Flip], code: &[CodeRun]) -> Vec<CodeWrite> {
+        let mut writes: Vec<CodeWrite> = Vec::new();
+        let mut run = 0;
+        for (index, flip) in flips.iter().enumerate() {
+            let at = flip.at;
+            if flip.turn != turn {
+                continue;
+            }
+            // Every site lies in a run of the layout the snapshot was read by.
+            while code[run].start.0 + code[run].bytes.len() as u64 <= at.0 {
+                run += 1;
+            }
+            let CodeRun { start, bytes } = &code[run];
+            let to = (at.0 - start.0) as usize;
+            let grown = writes.last_mut().filter(|write| {
+                write.at.0 / PAGE == at.0 / PAGE && write.at >= *start && {
+                    // Flips of other turns are no breakpoints, before nor after.
+                    let from = (write.at.0 - start.0) as usize + write.len;
+                    !self.holds_breakpoint(&bytes[from..to], start.plus(from as u64))
+                }
+            });
+            match grown {
+                Some(write) => {
+                    write.len = (at.0 - write.at.0) as usize + 1;
+                    write.flips.end = index + 1;
+                }
+                None => writes.push(CodeWrite {
+                    at,
+                    len: 1,
+                    flips: index..index + 1,
+                    turn,
+                }),
+            }
+        }
+        writes
+    }
+
+    /// Whether one of the `cc` bytes is not the file's own.
+    fn holds_breakpoint(&self, bytes: &[u8], start: LiveAddr) -> bool {
+        memchr::memchr_iter(INT3, bytes).any(|offset| {
+            let at = start.plus(offset as u64);
+            !self.table.has_int3(self.bias.file(at))
+        })
+    }
 }
 
 fn refuse_inconsistent(probe: Probe<'_>, reading: Reading) -> Result<()> {
@@ -284,53 +328,6 @@ struct Draft {
     counters: BTreeMap<Turn, Vec<CounterWrite>>,
     /// What becomes of each site of the table, and when.
     opcodes: Vec<Option<(Turn, Opcode)>>,
-}
-
-/// Groups the flips of one turn into one write per page. A group ends before a breakpoint of
-/// somebody else's: whoever set it may remove it at any time, and writing the old `cc` back would
-/// then kill the process.
-fn group(turn: Turn, flips: &[Flip], code: &[CodeRun], own_int3: &[LiveAddr]) -> Vec<CodeWrite> {
-    let mut writes: Vec<CodeWrite> = Vec::new();
-    let mut run = 0;
-    for (index, flip) in flips.iter().enumerate() {
-        let at = flip.at;
-        if flip.turn != turn {
-            continue;
-        }
-        // Every site lies in a run of the layout the snapshot was read by.
-        while code[run].start.0 + code[run].bytes.len() as u64 <= at.0 {
-            run += 1;
-        }
-        let CodeRun { start, bytes } = &code[run];
-        let to = (at.0 - start.0) as usize;
-        let grown = writes.last_mut().filter(|write| {
-            write.at.0 / PAGE == at.0 / PAGE && write.at >= *start && {
-                // Flips of other turns are no breakpoints, before nor after.
-                let from = (write.at.0 - start.0) as usize + write.len;
-                !holds_breakpoint(&bytes[from..to], start.plus(from as u64), own_int3)
-            }
-        });
-        match grown {
-            Some(write) => {
-                write.len = (at.0 - write.at.0) as usize + 1;
-                write.flips.end = index + 1;
-            }
-            None => writes.push(CodeWrite {
-                at,
-                len: 1,
-                flips: index..index + 1,
-                turn,
-            }),
-        }
-    }
-    writes
-}
-
-fn holds_breakpoint(bytes: &[u8], start: LiveAddr, own_int3: &[LiveAddr]) -> bool {
-    memchr::memchr_iter(INT3, bytes).any(|offset| {
-        let at = start.plus(offset as u64);
-        own_int3.binary_search(&at).is_err()
-    })
 }
 
 #[cfg(test)]

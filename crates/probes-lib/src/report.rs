@@ -11,33 +11,47 @@ use crate::table::{Probe, ProbeTable, Semaphore, Site};
 /// The state of every probe of a process at one moment.
 #[derive(Debug)]
 pub struct ProbeStates<'t> {
-    pub(crate) table: &'t ProbeTable,
-    pub(crate) bias: LoadBias,
+    table: &'t ProbeTable,
+    bias: LoadBias,
     pub(crate) snapshot: Snapshot,
+    /// By id of the probe.
+    readings: Vec<Reading>,
 }
 
 impl<'t> ProbeStates<'t> {
+    pub(crate) fn of(table: &'t ProbeTable, bias: LoadBias, snapshot: Snapshot) -> Self {
+        ProbeStates {
+            readings: table
+                .probes()
+                .map(|probe| snapshot.reading(probe))
+                .collect(),
+            table,
+            bias,
+            snapshot,
+        }
+    }
+
     /// All probes, sorted by name.
     pub fn probes(&self) -> impl ExactSizeIterator<Item = ProbeState<'_, 't>> {
-        self.table.probes().map(|probe| self.of(probe))
+        self.table.probes().map(|probe| self.state(probe))
     }
 
     /// The probe of that name.
     pub fn probe(&self, name: &str) -> Option<ProbeState<'_, 't>> {
-        self.table.probe(name).map(|probe| self.of(probe))
+        self.table.probe(name).map(|probe| self.state(probe))
     }
 
     /// Whether every probe is either on or off.
     pub fn is_consistent(&self) -> bool {
-        let mut probes = self.probes();
-        probes.all(|probe| probe.state() != State::Inconsistent)
+        let mut readings = self.readings.iter();
+        readings.all(|reading| reading.state != State::Inconsistent)
     }
 
-    fn of(&self, probe: Probe<'t>) -> ProbeState<'_, 't> {
+    fn state(&self, probe: Probe<'t>) -> ProbeState<'_, 't> {
         ProbeState {
             states: self,
             probe,
-            reading: self.snapshot.reading(probe),
+            reading: self.readings[probe.id()],
         }
     }
 }

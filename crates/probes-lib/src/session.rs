@@ -98,11 +98,7 @@ impl Target {
             let snapshot = layout
                 .read_states(self.pid(), &memory)
                 .map_err(|error| self.tell_exec(error))?;
-            Ok(ProbeStates {
-                snapshot,
-                table,
-                bias: self.image.bias,
-            })
+            Ok(ProbeStates::of(table, self.image.bias, snapshot))
         };
         let mut states = read()?;
         for _ in 1..ATTEMPTS {

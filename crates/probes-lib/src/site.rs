@@ -70,7 +70,13 @@ impl SiteCode {
 
     /// Whether both differ at most in being enabled.
     pub(crate) fn same_but_for_opcode(self, other: SiteCode) -> bool {
-        self.is_pristine() && other.is_pristine() && self.0[2..] == other.0[2..]
+        self.is_pristine() && other.is_pristine() && self.operand() == other.operand()
+    }
+
+    /// The displacement of the wrapper, as it stands there.
+    fn operand(self) -> [u8; 4] {
+        let [_, _, operand @ ..] = self.0;
+        operand
     }
 
     /// The same site with the opcode of `opcode`.

@@ -280,11 +280,12 @@ impl Snapshot {
 /// Whether the bytes are those of the file but for the opcode; a breakpoint on the nop, where
 /// debuggers and uprobes are meant to put it, leaves the state readable.
 fn is_own(found: SiteCode, in_file: SiteCode) -> bool {
-    let mut without_breakpoint = found;
-    if found.has_breakpoint() {
-        without_breakpoint.0[0] = in_file.0[0];
-    }
-    without_breakpoint.same_but_for_opcode(in_file)
+    found.same_but_for_opcode(in_file)
+        || found.has_breakpoint() && {
+            let mut without_breakpoint = found;
+            without_breakpoint.0[0] = in_file.0[0];
+            without_breakpoint.same_but_for_opcode(in_file)
+        }
 }
 
 #[cfg(test)]

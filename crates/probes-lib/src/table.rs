@@ -12,7 +12,7 @@ use crate::elf::args::Argument;
 use crate::elf::note::{Note, notes};
 use crate::elf::{BuildId, ElfFile, Linking, Segment, within};
 use crate::error::{ElfDefect, ErrorKind, ProbeDefect, Result};
-use crate::site::{SITE_LEN, SiteCode};
+use crate::site::{INT3, SITE_LEN, SiteCode};
 use crate::spans;
 
 const NOTE_SECTION: &str = ".note.stapsdt";
@@ -84,6 +84,8 @@ pub struct ProbeTable {
     semaphores: Vec<SemaphoreEntry>,
     /// Indices of `sites`, by address.
     sites_by_address: Vec<u32>,
+    /// Addresses of the `cc` bytes in and between the sites, sorted.
+    int3: Vec<FileAddr>,
 }
 
 /// A name, with its runs in the table's sites and semaphores.
@@ -149,6 +151,7 @@ impl ProbeTable {
             sites: found.sites,
             semaphores: Vec::new(),
             sites_by_address: Vec::new(),
+            int3: Vec::new(),
             note_section: Vec::new(),
         };
         let probe_of = table.take_names(&found.semaphores);
@@ -238,6 +241,8 @@ impl ProbeTable {
                 let at = (site.address.0 - start) as usize;
                 site.code.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
             }
+            let int3 = memchr::memchr_iter(INT3, &bytes);
+            self.int3.extend(int3.map(|at| FileAddr(start + at as u64)));
         }
         Ok(())
     }
@@ -361,6 +366,12 @@ impl ProbeTable {
 
     pub(crate) fn by_id(&self, id: ProbeId) -> Probe<'_> {
         Probe { table: self, id }
+    }
+
+    /// Whether the file itself has a `cc` byte at `address`, in or between its sites: in memory it
+    /// is not a breakpoint then.
+    pub(crate) fn has_int3(&self, address: FileAddr) -> bool {
+        self.int3.binary_search(&address).is_ok()
     }
 
     pub(crate) fn site_count(&self) -> usize {
@@ -576,7 +587,8 @@ fn gather<'n>(elf: &ElfFile, segments: &[Segment], section: &'n [u8]) -> Result<
         }
         let semaphore = *last;
         if let Some(address) = site_address(&note, shift, generation, segments).map_err(fail)? {
-            if str::from_utf8(&section[note.arguments.clone()]).is_err() {
+            let arguments = &section[note.arguments];
+            if !arguments.is_ascii() && str::from_utf8(arguments).is_err() {
                 return Err(fail(ProbeDefect::Arguments));
             }
             found.sites.push(SiteEntry {

@@ -16,7 +16,7 @@ use crate::memory::double::SliceMemory;
 use crate::patch::{self, Outcome};
 use crate::plan::{Inputs, UpdatePlan};
 use crate::select::{Actions, choose};
-use crate::site::{INT3, OPCODE_OFFSET, Opcode};
+use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::snapshot::{Layout, Snapshot};
 use crate::spans::PAGE;
 use crate::table::{Probe, ProbeTable};
@@ -36,9 +36,15 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn of(fixture: &str) -> World {
+        World::edited(fixture, |_| ())
+    }
+
+    /// The fixture with some bytes of its file changed.
+    pub(crate) fn edited(fixture: &str, edit: impl FnOnce(&mut [u8])) -> World {
         let path = test_support::fixture(fixture);
-        let bytes = std::fs::read(&path).unwrap();
-        let table = ProbeTable::read(&path).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        edit(&mut bytes);
+        let table = ProbeTable::of(&ElfFile::read(memory_file(&bytes), path).unwrap()).unwrap();
         let bias = match table.linking() {
             Linking::Fixed => LoadBias::NONE,
             Linking::PositionIndependent => LoadBias(0x5637_d2a0_0000),
@@ -50,6 +56,15 @@ impl World {
             memory: loaded.clone(),
             loaded,
         }
+    }
+
+    /// The offset in the file of what is at `address`.
+    pub(crate) fn offset(&self, address: LiveAddr) -> usize {
+        let address = self.bias.file(address);
+        let segments = self.table.segments().iter();
+        let mut holding = segments.filter(|segment| segment.holds(address, 1));
+        let segment = holding.next().unwrap();
+        (address.0 - segment.start.0 + segment.offset) as usize
     }
 
     /// Puts the sites and counters of a probe in one state.
@@ -95,7 +110,6 @@ impl World {
             table,
             bias: self.bias,
             force: actions.is_forced(),
-            own_int3: &self.own_int3(&before),
         };
         let plan = inputs.plan(&choices, before)?;
         Ok((layout, plan))
@@ -105,17 +119,6 @@ impl World {
     pub(crate) fn update(&mut self, actions: &Actions) -> Result<Outcome> {
         let (layout, plan) = self.plan(actions)?;
         patch::apply(&plan, &layout, PID, &mut self.memory)
-    }
-
-    fn own_int3(&self, before: &Snapshot) -> Vec<LiveAddr> {
-        let bytes = before.code.iter().flat_map(|run| {
-            let addresses = (run.start.0..).map(LiveAddr);
-            addresses.zip(&run.bytes)
-        });
-        bytes
-            .filter(|&(at, &byte)| byte == INT3 && self.loaded.byte(at) == INT3)
-            .map(|(at, _)| at)
-            .collect()
     }
 }
 

@@ -66,7 +66,6 @@ impl<'a> Subject<'a> {
             table,
             bias: image.bias,
             force: wish.force,
-            own_int3: &image.own_int3(&before)?,
         };
         let plan = inputs.plan(wish.choices, before)?;
         Ok(Job {

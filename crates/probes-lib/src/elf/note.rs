@@ -176,10 +176,7 @@ fn split_string<'a>(
     bytes: &'a [u8],
     what: &'static str,
 ) -> Result<(&'a [u8], &'a [u8]), NoteDefect> {
-    let end = bytes
-        .iter()
-        .position(|&byte| byte == 0)
-        .ok_or(NoteDefect::Unterminated(what))?;
+    let end = memchr::memchr(0, bytes).ok_or(NoteDefect::Unterminated(what))?;
     Ok((&bytes[..end], &bytes[end + 1..]))
 }
 

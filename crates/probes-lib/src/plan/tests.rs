@@ -389,19 +389,20 @@ fn a_write_ends_before_a_breakpoint_of_somebody_else_s_and_goes_over_an_own_cc()
         code_writes(plan).any(|write| (write.at.0..write.at.0 + write.len as u64).contains(&at.0))
     };
     let mut world = World::of(FIXTURE);
-    // Between sites of `many`, on the nop of a site that is not touched.
-    let nop = LiveAddr(world.opcodes("single")[0].0 - OPCODE_OFFSET);
+    // Between sites of `many`: the last byte of a site that is not touched.
+    let between = world.opcodes("single")[0].plus(4);
     assert_eq!(code_writes(&plan(&world, &enable("many"))).count(), 1);
 
-    world.memory.poke(nop, &[INT3]);
+    world.memory.poke(between, &[INT3]);
     let split = plan(&world, &enable("many"));
     assert_eq!(code_writes(&split).count(), 2);
-    assert!(!covers(&split, nop));
+    assert!(!covers(&split, between));
     assert_eq!(steps(&split), ["7 x e8", "0->1 0->1 0->1"]);
 
     // The same byte, but the file has it.
-    world.loaded.poke(nop, &[INT3]);
+    let offset = world.offset(between);
+    let world = World::edited(FIXTURE, |file| file[offset] = INT3);
     let whole = plan(&world, &enable("many"));
     assert_eq!(code_writes(&whole).count(), 1);
-    assert!(covers(&whole, nop));
+    assert!(covers(&whole, between));
 }
