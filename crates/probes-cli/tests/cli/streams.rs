@@ -29,16 +29,18 @@ fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
 #[test]
 fn a_closed_pipe_ends_quietly() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let many = program("many");
     for line in [
         "help".to_owned(),
         format!("info -json -pid {}", target.pid()),
         format!("attach -quiet -enable plain -pid {}", target.pid()),
-        format!("list -sites -prog {}", program("many").display()),
+        "list -sites -prog many.exe".to_owned(),
     ] {
         let (reader, writer) = pipe();
         drop(reader);
         let (mut errors, stderr) = pipe();
         let mut tool = command(line.split(' '));
+        tool.current_dir(many.parent().unwrap());
         let mut guard = Guard::spawn(tool.stdout(writer).stderr(stderr));
         drop(tool);
         assert_eq!(guard.wait().code(), Some(0), "{line}");
