@@ -1,7 +1,9 @@
 //! Stopping: threads that come and go, signals on their way, processes that stand already, and
 //! those that execute, fork or wait in vfork meanwhile.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -67,7 +69,10 @@ fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
     let report = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
     for file in fixture_forms("gen_ocaml_2") {
         for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
-            let mut session = Session::start(&file);
+            // SIGTSTP stops nothing in an orphaned process group, which ours is in some containers.
+            let mut talker = Talker::spawn(Command::new(&file).process_group(0));
+            talker.expect("ready");
+            let mut session = Session::of(talker);
             let pid = Pid::from_raw(session.pid());
             kill(pid, signal).unwrap();
             eventually("its parent is told that it has stopped", || {
