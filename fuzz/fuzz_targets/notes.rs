@@ -22,7 +22,7 @@ fuzz_target!(|section: &[u8]| {
             continue;
         };
         Generation::of_provider(note.provider);
-        let arguments = &section[note.arguments];
+        let arguments = note.arguments;
         assert!(!arguments.contains(&0));
         for text in String::from_utf8_lossy(arguments).split_ascii_whitespace() {
             if let Some(argument) = Argument::parse(text) {

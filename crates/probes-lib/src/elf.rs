@@ -205,6 +205,13 @@ impl ElfFile {
 
     /// Reads `size` bytes at `offset`, having checked that the file has them.
     fn read_range(&self, offset: u64, size: u64, what: &'static str) -> Result<Vec<u8>> {
+        self.check_range(offset, size, what)?;
+        let mut bytes = vec![0; size as usize];
+        self.read_at(offset, &mut bytes, what)?;
+        Ok(bytes)
+    }
+
+    fn check_range(&self, offset: u64, size: u64, what: &'static str) -> Result<()> {
         match offset.checked_add(size) {
             Some(end) if end <= self.len => {}
             _ => return Err(self.truncated(what, offset, size)),
@@ -212,9 +219,7 @@ impl ElfFile {
         if size > MAX_SECTION {
             return Err(self.defect(ElfDefect::TooLarge { what, size }));
         }
-        let mut bytes = vec![0; size as usize];
-        self.read_at(offset, &mut bytes, what)?;
-        Ok(bytes)
+        Ok(())
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8], what: &'static str) -> Result<()> {
@@ -270,11 +275,23 @@ impl ElfFile {
         !self.sections.is_empty()
     }
 
-    /// The contents of a section, `None` if there is no section of that name.
-    pub(crate) fn contents(&self, name: &'static str) -> Result<Option<Vec<u8>>> {
-        self.section(name)
-            .map(|section| self.section_bytes(section, name))
-            .transpose()
+    /// The contents of a section, to be read part by part; `None` if there is no section of that
+    /// name.
+    pub(crate) fn contents(&self, name: &'static str) -> Result<Option<Contents<'_>>> {
+        let Some(section) = self.section(name) else {
+            return Ok(None);
+        };
+        let (offset, len) = match section.sh_type {
+            SHT_NOBITS => (0, 0),
+            _ => (section.sh_offset, section.sh_size),
+        };
+        self.check_range(offset, len, name)?;
+        Ok(Some(Contents {
+            elf: self,
+            name,
+            offset,
+            len: len as usize,
+        }))
     }
 
     /// Start and length in bytes of a loaded section.
@@ -337,6 +354,23 @@ impl ElfFile {
             size,
             file_len: self.len,
         })
+    }
+}
+
+/// A section of a file, its range known to be within the file.
+pub(crate) struct Contents<'e> {
+    elf: &'e ElfFile,
+    name: &'static str,
+    offset: u64,
+    /// In bytes.
+    pub(crate) len: usize,
+}
+
+impl Contents<'_> {
+    /// Fills `bytes` from `offset` on, which is counted from the start of the section.
+    pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.elf
+            .read_at(self.offset + offset as u64, bytes, self.name)
     }
 }
 

@@ -9,7 +9,7 @@ use std::str;
 
 use crate::addr::FileAddr;
 use crate::elf::args::Argument;
-use crate::elf::note::{Note, notes};
+use crate::elf::note::{self, Note};
 use crate::elf::{BuildId, ElfFile, Linking, Segment, within};
 use crate::error::{ElfDefect, ErrorKind, ProbeDefect, Result};
 use crate::site::{INT3, SITE_LEN, SiteCode};
@@ -78,12 +78,13 @@ pub struct ProbeTable {
     linking: Linking,
     entry: FileAddr,
     segments: Vec<Segment>,
-    note_section: Vec<u8>,
     probes: Vec<ProbeEntry>,
     sites: Vec<SiteEntry>,
     semaphores: Vec<SemaphoreEntry>,
     /// Indices of `sites`, by address.
     sites_by_address: Vec<u32>,
+    /// The argument strings of the sites, each with a NUL behind it.
+    arguments: Vec<u8>,
     /// Addresses of the `cc` bytes in and between the sites, sorted.
     int3: Vec<FileAddr>,
 }
@@ -100,8 +101,8 @@ struct ProbeEntry {
 #[derive(Clone, Copy, Debug)]
 struct SiteEntry {
     address: FileAddr,
-    /// Offset of its note in the section.
-    note: u32,
+    /// Where its string starts in the table's `arguments`.
+    arguments: u32,
     /// Index of the semaphore that stands in its note.
     semaphore: u32,
     code: SiteCode,
@@ -129,15 +130,8 @@ impl ProbeTable {
     }
 
     pub(crate) fn of(elf: &ElfFile) -> Result<ProbeTable> {
-        let Some(note_section) = elf.contents(NOTE_SECTION)? else {
-            return Err(if elf.has_sections() {
-                no_probes(elf)
-            } else {
-                ErrorKind::elf(elf.path(), ElfDefect::NoSectionHeaders).into()
-            });
-        };
         let segments: Vec<Segment> = elf.loaded().collect();
-        let found = gather(elf, &segments, &note_section)?;
+        let found = gather(elf, &segments)?;
         if found.semaphores.is_empty() {
             return Err(no_probes(elf));
         }
@@ -151,38 +145,37 @@ impl ProbeTable {
             sites: found.sites,
             semaphores: Vec::new(),
             sites_by_address: Vec::new(),
+            arguments: found.arguments,
             int3: Vec::new(),
-            note_section: Vec::new(),
         };
         let probe_of = table.take_names(&found.semaphores);
-        table.note_section = note_section;
         table.sort_by_address();
         table.read_code(elf)?;
         table.sort_by_name(&probe_of);
-        table.refuse_what_is_no_site()?;
+        table.refuse_what_is_no_site(elf)?;
         table.refuse_shared_addresses()?;
         Ok(table)
     }
 
     /// Lays out the probes and their semaphores by name; returns the probe of each semaphore.
-    fn take_names(&mut self, found: &[FoundSemaphore<'_>]) -> Vec<ProbeId> {
+    fn take_names(&mut self, found: &[FoundSemaphore]) -> Vec<ProbeId> {
         let mut order: Vec<usize> = (0..found.len()).collect();
         order.sort_unstable_by_key(|&index| {
             let one = &found[index];
-            (one.name, one.counter, one.generation)
+            (&one.name, one.counter, one.generation)
         });
         let mut probe_of: Vec<ProbeId> = Vec::new();
         let mut index_of = vec![0; found.len()];
         for index in order {
             let FoundSemaphore {
-                name,
+                ref name,
                 counter,
                 generation,
             } = found[index];
             let next = self.semaphores.len();
-            if self.probes.last().is_none_or(|probe| *probe.name != *name) {
+            if self.probes.last().is_none_or(|probe| probe.name != *name) {
                 self.probes.push(ProbeEntry {
-                    name: name.into(),
+                    name: name.clone(),
                     sites: 0..0,
                     semaphores: next..next,
                 });
@@ -211,8 +204,8 @@ impl ProbeTable {
         // The linker's order: usually sorted already.
         self.sites
             .sort_by_key(|site| (site.address, site.semaphore));
-        let section = &self.note_section;
-        let arguments = |site: &SiteEntry| &section[arguments_of(section, site.note)];
+        let all = &self.arguments;
+        let arguments = |site: &SiteEntry| string_at(all, site.arguments);
         // A linker that folds equal functions leaves two notes of one site. If they do not say the
         // same, both stay, to be refused as overlapping.
         self.sites.dedup_by(|one, other| {
@@ -276,25 +269,28 @@ impl ProbeTable {
         }
     }
 
-    fn refuse_what_is_no_site(&self) -> Result<()> {
+    fn refuse_what_is_no_site(&self, elf: &ElfFile) -> Result<()> {
         let Some(index) = self.sites.iter().position(|site| !site.code.is_pristine()) else {
             return Ok(());
         };
         let site = &self.sites[index];
-        let mut notes = notes(&self.note_section).map_while(Result::ok);
-        let note = notes.find(|note| note.offset == site.note as usize);
-        let origin = Origin {
-            index: note.map_or(0, |note| note.index),
-            offset: site.note as usize,
-        };
-        let name = self
-            .name_of(|probe| probe.sites.contains(&index))
-            .to_owned();
         let defect = ProbeDefect::NotASite {
             address: site.address,
             found: site.code,
         };
-        Err(origin.error(&self.path, name, defect))
+        // Its note is looked for only now: nobody else asks where notes were.
+        let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+        each_note(elf, |note| {
+            let is_its = note.pc != 0
+                && note.pc.wrapping_add(prelink_shift(&note, base)) == site.address.0
+                && Generation::of_provider(note.provider) == Some(site.generation);
+            if is_its {
+                return Err(wrong_note(elf, &note, defect.clone()));
+            }
+            Ok(())
+        })?;
+        let text = format!("the site at {} has no note any more", site.address);
+        Err(ErrorKind::elf(&self.path, ElfDefect::Contradiction(text)).into())
     }
 
     /// Two sites that overlap, or a counter of two names, could not be changed independently.
@@ -469,8 +465,7 @@ impl<'t> Site<'t> {
 
     /// Its arguments in the order of the note, each as text; see [`Site::arguments`].
     pub fn argument_texts(&self) -> impl Iterator<Item = &'t str> + use<'t> {
-        let section = &self.table.note_section;
-        let bytes = &section[arguments_of(section, self.entry().note)];
+        let bytes = string_at(&self.table.arguments, self.entry().arguments);
         // `gather` has checked that it is text.
         str::from_utf8(bytes)
             .unwrap_or_default()
@@ -502,72 +497,72 @@ impl Semaphore<'_> {
     }
 }
 
-/// The OCaml notes of a file, in their order.
+/// What the OCaml notes of a file say, in their order.
 #[derive(Default)]
-struct Found<'n> {
+struct Found {
     /// May hold one several times.
-    semaphores: Vec<FoundSemaphore<'n>>,
+    semaphores: Vec<FoundSemaphore>,
     /// Without their code; their semaphores are those above.
     sites: Vec<SiteEntry>,
+    /// The argument strings of the sites, each with a NUL behind it.
+    arguments: Vec<u8>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct FoundSemaphore<'n> {
-    name: &'n str,
+struct FoundSemaphore {
+    name: Box<str>,
     counter: FileAddr,
     generation: Generation,
 }
 
-/// Where a note was, for errors.
-struct Origin {
-    index: usize,
-    offset: usize,
+fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::Error {
+    ErrorKind::WrongNote {
+        path: elf.path().to_owned(),
+        index: note.index,
+        offset: note.offset,
+        name: note.name.escape_ascii().to_string(),
+        defect,
+    }
+    .into()
 }
 
-impl Origin {
-    fn error(&self, path: &Path, name: String, defect: ProbeDefect) -> crate::Error {
-        ErrorKind::WrongNote {
-            path: path.to_owned(),
-            index: self.index,
-            offset: self.offset,
-            name,
-            defect,
+/// The string that starts at `start` and goes on to a NUL.
+fn string_at(strings: &[u8], start: u32) -> &[u8] {
+    let rest = &strings[start as usize..];
+    &rest[..memchr::memchr(0, rest).unwrap_or(rest.len())]
+}
+
+/// Shows each note of the file to `visit`.
+fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Result<()> {
+    let Some(section) = elf.contents(NOTE_SECTION)? else {
+        return Err(if elf.has_sections() {
+            no_probes(elf)
+        } else {
+            ErrorKind::elf(elf.path(), ElfDefect::NoSectionHeaders).into()
+        });
+    };
+    let read = |offset, bytes: &mut [u8]| section.read(offset, bytes);
+    note::each_note(section.len, read, |note| match note {
+        Ok(note) => visit(note),
+        Err(note) => {
+            let path = elf.path().to_owned();
+            Err(ErrorKind::MalformedNote { path, note }.into())
         }
-        .into()
-    }
-}
-
-/// Where in the section the arguments are of the note at `offset`, which has been read before.
-fn arguments_of(section: &[u8], offset: u32) -> Range<usize> {
-    let offset = offset as usize;
-    match notes(&section[offset..]).next() {
-        Some(Ok(note)) => offset + note.arguments.start..offset + note.arguments.end,
-        _ => 0..0,
-    }
+    })
 }
 
 /// Reads and checks the notes.
-fn gather<'n>(elf: &ElfFile, segments: &[Segment], section: &'n [u8]) -> Result<Found<'n>> {
+fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
     let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
     let mut found = Found::default();
     let mut recent = Recent::of(semaphore_section);
-    for note in notes(section) {
-        let note = note.map_err(|note| ErrorKind::MalformedNote {
-            path: elf.path().to_owned(),
-            note,
-        })?;
+    // Where the last argument string starts: often the next is the same.
+    let mut last_arguments = 0;
+    each_note(elf, |note| {
         let Some(generation) = Generation::of_provider(note.provider) else {
-            continue;
+            return Ok(());
         };
-        let origin = Origin {
-            index: note.index,
-            offset: note.offset,
-        };
-        let fail = |defect| {
-            let name = note.name.escape_ascii().to_string();
-            origin.error(elf.path(), name, defect)
-        };
+        let fail = |defect| wrong_note(elf, &note, defect);
         let shift = prelink_shift(&note, base);
         let counter =
             counter_address(&note, shift, generation, segments, semaphore_section).map_err(fail)?;
@@ -580,26 +575,32 @@ fn gather<'n>(elf: &ElfFile, segments: &[Segment], section: &'n [u8]) -> Result<
             let name = printable(note.name).ok_or_else(|| fail(ProbeDefect::Name))?;
             *last = found.semaphores.len() as u32;
             found.semaphores.push(FoundSemaphore {
-                name,
+                name: name.into(),
                 counter,
                 generation,
             });
         }
         let semaphore = *last;
         if let Some(address) = site_address(&note, shift, generation, segments).map_err(fail)? {
-            let arguments = &section[note.arguments];
-            if !arguments.is_ascii() && str::from_utf8(arguments).is_err() {
+            let text = note.arguments;
+            if !text.is_ascii() && str::from_utf8(text).is_err() {
                 return Err(fail(ProbeDefect::Arguments));
+            }
+            if string_at(&found.arguments, last_arguments) != text || found.sites.is_empty() {
+                last_arguments = found.arguments.len() as u32;
+                found.arguments.extend_from_slice(text);
+                found.arguments.push(0);
             }
             found.sites.push(SiteEntry {
                 address,
-                note: note.offset as u32,
+                arguments: last_arguments,
                 semaphore,
                 code: SiteCode([0; SITE_LEN]),
                 generation,
             });
         }
-    }
+        Ok(())
+    })?;
     Ok(found)
 }
 

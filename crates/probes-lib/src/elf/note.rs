@@ -8,8 +8,6 @@
 //!
 //! Source: <https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation>.
 
-use std::ops::Range;
-
 const HEADER_LEN: usize = 12;
 const ADDRESSES_LEN: usize = 24;
 const OWNER: &[u8] = b"stapsdt\0";
@@ -32,8 +30,8 @@ pub struct Note<'a> {
     pub provider: &'a [u8],
     /// The probe's name, without its NUL.
     pub name: &'a [u8],
-    /// The argument string, as its bytes' range in the section.
-    pub arguments: Range<usize>,
+    /// The argument string, without its NUL.
+    pub arguments: &'a [u8],
 }
 
 /// Why the bytes are not a list of notes.
@@ -74,21 +72,82 @@ pub enum NoteDefect {
     Unterminated(&'static str),
 }
 
+impl NoteDefect {
+    /// Whether there would be no defect, or another, if the section went on.
+    fn is_cut(&self) -> bool {
+        matches!(
+            self,
+            NoteDefect::HeaderCut { .. } | NoteDefect::BodyCut { .. }
+        )
+    }
+}
+
 /// The notes of a section, one by one; ends after the first malformed one.
 #[derive(Clone, Debug)]
 pub struct Notes<'a> {
     section: &'a [u8],
+    /// Where `section` begins, if it is a part of one.
+    base: usize,
     offset: usize,
     index: usize,
 }
 
 /// Reads the notes of a `.note.stapsdt` section; notes of another owner or type are passed over.
 pub fn notes(section: &[u8]) -> Notes<'_> {
+    notes_from(section, Place::default())
+}
+
+/// Reads the notes of a part of a section, which begins at `place`.
+fn notes_from(section: &[u8], place: Place) -> Notes<'_> {
     Notes {
         section,
+        base: place.offset,
         offset: 0,
-        index: 0,
+        index: place.index,
     }
+}
+
+/// Reads the notes of a section of `len` bytes part by part and shows each to `visit`: a large
+/// section costs less time and memory so than as a whole. `read` fills a buffer from an offset.
+pub(crate) fn each_note<E>(
+    len: usize,
+    mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    mut visit: impl FnMut(Result<Note<'_>, MalformedNote>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut part = Vec::new();
+    let mut part_len = PART;
+    let mut place = Place::default();
+    while place.offset < len {
+        let left = len - place.offset;
+        part.resize(part_len.min(left), 0);
+        read(place.offset, &mut part)?;
+        let mut notes = notes_from(&part, place);
+        let next = loop {
+            let before = notes.place();
+            match notes.next() {
+                Some(Err(error)) if part.len() < left && error.defect.is_cut() => break before,
+                Some(note) => visit(note)?,
+                None => break notes.place(),
+            }
+        };
+        // A note that is larger than a part.
+        let stuck = next.offset == place.offset;
+        part_len = if stuck { 2 * part.len() } else { PART };
+        place = next;
+    }
+    Ok(())
+}
+
+/// Length of the parts in bytes: enough notes that the system calls do not matter.
+const PART: usize = 64 << 10;
+
+/// How far in a section notes have been read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    /// In bytes.
+    offset: usize,
+    /// In notes.
+    index: usize,
 }
 
 impl<'a> Iterator for Notes<'a> {
@@ -105,7 +164,7 @@ impl<'a> Iterator for Notes<'a> {
                     self.offset = self.section.len();
                     return Some(Err(MalformedNote {
                         index,
-                        offset,
+                        offset: self.base + offset,
                         defect,
                     }));
                 }
@@ -116,6 +175,13 @@ impl<'a> Iterator for Notes<'a> {
 }
 
 impl<'a> Notes<'a> {
+    fn place(&self) -> Place {
+        Place {
+            offset: self.base + self.offset,
+            index: self.index,
+        }
+    }
+
     /// Reads the note at `start` and moves on; `None` for a note that is not SystemTap's.
     fn read(&mut self, start: usize, index: usize) -> Result<Option<Note<'a>>, NoteDefect> {
         let rest = &self.section[start..];
@@ -133,8 +199,8 @@ impl<'a> Notes<'a> {
         }
         // Both fit into `body`, so they fit into usize; only the last note's padding may be missing.
         let (owner_len, descsz_len) = (owner_len as usize, descsz as usize);
-        let desc_start = start + HEADER_LEN + owner_len;
-        self.offset = (desc_start + padded(descsz) as usize).min(self.section.len());
+        let end = start + HEADER_LEN + owner_len + padded(descsz) as usize;
+        self.offset = end.min(self.section.len());
 
         if kind != TYPE || &body[..namesz as usize] != OWNER {
             return Ok(None);
@@ -146,16 +212,15 @@ impl<'a> Notes<'a> {
         let (provider, strings) = split_string(strings, "provider")?;
         let (name, strings) = split_string(strings, "name")?;
         let (arguments, _) = split_string(strings, "argument string")?;
-        let arguments_start = desc_start + ADDRESSES_LEN + provider.len() + 1 + name.len() + 1;
         Ok(Some(Note {
             index,
-            offset: start,
+            offset: self.base + start,
             pc: long(addresses, 0),
             base: long(addresses, 8),
             semaphore: long(addresses, 16),
             provider,
             name,
-            arguments: arguments_start..arguments_start + arguments.len(),
+            arguments,
         }))
     }
 }

@@ -43,7 +43,7 @@ fn a_note_has_its_addresses_strings_and_position() {
         (first.provider, first.name),
         (&b"ocaml_2"[..], &b"first"[..])
     );
-    assert_eq!(&bytes[first.arguments.clone()], b"8@%rdx 8@16(%rsp)");
+    assert_eq!(first.arguments, b"8@%rdx 8@16(%rsp)");
 
     let second = &found[1];
     assert_eq!(
@@ -90,7 +90,7 @@ fn strings_need_not_be_text() {
         (found[0].provider, found[0].name),
         (&b"\xff"[..], &b"\xfe\xfd"[..])
     );
-    assert_eq!(&bytes[found[0].arguments.clone()], b"\xfc");
+    assert_eq!(found[0].arguments, b"\xfc");
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn check_any(section: &[u8]) {
         last = Some((index, offset));
         match note {
             Ok(note) => {
-                let arguments = &section[note.arguments];
+                let arguments = note.arguments;
                 assert!(!arguments.contains(&0));
                 for text in String::from_utf8_lossy(arguments).split_ascii_whitespace() {
                     if let Some(argument) = Argument::parse(text) {
@@ -309,7 +309,52 @@ proptest::proptest! {
             assert_eq!((note.pc, note.base, note.semaphore), (*pc, *base, *semaphore));
             assert_eq!(note.provider, provider.as_bytes());
             assert_eq!(note.name, name.as_bytes());
-            assert_eq!(&bytes[note.arguments.clone()], arguments.as_bytes());
+            assert_eq!(note.arguments, arguments.as_bytes());
         }
     }
+}
+
+/// What `each_note` shows of a section, and the lengths of the parts it reads.
+fn by_parts(section: &[u8]) -> (Vec<String>, Vec<usize>) {
+    let (mut seen, mut parts) = (Vec::new(), Vec::new());
+    let read = |offset: usize, bytes: &mut [u8]| {
+        parts.push(bytes.len());
+        bytes.copy_from_slice(&section[offset..offset + bytes.len()]);
+        Ok(())
+    };
+    let done: Result<(), MalformedNote> = each_note(section.len(), read, |note| {
+        seen.push(format!("{note:?}"));
+        note.map(drop)
+    });
+    assert_eq!(
+        done.is_err(),
+        seen.iter().any(|note| note.starts_with("Err"))
+    );
+    (seen, parts)
+}
+
+#[test]
+fn read_part_by_part_a_section_has_the_notes_that_it_has_as_a_whole() {
+    let whole = |section: &[u8]| notes(section).map(|note| format!("{note:?}")).collect();
+    // Of lengths that let notes lie across the parts' ends in every way.
+    let mut specs: Vec<_> = (0..3000).map(|i| ocaml(&"x".repeat(1 + i % 61))).collect();
+    let many = section(&specs);
+    let (seen, parts) = by_parts(&many);
+    let expected: Vec<String> = whole(&many);
+    assert_eq!(seen, expected);
+    assert!(parts.len() > 3 && parts.iter().all(|&len| len <= PART));
+
+    // One note is larger than a part, and the last is cut.
+    specs[1500] = ocaml(&"y".repeat(3 * PART));
+    let mut large = section(&specs);
+    large.truncate(large.len() - 9);
+    let (seen, _) = by_parts(&large);
+    let expected: Vec<String> = whole(&large);
+    assert_eq!(seen.len(), 3000);
+    assert_eq!(seen[..2999], expected[..2999]);
+    assert!(
+        seen[2999].starts_with("Err(MalformedNote { index: 2999"),
+        "{}",
+        seen[2999]
+    );
 }
