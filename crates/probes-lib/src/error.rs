@@ -1,6 +1,8 @@
 //! [`Error`]: what was tried, on which process or file, why it failed, and what became of the
 //! target. Lower case, no full stop; what to do next is the caller's to say, from [`ErrorKind`].
 
+mod cause;
+
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,8 @@ use crate::addr::LiveAddr;
 use crate::elf::BuildId;
 use crate::elf::note::MalformedNote;
 use crate::site::SiteCode;
+
+pub use cause::{Denial, ElfDefect, ProbeDefect};
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -453,146 +457,6 @@ impl ErrorKind {
     }
 }
 
-/// Why a file is not a program this crate can work on; reads on from the file's name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ElfDefect {
-    /// A directory, a device, a pipe.
-    #[error("is not a regular file")]
-    NotARegularFile,
-    /// No ELF magic.
-    #[error("is not an ELF file")]
-    NotElf,
-    /// A 32-bit file.
-    #[error("is a 32-bit program, only x86-64 programs can be handled")]
-    Class32,
-    /// Neither 32 nor 64 bits.
-    #[error("has the unknown ELF class {0}")]
-    UnknownClass(u8),
-    /// A big-endian file.
-    #[error("is a big-endian program, only x86-64 programs can be handled")]
-    BigEndian,
-    /// Another processor.
-    #[error("is a program for {}, only x86-64 programs can be handled", machine(*.0))]
-    Machine(u16),
-    /// An object file or a core dump.
-    #[error("is {}, not a program", elf_type(*.0))]
-    NotAProgram(u16),
-    /// The file ends too early.
-    #[error("is truncated at {file_len:#x}: no room for {what} ({size} bytes at {offset:#x})")]
-    Truncated {
-        /// What was to be read.
-        what: &'static str,
-        /// Its offset in the file, in bytes.
-        offset: u64,
-        /// Its length in bytes.
-        size: u64,
-        /// The length of the file in bytes.
-        file_len: u64,
-    },
-    /// A header table that cannot be read.
-    #[error("is corrupt: {0} cannot be read")]
-    Table(&'static str),
-    /// A section of an impossible size.
-    #[error("is corrupt: {what} claim {size} bytes")]
-    TooLarge {
-        /// The section.
-        what: &'static str,
-        /// Its claimed length in bytes.
-        size: u64,
-    },
-    /// The notes cannot be found without section headers.
-    #[error(
-        "has no section headers, so its probes cannot be found: keep .note.stapsdt when stripping"
-    )]
-    NoSectionHeaders,
-    /// Sites or semaphores that contradict each other.
-    #[error("is corrupt: {0}")]
-    Contradiction(String),
-}
-
-/// Why what a note says cannot be true of its file; reads on from the note.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProbeDefect {
-    /// The name is empty or not printable.
-    #[error("has a name that is empty or not printable")]
-    Name,
-    /// The argument string is not UTF-8.
-    #[error("has an argument string that is not text")]
-    Arguments,
-    /// No site, in a generation where each note has one.
-    #[error("has no site (pc 0), which only provider ocaml_2 may say")]
-    NoSite,
-    /// The site is not in executable bytes of the file.
-    #[error("has its site at {0}, outside the executable segments of the file")]
-    SiteOutside(crate::FileAddr),
-    /// The bytes in the file are not a site.
-    #[error(
-        "has its site at {address}: found {found}, expected 90 3d or 90 e8 and four more bytes"
-    )]
-    NotASite {
-        /// The site's address.
-        address: crate::FileAddr,
-        /// The bytes there.
-        found: SiteCode,
-    },
-    /// No semaphore.
-    #[error("has no semaphore")]
-    NoSemaphore,
-    /// The semaphore is not in the `.probes` section.
-    #[error("has its semaphore at {0}, outside .probes")]
-    SemaphoreOutside(crate::FileAddr),
-    /// The semaphore is not in memory that the program can write.
-    #[error("has its semaphore at {0}, outside the writable segments")]
-    SemaphoreNotWritable(crate::FileAddr),
-}
-
-/// Why the kernel did not let us at a process.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Denial {
-    /// The Yama security module.
-    #[error("kernel.yama.ptrace_scope={scope} {}", yama(*.scope))]
-    Yama {
-        /// The value of `kernel.yama.ptrace_scope`.
-        scope: u8,
-    },
-    /// A seccomp filter on ourselves, as in many containers.
-    #[error("this container's seccomp profile blocks ptrace")]
-    Seccomp,
-    /// The process is of another user.
-    #[error("it belongs to uid {uid} ({name})")]
-    OtherUser {
-        /// Its real uid.
-        uid: u32,
-        /// That user's name.
-        name: String,
-    },
-    /// The process is in a user namespace over which we have no power.
-    #[error("it is in another user namespace")]
-    UserNamespace,
-    /// The process gained privileges, or asked not to be looked at.
-    #[error("it is not dumpable (setuid or file capabilities, or prctl)")]
-    NotDumpable,
-    /// A Linux security module.
-    #[error("denied by a security policy (AppArmor, SELinux)")]
-    Policy,
-    /// Somebody else traces it.
-    #[error("it is already traced by pid {tracer} ({name})")]
-    Traced {
-        /// The tracer.
-        tracer: i32,
-        /// The tracer's command name.
-        name: String,
-    },
-    /// None of the known causes.
-    #[error(
-        "the kernel does not permit it, possibly because it is traced from outside this container"
-    )]
-    Unexplained,
-}
-
 /// The kernel's reason without Rust's "(os error 2)".
 fn reason(error: &io::Error) -> String {
     match error.raw_os_error() {
@@ -653,33 +517,5 @@ fn state_text(state: char, wchan: &str) -> String {
     match state {
         'D' => format!("in uninterruptible sleep (D{wchan})"),
         state => format!("busy in the kernel ({state}{wchan})"),
-    }
-}
-
-fn yama(scope: u8) -> &'static str {
-    match scope {
-        1 => "allows only descendants",
-        2 => "allows only CAP_SYS_PTRACE",
-        _ => "disables ptrace until reboot",
-    }
-}
-
-fn machine(machine: u16) -> String {
-    match machine {
-        0x03 => "32-bit x86".to_owned(),
-        0x28 => "32-bit ARM".to_owned(),
-        0xb7 => "AArch64".to_owned(),
-        0xf3 => "RISC-V".to_owned(),
-        0x15 => "64-bit PowerPC".to_owned(),
-        0x16 => "S/390".to_owned(),
-        other => format!("machine {other:#x}"),
-    }
-}
-
-fn elf_type(kind: u16) -> String {
-    match kind {
-        1 => "a relocatable object file".to_owned(),
-        4 => "a core dump".to_owned(),
-        other => format!("an ELF file of type {other}"),
     }
 }

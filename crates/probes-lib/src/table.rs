@@ -3,21 +3,20 @@
 //! Built once from the notes; checked against the file's segments, so that what is planned later
 //! can trust every address in it. Addresses are link-time ([`FileAddr`]).
 
+mod gather;
+mod probe;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str;
 
 use crate::addr::FileAddr;
-use crate::elf::args::Argument;
-use crate::elf::note::{self, Note};
-use crate::elf::{BuildId, ElfFile, Linking, Segment, within};
-use crate::error::{ElfDefect, ErrorKind, ProbeDefect, Result};
+use crate::elf::{BuildId, ElfFile, Linking, Segment};
+use crate::error::{ElfDefect, ErrorKind, Result};
 use crate::site::{INT3, SITE_LEN, SiteCode};
 use crate::spans;
 
-const NOTE_SECTION: &str = ".note.stapsdt";
-const BASE_SECTION: &str = ".stapsdt.base";
-const SEMAPHORE_SECTION: &str = ".probes";
+use gather::FoundSemaphore;
+pub use probe::{Probe, Semaphore, Site};
 
 /// Length of a counter in bytes.
 pub(crate) const COUNTER_LEN: u64 = 2;
@@ -131,9 +130,9 @@ impl ProbeTable {
 
     pub(crate) fn of(elf: &ElfFile) -> Result<ProbeTable> {
         let segments: Vec<Segment> = elf.loaded().collect();
-        let found = gather(elf, &segments)?;
+        let found = gather::gather(elf, &segments)?;
         if found.semaphores.is_empty() {
-            return Err(no_probes(elf));
+            return Err(gather::no_probes(elf));
         }
         let mut table = ProbeTable {
             path: elf.path().to_owned(),
@@ -274,23 +273,7 @@ impl ProbeTable {
             return Ok(());
         };
         let site = &self.sites[index];
-        let defect = ProbeDefect::NotASite {
-            address: site.address,
-            found: site.code,
-        };
-        // Its note is looked for only now: nobody else asks where notes were.
-        let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
-        each_note(elf, |note| {
-            let is_its = note.pc != 0
-                && note.pc.wrapping_add(prelink_shift(&note, base)) == site.address.0
-                && Generation::of_provider(note.provider) == Some(site.generation);
-            if is_its {
-                return Err(wrong_note(elf, &note, defect.clone()));
-            }
-            Ok(())
-        })?;
-        let text = format!("the site at {} has no note any more", site.address);
-        Err(ErrorKind::elf(&self.path, ElfDefect::Contradiction(text)).into())
+        Err(gather::not_a_site(elf, site))
     }
 
     /// Two sites that overlap, or a counter of two names, could not be changed independently.
@@ -392,301 +375,10 @@ impl ProbeTable {
     }
 }
 
-/// One probe: all sites and semaphores of a name.
-#[derive(Clone, Copy, Debug)]
-pub struct Probe<'t> {
-    table: &'t ProbeTable,
-    id: ProbeId,
-}
-
-impl<'t> Probe<'t> {
-    /// Its name.
-    pub fn name(&self) -> &'t str {
-        &self.table.probes[self.id].name
-    }
-
-    /// Its sites, by address; none if there are only semaphores.
-    pub fn sites(&self) -> impl ExactSizeIterator<Item = Site<'t>> + use<'t> {
-        let table = self.table;
-        self.site_range().map(|index| Site { table, index })
-    }
-
-    /// Its semaphores, by address.
-    pub fn semaphores(&self) -> impl ExactSizeIterator<Item = Semaphore<'t>> + use<'t> {
-        let table = self.table;
-        self.semaphore_range()
-            .map(|index| Semaphore { table, index })
-    }
-
-    pub(crate) fn id(&self) -> ProbeId {
-        self.id
-    }
-
-    pub(crate) fn site_range(&self) -> Range<usize> {
-        self.table.probes[self.id].sites.clone()
-    }
-
-    pub(crate) fn semaphore_range(&self) -> Range<usize> {
-        self.table.probes[self.id].semaphores.clone()
-    }
-}
-
-/// One site of a probe.
-#[derive(Clone, Copy, Debug)]
-pub struct Site<'t> {
-    table: &'t ProbeTable,
-    index: usize,
-}
-
-impl<'t> Site<'t> {
-    fn entry(&self) -> &'t SiteEntry {
-        &self.table.sites[self.index]
-    }
-
-    /// Address of its nop; the opcode is one byte further on.
-    pub fn address(&self) -> FileAddr {
-        self.entry().address
-    }
-
-    /// The generation of its note.
-    pub fn generation(&self) -> Generation {
-        self.entry().generation
-    }
-
-    /// Its bytes in the file.
-    pub fn code(&self) -> SiteCode {
-        self.entry().code
-    }
-
-    /// Index in the table of the semaphore whose counter decides whether it is enabled.
-    pub(crate) fn semaphore_index(&self) -> usize {
-        self.entry().semaphore as usize
-    }
-
-    /// Its arguments in the order of the note, each as text; see [`Site::arguments`].
-    pub fn argument_texts(&self) -> impl Iterator<Item = &'t str> + use<'t> {
-        let bytes = string_at(&self.table.arguments, self.entry().arguments);
-        // `gather` has checked that it is text.
-        str::from_utf8(bytes)
-            .unwrap_or_default()
-            .split_ascii_whitespace()
-    }
-
-    /// Its arguments, decoded; `None` in the place of one that is not of the form `N@LOC`.
-    pub fn arguments(&self) -> impl Iterator<Item = Option<Argument<'t>>> + use<'t> {
-        self.argument_texts().map(Argument::parse)
-    }
-}
-
-/// One semaphore of a probe: an unsigned 16-bit counter of those who want the probe enabled.
-#[derive(Clone, Copy, Debug)]
-pub struct Semaphore<'t> {
-    table: &'t ProbeTable,
-    index: usize,
-}
-
-impl Semaphore<'_> {
-    /// Address of the counter that OCaml reads, two bytes.
-    pub fn counter(&self) -> FileAddr {
-        self.table.semaphores[self.index].counter
-    }
-
-    /// The generation of its notes.
-    pub fn generation(&self) -> Generation {
-        self.table.semaphores[self.index].generation
-    }
-}
-
-/// What the OCaml notes of a file say, in their order.
-#[derive(Default)]
-struct Found {
-    /// May hold one several times.
-    semaphores: Vec<FoundSemaphore>,
-    /// Without their code; their semaphores are those above.
-    sites: Vec<SiteEntry>,
-    /// The argument strings of the sites, each with a NUL behind it.
-    arguments: Vec<u8>,
-}
-
-struct FoundSemaphore {
-    name: Box<str>,
-    counter: FileAddr,
-    generation: Generation,
-}
-
-fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::Error {
-    ErrorKind::WrongNote {
-        path: elf.path().to_owned(),
-        index: note.index,
-        offset: note.offset,
-        name: note.name.escape_ascii().to_string(),
-        defect,
-    }
-    .into()
-}
-
 /// The string that starts at `start` and goes on to a NUL.
 fn string_at(strings: &[u8], start: u32) -> &[u8] {
     let rest = &strings[start as usize..];
     &rest[..memchr::memchr(0, rest).unwrap_or(rest.len())]
-}
-
-/// Shows each note of the file to `visit`.
-fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Result<()> {
-    let Some(section) = elf.contents(NOTE_SECTION)? else {
-        return Err(if elf.has_sections() {
-            no_probes(elf)
-        } else {
-            ErrorKind::elf(elf.path(), ElfDefect::NoSectionHeaders).into()
-        });
-    };
-    let read = |offset, bytes: &mut [u8]| section.read(offset, bytes);
-    note::each_note(section.len, read, |note| match note {
-        Ok(note) => visit(note),
-        Err(note) => {
-            let path = elf.path().to_owned();
-            Err(ErrorKind::MalformedNote { path, note }.into())
-        }
-    })
-}
-
-/// Reads and checks the notes.
-fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
-    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
-    let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
-    let mut found = Found::default();
-    let mut recent = Recent::of(semaphore_section);
-    // Where the last argument string starts: often the next is the same.
-    let mut last_arguments = 0;
-    each_note(elf, |note| {
-        let Some(generation) = Generation::of_provider(note.provider) else {
-            return Ok(());
-        };
-        let fail = |defect| wrong_note(elf, &note, defect);
-        let shift = prelink_shift(&note, base);
-        let counter =
-            counter_address(&note, shift, generation, segments, semaphore_section).map_err(fail)?;
-        let last = recent.at(counter);
-        let known = found.semaphores.get(*last as usize).is_some_and(|one| {
-            (one.counter, one.generation) == (counter, generation)
-                && one.name.as_bytes() == note.name
-        });
-        if !known {
-            let name = printable(note.name).ok_or_else(|| fail(ProbeDefect::Name))?;
-            *last = found.semaphores.len() as u32;
-            found.semaphores.push(FoundSemaphore {
-                name: name.into(),
-                counter,
-                generation,
-            });
-        }
-        let semaphore = *last;
-        if let Some(address) = site_address(&note, shift, generation, segments).map_err(fail)? {
-            let text = note.arguments;
-            if !text.is_ascii() && str::from_utf8(text).is_err() {
-                return Err(fail(ProbeDefect::Arguments));
-            }
-            if string_at(&found.arguments, last_arguments) != text || found.sites.is_empty() {
-                last_arguments = found.arguments.len() as u32;
-                found.arguments.extend_from_slice(text);
-                found.arguments.push(0);
-            }
-            found.sites.push(SiteEntry {
-                address,
-                arguments: last_arguments,
-                semaphore,
-                code: SiteCode([0; SITE_LEN]),
-                generation,
-            });
-        }
-        Ok(())
-    })?;
-    Ok(found)
-}
-
-/// The last semaphore found at each place of the section of semaphores: nearly always that of the
-/// next note that names the place, so that no name needs to be searched for.
-struct Recent {
-    start: FileAddr,
-    indices: Vec<u32>,
-}
-
-impl Recent {
-    /// In larger sections places share an index, and a semaphore may be found anew.
-    const MOST: u64 = 1 << 16;
-
-    fn of(section: Option<(FileAddr, u64)>) -> Recent {
-        let (start, len) = section.unwrap_or((FileAddr(0), 0));
-        let count = (len / COUNTER_LEN).clamp(1, Recent::MOST);
-        Recent {
-            start,
-            indices: vec![u32::MAX; count as usize],
-        }
-    }
-
-    fn at(&mut self, counter: FileAddr) -> &mut u32 {
-        let place = (counter.0.wrapping_sub(self.start.0) / COUNTER_LEN) as usize;
-        let count = self.indices.len();
-        &mut self.indices[place % count]
-    }
-}
-
-/// How far the file has moved since its notes were written: prelink(8) shifts the sections that
-/// are loaded, `.stapsdt.base` with them, but not the notes.
-fn prelink_shift(note: &Note<'_>, base: Option<FileAddr>) -> u64 {
-    base.map_or(0, |base| base.0.wrapping_sub(note.base))
-}
-
-/// Where the site is; `None` if the note rightly has none. A zero pc is never shifted.
-fn site_address(
-    note: &Note<'_>,
-    shift: u64,
-    generation: Generation,
-    segments: &[Segment],
-) -> Result<Option<FileAddr>, ProbeDefect> {
-    if note.pc == 0 {
-        return if generation.allows_no_site() {
-            Ok(None)
-        } else {
-            Err(ProbeDefect::NoSite)
-        };
-    }
-    let address = FileAddr(note.pc.wrapping_add(shift));
-    segments
-        .iter()
-        .any(|segment| segment.executable && segment.holds(address, SITE_LEN as u64))
-        .then_some(Some(address))
-        .ok_or(ProbeDefect::SiteOutside(address))
-}
-
-/// Where the counter is that OCaml reads.
-fn counter_address(
-    note: &Note<'_>,
-    shift: u64,
-    generation: Generation,
-    segments: &[Segment],
-    section: Option<(FileAddr, u64)>,
-) -> Result<FileAddr, ProbeDefect> {
-    if note.semaphore == 0 {
-        return Err(ProbeDefect::NoSemaphore);
-    }
-    let semaphore = note.semaphore.wrapping_add(shift);
-    let counter = FileAddr(semaphore.wrapping_add(generation.counter_offset()));
-    if !section.is_some_and(|(start, len)| within(start, len, counter, COUNTER_LEN)) {
-        return Err(ProbeDefect::SemaphoreOutside(counter));
-    }
-    segments
-        .iter()
-        .any(|segment| segment.writable && segment.covers(counter, COUNTER_LEN))
-        .then_some(counter)
-        .ok_or(ProbeDefect::SemaphoreNotWritable(counter))
-}
-
-/// A name that can stand in a line of output; compilers emit letters, digits and `_`.
-fn printable(name: &[u8]) -> Option<&str> {
-    let name = str::from_utf8(name).ok()?;
-    let fits = |c: char| !c.is_control() && !c.is_whitespace();
-    (!name.is_empty() && name.chars().all(fits)).then_some(name)
 }
 
 /// The first two of sorted things of `len` bytes that share a byte: where, and their indices.
@@ -702,14 +394,6 @@ fn first_overlap(
         (address, index) = (next_address, next);
     }
     None
-}
-
-fn no_probes(elf: &ElfFile) -> crate::Error {
-    ErrorKind::NoProbes {
-        path: elf.path().to_owned(),
-        build_id: elf.build_id(),
-    }
-    .into()
 }
 
 #[cfg(test)]

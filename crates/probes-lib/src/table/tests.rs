@@ -3,6 +3,7 @@ mod oracle;
 
 use super::*;
 use crate::Error;
+use crate::error::ProbeDefect;
 use crate::testing::{NoteSpec, Program, read_table};
 
 const SITE: [u8; 6] = [0x90, 0x3d, 1, 0, 0, 0];
