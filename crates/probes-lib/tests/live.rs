@@ -33,6 +33,10 @@ mod launch;
 #[path = "live/stopping.rs"]
 mod stopping;
 
+// Threads that come and go all the time, and tools that are killed meanwhile.
+#[path = "live/churn.rs"]
+mod churn;
+
 // Processes and memory that are refused, and what is left of them.
 #[path = "live/damage.rs"]
 mod damage;

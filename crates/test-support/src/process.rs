@@ -131,8 +131,9 @@ impl Image {
 
 /// `/proc/PID/task/TID` of a living thread: the files of a zombie leader are of no use.
 fn task(pid: i32) -> PathBuf {
-    threads(pid)
-        .into_iter()
+    // The leader first, even if its number is not the lowest: others may not live long.
+    std::iter::once(pid)
+        .chain(threads(pid))
         .map(|tid| PathBuf::from(format!("/proc/{pid}/task/{tid}")))
         .find(|task| {
             let status = fs::read_to_string(task.join("status")).unwrap_or_default();
