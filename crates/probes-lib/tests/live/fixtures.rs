@@ -12,7 +12,7 @@ use crate::session::{Session, all, busy, named};
 
 /// Those that a test of their own is about: counters that contradict sites, code that cannot be
 /// written, code that never stands still.
-const OTHERWISE: [&str; 3] = ["interrupted", "shared_text", "threads_spin"];
+const OTHERWISE: [&str; 4] = ["interrupted", "shared_text", "threads_spin", "churn"];
 
 fn ordinary() -> impl Iterator<Item = Subject> {
     expected::fixtures().into_iter().filter(|subject| {
