@@ -85,9 +85,11 @@ pub(crate) struct TraceArgs {
 
 const TRACE_HELP: &str = "\
 Without actions all probes are enabled. Returns as soon as the program runs; the program goes on by
-itself, on the same terminal and standard streams. So that only the program's own words are on
-standard output, the answer is printed with -json alone, as one line; -v says the pid on standard
-error.
+itself, in the background: on the same streams, but it cannot read from a terminal, and Ctrl-C does
+not reach it. So that only the program's own words are on standard output, the answer is printed
+with -json alone, as one line; -v says the pid on standard error.
+
+RE is an extended regular expression, as in grep -E.
 
 One kind of action a call, but -enable goes with -disable. All is done, or the program is not started.";
 
@@ -116,6 +118,8 @@ Prints what was changed, plain as a line for each probe, in the order it was don
     NAME BEFORE -> AFTER, N sites
 with its counter before and after, and how many of its sites were switched. -force repairs probes
 that `info` calls inconsistent.
+
+RE is an extended regular expression, as in grep -E.
 
 One kind of action a call, but -enable goes with -disable. Enabling adds one to a probe's counter
 and disabling takes one away; its sites change when the counter leaves or reaches 0. Disabling a
@@ -180,10 +184,10 @@ pub(crate) struct ActionArgs {
     /// Disable all probes
     #[arg(long)]
     pub(crate) disable_all: bool,
-    /// Enable the probes with a name that RE matches from its start
+    /// Enable the probes whose name RE matches from its start
     #[arg(long, value_name = "RE")]
     pub(crate) enable_regexp: Option<String>,
-    /// Disable the probes with a name that RE matches from its start
+    /// Disable the probes whose name RE matches from its start
     #[arg(long, value_name = "RE")]
     pub(crate) disable_regexp: Option<String>,
     /// Enable the probes that open and close an event, STOP first

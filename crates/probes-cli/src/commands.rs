@@ -9,11 +9,11 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use probes_lib::{Report, Result, SourceMap};
+use probes_lib::{Report, Result, SourceMap, Target};
 
 use crate::hint;
 use crate::messages::Messages;
-use crate::output::{Detail, Format};
+use crate::output::{self, Changes, Detail, Format};
 use crate::request::{Answer, Request};
 
 /// Why a command could not do what it was asked to.
@@ -23,6 +23,8 @@ pub(crate) enum Failure {
     Target(Subject, probes_lib::Error),
     /// The answer could not be written.
     Output(io::Error),
+    /// What was asked for was done, but the answer could not be written.
+    Unanswered(String, io::Error),
 }
 
 /// What a command is about.
@@ -41,7 +43,7 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Failure::Target(subject, error) => hint::of(error.kind(), subject),
-            Failure::Output(_) => None,
+            Failure::Output(_) | Failure::Unanswered(..) => None,
         }
     }
 }
@@ -51,11 +53,35 @@ impl fmt::Display for Failure {
         match self {
             Failure::Target(_, error) => error.fmt(f),
             Failure::Output(error) => {
-                let text = error.to_string();
-                let reason = text.split(" (os error").next().unwrap_or_default();
-                write!(f, "cannot write the answer: {reason}")
+                write!(f, "cannot write the answer: {}", reason(error))
+            }
+            Failure::Unanswered(done, error) => {
+                write!(f, "cannot write the answer: {}; {done}", reason(error))
             }
         }
+    }
+}
+
+/// The system's reason without Rust's "(os error 28)".
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Writes the answer to a change that has been made, which is not undone for want of an answer.
+fn answer_change(
+    format: Format,
+    report: &Report,
+    done: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    match output::print_changes(format, &Changes::of(report)) {
+        Err(Failure::Output(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::Unanswered(done(), error))
+        }
+        answered => answered,
     }
 }
 
@@ -88,22 +114,32 @@ fn detail(answer: Answer, sites: bool, source_map: impl FnOnce() -> Result<Sourc
     }
 }
 
-/// Names the probes that were off already, as far as they fit on a line.
-fn say_passed_over(messages: &Messages, report: &Report) {
-    const FEW: usize = 8;
-    let names = &report.passed_over;
-    let Some(shown) = names
-        .get(..names.len().min(FEW))
-        .filter(|names| !names.is_empty())
-    else {
-        return;
-    };
-    let more = match names.len() - shown.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    messages.note(&format!(
-        "passed over, off already: {}{more}",
-        shown.join(", ")
+/// Says what was found at a pid.
+fn say_what(messages: &Messages, target: &Target) {
+    messages.step(format_args!(
+        "process {} runs {}, which has {} probes; load bias {}",
+        target.pid(),
+        target.program().display(),
+        target.table().probes().len(),
+        target.load_bias()
     ));
+}
+
+/// Names the probes that were off already.
+fn say_passed_over(messages: &Messages, report: &Report) {
+    if let Some(names) = few(&report.passed_over) {
+        messages.note(&format!("passed over, off already: {names}"));
+    }
+}
+
+/// As many of the names as fit on a line; `None` if there are none.
+fn few(names: &[impl AsRef<str>]) -> Option<String> {
+    const FEW: usize = 8;
+    let shown: Vec<&str> = names.iter().take(FEW).map(AsRef::as_ref).collect();
+    let text = shown.join(", ");
+    match names.len() - shown.len() {
+        _ if shown.is_empty() => None,
+        0 => Some(text),
+        more => Some(format!("{text} and {more} more")),
+    }
 }

@@ -22,9 +22,11 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
              linked in, and .note.stapsdt kept when stripping?"
                 .to_owned()
         }
-        ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. } => {
-            format!("`{}` lists the names", listing(subject))
-        }
+        ErrorKind::UnknownProbe { .. } => format!("`{}` lists the names", listing(subject)),
+        ErrorKind::NoMatch { .. } => format!(
+            "`{}` lists the names; a regular expression has to match from a name's start: `.*_end`",
+            listing(subject)
+        ),
         ErrorKind::SelectedTwice { .. } => "select each probe once".to_owned(),
         ErrorKind::Conflict { .. } => "either enable the probe or disable it".to_owned(),
         ErrorKind::NotEnabled { .. } => {
@@ -41,6 +43,15 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
         ErrorKind::UnexpectedSite { .. } => {
             "something else has changed this code: leave this probe out, or start the program anew"
                 .to_owned()
+        }
+        ErrorKind::UnequalCounters { name, .. } => match subject {
+            Subject::Process(pid) => format!(
+                "`ocaml-probes attach -pid {pid} -force -disable {name}` disables all of it"
+            ),
+            Subject::Program(_) | Subject::File(_) => return None,
+        },
+        ErrorKind::Setuid { .. } => {
+            "start it without ocaml-probes, then `attach` to it with sudo".to_owned()
         }
         ErrorKind::NoSuchProcess { .. } => {
             "it has exited, or the pid is one of another pid namespace (a container)".to_owned()
@@ -60,7 +71,7 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
             "try again; is another ocaml-probes at work on it?".to_owned()
         }
         ErrorKind::GigaText { .. } => "-gigatext allows it".to_owned(),
-        ErrorKind::SharedText { .. } => "leave the probes in that code out".to_owned(),
+        ErrorKind::SharedMapping { .. } => "leave the probes in it out".to_owned(),
         ErrorKind::DiedAtStart { .. } => "run it without ocaml-probes to see why".to_owned(),
         _ => return None,
     };
@@ -70,7 +81,7 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
 /// How to make counter and sites of a probe agree again.
 pub(crate) fn repair(pid: i32, name: &str) -> String {
     format!(
-        "`ocaml-probes attach -pid {pid} -force -enable {name}` or `-disable {name}` repairs it"
+        "`ocaml-probes attach -pid {pid} -force -enable {name}` or `-force -disable {name}` repairs it"
     )
 }
 
@@ -143,7 +154,8 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
         Denial::UserNamespace => {
             "run ocaml-probes inside that container, or as root outside of it".to_owned()
         }
-        Denial::NotDumpable => "use sudo".to_owned(),
+        Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
+        Denial::BeingChanged { .. } => "try again".to_owned(),
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
         Denial::Traced { tracer, name } => {
             format!("detach or end the other tracer, {name} with pid {tracer}")
@@ -178,23 +190,23 @@ mod tests {
         let cases = [
             (
                 Denial::Yama { scope: 1 },
-                "kernel.yama.ptrace_scope=1 allows only descendants",
+                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants",
                 "use sudo, or `trace` instead of `attach`, or let the program call \
                  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)",
             ),
             (
                 Denial::Yama { scope: 2 },
-                "kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
+                "cannot attach to 4242: kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
                 "use sudo",
             ),
             (
                 Denial::Yama { scope: 3 },
-                "kernel.yama.ptrace_scope=3 disables ptrace until reboot",
+                "cannot attach to 4242: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
                 "only a reboot can undo it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d",
             ),
             (
                 Denial::Seccomp,
-                "this container's seccomp profile blocks ptrace",
+                "cannot attach to 4242: this container's seccomp profile blocks ptrace",
                 "start the container with --cap-add=SYS_PTRACE",
             ),
             (
@@ -202,22 +214,22 @@ mod tests {
                     uid: 0,
                     name: root(),
                 },
-                "it belongs to uid 0 (root)",
+                "4242 belongs to uid 0 (root)",
                 "use sudo, or be that user: sudo -u root",
             ),
             (
                 Denial::UserNamespace,
-                "it is in another user namespace",
+                "4242 is in another user namespace",
                 "run ocaml-probes inside that container, or as root outside of it",
             ),
             (
                 Denial::NotDumpable,
-                "it is not dumpable (setuid or file capabilities, or prctl)",
+                "4242 is not dumpable (setuid or file capabilities, or prctl)",
                 "use sudo",
             ),
             (
                 Denial::Policy,
-                "denied by a security policy (AppArmor, SELinux)",
+                "cannot attach to 4242: denied by a security policy (AppArmor, SELinux)",
                 "the audit log says which rule: `dmesg`, or `ausearch -m AVC`",
             ),
             (
@@ -225,19 +237,31 @@ mod tests {
                     tracer: 99,
                     name: "gdb".to_owned(),
                 },
-                "it is already traced by pid 99 (gdb)",
+                "4242 is already traced by pid 99 (gdb)",
                 "detach or end the other tracer, gdb with pid 99",
             ),
             (
+                Denial::MorePrivileged,
+                "4242 has capabilities that ocaml-probes lacks",
+                "use sudo",
+            ),
+            (
+                Denial::BeingChanged {
+                    tracer: 99,
+                    name: "ocaml-probes".to_owned(),
+                },
+                "4242 is being changed by pid 99 (ocaml-probes)",
+                "try again",
+            ),
+            (
                 Denial::Unexplained,
-                "the kernel does not permit it, possibly because it is traced from outside this \
+                "cannot attach to 4242: the kernel does not permit it, possibly because it is traced from outside this \
                  container",
                 "look for a debugger or tracer outside this container, or use sudo",
             ),
         ];
         for (denial, why, hint) in cases {
-            let expected = format!("cannot attach to process 4242: {why}");
-            assert_eq!(of_denial(denial), (expected, hint.to_owned()));
+            assert_eq!(of_denial(denial), (why.to_owned(), hint.to_owned()));
         }
     }
 

@@ -9,8 +9,9 @@ use nix::errno::Errno;
 use nix::unistd::{Uid, User, geteuid};
 
 use crate::error::{Denial, Error, ErrorKind};
-use crate::process::{Process, name_of};
+use crate::process::{Process, Status, name_of};
 use crate::sys::ptrace;
+use crate::sys::threads::TRACER_NAME;
 
 /// `CAP_SYS_PTRACE` of capability.h.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
@@ -27,7 +28,7 @@ pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) ->
             denial: of_process(process, errno),
         },
         Errno::ENOENT | Errno::ESRCH => ErrorKind::Exited { pid },
-        _ => ErrorKind::system(pid, "attach to a thread", errno.into()),
+        _ => ErrorKind::system(pid, "trace a thread", errno.into()),
     }
     .into()
 }
@@ -51,75 +52,90 @@ pub(crate) fn traced(process: &Process, operation: &'static str, tracer: i32) ->
 }
 
 /// TracerPid is the id of a thread; people know the process.
-fn by_tracer(tracer: i32) -> Denial {
-    let leader = Process::open(tracer).and_then(|tracer| tracer.leader());
-    let tracer = leader.unwrap_or(tracer);
-    Denial::Traced {
-        tracer,
-        name: name_of(tracer),
+fn by_tracer(tid: i32) -> Denial {
+    let thread = Process::open(tid).ok();
+    let status = thread.as_ref().and_then(|thread| thread.status().ok());
+    let tracer = status.as_ref().map_or(tid, |status| status.tgid);
+    let name = name_of(tracer);
+    match status {
+        Some(status) if status.name != TRACER_NAME => Denial::Traced { tracer, name },
+        // One of ours, or one that has ended since: neither stays.
+        Some(_) | None => Denial::BeingChanged { tracer, name },
     }
 }
 
 fn of_process(process: &Process, errno: Errno) -> Denial {
-    let status = process.status().unwrap_or_default();
-    if status.tracer != 0 {
-        return by_tracer(status.tracer);
+    let theirs = process.status().unwrap_or_default();
+    let ours = own_status();
+    if theirs.tracer != 0 {
+        return by_tracer(theirs.tracer);
     }
     if ptrace::is_filtered() {
         return Denial::Seccomp;
     }
-    let privileged = has_sys_ptrace();
-    if !privileged && status.uid != geteuid().as_raw() {
-        return Denial::OtherUser {
-            uid: status.uid,
-            name: user_name(status.uid),
-        };
-    }
-    if !is_own_user_namespace(process) {
-        return Denial::UserNamespace;
-    }
+    let privileged = ours.effective & CAP_SYS_PTRACE != 0;
     if !privileged {
+        if theirs.uid != geteuid().as_raw() {
+            return Denial::OtherUser {
+                uid: theirs.uid,
+                name: user_name(theirs.uid),
+            };
+        }
+        // "The caller's permitted capability set is a superset of the target's."
+        if theirs.permitted & !ours.permitted != 0 {
+            return Denial::MorePrivileged;
+        }
         // The files in /proc of a process that is not dumpable belong to root.
         let owner = fs::metadata(format!("/proc/{}/maps", process.pid())).map(|m| m.uid());
-        if owner.is_ok_and(|owner| owner != status.uid) {
+        if owner.is_ok_and(|owner| owner != theirs.uid) {
             return Denial::NotDumpable;
         }
     }
+    if is_in_other_user_namespace(process) || (privileged && !is_initial_user_namespace()) {
+        return Denial::UserNamespace;
+    }
     match yama_scope() {
         Some(scope) if scope == 3 || (scope > 0 && !privileged) => Denial::Yama { scope },
-        _ if errno == Errno::EACCES => Denial::Policy,
+        // The files in /proc say EACCES whatever the reason.
+        _ if errno == Errno::EACCES && privileged => Denial::Policy,
         _ => Denial::Unexplained,
     }
 }
 
 /// Why a child that is about to execute a program may not be traced.
 pub(crate) fn of_own_child(errno: Errno) -> Denial {
+    let ours = own_status();
     match yama_scope() {
         _ if ptrace::is_filtered() => Denial::Seccomp,
+        // Who traces us may trace our children as well.
+        _ if ours.tracer != 0 => by_tracer(ours.tracer),
         Some(scope) if scope > 1 => Denial::Yama { scope },
         _ if errno == Errno::EACCES => Denial::Policy,
         _ => Denial::Unexplained,
     }
 }
 
-fn has_sys_ptrace() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|caps| u64::from_str_radix(caps.trim(), 16).ok())
-        .is_some_and(|caps| caps & CAP_SYS_PTRACE != 0)
+fn own_status() -> Status {
+    let own = Process::open(std::process::id() as i32).ok();
+    own.and_then(|own| own.status().ok()).unwrap_or_default()
 }
 
-fn is_own_user_namespace(process: &Process) -> bool {
+/// Reading the link takes the same permission that we were denied, so it seldom tells.
+fn is_in_other_user_namespace(process: &Process) -> bool {
     match (
         process.read_link("ns/user"),
         fs::read_link("/proc/self/ns/user"),
     ) {
-        (Ok(theirs), Ok(ours)) => theirs == ours,
-        // Reading the link takes the same permission that we were denied.
-        _ => true,
+        (Ok(theirs), Ok(ours)) => theirs != ours,
+        _ => false,
     }
+}
+
+/// Whether our capabilities are good for every process: in the first user namespace every id is
+/// mapped to itself.
+fn is_initial_user_namespace() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn yama_scope() -> Option<u8> {

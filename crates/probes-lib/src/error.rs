@@ -198,6 +198,18 @@ pub enum ErrorKind {
         /// The probe.
         name: String,
     },
+    /// A probe's counters differ, and one action would leave it partly on.
+    #[error(
+        "the counters of \"{name}\" differ ({smallest} to {largest}): somebody else, such as SystemTap, counts some of its sites, and disabling it would leave those on"
+    )]
+    UnequalCounters {
+        /// The probe.
+        name: String,
+        /// The smallest of its counters.
+        smallest: u16,
+        /// The largest.
+        largest: u16,
+    },
     /// A probe's counter is at its maximum.
     #[error("probe \"{name}\" is enabled 65535 times already, its counter can hold no more")]
     CounterFull {
@@ -219,7 +231,7 @@ pub enum ErrorKind {
         counter: u16,
     },
     /// A site in memory is neither enabled nor disabled.
-    #[error("site {name} at {address}: found {found}, expected {expected}: {}", site_reason(*.found))]
+    #[error("site {name} at {address}: {}", site_text(*.found, *.expected))]
     UnexpectedSite {
         /// The probe.
         name: String,
@@ -299,7 +311,7 @@ pub enum ErrorKind {
         own: bool,
     },
     /// The kernel does not let us look into or stop the process.
-    #[error("cannot {operation} process {pid}: {denial}")]
+    #[error("{}", denied(*.pid, .operation, .denial))]
     Denied {
         /// The process.
         pid: i32,
@@ -309,7 +321,10 @@ pub enum ErrorKind {
         denial: Denial,
     },
     /// A thread did not stop in time.
-    #[error("thread {tid} ({name}) of process {pid} is {} and did not stop within {deadline_ms} ms; released, safe to retry", state_text(*.state, .wchan))]
+    #[error(
+        "thread {tid} ({name}) is {}; released, safe to retry",
+        state_text(*.state, .wchan)
+    )]
     Busy {
         /// The process.
         pid: i32,
@@ -335,7 +350,7 @@ pub enum ErrorKind {
         deadline_ms: u64,
     },
     /// The process executed another program meanwhile.
-    #[error("process {pid} executed a new program during attach")]
+    #[error("{pid} executed a new program during attach")]
     Executed {
         /// The process.
         pid: i32,
@@ -374,11 +389,13 @@ pub enum ErrorKind {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The text is mapped `MAP_SHARED`: to change it here would be to change the file, or fail.
+    /// Memory is mapped `MAP_SHARED`: to change it here would be to change it for others, or fail.
     #[error(
-        "the text of process {pid} at {address} is mapped shared, and cannot be changed in one process"
+        "{what} of process {pid} at {address} is mapped shared, and cannot be changed in one process"
     )]
-    SharedText {
+    SharedMapping {
+        /// Site or semaphore.
+        what: &'static str,
         /// The process.
         pid: i32,
         /// An address in the mapping.
@@ -421,6 +438,18 @@ pub enum ErrorKind {
     /// A program ended before it could be looked at.
     #[error("{} ended before its first instruction", program.display())]
     DiedAtStart {
+        /// The program, as given.
+        program: PathBuf,
+    },
+    /// The program would run without the privilege that its file gives it.
+    #[error("{} is setuid or setgid, and would run without that privilege if it was traced from its start", program.display())]
+    Setuid {
+        /// The program's file.
+        program: PathBuf,
+    },
+    /// We were told to end while a program was being started.
+    #[error("interrupted while {} was being started", program.display())]
+    Interrupted {
         /// The program, as given.
         program: PathBuf,
     },
@@ -501,11 +530,30 @@ fn did_you_mean(near: &[String]) -> String {
     }
 }
 
-fn site_reason(found: SiteCode) -> &'static str {
-    if found.has_breakpoint() {
+fn site_text(found: SiteCode, expected: SiteCode) -> String {
+    let reason = if found.has_breakpoint() {
         "a breakpoint or uprobe (gdb, perf, bpftrace) is there"
     } else {
         "file and process differ"
+    };
+    // Either opcode would do.
+    let is_wrong =
+        |&at: &usize| found.0[at] != expected.0[at] && !(at == 1 && found.enabled().is_some());
+    let differing: Vec<usize> = (0..found.0.len()).filter(is_wrong).collect();
+    match differing.as_slice() {
+        [1] => format!("found {:02x}, expected 3d or e8: {reason}", found.0[1]),
+        [0] => format!("found {:02x}, expected 90: {reason}", found.0[0]),
+        _ => format!("found {found}, expected {expected}: {reason}"),
+    }
+}
+
+/// Some reasons are about the process, others about the attempt.
+fn denied(pid: i32, operation: &str, denial: &Denial) -> String {
+    match denial {
+        Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => {
+            format!("cannot {operation} {pid}: {denial}")
+        }
+        _ => format!("{pid} {denial}"),
     }
 }
 
@@ -516,6 +564,7 @@ fn state_text(state: char, wchan: &str) -> String {
     };
     match state {
         'D' => format!("in uninterruptible sleep (D{wchan})"),
+        'R' => "still running: there is more to run than processors (R)".to_owned(),
         state => format!("busy in the kernel ({state}{wchan})"),
     }
 }

@@ -2,10 +2,12 @@
 //! mappings hold them.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 
@@ -13,10 +15,11 @@ use crate::addr::LoadBias;
 use crate::bias;
 use crate::denial;
 use crate::elf::ElfFile;
+use crate::elf::source::SourceMap;
 use crate::error::{ErrorKind, Result};
 use crate::maps::{self, Mapping};
 use crate::process::Process;
-use crate::snapshot::{Layout, SITE};
+use crate::snapshot::Layout;
 use crate::table::ProbeTable;
 
 const GIGABYTE: u64 = 1 << 30;
@@ -25,6 +28,8 @@ const GIGABYTE: u64 = 1 << 30;
 pub(crate) struct Image {
     pub(crate) table: ProbeTable,
     pub(crate) bias: LoadBias,
+    /// The executable, for what is read from it later.
+    file: File,
     /// Tells the mappings of the file from others. Only the inode: on some file systems (btrfs,
     /// overlayfs) stat(2) and /proc/PID/maps name different devices for one file.
     inode: u64,
@@ -34,20 +39,22 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Reads the executable of `process` and finds where it is loaded. `tid` is a living thread.
-    pub(crate) fn of(process: &Process, tid: i32) -> Result<Image> {
-        let below_task = |name: &str| format!("task/{tid}/{name}");
+    /// Reads the executable of `process` and finds where it is loaded.
+    pub(crate) fn of(process: &Process) -> Result<Image> {
         let denied = |source: io::Error| denial::or_lost(process, "look into", source);
-        let path = process.read_link(&below_task("exe")).map_err(denied)?;
-        let file = process
-            .open_file(&below_task("exe"), OFlag::O_RDONLY)
-            .map_err(denied)?;
+        let exe = process.look(|folder| {
+            let exe = format!("{folder}/exe");
+            let path = process.read_link(&exe)?;
+            Ok(Some((path, process.open_file(&exe, OFlag::O_RDONLY)?)))
+        });
+        let (path, file) = exe.map_err(denied)?;
         let metadata = file.metadata().map_err(denied)?;
         let path = without_deleted_mark(path, metadata.nlink());
         let inode = metadata.ino();
+        let for_source = file.try_clone().map_err(denied)?;
         let table = ProbeTable::of(&ElfFile::read(file, path)?)?;
-        let maps = read_maps(process, tid)?;
-        let auxv = process.read(&below_task("auxv")).unwrap_or_default();
+        let maps = read_maps(process)?;
+        let auxv = process.read_program("auxv").map_err(denied)?;
         let bias = bias::of_executable(
             table.linking(),
             table.entry(),
@@ -63,6 +70,7 @@ impl Image {
         Ok(Image {
             table,
             bias,
+            file: for_source,
             inode,
             auxv,
         })
@@ -70,11 +78,14 @@ impl Image {
 
     /// Whether the process has executed another program, or this one anew, since.
     pub(crate) fn is_replaced(&self, process: &Process) -> bool {
-        let tid = process.living_thread();
-        let auxv = tid
-            .ok()
-            .and_then(|tid| process.read(&format!("task/{tid}/auxv")).ok());
-        auxv.is_some_and(|auxv| !auxv.is_empty() && auxv != self.auxv)
+        let auxv = process.read_program("auxv");
+        auxv.is_ok_and(|auxv| auxv != self.auxv)
+    }
+
+    /// Opens the executable for source lines and functions.
+    pub(crate) fn source_map(&self) -> Result<SourceMap> {
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        SourceMap::open(Path::new(&own), self.table.path())
     }
 
     /// The mappings that hold what `layout` reads.
@@ -85,11 +96,10 @@ impl Image {
     pub(crate) fn mappings(
         &self,
         process: &Process,
-        tid: i32,
         layout: &Layout,
         gigatext: bool,
     ) -> Result<Vec<Mapping>> {
-        let maps = read_maps(process, tid)?;
+        let maps = read_maps(process)?;
         let mut found: Vec<&Mapping> = Vec::new();
         for (address, len, what) in layout.ranges() {
             // A run has something in each of its pages, so its mappings follow on each other.
@@ -101,9 +111,13 @@ impl Image {
                     path: self.table.path().to_owned(),
                     address: at,
                 })?;
-                if what == SITE && mapping.shared {
-                    let pid = process.pid();
-                    return Err(ErrorKind::SharedText { pid, address: at }.into());
+                if mapping.shared {
+                    return Err(ErrorKind::SharedMapping {
+                        pid: process.pid(),
+                        what,
+                        address: at,
+                    }
+                    .into());
                 }
                 if found.last() != Some(&mapping) && !found.contains(&mapping) {
                     found.push(mapping);
@@ -112,28 +126,28 @@ impl Image {
             }
         }
         if !gigatext {
-            self.refuse_gigatext(process, tid, &found)?;
+            self.refuse_gigatext(process, &found)?;
         }
         Ok(found.into_iter().cloned().collect())
     }
 
     /// Only memory that is not the file's any more can lie on huge pages of 1 GiB: some programs
     /// move their text there. Telling the size of its pages walks them all, so we ask for no other.
-    fn refuse_gigatext(&self, process: &Process, tid: i32, mappings: &[&Mapping]) -> Result<()> {
+    fn refuse_gigatext(&self, process: &Process, mappings: &[&Mapping]) -> Result<()> {
         let moved = |mapping: &&&Mapping| mapping.executable && mapping.inode != self.inode;
-        let Some(first) = mappings.iter().find(moved) else {
+        let mut moved = mappings.iter().filter(moved).peekable();
+        if moved.peek().is_none() {
             return Ok(());
-        };
-        let smaps = process
-            .read(&format!("task/{tid}/smaps"))
-            .map_err(|source| process.lost(source))?;
-        match maps::page_size(&smaps, first.start) {
-            Some(size) if size >= GIGABYTE => {
-                let pid = process.pid();
-                Err(ErrorKind::GigaText { pid }.into())
-            }
-            _ => Ok(()),
         }
+        let smaps = process
+            .read_program("smaps")
+            .map_err(|source| process.lost(source))?;
+        let mut sizes = moved.filter_map(|mapping| maps::page_size(&smaps, mapping.start));
+        if sizes.any(|size| size >= GIGABYTE) {
+            let pid = process.pid();
+            return Err(ErrorKind::GigaText { pid }.into());
+        }
+        Ok(())
     }
 }
 
@@ -145,17 +159,17 @@ fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
     }
 }
 
-fn read_maps(process: &Process, tid: i32) -> Result<Vec<Mapping>> {
+fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
     let maps = process
-        .read(&format!("task/{tid}/maps"))
+        .read_program("maps")
         .map_err(|source| denial::or_lost(process, "look into", source))?;
     Ok(maps::parse(&maps))
 }
 
 /// Whether all `mappings` are still there as they were.
-pub(crate) fn still_mapped(process: &Process, tid: i32, mappings: &[Mapping]) -> Result<bool> {
+pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bool> {
     let maps = process
-        .read(&format!("task/{tid}/maps"))
+        .read_program("maps")
         .map_err(|source| process.lost(source))?;
     let lines: Vec<&[u8]> = maps.split(|&byte| byte == b'\n').collect();
     let there = |mapping: &Mapping| lines.contains(&mapping.line.as_slice());

@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
-use nix::unistd::{AccessFlags, access};
+use nix::unistd::{AccessFlags, access, getegid, geteuid};
 
 use crate::denial;
 use crate::error::{Effect, ErrorKind, Result};
@@ -88,12 +89,20 @@ impl Launch {
         // What is wrong with the file or the names is better found before anything is started; the
         // file that counts is the one that the kernel has executed in the end.
         if let Some(file) = resolve(&command) {
+            refuse_setuid(&file)?;
             choose(&ProbeTable::read(file)?, &actions)?;
         }
+        let program = PathBuf::from(command.get_program());
         with_tracer(None, move |tracer| {
             let at_exec = spawn::at_exec(tracer, command)?;
             let stopped = at_exec.stopped(tracer);
-            match set_probes(at_exec.process(), &stopped, &actions, options) {
+            let set = set_probes(at_exec.process(), &stopped, &actions, options);
+            // A Ctrl-C before the child was there has reached us alone.
+            let set = match set {
+                Ok(_) if tracer.is_told_to_end() => Err(ErrorKind::Interrupted { program }.into()),
+                set => set,
+            };
+            match set {
                 Ok(report) => {
                     stopped.release();
                     let child = at_exec.keep()?;
@@ -116,14 +125,12 @@ fn set_probes(
     actions: &Actions,
     options: Options,
 ) -> Result<Report> {
-    let tid = process.pid();
-    let image = Image::of(process, tid)?;
+    let image = Image::of(process)?;
     let choices = choose(&image.table, actions)?;
-    let memory = ProcessMemory::open(process, tid, OFlag::O_RDWR)
+    let memory = ProcessMemory::open(process, OFlag::O_RDWR)
         .map_err(|source| denial::or_lost(process, "attach to", source))?;
     let subject = Subject {
         process,
-        tid,
         image: &image,
         memory: &memory,
     };
@@ -133,9 +140,25 @@ fn set_probes(
         gigatext: options.gigatext,
     })?;
     if !job.is_done() && job.carry_out(stopped)? == Outcome::Outdated {
-        return Err(ErrorKind::KeepsChanging { pid: tid }.into());
+        return Err(ErrorKind::KeepsChanging { pid: process.pid() }.into());
     }
     Ok(job.report(Duration::ZERO))
+}
+
+/// execve(2): the set-user-ID bits are ignored if "the calling process is being ptraced" by somebody
+/// without the privilege.
+fn refuse_setuid(file: &Path) -> Result<()> {
+    const SETUID_OR_SETGID: u32 = 0o6000;
+    let Ok(metadata) = std::fs::metadata(file) else {
+        return Ok(());
+    };
+    let gives = metadata.mode() & SETUID_OR_SETGID != 0 && metadata.mode() & 0o111 != 0;
+    let changes = metadata.uid() != geteuid().as_raw() || metadata.gid() != getegid().as_raw();
+    if gives && changes && !geteuid().is_root() {
+        let program = file.to_owned();
+        return Err(ErrorKind::Setuid { program }.into());
+    }
+    Ok(())
 }
 
 /// The file that execvp(3) will execute, as far as can be told from here.

@@ -193,6 +193,19 @@ impl Inputs<'_> {
                 (false, Action::Disable) => Ok(counter.saturating_sub(1)),
             })
             .collect::<Result<Vec<u16>, ErrorKind>>()?;
+        let (smallest, largest) = (old.iter().min(), old.iter().max());
+        if let (true, Some(&smallest), Some(&largest)) = (
+            new.contains(&0) && new.iter().any(|&one| one > 0),
+            smallest,
+            largest,
+        ) {
+            return Err(ErrorKind::UnequalCounters {
+                name: probe.name().to_owned(),
+                smallest,
+                largest,
+            }
+            .into());
+        }
         let turn = Turn {
             stage: choice.stage,
             enable: choice.action == Action::Enable,

@@ -28,6 +28,9 @@ const USUAL_PROC_FILE: usize = 8 << 10;
 const PF_EXITING: u64 = 0x4;
 const PF_KTHREAD: u64 = 0x0020_0000;
 
+/// How often the threads of a process without a leader are looked for anew.
+const ATTEMPTS: usize = 100;
+
 /// An open directory of /proc: a process's.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -45,6 +48,9 @@ pub(crate) struct Status {
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
     pub(crate) threads: usize,
+    /// Capabilities, as bits.
+    pub(crate) permitted: u64,
+    pub(crate) effective: u64,
 }
 
 impl Process {
@@ -94,12 +100,6 @@ impl Process {
         Ok(parse_status(&self.read("status")?))
     }
 
-    /// The process that this one, opened by the id of a thread, belongs to.
-    pub(crate) fn leader(&self) -> Result<i32> {
-        let status = self.status().map_err(|source| self.lost(source))?;
-        Ok(status.tgid)
-    }
-
     pub(crate) fn thread_status(&self, tid: i32) -> io::Result<Status> {
         Ok(parse_status(&self.read(&format!("task/{tid}/status"))?))
     }
@@ -115,16 +115,13 @@ impl Process {
     pub(crate) fn is_exiting(&self, tid: i32) -> bool {
         match self.read(&format!("task/{tid}/stat")) {
             Ok(stat) => stat_field(&stat, FLAGS).is_some_and(|flags| flags & PF_EXITING != 0),
-            Err(_) => true,
+            Err(error) => is_gone(&error),
         }
     }
 
     /// Whether every thread has at least begun to exit.
     pub(crate) fn has_ended(&self) -> bool {
-        let tids = self.threads().and_then(|mut list| list.read());
-        tids.unwrap_or_default()
-            .into_iter()
-            .all(|tid| self.is_exiting(tid))
+        self.living_thread().is_none()
     }
 
     /// Refuses what has no OCaml program to work on.
@@ -150,7 +147,7 @@ impl Process {
             .into());
         }
         // A leader that has exited while other threads run is a zombie too; the program lives on.
-        if matches!(status.state, 'Z' | 'X') && self.living_thread().is_err() {
+        if matches!(status.state, 'Z' | 'X') && self.has_ended() {
             return Err(ErrorKind::Zombie {
                 pid: self.pid,
                 parent: status.ppid,
@@ -186,32 +183,58 @@ impl Process {
         Ok(())
     }
 
-    /// A thread that has not ended. The process's files are read through it, below `task/`: those
-    /// of a zombie leader are empty.
-    ///
-    /// # Errors
-    ///
-    /// If there is none.
-    pub(crate) fn living_thread(&self) -> Result<i32> {
-        let alive = |&tid: &i32| {
-            self.thread_status(tid)
-                .is_ok_and(|status| !matches!(status.state, 'Z' | 'X'))
-        };
-        if alive(&self.pid) {
-            return Ok(self.pid);
+    /// A thread that has not begun to exit, if there is one.
+    fn living_thread(&self) -> Option<i32> {
+        if !self.is_exiting(self.pid) {
+            return Some(self.pid);
         }
-        let tids = self.threads().and_then(|mut list| list.read());
-        let living = tids.unwrap_or_default().into_iter().find(alive);
-        living.ok_or_else(|| ErrorKind::Exited { pid: self.pid }.into())
+        // The leader has exited, and other threads may live on. Where they start each other and
+        // end, a list of them is old when it is read.
+        for _ in 0..ATTEMPTS {
+            let tids = self.threads().and_then(|mut list| list.read());
+            let mut tids = tids.unwrap_or_default().into_iter();
+            if let Some(living) = tids.find(|&tid| !self.is_exiting(tid)) {
+                return Some(living);
+            }
+            // A leader is counted until its last thread has gone.
+            if self.status().map_or(true, |status| status.threads <= 1) {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Looks at the program: what `look` finds in the folder of a living thread (`task/TID`, below
+    /// `/proc/PID`), as that of a thread which has exited, the leader perhaps, is all but empty.
+    /// Looks again if the thread has ended meanwhile.
+    pub(crate) fn look<T>(&self, look: impl Fn(&str) -> io::Result<Option<T>>) -> io::Result<T> {
+        for _ in 0..ATTEMPTS {
+            let Some(tid) = self.living_thread() else {
+                break;
+            };
+            match look(&format!("task/{tid}")) {
+                Ok(Some(found)) => return Ok(found),
+                Err(error) if !is_gone(&error) => return Err(error),
+                Ok(None) | Err(_) => {}
+            }
+        }
+        Err(Errno::ESRCH.into())
+    }
+
+    /// Reads a file of the program whole: `maps`, `auxv`, which are empty only if it has ended.
+    pub(crate) fn read_program(&self, name: &str) -> io::Result<Vec<u8>> {
+        self.look(|folder| {
+            let bytes = self.read(&format!("{folder}/{name}"))?;
+            Ok((!bytes.is_empty()).then_some(bytes))
+        })
     }
 
     /// What a failed read of /proc means: usually that the process has ended.
     pub(crate) fn lost(&self, source: io::Error) -> crate::Error {
-        match source.raw_os_error().map(Errno::from_raw) {
-            Some(Errno::ENOENT | Errno::ESRCH) => ErrorKind::Exited { pid: self.pid },
-            _ => ErrorKind::system(self.pid, "read the state in /proc", source),
+        if is_gone(&source) {
+            return ErrorKind::Exited { pid: self.pid }.into();
         }
-        .into()
+        ErrorKind::system(self.pid, "read the state in /proc", source).into()
     }
 }
 
@@ -235,6 +258,14 @@ impl ThreadList {
         }
         Ok(tids)
     }
+}
+
+/// Whether opening or reading failed because there is no such process or thread any more.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(Errno::ENOENT | Errno::ESRCH)
+    )
 }
 
 /// The command name of a process, for messages; `?` if it cannot be read.
@@ -271,6 +302,8 @@ fn parse_status(bytes: &[u8]) -> Status {
             b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
             b"Uid" => status.uid = first.parse().unwrap_or(0),
             b"Threads" => status.threads = first.parse().unwrap_or(0),
+            b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
+            b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
             _ => {}
         }
     }

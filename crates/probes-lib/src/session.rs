@@ -1,15 +1,15 @@
 //! The facade: a [`Target`] is a running process. The pipeline behind it: table, bias, selection,
 //! plan, stop, patch, report.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
 use crate::addr::LoadBias;
 use crate::denial;
 use crate::elf::source::SourceMap;
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Denial, Effect, Error, ErrorKind, Result};
 use crate::image::Image;
 use crate::patch::Outcome;
 use crate::process::Process;
@@ -24,10 +24,22 @@ use crate::update::{Subject, Wish};
 /// How often reading or updating starts again because somebody else changes the process meanwhile.
 const ATTEMPTS: usize = 5;
 
+/// Whether the process could not be had because another update has it.
+fn is_passing(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Denied {
+            denial: Denial::BeingChanged { .. },
+            ..
+        }
+    )
+}
+
 /// What an update may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How long stopping every thread may take before all are let go again; 500 ms by default.
+    /// How long stopping every thread may take before all are let go again, and how long to wait for
+    /// another update to be done with the process; 500 ms by default.
     pub deadline: Duration,
     /// Whether to write to text that lies on 1 GiB huge pages, the first write to each of which
     /// copies a gigabyte; off by default.
@@ -61,8 +73,18 @@ impl Target {
     pub fn open(pid: i32) -> Result<Target> {
         let process = Process::open(pid)?;
         process.refuse_unworkable()?;
-        let image = Image::of(&process, process.living_thread()?)?;
+        let image = Image::of(&process)?;
         Ok(Target { process, image })
+    }
+
+    /// As [`Target::open`], for who is going to change the process: errors say that nothing was
+    /// changed.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open`].
+    pub fn open_to_change(pid: i32) -> Result<Target> {
+        Target::open(pid).map_err(|error| error.leaving(Effect::NothingChanged))
     }
 
     /// The process's id.
@@ -91,7 +113,7 @@ impl Target {
     ///
     /// If the process has exited, or its memory may not or cannot be read.
     pub fn states(&self) -> Result<ProbeStates<'_>> {
-        let memory = self.memory(OFlag::O_RDONLY)?;
+        let memory = self.memory("look into", OFlag::O_RDONLY)?;
         let table = self.table();
         let layout = Layout::of(table, table.probes(), self.image.bias);
         let read = || -> Result<ProbeStates<'_>> {
@@ -143,17 +165,29 @@ impl Target {
     /// [`Error::effect`] says what the process is left with: nothing changed,
     /// unless putting back failed too.
     pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
-        self.try_update(actions, options)
-            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+        let deadline = Instant::now() + options.deadline;
+        loop {
+            match self.try_update(actions, options) {
+                Err(error) if is_passing(&error) && Instant::now() < deadline => {
+                    // Another update holds the process for about as long as this one would. Those
+                    // that wait are not to try again all at once.
+                    let own = u64::from(std::process::id() % 8);
+                    std::thread::sleep(Duration::from_micros(300 + 150 * own));
+                }
+                done => {
+                    return done
+                        .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged));
+                }
+            }
+        }
     }
 
     fn try_update(&self, actions: &Actions, options: Options) -> Result<Report> {
         let choices = choose(self.table(), actions)?;
         self.process.refuse_own_family()?;
-        let memory = self.memory(OFlag::O_RDWR)?;
+        let memory = self.memory("attach to", OFlag::O_RDWR)?;
         let subject = Subject {
             process: &self.process,
-            tid: self.process.living_thread()?,
             image: &self.image,
             memory: &memory,
         };
@@ -199,9 +233,7 @@ impl Target {
     ///
     /// If the file cannot be read.
     pub fn source_map(&self) -> Result<SourceMap> {
-        let tid = self.process.living_thread()?;
-        let exe = format!("/proc/{}/task/{tid}/exe", self.pid());
-        SourceMap::open(&PathBuf::from(exe), self.program())
+        self.image.source_map()
     }
 
     /// Tells an exec, which looks like an end to who has opened the old program.
@@ -213,9 +245,9 @@ impl Target {
         error
     }
 
-    fn memory(&self, flags: OFlag) -> Result<ProcessMemory> {
-        let memory = ProcessMemory::open(&self.process, self.process.living_thread()?, flags)
-            .map_err(|source| denial::or_lost(&self.process, "attach to", source))?;
+    fn memory(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
+        let memory = ProcessMemory::open(&self.process, flags)
+            .map_err(|source| denial::or_lost(&self.process, operation, source))?;
         // Asked afterwards: what was opened is then the memory of the program that we know.
         if self.image.is_replaced(&self.process) {
             return Err(ErrorKind::Executed { pid: self.pid() }.into());

@@ -14,8 +14,7 @@ pub const SITE_LEN: usize = 6;
 /// Offset of the opcode byte in a site.
 pub(crate) const OPCODE_OFFSET: u64 = 1;
 
-/// What a site begins with: the one byte of it that is never changed.
-pub(crate) const NOP: u8 = 0x90;
+const NOP: u8 = 0x90;
 const CMP: u8 = 0x3d;
 const CALL: u8 = 0xe8;
 

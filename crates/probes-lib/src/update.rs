@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use crate::addr::LiveAddr;
 use crate::error::{Effect, Result};
 use crate::image::{self, Image};
 use crate::maps::Mapping;
@@ -12,7 +11,6 @@ use crate::plan::{Inputs, Step, UpdatePlan};
 use crate::process::Process;
 use crate::report::{ProbeChange, Report};
 use crate::select::Choice;
-use crate::site::{NOP, OPCODE_OFFSET};
 use crate::snapshot::Layout;
 use crate::spans::PAGE;
 use crate::sys::mem::ProcessMemory;
@@ -22,8 +20,6 @@ use crate::sys::threads::Stopped;
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub(crate) process: &'a Process,
-    /// A living thread, through which the process's files are read.
-    pub(crate) tid: i32,
     pub(crate) image: &'a Image,
     pub(crate) memory: &'a ProcessMemory,
 }
@@ -53,14 +49,13 @@ impl<'a> Subject<'a> {
     pub(crate) fn prepare(self, wish: Wish<'_>) -> Result<Job<'a>> {
         let Subject {
             process,
-            tid,
             image,
             memory,
         } = self;
         let table = &image.table;
         let probes = wish.choices.iter().map(|choice| table.by_id(choice.probe));
         let layout = Layout::of(table, probes, image.bias);
-        let mappings = image.mappings(process, tid, &layout, wish.gigatext)?;
+        let mappings = image.mappings(process, &layout, wish.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
         let inputs = Inputs {
             table,
@@ -86,16 +81,19 @@ impl Job<'_> {
     /// Makes the kernel copy the pages of code that will be written now, and not while the process
     /// stands: 2 µs a page, but seconds for one of 1 GiB.
     ///
-    /// It is a nop that is written over itself, the one byte of a site that nobody ever changes.
+    /// It is a byte of an operand that is written over itself: debuggers and uprobes put their
+    /// breakpoints on the nop or the opcode before it.
     pub(crate) fn break_copy_on_write(&self) {
         let code = self.plan.steps.iter().filter_map(|step| match step {
             Step::Code(writes) => Some(writes),
             Step::Counters(_) => None,
         });
         for write in code.flatten() {
-            let nop = LiveAddr(write.at.0 - OPCODE_OFFSET);
-            if nop.0 / PAGE == write.at.0 / PAGE {
-                self.subject.memory.touch(nop, NOP);
+            let operand = write.at.plus(1);
+            let same_page = operand.0 / PAGE == write.at.0 / PAGE;
+            match self.plan.before.code_at(operand, 1) {
+                Some(&[byte]) if same_page => self.subject.memory.touch(operand, byte),
+                _ => {}
             }
         }
     }
@@ -107,12 +105,9 @@ impl Job<'_> {
     /// If a write fails; the error says what the process was left with.
     pub(crate) fn carry_out(&self, stopped: &Stopped<'_>) -> Result<Outcome> {
         let Subject {
-            process,
-            tid,
-            memory,
-            ..
+            process, memory, ..
         } = self.subject;
-        if !image::still_mapped(process, tid, &self.mappings)? {
+        if !image::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
         let mut memory = stopped.memory(memory)?;

@@ -2,7 +2,7 @@
 
 use probes_lib::{ProbeState, State, Target};
 
-use super::{Failure, Subject, detail};
+use super::{Failure, Subject, detail, few, say_what};
 use crate::hint;
 use crate::messages::Messages;
 use crate::output::{self, Listing};
@@ -12,15 +12,26 @@ pub(super) fn run(request: &Info) -> Result<(), Failure> {
     let (pid, answer) = (request.pid, request.answer);
     let failed = |error| Failure::Target(Subject::Process(pid), error);
     let target = Target::open(pid).map_err(failed)?;
+    say_what(&answer.messages, &target);
     let states = target.states().map_err(failed)?;
     let detail = detail(answer, request.sites, || target.source_map());
     let listing = Listing::of_process(pid, target.table(), &states, &detail);
     output::print_listing(answer.format, &listing, request.sites)?;
-    for probe in states
+    let inconsistent: Vec<_> = states
         .probes()
         .filter(|probe| probe.state() == State::Inconsistent)
-    {
-        warn(&answer.messages, pid, &probe);
+        .collect();
+    match inconsistent.as_slice() {
+        [] => {}
+        [probe] => warn(&answer.messages, pid, probe),
+        several => {
+            let names: Vec<&str> = several.iter().map(ProbeState::name).collect();
+            let names = few(&names).unwrap_or_default();
+            answer.messages.warning(
+                &format!("counters and sites of {} probes disagree: {names}", several.len()),
+                &format!("`ocaml-probes attach -pid {pid} -force -enable-all` or `-force -disable-all` repairs all"),
+            );
+        }
     }
     Ok(())
 }

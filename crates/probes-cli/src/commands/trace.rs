@@ -5,8 +5,8 @@ use std::process::Command;
 
 use probes_lib::Launch;
 
-use super::{Failure, Subject, say_passed_over};
-use crate::output::{self, Changes, Format};
+use super::{Failure, Subject, answer_change, say_passed_over};
+use crate::output::Format;
 use crate::request::Trace;
 
 pub(super) fn run(request: Trace) -> Result<(), Failure> {
@@ -28,7 +28,9 @@ pub(super) fn run(request: Trace) -> Result<(), Failure> {
     ));
     // Standard output is the program's, too: nothing of ours goes there unless it is asked for.
     match answer.format {
-        Format::Json => output::print_changes(Format::Json, &Changes::of(report)),
+        Format::Json => answer_change(Format::Json, report, || {
+            format!("the program runs as process {}", report.pid)
+        }),
         Format::Plain | Format::Table => Ok(()),
     }
 }

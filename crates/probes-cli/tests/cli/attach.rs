@@ -88,10 +88,13 @@ fn counters_count_clients_and_sites_change_with_the_first_and_the_last() {
             attach(&target, "-enable plain").answer(),
             "plain 1 -> 2, 0 sites\n"
         );
-        assert_eq!(
-            attach(&target, "-disable plain").answer(),
-            "plain 2 -> 1, 0 sites\n"
+        let run = attach(&target, "-disable plain");
+        assert!(
+            run.stderr
+                .contains("still on, as others have enabled them too: plain (1)\nhint: "),
+            "{run:?}"
         );
+        assert_eq!(run.answer(), "plain 2 -> 1, 0 sites\n");
         assert!(states(target.pid()).contains("plain enabled"));
         assert_eq!(
             attach(&target, "-disable plain").answer(),

@@ -123,7 +123,7 @@ fn a_process_of_another_user() {
                 nobody.arg("-enable-all");
             }
             let error = run_command(&mut nobody).failure();
-            assert!(error.contains("it belongs to uid 0 (root)"), "{error}");
+            assert!(error.contains(" belongs to uid 0 (root)"), "{error}");
             assert!(
                 error.contains("hint: use sudo, or be that user: sudo -u root"),
                 "{error}"
@@ -139,7 +139,7 @@ fn a_process_of_another_user() {
         .filter(|&pid| !is_kernel_thread(pid));
     match others.min_by_key(|&pid| (uid(pid) == own, pid)) {
         Some(pid) if uid(pid) != own => {
-            let why = format!("process {pid}: it belongs to uid {} (", uid(pid));
+            let why = format!("{pid} belongs to uid {} (", uid(pid));
             refused(pid, &why, "use sudo");
         }
         // All processes that can be seen are ours: those are not refused for their owner.
@@ -170,7 +170,7 @@ fn a_process_under_gdb_can_be_looked_at_but_not_changed() {
     assert_eq!(states(pid), expected);
     let error = run(&format!("attach -enable-all -pid {pid}")).failure();
     let why = format!(
-        "it is already traced by pid {} (gdb); nothing was changed",
+        "is already traced by pid {} (gdb); nothing was changed",
         gdb.pid()
     );
     assert!(error.contains(&why), "{error}");

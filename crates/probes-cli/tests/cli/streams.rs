@@ -65,6 +65,23 @@ fn an_answer_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
+fn a_change_that_was_made_is_not_called_a_failure_to_make_it() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (mut errors, stderr) = pipe();
+    let line = format!("attach -quiet -pid {} -enable plain", target.pid());
+    let mut tool = command(line.split(' '));
+    let mut guard = Guard::spawn(tool.stdout(full).stderr(stderr));
+    drop(tool);
+    assert_eq!(guard.wait().code(), Some(1));
+    assert_eq!(
+        std::io::read_to_string(&mut errors).unwrap(),
+        "ocaml-probes: cannot write the answer: No space left on device; the probes were changed\n"
+    );
+    assert!(states(target.pid()).contains("plain enabled"));
+}
+
+#[test]
 fn a_closed_standard_error_does_not_matter() {
     let (reader, writer) = pipe();
     drop(reader);
@@ -122,5 +139,9 @@ fn quiet_says_only_errors_and_verbose_what_is_done() {
     assert_eq!(lines[1], "passed over, off already: flag, watched");
     assert!(lines[2].starts_with("stopped "), "{verbose}");
     assert!(attach("-quiet -disable plain").failure().contains("hint: "));
-    assert_eq!(run_on("list -v", &program("service")).stderr, "");
+    let list = run_on("list -v", &program("service")).stderr;
+    assert!(
+        list.ends_with("service.exe has 4 probes and is position independent\n"),
+        "{list}"
+    );
 }

@@ -49,7 +49,9 @@ impl SourceMap {
 
     /// What is known of the code at `address`.
     pub fn locate(&self, address: FileAddr) -> SourceLocation {
-        let function = self.loader.find_symbol(address.0);
+        // Where the table of symbols was stripped, the nearest of the dynamic ones is another's.
+        let has_symbols = self.loader.get_section_range(b".symtab").is_some();
+        let function = self.loader.find_symbol(address.0).filter(|_| has_symbols);
         // A file without debugging information, or with a corrupt one, has no lines.
         let location = self.loader.find_location(address.0).ok().flatten();
         SourceLocation {

@@ -98,7 +98,7 @@ pub enum ProbeDefect {
     SemaphoreNotWritable(crate::FileAddr),
 }
 
-/// Why the kernel did not let us at a process.
+/// Why the kernel did not let us at a process; reads on from the process, or from what was tried.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
@@ -112,7 +112,7 @@ pub enum Denial {
     #[error("this container's seccomp profile blocks ptrace")]
     Seccomp,
     /// The process is of another user.
-    #[error("it belongs to uid {uid} ({name})")]
+    #[error("belongs to uid {uid} ({name})")]
     OtherUser {
         /// Its real uid.
         uid: u32,
@@ -120,20 +120,31 @@ pub enum Denial {
         name: String,
     },
     /// The process is in a user namespace over which we have no power.
-    #[error("it is in another user namespace")]
+    #[error("is in another user namespace")]
     UserNamespace,
     /// The process gained privileges, or asked not to be looked at.
-    #[error("it is not dumpable (setuid or file capabilities, or prctl)")]
+    #[error("is not dumpable (setuid or file capabilities, or prctl)")]
     NotDumpable,
+    /// The process has capabilities that we lack.
+    #[error("has capabilities that ocaml-probes lacks")]
+    MorePrivileged,
     /// A Linux security module.
     #[error("denied by a security policy (AppArmor, SELinux)")]
     Policy,
     /// Somebody else traces it.
-    #[error("it is already traced by pid {tracer} ({name})")]
+    #[error("is already traced by pid {tracer} ({name})")]
     Traced {
         /// The tracer.
         tracer: i32,
         /// The tracer's command name.
+        name: String,
+    },
+    /// Another update is at work, or was when we tried.
+    #[error("is being changed by pid {tracer} ({name})")]
+    BeingChanged {
+        /// The tracer.
+        tracer: i32,
+        /// The tracer's command name, `?` if it has ended.
         name: String,
     },
     /// None of the known causes.

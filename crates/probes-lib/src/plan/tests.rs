@@ -221,6 +221,21 @@ fn of_counters_that_differ_the_smallest_is_reported() {
 }
 
 #[test]
+fn what_would_leave_a_probe_partly_on_is_refused_unless_forced() {
+    let mut world = World::of(FIXTURE);
+    world.set("many", 1);
+    let counter = world.counters("many")[1];
+    world.memory.poke(counter, &3u16.to_le_bytes());
+    assert_eq!(
+        refusal(&world, &disable("many")).to_string(),
+        "the counters of \"many\" differ (1 to 3): somebody else, such as SystemTap, counts some of \
+         its sites, and disabling it would leave those on"
+    );
+    let off = plan(&world, &disable("many").force(true));
+    assert_eq!(steps(&off), ["1->0 3->0 1->0", "7 x 3d"]);
+}
+
+#[test]
 fn force_makes_counters_of_one_name_that_differ_equal() {
     let mut world = World::of(FIXTURE);
     for (counter, value) in world.counters("many").into_iter().zip([0u16, 1, 3]) {

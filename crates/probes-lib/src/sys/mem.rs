@@ -29,9 +29,16 @@ pub(crate) struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Opens the memory through a living thread of the process: a zombie leader has none.
-    pub(crate) fn open(process: &Process, tid: i32, flags: OFlag) -> io::Result<ProcessMemory> {
-        let file = process.open_file(&format!("task/{tid}/mem"), flags)?;
+    /// Opens the memory of the program that the process runs.
+    pub(crate) fn open(process: &Process, flags: OFlag) -> io::Result<ProcessMemory> {
+        let file = process.look(|folder| {
+            let file = process.open_file(&format!("{folder}/mem"), flags)?;
+            // That of a thread which had exited cannot be read at any address, this one neither.
+            match file.read_at(&mut [0], 0) {
+                Ok(0) => Ok(None),
+                Ok(_) | Err(_) => Ok(Some(file)),
+            }
+        })?;
         Ok(ProcessMemory { file })
     }
 
@@ -130,10 +137,11 @@ impl WriteMemory for StoppedMemory<'_> {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
         };
-        // Some containers' seccomp profiles allow ptrace and not this call.
+        // Some containers' seccomp profiles allow ptrace and not this call; and it does not write
+        // where the process itself may not.
         if !matches!(
             source.raw_os_error().map(Errno::from_raw),
-            Some(Errno::EPERM | Errno::ENOSYS)
+            Some(Errno::EPERM | Errno::ENOSYS | Errno::EFAULT)
         ) {
             return Err(CounterFault { done, source });
         }

@@ -39,9 +39,11 @@ pub(super) fn seize(tid: i32) -> Result<(), Errno> {
     ptrace::seize(Pid::from_raw(tid), options)
 }
 
-/// Starts to trace a process that is going to execute a program; its children are not traced.
+/// Starts to trace a process that is going to execute a program; its children are not traced. If we
+/// die before the program runs, it does not run: not without its probes set.
 pub(super) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
-    ptrace::seize(Pid::from_raw(pid), Options::PTRACE_O_TRACEEXEC)
+    let options = Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL;
+    ptrace::seize(Pid::from_raw(pid), options)
 }
 
 pub(super) fn interrupt(tid: i32) -> Result<(), Errno> {
@@ -57,6 +59,12 @@ pub(super) fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
 pub(super) fn go_on(tid: i32, signal: i32) {
     // A failure means that it was killed, which the next wait tells.
     let _ = restart(libc::PTRACE_CONT, tid, signal);
+}
+
+/// Leaves a thread in its group-stop until it is continued.
+pub(super) fn listen(tid: i32) {
+    // A failure means that it was killed or continued, which the next wait tells.
+    let _ = restart(libc::PTRACE_LISTEN, tid, 0);
 }
 
 fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {

@@ -67,6 +67,18 @@ pub(super) fn take_sigchld(limit: Duration) -> bool {
     }
 }
 
+/// Whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending, which has to be held back.
+pub(super) fn is_told_to_end() -> bool {
+    let mut pending = empty();
+    // SAFETY: the set is initialised and outlives the calls.
+    unsafe {
+        libc::sigpending(&raw mut pending);
+        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]
+            .iter()
+            .any(|&signal| libc::sigismember(&raw const pending, signal) == 1)
+    }
+}
+
 /// Sends this process the SIGCHLD that `take_sigchld` took.
 pub(super) fn raise_sigchld() {
     // SAFETY: sends a signal to ourselves; SIGCHLD is ignored unless our caller handles it.

@@ -9,7 +9,7 @@
 //!                       PTRACE_EVENT_EXEC       ───▶ stands before its first instruction
 //! ```
 //!
-//! Seized and not `PTRACE_TRACEME`: if we die here, the program runs as if we had not been.
+//! If we die here, the program does not run.
 //! `Command::spawn` gives the exact error of a failed execve, but blocks until it is known, so it
 //! needs a thread besides the tracer's. The tracer never reaps: the child is the spawner's.
 
@@ -161,8 +161,9 @@ fn wait_to_be_traced(
     unsafe {
         libc::close(tracers_end);
         Errno::result(libc::write(pid_fd, pid.as_ptr().cast(), pid.len()))?;
-        if Errno::result(libc::read(go_fd, (&raw mut go).cast(), 1))? != 1 {
-            return Err(Errno::ECANCELED.into());
+        if libc::read(go_fd, (&raw mut go).cast(), 1) != 1 {
+            // The tracer has died or may not trace us; there is nobody to tell.
+            libc::_exit(127);
         }
         libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut());
     }
@@ -194,7 +195,12 @@ fn trace_to_exec(
             }
             // A signal on its way to the child: from the terminal, perhaps.
             Wait::Signal(signal) => ptrace::go_on(pid, signal),
-            Wait::Trapped | Wait::Cloned(_) => ptrace::go_on(pid, 0),
+            // Stopped, from the terminal perhaps, until it is continued.
+            Wait::Trapped => {
+                ptrace::listen(pid);
+                tracer.wait_for_news();
+            }
+            Wait::Cloned(_) => ptrace::go_on(pid, 0),
         }
     }
 }

@@ -34,6 +34,9 @@ use crate::sys::signals::{self, SignalsHeldBack};
 /// whose SIGCHLD another thread of this process may have taken.
 const TICK: Duration = Duration::from_millis(1);
 
+/// What the threads are called that trace: others tell by it that they will not for long.
+pub(crate) const TRACER_NAME: &str = "probes-tracer";
+
 /// How often a refusal without a visible reason is put to the test again.
 const MAX_REFUSALS: usize = 10;
 
@@ -84,7 +87,7 @@ fn run_watched<T: Send>(
             })
         };
         let spawned = std::thread::Builder::new()
-            .name("probes-tracer".to_owned())
+            .name(TRACER_NAME.to_owned())
             .spawn_scoped(scope, run);
         let tracer = spawned.map_err(|source| ErrorKind::System {
             pid: target.map_or(0, Process::pid),
@@ -161,6 +164,11 @@ impl Tracer<'_> {
             self.sigchld_taken.store(true, Ordering::Relaxed);
         }
         news
+    }
+
+    /// Whether a signal that ends us is waiting until we are done.
+    pub(crate) fn is_told_to_end(&self) -> bool {
+        signals::is_told_to_end()
     }
 
     /// The signals that the thread which asked for a tracer holds back by itself.
@@ -274,8 +282,11 @@ impl Stopping<'_, '_> {
             // A pass that meets no new thread is no proof that there is none: the walk through
             // /proc/PID/task ends early at a thread that dies under it. The count is: all that
             // stand are alive, so if they are as many as live, nobody runs.
-            if clean && self.standing() == self.alive()? {
-                break;
+            if clean {
+                if self.standing() == self.alive()? {
+                    break;
+                }
+                self.reap_ended();
             }
             if Instant::now() > self.deadline {
                 return Err(ErrorKind::ThreadsKeepStarting {
@@ -413,10 +424,23 @@ impl Stopping<'_, '_> {
         }
     }
 
+    /// Takes note of those that have ended, standing ones among them: a stop does not save from
+    /// SIGKILL.
     fn reap_ended(&mut self) {
         let process = self.stopped.process;
         for (&tid, tracee) in &mut self.stopped.tracees {
-            if *tracee != Tracee::Gone && reap_if_ended(process, tid) {
+            let gone = match ptrace::peek(tid) {
+                _ if *tracee == Tracee::Gone => false,
+                // waitid(2) says nothing of a leader that has ended before its other threads.
+                Wait::Running => tid == process.pid() && process.is_exiting(tid),
+                Wait::Ended => {
+                    reap_if_ended(process, tid);
+                    true
+                }
+                Wait::Gone => true,
+                Wait::Signal(_) | Wait::Trapped | Wait::Cloned(_) | Wait::Executed => false,
+            };
+            if gone {
                 *tracee = Tracee::Gone;
             }
         }

@@ -58,6 +58,17 @@ const FOREIGN: [Foreign; 6] = [
     },
 ];
 
+impl Foreign {
+    /// How an error shows it in a site that holds `found`: as little as tells what is wrong.
+    fn shown(&self, found: [u8; 6]) -> String {
+        match (self.offset, self.bytes) {
+            (0, [nop]) => format!("{nop:02x}, expected 90: "),
+            (1, [opcode]) => format!("{opcode:02x}, expected 3d or e8: "),
+            _ => format!("{}, expected ", SiteCode(found)),
+        }
+    }
+}
+
 /// Addresses of the sites of a probe in the process.
 fn sites(session: &Session, name: &str) -> Vec<LiveAddr> {
     let states = session.target.states().unwrap();
@@ -133,8 +144,7 @@ fn foreign_bytes_at_one_site_keep_every_probe_of_the_update_unchanged() {
                         kind => panic!("{found:02x?}: {kind:?}"),
                     }
                     let message = error.to_string();
-                    let start =
-                        format!("site {name} at {site}: found {}, expected", SiteCode(found));
+                    let start = format!("site {name} at {site}: found {}", foreign.shown(found));
                     assert!(message.starts_with(&start), "{message}");
                     let end = format!("{}; nothing was changed", foreign.reason);
                     assert!(message.ends_with(&end), "{message}");
@@ -176,13 +186,13 @@ fn text_mapped_shared_is_refused_and_the_rest_can_be_changed() {
         ] {
             let error = refused_unchanged(&session, &actions);
             let page = match error.kind() {
-                ErrorKind::SharedText { address, .. } => *address,
+                ErrorKind::SharedMapping { address, .. } => *address,
                 kind => panic!("{kind:?}"),
             };
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "the text of process {} at {page} is mapped shared, and cannot be changed in \
+                    "a site of process {} at {page} is mapped shared, and cannot be changed in \
                      one process; nothing was changed",
                     session.pid()
                 )
