@@ -3,7 +3,7 @@
 # Where rustup puts cargo, which a shell knows from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test test-user lint bench fmt clean
+.PHONY: all setup demo test lint bench fmt clean
 
 all: setup
 	cargo build --release

@@ -6,13 +6,19 @@ open Ppx_probe_source
 
 let usage = "usage: ppx_probe_stubs [-o FILE.c] FILE.ml ..."
 
+(* Some versions of dune write %{deps} as ./a.ml; debuggers show what we write. *)
+let without_dot path =
+  if String.length path > 2 && String.equal (String.sub path 0 2) "./" then
+    String.sub path 2 (String.length path - 2)
+  else path
+
 let parse path =
   let channel = open_in_bin path in
   Fun.protect
     ~finally:(fun () -> close_in channel)
     (fun () ->
       let lexbuf = Lexing.from_channel channel in
-      Lexing.set_filename lexbuf path;
+      Lexing.set_filename lexbuf (without_dot path);
       Parse.implementation lexbuf)
 
 (* Dune's (glob_files *.ml) matches its own intermediate files too: what the
