@@ -1,19 +1,23 @@
 //! Threads that are born and die all the time, and tools that are killed or interrupted at any
 //! moment of an update.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, State};
+use probes_lib::{Action, State, Target};
 use test_support::process::{self, Image};
-use test_support::{DEADLINE, Guard, Talker, eventually, fixture_forms};
+use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms};
 
+use crate::alone::{again, role};
 use crate::examples::example;
-use crate::session::{Session, all, busy};
+use crate::session::{Session, all, busy, patient};
 
 const UPDATES: usize = 200;
 
@@ -22,6 +26,9 @@ const TOOLS_OF_EACH: u32 = 50;
 
 /// Moments at which they are met, in a run or in an update.
 const STEPS: u32 = 25;
+
+/// How long a thread of `churn` lives.
+const LIFE: Duration = Duration::from_micros(200);
 
 /// About as long as an update takes.
 const UPDATE: Duration = Duration::from_micros(200);
@@ -103,6 +110,95 @@ fn threads_that_are_born_and_die_meanwhile_are_all_stopped_two_hundred_times() {
     }
 }
 
+/// What is seen of an update from outside: between its first write and its last, the process has to
+/// stand still.
+struct Watch {
+    memory: File,
+    /// The opcode that is written first, and the counter that is written last.
+    first: u64,
+    last: u64,
+    /// The threads that each chain has had.
+    lives: File,
+}
+
+impl Watch {
+    fn of(session: &Session, lives: &Path) -> Watch {
+        let states = session.target.states().unwrap();
+        let sites = states.probes().flat_map(|probe| probe.sites());
+        let semaphores = states.probes().flat_map(|probe| probe.semaphores());
+        Watch {
+            memory: File::open(format!("/proc/{}/mem", session.pid())).unwrap(),
+            first: sites.map(|site| site.address.0).min().unwrap() + 1,
+            last: semaphores.map(|one| one.address.0).max().unwrap(),
+            lives: File::open(lives).unwrap(),
+        }
+    }
+
+    fn has_begun(&self) -> bool {
+        let mut opcode = [0];
+        self.memory.read_exact_at(&mut opcode, self.first).unwrap();
+        opcode == [0xe8]
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut counter = [0; 2];
+        self.memory.read_exact_at(&mut counter, self.last).unwrap();
+        counter != [0; 2]
+    }
+
+    fn lives(&self) -> [u8; 32] {
+        let mut lives = [0; 32];
+        self.lives.read_exact_at(&mut lives, 0).unwrap();
+        lives
+    }
+
+    /// Watches an update that enables everything, from its first write until before its last, and
+    /// says how long that was; nothing if it was too fast.
+    fn stands(&self, is_over: impl Fn() -> bool) -> Duration {
+        while !self.has_begun() {
+            if is_over() {
+                return Duration::ZERO;
+            }
+        }
+        let (begun, then) = (Instant::now(), self.lives());
+        let mut stood = Duration::ZERO;
+        loop {
+            let (now, elapsed) = (self.lives(), begun.elapsed());
+            // Asked afterwards: what was seen was in time, then.
+            if self.has_ended() {
+                return stood;
+            }
+            assert_eq!(now, then, "a thread ran {elapsed:?} after the first write");
+            stood = elapsed;
+        }
+    }
+}
+
+#[test]
+fn no_thread_runs_from_the_first_write_of_an_update_to_the_last() {
+    let _busy = busy();
+    let folder = Scratch::new();
+    let mut stood = Duration::ZERO;
+    for file in fixture_forms("churn_1000") {
+        let lives = folder.file("lives");
+        let session = Session::of(Talker::start_with(&file, [&lives]));
+        let watch = Watch::of(&session, &lives);
+        for _ in 0..UPDATES {
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let watching = scope.spawn(|| watch.stands(|| is_over.load(Ordering::Acquire)));
+                session.apply(&all(Action::Enable)).unwrap();
+                is_over.store(true, Ordering::Release);
+                stood += watching.join().unwrap();
+            });
+            session.apply(&all(Action::Disable)).unwrap();
+        }
+        session.end();
+    }
+    println!("stood for {stood:?} that were seen");
+    assert!(stood > LIFE * 10, "{stood:?}: too short to see anybody run");
+}
+
 /// Whether somebody traces one of the process's threads.
 fn is_traced(pid: i32) -> bool {
     process::threads(pid).into_iter().any(|tid| {
@@ -180,7 +276,7 @@ fn meet_tools(
 }
 
 /// The fixtures that are never idle.
-fn targets() -> impl Iterator<Item = (std::path::PathBuf, &'static [&'static str])> {
+fn targets() -> impl Iterator<Item = (PathBuf, &'static [&'static str])> {
     let spinning = fixture_forms("threads_spin").map(|file| (file, &["4"] as &[&str]));
     let churning = fixture_forms("churn").map(|file| (file, &[] as &[&str]));
     spinning.into_iter().chain(churning)
@@ -230,6 +326,66 @@ fn a_tool_killed_at_any_moment_leaves_a_process_that_runs_on_and_can_be_repaired
 
 fn force(session: &Session, action: Action) {
     session.apply(&all(action).force(true)).unwrap();
+}
+
+#[test]
+fn half_an_update_of_a_thousand_sites_is_seen_and_repaired() {
+    // The part of the tool that is killed.
+    if let Some(pid) = role() {
+        let target = Target::open(pid.parse().unwrap()).unwrap();
+        loop {
+            for action in [Action::Enable, Action::Disable] {
+                let actions = all(action).force(true);
+                target.update_with(&actions, patient()).unwrap();
+            }
+        }
+    }
+    let _busy = busy();
+    let this_test = || ();
+    for file in fixture_forms("churn_1000") {
+        let mut session = Session::start(&file);
+        let pid = session.pid();
+        let text = Image::of(pid).text();
+        let (mut killed, mut broken) = (0, 0);
+        while broken < 5 {
+            let mut command = again(&this_test, &pid.to_string());
+            let mut tool = Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()));
+            turn_until("the tool traces the process", || is_traced(pid));
+            let (begun, delay) = (Instant::now(), UPDATE * (killed % STEPS) / 4);
+            turn_until("it is time", || begun.elapsed() >= delay);
+            kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
+            tool.wait();
+            killed += 1;
+
+            assert_released(pid);
+            session.talker.ask("counters", "sem");
+            let is_half = |(_, state): &(u16, State)| *state == State::Inconsistent;
+            if session.states().values().any(is_half) {
+                broken += 1;
+                assert!(session.apply(&all(Action::Enable)).is_err());
+            }
+            let (action, state) = match killed % 2 {
+                0 => (Action::Enable, (1, State::Enabled)),
+                _ => (Action::Disable, (0, State::Disabled)),
+            };
+            force(&session, action);
+            assert_all(&session, state, "forced");
+            assert!(killed < 1000, "{broken} of {killed} were killed in between");
+        }
+        println!("{broken} of {killed} left half an update");
+        force(&session, Action::Disable);
+        Image::of(pid).text().assert_same(&text, "the text");
+        let hits = |session: &mut Session| {
+            session.run();
+            go_round(session);
+            session.run().values().sum::<u64>()
+        };
+        force(&session, Action::Enable);
+        assert!(hits(&mut session) > 1000);
+        force(&session, Action::Disable);
+        assert_hit_by_none(&mut session);
+        session.end();
+    }
 }
 
 #[test]

@@ -12,7 +12,13 @@ use crate::session::{Session, all, busy, named};
 
 /// Those that a test of their own is about: counters that contradict sites, code that cannot be
 /// written, code that never stands still.
-const OTHERWISE: [&str; 4] = ["interrupted", "shared_text", "threads_spin", "churn"];
+const OTHERWISE: [&str; 5] = [
+    "interrupted",
+    "shared_text",
+    "threads_spin",
+    "churn",
+    "churn_1000",
+];
 
 fn ordinary() -> impl Iterator<Item = Subject> {
     expected::fixtures().into_iter().filter(|subject| {
