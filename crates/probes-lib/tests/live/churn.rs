@@ -110,6 +110,16 @@ fn threads_that_are_born_and_die_meanwhile_are_all_stopped_two_hundred_times() {
     }
 }
 
+#[test]
+fn a_process_of_which_no_thread_lives_long_is_changed_two_hundred_times() {
+    let _busy = busy();
+    for file in fixture_forms("churn") {
+        let session = Session::of(Talker::start_with(&file, ["leader-exits"]));
+        assert_eq!(process::state(session.pid()), Some('Z'));
+        update_again_and_again(session);
+    }
+}
+
 /// What is seen of an update from outside: between its first write and its last, the process has to
 /// stand still.
 struct Watch {
