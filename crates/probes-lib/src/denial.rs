@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 
 use nix::errno::Errno;
 use nix::unistd::{Uid, User, geteuid};
@@ -86,8 +85,7 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
             return Denial::MorePrivileged;
         }
         // The files in /proc of a process that is not dumpable belong to root.
-        let owner = fs::metadata(format!("/proc/{}/maps", process.pid())).map(|m| m.uid());
-        if owner.is_ok_and(|owner| owner != theirs.uid) {
+        if process.owner().is_ok_and(|owner| owner != theirs.uid) {
             return Denial::NotDumpable;
         }
     }

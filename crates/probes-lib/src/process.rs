@@ -13,8 +13,8 @@ use std::str;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat, readlinkat};
-use nix::sys::stat::Mode;
+use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
+use nix::sys::stat::{Mode, fstatat};
 
 use crate::error::{ErrorKind, Result};
 
@@ -214,11 +214,22 @@ impl Process {
             };
             match look(&format!("task/{tid}")) {
                 Ok(Some(found)) => return Ok(found),
-                Err(error) if !is_gone(&error) => return Err(error),
+                // To others than root, the memory of a thread that is just exiting is not gone but
+                // denied.
+                Err(error) if !is_gone(&error) && !self.is_exiting(tid) => return Err(error),
                 Ok(None) | Err(_) => {}
             }
         }
         Err(Errno::ESRCH.into())
+    }
+
+    /// The user that the program's files in /proc belong to.
+    pub(crate) fn owner(&self) -> io::Result<u32> {
+        self.look(|folder| {
+            let path = format!("{folder}/maps");
+            let status = fstatat(&self.dir, path.as_str(), AtFlags::empty())?;
+            Ok(Some(status.st_uid))
+        })
     }
 
     /// Reads a file of the program whole: `maps`, `auxv`, which are empty only if it has ended.
