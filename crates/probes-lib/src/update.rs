@@ -1,7 +1,7 @@
 //! One update of a process whose image is known: everything that is prepared while it runs, and
 //! what is done while it stands.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Effect, Result};
 use crate::image::{self, Image};
@@ -15,6 +15,9 @@ use crate::snapshot::Layout;
 use crate::spans::PAGE;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::Stopped;
+
+/// How long pages are copied beforehand: enough for 300 of them at 2 µs each.
+const COPYING: Duration = Duration::from_micros(600);
 
 /// A process and what is known of it, for the length of one update.
 #[derive(Clone, Copy)]
@@ -38,6 +41,7 @@ pub(crate) struct Job<'a> {
     layout: Layout,
     mappings: Vec<Mapping>,
     plan: UpdatePlan,
+    gigatext: bool,
 }
 
 impl<'a> Subject<'a> {
@@ -68,6 +72,7 @@ impl<'a> Subject<'a> {
             layout,
             mappings,
             plan,
+            gigatext: wish.gigatext,
         })
     }
 }
@@ -83,12 +88,20 @@ impl Job<'_> {
     ///
     /// It is a byte of an operand that is written over itself: debuggers and uprobes put their
     /// breakpoints on the nop or the opcode before it.
+    ///
+    /// Each copy interrupts the processors that the process runs on. In a virtual machine that takes
+    /// five times as long as the copy, which is cheap while the process stands: so there is a limit
+    /// to how long this may go on, unless pages are known to be huge.
     pub(crate) fn break_copy_on_write(&self) {
+        let begun = Instant::now();
         let code = self.plan.steps.iter().filter_map(|step| match step {
             Step::Code(writes) => Some(writes),
             Step::Counters(_) => None,
         });
         for write in code.flatten() {
+            if !self.gigatext && begun.elapsed() > COPYING {
+                break;
+            }
             let operand = write.at.plus(1);
             let same_page = operand.0 / PAGE == write.at.0 / PAGE;
             match self.plan.before.code_at(operand, 1) {
