@@ -97,11 +97,11 @@ impl Launch {
             let at_exec = spawn::at_exec(tracer, command)?;
             let stopped = at_exec.stopped(tracer);
             let set = set_probes(at_exec.process(), &stopped, &actions, options);
-            // A Ctrl-C before the child was there has reached us alone.
-            let set = match set {
-                Ok(_) if tracer.is_told_to_end() => Err(ErrorKind::Interrupted { program }.into()),
-                set => set,
-            };
+            let set = set.and_then(|report| match tracer.is_told_to_end() {
+                // A Ctrl-C before the child was there has reached us alone.
+                true => Err(ErrorKind::Interrupted { program }.into()),
+                false => Ok(report),
+            });
             match set {
                 Ok(report) => {
                     stopped.release();

@@ -120,13 +120,18 @@ fn reap_for_exec(target: &Process) {
     }
 }
 
-/// The leader is left to its own parent: nothing waits for it to be reaped.
-fn reap_if_ended(target: &Process, tid: i32) -> bool {
-    let ended = tid != target.pid() && ptrace::peek(tid) == Wait::Ended;
-    if ended {
+fn reap_if_ended(target: &Process, tid: i32) {
+    if ptrace::peek(tid) == Wait::Ended {
+        reap(target, tid);
+    }
+}
+
+/// Reaps a thread that has ended. The leader is left to its own parent: nothing waits for it to be
+/// reaped.
+fn reap(target: &Process, tid: i32) {
+    if tid != target.pid() {
         ptrace::reap(tid);
     }
-    ended
 }
 
 impl Tracer<'_> {
@@ -386,7 +391,6 @@ impl Stopping<'_, '_> {
 
     /// Takes note of what a running thread has come to; false if it still runs.
     fn look_at(&mut self, tid: i32) -> Result<bool> {
-        let pid = self.stopped.process.pid();
         let tracee = match ptrace::peek(tid) {
             Wait::Running => return Ok(false),
             Wait::Signal(signal) => self.standing_as(tid, signal),
@@ -403,9 +407,7 @@ impl Stopping<'_, '_> {
                 return Err(self.executed());
             }
             Wait::Ended => {
-                if tid != pid {
-                    ptrace::reap(tid);
-                }
+                reap(self.stopped.process, tid);
                 Tracee::Gone
             }
             Wait::Gone => Tracee::Gone,
@@ -428,13 +430,13 @@ impl Stopping<'_, '_> {
     /// SIGKILL.
     fn reap_ended(&mut self) {
         let process = self.stopped.process;
-        for (&tid, tracee) in &mut self.stopped.tracees {
+        let known = self.stopped.tracees.iter_mut();
+        for (&tid, tracee) in known.filter(|(_, tracee)| **tracee != Tracee::Gone) {
             let gone = match ptrace::peek(tid) {
-                _ if *tracee == Tracee::Gone => false,
                 // waitid(2) says nothing of a leader that has ended before its other threads.
                 Wait::Running => tid == process.pid() && process.is_exiting(tid),
                 Wait::Ended => {
-                    reap_if_ended(process, tid);
+                    reap(process, tid);
                     true
                 }
                 Wait::Gone => true,
