@@ -70,12 +70,7 @@ fn two_threads_and_two_processes_update_one_target_and_every_update_counts() {
         Image::of(pid)
             .text()
             .assert_same(&text, "the text at the end");
-        assert!(
-            session
-                .states()
-                .values()
-                .all(|&state| state == (0, State::Disabled))
-        );
+        session.assert_all((0, State::Disabled));
         session.apply(&all(Action::Enable)).unwrap();
     };
     for file in fixture_forms("gen_ocaml_2") {

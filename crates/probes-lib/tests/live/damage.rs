@@ -285,20 +285,10 @@ fn counters_and_sites_that_contradict_are_told_and_repaired_by_force() {
                 }
             }
             session.apply(&all(Action::Enable).force(true)).unwrap();
-            assert!(
-                session
-                    .states()
-                    .values()
-                    .all(|&state| state == (1, State::Enabled))
-            );
+            session.assert_all((1, State::Enabled));
             assert!(session.run().values().all(|&hits| hits > 0));
             session.apply(&all(Action::Disable).force(true)).unwrap();
-            assert!(
-                session
-                    .states()
-                    .values()
-                    .all(|&state| state == (0, State::Disabled))
-            );
+            session.assert_all((0, State::Disabled));
             assert!(session.run().values().all(|&hits| hits == 0));
         }
     }

@@ -79,12 +79,7 @@ fn a_service_enabled_and_disabled_a_thousand_times_keeps_ticking() {
             }
 
             assert_eq!(session.states(), states);
-            assert!(
-                session
-                    .states()
-                    .values()
-                    .all(|&state| state == (0, State::Disabled))
-            );
+            session.assert_all((0, State::Disabled));
             assert_eq!(Belongings::of(own), ours, "ours");
             assert_eq!(Belongings::of(pid), theirs, "the service's");
             Image::of(pid)

@@ -353,20 +353,10 @@ fn an_interrupted_run_is_refused_and_repaired_by_force() {
         });
 
         session.apply(&all(Action::Enable).force(true)).unwrap();
-        assert!(
-            session
-                .states()
-                .values()
-                .all(|&state| state == (1, State::Enabled))
-        );
+        session.assert_all((1, State::Enabled));
         assert_eq!(session.run(), subject.hits(|_, probe| probe.on));
         session.apply(&all(Action::Disable).force(true)).unwrap();
-        assert!(
-            session
-                .states()
-                .values()
-                .all(|&state| state == (0, State::Disabled))
-        );
+        session.assert_all((0, State::Disabled));
         assert_eq!(session.run(), subject.hits(|_, _| 0));
 
         // Consistent again: it counts as usual.
@@ -428,12 +418,7 @@ fn threads_hit_probes_only_while_they_are_on() {
         session.apply(&all(Action::Enable)).unwrap();
         session.apply(&all(Action::Disable)).unwrap();
         session.apply(&named(Action::Disable, "pong")).unwrap();
-        assert!(
-            session
-                .states()
-                .values()
-                .all(|&state| state == (0, State::Disabled))
-        );
+        session.assert_all((0, State::Disabled));
         Image::of(pid)
             .text()
             .assert_same(&text, "the text at the end");

@@ -79,6 +79,16 @@ impl Session {
         states.probes().map(one).collect()
     }
 
+    /// Every name has this counter and state.
+    #[track_caller]
+    pub(crate) fn assert_all(&self, expected: (u16, State)) {
+        let states = self.states();
+        assert!(
+            states.values().all(|&state| state == expected),
+            "{states:?}"
+        );
+    }
+
     pub(crate) fn state(&self, name: &str) -> State {
         self.states()[name].1
     }

@@ -84,12 +84,7 @@ fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
                 session.apply(&all(Action::Disable)).unwrap();
             }
             session.apply(&all(Action::Enable)).unwrap();
-            assert!(
-                session
-                    .states()
-                    .values()
-                    .all(|&state| state == (1, State::Enabled))
-            );
+            session.assert_all((1, State::Enabled));
             eventually("it stands again", || {
                 (process::state(session.pid()) == Some('T')).then_some(())
             });
@@ -277,12 +272,7 @@ fn a_process_that_waits_in_vfork_is_busy_and_is_let_go_in_time() {
             .image()
             .text()
             .assert_same(&image.text(), "the text");
-        assert!(
-            session
-                .states()
-                .values()
-                .all(|&state| state == (0, State::Disabled))
-        );
+        session.assert_all((0, State::Disabled));
         session.update(Action::Enable, Selector::All, |_| true);
         assert_eq!(session.run()["ping"], 3);
         session.end();
