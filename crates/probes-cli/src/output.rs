@@ -65,6 +65,9 @@ pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rest = self.0;
+        if rest.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
+            return f.write_str(rest);
+        }
         while let Some((at, character)) = rest.char_indices().find(|&(_, c)| is_unprintable(c)) {
             write!(f, "{}{}", &rest[..at], character.escape_default())?;
             rest = &rest[at + character.len_utf8()..];

@@ -51,7 +51,7 @@ pub(crate) fn of_executable(
 }
 
 /// The bias that puts one of the segments where the mapping has its part of the file.
-fn of_mapping(segments: &[Segment], mapping: &Mapping) -> Option<LoadBias> {
+pub(crate) fn of_mapping(segments: &[Segment], mapping: &Mapping) -> Option<LoadBias> {
     let segment = segments
         .iter()
         .filter(|segment| segment.executable == mapping.executable)

@@ -6,6 +6,7 @@ pub(crate) mod note;
 pub(crate) mod source;
 
 use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -50,6 +51,7 @@ impl std::fmt::Display for BuildId {
 }
 
 /// An open ELF file for x86-64, its headers read and checked.
+#[derive(Debug)]
 pub(crate) struct ElfFile {
     file: File,
     path: PathBuf,
@@ -58,6 +60,12 @@ pub(crate) struct ElfFile {
     segments: Vec<ProgramHeader>,
     sections: Vec<SectionHeader>,
     section_names: Vec<u8>,
+}
+
+impl AsRawFd for ElfFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
 }
 
 impl ElfFile {

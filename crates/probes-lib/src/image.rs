@@ -2,7 +2,6 @@
 //! mappings hold them.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -29,7 +28,7 @@ pub(crate) struct Image {
     pub(crate) table: ProbeTable,
     pub(crate) bias: LoadBias,
     /// The executable, for what is read from it later.
-    file: File,
+    pub(crate) elf: ElfFile,
     /// Tells the mappings of the file from others. Only the inode: on some file systems (btrfs,
     /// overlayfs) stat(2) and /proc/PID/maps name different devices for one file.
     inode: u64,
@@ -51,8 +50,8 @@ impl Image {
         let metadata = file.metadata().map_err(denied)?;
         let path = without_deleted_mark(path, metadata.nlink());
         let inode = metadata.ino();
-        let for_source = file.try_clone().map_err(denied)?;
-        let table = ProbeTable::of(&ElfFile::read(file, path)?)?;
+        let elf = ElfFile::read(file, path)?;
+        let table = ProbeTable::of(&elf)?;
         let maps = read_maps(process)?;
         let auxv = process.read_program("auxv").map_err(denied)?;
         let bias = bias::of_executable(
@@ -70,7 +69,7 @@ impl Image {
         Ok(Image {
             table,
             bias,
-            file: for_source,
+            elf,
             inode,
             auxv,
         })
@@ -82,9 +81,14 @@ impl Image {
         auxv.is_ok_and(|auxv| auxv != self.auxv)
     }
 
+    /// Whether it is the executable that is mapped there.
+    pub(crate) fn is_mapped(&self, mapping: &Mapping) -> bool {
+        mapping.inode == self.inode
+    }
+
     /// Opens the executable for source lines and functions.
     pub(crate) fn source_map(&self) -> Result<SourceMap> {
-        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let own = format!("/proc/self/fd/{}", self.elf.as_raw_fd());
         SourceMap::open(Path::new(&own), self.table.path())
     }
 
@@ -134,7 +138,7 @@ impl Image {
     /// Only memory that is not the file's any more can lie on huge pages of 1 GiB: some programs
     /// move their text there. Telling the size of its pages walks them all, so we ask for no other.
     fn refuse_gigatext(&self, process: &Process, mappings: &[&Mapping]) -> Result<()> {
-        let moved = |mapping: &&&Mapping| mapping.executable && mapping.inode != self.inode;
+        let moved = |mapping: &&&Mapping| mapping.executable && !self.is_mapped(mapping);
         let mut moved = mappings.iter().filter(moved).peekable();
         if moved.peek().is_none() {
             return Ok(());

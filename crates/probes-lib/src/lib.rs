@@ -31,6 +31,7 @@
 
 mod addr;
 mod bias;
+mod breakpoints;
 mod denial;
 mod elf;
 mod error;
@@ -52,6 +53,7 @@ mod sys;
 mod table;
 #[cfg(test)]
 mod testing;
+mod untouched;
 mod update;
 
 pub use addr::{FileAddr, LiveAddr, LoadBias};

@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::addr::{LiveAddr, LoadBias};
 use crate::error::{ErrorKind, Result};
 use crate::select::{Action, Choice};
-use crate::site::{INT3, OPCODE_OFFSET, Opcode};
+use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::snapshot::{CodeRun, Reading, Snapshot, State};
 use crate::spans::PAGE;
 use crate::table::{Probe, ProbeId, ProbeTable};
@@ -113,6 +113,8 @@ pub(crate) struct Change {
 pub(crate) struct Inputs<'a> {
     pub(crate) table: &'a ProbeTable,
     pub(crate) bias: LoadBias,
+    /// Breakpoints of others in the code that was read, by address.
+    pub(crate) breakpoints: &'a [LiveAddr],
     /// Sets counters and sites whatever they were, instead of counting.
     pub(crate) force: bool,
 }
@@ -288,13 +290,12 @@ impl Inputs<'_> {
             while code[run].start.0 + code[run].bytes.len() as u64 <= at.0 {
                 run += 1;
             }
-            let CodeRun { start, bytes } = &code[run];
-            let to = (at.0 - start.0) as usize;
+            let start = code[run].start;
             let grown = writes.last_mut().filter(|write| {
-                write.at.0 / PAGE == at.0 / PAGE && write.at >= *start && {
+                write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
                     // Flips of other turns are no breakpoints, before nor after.
-                    let from = (write.at.0 - start.0) as usize + write.len;
-                    !self.holds_breakpoint(&bytes[from..to], start.plus(from as u64))
+                    let from = write.at.0 + write.len as u64;
+                    !self.holds_breakpoint(LiveAddr(from), at)
                 }
             });
             match grown {
@@ -313,12 +314,10 @@ impl Inputs<'_> {
         writes
     }
 
-    /// Whether one of the `cc` bytes is not the file's own.
-    fn holds_breakpoint(&self, bytes: &[u8], start: LiveAddr) -> bool {
-        memchr::memchr_iter(INT3, bytes).any(|offset| {
-            let at = start.plus(offset as u64);
-            !self.table.has_int3(self.bias.file(at))
-        })
+    /// Whether there is a breakpoint at `start` or behind it, before `end`.
+    fn holds_breakpoint(&self, start: LiveAddr, end: LiveAddr) -> bool {
+        let next = self.breakpoints.partition_point(|&at| at < start);
+        self.breakpoints.get(next).is_some_and(|&at| at < end)
     }
 }
 

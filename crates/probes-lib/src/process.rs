@@ -208,6 +208,10 @@ impl Process {
     /// `/proc/PID`), as that of a thread which has exited, the leader perhaps, is all but empty.
     /// Looks again if the thread has ended meanwhile.
     pub(crate) fn look<T>(&self, look: impl Fn(&str) -> io::Result<Option<T>>) -> io::Result<T> {
+        // Nearly always the leader has it, and asking for its state takes longer than looking.
+        if let Ok(Some(found)) = look(&format!("task/{}", self.pid)) {
+            return Ok(found);
+        }
         for _ in 0..ATTEMPTS {
             let Some(tid) = self.living_thread() else {
                 break;

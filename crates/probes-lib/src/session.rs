@@ -19,6 +19,7 @@ use crate::snapshot::Layout;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::with_tracer;
 use crate::table::ProbeTable;
+use crate::untouched::Untouched;
 use crate::update::{Subject, Wish};
 
 /// How often reading or updating starts again because somebody else changes the process meanwhile.
@@ -113,12 +114,18 @@ impl Target {
     ///
     /// If the process has exited, or its memory may not or cannot be read.
     pub fn states(&self) -> Result<ProbeStates<'_>> {
+        let untouched = Untouched::of(&self.process, &self.image);
+        // Opened afterwards: that is when an exec is noticed.
         let memory = self.memory("look into", OFlag::O_RDONLY)?;
+        let is_the_files = |start, len| {
+            let untouched = untouched.as_ref();
+            untouched.is_some_and(|untouched| untouched.holds(start, len))
+        };
         let table = self.table();
         let layout = Layout::of(table, table.probes(), self.image.bias);
         let read = || -> Result<ProbeStates<'_>> {
             let snapshot = layout
-                .read_states(self.pid(), &memory)
+                .read_states(self.pid(), &memory, table, is_the_files)
                 .map_err(|error| self.tell_exec(error))?;
             Ok(ProbeStates::of(table, self.image.bias, snapshot))
         };

@@ -60,8 +60,8 @@ impl Layout {
         let site_addresses: Vec<u64> = sites.iter().map(site_address).collect();
         let counter_addresses: Vec<u64> = counters.iter().map(counter_address).collect();
         Layout {
-            site_runs: spans::runs(&site_addresses, SITE_LEN as u64, |_| None),
-            counter_runs: spans::runs(&counter_addresses, COUNTER_LEN, |_| None),
+            site_runs: spans::runs(site_addresses.iter().copied(), SITE_LEN as u64, |_| None),
+            counter_runs: spans::runs(counter_addresses.iter().copied(), COUNTER_LEN, |_| None),
             sites,
             counters,
             site_addresses,
@@ -73,16 +73,10 @@ impl Layout {
 
     /// First and last byte of each run of sites, then of counters.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (LiveAddr, u64, &'static str)> {
-        let range = |addresses: &[u64], run: &Run| (LiveAddr(addresses[run.first]), run.len);
-        let sites = self.site_runs.iter().map(move |run| {
-            let (start, len) = range(&self.site_addresses, run);
-            (start, len, SITE)
-        });
-        let counters = self.counter_runs.iter().map(move |run| {
-            let (start, len) = range(&self.counter_addresses, run);
-            (start, len, SEMAPHORE)
-        });
-        sites.chain(counters)
+        let range = |run: &Run, what| (LiveAddr(run.start), run.len, what);
+        let sites = self.site_runs.iter().map(move |run| range(run, SITE));
+        let counters = self.counter_runs.iter();
+        sites.chain(counters.map(move |run| range(run, SEMAPHORE)))
     }
 
     /// Reads everything, in few calls.
@@ -90,7 +84,7 @@ impl Layout {
         let mut snapshot = self.empty_snapshot();
         snapshot.code.reserve_exact(self.site_runs.len());
         for run in &self.site_runs {
-            let start = self.site_addresses[run.first];
+            let start = run.start;
             let mut bytes = vec![0; run.len as usize];
             read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
             self.take_sites(run, &bytes, &mut snapshot);
@@ -103,13 +97,28 @@ impl Layout {
         Ok(snapshot)
     }
 
-    /// Reads the sites and counters, and does not keep the code between the sites.
-    pub(crate) fn read_states(&self, pid: i32, memory: &impl ReadMemory) -> Result<Snapshot> {
+    /// Reads the sites and counters, and does not keep the code between the sites. Where the code
+    /// is known to be the file's, it takes what `table` has of it.
+    pub(crate) fn read_states(
+        &self,
+        pid: i32,
+        memory: &impl ReadMemory,
+        table: &ProbeTable,
+        is_the_files: impl Fn(LiveAddr, u64) -> bool,
+    ) -> Result<Snapshot> {
         let mut snapshot = self.empty_snapshot();
-        self.look_at_code(pid, memory, |index, _, bytes| {
-            self.take_sites(&self.site_runs[index], bytes, &mut snapshot);
-            true
-        })?;
+        let mut bytes = Vec::new();
+        for run in &self.site_runs {
+            let start = run.start;
+            if is_the_files(LiveAddr(start), run.len) {
+                for &site in &self.sites[run.range()] {
+                    snapshot.sites[site] = table.site(site).code();
+                }
+            } else {
+                read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+                self.take_sites(run, &bytes, &mut snapshot);
+            }
+        }
         snapshot.counters = self.read_counters(pid, memory)?;
         Ok(snapshot)
     }
@@ -134,7 +143,7 @@ impl Layout {
         let mut counters = vec![0; self.total_counters];
         let mut bytes = Vec::new();
         for run in &self.counter_runs {
-            let start = self.counter_addresses[run.first];
+            let start = run.start;
             read_run(pid, memory, start, run.len, SEMAPHORE, &mut bytes)?;
             for index in run.range() {
                 let at = (self.counter_addresses[index] - start) as usize;
@@ -155,7 +164,7 @@ impl Layout {
     ) -> Result<()> {
         let mut bytes = Vec::new();
         for (index, run) in self.site_runs.iter().enumerate() {
-            let start = self.site_addresses[run.first];
+            let start = run.start;
             read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
             if !look(index, LiveAddr(start), &bytes) {
                 break;
@@ -173,7 +182,7 @@ impl Layout {
     }
 
     fn take_sites(&self, run: &Run, bytes: &[u8], snapshot: &mut Snapshot) {
-        let start = self.site_addresses[run.first];
+        let start = run.start;
         for index in run.range() {
             let at = (self.site_addresses[index] - start) as usize;
             let site = &mut snapshot.sites[self.sites[index]];

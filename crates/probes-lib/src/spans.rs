@@ -16,6 +16,8 @@ const MAX_RUN: u64 = 64 << 10;
 pub(crate) struct Run {
     /// Index of the first thing.
     pub(crate) first: usize,
+    /// Where the first thing starts.
+    pub(crate) start: u64,
     /// How many things.
     pub(crate) count: usize,
     /// Bytes from the start of the first to the end of the last.
@@ -33,15 +35,15 @@ impl Run {
 
 /// Groups things of `len` bytes at sorted `addresses`; things of different zones stay apart.
 pub(crate) fn runs(
-    addresses: &[u64],
+    addresses: impl Iterator<Item = u64>,
     len: u64,
     zone_of: impl Fn(u64) -> Option<usize>,
 ) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for (index, &address) in addresses.iter().enumerate() {
+    for (index, address) in addresses.enumerate() {
         let zone = zone_of(address);
         if let Some(run) = runs.last_mut().filter(|run| run.zone == zone) {
-            let start = addresses[run.first];
+            let start = run.start;
             let last_page = start.saturating_add(run.len - 1) / PAGE;
             let grown = address.saturating_add(len) - start;
             if address / PAGE <= last_page + 1 && grown <= MAX_RUN {
@@ -52,6 +54,7 @@ pub(crate) fn runs(
         }
         runs.push(Run {
             first: index,
+            start: address,
             count: 1,
             len,
             zone,
@@ -65,7 +68,7 @@ mod tests {
     use super::*;
 
     fn lens(addresses: &[u64]) -> Vec<(usize, u64)> {
-        let runs = runs(addresses, 6, |_| None);
+        let runs = runs(addresses.iter().copied(), 6, |_| None);
         runs.iter().map(|run| (run.count, run.len)).collect()
     }
 
@@ -85,7 +88,8 @@ mod tests {
         assert!(runs_of_dense.iter().all(|&(_, len)| len <= MAX_RUN));
         assert_eq!(runs_of_dense.iter().map(|&(n, _)| n).sum::<usize>(), 2000);
 
-        let zones = runs(&[0x1000, 0x1010, 0x1020], 6, |a| Some((a >= 0x1010).into()));
+        let addresses = [0x1000, 0x1010, 0x1020].into_iter();
+        let zones = runs(addresses, 6, |a| Some((a >= 0x1010).into()));
         assert_eq!(
             zones.iter().map(|run| run.count).collect::<Vec<_>>(),
             [1, 2]

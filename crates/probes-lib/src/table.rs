@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::addr::FileAddr;
 use crate::elf::{BuildId, ElfFile, Linking, Segment};
 use crate::error::{ElfDefect, ErrorKind, Result};
-use crate::site::{INT3, SITE_LEN, SiteCode};
+use crate::site::{SITE_LEN, SiteCode};
 use crate::spans;
 
 use gather::FoundSemaphore;
@@ -84,8 +84,6 @@ pub struct ProbeTable {
     sites_by_address: Vec<u32>,
     /// The argument strings of the sites, each with a NUL behind it.
     arguments: Vec<u8>,
-    /// Addresses of the `cc` bytes in and between the sites, sorted.
-    int3: Vec<FileAddr>,
 }
 
 /// A name, with its runs in the table's sites and semaphores.
@@ -145,9 +143,8 @@ impl ProbeTable {
             semaphores: Vec::new(),
             sites_by_address: Vec::new(),
             arguments: found.arguments,
-            int3: Vec::new(),
         };
-        let probe_of = table.take_names(&found.semaphores);
+        let probe_of = table.take_names(found.semaphores);
         table.sort_by_address();
         table.read_code(elf)?;
         table.sort_by_name(&probe_of);
@@ -157,7 +154,7 @@ impl ProbeTable {
     }
 
     /// Lays out the probes and their semaphores by name; returns the probe of each semaphore.
-    fn take_names(&mut self, found: &[FoundSemaphore]) -> Vec<ProbeId> {
+    fn take_names(&mut self, mut found: Vec<FoundSemaphore>) -> Vec<ProbeId> {
         let mut order: Vec<usize> = (0..found.len()).collect();
         order.sort_unstable_by_key(|&index| {
             let one = &found[index];
@@ -167,14 +164,14 @@ impl ProbeTable {
         let mut index_of = vec![0; found.len()];
         for index in order {
             let FoundSemaphore {
-                ref name,
+                ref mut name,
                 counter,
                 generation,
             } = found[index];
             let next = self.semaphores.len();
             if self.probes.last().is_none_or(|probe| probe.name != *name) {
                 self.probes.push(ProbeEntry {
-                    name: name.clone(),
+                    name: std::mem::take(name),
                     sites: 0..0,
                     semaphores: next..next,
                 });
@@ -215,15 +212,15 @@ impl ProbeTable {
 
     /// Reads the bytes of every site from the file; the sites are sorted by address.
     fn read_code(&mut self, elf: &ElfFile) -> Result<()> {
-        let addresses: Vec<u64> = self.sites.iter().map(|site| site.address.0).collect();
+        let addresses = self.sites.iter().map(|site| site.address.0);
         let segment_of = |address: u64| {
             self.segments
                 .iter()
                 .position(|segment| segment.executable && segment.holds(FileAddr(address), 1))
         };
         let mut bytes = Vec::new();
-        for run in spans::runs(&addresses, SITE_LEN as u64, segment_of) {
-            let (start, len) = (addresses[run.first], run.len as usize);
+        for run in spans::runs(addresses, SITE_LEN as u64, segment_of) {
+            let (start, len) = (run.start, run.len as usize);
             let Some(segment) = run.zone.map(|index| self.segments[index]) else {
                 continue; // `gather` refuses a site outside the executable segments
             };
@@ -233,8 +230,6 @@ impl ProbeTable {
                 let at = (site.address.0 - start) as usize;
                 site.code.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
             }
-            let int3 = memchr::memchr_iter(INT3, &bytes);
-            self.int3.extend(int3.map(|at| FileAddr(start + at as u64)));
         }
         Ok(())
     }
@@ -345,12 +340,6 @@ impl ProbeTable {
 
     pub(crate) fn by_id(&self, id: ProbeId) -> Probe<'_> {
         Probe { table: self, id }
-    }
-
-    /// Whether the file itself has a `cc` byte at `address`, in or between its sites: in memory it
-    /// is not a breakpoint then.
-    pub(crate) fn has_int3(&self, address: FileAddr) -> bool {
-        self.int3.binary_search(&address).is_ok()
     }
 
     pub(crate) fn site_count(&self) -> usize {

@@ -10,6 +10,7 @@ use goblin::elf::program_header::PT_LOAD;
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
 use crate::addr::{FileAddr, LiveAddr, LoadBias};
+use crate::breakpoints;
 use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
@@ -27,6 +28,7 @@ pub(crate) const PID: i32 = 4242;
 /// A fixture, loaded into memory of our own as the kernel would load it.
 #[derive(Debug)]
 pub(crate) struct World {
+    elf: ElfFile,
     pub(crate) table: ProbeTable,
     pub(crate) bias: LoadBias,
     pub(crate) memory: SliceMemory,
@@ -44,13 +46,15 @@ impl World {
         let path = test_support::fixture(fixture);
         let mut bytes = std::fs::read(&path).unwrap();
         edit(&mut bytes);
-        let table = ProbeTable::of(&ElfFile::read(memory_file(&bytes), path).unwrap()).unwrap();
+        let elf = ElfFile::read(memory_file(&bytes), path).unwrap();
+        let table = ProbeTable::of(&elf).unwrap();
         let bias = match table.linking() {
             Linking::Fixed => LoadBias::NONE,
             Linking::PositionIndependent => LoadBias(0x5637_d2a0_0000),
         };
         let loaded = load(&bytes, bias);
         World {
+            elf,
             table,
             bias,
             memory: loaded.clone(),
@@ -106,9 +110,11 @@ impl World {
         let probes = choices.iter().map(|choice| table.by_id(choice.probe));
         let layout = Layout::of(table, probes, self.bias);
         let before = layout.read(PID, &self.memory)?;
+        let breakpoints = breakpoints::find(&self.elf, self.bias, &before.code)?;
         let inputs = Inputs {
             table,
             bias: self.bias,
+            breakpoints: &breakpoints,
             force: actions.is_forced(),
         };
         let plan = inputs.plan(&choices, before)?;

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::breakpoints;
 use crate::error::{Effect, Result};
 use crate::image::{self, Image};
 use crate::maps::Mapping;
@@ -61,9 +62,11 @@ impl<'a> Subject<'a> {
         let layout = Layout::of(table, probes, image.bias);
         let mappings = image.mappings(process, &layout, wish.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
+        let breakpoints = breakpoints::find(&image.elf, image.bias, &before.code)?;
         let inputs = Inputs {
             table,
             bias: image.bias,
+            breakpoints: &breakpoints,
             force: wish.force,
         };
         let plan = inputs.plan(wish.choices, before)?;

@@ -1,5 +1,7 @@
 //! Plain text, for programs: stable, a line a thing.
 
+use std::fmt::Write;
+
 use super::Escaped;
 use super::view::{Changes, Listing, ProbeView, SemaphoreView, SiteView, state_word};
 
@@ -9,7 +11,7 @@ const UNKNOWN: &str = "-";
 pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
     let mut text = String::new();
     for probe in &listing.probes {
-        text += &name_line(probe);
+        push_name_line(probe, &mut text);
         if sites {
             for site in &probe.sites {
                 text += &site_line(site);
@@ -22,12 +24,15 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
     text
 }
 
-fn name_line(probe: &ProbeView<'_>) -> String {
-    let name = Escaped(probe.name);
-    match probe.state {
-        Some(state) => format!("{name} {}\n", state_word(state)),
-        None => format!("{name}\n"),
+/// Of these lines there may be thousands.
+fn push_name_line(probe: &ProbeView<'_>, text: &mut String) {
+    // Writing to a string does not fail.
+    let _ = write!(text, "{}", Escaped(probe.name));
+    if let Some(state) = probe.state {
+        text.push(' ');
+        text.push_str(state_word(state));
     }
+    text.push('\n');
 }
 
 fn site_line(site: &SiteView<'_>) -> String {

@@ -139,7 +139,7 @@ pub(crate) fn each_note<E>(
 }
 
 /// Length of the parts in bytes: enough notes that the system calls do not matter.
-const PART: usize = 64 << 10;
+const PART: usize = 32 << 10;
 
 /// How far in a section notes have been read.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,7 @@
 use super::*;
 use crate::Error;
 use crate::select::{Actions, Selector};
+use crate::site::INT3;
 use crate::testing::World;
 
 // Seven sites and three counters of `many`, and between them one site and counter of `single`.

@@ -11,7 +11,7 @@ use crate::elf::{ElfFile, Segment, within};
 use crate::error::{ElfDefect, ErrorKind, ProbeDefect, Result};
 use crate::site::{SITE_LEN, SiteCode};
 
-use super::{COUNTER_LEN, Generation, SiteEntry, string_at};
+use super::{COUNTER_LEN, Generation, SiteEntry};
 
 const NOTE_SECTION: &str = ".note.stapsdt";
 const BASE_SECTION: &str = ".stapsdt.base";
@@ -64,6 +64,14 @@ fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Re
     })
 }
 
+/// How many notes there may be, at most. Only memory that is used has to be had.
+fn expected_notes(elf: &ElfFile) -> usize {
+    const SHORTEST: usize = 12 + 8 + 24 + 3;
+    const MANY: usize = 1 << 16;
+    let len = elf.contents(NOTE_SECTION).ok().flatten();
+    len.map_or(0, |section| section.len / SHORTEST).min(MANY)
+}
+
 /// Reads and checks the notes.
 pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
     let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
@@ -72,6 +80,7 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
     let mut recent = Recent::of(semaphore_section);
     // Where the last argument string starts: often the next is the same.
     let mut last_arguments = 0;
+    found.sites.reserve(expected_notes(elf));
     each_note(elf, |note| {
         let Some(generation) = Generation::of_provider(note.provider) else {
             return Ok(());
@@ -100,7 +109,8 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
             if !text.is_ascii() && str::from_utf8(text).is_err() {
                 return Err(fail(ProbeDefect::Arguments));
             }
-            if string_at(&found.arguments, last_arguments) != text || found.sites.is_empty() {
+            let last = &found.arguments[last_arguments as usize..];
+            if last.strip_prefix(text).is_none_or(|rest| rest != [0]) {
                 last_arguments = found.arguments.len() as u32;
                 found.arguments.extend_from_slice(text);
                 found.arguments.push(0);
