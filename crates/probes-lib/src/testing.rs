@@ -62,6 +62,18 @@ impl World {
         }
     }
 
+    /// The same fixture with other memory.
+    pub(crate) fn with_memory(&self, memory: SliceMemory) -> World {
+        let elf = ElfFile::open(self.table.path()).unwrap();
+        World {
+            table: ProbeTable::of(&elf).unwrap(),
+            elf,
+            bias: self.bias,
+            memory,
+            loaded: self.loaded.clone(),
+        }
+    }
+
     /// The offset in the file of what is at `address`.
     pub(crate) fn offset(&self, address: LiveAddr) -> usize {
         let address = self.bias.file(address);

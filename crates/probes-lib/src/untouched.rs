@@ -53,15 +53,60 @@ impl Untouched {
         }
         let (first, last) = (start.0 / PAGE, (start.0 + len - 1) / PAGE);
         let mut entries = vec![0; (last - first + 1) as usize * size_of::<u64>()];
-        let read = self.pagemap.read_exact_at(&mut entries, first * 8);
-        let mut entries = entries.chunks_exact(8);
-        read.is_ok()
-            && entries.all(|entry| {
-                let bits = entry
-                    .iter()
-                    .rev()
-                    .fold(0, |bits, &byte| bits << 8 | u64::from(byte));
-                bits & SWAPPED == 0 && (bits & PRESENT == 0 || bits & OF_FILE != 0)
-            })
+        let read = self
+            .pagemap
+            .read_exact_at(&mut entries, first * size_of::<u64>() as u64);
+        let mut entries = entries.chunks_exact(size_of::<u64>());
+        read.is_ok() && entries.all(|entry| entry.try_into().is_ok_and(is_the_files))
+    }
+}
+
+/// Whether this is the entry of a page that the process has not got a copy of.
+fn is_the_files(entry: [u8; 8]) -> bool {
+    let bits = u64::from_le_bytes(entry);
+    bits & SWAPPED == 0 && (bits & PRESENT == 0 || bits & OF_FILE != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use test_support::{Talker, fixture};
+
+    #[test]
+    fn a_page_that_is_absent_or_the_file_s_is_untouched_and_a_copy_is_not() {
+        let is_the_files = |bits: u64| is_the_files(bits.to_le_bytes());
+        // Anonymous memory, written to and not, swapped out and moving.
+        for bits in [PRESENT, PRESENT | 1 << 55, SWAPPED, SWAPPED | OF_FILE] {
+            assert!(!is_the_files(bits), "{bits:#x}");
+        }
+        for bits in [0, PRESENT | OF_FILE, PRESENT | OF_FILE | 0x1234] {
+            assert!(is_the_files(bits), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn a_page_counts_as_touched_from_the_first_write_on_and_no_other_does() {
+        for fixture in ["page_borders.pie", "page_borders.nopie"].map(fixture) {
+            let talker = Talker::start(&fixture);
+            let process = Process::open(talker.pid()).unwrap();
+            let image = Image::of(&process).unwrap();
+            let untouched = Untouched::of(&process, &image).unwrap();
+            let sites: Vec<LiveAddr> = (0..image.table.site_count())
+                .map(|site| image.bias.live(image.table.site(site).address()))
+                .collect();
+            assert!(sites.iter().all(|&site| untouched.holds(site, 6)));
+
+            let page = |at: LiveAddr| at.0 / PAGE;
+            let written = sites[0];
+            let byte = test_support::process::peek(talker.pid(), written.0, 1);
+            test_support::process::poke(talker.pid(), written.0, &byte);
+            for &site in &sites {
+                let pages = page(site)..=page(site.plus(5));
+                assert_eq!(untouched.holds(site, 6), !pages.contains(&page(written)));
+            }
+            // Beside the code of the program nothing is known to be a file's.
+            assert!(!untouched.holds(LiveAddr(0), 6));
+            assert!(!untouched.holds(LiveAddr(u64::MAX - 2), 6));
+        }
     }
 }

@@ -227,12 +227,7 @@ fn check(
         memory
     };
 
-    let mut now = World {
-        table: crate::ProbeTable::read(world.table.path()).unwrap(),
-        bias: world.bias,
-        memory: image(&model),
-        loaded: world.loaded.clone(),
-    };
+    let mut now = world.with_memory(image(&model));
     for update in updates {
         let actions = update.actions(&names);
         let Some(after) = update.apply(&model) else {
