@@ -411,6 +411,14 @@ pub enum ErrorKind {
         /// The address.
         address: LiveAddr,
     },
+    /// The kernel lets only tracers write to code.
+    #[error(
+        "this kernel does not let the code of process {pid} be written while it runs (proc_mem.force_override)"
+    )]
+    LiveRefused {
+        /// The process.
+        pid: i32,
+    },
     /// The program's text lies on 1 GiB pages.
     #[error(
         "the text of process {pid} lies on 1 GiB huge pages, and the first write to one copies a gigabyte"

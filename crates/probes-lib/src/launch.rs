@@ -136,7 +136,7 @@ fn set_probes(
     };
     let job = subject.prepare(Wish {
         choices: &choices,
-        force: actions.is_forced(),
+        live: false,
         gigatext: options.gigatext,
     })?;
     if !job.is_done() && job.carry_out(stopped)? == Outcome::Outdated {

@@ -53,6 +53,7 @@ mod sys;
 mod table;
 #[cfg(test)]
 mod testing;
+mod turn;
 mod untouched;
 mod update;
 

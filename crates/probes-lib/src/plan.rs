@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use crate::addr::{LiveAddr, LoadBias};
 use crate::error::{ErrorKind, Result};
-use crate::select::{Action, Choice};
+use crate::report::Taken;
+use crate::select::{Action, Aim, Choice};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::snapshot::{CodeRun, Reading, Snapshot, State};
 use crate::spans::PAGE;
@@ -62,6 +63,15 @@ pub(crate) struct CodeWrite {
 }
 
 impl UpdatePlan {
+    /// What there will be to take back.
+    pub(crate) fn taken(&self, table: &ProbeTable) -> impl Iterator<Item = Taken> {
+        self.changes.iter().map(|change| Taken {
+            name: table.by_id(change.probe).name().to_owned(),
+            stage: change.stage,
+            added: change.added.clone(),
+        })
+    }
+
     /// Puts into `bytes` what is at the place of `write` before it is made.
     pub(crate) fn old_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
         self.code_where(write, |turn| turn < write.turn, bytes);
@@ -100,13 +110,40 @@ pub(crate) struct CounterWrite {
 }
 
 /// What an update does to one probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) probe: ProbeId,
+    pub(crate) stage: u8,
     pub(crate) before: u16,
     pub(crate) after: u16,
+    /// What is added to each of its counters.
+    pub(crate) added: Box<[i32]>,
     /// Sites that are flipped.
     pub(crate) sites: usize,
+}
+
+impl Change {
+    fn is_none(&self) -> bool {
+        self.sites == 0 && self.added.iter().all(|&added| added == 0)
+    }
+}
+
+impl Aim {
+    /// What becomes of a counter of a probe, `index` being its place among them; `None` if it can
+    /// hold no more.
+    fn of_counter(&self, counter: u16, index: usize) -> Option<u16> {
+        match self {
+            Aim::Set(Action::Enable) => Some(1),
+            Aim::Set(Action::Disable) => Some(0),
+            Aim::Count(Action::Enable) => counter.checked_add(1),
+            Aim::Count(Action::Disable) => Some(counter.saturating_sub(1)),
+            Aim::TakeBack(added) => {
+                let added = added.get(index).copied().unwrap_or(0);
+                let left = i32::from(counter) - added;
+                Some(left.clamp(0, i32::from(u16::MAX)) as u16)
+            }
+        }
+    }
 }
 
 /// What there is to plan with.
@@ -115,8 +152,8 @@ pub(crate) struct Inputs<'a> {
     pub(crate) bias: LoadBias,
     /// Breakpoints of others in the code that was read, by address.
     pub(crate) breakpoints: &'a [LiveAddr],
-    /// Sets counters and sites whatever they were, instead of counting.
-    pub(crate) force: bool,
+    /// Whether each opcode is written by itself: the process runs, and executes what lies between.
+    pub(crate) one_by_one: bool,
 }
 
 impl Inputs<'_> {
@@ -137,9 +174,9 @@ impl Inputs<'_> {
             let probe = self.table.by_id(choice.probe);
             self.refuse_foreign_code(probe, &before)?;
             let reading = before.reading(probe);
-            if !self.force {
+            if let Aim::Count(action) = choice.aim {
                 refuse_inconsistent(probe, reading)?;
-                if choice.action == Action::Disable && reading.state == State::Disabled {
+                if action == Action::Disable && reading.state == State::Disabled {
                     if choice.named {
                         let name = probe.name().to_owned();
                         return Err(ErrorKind::NotEnabled { name }.into());
@@ -148,7 +185,11 @@ impl Inputs<'_> {
                     continue;
                 }
             }
-            changes.push(self.draft(probe, choice, &before, &mut draft)?);
+            let change = self.draft(probe, choice, &before, &mut draft)?;
+            match choice.aim {
+                Aim::TakeBack(_) if change.is_none() => passed_over.push(choice.probe),
+                _ => changes.push(change),
+            }
         }
         let flips = self.flips(&draft.opcodes);
         let mut steps = Vec::with_capacity(2 * draft.counters.len());
@@ -185,22 +226,19 @@ impl Inputs<'_> {
         let old = &before.counters[probe.semaphore_range()];
         let new = old
             .iter()
-            .map(|&counter| match (self.force, choice.action) {
-                (true, Action::Enable) => Ok(1),
-                (true, Action::Disable) => Ok(0),
-                (false, Action::Enable) => counter.checked_add(1).ok_or_else(|| {
+            .zip(0..)
+            .map(|(&counter, index)| {
+                choice.aim.of_counter(counter, index).ok_or_else(|| {
                     let name = probe.name().to_owned();
                     ErrorKind::CounterFull { name }
-                }),
-                (false, Action::Disable) => Ok(counter.saturating_sub(1)),
+                })
             })
             .collect::<Result<Vec<u16>, ErrorKind>>()?;
         let (smallest, largest) = (old.iter().min(), old.iter().max());
-        if let (true, Some(&smallest), Some(&largest)) = (
-            new.contains(&0) && new.iter().any(|&one| one > 0),
-            smallest,
-            largest,
-        ) {
+        let on = new.iter().any(|&one| one > 0);
+        if let (Aim::Count(_), true, Some(&smallest), Some(&largest)) =
+            (&choice.aim, on && new.contains(&0), smallest, largest)
+        {
             return Err(ErrorKind::UnequalCounters {
                 name: probe.name().to_owned(),
                 smallest,
@@ -210,7 +248,7 @@ impl Inputs<'_> {
         }
         let turn = Turn {
             stage: choice.stage,
-            enable: choice.action == Action::Enable,
+            enable: on,
         };
         let counters = draft.counters.entry(turn).or_default();
         for ((index, &old), &new) in probe.semaphore_range().zip(old).zip(&new) {
@@ -233,10 +271,13 @@ impl Inputs<'_> {
             }
         }
         let smallest = |counters: &[u16]| counters.iter().copied().min().unwrap_or(0);
+        let added = |(&new, &old): (&u16, &u16)| i32::from(new) - i32::from(old);
         Ok(Change {
             probe: probe.id(),
+            stage: choice.stage,
             before: smallest(old),
             after: smallest(&new),
+            added: new.iter().zip(old).map(added).collect(),
             sites,
         })
     }
@@ -292,7 +333,7 @@ impl Inputs<'_> {
             }
             let start = code[run].start;
             let grown = writes.last_mut().filter(|write| {
-                write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
+                !self.one_by_one && write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
                     // Flips of other turns are no breakpoints, before nor after.
                     let from = write.at.0 + write.len as u64;
                     !self.holds_breakpoint(LiveAddr(from), at)

@@ -150,9 +150,20 @@ pub struct Report {
     pub changed: Vec<ProbeChange>,
     /// Probes that were to be disabled and were off already.
     pub passed_over: Vec<String>,
+    /// What can be taken back, in the order in which it was done.
+    pub(crate) taken: Vec<Taken>,
     /// How long a thread of the process stood still, at most: from the first one's stop to the last
     /// one's release. Zero if nothing had to be changed.
     pub stopped: Duration,
+}
+
+/// What an update did to the counters of one probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) name: String,
+    pub(crate) stage: u8,
+    /// What was added to each of its counters.
+    pub(crate) added: Box<[i32]>,
 }
 
 /// What an update did to one probe.

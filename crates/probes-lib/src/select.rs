@@ -6,6 +6,7 @@ use std::sync::Arc;
 use regex::Regex;
 
 use crate::error::{ErrorKind, Result};
+use crate::report::Taken;
 use crate::table::{ProbeId, ProbeTable};
 
 /// What to do with a probe.
@@ -131,17 +132,24 @@ impl Actions {
         self.force = force;
         self
     }
+}
 
-    pub(crate) fn is_forced(&self) -> bool {
-        self.force
-    }
+/// What is to become of the counters of a probe; its sites follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    /// One more, or one less.
+    Count(Action),
+    /// 1 or 0, whatever they were.
+    Set(Action),
+    /// As much less as was added to each, but not less than nothing.
+    TakeBack(Box<[i32]>),
 }
 
 /// One probe and what to do with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) probe: ProbeId,
-    pub(crate) action: Action,
+    pub(crate) aim: Aim,
     /// Whether it was named, so that disabling it while it is off is an error.
     pub(crate) named: bool,
     /// Choices of a lower stage are carried out before those of a higher one.
@@ -152,6 +160,7 @@ pub(crate) struct Choice {
 pub(crate) fn choose(table: &ProbeTable, actions: &Actions) -> Result<Vec<Choice>> {
     let mut chooser = Chooser {
         table,
+        force: actions.force,
         taken: vec![None; table.probes().len()],
         choices: Vec::new(),
     };
@@ -161,8 +170,29 @@ pub(crate) fn choose(table: &ProbeTable, actions: &Actions) -> Result<Vec<Choice
     Ok(chooser.choices)
 }
 
+/// What takes back what was done, from its end to its beginning.
+pub(crate) fn choose_taken(table: &ProbeTable, taken: &[Taken]) -> Result<Vec<Choice>> {
+    let chooser = Chooser {
+        table,
+        force: false,
+        taken: Vec::new(),
+        choices: Vec::new(),
+    };
+    let last = taken.iter().map(|one| one.stage).max().unwrap_or(0);
+    let choice = |one: &Taken| {
+        Ok(Choice {
+            probe: chooser.find(&one.name)?,
+            aim: Aim::TakeBack(one.added.clone()),
+            named: false,
+            stage: last - one.stage,
+        })
+    };
+    taken.iter().rev().map(choice).collect()
+}
+
 struct Chooser<'t> {
     table: &'t ProbeTable,
+    force: bool,
     taken: Vec<Option<Action>>,
     choices: Vec<Choice>,
 }
@@ -226,9 +256,10 @@ impl Chooser<'_> {
             Some(_) => return Err(ErrorKind::Conflict { name: name() }.into()),
             None => self.taken[probe] = Some(action),
         }
+        let aim = if self.force { Aim::Set } else { Aim::Count };
         self.choices.push(Choice {
             probe,
-            action,
+            aim: aim(action),
             named,
             stage,
         });

@@ -14,11 +14,12 @@ use crate::image::Image;
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::report::{ProbeStates, Report};
-use crate::select::{Actions, choose};
+use crate::select::{Actions, choose, choose_taken};
 use crate::snapshot::Layout;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::with_tracer;
 use crate::table::ProbeTable;
+use crate::turn::{self, Turn};
 use crate::untouched::Untouched;
 use crate::update::{Subject, Wish};
 
@@ -42,6 +43,10 @@ pub struct Options {
     /// How long stopping every thread may take before all are let go again, and how long to wait for
     /// another update to be done with the process; 500 ms by default.
     pub deadline: Duration,
+    /// Whether to change the process while it runs, without stopping any of its threads; off by
+    /// default. Only one byte of an instruction differs between a site that is enabled and one that
+    /// is not, so that a thread executes either one or the other.
+    pub live: bool,
     /// Whether to write to text that lies on 1 GiB huge pages, the first write to each of which
     /// copies a gigabyte; off by default.
     pub gigatext: bool,
@@ -51,6 +56,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             deadline: Duration::from_millis(500),
+            live: false,
             gigatext: false,
         }
     }
@@ -165,6 +171,9 @@ impl Target {
     /// go on. Only a probe whose counters and sites contradict each other is judged when the
     /// process stands: while it runs, that may be another update at work.
     ///
+    /// With [`Options::live`], no thread is stopped, and nobody is asked whether he traces the
+    /// process.
+    ///
     /// # Errors
     ///
     /// If a name is unknown, a probe is selected twice, a probe is in a state that the actions do
@@ -172,37 +181,53 @@ impl Target {
     /// [`Error::effect`] says what the process is left with: nothing changed,
     /// unless putting back failed too.
     pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
-        let deadline = Instant::now() + options.deadline;
+        let choices = choose(self.table(), actions);
+        choices
+            .and_then(|choices| self.carry_out(Wish::of(&choices, options), options.deadline))
+            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    }
+
+    /// Takes back what an update of this process did: each counter goes down by what was added to
+    /// it, or up by what was taken from it, and the sites follow. What others have done since stays:
+    /// no counter goes below zero, and a probe that somebody else wants as well stays enabled.
+    ///
+    /// Pairs are taken back in the opposite order. Probes of which nothing is left to take back are
+    /// passed over.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Target::update_with`]. The process may have ended ([`ErrorKind::Exited`]) or executed
+    /// another program ([`ErrorKind::Executed`]) meanwhile: then nothing is left of the update.
+    pub fn put_back(&self, report: &Report, options: Options) -> Result<Report> {
+        let choices = choose_taken(self.table(), &report.taken);
+        choices
+            .and_then(|choices| self.carry_out(Wish::of(&choices, options), options.deadline))
+            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    }
+
+    /// Carries out a wish, waiting up to `patience` for others who change the process.
+    fn carry_out(&self, wish: Wish<'_>, patience: Duration) -> Result<Report> {
+        if !wish.live {
+            self.process.refuse_own_family()?;
+        }
+        let deadline = Instant::now() + patience;
+        let _turn = Turn::wait(&self.process, deadline)?;
         loop {
-            match self.try_update(actions, options) {
-                Err(error) if is_passing(&error) && Instant::now() < deadline => {
-                    // Another update holds the process for about as long as this one would. Those
-                    // that wait are not to try again all at once.
-                    let own = u64::from(std::process::id() % 8);
-                    std::thread::sleep(Duration::from_micros(300 + 150 * own));
-                }
-                done => {
-                    return done
-                        .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged));
-                }
+            let done = match wish.live {
+                true => self.change_live(wish),
+                false => self.change_stopped(wish, patience),
+            };
+            match done {
+                // Somebody whose lock we cannot see, from outside this container.
+                Err(error) if is_passing(&error) && Instant::now() < deadline => turn::pause(),
+                done => return done,
             }
         }
     }
 
-    fn try_update(&self, actions: &Actions, options: Options) -> Result<Report> {
-        let choices = choose(self.table(), actions)?;
-        self.process.refuse_own_family()?;
+    fn change_stopped(&self, wish: Wish<'_>, limit: Duration) -> Result<Report> {
         let memory = self.memory("attach to", OFlag::O_RDWR)?;
-        let subject = Subject {
-            process: &self.process,
-            image: &self.image,
-            memory: &memory,
-        };
-        let wish = Wish {
-            choices: &choices,
-            force: actions.is_forced(),
-            gigatext: options.gigatext,
-        };
+        let subject = self.subject(&memory);
         for _ in 0..ATTEMPTS {
             let prepared = match subject.prepare(wish) {
                 // So it looks, too, if somebody else writes while we read: told when it stands.
@@ -215,7 +240,7 @@ impl Target {
                 None => {}
             }
             let (job, outcome, stood) = with_tracer(Some(&self.process), |tracer| {
-                let stopped = tracer.stop(&self.process, options.deadline)?;
+                let stopped = tracer.stop(&self.process, limit)?;
                 if let Some(job) = prepared {
                     if job.carry_out(&stopped)? == Outcome::Done {
                         return Ok((job, Outcome::Done, stopped.release()));
@@ -231,6 +256,26 @@ impl Target {
             }
         }
         Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    fn change_live(&self, wish: Wish<'_>) -> Result<Report> {
+        let memory = self.memory("attach to", OFlag::O_RDWR)?;
+        let subject = self.subject(&memory);
+        for _ in 0..ATTEMPTS {
+            let job = subject.prepare(wish)?;
+            if job.is_done() || job.carry_out_live()? == Outcome::Done {
+                return Ok(job.report(Duration::ZERO));
+            }
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    fn subject<'a>(&'a self, memory: &'a ProcessMemory) -> Subject<'a> {
+        Subject {
+            process: &self.process,
+            image: &self.image,
+            memory,
+        }
     }
 
     /// Opens the executable for source lines and functions. Takes longer the more debugging

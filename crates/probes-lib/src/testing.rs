@@ -16,7 +16,8 @@ use crate::error::Result;
 use crate::memory::double::SliceMemory;
 use crate::patch::{self, Outcome};
 use crate::plan::{Inputs, UpdatePlan};
-use crate::select::{Actions, choose};
+use crate::report::Taken;
+use crate::select::{Actions, Choice, choose, choose_taken};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::snapshot::{Layout, Snapshot};
 use crate::spans::PAGE;
@@ -117,8 +118,16 @@ impl World {
 
     /// What a process would be updated with: the layout of what is touched, and the plan.
     pub(crate) fn plan(&self, actions: &Actions) -> Result<(Layout, UpdatePlan)> {
+        self.plan_for(&choose(&self.table, actions)?, false)
+    }
+
+    /// As `plan`, for choices that have been made, and one opcode at a time if wanted.
+    pub(crate) fn plan_for(
+        &self,
+        choices: &[Choice],
+        one_by_one: bool,
+    ) -> Result<(Layout, UpdatePlan)> {
         let table = &self.table;
-        let choices = choose(table, actions)?;
         let probes = choices.iter().map(|choice| table.by_id(choice.probe));
         let layout = Layout::of(table, probes, self.bias);
         let before = layout.read(PID, &self.memory)?;
@@ -127,15 +136,27 @@ impl World {
             table,
             bias: self.bias,
             breakpoints: &breakpoints,
-            force: actions.is_forced(),
+            one_by_one,
         };
-        let plan = inputs.plan(&choices, before)?;
+        let plan = inputs.plan(choices, before)?;
         Ok((layout, plan))
+    }
+
+    /// What takes back what was planned, and has been carried out.
+    pub(crate) fn back(&self, plan: &UpdatePlan) -> Vec<Choice> {
+        let taken: Vec<Taken> = plan.taken(&self.table).collect();
+        choose_taken(&self.table, &taken).unwrap()
     }
 
     /// Plans and carries out.
     pub(crate) fn update(&mut self, actions: &Actions) -> Result<Outcome> {
-        let (layout, plan) = self.plan(actions)?;
+        let choices = choose(&self.table, actions)?;
+        self.update_for(&choices)
+    }
+
+    /// As `update`, for choices that have been made.
+    pub(crate) fn update_for(&mut self, choices: &[Choice]) -> Result<Outcome> {
+        let (layout, plan) = self.plan_for(choices, false)?;
         patch::apply(&plan, &layout, PID, &mut self.memory)
     }
 }

@@ -1,18 +1,21 @@
 //! One update of a process whose image is known: everything that is prepared while it runs, and
 //! what is done while it stands.
 
+use std::io;
 use std::time::{Duration, Instant};
 
+use crate::addr::LiveAddr;
 use crate::breakpoints;
-use crate::error::{Effect, Result};
+use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::{self, Image};
 use crate::maps::Mapping;
 use crate::patch::{self, Outcome};
-use crate::plan::{Inputs, Step, UpdatePlan};
+use crate::plan::{Flip, Inputs, Step, UpdatePlan};
 use crate::process::Process;
 use crate::report::{ProbeChange, Report};
 use crate::select::Choice;
-use crate::snapshot::Layout;
+use crate::session::Options;
+use crate::snapshot::{Layout, SITE};
 use crate::spans::PAGE;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::Stopped;
@@ -32,8 +35,19 @@ pub(crate) struct Subject<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Wish<'a> {
     pub(crate) choices: &'a [Choice],
-    pub(crate) force: bool,
+    /// Whether the process goes on running meanwhile.
+    pub(crate) live: bool,
     pub(crate) gigatext: bool,
+}
+
+impl<'a> Wish<'a> {
+    pub(crate) fn of(choices: &'a [Choice], options: Options) -> Wish<'a> {
+        Wish {
+            choices,
+            live: options.live,
+            gigatext: options.gigatext,
+        }
+    }
 }
 
 /// An update, planned for the state in which the process was.
@@ -67,7 +81,7 @@ impl<'a> Subject<'a> {
             table,
             bias: image.bias,
             breakpoints: &breakpoints,
-            force: wish.force,
+            one_by_one: wish.live,
         };
         let plan = inputs.plan(wish.choices, before)?;
         Ok(Job {
@@ -108,7 +122,10 @@ impl Job<'_> {
             let operand = write.at.plus(1);
             let same_page = operand.0 / PAGE == write.at.0 / PAGE;
             match self.plan.before.code_at(operand, 1) {
-                Some(&[byte]) if same_page => self.subject.memory.touch(operand, byte),
+                Some(&[byte]) if same_page => {
+                    // Only saves time; the write that matters reports its own error.
+                    let _ = self.subject.memory.touch(operand, byte);
+                }
                 _ => {}
             }
         }
@@ -131,6 +148,33 @@ impl Job<'_> {
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
 
+    /// As `carry_out`, while the process runs.
+    ///
+    /// # Errors
+    ///
+    /// As of `carry_out`, and if the kernel does not let us write to code of a process that is not
+    /// traced.
+    pub(crate) fn carry_out_live(&self) -> Result<Outcome> {
+        let Subject {
+            process, memory, ..
+        } = self.subject;
+        if !image::still_mapped(process, &self.mappings)? {
+            return Ok(Outcome::Outdated);
+        }
+        // Before anything is written, counters among it: so that there is nothing to put back.
+        if let Some(&Flip { at, .. }) = self.plan.flips.first() {
+            let operand = at.plus(1);
+            if let Some(&[byte]) = self.plan.before.code_at(operand, 1) {
+                memory
+                    .touch(operand, byte)
+                    .map_err(|source| live_error(process.pid(), operand, source))?;
+            }
+        }
+        let mut memory = memory.while_it_runs();
+        patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
+            .map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
     /// What was done, `stopped` being how long the process stood still.
     pub(crate) fn report(self, stopped: Duration) -> Report {
         let table = &self.subject.image.table;
@@ -144,8 +188,24 @@ impl Job<'_> {
         Report {
             pid: self.subject.process.pid(),
             changed: changes.collect(),
+            taken: self.plan.taken(table).collect(),
             passed_over: self.plan.passed_over.into_iter().map(name).collect(),
             stopped,
         }
     }
+}
+
+/// EIO is all that a kernel says which lets only tracers write to code (proc_mem.force_override).
+fn live_error(pid: i32, address: LiveAddr, source: io::Error) -> Error {
+    match (source.kind(), source.raw_os_error()) {
+        (io::ErrorKind::UnexpectedEof, _) => ErrorKind::Exited { pid },
+        (_, Some(libc::EIO)) => ErrorKind::LiveRefused { pid },
+        _ => ErrorKind::WriteMemory {
+            pid,
+            what: SITE,
+            address,
+            source,
+        },
+    }
+    .into()
 }

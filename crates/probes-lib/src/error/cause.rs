@@ -140,11 +140,11 @@ pub enum Denial {
         name: String,
     },
     /// Another update is at work, or was when we tried.
-    #[error("is being changed by pid {tracer} ({name})")]
+    #[error("is being changed by {}", changer(*.tracer, .name))]
     BeingChanged {
-        /// The tracer.
+        /// The process that changes it; 0 if it is of another pid namespace.
         tracer: i32,
-        /// The tracer's command name, `?` if it has ended.
+        /// That process's command name, `?` if it has ended.
         name: String,
     },
     /// None of the known causes.
@@ -152,6 +152,13 @@ pub enum Denial {
         "the kernel does not permit it, possibly because it is traced from outside this container"
     )]
     Unexplained,
+}
+
+fn changer(pid: i32, name: &str) -> String {
+    match pid {
+        0 => "somebody outside this container".to_owned(),
+        pid => format!("pid {pid} ({name})"),
+    }
 }
 
 fn yama(scope: u8) -> &'static str {

@@ -138,11 +138,65 @@ fn sites_change_only_when_the_counter_leaves_or_reaches_0() {
     ] {
         let plan = plan(&world, &actions);
         assert_eq!(steps(&plan), expected);
-        let change = plan.changes[0];
+        let change = &plan.changes[0];
         assert_eq!((change.before, change.after, change.sites), changed);
         world.set("single", change.after);
     }
     assert_eq!(world.memory, world.loaded);
+}
+
+/// The plan that takes back `taken`, which has been carried out.
+fn back(world: &World, taken: &UpdatePlan) -> UpdatePlan {
+    world.plan_for(&world.back(taken), false).unwrap().1
+}
+
+#[test]
+fn a_pair_is_taken_back_in_the_opposite_order() {
+    let mut world = World::of(FIXTURE);
+    let on = plan(&world, &pair(Action::Enable));
+    world.update(&pair(Action::Enable)).unwrap();
+    let off = plan(&world, &pair(Action::Disable));
+    assert_eq!(steps(&back(&world, &on)), steps(&off));
+
+    world.update(&pair(Action::Disable)).unwrap();
+    assert_eq!(steps(&back(&world, &off)), steps(&on));
+}
+
+#[test]
+fn what_others_want_is_not_taken_from_them() {
+    let mut world = World::of(FIXTURE);
+    let on = plan(&world, &enable("single"));
+    // Somebody else has enabled it as well.
+    world.set("single", 2);
+    assert_eq!(steps(&back(&world, &on)), ["2->1"]);
+    // Somebody else has disabled it: nothing is below zero.
+    world.set("single", 0);
+    let nothing = back(&world, &on);
+    assert!(nothing.steps.is_empty() && nothing.changes.is_empty());
+    assert_eq!(nothing.passed_over, [world.probe("single").id()]);
+}
+
+#[test]
+fn what_was_forced_on_counters_that_differed_is_taken_back_from_each() {
+    let mut world = World::of(FIXTURE);
+    world.set("many", 1);
+    let counters = world.counters("many");
+    world.memory.poke(counters[1], &3u16.to_le_bytes());
+    world.memory.poke(counters[2], &0u16.to_le_bytes());
+
+    let forced = enable("many").force(true);
+    let on = plan(&world, &forced);
+    world.update(&forced).unwrap();
+    world.update_for(&world.back(&on)).unwrap();
+
+    let snapshot = world.snapshot();
+    let many = world.probe("many");
+    assert_eq!(snapshot.counters[many.semaphore_range()], [1, 3, 0]);
+    // Each site goes by its own counter.
+    for (site, index) in many.sites().zip(many.site_range()) {
+        let counter = snapshot.counters[site.semaphore_index()];
+        assert_eq!(snapshot.sites[index].enabled(), Some(counter > 0));
+    }
 }
 
 #[test]
@@ -201,7 +255,7 @@ fn force_sets_counters_and_sites_whatever_they_were() {
                     expected.reverse();
                 }
                 assert_eq!(steps(&plan), expected, "{counter} {sites_on} {action:?}");
-                let change = plan.changes[0];
+                let change = &plan.changes[0];
                 assert_eq!((change.before, change.after), (counter, wanted));
                 assert_eq!(change.sites, flipped);
             }
@@ -217,7 +271,7 @@ fn of_counters_that_differ_the_smallest_is_reported() {
     world.memory.poke(counter, &2u16.to_le_bytes());
     let plan = plan(&world, &enable("many"));
     assert_eq!(steps(&plan), ["5->6 2->3 5->6"]);
-    let change = plan.changes[0];
+    let change = &plan.changes[0];
     assert_eq!((change.before, change.after), (2, 3));
 }
 

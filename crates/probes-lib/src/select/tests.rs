@@ -19,11 +19,14 @@ fn chosen(actions: &Actions) -> Vec<String> {
     let text = |choice: &Choice| {
         let Choice {
             probe,
-            action,
+            ref aim,
             named,
             stage,
         } = *choice;
         let name = table.by_id(probe).name();
+        let Aim::Count(action) = aim else {
+            panic!("{aim:?}");
+        };
         let named = if named { " named" } else { "" };
         format!("{name} {action:?}{named} {stage}")
     };

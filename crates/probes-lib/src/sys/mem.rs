@@ -52,17 +52,51 @@ impl ProcessMemory {
             })
     }
 
-    /// Writes one byte of code that is already there, so that the kernel gives the process its own
-    /// copy of the page now, and not while it has to stand still.
-    pub(crate) fn touch(&self, at: LiveAddr, byte: u8) {
-        // Only saves time; the write that matters reports its own error.
-        let _ = self.write(at, &[byte]);
+    /// Writes counters, all but the first `done`.
+    fn write_each(&self, writes: &[(LiveAddr, u16)], done: usize) -> Result<(), CounterFault> {
+        for (done, &(at, value)) in writes.iter().enumerate().skip(done) {
+            self.write(at, &value.to_le_bytes())
+                .map_err(|source| CounterFault { done, source })?;
+        }
+        Ok(())
+    }
+
+    /// Writes one byte of code that is already there: the kernel gives the process its own copy of
+    /// the page now, and not while it has to stand still, or says that it does not.
+    pub(crate) fn touch(&self, at: LiveAddr, byte: u8) -> io::Result<()> {
+        self.write(at, &[byte])
+    }
+
+    /// The memory, to be changed while the process runs.
+    pub(crate) fn while_it_runs(&self) -> RunningMemory<'_> {
+        RunningMemory(self)
     }
 }
 
 impl ReadMemory for ProcessMemory {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(bytes, at.0)
+    }
+}
+
+/// The memory of a process that runs. All is written through /proc/PID/mem, which stays with the
+/// program that it was opened for: there is nothing else to keep us from writing to the next one.
+#[derive(Debug)]
+pub(crate) struct RunningMemory<'m>(&'m ProcessMemory);
+
+impl ReadMemory for RunningMemory<'_> {
+    fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+        self.0.read(at, bytes)
+    }
+}
+
+impl WriteMemory for RunningMemory<'_> {
+    fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+        self.0.write(at, bytes)
+    }
+
+    fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
+        self.0.write_each(writes, 0)
     }
 }
 
@@ -133,7 +167,7 @@ impl WriteMemory for StoppedMemory<'_> {
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
-        let CounterFault { mut done, source } = match self.write_many(writes) {
+        let CounterFault { done, source } = match self.write_many(writes) {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
         };
@@ -145,12 +179,6 @@ impl WriteMemory for StoppedMemory<'_> {
         ) {
             return Err(CounterFault { done, source });
         }
-        for &(at, value) in &writes[done..] {
-            self.memory
-                .write(at, &value.to_le_bytes())
-                .map_err(|source| CounterFault { done, source })?;
-            done += 1;
-        }
-        Ok(())
+        self.memory.write_each(writes, done)
     }
 }

@@ -11,8 +11,8 @@ use crate::addr::LiveAddr;
 use crate::error::Effect;
 use crate::memory::double::{Fault, SliceMemory};
 use crate::patch::{Outcome, apply};
-use crate::plan::Step;
-use crate::select::{Action, Actions, Selector};
+use crate::plan::{Step, UpdatePlan};
+use crate::select::{Action, Actions, Selector, choose};
 use crate::site::INT3;
 use crate::testing::{PID, World, properties, set};
 
@@ -72,6 +72,8 @@ enum Pick {
 struct Update {
     actions: Vec<(bool, Pick)>,
     force: bool,
+    /// Whether each opcode is written by itself.
+    live: bool,
     /// A write that goes wrong, if there are so many.
     fault: Option<(usize, Fault)>,
 }
@@ -93,11 +95,13 @@ fn update() -> impl Strategy<Value = Update> {
     (
         prop::collection::vec((any::<bool>(), pick()), 1..4),
         prop::bool::weighted(0.2),
+        prop::bool::weighted(0.3),
         prop::option::weighted(0.3, (0..12usize, select(faults))),
     )
-        .prop_map(|(actions, force, fault)| Update {
+        .prop_map(|(actions, force, live, fault)| Update {
             actions,
             force,
+            live,
             fault,
         })
 }
@@ -234,7 +238,8 @@ fn check(
             now.plan(&actions).unwrap_err();
             continue;
         };
-        let (layout, plan) = now.plan(&actions).unwrap();
+        let choices = choose(&now.table, &actions).unwrap();
+        let (layout, plan) = now.plan_for(&choices, update.live).unwrap();
         for step in &plan.steps {
             if let Step::Code(writes) = step {
                 for write in writes {
@@ -254,6 +259,7 @@ fn check(
             // A write that was not kept may have been made good by a later one of its page.
             Ok(outcome) if !reached || Fault::SILENT.contains(&fault) => {
                 assert_eq!(outcome, Outcome::Done);
+                check_taking_back(&now, &memory, &plan, &image(&model));
                 model = after;
             }
             Ok(_) => panic!("a write failed, and nobody noticed"),
@@ -265,6 +271,13 @@ fn check(
         assert_eq!(memory.differences(&image(&model)), []);
         now.memory = memory;
     }
+}
+
+/// Taking back what was done in `memory` gives what was there before.
+fn check_taking_back(world: &World, memory: &SliceMemory, done: &UpdatePlan, before: &SliceMemory) {
+    let mut then = world.with_memory(memory.failing(0..0, Fault::Refused));
+    then.update_for(&then.back(done)).unwrap();
+    assert_eq!(then.memory.differences(before), []);
 }
 
 proptest! {
