@@ -19,6 +19,12 @@ mod fixtures;
 #[path = "live/programs.rs"]
 mod programs;
 
+// The same without stopping anything, and updates that are taken back.
+#[path = "live/put_back.rs"]
+mod put_back;
+#[path = "live/unstopped.rs"]
+mod unstopped;
+
 // A thousand updates of one process, and many processes updating one.
 #[path = "live/crowd.rs"]
 mod crowd;

@@ -20,7 +20,7 @@ const OTHERWISE: [&str; 5] = [
     "churn_1000",
 ];
 
-fn ordinary() -> impl Iterator<Item = Subject> {
+pub(crate) fn ordinary() -> impl Iterator<Item = Subject> {
     expected::fixtures().into_iter().filter(|subject| {
         let stem = subject.file.file_stem().unwrap().to_str().unwrap();
         !OTHERWISE.contains(&stem)

@@ -200,7 +200,7 @@ fn root_may_change_a_process_of_any_user_and_a_user_his_own() {
 }
 
 /// Starts a tool on process `pid` and waits until it traces it.
-fn traced_by(pid: i32, tool: &mut Command) -> Guard {
+pub(crate) fn traced_by(pid: i32, tool: &mut Command) -> Guard {
     let tool = tool
         .stdin(Stdio::piped())
         .stdout(Stdio::null())

@@ -13,6 +13,8 @@ use test_support::{DEADLINE, Talker};
 pub(crate) struct Session {
     pub(crate) talker: Talker,
     pub(crate) target: Target,
+    /// How updates are made.
+    pub(crate) options: Options,
     hits: BTreeMap<String, u64>,
 }
 
@@ -51,13 +53,20 @@ impl Session {
         Session {
             talker,
             target,
+            options: patient(),
             hits: BTreeMap::new(),
         }
     }
 
+    /// Makes updates while the process runs, from now on.
+    pub(crate) fn unstopped(mut self) -> Session {
+        self.options.live = true;
+        self
+    }
+
     /// Carries out `actions`, and takes its time.
     pub(crate) fn apply(&self, actions: &Actions) -> probes_lib::Result<Report> {
-        self.target.update_with(actions, patient())
+        self.target.update_with(actions, self.options)
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -172,7 +181,8 @@ impl Session {
         self.image().assert_same(&memory, &what);
         assert_eq!(self.states(), states, "{what}");
         assert_eq!(report.pid, self.pid());
-        assert_eq!(report.stopped.is_zero(), changed.is_empty(), "{what}");
+        let stopped = !changed.is_empty() && !self.options.live;
+        assert_eq!(report.stopped.is_zero(), !stopped, "{what}");
         assert_eq!(report.passed_over, passed_over, "{what}");
         let mut reported: Vec<_> = report
             .changed

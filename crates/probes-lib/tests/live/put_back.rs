@@ -1,0 +1,134 @@
+//! Updates that are taken back: exactly what was added goes, whatever others have done meanwhile.
+
+use probes_lib::{Action, Actions, Effect, ErrorKind, Report, Selector, State, Target};
+use test_support::process::Image;
+use test_support::{fixture_forms, program_forms};
+
+use crate::expected;
+use crate::fixtures::ordinary;
+use crate::session::{Session, all, named};
+
+fn put_back(session: &Session, report: &Report) -> Report {
+    session.target.put_back(report, session.options).unwrap()
+}
+
+#[test]
+fn what_was_done_to_a_fixture_or_program_is_taken_back_to_the_last_byte() {
+    for subject in ordinary().chain(expected::rounds()) {
+        let stopped = Session::start(&subject.file);
+        for session in [stopped, Session::start(&subject.file).unstopped()] {
+            let what = subject.file.display();
+            let before = session.image();
+            let states = session.states();
+            let on = session.apply(&all(Action::Enable)).unwrap();
+            put_back(&session, &on);
+            let after = session.image();
+            after.assert_same(&before, &format!("{what}, enabled and taken back"));
+
+            let off = session.apply(&all(Action::Disable)).unwrap();
+            put_back(&session, &off);
+            let after = session.image();
+            after.assert_same(&before, &format!("{what}, disabled and taken back"));
+            assert_eq!(session.states(), states);
+        }
+    }
+}
+
+#[test]
+fn a_mixed_update_is_taken_back_as_one() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let session = Session::start(&file);
+        session.apply(&named(Action::Enable, "plain")).unwrap();
+        let before = session.image();
+        let actions = Actions::new()
+            .disable(Selector::name("plain"))
+            .enable(Selector::name("flag"));
+        let report = session.apply(&actions).unwrap();
+        assert_eq!(session.states()["plain"], (0, State::Disabled));
+        let back = put_back(&session, &report);
+        let names: Vec<&str> = back.changed.iter().map(|it| &it.name[..]).collect();
+        assert_eq!(names, ["flag", "plain"]);
+        session.image().assert_same(&before, "taken back");
+    }
+}
+
+#[test]
+fn what_somebody_else_has_done_meanwhile_stays() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let session = Session::start(&file);
+        let enable = named(Action::Enable, "plain");
+        let disable = named(Action::Disable, "plain");
+        let state = || session.states()["plain"];
+
+        // He wants it too.
+        let report = session.apply(&enable).unwrap();
+        session.apply(&enable).unwrap();
+        let back = put_back(&session, &report);
+        assert_eq!((back.changed[0].before, back.changed[0].after), (2, 1));
+        assert_eq!(state(), (1, State::Enabled));
+
+        // He has turned it off for all.
+        let report = session.apply(&enable).unwrap();
+        session.apply(&disable.clone().force(true)).unwrap();
+        let back = put_back(&session, &report);
+        assert_eq!(back.passed_over, ["plain"]);
+        assert!(back.changed.is_empty() && back.stopped.is_zero());
+        assert_eq!(state(), (0, State::Disabled));
+
+        // It was forced, from 3 to 1.
+        for _ in 0..3 {
+            session.apply(&enable).unwrap();
+        }
+        let report = session.apply(&enable.clone().force(true)).unwrap();
+        assert_eq!(state(), (1, State::Enabled));
+        put_back(&session, &report);
+        assert_eq!(state(), (3, State::Enabled));
+    }
+}
+
+#[test]
+fn nothing_is_left_to_take_back_from_a_process_that_has_ended_or_executed_another_program() {
+    for file in fixture_forms("exec_self") {
+        let mut session = Session::start(&file);
+        let report = session.apply(&all(Action::Enable)).unwrap();
+        session.talker.ask("exec", "ready");
+        let text = Image::of(session.pid()).text();
+        let error = session.target.put_back(&report, session.options);
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Executed { .. }),
+            "{error}"
+        );
+        assert_eq!(error.effect(), Effect::NothingChanged);
+        let after = Image::of(session.pid()).text();
+        after.assert_same(&text, "the text of the new program");
+    }
+    for file in program_forms("service") {
+        let mut session = Session::start(&file);
+        let report = session.apply(&all(Action::Enable)).unwrap();
+        let _ = session.talker.guard().child().kill();
+        session.talker.guard().wait();
+        let error = session.target.put_back(&report, session.options);
+        let error = error.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Exited { .. }), "{error}");
+    }
+}
+
+#[test]
+fn an_update_of_another_program_is_not_taken_back_from_this_one() {
+    let [file, _] = fixture_forms("gen_ocaml_2");
+    let [other, _] = fixture_forms("forker");
+    let session = Session::start(&file);
+    let report = session.apply(&named(Action::Enable, "plain")).unwrap();
+    let stranger = Session::start(&other);
+    let before = stranger.image();
+    let error = Target::open(stranger.pid())
+        .unwrap()
+        .put_back(&report, stranger.options)
+        .unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+        "{error}"
+    );
+    stranger.image().assert_same(&before, "the stranger");
+}

@@ -1,0 +1,216 @@
+//! Updates that stop no thread: they do to memory what the others do, and can do it to processes
+//! that cannot be stopped.
+
+use std::path::Path;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use probes_lib::{Action, ErrorKind, Options, Selector, State, Target};
+use test_support::process::{self, Image};
+use test_support::{Guard, Talker, eventually, fixture_forms, program_forms};
+
+use crate::expected;
+use crate::fixtures::{on_and_off, ordinary};
+use crate::refusals::traced_by;
+use crate::session::{Session, all, busy, named, patient};
+
+#[test]
+fn all_probes_of_every_fixture_and_program_are_switched_twice_without_a_stop() {
+    for subject in ordinary().chain(expected::rounds()) {
+        let mut session = Session::start(&subject.file).unstopped();
+        on_and_off(&subject, &mut session);
+        session.end();
+    }
+}
+
+#[test]
+fn a_pair_is_switched_without_a_stop() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let session = Session::start(&file).unstopped();
+        let pair = || Selector::Pair {
+            start: "plain".to_owned(),
+            stop: "watched".to_owned(),
+        };
+        let is_of_pair = |name: &str| ["plain", "watched"].contains(&name);
+        session.update(Action::Enable, pair(), is_of_pair);
+        session.update(Action::Disable, pair(), is_of_pair);
+    }
+}
+
+#[test]
+fn a_process_that_waits_in_vfork_is_changed() {
+    for file in fixture_forms("vforker") {
+        let mut session = Session::start(&file).unstopped();
+        session.talker.ask("vfork", "vforking");
+        eventually("it waits in vfork", || {
+            (process::state(session.pid()) == Some('D')).then_some(())
+        });
+        session.apply(&all(Action::Enable)).unwrap();
+        session.assert_all((1, State::Enabled));
+        session.talker.ask("", "vforked");
+        assert_eq!(session.run()["ping"], 3);
+        session.end();
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut session = Session::start(&file).unstopped();
+        let pid = Pid::from_raw(session.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        eventually("it stands", || {
+            (process::state(session.pid()) == Some('T')).then_some(())
+        });
+        session.apply(&named(Action::Enable, "plain")).unwrap();
+        assert_eq!(process::state(session.pid()), Some('T'));
+        kill(pid, Signal::SIGCONT).unwrap();
+        assert!(session.run()["plain"] > 0);
+        session.end();
+    }
+}
+
+#[test]
+fn a_process_under_a_debugger_or_strace_is_changed_and_stays_with_it() {
+    let gdb = |pid: &str| {
+        let mut gdb = Command::new("gdb");
+        gdb.args(["-q", "-nx", "-p", pid]);
+        gdb
+    };
+    let strace = |pid: &str| {
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-e", "trace=none", "-p", pid]);
+        strace
+    };
+    let ends_with_its_input = |tracer: &mut Guard| drop(tracer.child().stdin.take());
+    let ends_when_told = |tracer: &mut Guard| {
+        kill(Pid::from_raw(tracer.pid()), Signal::SIGTERM).unwrap();
+    };
+    type Tool<'a> = (&'a dyn Fn(&str) -> Command, &'a dyn Fn(&mut Guard));
+    let tools: [Tool<'_>; 2] = [(&gdb, &ends_with_its_input), (&strace, &ends_when_told)];
+    for (tool, end) in tools {
+        for file in fixture_forms("forker") {
+            let mut session = Session::start(&file).unstopped();
+            let pid = session.pid();
+            let mut tracer = traced_by(pid, &mut tool(&pid.to_string()));
+            session.apply(&all(Action::Enable)).unwrap();
+            session.assert_all((1, State::Enabled));
+            assert_eq!(process::status(pid, "TracerPid"), tracer.pid().to_string());
+            end(&mut tracer);
+            tracer.wait();
+            assert_eq!(session.run()["ping"], 3);
+            session.end();
+        }
+    }
+}
+
+#[test]
+fn threads_that_never_pause_run_on_through_three_hundred_updates() {
+    const UPDATES: usize = 300;
+    let _busy = busy();
+    let mut targets: Vec<_> = fixture_forms("threads_spin").map(|it| (it, "8")).into();
+    targets.extend(program_forms("threads").map(|it| (it, "8")));
+    for (file, threads) in targets {
+        let session = Session::of(Talker::start_with(&file, [threads])).unstopped();
+        let text = Image::of(session.pid()).text();
+        for _ in 0..UPDATES {
+            let report = session.apply(&all(Action::Enable)).unwrap();
+            assert!(report.stopped.is_zero());
+            session.assert_all((1, State::Enabled));
+            session.apply(&all(Action::Disable)).unwrap();
+            session.assert_all((0, State::Disabled));
+        }
+        assert_eq!(process::status(session.pid(), "TracerPid"), "0");
+        let after = Image::of(session.pid()).text();
+        after.assert_same(&text, "the text at the end");
+    }
+}
+
+#[test]
+fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() {
+    for file in fixture_forms("exec_self") {
+        let mut session = Session::start(&file).unstopped();
+        for _ in 0..100 {
+            session.target = Target::open(session.pid()).unwrap();
+            session.talker.send("exec");
+            executed_or_done(&session);
+            session.talker.expect("ready");
+            let error = session.apply(&all(Action::Enable)).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Executed { .. }),
+                "{error}"
+            );
+            session.target = Target::open(session.pid()).unwrap();
+            session.assert_all((0, State::Disabled));
+        }
+        session.end();
+    }
+}
+
+/// Updates a process that is about to execute itself, on and off again until it has.
+fn executed_or_done(session: &Session) {
+    for action in [Action::Enable, Action::Disable].into_iter().cycle() {
+        if let Err(error) = session.apply(&all(action)) {
+            assert!(
+                matches!(error.kind(), ErrorKind::Executed { .. }),
+                "{error}"
+            );
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_is_not_as_it_has_to_be_is_refused_before_anything_is_written() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let session = Session::start(&file).unstopped();
+        let site = session.target.states().unwrap();
+        let site = site.probe("plain").unwrap().sites().next().unwrap();
+        process::poke(session.pid(), site.address.0, &[0xcc]);
+        let before = session.image();
+        let error = session.apply(&all(Action::Enable)).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::UnexpectedSite { .. }),
+            "{error}"
+        );
+        assert!(error.to_string().ends_with("; nothing was changed"));
+        session.image().assert_same(&before, "after a refusal");
+    }
+    for file in fixture_forms("shared_text") {
+        refused_as_shared(&file);
+    }
+}
+
+fn refused_as_shared(file: &Path) {
+    let session = Session::start(file).unstopped();
+    let error = session.apply(&all(Action::Enable)).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::SharedMapping { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn updates_with_and_without_a_stop_at_once_all_count() {
+    const UPDATES: u16 = 60;
+    let _busy = busy();
+    for file in fixture_forms("threads_spin") {
+        let session = Session::of(Talker::start_with(&file, ["2"]));
+        let pid = session.pid();
+        let enable = |live: bool| {
+            let target = Target::open(pid).unwrap();
+            let options = Options { live, ..patient() };
+            for _ in 0..UPDATES {
+                let ping = named(Action::Enable, "ping");
+                target.update_with(&ping, options).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            for live in [true, false, true, false] {
+                scope.spawn(move || enable(live));
+            }
+        });
+        assert_eq!(session.states()["ping"], (4 * UPDATES, State::Enabled));
+    }
+}
