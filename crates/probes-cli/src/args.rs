@@ -106,6 +106,12 @@ pub(crate) struct AttachArgs {
     /// Set counters to 1 or 0 and the sites to match, whatever they were
     #[arg(long)]
     pub(crate) force: bool,
+    /// Change the process while it runs: no thread is stopped
+    #[arg(long)]
+    pub(crate) live: bool,
+    /// Put everything back after 30s, 5m, 1h30m, or when told to end
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) duration: Option<String>,
     /// Allow text on 1 GiB huge pages: a first write copies a gigabyte
     #[arg(long)]
     pub(crate) gigatext: bool,
@@ -118,6 +124,11 @@ Prints what was changed, plain as a line for each probe, in the order it was don
     NAME BEFORE -> AFTER, N sites
 with its counter before and after, and how many of its sites were switched. -force repairs probes
 that `info` calls inconsistent.
+
+With -live one byte of code is changed at a time while the process runs, which also works where it
+cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, and then takes back
+what was added to each counter, or sooner on Ctrl-C, SIGTERM and SIGHUP (unless they were ignored
+from the start, as by nohup); what others have done meanwhile stays. It prints that as well.
 
 RE is an extended regular expression, as in grep -E.
 

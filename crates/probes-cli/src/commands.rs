@@ -3,6 +3,7 @@
 mod attach;
 mod info;
 mod list;
+mod put_back;
 mod trace;
 
 use std::fmt;
@@ -25,6 +26,10 @@ pub(crate) enum Failure {
     Output(io::Error),
     /// What was asked for was done, but the answer could not be written.
     Unanswered(String, io::Error),
+    /// What was to be so for a time stays so: why, and what to do by hand.
+    NotPutBack(probes_lib::Error, String),
+    /// We cannot wait for the time to be over.
+    Waiting(&'static str, io::Error),
 }
 
 /// What a command is about.
@@ -43,7 +48,8 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Failure::Target(subject, error) => hint::of(error.kind(), subject),
-            Failure::Output(_) | Failure::Unanswered(..) => None,
+            Failure::NotPutBack(_, hint) => Some(hint.clone()),
+            Failure::Output(_) | Failure::Unanswered(..) | Failure::Waiting(..) => None,
         }
     }
 }
@@ -55,6 +61,10 @@ impl fmt::Display for Failure {
             Failure::Output(error) => {
                 write!(f, "cannot write the answer: {}", reason(error))
             }
+            Failure::NotPutBack(error, _) => {
+                write!(f, "cannot put back what was changed for a time: {error}")
+            }
+            Failure::Waiting(what, error) => write!(f, "cannot {what}: {}", reason(error)),
             Failure::Unanswered(done, error) => {
                 write!(f, "cannot write the answer: {}; {done}", reason(error))
             }

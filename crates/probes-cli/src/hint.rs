@@ -60,13 +60,17 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
         ErrorKind::Zombie { .. } => "it has ended, start it anew".to_owned(),
         ErrorKind::KernelThread { .. } => "give the pid of an OCaml program".to_owned(),
         ErrorKind::OwnFamily { .. } => {
-            "use a process that it has not started, such as a shell in another terminal".to_owned()
+            "-live changes it without stopping it; or use a shell that it has not started".to_owned()
         }
         ErrorKind::Denied { denial, .. } => return denied(denial, true),
         ErrorKind::CannotTraceChild { denial, .. } => return denied(denial, false),
-        ErrorKind::Busy { .. }
-        | ErrorKind::ThreadsKeepStarting { .. }
-        | ErrorKind::Executed { .. } => "try again".to_owned(),
+        ErrorKind::Busy { .. } | ErrorKind::ThreadsKeepStarting { .. } => {
+            "try again; -live changes it without stopping it".to_owned()
+        }
+        ErrorKind::Executed { .. } => "try again".to_owned(),
+        ErrorKind::LiveRefused { .. } => {
+            "leave -live out: the process then stands still for a moment".to_owned()
+        }
         ErrorKind::KeepsChanging { .. } => {
             "try again; is another ocaml-probes at work on it?".to_owned()
         }
@@ -157,6 +161,9 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
         Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
         Denial::BeingChanged { .. } => "try again".to_owned(),
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
+        Denial::Traced { tracer, name } if attach => format!(
+            "detach or end the other tracer, {name} with pid {tracer}; or use -live, which traces nothing"
+        ),
         Denial::Traced { tracer, name } => {
             format!("detach or end the other tracer, {name} with pid {tracer}")
         }
@@ -238,7 +245,7 @@ mod tests {
                     name: "gdb".to_owned(),
                 },
                 "4242 is already traced by pid 99 (gdb)",
-                "detach or end the other tracer, gdb with pid 99",
+                "detach or end the other tracer, gdb with pid 99; or use -live, which traces nothing",
             ),
             (
                 Denial::MorePrivileged,
@@ -287,7 +294,11 @@ mod tests {
         };
         for (error, hint) in [
             (ErrorKind::GigaText { pid: 4242 }, "-gigatext allows it"),
-            (busy, "try again"),
+            (busy, "try again; -live changes it without stopping it"),
+            (
+                ErrorKind::LiveRefused { pid: 4242 },
+                "leave -live out: the process then stands still for a moment",
+            ),
         ] {
             let said = of(&error, &Subject::Process(4242));
             assert_eq!(said.as_deref(), Some(hint), "{error}");

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use probes_lib::{Action, Actions, Selector};
 
@@ -33,6 +34,9 @@ pub(crate) struct Trace {
 pub(crate) struct Attach {
     pub(crate) pid: i32,
     pub(crate) actions: Actions,
+    pub(crate) live: bool,
+    /// How long it is to stay so, if not for ever.
+    pub(crate) duration: Option<Duration>,
     pub(crate) gigatext: bool,
     pub(crate) answer: Answer,
 }
@@ -81,6 +85,8 @@ impl Request {
                 Request::Attach(Attach {
                     pid,
                     actions: actions.force(args.force),
+                    live: args.live,
+                    duration: check.duration("-for", args.duration)?,
                     gigatext: args.gigatext,
                     answer: check.answer(&args.answer)?,
                 })
@@ -143,6 +149,19 @@ impl Check {
         match typed.parse() {
             Ok(pid) if digits && pid > 0 => Ok(pid),
             _ => self.refuse(format!("\"{typed}\" is not a pid")),
+        }
+    }
+
+    fn duration(&self, flag: &str, typed: Option<String>) -> Result<Option<Duration>, UsageError> {
+        let Some(typed) = typed else {
+            return Ok(None);
+        };
+        match humantime::parse_duration(&typed) {
+            Ok(duration) if !duration.is_zero() => Ok(Some(duration)),
+            Ok(_) => self.refuse(format!("{flag} has to be longer than {typed}")),
+            Err(_) => self.refuse(format!(
+                "{flag}: \"{typed}\" is not a duration, such as 30s, 5m or 1h30m"
+            )),
         }
     }
 

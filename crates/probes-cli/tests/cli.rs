@@ -17,6 +17,8 @@ mod help; // help and version, word for word
 mod info; // states of running programs, in all formats
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
+#[path = "cli/put_back.rs"]
+mod put_back; // `attach -for` and `attach -live`
 #[path = "cli/streams.rs"]
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/trace.rs"]

@@ -1,6 +1,7 @@
 //! The facade: a [`Target`] is a running process. The pipeline behind it: table, bias, selection,
 //! plan, stop, patch, report.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use crate::report::{ProbeStates, Report};
 use crate::select::{Actions, choose, choose_taken};
 use crate::snapshot::Layout;
 use crate::sys::mem::ProcessMemory;
+use crate::sys::pidfd;
 use crate::sys::threads::with_tracer;
 use crate::table::ProbeTable;
 use crate::turn::{self, Turn};
@@ -97,6 +99,20 @@ impl Target {
     /// The process's id.
     pub fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    /// A descriptor that can be read, as poll(2) says, from the end of the process on.
+    ///
+    /// # Errors
+    ///
+    /// If the process has ended and has been reaped, or the kernel is older than Linux 5.3.
+    pub fn pidfd(&self) -> Result<OwnedFd> {
+        let pidfd = pidfd::open(self.pid()).map_err(|source| self.process.lost(source))?;
+        // The pid is this process's as long as its folder is there.
+        self.process
+            .status()
+            .map_err(|source| self.process.lost(source))?;
+        Ok(pidfd)
     }
 
     /// The executable, as the kernel names it.

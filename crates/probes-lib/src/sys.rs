@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod mem;
+pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 mod signals;
 pub(crate) mod spawn;

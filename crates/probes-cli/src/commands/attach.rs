@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Options, ProbeChange, Report, Target};
 
+use super::put_back::{Endings, Over, put_back};
 use super::{Failure, Subject, answer_change, few, say_passed_over, say_what};
 use crate::messages::Messages;
 use crate::request::Attach;
@@ -14,18 +15,48 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
     let target = Target::open_to_change(pid).map_err(failed)?;
     say_what(&messages, &target);
     let options = Options {
+        live: request.live,
         gigatext: request.gigatext,
         ..Options::default()
+    };
+    // From here on, so that what is changed is put back whenever they come.
+    let endings = match request.duration {
+        Some(duration) => Some((Endings::hold_back()?, duration)),
+        None => None,
     };
     let report = target
         .update_with(&request.actions, options)
         .map_err(failed)?;
-    say_passed_over(&messages, &report);
-    say_still_on(&messages, pid, &report);
+    let answered = answer(request, &report);
+    let Some((endings, duration)) = endings else {
+        return answered;
+    };
+    messages.note(&format!(
+        "to be put back in {}, or on Ctrl-C",
+        humantime::format_duration(duration)
+    ));
+    let over = endings.wait(&target, duration);
+    match &over {
+        Ok(Over::Time) | Err(_) => {}
+        Ok(Over::Told) => messages.step(format_args!("told to end")),
+        Ok(Over::Exited) => messages.step(format_args!("process {pid} has ended")),
+    }
+    // Whatever has gone wrong so far, it is put back.
+    if let Some(back) = put_back(&target, &report, options, &endings, &messages)? {
+        answer(request, &back)?;
+    }
+    over.and(answered)
+}
+
+/// Says what was done.
+fn answer(request: &Attach, report: &Report) -> Result<(), Failure> {
+    let messages = request.answer.messages;
+    say_passed_over(&messages, report);
+    say_still_on(&messages, request.pid, report);
     if report.stopped > Duration::ZERO {
         messages.note(&format!("stopped {} us", report.stopped.as_micros()));
     }
-    answer_change(request.answer.format, &report, || {
+    answer_change(request.answer.format, report, || {
         "the probes were changed".to_owned()
     })
 }

@@ -1,0 +1,191 @@
+//! `-for`: waits until a change has been made for long enough, and puts back what was before.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use probes_lib::{Denial, ErrorKind, Options, Report, Target};
+
+use super::{Failure, few};
+use crate::messages::Messages;
+
+/// Those who end a command that waits.
+const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// How long somebody else may be in the way of putting back.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long until it is tried again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The signals that end the waiting, held back from when this is made on.
+pub(super) struct Endings(SignalFd);
+
+/// Why the waiting is over.
+pub(super) enum Over {
+    Time,
+    Told,
+    Exited,
+}
+
+impl Endings {
+    /// Holds the signals back, but for those that we were started to ignore (nohup, a shell's
+    /// background jobs).
+    pub(super) fn hold_back() -> Result<Endings, Failure> {
+        let ignored = ignored();
+        let mut signals = SigSet::empty();
+        for signal in ENDING {
+            if ignored & (1 << (signal as u32 - 1)) == 0 {
+                signals.add(signal);
+            }
+        }
+        let failed = |errno: nix::errno::Errno| Failure::Waiting("hold signals back", errno.into());
+        signals.thread_block().map_err(failed)?;
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        SignalFd::with_flags(&signals, flags)
+            .map(Endings)
+            .map_err(failed)
+    }
+
+    /// Waits for `duration`, or until told to end, or until the process ends.
+    pub(super) fn wait(&self, target: &Target, duration: Duration) -> Result<Over, Failure> {
+        let failed = |source| Failure::Waiting("wait", source);
+        let pidfd = match target.pidfd() {
+            Ok(pidfd) => pidfd,
+            Err(error) if has_ended(error.kind()) => return Ok(Over::Exited),
+            Err(error) => return Err(failed(io::Error::other(error.to_string()))),
+        };
+        let begun = Instant::now();
+        loop {
+            let left = duration.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Ok(Over::Time);
+            }
+            let mut ends = [
+                PollFd::new(self.0.as_fd(), PollFlags::POLLIN),
+                PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
+            ];
+            // Rounded up, so that it is not asked again and again in the last millisecond.
+            let timeout = left.saturating_add(Duration::from_millis(1));
+            let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+            match poll(&mut ends, timeout) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(failed(errno.into())),
+            }
+            let [told, exited] = ends.map(|end| end.any() == Some(true));
+            if exited {
+                return Ok(Over::Exited);
+            }
+            if told {
+                self.is_told();
+                return Ok(Over::Told);
+            }
+        }
+    }
+
+    /// Whether one of the signals has come since this was asked.
+    fn is_told(&self) -> bool {
+        let mut told = false;
+        while let Ok(Some(_)) = self.0.read_signal() {
+            told = true;
+        }
+        told
+    }
+}
+
+/// Takes back what `report` says was done. Others who are in the way are waited for, unless told to
+/// end once more. `None` if nothing is left of it, because the process has ended or executed another
+/// program.
+pub(super) fn put_back(
+    target: &Target,
+    report: &Report,
+    options: Options,
+    endings: &Endings,
+    messages: &Messages,
+) -> Result<Option<Report>, Failure> {
+    let begun = Instant::now();
+    loop {
+        let error = match target.put_back(report, options) {
+            Ok(back) => return Ok(Some(back)),
+            Err(error) => error,
+        };
+        let pid = report.pid;
+        match error.kind() {
+            kind if has_ended(kind) => {
+                messages.note(&format!(
+                    "process {pid} has exited: there is nothing to put back"
+                ));
+                return Ok(None);
+            }
+            ErrorKind::Executed { .. } => {
+                messages.note(&format!(
+                    "process {pid} has executed another program: there is nothing to put back"
+                ));
+                return Ok(None);
+            }
+            kind if is_passing(kind) && begun.elapsed() < PATIENCE && !endings.is_told() => {
+                messages.step(format_args!("put back later: {error}"));
+                std::thread::sleep(PAUSE);
+            }
+            _ => return Err(Failure::NotPutBack(error, by_hand(report))),
+        }
+    }
+}
+
+fn has_ended(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Exited { .. } | ErrorKind::NoSuchProcess { .. } | ErrorKind::Zombie { .. }
+    )
+}
+
+/// Whether it may be otherwise in a moment.
+fn is_passing(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Busy { .. }
+            | ErrorKind::ThreadsKeepStarting { .. }
+            | ErrorKind::KeepsChanging { .. }
+            | ErrorKind::Denied {
+                denial: Denial::BeingChanged { .. } | Denial::Traced { .. },
+                ..
+            }
+    )
+}
+
+/// What does by hand what could not be done.
+fn by_hand(report: &Report) -> String {
+    let of = |wanted: fn(u16, u16) -> bool| {
+        let changed = report.changed.iter();
+        let names: Vec<&str> = changed
+            .filter(|change| wanted(change.before, change.after))
+            .map(|change| change.name.as_str())
+            .collect();
+        names
+    };
+    let enabled = of(|before, after| after > before);
+    let disabled = of(|before, after| after < before);
+    let lists = [("-disable", enabled), ("-enable", disabled)];
+    let flags = lists.iter().filter_map(|(flag, names)| {
+        let shown = few(names)?;
+        Some(format!("{flag} {}", shown.replace(", ", ",")))
+    });
+    let flags: Vec<String> = flags.collect();
+    format!(
+        "`ocaml-probes attach -pid {} {}` does it by hand",
+        report.pid,
+        flags.join(" ")
+    )
+}
+
+/// The signals that this process ignores, as bits; proc(5), SigIgn.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}

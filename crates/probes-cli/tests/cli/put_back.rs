@@ -1,0 +1,280 @@
+//! `attach -for`: what was before comes back, when the time is over or sooner, whatever has become
+//! of the process meanwhile; and `attach -live`.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{ChildStdout, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{Guard, Talker, eventually, fixture_forms, process, program_forms};
+
+use crate::support::{both_forms, command, image, run, states};
+
+/// An `attach` that waits.
+struct Waiting {
+    guard: Guard,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Waiting {
+    /// Starts `attach` on a process, and waits until it has made its changes and said so.
+    fn start(target: &Talker, flags: &str) -> Waiting {
+        let line = format!("attach -pid {} {flags}", target.pid());
+        Waiting::spawn(&mut command(line.split(' ')))
+    }
+
+    fn spawn(command: &mut Command) -> Waiting {
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut guard = Guard::spawn(command);
+        let stdout = guard.child().stdout.take().unwrap();
+        let mut waiting = Waiting {
+            guard,
+            stdout: BufReader::new(stdout),
+        };
+        let line = waiting.line();
+        assert!(line.contains(" -> ") || line.starts_with('{'), "{line}");
+        waiting
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
+    }
+
+    fn send(&self, signal: Signal) {
+        kill(Pid::from_raw(self.guard.pid()), signal).unwrap();
+    }
+
+    /// Its exit status, the rest of its answer, and what it has said on standard error.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let mut stdout = String::new();
+        self.stdout.read_to_string(&mut stdout).unwrap();
+        let mut stderr = String::new();
+        let mut pipe = self.guard.child().stderr.take().unwrap();
+        pipe.read_to_string(&mut stderr).unwrap();
+        (self.guard.wait().code(), stdout, stderr)
+    }
+}
+
+#[test]
+fn what_was_before_comes_back_when_the_time_is_over() {
+    for live in ["", " -live"] {
+        for target in both_forms("gen_ocaml_2") {
+            let before = image(target.pid());
+            let flags = format!("-enable plain,flag -for 300ms{live}");
+            let waiting = Waiting::start(&target, &flags);
+            assert!(states(target.pid()).contains("plain enabled"));
+            let (code, stdout, stderr) = waiting.end();
+            assert_eq!(code, Some(0), "{stderr}");
+            assert_eq!(
+                stdout,
+                "flag 0 -> 1, 0 sites\nflag 1 -> 0, 0 sites\nplain 1 -> 0, 1 site\n"
+            );
+            assert!(
+                stderr.contains("to be put back in 300ms, or on Ctrl-C\n"),
+                "{stderr}"
+            );
+            assert_eq!(stderr.contains("stopped "), live.is_empty(), "{stderr}");
+            assert!(image(target.pid()) == before);
+        }
+    }
+}
+
+#[test]
+fn what_was_before_comes_back_when_it_is_told_to_end() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        for target in both_forms("gen_ocaml_2") {
+            run(&format!("attach -pid {} -enable plain", target.pid())).answer();
+            let before = image(target.pid());
+            let waiting = Waiting::start(&target, "-disable plain -for 1h -quiet");
+            assert!(states(target.pid()).contains("plain disabled"));
+            waiting.send(signal);
+            let expected = (Some(0), "plain 0 -> 1, 1 site\n".to_owned(), String::new());
+            assert_eq!(waiting.end(), expected);
+            assert!(image(target.pid()) == before);
+        }
+    }
+}
+
+#[test]
+fn a_signal_that_was_ignored_from_the_start_does_not_end_it() {
+    for target in both_forms("gen_ocaml_2") {
+        let mut shell = Command::new("sh");
+        let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+        let script = "trap '' HUP; exec \"$@\"";
+        shell.args(["-c", script, "sh", tool, "attach", "-enable", "plain"]);
+        shell.args(["-for", "1h", "-pid", &target.pid().to_string()]);
+        let waiting = Waiting::spawn(&mut shell);
+        waiting.send(Signal::SIGHUP);
+        // It is taken in order: by the second one, the first has been passed over.
+        assert!(states(target.pid()).contains("plain enabled"));
+        waiting.send(Signal::SIGTERM);
+        let (code, stdout, _) = waiting.end();
+        assert_eq!((code, &stdout[..]), (Some(0), "plain 1 -> 0, 1 site\n"));
+    }
+}
+
+#[test]
+fn each_answer_is_a_line_of_json() {
+    for target in both_forms("gen_ocaml_2") {
+        let (code, stdout, _) = Waiting::start(&target, "-json -enable plain -for 10ms").end();
+        assert_eq!(code, Some(0));
+        assert_eq!(stdout.matches('\n').count(), 1, "{stdout}");
+        let back: Value = serde_json::from_str(&stdout).unwrap();
+        let change = &back["changed"][0];
+        assert_eq!(
+            (&change["before"], &change["after"]),
+            (&1.into(), &0.into())
+        );
+    }
+}
+
+#[test]
+fn what_others_have_done_meanwhile_stays() {
+    for target in both_forms("gen_ocaml_2") {
+        let attach = |flags: &str| {
+            run(&format!("attach -pid {} {flags}", target.pid())).answer();
+        };
+        let waiting = Waiting::start(&target, "-enable plain -for 1h");
+        attach("-enable plain");
+        waiting.send(Signal::SIGINT);
+        let (code, stdout, stderr) = waiting.end();
+        assert_eq!((code, &stdout[..]), (Some(0), "plain 2 -> 1, 0 sites\n"));
+        assert!(stderr.contains("still on, as others"), "{stderr}");
+
+        let waiting = Waiting::start(&target, "-enable plain -for 1h");
+        attach("-force -disable plain");
+        waiting.send(Signal::SIGINT);
+        let (code, stdout, stderr) = waiting.end();
+        assert_eq!((code, &stdout[..]), (Some(0), ""));
+        assert!(
+            stderr.contains("passed over, off already: plain\n"),
+            "{stderr}"
+        );
+        assert!(states(target.pid()).contains("plain disabled"));
+    }
+}
+
+#[test]
+fn a_process_that_ends_or_executes_another_program_has_nothing_to_be_put_back() {
+    for file in program_forms("service") {
+        let mut target = Talker::start_with(&file, ["5"]);
+        let waiting = Waiting::start(&target, "-enable tick -for 1h");
+        target.guard().child().kill().unwrap();
+        target.guard().wait();
+        let (code, stdout, stderr) = waiting.end();
+        assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
+        let note = format!(
+            "process {} has exited: there is nothing to put back\n",
+            target.pid()
+        );
+        assert!(stderr.ends_with(&note), "{stderr}");
+    }
+    for file in fixture_forms("exec_self") {
+        let mut target = Talker::start(&file);
+        let waiting = Waiting::start(&target, "-enable ping -for 1h");
+        target.ask("exec", "ready");
+        let before = image(target.pid());
+        waiting.send(Signal::SIGTERM);
+        let (code, stdout, stderr) = waiting.end();
+        assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
+        let note = "has executed another program: there is nothing to put back\n";
+        assert!(stderr.ends_with(note), "{stderr}");
+        assert!(image(target.pid()) == before);
+    }
+}
+
+/// Starts strace on a process, and waits until it traces it.
+fn strace(pid: i32) -> Guard {
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-e", "trace=none", "-p", &pid.to_string()]);
+    let guard = Guard::spawn(strace.stderr(Stdio::null()));
+    eventually("strace traces the process", || {
+        (process::status(pid, "TracerPid") == guard.pid().to_string()).then_some(())
+    });
+    guard
+}
+
+#[test]
+fn a_tracer_in_the_way_is_waited_for() {
+    for target in both_forms("forker") {
+        let mut waiting = Waiting::start(&target, "-enable ping -for 1h -verbose");
+        let tracer = strace(target.pid());
+        waiting.send(Signal::SIGINT);
+        let mut stderr = BufReader::new(waiting.guard.child().stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("put back later: ") {
+            assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
+        }
+        assert!(states(target.pid()).contains("ping enabled"));
+        drop(tracer);
+        assert_eq!(waiting.line(), "ping 1 -> 0, 3 sites\n");
+        assert!(waiting.guard.wait().success());
+    }
+}
+
+#[test]
+fn who_is_told_twice_gives_up_waiting_and_says_what_to_do() {
+    for target in both_forms("forker") {
+        let waiting = Waiting::start(&target, "-enable ping -for 1h");
+        let _tracer = strace(target.pid());
+        waiting.send(Signal::SIGINT);
+        // The second is not to come while the first waits to be taken: they would be one.
+        eventually("it is told", || {
+            let pending = process::status(waiting.guard.pid(), "ShdPnd");
+            (u64::from_str_radix(&pending, 16).unwrap() == 0).then_some(())
+        });
+        waiting.send(Signal::SIGTERM);
+        let (code, stdout, stderr) = waiting.end();
+        assert_eq!((code, &stdout[..]), (Some(1), ""), "{stderr}");
+        let why = format!(
+            "ocaml-probes: cannot put back what was changed for a time: {} is already traced by",
+            target.pid()
+        );
+        assert!(stderr.contains(&why), "{stderr}");
+        let hint = format!(
+            "hint: `ocaml-probes attach -pid {} -disable ping` does it by hand\n",
+            target.pid()
+        );
+        assert!(stderr.ends_with(&hint), "{stderr}");
+        // Which it does, even now.
+        let by_hand = format!("attach -live -pid {} -disable ping", target.pid());
+        assert_eq!(run(&by_hand).answer(), "ping 1 -> 0, 3 sites\n");
+    }
+}
+
+#[test]
+fn what_is_no_duration_is_refused() {
+    for (typed, why) in [
+        ("0s", "-for has to be longer than 0s"),
+        (
+            "5",
+            "-for: \"5\" is not a duration, such as 30s, 5m or 1h30m",
+        ),
+        (
+            "-5s",
+            "-for: \"-5s\" is not a duration, such as 30s, 5m or 1h30m",
+        ),
+        ("99999999999999999999s", "is not a duration"),
+    ] {
+        let run = run(&format!("attach -pid 1 -enable a -for {typed}"));
+        assert_eq!(run.code, Some(2));
+        assert!(run.stderr.contains(why), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn no_thread_is_traced_by_a_live_attach() {
+    for target in both_forms("gen_ocaml_2") {
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-e", "trace=ptrace,kill,tkill,tgkill", "--"]);
+        strace.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+        let pid = target.pid().to_string();
+        strace.args(["attach", "-live", "-enable-all", "-pid", &pid]);
+        let output = test_support::output(&mut strace);
+        assert!(output.status.success());
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    }
+}

@@ -1,0 +1,14 @@
+//! Descriptors of processes.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+
+/// pidfd_open(2): a descriptor "that refers to the process", readable once it has ended.
+pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointer; libc has no function for it.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
