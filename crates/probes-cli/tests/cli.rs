@@ -19,6 +19,8 @@ mod info; // states of running programs, in all formats
 mod list; // probes of files, in all formats
 #[path = "cli/put_back.rs"]
 mod put_back; // `attach -for` and `attach -live`
+#[path = "cli/release.rs"]
+mod release; // what a build for use lacks
 #[path = "cli/streams.rs"]
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/trace.rs"]

@@ -69,4 +69,7 @@ pub use select::{Action, Actions, Selector};
 pub use session::{Options, Target};
 pub use site::{SITE_LEN, SiteCode};
 pub use snapshot::State;
+#[cfg(feature = "fault-injection")]
+#[doc(hidden)]
+pub use sys::faults;
 pub use table::{Generation, Probe, ProbeTable, Semaphore, Site};

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str;
 
 use nix::dir::Dir;
@@ -17,6 +17,7 @@ use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
 use nix::sys::stat::{Mode, fstatat};
 
 use crate::error::{ErrorKind, Result};
+use crate::sys::can_fail;
 
 /// Files of /proc have no length; none that we read whole is larger than this.
 const MAX_PROC_FILE: u64 = 256 << 20;
@@ -62,7 +63,7 @@ impl Process {
         }
         let path = PathBuf::from(format!("/proc/{pid}"));
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        match open(&path, flags, Mode::empty()) {
+        match open_folder(&path, flags) {
             Ok(dir) => Ok(Process { pid, dir }),
             Err(Errno::ENOENT | Errno::ESRCH) => Err(gone()),
             Err(errno) => Err(ErrorKind::OpenFile {
@@ -79,6 +80,7 @@ impl Process {
 
     /// Opens a file of the process, `path` being relative to `/proc/PID`.
     pub(crate) fn open_file(&self, path: &str, flags: OFlag) -> io::Result<File> {
+        can_fail!(Open);
         let fd = openat(&self.dir, path, flags | OFlag::O_CLOEXEC, Mode::empty())?;
         Ok(File::from(fd))
     }
@@ -88,11 +90,13 @@ impl Process {
         // The kernel does not tell the length, and each read takes a while.
         let mut bytes = Vec::with_capacity(USUAL_PROC_FILE);
         let file = self.open_file(path, OFlag::O_RDONLY)?;
+        can_fail!(ReadFile);
         file.take(MAX_PROC_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
     pub(crate) fn read_link(&self, path: &str) -> io::Result<PathBuf> {
+        can_fail!(ReadLink);
         Ok(readlinkat(&self.dir, path)?.into())
     }
 
@@ -231,6 +235,7 @@ impl Process {
     pub(crate) fn owner(&self) -> io::Result<u32> {
         self.look(|folder| {
             let path = format!("{folder}/maps");
+            can_fail!(Stat);
             let status = fstatat(&self.dir, path.as_str(), AtFlags::empty())?;
             Ok(Some(status.st_uid))
         })
@@ -253,12 +258,18 @@ impl Process {
     }
 }
 
+fn open_folder(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+    can_fail!(OpenProcess);
+    open(path, flags, Mode::empty())
+}
+
 /// The threads of a process, as /proc lists them.
 pub(crate) struct ThreadList(Dir);
 
 impl ThreadList {
     /// Reads the list from its start. It may lack threads that are starting or ending.
     pub(crate) fn read(&mut self) -> io::Result<Vec<i32>> {
+        can_fail!(ListThreads);
         let mut tids = Vec::new();
         for entry in self.0.iter() {
             let entry = match entry {

@@ -2,9 +2,52 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(feature = "fault-injection")]
+pub mod faults;
 pub(crate) mod mem;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 mod signals;
 pub(crate) mod spawn;
 pub(crate) mod threads;
+
+/// Stands before a system call that the chaos suite makes fail: returns its error. Nothing at all
+/// without the feature `fault-injection`.
+macro_rules! can_fail {
+    ($call:ident) => {
+        #[cfg(feature = "fault-injection")]
+        $crate::sys::faults::before($crate::sys::faults::Call::$call)?;
+    };
+}
+
+/// The same before a write of `$len` parts that is all or an error, and may fail when `$make(part)`
+/// has made a part of it.
+macro_rules! can_fail_within {
+    ($call:ident, $len:expr, $make:expr) => {
+        #[cfg(feature = "fault-injection")]
+        {
+            use $crate::sys::faults::{Call, before_write, cut_short};
+            if let Some(part) = before_write(Call::$call, $len)? {
+                let _ = $make(part);
+                cut_short(Call::$call)?;
+            }
+        }
+    };
+}
+
+/// The same before a write that says how much of it was made.
+macro_rules! can_end_early {
+    ($call:ident, $len:expr, $make:expr) => {
+        #[cfg(feature = "fault-injection")]
+        {
+            use $crate::sys::faults::{Call, before_write, cut_short, made_in_part};
+            match before_write(Call::$call, $len)? {
+                Some(0) => cut_short(Call::$call)?,
+                Some(part) => return made_in_part(Call::$call, $make(part)?),
+                None => {}
+            }
+        }
+    };
+}
+
+pub(crate) use {can_end_early, can_fail, can_fail_within};

@@ -89,6 +89,14 @@ impl Image {
         }
     }
 
+    /// The bytes at an address, which have to be mapped.
+    pub fn get(&self, address: u64, len: usize) -> &[u8] {
+        let before = self.regions.range(..=address).next_back();
+        let (start, region) = before.expect("the address is mapped");
+        let at = (address - start) as usize;
+        &region.bytes[at..at + len]
+    }
+
     /// Panics with the first bytes that differ, if `other` is not the same.
     #[track_caller]
     pub fn assert_same(&self, other: &Image, what: &str) {

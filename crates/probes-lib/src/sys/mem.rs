@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use crate::addr::LiveAddr;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::Process;
-use crate::sys::ptrace;
+use crate::sys::{can_end_early, can_fail, can_fail_within, ptrace};
 use crate::table::COUNTER_LEN;
 
 /// `IOV_MAX`: process_vm_writev(2) fails with EINVAL above it.
@@ -43,6 +43,9 @@ impl ProcessMemory {
     }
 
     fn write(&self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+        can_fail_within!(WriteMemory, bytes.len(), |part: usize| {
+            self.file.write_all_at(&bytes[..part], at.0)
+        });
         self.file
             .write_all_at(bytes, at.0)
             .map_err(|error| match error.kind() {
@@ -75,6 +78,7 @@ impl ProcessMemory {
 
 impl ReadMemory for ProcessMemory {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+        can_fail!(ReadMemory);
         self.file.read_exact_at(bytes, at.0)
     }
 }
@@ -130,8 +134,7 @@ impl<'m> StoppedMemory<'m> {
                     len: COUNTER_LEN as usize,
                 })
                 .collect();
-            let local = [IoSlice::new(&bytes)];
-            match process_vm_writev(Pid::from_raw(self.tid), &local, &remote) {
+            match write_vm(self.tid, &bytes, &remote) {
                 // "Partial transfers apply at the granularity of iovec elements."
                 Ok(written) if written > 0 => done += written / COUNTER_LEN as usize,
                 Ok(_) => {
@@ -146,6 +149,17 @@ impl<'m> StoppedMemory<'m> {
         }
         Ok(())
     }
+}
+
+/// One call: says how many bytes were written.
+fn write_vm(tid: i32, bytes: &[u8], remote: &[RemoteIoVec]) -> nix::Result<usize> {
+    let write = |bytes: &[u8], remote| {
+        process_vm_writev(Pid::from_raw(tid), &[IoSlice::new(bytes)], remote)
+    };
+    can_end_early!(WriteVm, remote.len(), |part: usize| {
+        write(&bytes[..part * COUNTER_LEN as usize], &remote[..part])
+    });
+    write(bytes, remote)
 }
 
 impl ReadMemory for StoppedMemory<'_> {

@@ -8,6 +8,7 @@ use nix::sys::ptrace::{self, Options};
 use nix::unistd::Pid;
 
 use crate::addr::LiveAddr;
+use crate::sys::can_fail;
 
 /// `PTRACE_EVENT_STOP` of linux/ptrace.h.
 const EVENT_STOP: i32 = 128;
@@ -36,6 +37,7 @@ pub(crate) enum Wait {
 /// Seized, not attached: if we die, the kernel lets it run on as if nothing had been.
 pub(super) fn seize(tid: i32) -> Result<(), Errno> {
     let options = Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEEXEC;
+    can_fail!(Seize);
     ptrace::seize(Pid::from_raw(tid), options)
 }
 
@@ -43,10 +45,12 @@ pub(super) fn seize(tid: i32) -> Result<(), Errno> {
 /// die before the program runs, it does not run: not without its probes set.
 pub(super) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
     let options = Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL;
+    can_fail!(SeizeForExec);
     ptrace::seize(Pid::from_raw(pid), options)
 }
 
 pub(super) fn interrupt(tid: i32) -> Result<(), Errno> {
+    can_fail!(Interrupt);
     ptrace::interrupt(Pid::from_raw(tid))
 }
 
@@ -68,6 +72,7 @@ pub(super) fn listen(tid: i32) {
 }
 
 fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
+    can_fail!(Restart);
     // SAFETY: both requests take no pointers; the address is ignored, the data is a number.
     let result = unsafe {
         libc::ptrace(
@@ -82,8 +87,17 @@ fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
 
 /// Whether the ptrace-stop a thread is in is that of an exec.
 pub(super) fn is_at_exec(tid: i32) -> bool {
+    signal_info(tid).is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
+}
+
+fn signal_info(tid: i32) -> Result<libc::siginfo_t, Errno> {
+    can_fail!(SignalInfo);
     ptrace::getsiginfo(Pid::from_raw(tid))
-        .is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
+}
+
+fn event_message(tid: i32) -> Result<libc::c_long, Errno> {
+    can_fail!(EventMessage);
+    ptrace::getevent(Pid::from_raw(tid))
 }
 
 /// Whether ptrace is filtered, as seccomp does in many containers: where the kernel itself looks
@@ -112,6 +126,7 @@ pub(super) fn reap(tid: i32) {
 }
 
 fn wait(tid: i32, options: i32) -> Result<Option<libc::siginfo_t>, Errno> {
+    can_fail!(Wait);
     // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: `info` outlives the call, which writes nothing else.
@@ -139,7 +154,7 @@ fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
         0 => Wait::Signal(status & 0x7f),
         EVENT_STOP => Wait::Trapped,
         libc::PTRACE_EVENT_EXEC => Wait::Executed,
-        libc::PTRACE_EVENT_CLONE => match ptrace::getevent(Pid::from_raw(tid)) {
+        libc::PTRACE_EVENT_CLONE => match event_message(tid) {
             Ok(child) => Wait::Cloned(child as i32),
             Err(_) => Wait::Trapped,
         },
@@ -156,10 +171,12 @@ pub(super) fn poke_text(tid: i32, at: LiveAddr, bytes: &[u8]) -> io::Result<()> 
     while !rest.is_empty() {
         let word_at = at & !(word_len - 1);
         let skip = (at - word_at) as usize;
+        can_fail!(PeekText);
         let mut word = ptrace::read(tid, word_at as ptrace::AddressType)?.to_le_bytes();
         let count = rest.len().min(word.len() - skip);
         word[skip..skip + count].copy_from_slice(&rest[..count]);
         let value = libc::c_long::from_le_bytes(word);
+        can_fail!(PokeText);
         ptrace::write(tid, word_at as ptrace::AddressType, value)?;
         rest = &rest[count..];
         at += count as u64;

@@ -26,6 +26,7 @@ use nix::unistd::{Pid, pipe2};
 
 use crate::error::{ErrorKind, Result};
 use crate::process::Process;
+use crate::sys::can_fail;
 use crate::sys::ptrace::{self, Wait};
 use crate::sys::threads::{Stopped, Tracer};
 
@@ -128,6 +129,7 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
 
 /// A pipe that no program inherits: what is read from it, and what is written to it.
 fn pipe() -> io::Result<(File, File)> {
+    can_fail!(Pipe);
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
     Ok((reader.into(), writer.into()))
 }

@@ -1,0 +1,18 @@
+//! The chaos suite: everything that can go wrong while a process is changed, made to go wrong, and
+//! the process looked at afterwards. `make test` runs each case for its least number of rounds,
+//! `make chaos` for an hour.
+//!
+//! It needs the feature `fault-injection`, which builds for use lack. The cases share the faults, and
+//! the machine, so one runs at a time; each has a deadline, and prints what it counted.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+// What the cases are made of: their time and counts, and the process that is changed.
+#[path = "chaos/case.rs"]
+mod case;
+#[path = "chaos/subject.rs"]
+mod subject;
+
+// Every call that fails, in turn.
+#[path = "chaos/sweep.rs"]
+mod sweep;

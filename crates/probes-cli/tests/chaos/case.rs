@@ -1,0 +1,103 @@
+//! A case of the suite: its share of the time, its deadline, and what it counts.
+
+use std::collections::BTreeMap;
+use std::process::abort;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the whole suite goes on, in seconds; each case does its least number of rounds without.
+const VARIABLE: &str = "CHAOS_SECONDS";
+
+/// How long a case may take beyond its share. Far longer than it does on a busy machine: only a hang
+/// should meet it.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// A case that runs. Printed when dropped: what it counted.
+pub(crate) struct Case {
+    name: &'static str,
+    begun: Instant,
+    share: Duration,
+    counts: BTreeMap<String, u64>,
+    random: u64,
+    _watchdog: Sender<()>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Case {
+    /// Waits until no other case runs. `percent` is its share of the time of the suite.
+    pub(crate) fn begin(name: &'static str, percent: u32) -> Case {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = std::env::var(VARIABLE).unwrap_or_default();
+        let seconds: u64 = match seconds.as_str() {
+            "" => 0,
+            number => number.parse().expect("a number of seconds"),
+        };
+        let share = Duration::from_secs(seconds) * percent / 100;
+        let (watchdog, ended) = channel::<()>();
+        thread::spawn(move || {
+            if ended.recv_timeout(share + DEADLINE) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("chaos: {name}: has hung");
+                abort();
+            }
+        });
+        Case {
+            name,
+            begun: Instant::now(),
+            share,
+            counts: BTreeMap::new(),
+            random: 0x9e37_79b9_7f4a_7c15,
+            _watchdog: watchdog,
+            _alone: alone,
+        }
+    }
+
+    /// Whether another round is due after `done` of them.
+    pub(crate) fn goes_on(&self, done: usize, least: usize) -> bool {
+        done < least || self.has_time()
+    }
+
+    /// Whether its share of the time is not over.
+    pub(crate) fn has_time(&self) -> bool {
+        self.begun.elapsed() < self.share
+    }
+
+    /// Whether it has been given any time beyond its least number of rounds.
+    pub(crate) fn is_long(&self) -> bool {
+        !self.share.is_zero()
+    }
+
+    /// Counts one.
+    pub(crate) fn count(&mut self, what: impl Into<String>) {
+        self.add(what, 1);
+    }
+
+    /// Counts some.
+    pub(crate) fn add(&mut self, what: impl Into<String>, many: u64) {
+        *self.counts.entry(what.into()).or_default() += many;
+    }
+
+    /// How many were counted.
+    pub(crate) fn counted(&self, what: &str) -> u64 {
+        self.counts.get(what).copied().unwrap_or(0)
+    }
+
+    /// A number below `limit`, the same in every run: xorshift64, of Marsaglia's "Xorshift RNGs".
+    pub(crate) fn random(&mut self, limit: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % limit
+    }
+}
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        println!("chaos: {}, {:.1?}:", self.name, self.begun.elapsed());
+        for (what, count) in &self.counts {
+            println!("chaos: {count:8} {what}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The process that is changed, looked at past the library: what its bytes say is the truth that
+//! errors, `states()` and `info` are held to.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use probes_lib::{Action, Actions, Options, Report, Selector, State, Target};
+use test_support::process::{self, Image};
+use test_support::{DEADLINE, Talker, eventually};
+
+/// The opcode of a site that is on.
+const CALL: u8 = 0xe8;
+
+/// Counter and state of each name.
+pub(crate) type States = BTreeMap<String, (u16, State)>;
+
+/// Where a probe is in the process.
+struct Place {
+    name: String,
+    sites: Vec<u64>,
+    counters: Vec<u64>,
+}
+
+/// A process that obeys lines, and was off when it began.
+pub(crate) struct Subject {
+    pub(crate) talker: Talker,
+    pub(crate) file: PathBuf,
+    places: Vec<Place>,
+    /// Its code as it was at the beginning.
+    built: Image,
+    hits: u64,
+}
+
+/// Every probe.
+pub(crate) fn all(action: Action) -> Actions {
+    Actions::of(action, Selector::All)
+}
+
+/// As long as a test waits for anything.
+pub(crate) fn patient() -> Options {
+    Options {
+        deadline: DEADLINE,
+        ..Options::default()
+    }
+}
+
+impl Subject {
+    pub(crate) fn start(file: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Subject {
+        Subject::spawn(file, Command::new(file).args(args))
+    }
+
+    /// `command` has to run `file`.
+    pub(crate) fn spawn(file: &Path, command: &mut Command) -> Subject {
+        let mut talker = Talker::spawn(command);
+        talker.expect("ready");
+        let target = Target::open(talker.pid()).unwrap();
+        let states = target.states().unwrap();
+        let places = states.probes().map(|probe| Place {
+            name: probe.name().to_owned(),
+            sites: probe.sites().map(|site| site.address.0).collect(),
+            counters: probe.semaphores().map(|one| one.address.0).collect(),
+        });
+        let subject = Subject {
+            file: file.to_owned(),
+            places: places.collect(),
+            built: Image::of(talker.pid()).text(),
+            talker,
+            hits: 0,
+        };
+        subject.assert_all((0, State::Disabled), "as built");
+        subject
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.talker.pid()
+    }
+
+    /// Opens the process anew, and changes it.
+    pub(crate) fn try_apply(
+        &self,
+        actions: &Actions,
+        options: Options,
+    ) -> probes_lib::Result<Report> {
+        Target::open_to_change(self.pid())?.update_with(actions, options)
+    }
+
+    /// The same, without anything that is in the way.
+    #[track_caller]
+    pub(crate) fn apply(&self, actions: &Actions) -> Report {
+        self.try_apply(actions, patient()).unwrap()
+    }
+
+    /// What the bytes in memory say, in which nothing may have changed but opcodes and counters.
+    #[track_caller]
+    pub(crate) fn truth(&self) -> States {
+        self.truth_of(&Image::of(self.pid()))
+    }
+
+    #[track_caller]
+    pub(crate) fn truth_of(&self, image: &Image) -> States {
+        let mut text = image.text();
+        let mut states = States::new();
+        for place in &self.places {
+            let is_on = |&site: &u64| image.get(site + 1, 1) == [CALL];
+            let counter = |&at: &u64| {
+                let bytes = image.get(at, 2);
+                u16::from_le_bytes([bytes[0], bytes[1]])
+            };
+            let counters: Vec<u16> = place.counters.iter().map(counter).collect();
+            let all_on = place.sites.iter().all(is_on);
+            let all_off = !place.sites.iter().any(is_on);
+            // Every prefix of the writes is safe: nobody is told to compute what nobody takes.
+            assert!(
+                all_on || counters.iter().all(|&counter| counter == 0),
+                "{}: {counters:?} before its sites",
+                place.name
+            );
+            let state = match counters.iter().all(|&counter| counter > 0) {
+                true if all_on => State::Enabled,
+                false if all_off && counters.iter().all(|&counter| counter == 0) => State::Disabled,
+                _ => State::Inconsistent,
+            };
+            let smallest = counters.iter().copied().min().unwrap_or(0);
+            states.insert(place.name.clone(), (smallest, state));
+            for &site in &place.sites {
+                text.set(site + 1, self.built.get(site + 1, 1));
+            }
+        }
+        text.assert_same(&self.built, "the code beside the opcodes");
+        states
+    }
+
+    /// What a process whose memory was `before` has when all its probes are switched once.
+    pub(crate) fn switched(&self, before: &Image, action: Action) -> Image {
+        let mut after = before.clone();
+        let (opcode, counter) = match action {
+            Action::Enable => (CALL, 1_u16),
+            Action::Disable => (0x3d, 0),
+        };
+        for place in &self.places {
+            for &site in &place.sites {
+                after.set(site + 1, &[opcode]);
+            }
+            for &at in &place.counters {
+                after.set(at, &counter.to_le_bytes());
+            }
+        }
+        after
+    }
+
+    /// What the library says, which has to be the truth.
+    #[track_caller]
+    pub(crate) fn states(&self) -> States {
+        let target = Target::open(self.pid()).unwrap();
+        let states = target.states().unwrap();
+        let one = |probe: probes_lib::ProbeState<'_, '_>| {
+            (probe.name().to_owned(), (probe.counter(), probe.state()))
+        };
+        let states: States = states.probes().map(one).collect();
+        assert_eq!(states, self.truth(), "{}", self.file.display());
+        states
+    }
+
+    /// Every name has this counter and state.
+    #[track_caller]
+    pub(crate) fn assert_all(&self, expected: (u16, State), what: &str) {
+        let states = self.states();
+        assert!(
+            states.values().all(|&state| state == expected),
+            "{}: {what}: {states:?}",
+            self.file.display()
+        );
+    }
+
+    /// Nobody traces it, and no thread stands.
+    #[track_caller]
+    pub(crate) fn assert_released(&self) {
+        let pid = self.pid();
+        eventually("every thread is released", || {
+            let stands = |tid| process::status(tid, "State").starts_with(['t', 'T']);
+            let threads = process::threads(pid);
+            let is_free = !threads.into_iter().any(stands) && !is_traced(pid);
+            is_free.then_some(())
+        });
+    }
+
+    /// Repairs it, whatever its state is.
+    #[track_caller]
+    pub(crate) fn force(&self, action: Action) {
+        self.apply(&all(action).force(true));
+        self.assert_all(after(action), "forced");
+    }
+
+    /// Has every site run once, and says how many handlers that were.
+    pub(crate) fn run(&mut self) -> u64 {
+        self.talker.send("run");
+        let line = loop {
+            let line = self.talker.line().expect("it goes on");
+            if line.starts_with("hits") || line.starts_with("round") {
+                break line;
+            }
+        };
+        let counts = line.split_ascii_whitespace();
+        let counts = counts.filter_map(|word| word.split_once('=')?.1.parse::<u64>().ok());
+        let sum = counts.sum();
+        if line.starts_with("round") {
+            return sum;
+        }
+        sum - std::mem::replace(&mut self.hits, sum)
+    }
+
+    /// How often each thread of a fixture that does not rest has gone over all sites.
+    pub(crate) fn rounds(&mut self) -> Vec<u64> {
+        let line = self.talker.ask("report", "report");
+        let words = line.split_ascii_whitespace().skip(1);
+        words.map(|word| word.parse().unwrap()).collect()
+    }
+
+    /// Waits until each of them has done so once more.
+    pub(crate) fn go_round(&mut self) {
+        let then = self.rounds();
+        eventually("every thread has gone on", || {
+            let now = self.rounds();
+            let on = now.iter().zip(&then).all(|(now, then)| now > then);
+            on.then_some(())
+        });
+    }
+
+    /// Ends the program by the end of its input, and checks that it was well.
+    pub(crate) fn end(mut self) {
+        self.talker.hang_up();
+        assert!(self.talker.guard().wait().success());
+    }
+}
+
+/// What a probe that was off is once it was switched so.
+pub(crate) fn after(action: Action) -> (u16, State) {
+    match action {
+        Action::Enable => (1, State::Enabled),
+        Action::Disable => (0, State::Disabled),
+    }
+}
+
+/// Whether somebody traces one of the process's threads.
+pub(crate) fn is_traced(pid: i32) -> bool {
+    process::threads(pid).into_iter().any(|tid| {
+        let tracer = process::status(tid, "TracerPid");
+        !matches!(tracer.as_str(), "" | "0")
+    })
+}

@@ -1,0 +1,235 @@
+//! Every call that an update makes fails in turn, with every error that it can give, alone or with
+//! every call after it: the process is as it is to be, or as it was, or what it is left with is told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use probes_lib::faults::{self, Record};
+use probes_lib::{Action, Effect, Error, Options, Report, State};
+use test_support::process::{Image, settle};
+use test_support::{fixture_forms, program_forms};
+
+use crate::case::Case;
+use crate::subject::{Subject, after, all};
+
+/// A tracee that is said to be gone is waited for in vain: so it is not to take long.
+const DEADLINE: Duration = Duration::from_millis(200);
+
+/// What fails, and whether putting back can work.
+const SCRIPTS: [(&str, bool); 6] = [
+    ("error", true),
+    ("error-within", true),
+    ("errors-write", false),
+    ("errors-within", false),
+    ("errors", false),
+    ("error-write", true),
+];
+
+/// How much of its memory does not change by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// All: it waits for a line.
+    Idle,
+    /// Code and counters: its threads do not rest.
+    Busy,
+}
+
+/// The fault is there, the update is made, and the process is looked at.
+struct Round<'s> {
+    subject: &'s mut Subject,
+    rest: Rest,
+    action: Action,
+    script: String,
+    can_put_back: bool,
+}
+
+impl Round<'_> {
+    fn image(&self) -> Image {
+        if self.rest == Rest::Idle {
+            settle(self.subject.pid());
+        }
+        Image::of(self.subject.pid())
+    }
+
+    /// Says what was met.
+    fn make(mut self, case: &mut Case) -> Record {
+        let before = self.image();
+        let options = Options {
+            deadline: DEADLINE,
+            ..Options::default()
+        };
+        faults::arm(&self.script);
+        let result = self.subject.try_apply(&all(self.action), options);
+        let record = faults::disarm();
+        self.subject.assert_released();
+        let what = format!(
+            "{} {:?} of {}: {record}: {}",
+            self.script,
+            self.action,
+            self.subject.file.display(),
+            match &result {
+                Ok(_) => "done".to_owned(),
+                Err(error) => error.to_string(),
+            }
+        );
+        let kind = self.judge(&before, result, &what);
+        if record.failed.is_some() {
+            case.count(format!("calls failed: {kind}"));
+        }
+        record
+    }
+
+    fn judge(&mut self, before: &Image, result: Result<Report, Error>, what: &str) -> &'static str {
+        let after = self.image();
+        let undo = match self.action {
+            Action::Enable => Action::Disable,
+            Action::Disable => Action::Enable,
+        };
+        match result.map_err(|error| error.effect()) {
+            Ok(_) => {
+                let expected = self.subject.switched(before, self.action);
+                self.assert_same(&after, &expected, what);
+                self.assert_hit(self.action, what);
+                self.subject.apply(&all(undo));
+                "done nevertheless"
+            }
+            Err(Effect::HalfChanged) => {
+                assert!(!self.can_put_back, "{what}");
+                // It says itself in what state it is: `states` compares that with the bytes.
+                let states = self.subject.states();
+                let is_half = states
+                    .values()
+                    .any(|(_, state)| *state == State::Inconsistent);
+                if is_half {
+                    let error = self
+                        .subject
+                        .try_apply(&all(self.action), Options::default());
+                    assert!(
+                        error.is_err(),
+                        "{what}: another update goes on as if it were well"
+                    );
+                }
+                self.subject.force(undo);
+                if is_half {
+                    "half changed"
+                } else {
+                    "may be half changed"
+                }
+            }
+            Err(effect) => {
+                self.assert_same(&after, before, what);
+                self.assert_hit(undo, what);
+                match effect {
+                    Effect::PutBack => "put back",
+                    Effect::NothingChanged => "nothing changed",
+                    _ => "said to have exited",
+                }
+            }
+        }
+    }
+
+    fn assert_same(&self, found: &Image, expected: &Image, what: &str) {
+        match self.rest {
+            Rest::Idle => found.assert_same(expected, what),
+            Rest::Busy => {
+                found.text().assert_same(&expected.text(), what);
+                let (found, expected) = (
+                    self.subject.truth_of(found),
+                    self.subject.truth_of(expected),
+                );
+                assert_eq!(found, expected, "{what}");
+            }
+        }
+    }
+
+    /// The process goes on, and runs its handlers or not.
+    fn assert_hit(&mut self, state: Action, what: &str) {
+        if self.rest == Rest::Idle {
+            let hits = self.subject.run();
+            assert_eq!(hits > 0, state == Action::Enable, "{what}: {hits} hits");
+        } else {
+            self.subject.talker.ask("counters", "sem");
+        }
+    }
+}
+
+/// Makes the first call fail, the second, and so on, until an update makes fewer.
+fn sweep(case: &mut Case, subject: &mut Subject, rest: Rest, action: Action) {
+    for (what, can_put_back) in SCRIPTS {
+        for nth in 1.. {
+            let mut calls = 0;
+            for error in 0.. {
+                let round = Round {
+                    subject,
+                    rest,
+                    action,
+                    script: format!("{what}:{nth}:#{error}"),
+                    can_put_back,
+                };
+                let record = round.make(case);
+                calls = match what {
+                    "error" | "errors" => record.calls.len(),
+                    _ => record.calls.iter().filter(|call| call.is_write()).count(),
+                };
+                if record.failed.is_none() {
+                    break;
+                }
+            }
+            // Those that wait for a tracee are as many as it takes.
+            if calls < nth {
+                break;
+            }
+        }
+    }
+}
+
+fn sweep_all(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, rest: Rest) {
+    let args: &[&str] = match rest {
+        Rest::Idle => &[],
+        Rest::Busy => &["3"],
+    };
+    for file in files {
+        let mut subject = Subject::start(&file, args);
+        sweep(case, &mut subject, rest, Action::Enable);
+        subject.apply(&all(Action::Enable));
+        sweep(case, &mut subject, rest, Action::Disable);
+        subject.assert_all(after(Action::Enable), "at the end");
+        if rest == Rest::Busy {
+            subject.go_round();
+        }
+        subject.end();
+    }
+}
+
+#[test]
+fn every_call_fails_in_turn_and_an_idle_process_is_restored_or_its_state_is_told() {
+    let mut case = Case::begin("failing calls, idle process", 15);
+    let mut files: Vec<PathBuf> = fixture_forms("multi_semaphore").into();
+    files.extend(program_forms("twolibs"));
+    if case.is_long() {
+        files.extend(
+            ["segments", "page_borders", "gen_ocaml_2"]
+                .map(fixture_forms)
+                .into_iter()
+                .flatten(),
+        );
+        files.extend(program_forms("many"));
+    }
+    let mut sweeps = 0;
+    while case.goes_on(sweeps, 1) {
+        sweep_all(&mut case, files.clone(), Rest::Idle);
+        sweeps += 1;
+    }
+    assert!(case.counted("calls failed: put back") > 0);
+    assert!(case.counted("calls failed: half changed") > 0);
+}
+
+#[test]
+fn every_call_fails_in_turn_and_busy_threads_go_on_with_a_state_that_is_told() {
+    let mut case = Case::begin("failing calls, busy process", 10);
+    let mut sweeps = 0;
+    while case.goes_on(sweeps, 1) {
+        sweep_all(&mut case, fixture_forms("threads_spin"), Rest::Busy);
+        sweeps += 1;
+    }
+}

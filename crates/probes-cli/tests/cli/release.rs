@@ -1,0 +1,23 @@
+//! What a build for use lacks.
+
+use test_support::output;
+
+use crate::support::command;
+
+/// The variable that makes system calls fail, with the feature `fault-injection` (probes-lib,
+/// sys/faults.rs).
+const VARIABLE: &str = "OCAML_PROBES_FAULT";
+
+#[test]
+fn a_build_knows_of_faults_only_if_it_was_made_for_the_chaos_suite() {
+    let program = std::fs::read(env!("CARGO_BIN_EXE_ocaml-probes")).unwrap();
+    let mut words = program.windows(VARIABLE.len());
+    let knows = words.any(|word| word == VARIABLE.as_bytes());
+    assert_eq!(knows, cfg!(feature = "fault-injection"));
+
+    // It looks at a process, this one, and lives or does not.
+    let pid = std::process::id().to_string();
+    let mut info = command(["info", "-pid", &pid]);
+    let code = output(info.env(VARIABLE, "kill:1")).status.code();
+    assert_eq!(code, if knows { None } else { Some(1) });
+}
