@@ -53,6 +53,11 @@ impl Error {
         self.effect
     }
 
+    /// The same error, saying what it leaves behind, whatever it has said.
+    pub(crate) fn with_effect(self, effect: Effect) -> Error {
+        Error { effect, ..self }
+    }
+
     /// The same error, saying what it leaves behind, unless it says so already or nothing is left.
     pub(crate) fn leaving(mut self, effect: Effect) -> Error {
         let gone = matches!(*self.kind, ErrorKind::Exited { .. });

@@ -77,7 +77,7 @@ impl Launch {
     /// actions do not fit them. It has not run then, and no child is left behind.
     pub fn spawn(self) -> Result<Launched> {
         self.try_spawn()
-            .map_err(|error| error.leaving(Effect::NotStarted))
+            .map_err(|error| error.with_effect(Effect::NotStarted))
     }
 
     fn try_spawn(self) -> Result<Launched> {

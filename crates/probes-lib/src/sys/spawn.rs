@@ -63,10 +63,14 @@ impl AtExec {
 impl Drop for AtExec {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
+            end(child);
         }
     }
+}
+
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 /// Starts `command` and stops it before its first instruction.
@@ -102,17 +106,18 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
             Err(panic) => std::panic::resume_unwind(panic),
         };
         match (spawned, traced) {
-            (Ok(child), Ok(pid)) => {
-                let process = Process::open(pid);
-                let at_exec = |process| AtExec {
+            (Ok(mut child), Ok(pid)) => match Process::open(pid) {
+                Ok(process) => Ok(AtExec {
                     child: Some(child),
                     process,
-                };
-                process.map(at_exec)
-            }
+                }),
+                Err(error) => {
+                    end(&mut child);
+                    Err(error)
+                }
+            },
             (Ok(mut child), Err(error)) => {
-                let _ = child.kill();
-                let _ = child.wait();
+                end(&mut child);
                 Err(match error {
                     Untraced::Ended => ErrorKind::DiedAtStart {
                         program: program.clone(),
