@@ -3,6 +3,8 @@
 
 use std::io;
 
+use nix::errno::Errno;
+
 use crate::addr::LiveAddr;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::memory::{CounterFault, WriteMemory};
@@ -182,6 +184,8 @@ fn read_back(
 fn write_error(pid: i32, what: &'static str, address: LiveAddr, source: io::Error) -> Error {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+        // The thread was killed through which it was written, while it stood.
+        _ if source.raw_os_error() == Some(Errno::ESRCH as i32) => ErrorKind::Exited { pid },
         _ => ErrorKind::WriteMemory {
             pid,
             what,
