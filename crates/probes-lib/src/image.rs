@@ -41,6 +41,7 @@ impl Image {
     /// Reads the executable of `process` and finds where it is loaded.
     pub(crate) fn of(process: &Process) -> Result<Image> {
         let denied = |source: io::Error| denial::or_lost(process, "look into", source);
+        let auxv = process.read_program("auxv").map_err(denied)?;
         let exe = process.look(|folder| {
             let exe = format!("{folder}/exe");
             let path = process.read_link(&exe)?;
@@ -53,7 +54,11 @@ impl Image {
         let elf = ElfFile::read(file, path)?;
         let table = ProbeTable::of(&elf)?;
         let maps = read_maps(process)?;
-        let auxv = process.read_program("auxv").map_err(denied)?;
+        // What was read in between is of one program only if this is so.
+        if process.read_program("auxv").map_err(denied)? != auxv {
+            let pid = process.pid();
+            return Err(ErrorKind::Executed { pid }.into());
+        }
         let bias = bias::of_executable(
             table.linking(),
             table.entry(),
