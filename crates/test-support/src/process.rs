@@ -46,10 +46,9 @@ impl fmt::Debug for Difference {
 impl Image {
     /// Reads the executable's memory in process `pid`, which should be waiting for something.
     pub fn of(pid: i32) -> Image {
-        let task = task(pid);
-        let inode = fs::metadata(task.join("exe"))
-            .expect("its executable can be looked at")
-            .ino();
+        let inode = look(pid, "the executable", |task| {
+            Some(fs::metadata(task.join("exe")).ok()?.ino())
+        });
         let mut regions = BTreeMap::new();
         let mut end_of_last = None;
         for (start, end, perms, mapped, path) in maps(pid) {
@@ -137,22 +136,31 @@ impl Image {
     }
 }
 
-/// `/proc/PID/task/TID` of a living thread: the files of a zombie leader are of no use.
-fn task(pid: i32) -> PathBuf {
+/// What `look` finds in the folder of a living thread, `/proc/PID/task/TID`: the files of a zombie
+/// leader are of no use. Looks again where no thread lives long.
+fn look<T>(pid: i32, what: &str, look: impl Fn(PathBuf) -> Option<T>) -> T {
+    eventually(&format!("{what} of process {pid} can be read"), || {
+        look(task(pid)?)
+    })
+}
+
+fn task(pid: i32) -> Option<PathBuf> {
     // The leader first, even if its number is not the lowest: others may not live long.
     std::iter::once(pid)
         .chain(threads(pid))
         .map(|tid| PathBuf::from(format!("/proc/{pid}/task/{tid}")))
         .find(|task| {
             let status = fs::read_to_string(task.join("status")).unwrap_or_default();
-            !status.is_empty() && !status.contains("State:\tZ")
+            !status.is_empty() && !status.contains("State:\tZ") && !status.contains("State:\tX")
         })
-        .unwrap_or_else(|| panic!("process {pid} has no living thread"))
 }
 
 /// Start, end, permissions, inode and path of each mapping.
 fn maps(pid: i32) -> Vec<(u64, u64, String, u64, String)> {
-    let maps = fs::read_to_string(task(pid).join("maps")).expect("its maps can be read");
+    let maps = look(pid, "the maps", |task| {
+        let maps = fs::read_to_string(task.join("maps")).ok()?;
+        (!maps.is_empty()).then_some(maps)
+    });
     let hex = |digits: &str| u64::from_str_radix(digits, 16).expect("an address");
     maps.lines()
         .map(|line| {
@@ -167,11 +175,13 @@ fn maps(pid: i32) -> Vec<(u64, u64, String, u64, String)> {
 }
 
 fn memory(pid: i32, write: bool) -> File {
-    File::options()
-        .read(true)
-        .write(write)
-        .open(task(pid).join("mem"))
-        .unwrap_or_else(|error| panic!("cannot open the memory of process {pid}: {error}"))
+    look(pid, "the memory", |task| {
+        let mut options = File::options();
+        let options = options.read(true).write(write);
+        let file = options.open(task.join("mem")).ok()?;
+        // That of a thread which has exited cannot be read at any address, this one neither.
+        (file.read_at(&mut [0], 0).ok() != Some(0)).then_some(file)
+    })
 }
 
 /// Reads the memory of a process.
@@ -193,7 +203,7 @@ pub fn poke(pid: i32, address: u64, bytes: &[u8]) {
 /// Waits until a living thread of the process waits in `read(0, …)`: then nothing in it changes.
 pub fn settle(pid: i32) {
     eventually(&format!("process {pid} waits for a line"), || {
-        let syscall = fs::read_to_string(task(pid).join("syscall")).ok()?;
+        let syscall = fs::read_to_string(task(pid)?.join("syscall")).ok()?;
         syscall.starts_with("0 0x0 ").then_some(())
     });
 }

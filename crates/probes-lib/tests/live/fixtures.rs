@@ -12,12 +12,13 @@ use crate::session::{Session, all, busy, named};
 
 /// Those that a test of their own is about: counters that contradict sites, code that cannot be
 /// written, code that never stands still.
-const OTHERWISE: [&str; 5] = [
+const OTHERWISE: [&str; 6] = [
     "interrupted",
     "shared_text",
     "threads_spin",
     "churn",
     "churn_1000",
+    "fork_storm",
 ];
 
 pub(crate) fn ordinary() -> impl Iterator<Item = Subject> {
