@@ -12,7 +12,27 @@
 mod case;
 #[path = "chaos/subject.rs"]
 mod subject;
+#[path = "chaos/tool.rs"]
+mod tool;
 
 // Every call that fails, in turn.
 #[path = "chaos/sweep.rs"]
 mod sweep;
+
+// Tools killed at each call, in each write, at any moment; signals without a pause.
+#[path = "chaos/kills.rs"]
+mod kills;
+#[path = "chaos/storm.rs"]
+mod storm;
+
+// Threads that come and go, processes that end, execute or fork meanwhile, other tools at work.
+#[path = "chaos/endings.rs"]
+mod endings;
+#[path = "chaos/newborn.rs"]
+mod newborn;
+#[path = "chaos/tracers.rs"]
+mod tracers;
+
+// Programs started with their probes set.
+#[path = "chaos/launches.rs"]
+mod launches;

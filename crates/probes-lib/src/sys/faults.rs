@@ -9,6 +9,7 @@
 //! kill:17             SIGKILL to ourselves before the 17th call
 //! kill-write:3        … before the 3rd write
 //! kill-within:3       … when half of the 3rd write is made
+//! stop:17             SIGSTOP to ourselves, and on at SIGCONT; also `stop-write`, `stop-within`
 //! error:17:EIO        the 17th call fails with EIO; `error-write`, `error-within` as above
 //! error:17:#0         … with the first of the errors that this call can give
 //! errors-write:3:EIO  the 3rd write and every one after it fails; also `errors`, `errors-within`
@@ -67,8 +68,10 @@ const ERRNOS: [(&str, Errno); 11] = [
 ];
 
 impl Call {
-    /// The errors that the kernel can give here. EINTR is in no list: each of these calls either does
-    /// not wait, or waits in a way that is interrupted only by a signal that kills us.
+    /// The errors that the kernel can give here while the process lives.
+    ///
+    /// EINTR is in no list: each of these calls either does not wait, or waits in a way that only a
+    /// signal interrupts which kills us.
     fn errors(self) -> &'static [Errno] {
         match self {
             Call::Pipe => &[Errno::EMFILE],
@@ -87,15 +90,9 @@ impl Call {
             Call::Interrupt | Call::Restart | Call::EventMessage => &[Errno::ESRCH],
             Call::SignalInfo => &[Errno::ESRCH, Errno::EINVAL],
             Call::Wait => &[Errno::ECHILD],
-            Call::PeekText | Call::PokeText => &[Errno::EIO, Errno::EFAULT, Errno::ESRCH],
+            Call::PeekText | Call::PokeText => &[Errno::EIO, Errno::EFAULT],
             Call::ReadMemory | Call::WriteMemory => &[Errno::EIO, Errno::EFAULT, Errno::ENOMEM],
-            Call::WriteVm => &[
-                Errno::EPERM,
-                Errno::ENOSYS,
-                Errno::EFAULT,
-                Errno::ESRCH,
-                Errno::ENOMEM,
-            ],
+            Call::WriteVm => &[Errno::EPERM, Errno::ENOSYS, Errno::EFAULT, Errno::ENOMEM],
         }
     }
 
@@ -119,6 +116,7 @@ struct Script {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Kill,
+    Stop,
     Error(Errno),
     /// One of those that the call can give.
     OneOf(usize),
@@ -143,6 +141,7 @@ impl Script {
         };
         let fault = match (what, words.next()) {
             ("kill", None) => Fault::Kill,
+            ("stop", None) => Fault::Stop,
             ("error" | "errors", Some(error)) => match error.strip_prefix('#') {
                 Some(index) => Fault::OneOf(index.parse().ok()?),
                 None => Fault::Error(ERRNOS.iter().find(|(name, _)| *name == error)?.1),
@@ -256,7 +255,7 @@ enum Verdict {
     Made,
     CutShort,
     Failed(Errno),
-    Killed,
+    Signalled(Signal),
 }
 
 impl Armed {
@@ -284,7 +283,8 @@ impl Armed {
     fn fail(&mut self, script: Script, call: Call) -> Verdict {
         self.cut = None;
         let errno = match script.fault {
-            Fault::Kill => return Verdict::Killed,
+            Fault::Kill => return Verdict::Signalled(Signal::SIGKILL),
+            Fault::Stop => return Verdict::Signalled(Signal::SIGSTOP),
             Fault::Error(errno) => errno,
             Fault::OneOf(index) => match call.errors().get(index) {
                 Some(&errno) => errno,
@@ -322,19 +322,21 @@ fn happen() {
     }
 }
 
-fn die() -> Errno {
-    let _ = raise(Signal::SIGKILL);
-    Errno::EINTR
+impl Verdict {
+    fn carry_out(self) -> Result<(), Errno> {
+        match self {
+            Verdict::Made | Verdict::CutShort => Ok(()),
+            Verdict::Failed(errno) => Err(errno),
+            // To this very thread, so that it does not go on meanwhile; it stops, or ends, all.
+            Verdict::Signalled(signal) => raise(signal),
+        }
+    }
 }
 
 /// Before any call but a write of several bytes.
 pub(crate) fn before(call: Call) -> Result<(), Errno> {
     happen();
-    match judge(call) {
-        Verdict::Made | Verdict::CutShort => Ok(()),
-        Verdict::Failed(errno) => Err(errno),
-        Verdict::Killed => Err(die()),
-    }
+    judge(call).carry_out()
 }
 
 /// Before a write of `len` parts: `Some` if only so many of them are to be made, by the caller,
@@ -342,40 +344,29 @@ pub(crate) fn before(call: Call) -> Result<(), Errno> {
 pub(crate) fn before_write(call: Call, len: usize) -> Result<Option<usize>, Errno> {
     happen();
     match judge(call) {
-        Verdict::Made => Ok(None),
         Verdict::CutShort => Ok(Some(len / 2)),
-        Verdict::Failed(errno) => Err(errno),
-        Verdict::Killed => Err(die()),
+        verdict => verdict.carry_out().map(|()| None),
     }
 }
 
 /// After a write of which only a part was made.
 pub(crate) fn cut_short(call: Call) -> Result<(), Errno> {
-    let verdict = lock().as_mut().map_or(Verdict::Made, |armed| {
-        let script = armed.script;
-        script.map_or(Verdict::Made, |script| armed.fail(script, call))
-    });
-    match verdict {
-        Verdict::Made | Verdict::CutShort => Ok(()),
-        Verdict::Failed(errno) => Err(errno),
-        Verdict::Killed => Err(die()),
-    }
+    let fail = |armed: &mut Armed| Some(armed.fail(armed.script?, call));
+    let verdict = lock().as_mut().and_then(fail);
+    verdict.unwrap_or(Verdict::Made).carry_out()
 }
 
 /// After a part of a write was made that the kernel reports as such: says the part, and the next
-/// call is the one that fails. Of a script that kills, this is the place.
+/// call is the one that fails, unless it is we who do.
 pub(crate) fn made_in_part<T>(call: Call, part: T) -> Result<T, Errno> {
-    let mut armed = lock();
-    let Some(armed) = armed.as_mut() else {
-        return Ok(part);
+    let ours = |armed: &mut Armed| {
+        let script = armed.script?;
+        let ours = matches!(script.fault, Fault::Kill | Fault::Stop);
+        armed.cut = (!ours).then_some(call);
+        ours.then(|| armed.fail(script, call))
     };
-    if armed
-        .script
-        .is_some_and(|script| script.fault == Fault::Kill)
-    {
-        return Err(die());
-    }
-    armed.cut = Some(call);
+    let verdict = lock().as_mut().and_then(ours);
+    verdict.unwrap_or(Verdict::Made).carry_out()?;
     Ok(part)
 }
 

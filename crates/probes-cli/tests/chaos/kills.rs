@@ -1,0 +1,231 @@
+//! The tool is killed: before each of its calls, before and within each of its writes, and at any
+//! moment. The process runs on, `info` tells the truth, and `attach -force` repairs.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use probes_lib::{Action, State};
+use test_support::process::settle;
+use test_support::{DEADLINE, Guard, fixture_forms, program_forms};
+
+use crate::case::Case;
+use crate::storm::Storm;
+use crate::subject::{Subject, after, all, is_traced};
+use crate::tool;
+
+/// Killed at any moment, in the short form.
+const LEAST: usize = 500;
+
+/// Longer than an update takes.
+const UPDATE: Duration = Duration::from_micros(400);
+
+fn opposite(action: Action) -> Action {
+    match action {
+        Action::Enable => Action::Disable,
+        Action::Disable => Action::Enable,
+    }
+}
+
+/// Runs a tool that switches every probe and meets `fault`; false if it was not killed.
+fn is_killed(case: &mut Case, subject: &mut Subject, action: Action, fault: &str) -> bool {
+    let what = format!("{fault} of {action:?} of {}", subject.file.display());
+    let mut tool = tool::start(tool::attach(subject.pid(), action, false), fault);
+    let status = tool.wait();
+    subject.assert_released();
+    settle(subject.pid());
+    let states = subject.states();
+    assert_eq!(tool::info(subject), states, "{what}");
+    let has = |expected| states.values().all(|&state| state == expected);
+    let half = states
+        .values()
+        .any(|&(_, state)| state == State::Inconsistent);
+    if status.success() {
+        assert!(has(after(action)), "{what}: {states:?}");
+    } else {
+        assert_eq!(
+            status.signal(),
+            Some(Signal::SIGKILL as i32),
+            "{what}: {status}"
+        );
+        case.count(match () {
+            () if half => "killed: half changed",
+            () if has(after(action)) => "killed: done",
+            () if has(after(opposite(action))) => "killed: nothing changed",
+            () => "killed: some probes changed, each whole",
+        });
+    }
+    if half {
+        // Nobody else goes on as if it were well.
+        let mut refused = tool::start(tool::attach(subject.pid(), action, false), "kill:1000000");
+        assert_eq!(refused.wait().code(), Some(1), "{what}");
+        assert_eq!(subject.states(), states, "{what}");
+    }
+    subject.run();
+    let mut repair = tool::start(tool::attach(subject.pid(), action, true), "kill:1000000");
+    assert!(repair.wait().success(), "{what}");
+    subject.assert_all(after(action), &what);
+    assert_eq!(subject.run() > 0, action == Action::Enable, "{what}");
+    subject.apply(&all(opposite(action)));
+    !status.success()
+}
+
+fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault: &str) {
+    for file in files {
+        let mut subject = Subject::start(&file, [] as [&str; 0]);
+        for action in [Action::Enable, Action::Disable] {
+            let mut killed = 0;
+            while is_killed(
+                case,
+                &mut subject,
+                action,
+                &format!("{fault}:{}", killed + 1),
+            ) {
+                killed += 1;
+            }
+            assert!(killed > 2, "{fault}: {killed} killed");
+            subject.apply(&all(action));
+        }
+        subject.end();
+    }
+}
+
+#[test]
+fn a_tool_killed_before_each_of_its_calls_leaves_a_process_that_is_well_or_can_be_repaired() {
+    let mut case = Case::begin("killed before each call", 10);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        kill_at_each(&mut case, fixture_forms("multi_semaphore"), "kill");
+        if case.is_long() {
+            kill_at_each(&mut case, program_forms("twolibs"), "kill");
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn a_tool_killed_before_or_within_each_of_its_writes_leaves_what_is_told_and_can_be_repaired() {
+    let mut case = Case::begin("killed before or within each write", 10);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for fault in ["kill-write", "kill-within"] {
+            kill_at_each(&mut case, fixture_forms("segments"), fault);
+            kill_at_each(&mut case, program_forms("many"), fault);
+            if case.is_long() {
+                kill_at_each(&mut case, fixture_forms("page_borders"), fault);
+                kill_at_each(&mut case, fixture_forms("multi_semaphore"), fault);
+            }
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("killed: half changed") > 0);
+}
+
+/// Turns without giving up the processor: the moments that count here are microseconds apart.
+fn turn_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < DEADLINE, "still waiting until {what}");
+        std::hint::spin_loop();
+    }
+}
+
+fn spawn(subject: &Subject, states: &crate::subject::States) -> Guard {
+    let is_half = states
+        .values()
+        .any(|&(_, state)| state == State::Inconsistent);
+    let is_on = states.values().all(|&(_, state)| state == State::Enabled);
+    let action = if is_on {
+        Action::Disable
+    } else {
+        Action::Enable
+    };
+    Guard::spawn(&mut tool::attach(subject.pid(), action, is_half))
+}
+
+/// Kills so many tools that change a process that does not rest: one somewhere in its run, the next
+/// somewhere in its update.
+fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
+    let pid = subject.pid();
+    let begun = Instant::now();
+    assert!(spawn(subject, &subject.states()).wait().success());
+    let run = begun.elapsed();
+    let (mut killed, mut tried) = (0, 0);
+    while killed < tools {
+        tried += 1;
+        assert!(tried < 20 * tools, "{killed} of {tried} tools were met");
+        let mut tool = spawn(subject, &subject.states());
+        let mut longest = run;
+        if tried % 2 == 1 {
+            turn_until("the tool traces the process, or ends", || {
+                is_traced(pid) || !tool.is_running()
+            });
+            longest = UPDATE;
+        }
+        let delay = Duration::from_nanos(case.random(longest.as_nanos() as u64));
+        let begun = Instant::now();
+        turn_until("it is time", || begun.elapsed() >= delay);
+        let is_met = is_traced(pid);
+        tool.child().kill().unwrap();
+        let status = tool.wait();
+        subject.assert_released();
+        // A thread of OCaml that does not rest lets others answer only now and then.
+        if tried % 10 == 0 {
+            subject.talker.ask("report", "report");
+        }
+        let states = subject.states();
+        if status.signal() != Some(Signal::SIGKILL as i32) {
+            case.count("ended before the kill");
+            continue;
+        }
+        killed += 1;
+        case.count("killed at random");
+        case.add("killed at random, in an update", u64::from(is_met));
+        let half = states
+            .values()
+            .any(|&(_, state)| state == State::Inconsistent);
+        case.add("killed at random, half changed", u64::from(half));
+        if half || killed % 25 == 0 {
+            assert_eq!(tool::info(subject), states);
+        }
+    }
+    for action in [Action::Enable, Action::Disable] {
+        assert!(tool::attach(pid, action, true).status().unwrap().success());
+        subject.assert_all(after(action), "forced");
+    }
+}
+
+#[test]
+fn a_tool_killed_at_any_moment_leaves_a_process_that_runs_on_with_its_signals_and_can_be_repaired()
+{
+    let mut case = Case::begin("killed at any moment", 15);
+    let stormy = || -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
+        files.extend(program_forms("threads"));
+        files
+    };
+    let churning = || {
+        fixture_forms("churn")
+            .into_iter()
+            .chain(fixture_forms("churn_1000"))
+    };
+    let each = LEAST.div_ceil(stormy().len() + churning().count());
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in stormy() {
+            let (mut storm, mut subject) = Storm::over(&file, "3");
+            kill_at_random(&mut case, &mut subject, each);
+            storm.end(&mut case);
+            subject.end();
+        }
+        for file in churning() {
+            let mut subject = Subject::start(&file, [] as [&Path; 0]);
+            kill_at_random(&mut case, &mut subject, each);
+            subject.go_round();
+            subject.end();
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("killed at random, in an update") > 0);
+}

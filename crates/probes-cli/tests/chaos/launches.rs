@@ -1,0 +1,133 @@
+//! Every call of a start with probes fails in turn, or is the last of the tool: either the program
+//! runs with its probes set, or it does not run, and no child is left.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use probes_lib::faults::{self, Call, Record};
+use probes_lib::{Action, Effect, Launch};
+use test_support::process::{children, processes};
+use test_support::{Guard, Scratch, eventually, program_forms};
+
+use crate::case::Case;
+use crate::subject::all;
+use crate::tool;
+
+/// What `terminating` prints with all its probes on.
+const HANDLED: &str = "handlers fooia=5 foobar=2 collatz=112";
+
+/// The process ids of those that run `file`.
+fn running(file: &Path) -> Vec<i32> {
+    let runs = |pid: &i32| {
+        let exe = fs::read_link(format!("/proc/{pid}/exe"));
+        exe.is_ok_and(|exe| exe == file)
+    };
+    processes().into_iter().filter(runs).collect()
+}
+
+/// What was printed to `output` is nothing, or what a program prints whose probes are set.
+fn has_run(output: &Path, what: &str) -> bool {
+    let text = fs::read_to_string(output).unwrap();
+    let is_handled = text.contains(HANDLED) && text.ends_with("handler finished\n");
+    assert!(text.is_empty() || is_handled, "{what}: {text}");
+    is_handled
+}
+
+fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Record {
+    let output = folder.file("output");
+    let mut command = Command::new(file);
+    command.stdin(Stdio::null());
+    command.stdout(File::create(&output).unwrap());
+    let before = children(std::process::id() as i32);
+    faults::arm(script);
+    let launched = Launch::new(command).actions(all(Action::Enable)).spawn();
+    let record = faults::disarm();
+    let what = format!("{script}: {record}: {launched:?}");
+    match launched {
+        Ok(launched) => {
+            let status = Guard::from(launched.into_child()).wait();
+            // Letting a thread go fails only if it was killed: so it is.
+            let is_let_go = record
+                .failed
+                .is_none_or(|failed| failed.call != Call::Restart);
+            assert_eq!(status.success(), is_let_go, "{what}: {status}");
+            assert_eq!(has_run(&output, &what), is_let_go, "{what}");
+            case.count("calls failed: started nevertheless");
+        }
+        Err(error) => {
+            assert_eq!(error.effect(), Effect::NotStarted, "{what}");
+            // Zombies are children too.
+            assert_eq!(children(std::process::id() as i32), before, "{what}");
+            assert_eq!(running(file), [0; 0], "{what}");
+            assert!(!has_run(&output, &what), "{what}");
+            case.count("calls failed: not started");
+        }
+    }
+    record
+}
+
+#[test]
+fn every_call_of_a_start_fails_in_turn_and_no_child_is_left_or_runs_without_its_probes() {
+    let mut case = Case::begin("failing calls of a start", 5);
+    let folder = Scratch::new();
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in program_forms("terminating") {
+            let copy = folder.copy(&file, &format!("program{rounds}"));
+            for what in ["error", "error-within", "errors-write", "errors"] {
+                for nth in 1.. {
+                    let mut calls = 0;
+                    for error in 0.. {
+                        let script = format!("{what}:{nth}:#{error}");
+                        let record = launch(&mut case, &folder, &copy, &script);
+                        calls = match what {
+                            "error" | "errors" => record.calls.len(),
+                            _ => record.calls.iter().filter(|call| call.is_write()).count(),
+                        };
+                        if record.failed.is_none() {
+                            break;
+                        }
+                    }
+                    if calls < nth {
+                        break;
+                    }
+                }
+            }
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn a_tool_killed_before_each_call_of_a_start_leaves_no_program_that_runs_without_its_probes() {
+    let mut case = Case::begin("killed before each call of a start", 5);
+    let folder = Scratch::new();
+    let output = folder.file("output");
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in program_forms("terminating") {
+            let copy = folder.copy(&file, &format!("program{rounds}"));
+            let path = copy.to_str().unwrap();
+            for fault in ["kill", "kill-within"] {
+                for nth in 1.. {
+                    let fault = format!("{fault}:{nth}");
+                    let mut trace = tool::command("trace -enable-all -prog");
+                    trace.arg(path).stdout(File::create(&output).unwrap());
+                    let status = tool::start(trace, &fault).wait();
+                    eventually("the program has ended, or was never started", || {
+                        running(&copy).is_empty().then_some(())
+                    });
+                    case.count(match has_run(&output, &fault) {
+                        true => "killed: the program has run",
+                        false => "killed: the program has not run",
+                    });
+                    if status.success() {
+                        break;
+                    }
+                }
+            }
+        }
+        rounds += 1;
+    }
+}

@@ -1,0 +1,84 @@
+//! Threads and processes that are born and end all the time, while their process is changed.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use probes_lib::Action;
+use test_support::process::children;
+use test_support::{eventually, fixture_forms};
+
+use crate::case::Case;
+use crate::subject::{Subject, after, all};
+
+/// Times that the probes are switched on and off again, in the short form.
+const CYCLES: usize = 500;
+
+/// Switches the probes of a process whose `rounds` are the threads, or processes, it has had.
+fn cycles(case: &mut Case, file: &PathBuf, args: &[&str], cycles: usize, what: &str) {
+    let mut subject = Subject::start(file, args);
+    let (begun, born) = (Instant::now(), subject.rounds().iter().sum::<u64>());
+    for cycle in 0..cycles {
+        for action in [Action::Enable, Action::Disable] {
+            let report = subject.apply(&all(action));
+            assert!(report.changed.iter().all(|one| one.sites > 0));
+            subject.assert_all(after(action), &format!("cycle {cycle}"));
+            if cycle % 50 == 0 {
+                subject.go_round();
+            }
+        }
+        case.count("cycles of attach, enable, attach, disable");
+    }
+    let born = subject.rounds().iter().sum::<u64>() - born;
+    case.add(what, born);
+    let rate = (born as f64 / begun.elapsed().as_secs_f64()) as u64;
+    println!("chaos: {}: {rate} {what} a second", file.display());
+    subject.assert_released();
+    subject.go_round();
+    // What its threads do meets the probes, or does not.
+    for action in [Action::Enable, Action::Disable] {
+        subject.apply(&all(action));
+        subject.go_round();
+        subject.go_round();
+        subject.run();
+        subject.go_round();
+        let hits = subject.run();
+        assert_eq!(hits > 0, action == Action::Enable, "{hits} hits");
+    }
+    subject.end();
+}
+
+#[test]
+fn threads_that_are_born_and_end_by_the_thousand_are_all_stopped_five_hundred_times() {
+    let mut case = Case::begin("switched while threads are born and end", 10);
+    let leaderless = || fixture_forms("churn").map(|file| (file, &["leader-exits"] as &[&str]));
+    let led = || {
+        let files = fixture_forms("churn")
+            .into_iter()
+            .chain(fixture_forms("churn_1000"));
+        files.map(|file| (file, &[] as &[&str]))
+    };
+    let each = CYCLES.div_ceil(leaderless().len() + led().count());
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for (file, args) in led().chain(leaderless()) {
+            cycles(&mut case, &file, args, each, "threads born");
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn a_process_that_forks_all_the_time_is_changed_and_its_children_end_well() {
+    let mut case = Case::begin("switched while processes are forked", 5);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("fork_storm") {
+            // A child that ends badly ends the program.
+            cycles(&mut case, &file, &[], 100, "children forked");
+        }
+        rounds += 1;
+    }
+    eventually("nothing is left of ours", || {
+        children(std::process::id() as i32).is_empty().then_some(())
+    });
+}

@@ -1,0 +1,186 @@
+//! Signals without a pause, to every thread of a process that is changed all the time: each arrives
+//! once, and in order.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use probes_lib::Action;
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
+
+use crate::case::Case;
+use crate::subject::{Subject, after, all};
+
+/// Sent at least, to each process.
+const SIGNALS: u64 = 10_000;
+
+/// Times that the probes are switched on and off again, in the short form.
+const CYCLES: usize = 1000;
+
+/// In every so manyth cycle the program is asked what its threads do: a thread of OCaml that does
+/// not rest lets others run only now and then.
+const LOOK: usize = 100;
+
+/// A storm of signals over one process.
+pub(crate) struct Storm {
+    sender: Talker,
+    what: String,
+    _folder: Scratch,
+}
+
+impl Storm {
+    /// Starts a program with so many threads, and the storm over it.
+    pub(crate) fn over(file: &Path, threads: &str) -> (Storm, Subject) {
+        let folder = Scratch::new();
+        let shared = folder.file("storm");
+        std::fs::write(&shared, [0; 4096]).unwrap();
+        let mut command = Command::new(file);
+        command.arg(threads).env("STORM_FILE", &shared);
+        command.env("LD_PRELOAD", fixture("storm.so"));
+        let subject = Subject::spawn(file, &mut command);
+        let mut sender = Command::new(fixture("storm.exe"));
+        sender.arg(subject.pid().to_string()).arg(&shared);
+        let mut sender = Talker::spawn(sender.arg(SIGNALS.to_string()));
+        sender.expect("ready");
+        let storm = Storm {
+            sender,
+            what: file.display().to_string(),
+            _folder: folder,
+        };
+        (storm, subject)
+    }
+
+    /// Lets it calm down: every signal has arrived, once, in order.
+    pub(crate) fn end(&mut self, case: &mut Case) {
+        self.sender.hang_up();
+        let line = self.sender.expect("received");
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let received = words[1].parse().unwrap();
+        assert!(received >= SIGNALS, "{}: {line}", self.what);
+        assert_eq!(
+            words[2..6],
+            ["lost", "0", "disordered", "0"],
+            "{}: {line}",
+            self.what
+        );
+        case.add("signals, each received once and in order", received);
+        assert!(self.sender.guard().wait().success());
+    }
+}
+
+/// A program whose threads do nothing but run sites.
+struct Workers {
+    subject: Subject,
+    hits: u64,
+    asked: u64,
+}
+
+impl Workers {
+    /// How many handlers it has run, and, asked afterwards, how many it can have run.
+    fn hits(&mut self) -> (u64, u64) {
+        if !self.subject.file.to_string_lossy().contains("threads_spin") {
+            return self.hits_of_ocaml();
+        }
+        self.hits += self.subject.run();
+        let rounds = self.subject.rounds();
+        self.asked += 1;
+        // Four sites, in rounds that may not be over; the thread that was asked runs them too.
+        let most = rounds.iter().map(|rounds| 4 * (rounds + 1)).sum::<u64>();
+        (self.hits, most + 4 * self.asked)
+    }
+
+    fn hits_of_ocaml(&mut self) -> (u64, u64) {
+        self.subject.talker.send("report");
+        let (mut hits, mut most) = (0, 0);
+        loop {
+            let line = self.subject.talker.line().expect("it goes on");
+            if line == "report end" {
+                return (hits, most);
+            }
+            for word in line.split_ascii_whitespace() {
+                match word.split_once('=') {
+                    // One handler in every round, another in every second.
+                    Some(("iterations", count)) => most += 2 * count.parse::<u64>().unwrap(),
+                    Some((_, count)) => hits += count.parse::<u64>().unwrap(),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Its threads run handlers.
+    fn assert_hit(&mut self) {
+        let then = self.hits().0;
+        // More than the thread that is asked runs of its own.
+        eventually("a handler runs", || {
+            let asked = 4 * self.asked;
+            (self.hits().0 > then + asked).then_some(())
+        });
+    }
+
+    /// Its threads run none, and go on.
+    fn assert_not_hit(&mut self) {
+        // What was under way may end first: every thread has been there since.
+        self.go_on();
+        let (then, _) = self.hits();
+        self.go_on();
+        assert_eq!(self.hits().0, then, "{}", self.subject.file.display());
+    }
+
+    fn go_on(&mut self) {
+        if self.subject.file.to_string_lossy().contains("threads_spin") {
+            return self.subject.go_round();
+        }
+        let (_, then) = self.hits();
+        eventually("its threads go on", || {
+            (self.hits().1 > then + 100).then_some(())
+        });
+    }
+}
+
+fn weather(case: &mut Case, file: &Path, cycles: usize) {
+    let (mut storm, subject) = Storm::over(file, "8");
+    let mut workers = Workers {
+        subject,
+        hits: 0,
+        asked: 0,
+    };
+    for cycle in 0..cycles {
+        let what = format!("cycle {cycle}");
+        for action in [Action::Enable, Action::Disable] {
+            let report = workers.subject.apply(&all(action));
+            assert_eq!(report.changed.len(), 2, "{what}");
+            workers.subject.assert_all(after(action), &what);
+            match action {
+                Action::Enable if cycle % LOOK == 0 => workers.assert_hit(),
+                Action::Disable if cycle % LOOK == 0 => workers.assert_not_hit(),
+                _ => {}
+            }
+        }
+        case.count("cycles of attach, enable, attach, disable");
+    }
+    let (hits, most) = workers.hits();
+    assert!(
+        hits > 0 && hits <= most,
+        "{}: {hits} of {most}",
+        file.display()
+    );
+    case.add("handlers run", hits);
+    storm.end(case);
+    workers.subject.assert_released();
+    workers.subject.end();
+}
+
+#[test]
+fn eight_threads_under_a_storm_of_signals_are_switched_a_thousand_times_and_lose_none() {
+    let mut case = Case::begin("switched under a storm of signals", 20);
+    let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
+    files.extend(program_forms("threads"));
+    let each = CYCLES.div_ceil(files.len());
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in &files {
+            weather(&mut case, file, each);
+        }
+        rounds += 1;
+    }
+}

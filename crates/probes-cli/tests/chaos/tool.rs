@@ -1,0 +1,53 @@
+//! The command line, with faults.
+
+use std::process::{Command, Stdio};
+
+use probes_lib::faults;
+use serde_json::Value;
+use test_support::Guard;
+
+use crate::subject::{States, Subject};
+use probes_lib::{Action, State};
+
+/// The program with the words of `line`, which are separated by single spaces; what it says is
+/// thrown away.
+pub(crate) fn command(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ocaml-probes"));
+    command.args(line.split(' ')).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// `attach` that switches every probe.
+pub(crate) fn attach(pid: i32, action: Action, force: bool) -> Command {
+    let action = match action {
+        Action::Enable => "-enable-all",
+        Action::Disable => "-disable-all",
+    };
+    let force = if force { " -force" } else { "" };
+    command(&format!("attach -pid {pid} {action}{force}"))
+}
+
+/// Starts a command with a fault.
+pub(crate) fn start(mut command: Command, fault: &str) -> Guard {
+    Guard::spawn(command.env(faults::VARIABLE, fault))
+}
+
+/// What `info` says.
+pub(crate) fn info(subject: &Subject) -> States {
+    let output = test_support::output(&mut command(&format!("info -json -pid {}", subject.pid())));
+    assert!(output.status.success(), "{output:?}");
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let probes = json["probes"].as_array().unwrap().iter();
+    let one = |probe: &Value| {
+        let state = match probe["state"].as_str().unwrap() {
+            "enabled" => State::Enabled,
+            "disabled" => State::Disabled,
+            "inconsistent" => State::Inconsistent,
+            other => panic!("{other}"),
+        };
+        let counter = probe["counter"].as_u64().unwrap() as u16;
+        (probe["name"].as_str().unwrap().to_owned(), (counter, state))
+    };
+    probes.map(one).collect()
+}

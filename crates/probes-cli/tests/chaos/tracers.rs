@@ -1,0 +1,179 @@
+//! Two and five tools at once on one process: each does all of its update, or says who is at it.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use probes_lib::{Action, Denial, ErrorKind, State, Target};
+use test_support::process::state;
+use test_support::{Guard, eventually, fixture_forms, program_forms};
+
+use crate::case::Case;
+use crate::subject::{Subject, after, all, is_traced};
+use crate::tool;
+
+/// Updates of each tool.
+const UPDATES: u16 = 20;
+
+/// What came of many tools.
+#[derive(Default)]
+struct Crowd {
+    pids: Vec<i32>,
+    /// Those that were said to be at it.
+    named: Vec<i32>,
+}
+
+/// How a tool ended that enables every probe: with the pid and the name of who was at it, if that
+/// kept it from doing so.
+fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
+    let mut error = String::new();
+    let mut stderr = tool.child().stderr.take().unwrap();
+    stderr.read_to_string(&mut error).unwrap();
+    if tool.wait().success() {
+        return Ok(());
+    }
+    let words = ["is being changed by pid ", "is already traced by pid "];
+    let said = words.iter().find_map(|words| error.split_once(words));
+    let (_, who) = said.unwrap_or_else(|| panic!("{error}"));
+    let (pid, name) = who.split_once(" (").unwrap();
+    let (name, _) = name.split_once(')').unwrap();
+    Err((pid.parse().unwrap(), name.to_owned()))
+}
+
+fn enabler(pid: i32) -> Guard {
+    Guard::spawn(tool::attach(pid, Action::Enable, false).stderr(Stdio::piped()))
+}
+
+/// One tool after the other, until so many have done their update.
+fn run_tools(pid: i32, crowd: &Mutex<Crowd>) {
+    let mut done = 0;
+    while done < UPDATES {
+        let mut tool = enabler(pid);
+        crowd.lock().unwrap().pids.push(tool.pid());
+        match enable(&mut tool) {
+            Ok(()) => done += 1,
+            Err((tracer, name)) => {
+                assert!(!name.is_empty());
+                crowd.lock().unwrap().named.push(tracer);
+            }
+        }
+    }
+}
+
+/// The same in this process.
+fn run_updates(pid: i32, crowd: &Mutex<Crowd>) {
+    let mut done = 0;
+    while done < UPDATES {
+        let target = Target::open(pid).unwrap();
+        let Err(error) = target.update(&all(Action::Enable)) else {
+            done += 1;
+            continue;
+        };
+        match error.kind() {
+            ErrorKind::Denied {
+                denial: Denial::Traced { tracer, .. } | Denial::BeingChanged { tracer, .. },
+                ..
+            } => crowd.lock().unwrap().named.push(*tracer),
+            _ => panic!("{error}"),
+        }
+    }
+}
+
+/// Lets so many tools and threads of ours at one process, and takes back what they did.
+fn meet(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usize) {
+    let subject = Subject::start(file, args);
+    let pid = subject.pid();
+    let crowd = Mutex::new(Crowd::default());
+    thread::scope(|scope| {
+        for _ in 0..tools {
+            scope.spawn(|| run_tools(pid, &crowd));
+        }
+        for _ in 0..threads {
+            scope.spawn(|| run_updates(pid, &crowd));
+        }
+    });
+    let crowd = crowd.into_inner().unwrap();
+    let is_known = |who: &i32| crowd.pids.contains(who) || *who == std::process::id() as i32;
+    assert!(crowd.named.iter().all(is_known), "{:?}", crowd.named);
+    let updates = UPDATES * (tools + threads) as u16;
+    subject.assert_all((updates, State::Enabled), "after all");
+    for _ in 0..updates {
+        subject.apply(&all(Action::Disable));
+    }
+    subject.assert_all((0, State::Disabled), "all taken back");
+    case.add("updates made by several at once", updates.into());
+    case.add("refused, saying who was at it", crowd.named.len() as u64);
+    subject.end();
+}
+
+#[test]
+fn two_and_five_tools_at_once_all_count_or_say_who_is_at_it() {
+    let mut case = Case::begin("two and five tools at once", 5);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for (tools, threads) in [(2, 0), (3, 2)] {
+            for file in fixture_forms("gen_ocaml_2_static") {
+                meet(&mut case, &file, &[], tools, threads);
+            }
+            for file in fixture_forms("threads_spin") {
+                meet(&mut case, &file, &["2"], tools, threads);
+            }
+            for file in program_forms("threads") {
+                meet(&mut case, &file, &["2"], tools, threads);
+            }
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn a_tool_that_stands_in_the_middle_of_its_update_is_named_and_does_the_rest_later() {
+    let mut case = Case::begin("one tool stands, others come", 5);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("multi_semaphore") {
+            let mut subject = Subject::start(&file, [] as [&str; 0]);
+            let mut stood = 0;
+            for nth in 1.. {
+                let fault = format!("stop-write:{nth}");
+                let attach = tool::attach(subject.pid(), Action::Enable, false);
+                let mut first = tool::start(attach, &fault);
+                let stands = eventually("the first tool stands, or has ended", || {
+                    let is_over = !first.is_running();
+                    let stands = !is_over && state(first.pid()) == Some('T');
+                    (is_over || stands).then_some(stands)
+                });
+                if !stands {
+                    subject.apply(&all(Action::Disable));
+                    break;
+                }
+                if !is_traced(subject.pid()) {
+                    // It stands before its update.
+                    kill(Pid::from_raw(first.pid()), Signal::SIGCONT).unwrap();
+                    assert!(first.wait().success(), "{fault}");
+                    subject.apply(&all(Action::Disable));
+                    continue;
+                }
+                stood += 1;
+                let mut others: Vec<Guard> = (0..3).map(|_| enabler(subject.pid())).collect();
+                for other in &mut others {
+                    let expected = (first.pid(), "ocaml-probes".to_owned());
+                    assert_eq!(enable(other), Err(expected), "{fault}");
+                    case.count("refused, saying who was at it");
+                }
+                kill(Pid::from_raw(first.pid()), Signal::SIGCONT).unwrap();
+                assert!(first.wait().success(), "{fault}");
+                subject.assert_all(after(Action::Enable), &fault);
+                assert!(subject.run() > 0);
+                subject.apply(&all(Action::Disable));
+            }
+            assert!(stood > 1, "it stood before {stood} writes");
+            subject.end();
+        }
+        rounds += 1;
+    }
+}
