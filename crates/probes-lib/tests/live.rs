@@ -39,6 +39,10 @@ mod launch;
 #[path = "live/stopping.rs"]
 mod stopping;
 
+// Calls that wait meanwhile, and what signals say of themselves.
+#[path = "live/waiting.rs"]
+mod waiting;
+
 // Threads that come and go all the time, and tools that are killed meanwhile.
 #[path = "live/churn.rs"]
 mod churn;
