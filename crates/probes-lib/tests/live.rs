@@ -43,6 +43,10 @@ mod stopping;
 #[path = "live/waiting.rs"]
 mod waiting;
 
+// Frozen, confined, privileged; with a thousand threads, with code that is moved or under a uprobe.
+#[path = "live/hazards.rs"]
+mod hazards;
+
 // Threads that come and go all the time, and tools that are killed meanwhile.
 #[path = "live/churn.rs"]
 mod churn;

@@ -140,6 +140,19 @@ fn no_call_of_ocaml_s_library_returns_but_recv_with_a_timeout() {
 }
 
 #[test]
+fn without_a_stop_no_call_is_interrupted() {
+    for file in fixture_forms("blocking_calls")
+        .into_iter()
+        .chain(program_forms("waiting"))
+    {
+        let mut session = Session::start(&file).unstopped();
+        let returns = update_while_all_wait(&mut session);
+        assert_interrupted(&returns, |_| false);
+        session.end();
+    }
+}
+
+#[test]
 fn signals_of_every_kind_keep_what_they_say_of_themselves() {
     for file in fixture_forms("siginfo") {
         let mut session = Session::start(&file);
