@@ -3,7 +3,7 @@
 set -eu
 cd "$1"
 
-for program in terminating service handlers init threads twolibs many; do
+for program in terminating service handlers init threads waiting twolibs many; do
   readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
   readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
 done
@@ -15,4 +15,5 @@ for suffix in .exe _nopie.exe; do
     printf 'run\nnonsense\n' | ./$program$suffix
   done
   printf 'report\nquit\n' | ./threads$suffix 2
-done | sed 's/pid=[0-9]*/pid=N/;s/iterations=[0-9]*/iterations=N/'
+  printf 'report\n' | ./waiting$suffix
+done | sed 's/ready pid=[0-9]*/ready pid=N/;s/iterations=[0-9]*/iterations=N/;s,_short=0/0/[0-9]*,_short=0/0/N,g'

@@ -23,6 +23,8 @@ mod put_back; // `attach -for` and `attach -live`
 mod release; // what a build for use lacks
 #[path = "cli/streams.rs"]
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
+#[path = "cli/system_calls.rs"]
+mod system_calls; // what it asks of the kernel, call by call
 #[path = "cli/trace.rs"]
 mod trace; // programs started with their probes set
 #[path = "cli/usage.rs"]

@@ -9,6 +9,7 @@ use crate::breakpoints;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::{self, Image};
 use crate::maps::Mapping;
+use crate::memory::ReadMemory;
 use crate::patch::{self, Outcome};
 use crate::plan::{Flip, Inputs, Step, UpdatePlan};
 use crate::process::Process;
@@ -109,24 +110,35 @@ impl Job<'_> {
     /// Each copy interrupts the processors that the process runs on. In a virtual machine that takes
     /// five times as long as the copy, which is cheap while the process stands: so there is a limit
     /// to how long this may go on, unless pages are known to be huge.
+    ///
+    /// The process runs, and may have unmapped its code since it was looked at: so it is looked at
+    /// once more, right before. (Between that look and this write lies a microsecond, in which an
+    /// operand byte could still reach what the process has mapped there instead.)
     pub(crate) fn break_copy_on_write(&self) {
         let begun = Instant::now();
+        let memory = self.subject.memory;
         let code = self.plan.steps.iter().filter_map(|step| match step {
             Step::Code(writes) => Some(writes),
             Step::Counters(_) => None,
         });
+        let mut found = Vec::new();
         for write in code.flatten() {
             if !self.gigatext && begun.elapsed() > COPYING {
                 break;
             }
             let operand = write.at.plus(1);
             let same_page = operand.0 / PAGE == write.at.0 / PAGE;
-            match self.plan.before.code_at(operand, 1) {
-                Some(&[byte]) if same_page => {
-                    // Only saves time; the write that matters reports its own error.
-                    let _ = self.subject.memory.touch(operand, byte);
-                }
-                _ => {}
+            let before = &self.plan.before;
+            let (Some(expected), Some(&[byte])) = (
+                before.code_at(write.at, write.len),
+                before.code_at(operand, 1),
+            ) else {
+                continue;
+            };
+            found.resize(write.len, 0);
+            if same_page && memory.read(write.at, &mut found).is_ok() && found == expected {
+                // Only saves time; the write that matters reports its own error.
+                let _ = memory.touch(operand, byte);
             }
         }
     }

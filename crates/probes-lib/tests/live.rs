@@ -39,6 +39,14 @@ mod launch;
 #[path = "live/stopping.rs"]
 mod stopping;
 
+// Calls that wait meanwhile, and what signals say of themselves.
+#[path = "live/waiting.rs"]
+mod waiting;
+
+// Frozen, confined, privileged; with a thousand threads, with code that is moved or under a uprobe.
+#[path = "live/hazards.rs"]
+mod hazards;
+
 // Threads that come and go all the time, and tools that are killed meanwhile.
 #[path = "live/churn.rs"]
 mod churn;

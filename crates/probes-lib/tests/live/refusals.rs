@@ -137,7 +137,7 @@ fn we_and_our_ancestors_are_not_stopped_from_here() {
 }
 
 /// The message of the `toggle` example for a process, run through `setpriv` as nobody.
-fn toggle_as_nobody(pid: i32) -> String {
+pub(crate) fn toggle_as_nobody(pid: i32) -> String {
     // The build folder may be one that others cannot look into.
     let scratch = Scratch::new();
     let toggle = scratch.copy(&crate::examples::example("toggle"), "toggle");

@@ -1,0 +1,284 @@
+//! What the program asks of the kernel, call by call, as strace sees it: kept as a golden file, so
+//! that one more stop of the target, or one more write to it, shows in review.
+//!
+//! Calls that only concern the program itself (memory, signals, its answer) are left out, and of
+//! calls that are repeated at once, as waits are, all but the first.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use test_support::{Scratch, Talker, eventually, fixture_forms};
+
+use crate::support::{Run, golden, run_command, states};
+
+/// Names that are left out. What is not known here is kept, and so is noticed.
+const OWN: [&str; 34] = [
+    "brk",
+    "clock_nanosleep",
+    "close",
+    "exit",
+    "exit_group",
+    "fcntl",
+    "futex",
+    "getpid",
+    "getrandom",
+    "gettid",
+    "geteuid",
+    "ioctl",
+    "lseek",
+    "madvise",
+    "mmap",
+    "mprotect",
+    "mremap",
+    "munmap",
+    "newfstatat",
+    "prctl",
+    // A signal for itself, if it took one while it waited.
+    "raise",
+    "rseq",
+    "rt_sigaction",
+    "rt_sigpending",
+    "rt_sigprocmask",
+    "rt_sigtimedwait",
+    "rt_sigreturn",
+    "sched_getaffinity",
+    "sched_setscheduler",
+    "sched_yield",
+    "set_robust_list",
+    "setpriority",
+    "sigaltstack",
+    "statx",
+];
+
+/// Where it starts the thread that traces.
+const TRACER: &str = "-- the tracer's thread --";
+
+/// Runs the program on process `pid` under strace until it succeeds: on a busy machine the process
+/// may not stop in time, and it is safe to try again. Says what it did and what each of its threads
+/// asked of the kernel, the first thread first.
+fn traced(line: &str, pid: i32) -> (Run, Vec<String>) {
+    eventually("the program succeeds", || {
+        let scratch = Scratch::new();
+        let prefix = scratch.file("calls");
+        let mut strace = Command::new("strace");
+        strace
+            .args(["-ff", "-y", "-qq", "-s", "4096", "-o"])
+            .arg(&prefix);
+        strace.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+        strace
+            .args(line.split(' '))
+            .args(["-pid", &pid.to_string()]);
+        let run = run_command(&mut strace);
+        if run.stderr.contains("safe to retry") {
+            return None;
+        }
+        let files = fs::read_dir(scratch.path()).unwrap();
+        let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+        let tid = |path: &PathBuf| {
+            let tid = path.extension().and_then(|tid| tid.to_str());
+            tid.unwrap().parse::<i32>().unwrap()
+        };
+        files.sort_by_key(tid);
+        let own = tid(&files[0]);
+        let read = |path: &PathBuf| {
+            // What is written to other processes need not be text.
+            let text = String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
+            text.replace(&format!("kill({own}, SIGCHLD)"), "raise(SIGCHLD)")
+        };
+        Some((run, files.iter().map(read).collect()))
+    })
+}
+
+/// One call as strace writes it: `name(arguments) = result`.
+#[derive(Clone, Copy)]
+struct Call<'t> {
+    name: &'t str,
+    arguments: &'t str,
+    result: &'t str,
+}
+
+impl<'t> Call<'t> {
+    fn parse(line: &'t str) -> Option<Call<'t>> {
+        // Signals are "--- SIGCHLD … ---".
+        let (name, rest) = line.split_once('(')?;
+        let (arguments, result) = rest.rsplit_once(" = ")?;
+        let arguments = arguments.trim_end().strip_suffix(')')?;
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        name.chars().all(is_name).then_some(Call {
+            name,
+            arguments,
+            result,
+        })
+    }
+
+    /// The path of the descriptor that `text` begins with: `3</proc/42/status>, …`.
+    fn path(text: &str) -> &str {
+        let path = text.split_once('<').map_or("", |(_, path)| path);
+        path.rfind('>')
+            .map_or(path, |_| path.split('>').next().unwrap_or(path))
+    }
+
+    /// How it is kept: its name, what it is done to, and how many bytes are written.
+    fn essence(&self) -> String {
+        let Call {
+            name,
+            arguments,
+            result,
+        } = *self;
+        let words: Vec<&str> = arguments.split(", ").collect();
+        let object = Call::path(words[0]);
+        match name {
+            "openat" => {
+                let flags = words[2].replace("|O_CLOEXEC", "");
+                format!("openat({}, {flags})", Call::path(result))
+            }
+            "read" | "pread64" | "getdents64" => format!("{name}({object})"),
+            "readlinkat" => format!("readlinkat({object}/{})", words[1].trim_matches('"')),
+            "write" | "pwrite64" => format!("{name}({object}, {result} bytes)"),
+            "flock" => format!("flock({object}, {})", words[1]),
+            "process_vm_writev" => format!("{name}({}, {result} bytes)", words[0]),
+            // Without the siginfo, which has commas of its own.
+            "waitid" => {
+                let flags = words[words.len() - 2];
+                format!("waitid({}, {}, {flags})", words[0], words[1])
+            }
+            "ptrace" => {
+                let more = match words[0] {
+                    "PTRACE_SEIZE" | "PTRACE_DETACH" => format!(", {}", words[3]),
+                    _ => String::new(),
+                };
+                format!("ptrace({}, {}{more})", words[0], words[1])
+            }
+            _ => format!("{name}({arguments})"),
+        }
+    }
+}
+
+/// The essence of a thread's calls, from the first that has to do with the target.
+fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
+    let target = format!("/proc/{pid}");
+    let mut kept: Vec<String> = Vec::new();
+    for line in trace.lines().skip_while(|line| !line.contains(&target)) {
+        let Some(call) = Call::parse(line) else {
+            continue;
+        };
+        let is_answer = call.name == "write" && call.arguments.starts_with(['1', '2']);
+        if OWN.contains(&call.name) || is_answer {
+            continue;
+        }
+        let line = match call.name {
+            "clone" | "clone3" => TRACER.to_owned(),
+            _ => essential(&call.essence(), program, pid),
+        };
+        // Its ancestors are looked at one after the other, and how many it has is not its choice.
+        let is_known = line.contains("/proc/OTHER") && kept.contains(&line);
+        if !is_known && kept.last() != Some(&line) {
+            kept.push(line);
+        }
+    }
+    kept
+}
+
+/// `text` with names for processes and for the target's file.
+fn essential(text: &str, program: &Path, pid: i32) -> String {
+    let text = text.replace(program.to_str().unwrap(), "FILE");
+    let mut essential = String::new();
+    let mut digits = String::new();
+    for character in text.chars().chain(['\n']) {
+        if character.is_ascii_digit() {
+            digits.push(character);
+            continue;
+        }
+        let is_process = essential.ends_with("/proc/") || essential.ends_with("/task/");
+        essential += match digits.as_str() {
+            "" => "",
+            number if number == pid.to_string() => "TARGET",
+            _ if is_process => "OTHER",
+            number => number,
+        };
+        digits.clear();
+        essential.push(character);
+    }
+    essential.pop();
+    essential
+}
+
+/// What all threads asked of the kernel, the tracer's calls where it was started. How often they
+/// look at the target until it stands is left out, as that is not their choice.
+fn all_calls(traces: &[String], program: &Path, pid: i32) -> String {
+    // The first thread is the watchdog of the one that traces, and looks only if that takes long.
+    let watches = |call: &str| {
+        let looks = ["waitid(", "getdents64(", "openat(/proc/TARGET/task, "];
+        looks.iter().any(|start| call.starts_with(start))
+    };
+    let waits = |call: &str| call.starts_with("waitid(") || call.contains("TARGET/stat");
+    let mut all = String::new();
+    for call in calls(&traces[0], program, pid) {
+        if watches(&call) {
+            continue;
+        }
+        let is_tracer = call == TRACER;
+        all += &(call + "\n");
+        if !is_tracer {
+            continue;
+        }
+        for trace in &traces[1..] {
+            let mut has_waited = false;
+            for call in calls(trace, program, pid) {
+                if has_waited && waits(&call) && !call.contains("TARGET/status") {
+                    continue;
+                }
+                has_waited |= waits(&call);
+                all += &format!("    {call}\n");
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn attach_stops_once_and_writes_what_has_to_be_written() {
+    for file in fixture_forms("gen_ocaml_dot1") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let (run, traces) = traced("attach -quiet -enable-all", pid);
+        assert_eq!(
+            run.answer(),
+            "first 0 -> 1, 2 sites\nsecond 0 -> 1, 1 site\n"
+        );
+        assert_eq!(traces.len(), 2, "one thread that traces");
+        golden("system-calls-attach.txt", &all_calls(&traces, &file, pid));
+        assert_eq!(states(pid), "first enabled\nsecond enabled\n");
+    }
+}
+
+#[test]
+fn info_traces_nothing_and_writes_nothing_but_its_answer() {
+    for file in fixture_forms("gen_ocaml_dot1") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let (run, traces) = traced("info -quiet", pid);
+        assert_eq!(run.answer(), "first disabled\nsecond disabled\n");
+        assert_eq!(traces.len(), 1, "no thread but its own");
+        for call in traces[0].lines().filter_map(Call::parse) {
+            let harmful = [
+                "ptrace",
+                "kill",
+                "pwrite",
+                "writev",
+                "process_vm_writev",
+                "tgkill",
+            ];
+            assert!(
+                !harmful.iter().any(|name| call.name.starts_with(name)),
+                "{}",
+                call.essence()
+            );
+            let is_answer = call.arguments.starts_with(['1', '2']);
+            assert!(call.name != "write" || is_answer, "{}", call.essence());
+            assert!(!call.essence().contains("O_RDWR"), "{}", call.essence());
+        }
+        golden("system-calls-info.txt", &all_calls(&traces, &file, pid));
+    }
+}

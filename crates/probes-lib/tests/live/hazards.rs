@@ -1,0 +1,506 @@
+//! Processes in conditions that break tools: frozen, stopped, confined by seccomp, with a thousand
+//! threads, privileged, with code that is sealed, in huge pages, moved away or under a uprobe.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::{Pid, geteuid};
+use probes_lib::{Action, Effect, ErrorKind, LiveAddr, Options, Selector, State, Target};
+use test_support::process::{self, peek, poke};
+use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
+
+use crate::alone::{again, role};
+use crate::refusals::toggle_as_nobody;
+use crate::session::{Session, all, busy, named, patient};
+
+fn all_threads_are(pid: i32, state: char) -> Option<()> {
+    let mut threads = process::threads(pid).into_iter();
+    let is_so = |tid| process::status(tid, "State").starts_with(state);
+    threads.all(is_so).then_some(())
+}
+
+#[test]
+fn the_parent_of_a_process_in_a_group_stop_is_told_of_its_stop_and_its_end_and_of_nothing_else() {
+    // The part of the tool: what another process traces is not seen by our waits.
+    if let Some(pid) = role() {
+        let target = Target::open(pid.parse().unwrap()).unwrap();
+        for action in [Action::Enable, Action::Disable]
+            .into_iter()
+            .cycle()
+            .take(40)
+        {
+            target.update_with(&all(action), patient()).unwrap();
+        }
+        return;
+    }
+    let this_test = || ();
+    let _busy = busy();
+    let news = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
+    let stops = [
+        Signal::SIGSTOP,
+        Signal::SIGTSTP,
+        Signal::SIGTTIN,
+        Signal::SIGTTOU,
+    ];
+    for file in fixture_forms("threads_spin") {
+        // Of an orphaned process group, which ours is in some containers, only SIGSTOP stops any.
+        let mut talker = Talker::spawn(Command::new(&file).arg("3").process_group(0));
+        talker.expect("ready");
+        let mut session = Session::of(talker);
+        let pid = Pid::from_raw(session.pid());
+        let told = || waitid(Id::Pid(pid), news).unwrap();
+        for signal in stops {
+            kill(pid, signal).unwrap();
+            eventually("its parent is told that it has stopped", || {
+                (told() == WaitStatus::Stopped(pid, signal)).then_some(())
+            });
+            let mut command = again(&this_test, &pid.to_string());
+            let mut tool = Guard::spawn(command.stdout(Stdio::null()));
+            let mut polls = 0;
+            while tool.is_running() {
+                assert_eq!(told(), WaitStatus::StillAlive, "{signal}");
+                polls += 1;
+            }
+            assert!(tool.wait().success() && polls > 0);
+            eventually("every thread stands again", || {
+                all_threads_are(pid.as_raw(), 'T')
+            });
+            assert_eq!(told(), WaitStatus::StillAlive, "{signal}");
+            kill(pid, Signal::SIGCONT).unwrap();
+            eventually("its parent is told that it goes on", || {
+                (told() == WaitStatus::Continued(pid)).then_some(())
+            });
+            session.talker.ask("report", "report");
+        }
+        session.assert_all((0, State::Disabled));
+        session.end();
+    }
+}
+
+#[test]
+fn a_process_that_may_only_read_and_write_is_changed_from_outside() {
+    for file in fixture_forms("seccomp") {
+        let mut session = Session::start(&file);
+        assert_eq!(process::status(session.pid(), "Seccomp"), "2");
+        for _ in 0..20 {
+            session.update(Action::Enable, Selector::All, |_| true);
+            assert_eq!(session.run()["ping"], 3);
+            session.update(Action::Disable, Selector::All, |_| true);
+            assert_eq!(session.run()["ping"], 0);
+        }
+        session.end();
+    }
+}
+
+#[test]
+fn a_process_of_a_thousand_threads_is_changed_and_each_of_them_meets_it() {
+    for file in fixture_forms("idle_threads") {
+        let mut session = Session::start(&file);
+        assert_eq!(process::threads(session.pid()).len(), 1001);
+        let hits = |session: &mut Session| {
+            session.run();
+            session.talker.ask("round", "round");
+            let hits = session.run();
+            // One of the rounds is the first thread's.
+            (hits["ping"], hits["pong"])
+        };
+        for _ in 0..5 {
+            session.update(Action::Enable, Selector::All, |_| true);
+            assert_eq!(hits(&mut session), (3003, 1001));
+            session.update(Action::Disable, Selector::All, |_| true);
+            assert_eq!(hits(&mut session), (0, 0));
+        }
+        let pid = session.pid();
+        assert_eq!(process::threads(pid).len(), 1001);
+        eventually("every thread is let go", || {
+            let is_traced = |tid| process::status(tid, "TracerPid") != "0";
+            (!process::threads(pid).into_iter().any(is_traced)).then_some(())
+        });
+        session.end();
+    }
+}
+
+/// What keeps a process from running.
+enum Hold {
+    Signal(i32),
+    /// A control group of version 2, that can be frozen.
+    Frozen(PathBuf),
+    /// One of the freezer of version 1.
+    FrozenFirst(PathBuf),
+}
+
+impl Hold {
+    /// In every way in which we may.
+    fn all(pid: i32) -> Vec<Hold> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        // "… / /sys/fs/cgroup rw,… - cgroup2 cgroup2 rw"
+        let find = |is_it: &dyn Fn(&str) -> bool| {
+            let mount = mounts
+                .lines()
+                .find(|line| line.split_once(" - ").is_some_and(|(_, it)| is_it(it)))?;
+            let folder = Path::new(mount.split(' ').nth(4)?);
+            let group = folder.join(format!("ocaml-probes-test-{pid}"));
+            fs::create_dir(&group).ok().map(|()| group)
+        };
+        let second = find(&|it| it.starts_with("cgroup2 ")).map(Hold::Frozen);
+        let first = find(&|it| it.starts_with("cgroup ") && it.contains("freezer"));
+        let mut holds = vec![Hold::Signal(pid)];
+        holds.extend(second);
+        holds.extend(first.map(Hold::FrozenFirst));
+        holds
+    }
+
+    fn hold(&self, pid: i32) {
+        match self {
+            Hold::Signal(pid) => kill(Pid::from_raw(*pid), Signal::SIGSTOP).unwrap(),
+            Hold::Frozen(group) => {
+                fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
+                fs::write(group.join("cgroup.freeze"), "1").unwrap();
+            }
+            Hold::FrozenFirst(group) => {
+                fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
+                fs::write(group.join("freezer.state"), "FROZEN").unwrap();
+            }
+        }
+        eventually("it stands", || self.holds(pid).then_some(()));
+    }
+
+    /// Whether all of the process stands.
+    fn holds(&self, pid: i32) -> bool {
+        let holds = |group: &Path, file: &str, what: &str| {
+            let text = fs::read_to_string(group.join(file)).unwrap();
+            text.lines().any(|line| line == what)
+        };
+        match self {
+            Hold::Signal(_) => all_threads_are(pid, 'T').is_some(),
+            Hold::Frozen(group) => holds(group, "cgroup.events", "frozen 1"),
+            Hold::FrozenFirst(group) => holds(group, "freezer.state", "FROZEN"),
+        }
+    }
+
+    fn let_go(&self) {
+        match self {
+            Hold::Signal(pid) => kill(Pid::from_raw(*pid), Signal::SIGCONT).unwrap(),
+            Hold::Frozen(group) => fs::write(group.join("cgroup.freeze"), "0").unwrap(),
+            Hold::FrozenFirst(group) => fs::write(group.join("freezer.state"), "THAWED").unwrap(),
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let (Hold::Frozen(group) | Hold::FrozenFirst(group)) = &*self else {
+            return;
+        };
+        self.let_go();
+        let procs = group.parent().unwrap().join("cgroup.procs");
+        for pid in fs::read_to_string(group.join("cgroup.procs"))
+            .unwrap()
+            .lines()
+        {
+            let _ = fs::write(&procs, pid);
+        }
+        let _ = fs::remove_dir(group);
+    }
+}
+
+/// Processor time that a process has used, in ticks.
+fn used(pid: i32) -> String {
+    process::stat(pid, 14) + " " + &process::stat(pid, 15)
+}
+
+/// Root is to have control groups at hand on most machines, and other users on none: those have the
+/// same asserted of a process that is stopped.
+#[test]
+fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
+    let _busy = busy();
+    let options = Options {
+        deadline: Duration::from_millis(100),
+        ..Options::default()
+    };
+    for file in fixture_forms("threads_spin") {
+        let mut session = Session::of(Talker::start_with(&file, ["3"]));
+        let pid = session.pid();
+        for hold in Hold::all(pid) {
+            hold.hold(pid);
+            let ticks = used(pid);
+            if matches!(hold, Hold::FrozenFirst(_)) {
+                // In uninterruptible sleep, where nobody can stop it.
+                let enable = all(Action::Enable);
+                let error = session.target.update_with(&enable, options).unwrap_err();
+                let is_busy = matches!(error.kind(), ErrorKind::Busy { state: 'D', .. });
+                assert!(is_busy, "{error}");
+                assert_eq!(error.effect(), Effect::NothingChanged);
+                session.assert_all((0, State::Disabled));
+            } else {
+                for _ in 0..20 {
+                    session.apply(&all(Action::Enable)).unwrap();
+                    session.assert_all((1, State::Enabled));
+                    session.apply(&all(Action::Disable)).unwrap();
+                }
+                session.apply(&all(Action::Enable)).unwrap();
+            }
+            eventually("it stands again", || hold.holds(pid).then_some(()));
+            assert_eq!(process::status(pid, "TracerPid"), "0");
+            assert_eq!(used(pid), ticks, "it has not run meanwhile");
+            hold.let_go();
+            let is_on = session.state("ping") == State::Enabled;
+            session.run();
+            eventually("its threads go on", || {
+                let hits = session.run()["ping"];
+                (used(pid) != ticks && (hits > 3 || !is_on)).then_some(())
+            });
+            if is_on {
+                session.apply(&all(Action::Disable)).unwrap();
+            }
+        }
+        session.end();
+    }
+}
+
+#[test]
+fn code_that_is_sealed_is_changed() {
+    for file in fixture_forms("sealed_text") {
+        let mut session = Session::start(&file);
+        session.update(Action::Enable, Selector::All, |_| true);
+        let hits = session.run();
+        assert_eq!((hits["guarded"], hits["free"]), (2, 1));
+        session.update(Action::Disable, Selector::All, |_| true);
+        assert_eq!(session.run()["guarded"], 0);
+        session.end();
+    }
+}
+
+#[test]
+fn code_that_was_moved_to_a_huge_page_is_changed_there_and_the_page_stays_huge() {
+    for file in fixture_forms("huge_text") {
+        let mut session = Session::start(&file);
+        let huge = session.talker.ask("huge", "huge");
+        for _ in 0..5 {
+            session.apply(&all(Action::Enable)).unwrap();
+            session.assert_all((1, State::Enabled));
+            let hits = session.run();
+            assert_eq!((hits["huge"], hits["free"]), (2, 1));
+            session.apply(&all(Action::Disable)).unwrap();
+            session.assert_all((0, State::Disabled));
+            assert_eq!(session.run()["huge"], 0);
+        }
+        assert_eq!(session.talker.ask("huge", "huge"), huge);
+        session.end();
+    }
+}
+
+#[test]
+fn code_that_comes_and_goes_is_changed_whole_or_not_at_all_and_no_site_is_made_of_what_comes_instead()
+ {
+    let _busy = busy();
+    for file in fixture_forms("remapped") {
+        let mut session = Session::start(&file);
+        session.talker.ask("travel", "travelling");
+        let (mut done, mut refused) = (0, 0);
+        let mut on = false;
+        while done < 100 || refused < 100 {
+            let action = [Action::Enable, Action::Disable][usize::from(on)];
+            match session.apply(&all(action)) {
+                Ok(report) => {
+                    assert_eq!(report.changed.len(), 2);
+                    on = !on;
+                    done += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.effect(), Effect::NothingChanged, "{error}");
+                    refused += 1;
+                }
+            }
+            assert!(done + refused < 5000, "{done} done, {refused} refused");
+        }
+        let settled = session.talker.ask("settle", "settled");
+        assert!(settled.ends_with(" spoilt 0"), "{settled}");
+        let state = [(0, State::Disabled), (1, State::Enabled)][usize::from(on)];
+        session.assert_all(state);
+        assert_eq!(session.run()["guarded"] > 0, on);
+        session.end();
+    }
+}
+
+#[test]
+fn a_setuid_program_is_changed_by_who_may_and_keeps_its_privilege() {
+    for file in fixture_forms("forker") {
+        let scratch = Scratch::new();
+        let copy = scratch.copy(&file, "setuid");
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).unwrap();
+        // Somebody else than its owner gains his privilege; to its owner it is a program like any.
+        let mut command = Command::new(&copy);
+        if geteuid().is_root() {
+            command = Command::new("setpriv");
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+            command.arg(&copy);
+        }
+        let mut talker = Talker::spawn(&mut command);
+        talker.expect("ready");
+        let mut session = Session::of(talker);
+        let pid = session.pid();
+        let owner = geteuid().as_raw();
+        let effective = |pid| {
+            let uids = process::status(pid, "Uid");
+            uids.split('\t').nth(1).unwrap().parse::<u32>().unwrap()
+        };
+        assert_eq!(effective(pid), owner);
+        for _ in 0..5 {
+            session.update(Action::Enable, Selector::All, |_| true);
+            assert_eq!(session.run()["ping"], 3);
+            session.update(Action::Disable, Selector::All, |_| true);
+        }
+        assert_eq!(effective(pid), owner);
+        if owner == 0 {
+            // The user who started it, and who has not got its privilege.
+            let image = session.image();
+            let message = toggle_as_nobody(pid);
+            assert!(
+                message.contains("NotDumpable") || message.contains("MorePrivileged"),
+                "{message}"
+            );
+            session.image().assert_same(&image, "after that user's try");
+        }
+        session.end();
+    }
+}
+
+/// A breakpoint at an address: a uprobe where we may have one, else as a debugger writes it.
+enum Breakpoint {
+    Uprobe { folder: PathBuf, event: String },
+    Poked { pid: i32, at: u64, byte: u8 },
+}
+
+impl Breakpoint {
+    /// At `at` in process `pid`, which is `offset` in the file `link` leads to.
+    fn set(pid: i32, at: LiveAddr, link: &Path, offset: u64) -> Breakpoint {
+        let folder = PathBuf::from("/sys/kernel/tracing");
+        let event = format!("ocaml_probes_{pid}/at_{offset:x}");
+        let add = format!("p:{event} {}:{offset:#x}\n", link.display());
+        let append = |text: &str| {
+            use std::io::Write;
+            let events = fs::OpenOptions::new()
+                .append(true)
+                .open(folder.join("uprobe_events"));
+            events.and_then(|mut events| events.write_all(text.as_bytes()))
+        };
+        if append(&add).is_ok() {
+            let enable = folder.join("events").join(&event).join("enable");
+            fs::write(enable, "1").unwrap();
+            return Breakpoint::Uprobe { folder, event };
+        }
+        let byte = peek(pid, at.0, 1)[0];
+        poke(pid, at.0, &[0xcc]);
+        // What the kernel puts back is what the file has.
+        let byte = if byte == 0xe8 { 0x3d } else { byte };
+        Breakpoint::Poked {
+            pid,
+            at: at.0,
+            byte,
+        }
+    }
+}
+
+impl Drop for Breakpoint {
+    fn drop(&mut self) {
+        match self {
+            Breakpoint::Uprobe { folder, event } => {
+                let enable = folder.join("events").join(&*event).join("enable");
+                fs::write(enable, "0").unwrap();
+                use std::io::Write;
+                let events = fs::OpenOptions::new()
+                    .append(true)
+                    .open(folder.join("uprobe_events"));
+                events
+                    .unwrap()
+                    .write_all(format!("-:{event}\n").as_bytes())
+                    .unwrap();
+            }
+            Breakpoint::Poked { pid, at, byte } => poke(*pid, *at, &[*byte]),
+        }
+    }
+}
+
+#[test]
+fn a_uprobe_on_a_site_keeps_that_probe_unchanged_and_what_it_puts_back_is_noticed() {
+    for file in fixture_forms("gen_ocaml_1") {
+        // A uprobe is on the file: on this copy, which nobody else runs. Its path may have no space.
+        let scratch = Scratch::new();
+        let copy = scratch.copy(&file, "program");
+        let link = std::env::temp_dir().join(format!("ocaml-probes-{}", std::process::id()));
+        std::os::unix::fs::symlink(&copy, &link).unwrap();
+        let session = Session::start(&copy);
+        let pid = session.pid();
+        let (site, in_file) = {
+            let states = session.target.states().unwrap();
+            let site = states
+                .probe("late")
+                .unwrap()
+                .sites()
+                .next()
+                .unwrap()
+                .address;
+            (site, site.0 - session.target.load_bias().0)
+        };
+        let offset = file_offset(&copy, in_file);
+        session.image();
+
+        // On the nop, where tracers put it that know nothing of us but the note.
+        let refused = |bytes: &str| {
+            let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
+            let message = error.to_string();
+            let start = format!("site late at {site}: found {bytes}");
+            assert!(message.starts_with(&start), "{message}");
+            assert!(message.contains("a breakpoint or uprobe"), "{message}");
+            assert_eq!(error.effect(), Effect::NothingChanged);
+        };
+        let breakpoint = Breakpoint::set(pid, site, &link, offset);
+        assert_eq!(peek(pid, site.0, 1), [0xcc]);
+        refused("cc, expected 90");
+        session.update(Action::Enable, Selector::name("early"), |name| {
+            name == "early"
+        });
+        drop(breakpoint);
+        assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
+        session.update(Action::Enable, Selector::name("late"), |name| {
+            name == "late"
+        });
+
+        // On the opcode of a site that is on.
+        let opcode = LiveAddr(site.0 + 1);
+        let breakpoint = Breakpoint::set(pid, opcode, &link, offset + 1);
+        assert_eq!(peek(pid, opcode.0, 1), [0xcc]);
+        refused("cc, expected 3d or e8");
+        drop(breakpoint);
+        // What was there is what the file has: off, though the counter says on.
+        assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
+        assert_eq!(session.state("late"), State::Inconsistent);
+        session.apply(&all(Action::Enable).force(true)).unwrap();
+        session.assert_all((1, State::Enabled));
+        fs::remove_file(link).unwrap();
+        session.end();
+    }
+}
+
+/// Where an address of a program is in its file, as readelf says.
+fn file_offset(file: &Path, address: u64) -> u64 {
+    let headers = output(Command::new("readelf").args(["-lW", "--"]).arg(file));
+    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
+    let headers = String::from_utf8(headers.stdout).unwrap();
+    let mut loads = headers
+        .lines()
+        .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>())
+        .filter(|words| words.first() == Some(&"LOAD"))
+        // Offset, virtual and physical address, size in the file.
+        .map(|words| (hex(words[1]), hex(words[2]), hex(words[4])));
+    let load = loads.find(|(_, start, size)| (*start..start + size).contains(&address));
+    let (offset, start, _) = load.unwrap();
+    address - start + offset
+}

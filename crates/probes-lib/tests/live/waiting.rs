@@ -1,0 +1,180 @@
+//! Calls that wait while their process is stopped and let go, hundreds of times: which of them come
+//! back with `EINTR`, and that all others wait on as if nothing had been.
+//!
+//! docs/reliability.md has this as a table for users; `INTERRUPTED` is what it says.
+
+use std::collections::BTreeMap;
+
+use probes_lib::Action;
+use test_support::{Talker, eventually, fixture_forms, process, program_forms};
+
+use crate::session::{Session, all};
+
+const UPDATES: usize = 200;
+
+/// The threads of `blocking_calls` whose call fails with `EINTR` when it is stopped, which the
+/// kernel does by itself and nobody who stops threads can keep it from. signal(7) has them under
+/// "Interruption of system calls and library functions by stop signals".
+const INTERRUPTED: [&str; 14] = [
+    "accept_limited",
+    "connect_limited",
+    "epoll_pwait",
+    "epoll_wait",
+    "epoll_wait_for_ever",
+    "epoll_wait_short",
+    "io_getevents",
+    "io_uring_enter",
+    "recv_limited",
+    "semop",
+    "semtimedop",
+    "send_limited",
+    "sigtimedwait",
+    "sigwaitinfo",
+];
+
+/// How often a call of one thread has returned, and why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Returns {
+    interrupted: usize,
+    /// Before its time, or though nothing had happened.
+    early: usize,
+    /// Its time was over.
+    over: usize,
+}
+
+/// What each thread's call has done; `None` for those that this kernel does not allow.
+fn report(session: &mut Session) -> BTreeMap<String, Option<Returns>> {
+    let line = session.talker.ask("report", "report");
+    let words = line.split_ascii_whitespace().skip(1);
+    let one = |word: &str| {
+        let (name, returns) = word.split_once('=').unwrap();
+        let counts: Vec<usize> = returns.split('/').filter_map(|n| n.parse().ok()).collect();
+        let returns = match counts[..] {
+            [interrupted, early, over] => Some(Returns {
+                interrupted,
+                early,
+                over,
+            }),
+            _ => {
+                assert_eq!(returns, "unavailable");
+                None
+            }
+        };
+        (name.to_owned(), returns)
+    };
+    words.map(one).collect()
+}
+
+/// Waits until each thread has been seen waiting: what is not in its call cannot be met in it.
+fn let_all_wait(pid: i32) {
+    let mut threads = process::threads(pid);
+    eventually("every thread waits", || {
+        threads.retain(|&tid| !process::status(tid, "State").starts_with('S'));
+        threads.is_empty().then_some(())
+    });
+}
+
+/// Updates a program again and again, each time when all of its threads wait, and says what that
+/// made them do.
+fn update_while_all_wait(session: &mut Session) -> BTreeMap<String, Option<Returns>> {
+    let pid = session.pid();
+    for update in 0..UPDATES {
+        let_all_wait(pid);
+        let action = [Action::Enable, Action::Disable][update % 2];
+        session.apply(&all(action)).unwrap();
+    }
+    let_all_wait(pid);
+    report(session)
+}
+
+/// Exactly these were interrupted, and nobody returned for another reason than that its time was
+/// over.
+#[track_caller]
+fn assert_interrupted(
+    returns: &BTreeMap<String, Option<Returns>>,
+    is_expected: impl Fn(&str) -> bool,
+) {
+    for (name, returns) in returns {
+        let Some(returns) = returns else { continue };
+        assert_eq!(
+            returns.interrupted > 0,
+            is_expected(name),
+            "{name}: {returns:?}"
+        );
+        assert_eq!(returns.early, 0, "{name}: {returns:?}");
+        // One that is interrupted again and again may never get to its end.
+        let may_end = name.ends_with("_short");
+        let has_to_end = may_end && returns.interrupted == 0;
+        let is_right = if returns.over > 0 {
+            may_end
+        } else {
+            !has_to_end
+        };
+        assert!(is_right, "{name}: {returns:?}");
+    }
+}
+
+#[test]
+fn the_calls_that_are_interrupted_are_those_of_the_documentation_and_all_others_wait_on() {
+    for file in fixture_forms("blocking_calls") {
+        let mut session = Session::start(&file);
+        let returns = update_while_all_wait(&mut session);
+        assert_eq!(returns.len(), 66);
+        assert_interrupted(&returns, |name| INTERRUPTED.contains(&name));
+        for name in INTERRUPTED {
+            assert!(returns.contains_key(name), "{name}");
+        }
+        session.end();
+    }
+}
+
+#[test]
+fn no_call_of_ocaml_s_library_returns_but_recv_with_a_timeout() {
+    for file in program_forms("waiting") {
+        let mut session = Session::of(Talker::start(&file));
+        let returns = update_while_all_wait(&mut session);
+        assert_eq!(returns.len(), 17);
+        assert_interrupted(&returns, |name| name == "recv_limited");
+        session.end();
+    }
+}
+
+#[test]
+fn without_a_stop_no_call_is_interrupted() {
+    for file in fixture_forms("blocking_calls")
+        .into_iter()
+        .chain(program_forms("waiting"))
+    {
+        let mut session = Session::start(&file).unstopped();
+        let returns = update_while_all_wait(&mut session);
+        assert_interrupted(&returns, |_| false);
+        session.end();
+    }
+}
+
+#[test]
+fn signals_of_every_kind_keep_what_they_say_of_themselves() {
+    for file in fixture_forms("siginfo") {
+        let mut session = Session::start(&file);
+        let counts = |session: &mut Session| -> BTreeMap<String, u64> {
+            let line = session.talker.ask("report", "report");
+            let words = line.split_ascii_whitespace();
+            let counts = words.filter_map(|word| word.split_once('='));
+            counts
+                .map(|(name, count)| (name.to_owned(), count.parse().unwrap()))
+                .collect()
+        };
+        let before = counts(&mut session);
+        for update in 0..UPDATES {
+            let action = [Action::Enable, Action::Disable][update % 2];
+            session.apply(&all(action)).unwrap();
+        }
+        let mut after = counts(&mut session);
+        assert_eq!(after.remove("wrong"), Some(0), "{after:?}");
+        assert_eq!(after.len(), 8);
+        for (kind, count) in &after {
+            assert!(*count > before[kind], "{kind}: {before:?}, {after:?}");
+        }
+        session.end();
+    }
+}
