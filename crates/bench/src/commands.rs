@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::cost::{self, Cost};
-use crate::document::{Table, mib, ms};
+use crate::document::{Table, median_p99, mib, ms};
 use crate::failure::{Failure, Result};
 use crate::prepare::Program;
 use crate::spin::Spin;
@@ -102,10 +102,7 @@ pub(crate) fn table(all: &[Command]) -> String {
     for one in all {
         let (program, gap) = match one.program {
             "" => (String::new(), String::new()),
-            name => (
-                format!("`{name}`"),
-                format!("{} / {}", ms(one.gap.median()), ms(one.gap.p99())),
-            ),
+            name => (format!("`{name}`"), median_p99(&one.gap)),
         };
         table.row([
             program,

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::commands::{Command, ENABLE_ALL, INFO};
 use crate::failure::{Failure, Result};
 use crate::prepare::LARGE;
+use crate::stats::Samples;
 use crate::stillness::Stillness;
 
 const END: &str = "<!-- end -->";
@@ -76,6 +77,11 @@ impl Table {
 /// Nanoseconds in ms.
 pub(crate) fn ms(ns: u64) -> String {
     format!("{:.2} ms", ns as f64 / 1e6)
+}
+
+/// Of samples in nanoseconds.
+pub(crate) fn median_p99(samples: &Samples) -> String {
+    format!("{} / {}", ms(samples.median()), ms(samples.p99()))
 }
 
 /// Nanoseconds in µs.

@@ -4,8 +4,11 @@
 //!
 //! ```text
 //! cargo run --release -p bench            builds everything, measures everything
-//! cargo run --release -p bench -- --tool FILE [--rounds N]
-//!                                         another build of the tool; to standard output only
+//! cargo run --release -p bench -- [--tool FILE] [--rounds N] [--only TABLE]
+//!                                         another build of the tool, fewer rounds, one table; to
+//!                                         standard output only
+//! cargo run --release -p bench -- --prototypes FOLDER
+//!                                         where to look for `bench_final.c` (see `prototype`)
 //! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); used by itself
 //! ```
 
@@ -16,24 +19,44 @@ mod commands;
 mod cost;
 mod document;
 mod failure;
+mod gdb;
 mod machine;
 mod parsing;
 mod prepare;
+mod prototype;
 mod spin;
 mod stats;
 mod stillness;
 mod syscalls;
+mod threads;
 
 use failure::{Failure, Result};
 
 /// How many rounds, fresh programs and runs of a command there are, unless told otherwise.
 const ROUNDS: usize = 30;
 
+/// Where the prototypes are, seen from the workspace, unless told otherwise.
+const PROTOTYPES: &str = "../shared/experiments";
+
 /// What was typed.
 struct Request {
     /// A build of the tool that is not the workspace's own.
     tool: Option<PathBuf>,
     rounds: usize,
+    /// The only table that is wanted.
+    only: Option<String>,
+    prototypes: Option<PathBuf>,
+}
+
+impl Request {
+    fn wants(&self, table: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| only == table)
+    }
+
+    /// Whether the figures are those of `docs/benchmarks.md`.
+    fn is_usual(&self) -> bool {
+        self.tool.is_none() && self.rounds == ROUNDS && self.only.is_none()
+    }
 }
 
 fn main() -> ExitCode {
@@ -53,18 +76,28 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> {
-    let usage = || Failure::new("usage: bench [--tool FILE] [--rounds N]");
+    let usage = || {
+        let text = "usage: bench [--tool FILE] [--rounds N] [--only TABLE] [--prototypes FOLDER]";
+        Failure::new(text)
+    };
     let mut request = Request {
         tool: None,
         rounds: ROUNDS,
+        only: None,
+        prototypes: None,
     };
     while let Some(flag) = args.next() {
         let value = args.next().ok_or_else(usage)?;
         match flag.to_str() {
             Some("--tool") => request.tool = Some(value.into()),
+            Some("--prototypes") => request.prototypes = Some(value.into()),
             Some("--rounds") => {
                 let number = value.to_str().and_then(|text| text.parse().ok());
                 request.rounds = number.filter(|&n| n > 0).ok_or_else(usage)?;
+            }
+            Some("--only") => {
+                let table = value.to_str().filter(|table| TABLES.contains(table));
+                request.only = Some(table.ok_or_else(usage)?.to_owned());
             }
             _ => return Err(usage()),
         }
@@ -72,23 +105,67 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
     Ok(request)
 }
 
+/// The tables, by the names of their places in `docs/benchmarks.md`.
+const TABLES: [&str; 9] = [
+    "machine",
+    "goals",
+    "stillness",
+    "threads",
+    "prototype",
+    "gdb",
+    "commands",
+    "syscalls",
+    "parsing",
+];
+
 fn measure(request: Request) -> Result<()> {
     let ready = prepare::build(request.tool.is_none())?;
     let machine = machine::describe()?;
-    let own = request.tool.is_none() && request.rounds == ROUNDS;
-    let tool = request.tool.unwrap_or(ready.tool);
+    let is_usual = request.is_usual();
+    let wants = |table| request.wants(table);
+    let tool = request.tool.as_ref().unwrap_or(&ready.tool);
+    let programs = &ready.programs;
 
     let mut document = document::Tables::default();
     document.add("machine", machine);
-    let stillness = stillness::measure(&ready.programs, request.rounds)?;
-    document.add("stillness", stillness::table(&stillness));
-    let commands = commands::measure(&ready.programs, &tool, request.rounds)?;
-    document.add("commands", commands::table(&commands));
-    document.add("syscalls", syscalls::table(&ready.programs, &tool)?);
-    document.add("goals", document::goals(&stillness, &commands)?);
-    if own {
+    let stillness = if wants("stillness") || wants("goals") {
+        stillness::measure(programs, request.rounds)?
+    } else {
+        Vec::new()
+    };
+    if wants("stillness") {
+        document.add("stillness", stillness::table(&stillness));
+    }
+    if wants("threads") {
+        document.add("threads", threads::table(programs, request.rounds)?);
+    }
+    if wants("prototype") {
+        let folder = request.prototypes.clone();
+        let folder = folder.unwrap_or_else(|| ready.root.join(PROTOTYPES));
+        document.add("prototype", prototype::table(programs, &folder)?);
+    }
+    if wants("gdb") {
+        document.add("gdb", gdb::table(programs)?);
+    }
+    let commands = if wants("commands") || wants("goals") {
+        commands::measure(programs, tool, request.rounds)?
+    } else {
+        Vec::new()
+    };
+    if wants("commands") {
+        document.add("commands", commands::table(&commands));
+    }
+    if wants("syscalls") {
+        document.add("syscalls", syscalls::table(programs, tool)?);
+    }
+    if wants("goals") {
+        document.add("goals", document::goals(&stillness, &commands)?);
+    }
+    if wants("parsing") {
         parsing::run(&ready.root, &ready.targets)?;
         document.add("parsing", parsing::table()?);
+    }
+    if is_usual {
         document.write(&ready.root.join("docs/benchmarks.md"))
     } else {
         document.print();

@@ -38,6 +38,14 @@ const PROGRAMS: [(&str, u64); 7] = [
 /// `spin_10000.pie`, padded to 1 GiB.
 pub(crate) const LARGE: &str = "large/spin_10000_1g.pie";
 
+/// The one with so many sites that is position-independent, as most programs are.
+pub(crate) fn with_sites(programs: &[Program], sites: u64) -> Result<&Program> {
+    let mut programs = programs.iter();
+    programs
+        .find(|program| program.sites == sites)
+        .ok_or_else(|| Failure::new(format!("no program has {sites} sites")))
+}
+
 /// Builds the targets and, if `with_tool`, `ocaml-probes`.
 pub(crate) fn build(with_tool: bool) -> Result<Ready> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use probes_lib::{Action, Actions, Report, Selector, Target};
+use probes_lib::{Action, Actions, Options, Report, Selector, Target};
 
-use crate::document::{Table, ms};
+use crate::document::{Table, median_p99};
 use crate::failure::{Failure, Result};
 use crate::prepare::Program;
 use crate::spin::Spin;
@@ -32,7 +32,7 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    fn take(&mut self, (report, gap): (Report, Duration)) {
+    pub(crate) fn take(&mut self, (report, gap): (Report, Duration)) {
         self.gap.push_time(gap);
         self.reported.push_time(report.stopped);
     }
@@ -51,20 +51,21 @@ fn of(program: &Program, rounds: usize) -> Result<Stillness> {
         enable: Switch::default(),
         disable: Switch::default(),
     };
+    let options = Options::default();
     for _ in 0..rounds {
         let mut spin = Spin::start(&program.path)?;
         let target = Target::open(spin.pid())?;
-        let switched = switch(&mut spin, &target, Action::Enable, program.sites)?;
+        let switched = switch(&mut spin, &target, Action::Enable, program.sites, options)?;
         stillness.first.take(switched);
     }
     let mut spin = Spin::start(&program.path)?;
     let target = Target::open(spin.pid())?;
     for _ in 0..rounds {
         let begun = Instant::now();
-        let enabled = switch(&mut spin, &target, Action::Enable, program.sites)?;
+        let enabled = switch(&mut spin, &target, Action::Enable, program.sites, options)?;
         let round = begun.elapsed();
         stillness.enable.take(enabled);
-        let disabled = switch(&mut spin, &target, Action::Disable, program.sites)?;
+        let disabled = switch(&mut spin, &target, Action::Disable, program.sites, options)?;
         stillness.disable.take(disabled);
         let ((), gap) = spin.watch(|| {
             std::thread::sleep(round);
@@ -76,14 +77,15 @@ fn of(program: &Program, rounds: usize) -> Result<Stillness> {
 }
 
 /// Switches all probes and makes sure that it was done.
-fn switch(
+pub(crate) fn switch(
     spin: &mut Spin,
     target: &Target,
     action: Action,
     sites: u64,
+    options: Options,
 ) -> Result<(Report, Duration)> {
     let actions = Actions::of(action, Selector::All);
-    let (report, gap) = spin.watch(|| Ok(target.update(&actions)?))?;
+    let (report, gap) = spin.watch(|| Ok(target.update_with(&actions, options)?))?;
     let switched: usize = report.changed.iter().map(|change| change.sites).sum();
     if switched as u64 == sites {
         Ok((report, gap))
@@ -103,14 +105,13 @@ pub(crate) fn table(all: &[Stillness]) -> String {
         "enable, as reported",
     ]);
     for one in all {
-        let pair = |samples: &Samples| format!("{} / {}", ms(samples.median()), ms(samples.p99()));
         table.row([
             format!("`{}`", one.program),
-            pair(&one.quiet),
-            pair(&one.first.gap),
-            pair(&one.enable.gap),
-            pair(&one.disable.gap),
-            pair(&one.enable.reported),
+            median_p99(&one.quiet),
+            median_p99(&one.first.gap),
+            median_p99(&one.enable.gap),
+            median_p99(&one.disable.gap),
+            median_p99(&one.enable.reported),
         ]);
     }
     table.finish()
