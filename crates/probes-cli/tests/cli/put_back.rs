@@ -64,9 +64,7 @@ fn what_was_before_comes_back_when_the_time_is_over() {
         for target in both_forms("gen_ocaml_2") {
             let before = image(target.pid());
             let flags = format!("-enable plain,flag -for 300ms{live}");
-            let waiting = Waiting::start(&target, &flags);
-            assert!(states(target.pid()).contains("plain enabled"));
-            let (code, stdout, stderr) = waiting.end();
+            let (code, stdout, stderr) = Waiting::start(&target, &flags).end();
             assert_eq!(code, Some(0), "{stderr}");
             assert_eq!(
                 stdout,
