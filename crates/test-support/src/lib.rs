@@ -194,9 +194,14 @@ impl Talker {
 
     /// Sends a line.
     pub fn send(&mut self, line: &str) {
+        self.type_keys(&format!("{line}\n"));
+    }
+
+    /// Sends characters, without an end of line.
+    pub fn type_keys(&mut self, keys: &str) {
         let input = self.input.as_mut().expect("its input is open");
-        writeln!(input, "{line}").unwrap_or_else(|error| {
-            panic!("{} does not take {line:?}: {error}", self.name);
+        input.write_all(keys.as_bytes()).unwrap_or_else(|error| {
+            panic!("{} does not take {keys:?}: {error}", self.name);
         });
     }
 
