@@ -1,11 +1,14 @@
 //! What to do about an error: the line behind it, for every kind that has a sensible next step.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use probes_lib::{Denial, ElfDefect, ErrorKind};
 
 use crate::commands::Subject;
+
+const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
 
 /// What to do next; `None` where the error says all that is known.
 pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
@@ -76,7 +79,14 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
         }
         ErrorKind::GigaText { .. } => "-gigatext allows it".to_owned(),
         ErrorKind::SharedMapping { .. } => "leave the probes in it out".to_owned(),
-        ErrorKind::DiedAtStart { .. } => "run it without ocaml-probes to see why".to_owned(),
+        ErrorKind::DiedAtStart { .. } => {
+            "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
+                .to_owned()
+        }
+        ErrorKind::NoInterpreter { .. } => {
+            "install what the program needs, or build it for this system".to_owned()
+        }
+        ErrorKind::NoThread { .. } => LIMITED.to_owned(),
         _ => return None,
     };
     Some(hint)
@@ -109,19 +119,39 @@ fn open_file(source: &io::Error) -> Option<String> {
 
 fn exec(program: &Path, source: &io::Error) -> Option<String> {
     let has_slash = program.components().count() > 1;
-    match source.kind() {
-        io::ErrorKind::NotFound if !has_slash && program.is_file() => Some(format!(
+    let hint = match source.kind() {
+        io::ErrorKind::NotFound if !has_slash && program.is_file() => format!(
             "without a slash it is looked up in PATH; the file in this folder is ./{}",
             program.display()
-        )),
+        ),
         io::ErrorKind::NotFound if !has_slash => {
-            Some("without a slash it is looked up in PATH".to_owned())
+            "without a slash it is looked up in PATH".to_owned()
         }
-        io::ErrorKind::PermissionDenied => Some(format!(
+        io::ErrorKind::PermissionDenied if !has_slash => {
+            "there is a file of that name in PATH, which may not be executed".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => permission_denied(program),
+        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => LIMITED.to_owned(),
+        io::ErrorKind::ExecutableFileBusy => {
+            "somebody has the file open for writing: wait until it is complete".to_owned()
+        }
+        io::ErrorKind::ArgumentListTooLong => {
+            "give it fewer or shorter arguments and environment variables".to_owned()
+        }
+        _ => return None,
+    };
+    Some(hint)
+}
+
+fn permission_denied(program: &Path) -> String {
+    const ANYBODY: u32 = 0o111;
+    match program.metadata() {
+        Ok(metadata) if metadata.mode() & ANYBODY == 0 => format!(
             "is it a program? `chmod +x {}` makes it one",
             program.display()
-        )),
-        _ => None,
+        ),
+        Ok(_) => "may this user execute it, and is its file system not mounted noexec?".to_owned(),
+        Err(_) => "may this user enter the folders on the way to it?".to_owned(),
     }
 }
 

@@ -5,8 +5,10 @@ pub(crate) mod args;
 pub(crate) mod note;
 pub(crate) mod source;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +17,7 @@ use goblin::elf::header::{
     self, EI_CLASS, EI_DATA, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC,
     header64,
 };
-use goblin::elf::program_header::{PF_W, PF_X, PT_LOAD};
+use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD};
 use goblin::elf::section_header::{SHT_NOBITS, SHT_NOTE};
 use goblin::elf::{Header, ProgramHeader, SectionHeader};
 
@@ -272,6 +274,17 @@ impl ElfFile {
         } else {
             Linking::PositionIndependent
         }
+    }
+
+    /// The dynamic linker that is to load the program, if it names one.
+    pub(crate) fn interpreter(&self) -> Option<PathBuf> {
+        let segment = self.segments.iter().find(|one| one.p_type == PT_INTERP)?;
+        // More than PATH_MAX is not executed by the kernel.
+        let len = segment.p_filesz.min(libc::PATH_MAX as u64);
+        let bytes = self.read_range(segment.p_offset, len, "its dynamic linker's name");
+        let bytes = bytes.ok()?;
+        let name = bytes.split(|&byte| byte == 0).next()?;
+        Some(OsStr::from_bytes(name).into())
     }
 
     /// Where execution starts.

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 
 use crate::addr::LiveAddr;
 use crate::elf::BuildId;
@@ -448,11 +449,27 @@ pub enum ErrorKind {
         /// Why not.
         denial: Denial,
     },
-    /// A program ended before it could be looked at.
-    #[error("{} ended before its first instruction", program.display())]
+    /// A program's file can be executed, but not the file that is to load it.
+    #[error("cannot run {}: its dynamic linker {} does not exist", program.display(), interpreter.display())]
+    NoInterpreter {
+        /// The program, as given.
+        program: PathBuf,
+        /// The dynamic linker that it asks for.
+        interpreter: PathBuf,
+    },
+    /// A program ended before it could be looked at: the kernel kills it where it cannot be loaded.
+    #[error("cannot run {}: it {} before its first instruction", program.display(), end_text(*.signal))]
     DiedAtStart {
         /// The program, as given.
         program: PathBuf,
+        /// The signal that killed it, if it is known.
+        signal: Option<i32>,
+    },
+    /// We may start no thread, which it takes to trace.
+    #[error("cannot start a thread of our own: {}", reason(source))]
+    NoThread {
+        /// What the kernel said.
+        source: io::Error,
     },
     /// The program would run without the privilege that its file gives it.
     #[error("{} is setuid or setgid, and would run without that privilege if it was traced from its start", program.display())]
@@ -502,6 +519,8 @@ impl ErrorKind {
 /// The kernel's reason without Rust's "(os error 2)".
 fn reason(error: &io::Error) -> String {
     match error.raw_os_error() {
+        // "Try again", says nix, which sounds like advice.
+        Some(libc::EAGAIN) => "Resource temporarily unavailable".to_owned(),
         Some(errno) => Errno::from_raw(errno).desc().to_owned(),
         None => error.to_string(),
     }
@@ -557,6 +576,14 @@ fn site_text(found: SiteCode, expected: SiteCode) -> String {
         [1] => format!("found {:02x}, expected 3d or e8: {reason}", found.0[1]),
         [0] => format!("found {:02x}, expected 90: {reason}", found.0[0]),
         _ => format!("found {found}, expected {expected}: {reason}"),
+    }
+}
+
+fn end_text(signal: Option<i32>) -> String {
+    match signal.map(|number| (number, Signal::try_from(number))) {
+        Some((_, Ok(signal))) => format!("was killed by {signal}"),
+        Some((number, Err(_))) => format!("was killed by signal {number}"),
+        None => "ended".to_owned(),
     }
 }
 

@@ -1,17 +1,21 @@
 //! [`Launch`]: starts a program with its probes set before its first instruction.
 
 use std::ffi::OsStr;
+use std::fs::Metadata;
+use std::io::{self, ErrorKind::NotFound};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
 
 use crate::denial;
-use crate::error::{Effect, ErrorKind, Result};
+use crate::elf::ElfFile;
+use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::Image;
 use crate::patch::Outcome;
 use crate::process::Process;
@@ -88,18 +92,29 @@ impl Launch {
         } = self;
         // What is wrong with the file or the names is better found before anything is started; the
         // file that counts is the one that the kernel has executed in the end.
-        if let Some(file) = resolve(&command) {
-            refuse_setuid(&file)?;
+        let file = resolve(&command);
+        if let Some(file) = &file {
+            refuse_setuid(file)?;
             choose(&ProbeTable::read(file)?, &actions)?;
         }
         let program = PathBuf::from(command.get_program());
-        with_tracer(None, move |tracer| {
+        let launched = with_tracer(None, |tracer| {
             let at_exec = spawn::at_exec(tracer, command)?;
             let stopped = at_exec.stopped(tracer);
-            let set = set_probes(at_exec.process(), &stopped, &actions, options);
+            let set = match is_shell_instead(at_exec.process(), file.as_deref()) {
+                true => Err(ErrorKind::Exec {
+                    program: program.clone(),
+                    source: Errno::ENOEXEC.into(),
+                }
+                .into()),
+                false => set_probes(at_exec.process(), &stopped, &actions, options),
+            };
             let set = set.and_then(|report| match tracer.is_told_to_end() {
                 // A Ctrl-C before the child was there has reached us alone.
-                true => Err(ErrorKind::Interrupted { program }.into()),
+                true => Err(ErrorKind::Interrupted {
+                    program: program.clone(),
+                }
+                .into()),
                 false => Ok(report),
             });
             match set {
@@ -114,8 +129,47 @@ impl Launch {
                     Err(error)
                 }
             }
-        })
+        });
+        launched.map_err(|error| of_launch(error, program, file.as_deref()))
     }
+}
+
+/// The same error, in terms of the program that was to be started.
+fn of_launch(error: Error, program: PathBuf, file: Option<&Path>) -> Error {
+    match error.kind() {
+        ErrorKind::NoThread { source } => {
+            // From clone(2), so it has a number.
+            let errno = source.raw_os_error().unwrap_or(libc::EAGAIN);
+            let source = io::Error::from_raw_os_error(errno);
+            ErrorKind::Exec { program, source }.into()
+        }
+        // ENOENT of a file that is there is about the one that is to load it.
+        ErrorKind::Exec { source, .. } if source.kind() == NotFound => {
+            let elf = file.and_then(|file| ElfFile::open(file).ok());
+            match elf.and_then(|elf| elf.interpreter()) {
+                Some(interpreter) if !interpreter.exists() => ErrorKind::NoInterpreter {
+                    program,
+                    interpreter,
+                }
+                .into(),
+                _ => error,
+            }
+        }
+        _ => error,
+    }
+}
+
+/// execvp(3): "If the header of a file isn't recognized (the attempted execve(2) failed with the
+/// error ENOEXEC), these functions will execute the shell (/bin/sh) with the path of the file as its
+/// first argument."
+fn is_shell_instead(process: &Process, file: Option<&Path>) -> bool {
+    let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    let exe = process.open_file("exe", OFlag::O_RDONLY);
+    let exe = exe.and_then(|exe| exe.metadata()).map(identity);
+    let of_path = |path: &Path| std::fs::metadata(path).map(identity).ok();
+    exe.is_ok_and(|exe| {
+        Some(exe) == of_path(Path::new("/bin/sh")) && Some(exe) != file.and_then(of_path)
+    })
 }
 
 /// Sets the probes of a program that stands before its first instruction.

@@ -1,5 +1,11 @@
 //! Programs started with their probes set.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use nix::unistd::geteuid;
 use serde_json::{Value, json};
 use test_support::{Talker, fixture, program, program_forms};
 
@@ -139,8 +145,7 @@ fn what_cannot_be_done_is_found_before_the_program_runs() {
         assert!(error.contains("the program was not started"), "{error}");
     }
     let file = folder.copy(&program("terminating"), "not_executable");
-    let readable: std::fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    std::fs::set_permissions(&file, readable).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     let error = run_on("trace", &file).failure();
     assert!(
         error.contains("Permission denied; the program was not started"),
@@ -168,4 +173,77 @@ fn verbose_says_the_pid_and_quiet_nothing() {
         ""
     );
     assert_eq!(run("trace -q -prog /nowhere/x").code, Some(1));
+}
+
+#[test]
+fn what_keeps_a_program_from_being_executed_is_said_with_what_to_do() {
+    let folder = Folder::new("unexecutable");
+    let copied = |name: &str| folder.copy(&fixture("gen_ocaml_2.pie"), name);
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    };
+
+    mode(&copied("plain"), 0o644);
+    let path = std::env::join_paths([&folder.0]).unwrap();
+    let mut tool = command(["trace", "-prog", "plain"]);
+    let error = run_command(tool.env("PATH", path)).failure();
+    assert!(
+        error.contains("cannot run plain: Permission denied; "),
+        "{error}"
+    );
+    assert!(
+        error.contains("of that name in PATH, which may not"),
+        "{error}"
+    );
+
+    // Also root, without the capability that lets it in.
+    let closed = folder.0.join("closed");
+    fs::create_dir(&closed).unwrap();
+    copied("closed/program");
+    mode(&closed, 0);
+    let mut tool = Command::new("setpriv");
+    if geteuid().is_root() {
+        tool.arg("--bounding-set=-dac_override,-dac_read_search");
+    }
+    tool.args([env!("CARGO_BIN_EXE_ocaml-probes"), "trace", "-prog"]);
+    let run = run_command(tool.arg(closed.join("program")));
+    mode(&closed, 0o755);
+    let error = run.failure();
+    assert!(
+        error.contains("closed/program: Permission denied; the"),
+        "{error}"
+    );
+    assert!(error.contains("may this user enter the folders"), "{error}");
+}
+
+#[test]
+fn where_memory_is_short_it_is_an_error_or_it_is_done() {
+    const MIB: usize = 1 << 20;
+    let program = program("terminating");
+    let mut refused = 0;
+    // From where the tool itself cannot be loaded, to where there is enough for all.
+    for limit in (8 * MIB..256 * MIB).step_by(MIB / 2) {
+        let mut tool = Command::new("prlimit");
+        tool.arg(format!("--as={limit}")).args([
+            "--core=0",
+            env!("CARGO_BIN_EXE_ocaml-probes"),
+            "trace",
+            "-prog",
+        ]);
+        let run = run_command(tool.arg(&program));
+        assert!(!run.stderr.contains("panicked"), "{run:?}");
+        if run.code == Some(1) && run.stderr.starts_with("ocaml-probes: ") {
+            let error = run.failure();
+            assert!(
+                error
+                    .contains("terminating.exe: Resource temporarily unavailable; the program was"),
+                "{error}"
+            );
+            assert!(error.contains("`ulimit -v`"), "{error}");
+            refused += 1;
+        } else if run.stdout.contains("handler finished") {
+            break;
+        }
+    }
+    assert!(refused > 0, "no limit was met by the tool");
 }

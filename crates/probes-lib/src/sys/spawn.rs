@@ -16,8 +16,8 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -68,9 +68,10 @@ impl Drop for AtExec {
     }
 }
 
-fn end(child: &mut Child) {
+/// Kills and reaps a child; says what it died of, which may have been something else.
+fn end(child: &mut Child) -> Option<ExitStatus> {
     let _ = child.kill();
-    let _ = child.wait();
+    child.wait().ok()
 }
 
 /// Starts `command` and stops it before its first instruction.
@@ -95,11 +96,14 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
         command.pre_exec(move || wait_to_be_traced(theirs, ours, &mask));
     }
     std::thread::scope(|scope| {
-        let spawner = scope.spawn(move || {
+        let spawn = move || {
             let result = command.spawn();
             drop((pid_writer, go_reader));
             result
-        });
+        };
+        let spawner = std::thread::Builder::new()
+            .spawn_scoped(scope, spawn)
+            .map_err(&exec_error)?;
         let traced = trace_to_exec(tracer, pid_reader, go_writer);
         let spawned = match spawner.join() {
             Ok(spawned) => spawned,
@@ -117,10 +121,11 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
                 }
             },
             (Ok(mut child), Err(error)) => {
-                end(&mut child);
+                let status = end(&mut child);
                 Err(match error {
                     Untraced::Ended => ErrorKind::DiedAtStart {
                         program: program.clone(),
+                        signal: status.and_then(|status| status.signal()),
                     },
                     Untraced::Refused(errno) => refused(&program, errno),
                 }

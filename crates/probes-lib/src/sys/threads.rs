@@ -89,11 +89,7 @@ fn run_watched<T: Send>(
         let spawned = std::thread::Builder::new()
             .name(TRACER_NAME.to_owned())
             .spawn_scoped(scope, run);
-        let tracer = spawned.map_err(|source| ErrorKind::System {
-            pid: target.map_or(0, Process::pid),
-            operation: "start a thread to trace",
-            source,
-        })?;
+        let tracer = spawned.map_err(|source| ErrorKind::NoThread { source })?;
         let mut before = 0;
         while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
             let now = seizes.load(Ordering::Relaxed);

@@ -2,7 +2,7 @@
 //! as if they had been started without us; or not at all.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use probes_lib::{Action, Actions, Effect, Error, ErrorKind, Launch, Report, Selector, State};
@@ -92,7 +92,15 @@ fn every_fixture_is_started_with_all_its_probes_on() {
     for subject in expected::fixtures() {
         let stem = subject.file.file_stem().unwrap().to_str().unwrap();
         // The first maps its code anew when it starts; the sites of the others never stand still.
-        if ["shared_text", "threads_spin", "churn", "churn_1000"].contains(&stem) {
+        if [
+            "shared_text",
+            "threads_spin",
+            "churn",
+            "churn_1000",
+            "fork_storm",
+        ]
+        .contains(&stem)
+        {
             continue;
         }
         let force = stem == "interrupted";
@@ -234,6 +242,93 @@ fn what_is_no_program_with_probes_is_refused_by_name() {
             error.to_string(),
             "cannot run no-such-program: No such file or directory; the program was not started"
         );
+    });
+}
+
+/// A copy of a program in which its dynamic linker's name is another of the same length.
+fn with_interpreter(scratch: &Scratch, name: &str, interpreter: &[u8]) -> PathBuf {
+    const USUAL: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+    let mut bytes = fs::read(fixture("gen_ocaml_2.pie")).unwrap();
+    let at = bytes.windows(USUAL.len()).position(|bytes| bytes == USUAL);
+    let at = at.unwrap();
+    bytes[at..at + USUAL.len()].copy_from_slice(interpreter);
+    let source = scratch.file(&format!("{name}.source"));
+    fs::write(&source, bytes).unwrap();
+    scratch.copy(&source, name)
+}
+
+/// A copy of a program that wants 112 TiB of zeroed memory.
+fn with_endless_data(scratch: &Scratch, program: &Path) -> PathBuf {
+    let mut bytes = fs::read(program).unwrap();
+    let number = |bytes: &[u8], at: usize, len: usize| {
+        let mut number = [0; 8];
+        number[..len].copy_from_slice(&bytes[at..at + len]);
+        u64::from_le_bytes(number) as usize
+    };
+    // Of the ELF header: e_phoff, e_phnum; of a program header: p_type, p_flags, p_memsz.
+    let (table, count) = (number(&bytes, 32, 8), number(&bytes, 56, 2));
+    let mut headers = (0..count).map(|index| table + 56 * index);
+    let is_data = |&at: &usize| number(&bytes, at, 4) == 1 && number(&bytes, at + 4, 4) & 2 != 0;
+    let at = headers.rfind(is_data).unwrap();
+    bytes[at + 40..at + 48].copy_from_slice(&0x7000_0000_0000_u64.to_le_bytes());
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let source = scratch.file(&format!("{name}.source"));
+    fs::write(&source, bytes).unwrap();
+    scratch.copy(&source, name)
+}
+
+#[test]
+fn what_the_kernel_does_not_execute_is_refused_with_its_reason() {
+    alone(|| {
+        let scratch = Scratch::new();
+        let plain = fixture("gen_ocaml_2.pie");
+        let link = |target: &Path, name: &str| {
+            let link = scratch.file(name);
+            std::os::unix::fs::symlink(target, &link).unwrap();
+            link
+        };
+        let foreign = with_interpreter(&scratch, "foreign", b"/lib64/ld-linux-x86-64.so.9\0");
+        let mangled = with_interpreter(&scratch, "mangled", b"/lib64/ld-linux-x86-64.so.2x");
+        let mut cases = vec![
+            (
+                foreign,
+                "cannot run FILE: its dynamic linker /lib64/ld-linux-x86-64.so.9 does not exist",
+            ),
+            // execvp(3) would have the shell run it.
+            (mangled, "cannot run FILE: Exec format error"),
+            (
+                link(Path::new("loop"), "loop"),
+                "cannot run FILE: Too many symbolic links encountered",
+            ),
+            (plain.join("below"), "cannot run FILE: Not a directory"),
+            (
+                scratch.file(&"long".repeat(64)),
+                "cannot run FILE: File name too long",
+            ),
+        ];
+        for file in fixture_forms("gen_ocaml_2") {
+            let endless = with_endless_data(&scratch, &file);
+            cases.push((
+                endless,
+                "cannot run FILE: it was killed by SIGSEGV before its first instruction",
+            ));
+        }
+        let refused = |command| refused(command, all(Action::Enable)).to_string();
+        for (file, message) in &cases {
+            let found = refused(Command::new(file));
+            let found = found.replace(&file.display().to_string(), "FILE");
+            assert_eq!(found, format!("{message}; the program was not started"));
+        }
+
+        let mut talkative = Command::new(&plain);
+        talkative.arg("x".repeat(1 << 20));
+        let error = refused(talkative);
+        assert!(error.contains(": Argument list too long; the "), "{error}");
+
+        let written = scratch.copy(&plain, "being written");
+        let _writer = File::options().append(true).open(&written).unwrap();
+        let error = refused(Command::new(&written));
+        assert!(error.contains(": Text file busy; the "), "{error}");
     });
 }
 
