@@ -23,6 +23,7 @@ use crate::report::Report;
 use crate::select::{Actions, choose};
 use crate::session::Options;
 use crate::sys::mem::ProcessMemory;
+use crate::sys::signals::{self, SignalsAtLaunch};
 use crate::sys::spawn;
 use crate::sys::threads::{Stopped, with_tracer};
 use crate::table::ProbeTable;
@@ -47,6 +48,7 @@ pub struct Launch {
     command: Command,
     actions: Actions,
     options: Options,
+    attended: bool,
 }
 
 impl Launch {
@@ -56,6 +58,7 @@ impl Launch {
             command,
             actions: Actions::new(),
             options: Options::default(),
+            attended: false,
         }
     }
 
@@ -70,6 +73,18 @@ impl Launch {
     #[must_use]
     pub fn options(mut self, options: Options) -> Launch {
         self.options = options;
+        self
+    }
+
+    /// For a caller that stays and stands in for the program towards those who send it signals.
+    ///
+    /// When [`spawn`](Launch::spawn) has succeeded, the calling thread holds back all signals but
+    /// those of faults, as it has from before the program was there: none is lost until the caller
+    /// looks for them, with signalfd(2) or sigwaitinfo(2). And SIGCHLD is not ignored any more, so
+    /// that the end of the program can be waited for. The program inherits neither.
+    #[must_use]
+    pub fn attended(mut self) -> Launch {
+        self.attended = true;
         self
     }
 
@@ -89,6 +104,7 @@ impl Launch {
             command,
             actions,
             options,
+            attended,
         } = self;
         // What is wrong with the file or the names is better found before anything is started; the
         // file that counts is the one that the kernel has executed in the end.
@@ -98,8 +114,10 @@ impl Launch {
             choose(&ProbeTable::read(file)?, &actions)?;
         }
         let program = PathBuf::from(command.get_program());
+        let signals = SignalsAtLaunch::new(attended);
+        let inherited = signals.inherited();
         let launched = with_tracer(None, |tracer| {
-            let at_exec = spawn::at_exec(tracer, command)?;
+            let at_exec = spawn::at_exec(tracer, command, inherited)?;
             let stopped = at_exec.stopped(tracer);
             let set = match is_shell_instead(at_exec.process(), file.as_deref()) {
                 true => Err(ErrorKind::Exec {
@@ -130,7 +148,11 @@ impl Launch {
                 }
             }
         });
-        launched.map_err(|error| of_launch(error, program, file.as_deref()))
+        let launched = launched.map_err(|error| of_launch(error, program, file.as_deref()))?;
+        if attended {
+            signals.keep();
+        }
+        Ok(launched)
     }
 }
 
@@ -253,4 +275,38 @@ impl Launched {
     pub fn into_child(self) -> Child {
         self.child
     }
+
+    /// The program as a child of this process, to wait for.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Sends the program a signal that was sent to this process. If it was queued, with
+    /// sigqueue(3), the program sees who has sent it and the value; otherwise, that we have.
+    ///
+    /// # Errors
+    ///
+    /// What kill(2) or rt_sigqueueinfo(2) says. If the program has ended, nothing is done.
+    pub fn pass_on(&mut self, signal: &ReceivedSignal) -> io::Result<()> {
+        match self.child.try_wait()? {
+            // Its pid may be another's by now.
+            Some(_) => Ok(()),
+            None => Ok(signals::pass_on(self.report.pid, signal)?),
+        }
+    }
+}
+
+/// A signal that this process has received: sigaction(2) has what the fields of its siginfo_t mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedSignal {
+    /// Which signal.
+    pub number: i32,
+    /// How it came to be sent (`si_code`).
+    pub code: i32,
+    /// The process that sent it, if one has.
+    pub sender: i32,
+    /// The real user id of that process.
+    pub uid: u32,
+    /// The value that was queued with it, a number or an address.
+    pub value: u64,
 }

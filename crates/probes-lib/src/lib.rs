@@ -63,7 +63,7 @@ pub use elf::note::{MalformedNote, Note, NoteDefect, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::{BuildId, Linking};
 pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result};
-pub use launch::{Launch, Launched};
+pub use launch::{Launch, Launched, ReceivedSignal};
 pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use select::{Action, Actions, Selector};
 pub use session::{Options, Target};

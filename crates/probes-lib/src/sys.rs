@@ -7,7 +7,7 @@ pub mod faults;
 pub(crate) mod mem;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
-mod signals;
+pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod threads;
 

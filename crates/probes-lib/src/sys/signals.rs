@@ -1,6 +1,10 @@
-//! Signals and priority of our own threads while a process stands still.
+//! Signals and priority of our own threads while a process stands still or is being started.
 
 use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::launch::ReceivedSignal;
 
 /// While this lives, the thread that made it, and threads it starts, receive no signal but faults.
 pub(super) struct SignalsHeldBack {
@@ -31,11 +35,6 @@ impl SignalsHeldBack {
         }
         SignalsHeldBack { before }
     }
-
-    /// The mask of the thread that made it, as it was and will be again.
-    pub(super) fn before(&self) -> libc::sigset_t {
-        self.before
-    }
 }
 
 impl Drop for SignalsHeldBack {
@@ -49,6 +48,133 @@ impl Drop for SignalsHeldBack {
             );
         }
     }
+}
+
+/// The signals of a thread while it starts a program: held back, from before there is a child.
+pub(crate) struct SignalsAtLaunch {
+    held_back: SignalsHeldBack,
+    /// Whether SIGCHLD was ignored, and is not any more.
+    ignored_children: bool,
+}
+
+impl SignalsAtLaunch {
+    /// Without `wait`, whether children can be waited for is left as it is.
+    pub(crate) fn new(wait: bool) -> SignalsAtLaunch {
+        SignalsAtLaunch {
+            held_back: SignalsHeldBack::new(),
+            // waitpid(2): while SIGCHLD is ignored, no status of a child is kept for its parent.
+            ignored_children: wait && stop_ignoring_children(),
+        }
+    }
+
+    /// What the program would have inherited.
+    pub(crate) fn inherited(&self) -> InheritedSignals {
+        InheritedSignals {
+            mask: self.held_back.before,
+            ignores_children: self.ignored_children,
+        }
+    }
+
+    /// Leaves everything as it is now.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for SignalsAtLaunch {
+    fn drop(&mut self) {
+        if self.ignored_children {
+            ignore_children();
+        }
+    }
+}
+
+/// What a program inherits from the thread that wanted it started, not from the one that does it.
+#[derive(Clone, Copy)]
+pub(crate) struct InheritedSignals {
+    mask: libc::sigset_t,
+    ignores_children: bool,
+}
+
+impl InheritedSignals {
+    /// In the child, before execve: only system calls.
+    pub(super) fn restore(&self) {
+        if self.ignores_children {
+            ignore_children();
+        }
+        // SAFETY: the mask was filled by pthread_sigmask; the child has this one thread.
+        unsafe {
+            libc::sigprocmask(
+                libc::SIG_SETMASK,
+                &raw const self.mask,
+                std::ptr::null_mut(),
+            );
+        }
+    }
+}
+
+fn ignore_children() {
+    // SAFETY: no handler is installed.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+    }
+}
+
+/// Gives SIGCHLD its default action if it is ignored; true if it was.
+fn stop_ignoring_children() -> bool {
+    // SAFETY: sigaction is plain data, for which all zeroes is a valid value; it is filled by the
+    // first call, and no handler is installed.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGCHLD, std::ptr::null(), &raw mut action);
+        let ignored = action.sa_sigaction == libc::SIG_IGN;
+        if ignored {
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        }
+        ignored
+    }
+}
+
+/// Sends a process a signal that we have received, saying of it what can be said.
+pub(crate) fn pass_on(pid: i32, signal: &ReceivedSignal) -> Result<(), Errno> {
+    /// The siginfo_t of a signal that was queued: asm-generic/siginfo.h.
+    #[repr(C)]
+    struct Queued {
+        number: i32,
+        errno: i32,
+        code: i32,
+        padding: i32,
+        sender: i32,
+        uid: u32,
+        value: u64,
+        rest: [u64; 12],
+    }
+    const { assert!(size_of::<Queued>() == size_of::<libc::siginfo_t>()) };
+    // rt_sigqueueinfo(2): others' codes must be negative, and not that of tgkill(2).
+    if signal.code >= 0 || signal.code == libc::SI_TKILL {
+        // SAFETY: a system call on numbers.
+        return Errno::result(unsafe { libc::kill(pid, signal.number) }).map(drop);
+    }
+    let queued = Queued {
+        number: signal.number,
+        errno: 0,
+        code: signal.code,
+        padding: 0,
+        sender: signal.sender,
+        uid: signal.uid,
+        value: signal.value,
+        rest: [0; 12],
+    };
+    // SAFETY: `queued` has the size and layout of a siginfo_t and outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigqueueinfo,
+            pid,
+            signal.number,
+            &raw const queued,
+        )
+    };
+    Errno::result(result).map(drop)
 }
 
 /// Waits up to `limit` for a SIGCHLD, which has to be held back; true if one came.

@@ -28,6 +28,7 @@ use crate::error::{ErrorKind, Result};
 use crate::process::Process;
 use crate::sys::can_fail;
 use crate::sys::ptrace::{self, Wait};
+use crate::sys::signals::InheritedSignals;
 use crate::sys::threads::{Stopped, Tracer};
 
 /// A program that has been executed and has not run yet. Dropping it kills and reaps it.
@@ -79,7 +80,11 @@ fn end(child: &mut Child) -> Option<ExitStatus> {
 /// # Errors
 ///
 /// If the program cannot be executed or traced; no child is left behind then.
-pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExec> {
+pub(crate) fn at_exec(
+    tracer: &Tracer<'_>,
+    mut command: Command,
+    signals: InheritedSignals,
+) -> Result<AtExec> {
     let program: std::path::PathBuf = command.get_program().into();
     let exec_error = |source: io::Error| ErrorKind::Exec {
         program: program.clone(),
@@ -89,11 +94,10 @@ pub(crate) fn at_exec(tracer: &Tracer<'_>, mut command: Command) -> Result<AtExe
     let (go_reader, go_writer) = pipe().map_err(exec_error)?;
     let theirs = (pid_writer.as_raw_fd(), go_reader.as_raw_fd());
     let ours = go_writer.as_raw_fd();
-    let mask = tracer.signals_before();
     // SAFETY: `wait_to_be_traced` makes only system calls on descriptors that are open in the child,
     // a copy of this process, and allocates nothing.
     unsafe {
-        command.pre_exec(move || wait_to_be_traced(theirs, ours, &mask));
+        command.pre_exec(move || wait_to_be_traced(theirs, ours, &signals));
     }
     std::thread::scope(|scope| {
         let spawn = move || {
@@ -164,7 +168,7 @@ enum Untraced {
 fn wait_to_be_traced(
     (pid_fd, go_fd): (i32, i32),
     tracers_end: i32,
-    mask: &libc::sigset_t,
+    signals: &InheritedSignals,
 ) -> io::Result<()> {
     let pid = std::process::id().to_le_bytes();
     let mut go = 0_u8;
@@ -177,8 +181,8 @@ fn wait_to_be_traced(
             // The tracer has died or may not trace us; there is nobody to tell.
             libc::_exit(127);
         }
-        libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut());
     }
+    signals.restore();
     Ok(())
 }
 

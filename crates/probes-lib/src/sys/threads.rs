@@ -45,7 +45,6 @@ pub(crate) struct Tracer<'a> {
     /// Odd while the thread is in `PTRACE_SEIZE`.
     seizes: &'a AtomicU64,
     sigchld_taken: &'a AtomicBool,
-    held_back: &'a SignalsHeldBack,
     not_send: PhantomData<*const ()>,
 }
 
@@ -58,8 +57,8 @@ pub(crate) fn with_tracer<T: Send>(
 ) -> Result<T> {
     let sigchld_taken = AtomicBool::new(false);
     let result = {
-        let held_back = SignalsHeldBack::new();
-        run_watched(target, &sigchld_taken, &held_back, job)
+        let _held_back = SignalsHeldBack::new();
+        run_watched(target, &sigchld_taken, job)
     };
     if sigchld_taken.load(Ordering::Relaxed) {
         // It may have stood for a child of our caller's as well: signals of one kind merge.
@@ -71,7 +70,6 @@ pub(crate) fn with_tracer<T: Send>(
 fn run_watched<T: Send>(
     target: Option<&Process>,
     sigchld_taken: &AtomicBool,
-    held_back: &SignalsHeldBack,
     job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
 ) -> Result<T> {
     let seizes = AtomicU64::new(0);
@@ -82,7 +80,6 @@ fn run_watched<T: Send>(
             job(&Tracer {
                 seizes: &seizes,
                 sigchld_taken,
-                held_back,
                 not_send: PhantomData,
             })
         };
@@ -170,11 +167,6 @@ impl Tracer<'_> {
     /// Whether a signal that ends us is waiting until we are done.
     pub(crate) fn is_told_to_end(&self) -> bool {
         signals::is_told_to_end()
-    }
-
-    /// The signals that the thread which asked for a tracer holds back by itself.
-    pub(super) fn signals_before(&self) -> libc::sigset_t {
-        self.held_back.before()
     }
 
     fn seize(&self, tid: i32) -> Result<(), Errno> {

@@ -5,9 +5,13 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use probes_lib::{Action, Actions, Effect, Error, ErrorKind, Launch, Report, Selector, State};
+use probes_lib::{
+    Action, Actions, Effect, Error, ErrorKind, Launch, ReceivedSignal, Report, Selector, State,
+};
 use test_support::process::{self, children, descriptors};
-use test_support::{Guard, Scratch, Talker, fixture, fixture_forms, program, program_forms};
+use test_support::{
+    Guard, Scratch, Talker, eventually, fixture, fixture_forms, program, program_forms,
+};
 
 use crate::alone::alone;
 use crate::expected;
@@ -482,4 +486,27 @@ fn the_exit_status_of_a_launched_program_is_its_own() {
         std::os::unix::process::ExitStatusExt::signal(&guard.wait()),
         Some(9)
     );
+}
+
+#[test]
+fn a_signal_is_passed_on_to_the_program_and_to_nobody_when_it_has_ended() {
+    const END: i32 = 15;
+    for file in fixture_forms("job") {
+        let mut command = Command::new(&file);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut launched = Launch::new(command).spawn().unwrap();
+        for queued in [false, true] {
+            let signal = ReceivedSignal {
+                number: END,
+                code: -i32::from(queued),
+                sender: 7,
+                uid: 0,
+                value: 42,
+            };
+            launched.pass_on(&signal).unwrap();
+            let status = eventually("the program ends", || launched.child().try_wait().unwrap());
+            let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+            assert_eq!(signal, Some(END));
+        }
+    }
 }
