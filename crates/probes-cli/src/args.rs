@@ -23,7 +23,8 @@ Examples:
 prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
 whatever it looks like. `--` ends the flags.
 
-Exit status: 0 done, 1 it could not be done, 2 the arguments make no sense.";
+Exit status: 0 done, 1 it could not be done, 2 the arguments make no sense; with trace -wait, that
+of the program.";
 
 /// See and steer the probes of live OCaml programs.
 #[derive(Debug, Parser)]
@@ -69,6 +70,9 @@ pub(crate) struct TraceArgs {
     /// The program to start; with no slash in it, it is looked up in PATH
     #[arg(long, value_name = "FILE")]
     pub(crate) prog: Option<OsString>,
+    /// Stay until the program ends, and exit with its status
+    #[arg(long)]
+    pub(crate) wait: bool,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     #[command(flatten)]
@@ -87,7 +91,12 @@ const TRACE_HELP: &str = "\
 Without actions all probes are enabled. Returns as soon as the program runs; the program goes on by
 itself, in the background: on the same streams, but it cannot read from a terminal, and Ctrl-C does
 not reach it. So that only the program's own words are on standard output, the answer is printed
-with -json alone, as one line; -v says the pid on standard error.
+with -json alone, as one line, when the program starts; -v says the pid on standard error.
+
+With -wait the program is in the foreground, and a job of the shell as if it had been started
+directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; one sent by
+kill to all of the job (`kill %1`) reaches the program twice, unless it stops or continues. The exit
+status is the program's, or 128 and the number of the signal that ended it.
 
 RE is an extended regular expression, as in grep -E.
 

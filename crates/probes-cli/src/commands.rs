@@ -5,10 +5,12 @@ mod info;
 mod list;
 mod put_back;
 mod trace;
+mod wait;
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use probes_lib::{Report, Result, SourceMap, Target};
 
@@ -28,7 +30,7 @@ pub(crate) enum Failure {
     Unanswered(String, io::Error),
     /// What was to be so for a time stays so: why, and what to do by hand.
     NotPutBack(probes_lib::Error, String),
-    /// We cannot wait for the time to be over.
+    /// We cannot wait for the time to be over, or for a program to end.
     Waiting(&'static str, io::Error),
 }
 
@@ -95,14 +97,15 @@ fn answer_change(
     }
 }
 
-/// Does what is asked for.
-pub(crate) fn run(request: Request) -> Result<(), Failure> {
+/// Does what is asked for; says with which status to exit.
+pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
     match request {
-        Request::Trace(request) => trace::run(request),
+        Request::Trace(request) => return trace::run(request),
         Request::Attach(request) => attach::run(&request),
         Request::Info(request) => info::run(&request),
         Request::List(request) => list::run(&request),
     }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 /// What to show of each probe. Source lines are read only if they are shown, because that takes

@@ -23,7 +23,10 @@ use usage::Stop;
 fn main() -> ExitCode {
     let request = match args::parse(std::env::args_os()).and_then(Request::of) {
         Ok(request) => request,
-        Err(Stop::Asked(text)) => return status(output::print(&text), &Messages::default()),
+        Err(Stop::Asked(text)) => {
+            let printed = output::print(&text).map(|()| ExitCode::SUCCESS);
+            return status(printed, &Messages::default());
+        }
         Err(Stop::Usage(error)) => {
             Messages::default().error(&error.to_string(), Some(error.hint()));
             return ExitCode::from(2);
@@ -33,10 +36,10 @@ fn main() -> ExitCode {
     status(commands::run(request), &messages)
 }
 
-/// 0: done, or nobody wants the rest of the answer; 1: it could not be done.
-fn status(outcome: Result<(), Failure>, messages: &Messages) -> ExitCode {
+/// 0: done, or nobody wants the rest of the answer; 1: it could not be done; or that of a program.
+fn status(outcome: Result<ExitCode, Failure>, messages: &Messages) -> ExitCode {
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             messages.error(&failure.to_string(), failure.hint());

@@ -27,6 +27,7 @@ pub(crate) struct Trace {
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
     pub(crate) actions: Actions,
+    pub(crate) wait: bool,
     pub(crate) answer: Answer,
 }
 
@@ -73,6 +74,7 @@ impl Request {
                     program: check.given(args.prog, "-prog FILE")?,
                     arguments: args.arguments,
                     actions: actions.unwrap_or(Actions::of(Action::Enable, Selector::All)),
+                    wait: args.wait,
                     answer: check.answer(&args.answer)?,
                 })
             }

@@ -15,6 +15,8 @@ mod bad_processes; // processes that are gone, not ours, traced, of the kernel
 mod help; // help and version, word for word
 #[path = "cli/info.rs"]
 mod info; // states of running programs, in all formats
+#[path = "cli/job_control.rs"]
+mod job_control; // trace on a terminal, with and without -wait
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
 #[path = "cli/put_back.rs"]
@@ -29,3 +31,5 @@ mod system_calls; // what it asks of the kernel, call by call
 mod trace; // programs started with their probes set
 #[path = "cli/usage.rs"]
 mod usage; // spellings that are the same, and arguments that make no sense
+#[path = "cli/wait.rs"]
+mod wait; // trace -wait: exit status, signals, what the program inherits

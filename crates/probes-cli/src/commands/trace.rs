@@ -1,21 +1,29 @@
 //! `trace`: starts a program with its probes set.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
-use probes_lib::Launch;
+use probes_lib::{Launch, Report};
 
+use super::wait::Wait;
 use super::{Failure, Subject, answer_change, say_passed_over};
 use crate::output::Format;
-use crate::request::Trace;
+use crate::request::{Answer, Trace};
 
-pub(super) fn run(request: Trace) -> Result<(), Failure> {
+pub(super) fn run(request: Trace) -> Result<ExitCode, Failure> {
     let (program, answer) = (PathBuf::from(request.program), request.answer);
     let mut command = Command::new(&program);
     command.args(request.arguments);
-    // The child is let go: it goes on by itself when we have ended.
-    let launched = Launch::new(command)
-        .actions(request.actions)
+    let mut launch = Launch::new(command).actions(request.actions);
+    let failed = |source| Failure::Waiting("wait for the program", source);
+    let mut wait = None;
+    if request.wait {
+        // First: once the program runs, there is no way back.
+        wait = Some(Wait::prepare().map_err(failed)?);
+        launch = launch.attended();
+    }
+    let launched = launch
         .spawn()
         .map_err(|error| Failure::Target(Subject::Program(program.clone()), error))?;
     let report = launched.report();
@@ -26,11 +34,32 @@ pub(super) fn run(request: Trace) -> Result<(), Failure> {
         report.pid,
         report.changed.len()
     ));
-    // Standard output is the program's, too: nothing of ours goes there unless it is asked for.
+    let answered = say_started(answer, report);
+    let Some(wait) = wait else {
+        // The child is let go: it goes on by itself when we have ended.
+        return answered.map(|()| ExitCode::SUCCESS);
+    };
+    match answered {
+        // The program runs, and whoever waits for us waits for its status.
+        Err(failure) if !is_closed_pipe(&failure) => {
+            answer.messages.error(&failure.to_string(), failure.hint());
+        }
+        _ => {}
+    }
+    let status = wait.until_the_end(launched).map_err(failed)?;
+    Ok(ExitCode::from(status))
+}
+
+/// Standard output is the program's, too: nothing of ours goes there unless it is asked for.
+fn say_started(answer: Answer, report: &Report) -> Result<(), Failure> {
     match answer.format {
         Format::Json => answer_change(Format::Json, report, || {
             format!("the program runs as process {}", report.pid)
         }),
         Format::Plain | Format::Table => Ok(()),
     }
+}
+
+fn is_closed_pipe(failure: &Failure) -> bool {
+    matches!(failure, Failure::Output(error) if error.kind() == ErrorKind::BrokenPipe)
 }

@@ -53,7 +53,8 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "info -pid 7 -live",
         "trace -prog x y",
         // Flags of later versions.
-        "trace -prog x -wait",
+        "trace -prog x -wait=yes",
+        "info -pid 7 -wait",
         "trace -prog x -force",
         "ps",
         "completion bash",

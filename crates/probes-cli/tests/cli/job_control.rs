@@ -1,0 +1,326 @@
+//! `trace` on a terminal, under a shell with job control: with `-wait`, what is shown is held against
+//! what is shown of the same program started directly.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use test_support::process::{children, processes, stat, state};
+use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, program};
+
+const INTERRUPT: &str = "\x03";
+const QUIT: &str = "\x1c";
+const SUSPEND: &str = "\x1a";
+
+/// Fields of /proc/PID/stat: proc(5).
+const GROUP: usize = 5;
+const SESSION: usize = 6;
+const TERMINAL: usize = 7;
+const FOREGROUND: usize = 8;
+
+/// An interactive shell on a terminal of its own.
+struct Shell {
+    talker: Talker,
+    pid: i32,
+    terminal: String,
+    shown: Vec<String>,
+}
+
+impl Shell {
+    fn start() -> Shell {
+        let mut script = Command::new("script");
+        let bash = "exec bash --norc --noprofile --noediting -i";
+        script
+            .args(["-qec", bash, "/dev/null"])
+            .env_remove("PROMPT_COMMAND");
+        let mut shell = Shell {
+            talker: Talker::spawn(&mut script),
+            pid: 0,
+            terminal: String::new(),
+            shown: Vec::new(),
+        };
+        // The echo of this line is not what it prints.
+        shell
+            .talker
+            .send("stty -echo; ulimit -c 0; PS1=; echo; echo I''am $$ $(tty)");
+        let line = shell.talker.expect("Iam");
+        let mut words = line.split_ascii_whitespace().skip(1);
+        shell.pid = words.next().unwrap().parse().unwrap();
+        shell.terminal = words.next().unwrap().to_owned();
+        shell
+    }
+
+    /// Types a line, and notes what is shown up to a line that begins with `end`.
+    fn say(&mut self, line: &str, end: &str) {
+        self.talker.send(line);
+        self.read_to(end);
+    }
+
+    fn read_to(&mut self, end: &str) {
+        loop {
+            let line = self.talker.line().unwrap_or_else(|| panic!("no {end:?}"));
+            let line = line.trim();
+
+            if !line.is_empty() {
+                self.shown.push(line.to_owned());
+            }
+            if line.starts_with(end) {
+                return;
+            }
+        }
+    }
+
+    /// Types a key that stops or ends the job, and waits until it is the shell that reads what is
+    /// typed: a job that is about to end may still take it.
+    fn press(&mut self, key: &str) {
+        self.talker.type_keys(key);
+        self.wait_for_prompt();
+    }
+
+    fn wait_for_prompt(&mut self) {
+        eventually("the shell is in the foreground", || {
+            (stat(self.pid, FOREGROUND) == self.pid.to_string()).then_some(())
+        });
+    }
+
+    /// The exit status of what has just ended. What the shell says of a death by signal is not of
+    /// interest: the tool exits.
+    fn note_status(&mut self) {
+        let before = self.shown.len();
+        self.say("echo status $?", "status");
+        let status = self.shown.pop().unwrap();
+        self.shown.truncate(before);
+        self.shown.push(status);
+    }
+
+    /// Waits until all of the job stands, and the shell says so: it sees only its own children, and
+    /// a grandchild that still runs may take what is typed.
+    fn wait_for_stop(&mut self) {
+        self.wait_for_states();
+        // In the background, it may just have been continued.
+        eventually("the job is stopped", || {
+            let before = self.shown.len();
+            self.say("jobs; echo listed", "listed");
+            let listed: Vec<_> = self.shown.drain(before..).collect();
+            let stopped = listed.iter().any(|line| line.contains("Stopped"));
+            stopped.then_some(())
+        });
+        self.wait_for_states();
+    }
+
+    fn wait_for_states(&self) {
+        let shell = self.pid.to_string();
+        let of_job = |&pid: &i32| stat(pid, SESSION) == shell && stat(pid, GROUP) != shell;
+        eventually("all of the job stands", || {
+            let mut job = processes().into_iter().filter(of_job);
+            job.all(|pid| state(pid) == Some('T')).then_some(())
+        });
+    }
+
+    fn suspend(&mut self) {
+        self.press(SUSPEND);
+        self.wait_for_stop();
+        self.say("jobs; echo listed", "listed");
+    }
+}
+
+/// `template` with the program started directly, and with the tool, which is to make no difference.
+fn both_ways(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
+    let direct = file.display().to_string();
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let tool = format!("{tool} trace -wait -quiet -disable-all -prog {direct}");
+    let [direct, tool] = [direct, tool].map(|program| {
+        let command = template.replace("PROGRAM", &program);
+        let mut shell = Shell::start();
+        scenario(&mut shell, &command);
+        let shown = shell.shown.iter();
+        let shown: Vec<_> = shown
+            .map(|line| line.replace(&program, "PROGRAM"))
+            .collect();
+        shown
+    });
+    assert_eq!(tool, direct, "{template}");
+}
+
+#[test]
+fn keys_and_window_sizes_reach_the_program_once() {
+    for file in fixture_forms("job") {
+        both_ways(&file, "PROGRAM", |shell, command| {
+            shell.say(command, "ready");
+            for signal in [2, 3, 20, 28] {
+                shell.say(&format!("catch {signal}"), "catching");
+            }
+            shell.say(&format!("{INTERRUPT}{QUIT}{SUSPEND}caught"), "caught");
+            let mut stty = Command::new("stty");
+            stty.args(["-F", &shell.terminal, "rows", "51"]);
+            assert!(test_support::output(&mut stty).status.success());
+            shell.say("caught", "caught");
+            let caught = |line: &&String| line.starts_with("caught");
+            let caught: Vec<_> = shell.shown.iter().filter(caught).collect();
+            assert_eq!(
+                caught,
+                ["caught 2:128:0:0 3:128:0:0 20:128:0:0", "caught 28:128:0:0"]
+            );
+        });
+    }
+}
+
+#[test]
+fn a_job_is_suspended_and_goes_on_in_the_foreground_and_the_background() {
+    for file in fixture_forms("job") {
+        for template in [
+            "PROGRAM",
+            "PROGRAM | cat",
+            "(PROGRAM; echo after $?)",
+            "bash -c 'PROGRAM; echo after $?'",
+        ] {
+            both_ways(&file, template, |shell, command| {
+                shell.say(command, "ready");
+                // More than once, as something may be left over.
+                for _ in 0..3 {
+                    shell.suspend();
+                    shell.say("fg", "");
+                    shell.say("counters", "sem");
+                }
+                shell.suspend();
+                shell.say("bg", "[1]+");
+                // It reads from the terminal.
+                shell.wait_for_stop();
+                shell.say("fg", "");
+                shell.say("counters", "sem");
+                shell.talker.send("exit 7");
+                shell.wait_for_prompt();
+                shell.note_status();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_program_that_stops_itself_is_a_stopped_job() {
+    for file in fixture_forms("job") {
+        both_ways(&file, "PROGRAM", |shell, command| {
+            shell.say(command, "ready");
+            // As top and nano do on Ctrl-Z.
+            for signal in [19, 20, 21, 22] {
+                shell.talker.send(&format!("raise {signal}"));
+                shell.wait_for_prompt();
+                shell.wait_for_stop();
+                shell.say("fg", &format!("raised {signal}"));
+                shell.say("counters", "sem");
+            }
+            shell.talker.send("quit");
+            shell.wait_for_prompt();
+            shell.note_status();
+        });
+    }
+}
+
+#[test]
+fn the_status_that_the_shell_sees_is_that_of_the_program() {
+    for file in fixture_forms("job") {
+        both_ways(&file, "PROGRAM", |shell, command| {
+            for key in [INTERRUPT, QUIT] {
+                shell.say(command, "ready");
+                shell.press(key);
+                shell.note_status();
+            }
+            shell.say(command, "ready");
+            shell.talker.send("exit 42");
+            shell.wait_for_prompt();
+            shell.note_status();
+            // A job in the background, ended by its number.
+            shell.say(&format!("{command} </dev/zero >/dev/null &"), "");
+            shell.shown.pop();
+            shell.say("kill %1; wait %1; echo status $?", "status");
+            shell.shown.retain(|line| !line.starts_with("[1]"));
+        });
+    }
+}
+
+/// A program that writes to a file and reads nothing, to tell a hang-up from the end of its input.
+fn ticking(log: &Path) -> String {
+    format!(
+        "-prog {} -disable-all >'{}' 2>&1",
+        program("service").display(),
+        log.display()
+    )
+}
+
+fn ticks(log: &Path) -> usize {
+    let log = fs::read_to_string(log).unwrap_or_default();
+    log.matches("tick ").count()
+}
+
+/// The only child of a process, once it is there.
+fn child_of(pid: i32) -> i32 {
+    eventually("it has a child", || match children(pid).as_slice() {
+        [child] => Some(*child),
+        _ => None,
+    })
+}
+
+fn wait_for_end(pid: i32) {
+    eventually(&format!("process {pid} ends"), || {
+        matches!(state(pid), None | Some('Z')).then_some(())
+    });
+}
+
+#[test]
+fn the_leader_of_a_session_tells_the_program_that_the_terminal_has_gone() {
+    let scratch = Scratch::new();
+    let log = scratch.file("log");
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let line = format!("exec {tool} trace -wait {}", ticking(&log));
+    let mut script = Command::new("script");
+    script
+        .args(["-qec", &line, "/dev/null"])
+        .stdin(Stdio::piped());
+    let mut guard = Guard::spawn(&mut script);
+    eventually("the program ticks", || (ticks(&log) > 0).then_some(()));
+    let tool = child_of(guard.pid());
+    let program = child_of(tool);
+    assert_eq!(stat(tool, SESSION), tool.to_string());
+    guard.child().kill().unwrap();
+    guard.wait();
+    wait_for_end(program);
+    wait_for_end(tool);
+}
+
+#[test]
+fn without_wait_the_program_goes_on_in_the_session_of_the_terminal() {
+    let scratch = Scratch::new();
+    let log = scratch.file("log");
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let mut shell = Shell::start();
+    shell
+        .talker
+        .send(&format!("{tool} trace -v {}", ticking(&log)));
+    shell.note_status();
+    assert_eq!(shell.shown.pop().unwrap(), "status 0");
+    let said = fs::read_to_string(&log).unwrap();
+    let pid = said.split("as process ").nth(1).unwrap();
+    let pid: i32 = pid.split(',').next().unwrap().parse().unwrap();
+    let _killed = Orphan(pid);
+
+    shell.say("jobs; echo listed", "listed");
+    assert_eq!(shell.shown.pop().unwrap(), "listed", "it is no job");
+    // Nor is it concerned by what is typed.
+    shell.press(&format!("{INTERRUPT}{QUIT}{SUSPEND}"));
+    let before = ticks(&log);
+    eventually("it goes on", || (ticks(&log) > before + 3).then_some(()));
+    for field in [SESSION, TERMINAL] {
+        assert_eq!(stat(pid, field), stat(shell.pid, field));
+    }
+}
+
+/// A process that is nobody's child any more.
+struct Orphan(i32);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.0), Signal::SIGKILL);
+    }
+}

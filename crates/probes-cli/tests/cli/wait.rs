@@ -1,0 +1,448 @@
+//! `trace -wait`: exit status, signals, what the program inherits. Without a terminal.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::libc::{SIGCONT, SIGKILL, SIGSTOP, SIGTSTP};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::process::{children, settle, state, status};
+use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program};
+
+use crate::support::{command, run_command, run_on};
+
+/// The first real-time signal that the C library leaves to programs.
+const REAL_TIME: i32 = 34;
+
+const WAIT: [&str; 5] = ["trace", "-wait", "-quiet", "-disable-all", "-prog"];
+
+/// The tool waiting for a program that talks through it.
+struct Waiting {
+    tool: Talker,
+    program: i32,
+}
+
+impl Waiting {
+    fn for_program(file: &Path) -> Waiting {
+        Waiting::started_by(command(WAIT).arg(file))
+    }
+
+    /// `command` is the tool, or becomes it.
+    fn started_by(command: &mut Command) -> Waiting {
+        let mut tool = Talker::spawn(command);
+        tool.expect("ready");
+        let program = children(tool.pid());
+        assert_eq!(program.len(), 1, "the program is its only child");
+        Waiting {
+            program: program[0],
+            tool,
+        }
+    }
+
+    /// What the program has caught since it was last asked: number, code, sender, value.
+    fn caught(&mut self) -> Vec<[i32; 4]> {
+        let line = self.tool.ask("caught", "caught");
+        let words = line.split_ascii_whitespace().skip(1);
+        words
+            .map(|word| {
+                let numbers: Vec<i32> = word.split(':').map(|n| n.parse().unwrap()).collect();
+                numbers.try_into().unwrap()
+            })
+            .collect()
+    }
+
+    /// What the program has caught when it has caught `count` signals, and whatever came with them:
+    /// a last signal, sent on the same way, shows that nothing is on its way any more.
+    fn caught_all(&mut self, count: usize, last: i32) -> Vec<[i32; 4]> {
+        let mut all = Vec::new();
+        eventually("all signals are caught", || {
+            all.extend(self.caught());
+            (all.len() >= count).then_some(())
+        });
+        self.tool.ask(&format!("catch {last}"), "catching");
+        send(self.tool.pid(), last);
+        let end = [last, 0, self.tool.pid(), 0];
+        eventually("the last signal is caught", || {
+            all.extend(self.caught());
+            (all.last() == Some(&end)).then_some(())
+        });
+        all.pop();
+        all
+    }
+}
+
+/// Sends a signal that has a name to one process.
+fn send(pid: i32, number: i32) {
+    kill(Pid::from_raw(pid), Signal::try_from(number).unwrap()).unwrap();
+}
+
+fn wait_for_state(pid: i32, wanted: char) {
+    eventually(&format!("process {pid} is {wanted}"), || {
+        (state(pid) == Some(wanted)).then_some(())
+    });
+}
+
+#[test]
+fn the_exit_status_is_the_programs() {
+    for file in fixture_forms("job") {
+        for code in [0, 1, 7, 255] {
+            let mut waiting = Waiting::for_program(&file);
+            waiting.tool.send(&format!("exit {code}"));
+            assert_eq!(waiting.tool.guard().wait().code(), Some(code));
+        }
+    }
+    for file in test_support::program_forms("terminating") {
+        let answer = run_on("trace -wait -enable foobar", &file).answer();
+        let end = "handlers fooia=0 foobar=2 collatz=0\n";
+        assert!(answer.ends_with(end), "{answer}");
+    }
+}
+
+#[test]
+fn a_program_that_a_signal_has_ended_makes_it_128_and_the_signal() {
+    for file in fixture_forms("job") {
+        for signal in [1, 2, 3, 6, 9, 11, 13, 15, REAL_TIME, 64] {
+            let mut tool = Command::new("prlimit");
+            tool.arg("--core=0").arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+            let mut waiting = Waiting::started_by(tool.args(WAIT).arg(&file));
+            waiting.tool.send(&format!("raise {signal}"));
+            let status = waiting.tool.guard().wait();
+            assert_eq!(status.code(), Some(128 + signal), "{status}");
+        }
+    }
+}
+
+#[test]
+fn every_signal_sent_to_the_tool_reaches_the_program_once() {
+    let mut sender = Talker::start(&fixture("job.pie"));
+    for file in fixture_forms("job") {
+        let mut waiting = Waiting::for_program(&file);
+        let tool = waiting.tool.pid();
+        // What cannot be caught, what continues a process, and those of the C library.
+        let catchable = (1..=64).filter(|n| ![SIGKILL, SIGSTOP, SIGCONT, 32, 33, 64].contains(n));
+        for number in catchable.clone() {
+            waiting.tool.ask(&format!("catch {number}"), "catching");
+            sender.ask(&format!("send {number} {tool}"), "sent");
+            eventually(&format!("signal {number} is caught"), || {
+                let caught = waiting.caught();
+                // kill(2) is not to be had in somebody else's name.
+                let expected = [[number, 0, tool, 0]];
+                (caught == expected).then_some(())
+            });
+        }
+        // Queued, a signal says who has sent it, and carries a value.
+        for number in catchable.clone() {
+            sender.ask(&format!("queue {number} {tool} 1"), "queued");
+        }
+        let queued = |number| [number, -1, sender.pid(), 0];
+        let mut caught = waiting.caught_all(catchable.clone().count(), 12);
+        caught.sort_unstable();
+        assert_eq!(caught, catchable.map(queued).collect::<Vec<_>>());
+        waiting.tool.send("quit");
+        assert_eq!(waiting.tool.guard().wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_thousand_queued_signals_arrive_in_order() {
+    const COUNT: i32 = 1000;
+    let mut sender = Talker::start(&fixture("job.pie"));
+    for file in fixture_forms("job") {
+        let mut waiting = Waiting::for_program(&file);
+        let tool = waiting.tool.pid();
+        waiting.tool.ask(&format!("catch {REAL_TIME}"), "catching");
+        sender.ask(&format!("queue {REAL_TIME} {tool} {COUNT}"), "queued");
+        let caught = waiting.caught_all(COUNT as usize, 12);
+        let values: Vec<i32> = caught.iter().map(|signal| signal[3]).collect();
+        assert_eq!(values, (0..COUNT).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn what_the_program_sends_its_parent_does_not_come_back() {
+    for file in fixture_forms("job") {
+        let mut waiting = Waiting::for_program(&file);
+        let tool = waiting.tool.pid();
+        for number in [1, 2, 10, 15, REAL_TIME] {
+            waiting.tool.ask(&format!("catch {number}"), "catching");
+            waiting.tool.ask(&format!("send {number} {tool}"), "sent");
+            waiting
+                .tool
+                .ask(&format!("queue {number} {tool} 1"), "queued");
+        }
+        assert_eq!(waiting.caught_all(0, 12), [] as [[i32; 4]; 0]);
+        assert!(waiting.tool.guard().is_running());
+    }
+}
+
+#[test]
+fn a_signal_with_its_default_action_ends_the_program_and_then_the_tool() {
+    for number in [1, 2, 3, 15] {
+        let mut tool = Command::new("prlimit");
+        tool.arg("--core=0").arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+        let file = fixture("job.nopie");
+        let mut waiting = Waiting::started_by(tool.args(WAIT).arg(&file));
+        send(waiting.tool.pid(), number);
+        let status = waiting.tool.guard().wait();
+        assert_eq!(status.code(), Some(128 + number), "{status}");
+        assert_eq!(state(waiting.program), None, "it is reaped");
+    }
+}
+
+#[test]
+fn an_alarm_set_before_the_tool_was_executed_reaches_the_program() {
+    let mut perl = Command::new("perl");
+    perl.args(["-e", "alarm 1; exec @ARGV"])
+        .arg(env!("CARGO_BIN_EXE_ocaml-probes"))
+        .args(WAIT)
+        .arg(fixture("job.pie"));
+    let mut waiting = Waiting::started_by(&mut perl);
+    assert_eq!(waiting.tool.guard().wait().code(), Some(128 + 14));
+}
+
+#[test]
+fn the_program_goes_on_when_the_tool_is_killed() {
+    for file in fixture_forms("job") {
+        let mut waiting = Waiting::for_program(&file);
+        send(waiting.tool.pid(), SIGKILL);
+        waiting.tool.guard().wait();
+        assert_eq!(waiting.tool.ask("run", "hits"), "hits ping=0 pong=0");
+        waiting.tool.hang_up();
+        eventually("the program ends", || {
+            matches!(state(waiting.program), None | Some('Z')).then_some(())
+        });
+    }
+}
+
+#[test]
+fn waiting_takes_no_processor_time() {
+    let mut waiting = Waiting::for_program(&fixture("job.pie"));
+    let tool = waiting.tool.pid();
+    wait_for_state(tool, 'S');
+    let switches = |_| status(tool, "voluntary_ctxt_switches");
+    let before = switches(());
+    for _ in 0..100 {
+        waiting.tool.ask("counters", "sem");
+    }
+    assert_eq!(switches(()), before, "it has not even been woken");
+    assert_eq!(status(tool, "Threads"), "1");
+}
+
+#[test]
+fn a_job_of_its_own_stops_and_goes_on_as_one() {
+    for file in fixture_forms("job") {
+        let mut waiting = Waiting::started_by(command(WAIT).arg(&file).process_group(0));
+        let (tool, program) = (waiting.tool.pid(), waiting.program);
+        let stopped_by = |signal| {
+            let by = eventually("the tool stops", || {
+                let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
+                match waitid(Id::Pid(Pid::from_raw(tool)), flags).unwrap() {
+                    WaitStatus::Stopped(_, by) => Some(by),
+                    _ => None,
+                }
+            });
+            assert_eq!(by, signal);
+            assert_eq!(state(program), Some('T'), "before the tool");
+        };
+        // To the tool alone, as kill does; to the program alone; to both, as a shell does.
+        for (signal, whom) in [
+            (Signal::SIGTSTP, tool),
+            (Signal::SIGTTIN, tool),
+            (Signal::SIGTTOU, program),
+            (Signal::SIGSTOP, program),
+            (Signal::SIGTSTP, -tool),
+            (Signal::SIGTTOU, -tool),
+        ] {
+            kill(Pid::from_raw(whom), signal).unwrap();
+            stopped_by(signal);
+            // To both, to the tool alone.
+            for continued in [-tool, tool] {
+                if continued == tool {
+                    kill(Pid::from_raw(whom), signal).unwrap();
+                    stopped_by(signal);
+                }
+                kill(Pid::from_raw(continued), Signal::SIGCONT).unwrap();
+                wait_for_state(tool, 'S');
+                waiting.tool.ask("counters", "sem");
+            }
+        }
+        waiting.tool.send("exit 3");
+        assert_eq!(waiting.tool.guard().wait().code(), Some(3));
+    }
+}
+
+#[test]
+fn what_is_continued_last_goes_on() {
+    const ROUNDS: usize = 500;
+    for file in fixture_forms("job") {
+        let mut waiting = Waiting::started_by(command(WAIT).arg(&file).process_group(0));
+        let tool = Pid::from_raw(waiting.tool.pid());
+        for _ in 0..ROUNDS {
+            // Sent by kill, the stop is passed on, too: not after the program was continued.
+            killpg(tool, Signal::SIGTSTP).unwrap();
+            killpg(tool, Signal::SIGCONT).unwrap();
+            waiting.tool.ask("counters", "sem");
+            wait_for_state(tool.as_raw(), 'S');
+            waiting.tool.ask("counters", "sem");
+        }
+        waiting.tool.send("exit 6");
+        assert_eq!(waiting.tool.guard().wait().code(), Some(6));
+    }
+}
+
+#[test]
+fn a_handler_of_the_stop_signal_decides_when_the_job_stops() {
+    let mut waiting = Waiting::started_by(command(WAIT).arg(fixture("job.pie")).process_group(0));
+    let tool = waiting.tool.pid();
+    waiting.tool.ask(&format!("catch {SIGTSTP}"), "catching");
+    send(tool, SIGTSTP);
+    eventually("it is caught", || {
+        (waiting.caught() == [[SIGTSTP, 0, tool, 0]]).then_some(())
+    });
+    assert_eq!(state(tool), Some('S'), "the program has not stopped");
+    waiting.tool.send("raise 19");
+    wait_for_state(tool, 'T');
+    killpg(Pid::from_raw(tool), Signal::SIGCONT).unwrap();
+    waiting.tool.expect("raised 19");
+    wait_for_state(tool, 'S');
+}
+
+#[test]
+fn where_nobody_does_job_control_the_tool_does_not_stand_with_the_program() {
+    for file in fixture_forms("job") {
+        let mut waiting = Waiting::for_program(&file);
+        let (tool, program) = (waiting.tool.pid(), waiting.program);
+        settle(program);
+        // A throttle, a debugger: it continues only what it has stopped.
+        for _ in 0..20 {
+            send(program, SIGSTOP);
+            wait_for_state(program, 'T');
+            send(program, SIGCONT);
+            waiting.tool.ask("counters", "sem");
+        }
+        wait_for_state(tool, 'S');
+        // The program stands: what continues the tool continues it.
+        send(program, SIGSTOP);
+        wait_for_state(program, 'T');
+        wait_for_state(tool, 'S');
+        send(tool, SIGCONT);
+        waiting.tool.ask("counters", "sem");
+        // The tool stands: nothing else does.
+        send(tool, SIGSTOP);
+        wait_for_state(tool, 'T');
+        waiting.tool.ask("counters", "sem");
+        waiting.tool.send("exit 5");
+        wait_for_state(program, 'Z');
+        send(tool, SIGCONT);
+        assert_eq!(waiting.tool.guard().wait().code(), Some(5));
+    }
+}
+
+/// The signals of a process as /proc shows them, its group and session.
+fn inheritance(pid: i32) -> Vec<String> {
+    let signals = ["SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd"].map(|name| {
+        let set = u64::from_str_radix(&status(pid, name), 16).unwrap();
+        // Signals 32 and 33 are the C library's own, and it has two ways to start a program.
+        format!("{name} {:x}", set & !(3 << 31))
+    });
+    let mut all = signals.to_vec();
+    all.push(format!("session {}", test_support::process::stat(pid, 6)));
+    all
+}
+
+#[test]
+fn the_program_inherits_the_signals_as_if_it_had_been_started_directly() {
+    for file in fixture_forms("job") {
+        for signals in [
+            vec![],
+            vec!["--ignore-signal=CHLD,HUP,INT,USR1,TSTP"],
+            vec!["--block-signal=INT,TERM,CHLD,CONT,USR2,SEGV"],
+            vec!["--ignore-signal=CHLD,QUIT", "--block-signal=CHLD,HUP,TTOU"],
+        ] {
+            let start = || {
+                let mut env = Command::new("env");
+                env.args(&signals);
+                env
+            };
+            let mut direct = Talker::spawn(start().arg(&file));
+            direct.expect("ready");
+            let mut tool = start();
+            tool.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+            let mut waiting = Waiting::started_by(tool.args(WAIT).arg(&file));
+            for pid in [direct.pid(), waiting.program] {
+                settle(pid);
+            }
+            assert_eq!(
+                inheritance(waiting.program),
+                inheritance(direct.pid()),
+                "{signals:?}"
+            );
+            let group = |pid| test_support::process::stat(pid, 5);
+            assert_eq!(group(waiting.program), group(waiting.tool.pid()));
+            let descriptors = |pid| test_support::process::descriptors(pid).len();
+            assert_eq!(descriptors(waiting.program), descriptors(direct.pid()));
+            // Ignoring SIGCHLD, a process does not learn how its children end.
+            waiting.tool.send("exit 9");
+            assert_eq!(waiting.tool.guard().wait().code(), Some(9), "{signals:?}");
+        }
+    }
+}
+
+#[test]
+fn the_answer_is_printed_before_the_waiting() {
+    let mut tool = command(["trace", "-wait", "-json", "-prog"]);
+    let mut talker = Talker::spawn(tool.arg(fixture("job.pie")));
+    // Both write to the same pipe, each a whole line.
+    let mut lines = [talker.line().unwrap(), talker.line().unwrap()];
+    lines.sort();
+    let [ready, answer] = lines;
+    assert_eq!(ready, "ready");
+    let json: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(
+        children(talker.pid()),
+        [json["pid"].as_i64().unwrap() as i32]
+    );
+    talker.send("exit 4");
+    assert_eq!(talker.guard().wait().code(), Some(4));
+}
+
+#[test]
+fn an_answer_that_nobody_takes_does_not_end_the_waiting() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut tool = command(["trace", "-wait", "-json", "-prog"]);
+    tool.arg(fixture("job.pie"))
+        .stdin(Stdio::piped())
+        .stdout(full)
+        .stderr(Stdio::piped());
+    let mut guard = Guard::spawn(&mut tool);
+    let mut errors = BufReader::new(guard.child().stderr.take().unwrap());
+    let mut error = String::new();
+    errors.read_line(&mut error).unwrap();
+    let pid = children(guard.pid())[0];
+    assert_eq!(
+        error,
+        format!(
+            "ocaml-probes: cannot write the answer: No space left on device; \
+             the program runs as process {pid}\n"
+        )
+    );
+    assert!(guard.is_running());
+    drop(guard.child().stdin.take());
+    assert_eq!(guard.wait().code(), Some(0), "the program's");
+}
+
+#[test]
+fn what_cannot_be_started_is_an_error_of_the_tool() {
+    for (prog, code) in [("/nowhere/x", Some(1)), ("", Some(2))] {
+        let run = run_command(command(["trace", "-wait", "-prog"]).arg(prog));
+        assert_eq!(run.code, code, "{run:?}");
+        assert_eq!(run.stdout, "");
+    }
+    let error = run_on("trace -wait -enable fooai", &program("terminating")).failure();
+    assert!(error.contains("did you mean \"fooia\"?"), "{error}");
+}
