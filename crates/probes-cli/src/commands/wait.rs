@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The program stays in the process group that the shell has made for us. So the terminal's signals
-//! (Ctrl-C, Ctrl-\\, Ctrl-Z, hang-up, window size) reach it from the kernel, and only in the
+//! (Ctrl-C, Ctrl-\, Ctrl-Z, hang-up, window size) reach it from the kernel, and only in the
 //! foreground it may read. All our own signals are held back and read one by one: none can end or
 //! stop us before the program.
 
@@ -44,6 +44,8 @@ struct Scene {
     leads_session: bool,
     /// Whether the program is stopped.
     stands: bool,
+    /// Whether we have passed on to it what may stop it, and nothing has come of that yet.
+    told_to_stop: bool,
 }
 
 /// What to do about a signal.
@@ -83,17 +85,13 @@ impl Wait {
         let mut program = Program::new(launched, self.pending)?;
         let mut signal: Option<ReceivedSignal> = None;
         loop {
-            let news = program.look()?;
-            if matches!(news, News::Stopped(_)) {
-                // Told to stop as well, we do so now.
-                signal = signal.filter(|signal| stop_signal(signal.number).is_none());
-            }
+            let news = program.news(&mut signal)?;
             if let Some(status) = program.follow(news)? {
                 return Ok(exit_status(status));
             }
             match signal.map(|signal| (signal, reaction(&signal, program.scene))) {
                 None | Some((_, Reaction::Nothing)) => {}
-                Some((signal, Reaction::PassOn)) => program.pass_on(&signal)?,
+                Some((signal, Reaction::PassOn)) => program.pass_on(&signal),
                 Some((_, Reaction::Stop(by))) => {
                     if let Some(status) = program.follow(News::Stopped(by))? {
                         return Ok(exit_status(status));
@@ -123,12 +121,40 @@ impl Program {
             program: launched.report().pid,
             leads_session: getsid(None)? == getpid(),
             stands: false,
+            told_to_stop: false,
         };
         Ok(Program {
             launched,
             scene,
             pending,
         })
+    }
+
+    /// Looks what it has come to, `signal` being what we have received last.
+    fn news(&mut self, signal: &mut Option<ReceivedSignal>) -> io::Result<News> {
+        let news = self.look()?;
+        if !matches!(news, News::Stopped(_)) {
+            return Ok(news);
+        }
+        // Told to stop as well, we are about to.
+        *signal = signal.filter(|signal| stop_signal(signal.number).is_none());
+        if !self.scene.told_to_stop {
+            return Ok(news);
+        }
+        // By what we have passed on, perhaps. What has come since, to continue both of us, was too
+        // early for it then.
+        self.scene.told_to_stop = false;
+        let continued = match *signal {
+            Some(signal) if signal.number == libc::SIGCONT => Some(signal),
+            _ => self.take(Signal::SIGCONT)?,
+        };
+        match continued {
+            Some(continued) => {
+                self.pass_on(&continued);
+                self.look()
+            }
+            None => Ok(news),
+        }
     }
 
     /// Looks what it has come to since it was last looked at.
@@ -196,16 +222,11 @@ impl Program {
     }
 
     /// Gives it a signal that we have received.
-    fn pass_on(&mut self, signal: &ReceivedSignal) -> io::Result<()> {
+    fn pass_on(&mut self, signal: &ReceivedSignal) {
         // It may have become another user's and be out of our reach, or its queue may be full.
         let _ = self.launched.pass_on(signal);
-        if stop_signal(signal.number).is_some() {
-            // What has come since to continue us has come to it too early, if it has at all.
-            if let Some(signal) = self.take(Signal::SIGCONT)? {
-                let _ = self.launched.pass_on(&signal);
-            }
-        }
-        Ok(())
+        self.scene.told_to_stop = stop_signal(signal.number).is_some()
+            || (self.scene.told_to_stop && signal.number != libc::SIGCONT);
     }
 
     /// Takes a signal that may be pending.
@@ -240,8 +261,9 @@ fn stop_signal(number: i32) -> Option<Signal> {
 /// program has already is a smaller fault than to lose what only we have got.
 fn reaction(signal: &ReceivedSignal, scene: Scene) -> Reaction {
     // Neither ever comes in twos: what stands needs no other signal to stop, what runs no SIGCONT.
+    // They come in the order in which they were sent: each takes back the others that are pending.
     if signal.number == libc::SIGCONT {
-        return match scene.stands {
+        return match scene.stands || scene.told_to_stop {
             true => Reaction::PassOn,
             false => Reaction::Nothing,
         };
@@ -290,6 +312,7 @@ mod tests {
         program: 101,
         leads_session: false,
         stands: false,
+        told_to_stop: false,
     };
     const STANDING: Scene = Scene {
         stands: true,
@@ -373,8 +396,14 @@ mod tests {
                 let reaction = reaction_to(stop as i32, code, sender, STANDING);
                 assert_eq!(reaction, Reaction::Stop(stop));
             }
-            let reaction = reaction_to(libc::SIGCONT, code, sender, STANDING);
-            assert_eq!(reaction, Reaction::PassOn);
+            let told_to_stop = Scene {
+                told_to_stop: true,
+                ..SCENE
+            };
+            for scene in [STANDING, told_to_stop] {
+                let reaction = reaction_to(libc::SIGCONT, code, sender, scene);
+                assert_eq!(reaction, Reaction::PassOn);
+            }
         }
         let ended = reaction_to(libc::SIGTERM, libc::SI_USER, 7, STANDING);
         assert_eq!(ended, Reaction::PassOn);
