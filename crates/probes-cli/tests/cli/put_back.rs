@@ -2,7 +2,7 @@
 //! of the process meanwhile; and `attach -live`.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -12,10 +12,7 @@ use test_support::{Guard, Talker, eventually, fixture_forms, process, program_fo
 use crate::support::{both_forms, command, image, run, states};
 
 /// An `attach` that waits.
-struct Waiting {
-    guard: Guard,
-    stdout: BufReader<ChildStdout>,
-}
+struct Waiting(Talker);
 
 impl Waiting {
     /// Starts `attach` on a process, and waits until it has made its changes and said so.
@@ -25,36 +22,31 @@ impl Waiting {
     }
 
     fn spawn(command: &mut Command) -> Waiting {
-        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut guard = Guard::spawn(command);
-        let stdout = guard.child().stdout.take().unwrap();
-        let mut waiting = Waiting {
-            guard,
-            stdout: BufReader::new(stdout),
-        };
+        let mut waiting = Waiting(Talker::spawn(command.stderr(Stdio::piped())));
         let line = waiting.line();
         assert!(line.contains(" -> ") || line.starts_with('{'), "{line}");
         waiting
     }
 
     fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).unwrap();
-        line
+        self.0.line().unwrap_or_default()
     }
 
     fn send(&self, signal: Signal) {
-        kill(Pid::from_raw(self.guard.pid()), signal).unwrap();
+        kill(Pid::from_raw(self.0.pid()), signal).unwrap();
     }
 
     /// Its exit status, the rest of its answer, and what it has said on standard error.
     fn end(mut self) -> (Option<i32>, String, String) {
         let mut stdout = String::new();
-        self.stdout.read_to_string(&mut stdout).unwrap();
+        while let Some(line) = self.0.line() {
+            stdout += &line;
+            stdout.push('\n');
+        }
         let mut stderr = String::new();
-        let mut pipe = self.guard.child().stderr.take().unwrap();
+        let mut pipe = self.0.guard().child().stderr.take().unwrap();
         pipe.read_to_string(&mut stderr).unwrap();
-        (self.guard.wait().code(), stdout, stderr)
+        (self.0.guard().wait().code(), stdout, stderr)
     }
 }
 
@@ -201,15 +193,15 @@ fn a_tracer_in_the_way_is_waited_for() {
         let mut waiting = Waiting::start(&target, "-enable ping -for 1h -verbose");
         let tracer = strace(target.pid());
         waiting.send(Signal::SIGINT);
-        let mut stderr = BufReader::new(waiting.guard.child().stderr.take().unwrap());
+        let mut stderr = BufReader::new(waiting.0.guard().child().stderr.take().unwrap());
         let mut said = String::new();
         while !said.contains("put back later: ") {
             assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
         }
         assert!(states(target.pid()).contains("ping enabled"));
         drop(tracer);
-        assert_eq!(waiting.line(), "ping 1 -> 0, 3 sites\n");
-        assert!(waiting.guard.wait().success());
+        assert_eq!(waiting.line(), "ping 1 -> 0, 3 sites");
+        assert!(waiting.0.guard().wait().success());
     }
 }
 
@@ -221,7 +213,7 @@ fn who_is_told_twice_gives_up_waiting_and_says_what_to_do() {
         waiting.send(Signal::SIGINT);
         // The second is not to come while the first waits to be taken: they would be one.
         eventually("it is told", || {
-            let pending = process::status(waiting.guard.pid(), "ShdPnd");
+            let pending = process::status(waiting.0.pid(), "ShdPnd");
             (u64::from_str_radix(&pending, 16).unwrap() == 0).then_some(())
         });
         waiting.send(Signal::SIGTERM);
