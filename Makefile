@@ -3,7 +3,11 @@
 # Where rustup puts cargo, which a shell knows from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test lint bench fmt clean
+.PHONY: all setup demo test chaos lint bench fmt clean
+
+# In a folder of its own: programs built with faults are not to lie where others look for programs.
+FAULTS = --target-dir target/chaos --features fault-injection
+CHAOS = $(FAULTS) -p probes-cli --test chaos -- --nocapture --test-threads=1
 
 all: setup
 	cargo build --release
@@ -18,14 +22,24 @@ demo: setup
 test: setup
 	dune build
 	cargo build --release
+	! grep -q OCAML_PROBES_FAULT target/release/ocaml-probes
 	cargo test --workspace
+	cargo test $(CHAOS)
 	dune runtest
 	scripts/test-as-user
 	scripts/test-readme
 
+# An hour, half of it as an ordinary user.
+chaos: setup
+	dune build
+	cargo test $(FAULTS) -p probes-lib --lib faults
+	CHAOS_SECONDS=1800 cargo test $(CHAOS)
+	CHAOS_SECONDS=1800 scripts/test-as-user $(CHAOS)
+
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy $(FAULTS) -p probes-lib -p probes-cli --lib --bins --test chaos -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
 

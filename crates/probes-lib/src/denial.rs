@@ -21,10 +21,14 @@ pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) ->
     match errno {
         // What is left of it belongs to root, and has no memory to look into.
         Errno::EPERM | Errno::EACCES if process.has_ended() => ErrorKind::Exited { pid },
-        Errno::EPERM | Errno::EACCES => ErrorKind::Denied {
-            pid,
-            operation,
-            denial: of_process(process, errno),
+        Errno::EPERM | Errno::EACCES => match of_process(process, errno) {
+            // While it ended, this looked like another reason.
+            _ if process.has_ended() => ErrorKind::Exited { pid },
+            denial => ErrorKind::Denied {
+                pid,
+                operation,
+                denial,
+            },
         },
         Errno::ENOENT | Errno::ESRCH => ErrorKind::Exited { pid },
         _ => ErrorKind::system(pid, "trace a thread", errno.into()),

@@ -117,7 +117,11 @@ impl Process {
 
     /// Whether the thread has begun to exit: the kernel refuses to trace it, and it will be gone.
     pub(crate) fn is_exiting(&self, tid: i32) -> bool {
-        match self.read(&format!("task/{tid}/stat")) {
+        self.is_exiting_in(&format!("task/{tid}"))
+    }
+
+    fn is_exiting_in(&self, folder: &str) -> bool {
+        match self.read(&format!("{folder}/stat")) {
             Ok(stat) => stat_field(&stat, FLAGS).is_some_and(|flags| flags & PF_EXITING != 0),
             Err(error) => is_gone(&error),
         }
@@ -237,7 +241,8 @@ impl Process {
             let path = format!("{folder}/maps");
             can_fail!(Stat);
             let status = fstatat(&self.dir, path.as_str(), AtFlags::empty())?;
-            Ok(Some(status.st_uid))
+            // What is left of a thread that has exited belongs to root.
+            Ok((!self.is_exiting_in(folder)).then_some(status.st_uid))
         })
     }
 

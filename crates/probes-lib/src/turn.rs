@@ -17,6 +17,10 @@ use nix::sys::stat::{major, minor};
 use crate::error::{Denial, ErrorKind, Result};
 use crate::process::{Process, name_of};
 
+/// How often the lock is tried after the deadline while /proc/locks names nobody who has it: who was
+/// before us may just have let go, and who was faster then, too.
+const UNSEEN: usize = 20;
+
 /// Held while a process is changed.
 pub(crate) struct Turn {
     _lock: Flock<File>,
@@ -33,12 +37,21 @@ impl Turn {
         let operation = "attach to";
         let mut file = lock_file(process)
             .map_err(|source| crate::denial::or_lost(process, operation, source))?;
+        let mut unseen = 0;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Turn { _lock: lock }),
                 Err((same, Errno::EWOULDBLOCK | Errno::EINTR)) => {
                     if Instant::now() >= deadline {
-                        let denial = by_holder(&same);
+                        let holder = holder_of(&same);
+                        // Nobody has it any more, or one whom we cannot see.
+                        unseen += usize::from(holder.is_none());
+                        if holder.is_none() && unseen < UNSEEN {
+                            file = same;
+                            pause();
+                            continue;
+                        }
+                        let denial = being_changed_by(holder.unwrap_or(0));
                         let pid = process.pid();
                         return Err(ErrorKind::Denied {
                             pid,
@@ -69,20 +82,26 @@ pub(crate) fn pause() {
 /// is left of a leader that has exited may belong to root, and then it is the process's folder.
 fn lock_file(process: &Process) -> io::Result<File> {
     let flags = OFlag::O_RDONLY;
-    if process.is_exiting(process.pid()) {
-        return process.open_file("task", flags | OFlag::O_DIRECTORY);
+    let is_left = || process.is_exiting(process.pid());
+    let folder = || process.open_file("task", flags | OFlag::O_DIRECTORY);
+    if is_left() {
+        return folder();
     }
-    process.open_file("mem", flags)
+    match process.open_file("mem", flags) {
+        // It has exited since.
+        Err(_) if is_left() => folder(),
+        opened => opened,
+    }
 }
 
 /// Who holds the lock, as /proc/locks tells.
-fn by_holder(file: &File) -> Denial {
-    let metadata = file.metadata();
+fn holder_of(file: &File) -> Option<i32> {
+    let metadata = file.metadata().ok()?;
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let tracer = metadata
-        .ok()
-        .and_then(|it| holder(&locks, it.dev(), it.ino()))
-        .unwrap_or(0);
+    holder(&locks, metadata.dev(), metadata.ino())
+}
+
+fn being_changed_by(tracer: i32) -> Denial {
     let name = name_of(tracer);
     Denial::BeingChanged { tracer, name }
 }

@@ -25,9 +25,7 @@ mod put_back;
 #[path = "live/unstopped.rs"]
 mod unstopped;
 
-// A thousand updates of one process, and many processes updating one.
-#[path = "live/crowd.rs"]
-mod crowd;
+// A thousand updates of one process.
 #[path = "live/endurance.rs"]
 mod endurance;
 
@@ -47,7 +45,7 @@ mod waiting;
 #[path = "live/hazards.rs"]
 mod hazards;
 
-// Threads that come and go all the time, and tools that are killed meanwhile.
+// Threads that come and go all the time, and tools that are interrupted meanwhile.
 #[path = "live/churn.rs"]
 mod churn;
 

@@ -108,7 +108,7 @@ fn zombies() -> Vec<i32> {
 
 #[test]
 fn a_process_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
-    let mut case = Case::begin("ended before each call", 5);
+    let mut case = Case::begin("ended before each call", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for file in fixture_forms("threads_spin") {
@@ -131,7 +131,7 @@ fn a_process_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
 
 #[test]
 fn a_process_that_executes_another_program_before_any_call_of_an_update_is_said_to() {
-    let mut case = Case::begin("executed before each call", 5);
+    let mut case = Case::begin("executed before each call", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for file in fixture_forms("exec_self") {

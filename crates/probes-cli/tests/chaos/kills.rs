@@ -93,7 +93,7 @@ fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault
 
 #[test]
 fn a_tool_killed_before_each_of_its_calls_leaves_a_process_that_is_well_or_can_be_repaired() {
-    let mut case = Case::begin("killed before each call", 10);
+    let mut case = Case::begin("killed before each call", 5);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         kill_at_each(&mut case, fixture_forms("multi_semaphore"), "kill");
@@ -106,7 +106,7 @@ fn a_tool_killed_before_each_of_its_calls_leaves_a_process_that_is_well_or_can_b
 
 #[test]
 fn a_tool_killed_before_or_within_each_of_its_writes_leaves_what_is_told_and_can_be_repaired() {
-    let mut case = Case::begin("killed before or within each write", 10);
+    let mut case = Case::begin("killed before or within each write", 5);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for fault in ["kill-write", "kill-within"] {

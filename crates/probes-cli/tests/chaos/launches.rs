@@ -69,7 +69,7 @@ fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Recor
 
 #[test]
 fn every_call_of_a_start_fails_in_turn_and_no_child_is_left_or_runs_without_its_probes() {
-    let mut case = Case::begin("failing calls of a start", 5);
+    let mut case = Case::begin("failing calls of a start", 2);
     let folder = Scratch::new();
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -101,7 +101,7 @@ fn every_call_of_a_start_fails_in_turn_and_no_child_is_left_or_runs_without_its_
 
 #[test]
 fn a_tool_killed_before_each_call_of_a_start_leaves_no_program_that_runs_without_its_probes() {
-    let mut case = Case::begin("killed before each call of a start", 5);
+    let mut case = Case::begin("killed before each call of a start", 2);
     let folder = Scratch::new();
     let output = folder.file("output");
     let mut rounds = 0;

@@ -1,6 +1,6 @@
 //! Threads and processes that are born and end all the time, while their process is changed.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Instant;
 
 use probes_lib::Action;
@@ -14,7 +14,7 @@ use crate::subject::{Subject, after, all};
 const CYCLES: usize = 500;
 
 /// Switches the probes of a process whose `rounds` are the threads, or processes, it has had.
-fn cycles(case: &mut Case, file: &PathBuf, args: &[&str], cycles: usize, what: &str) {
+fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str) {
     let mut subject = Subject::start(file, args);
     let (begun, born) = (Instant::now(), subject.rounds().iter().sum::<u64>());
     for cycle in 0..cycles {
@@ -49,7 +49,7 @@ fn cycles(case: &mut Case, file: &PathBuf, args: &[&str], cycles: usize, what: &
 
 #[test]
 fn threads_that_are_born_and_end_by_the_thousand_are_all_stopped_five_hundred_times() {
-    let mut case = Case::begin("switched while threads are born and end", 10);
+    let mut case = Case::begin("switched while threads are born and end", 8);
     let leaderless = || fixture_forms("churn").map(|file| (file, &["leader-exits"] as &[&str]));
     let led = || {
         let files = fixture_forms("churn")
@@ -69,7 +69,7 @@ fn threads_that_are_born_and_end_by_the_thousand_are_all_stopped_five_hundred_ti
 
 #[test]
 fn a_process_that_forks_all_the_time_is_changed_and_its_children_end_well() {
-    let mut case = Case::begin("switched while processes are forked", 5);
+    let mut case = Case::begin("switched while processes are forked", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for file in fixture_forms("fork_storm") {

@@ -13,7 +13,7 @@ use test_support::process::state;
 use test_support::{Guard, eventually, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, after, all, is_traced};
+use crate::subject::{Subject, after, all};
 use crate::tool;
 
 /// Updates of each tool.
@@ -28,13 +28,17 @@ struct Crowd {
 }
 
 /// How a tool ended that enables every probe: with the pid and the name of who was at it, if that
-/// kept it from doing so.
+/// kept it from doing so. Where there are more threads than processors, some may not stop in time;
+/// then it has 0 to tell.
 fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     let mut error = String::new();
     let mut stderr = tool.child().stderr.take().unwrap();
     stderr.read_to_string(&mut error).unwrap();
     if tool.wait().success() {
         return Ok(());
+    }
+    if error.contains("; released, safe to retry; nothing was changed") {
+        return Err((0, error));
     }
     let words = ["is being changed by pid ", "is already traced by pid "];
     let said = words.iter().find_map(|words| error.split_once(words));
@@ -56,6 +60,7 @@ fn run_tools(pid: i32, crowd: &Mutex<Crowd>) {
         crowd.lock().unwrap().pids.push(tool.pid());
         match enable(&mut tool) {
             Ok(()) => done += 1,
+            Err((0, _)) => {}
             Err((tracer, name)) => {
                 assert!(!name.is_empty());
                 crowd.lock().unwrap().named.push(tracer);
@@ -78,6 +83,7 @@ fn run_updates(pid: i32, crowd: &Mutex<Crowd>) {
                 denial: Denial::Traced { tracer, .. } | Denial::BeingChanged { tracer, .. },
                 ..
             } => crowd.lock().unwrap().named.push(*tracer),
+            ErrorKind::Busy { .. } | ErrorKind::ThreadsKeepStarting { .. } => {}
             _ => panic!("{error}"),
         }
     }
@@ -112,7 +118,7 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usiz
 
 #[test]
 fn two_and_five_tools_at_once_all_count_or_say_who_is_at_it() {
-    let mut case = Case::begin("two and five tools at once", 5);
+    let mut case = Case::begin("two and five tools at once", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for (tools, threads) in [(2, 0), (3, 2)] {
@@ -132,7 +138,7 @@ fn two_and_five_tools_at_once_all_count_or_say_who_is_at_it() {
 
 #[test]
 fn a_tool_that_stands_in_the_middle_of_its_update_is_named_and_does_the_rest_later() {
-    let mut case = Case::begin("one tool stands, others come", 5);
+    let mut case = Case::begin("one tool stands, others come", 2);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
@@ -150,13 +156,6 @@ fn a_tool_that_stands_in_the_middle_of_its_update_is_named_and_does_the_rest_lat
                 if !stands {
                     subject.apply(&all(Action::Disable));
                     break;
-                }
-                if !is_traced(subject.pid()) {
-                    // It stands before its update.
-                    kill(Pid::from_raw(first.pid()), Signal::SIGCONT).unwrap();
-                    assert!(first.wait().success(), "{fault}");
-                    subject.apply(&all(Action::Disable));
-                    continue;
                 }
                 stood += 1;
                 let mut others: Vec<Guard> = (0..3).map(|_| enabler(subject.pid())).collect();

@@ -269,9 +269,11 @@ impl Stopping<'_, '_> {
     fn run(&mut self) -> Result<()> {
         let process = self.stopped.process;
         let mut list = process.threads().map_err(|source| process.lost(source))?;
+        let mut passes = 0;
         loop {
             let clean = self.seize_unknown(&mut list)?;
             self.wait_for_all()?;
+            passes += 1;
             // A pass that meets no new thread is no proof that there is none: the walk through
             // /proc/PID/task ends early at a thread that dies under it. The count is: all that
             // stand are alive, so if they are as many as live, nobody runs.
@@ -281,7 +283,8 @@ impl Stopping<'_, '_> {
                 }
                 self.reap_ended();
             }
-            if Instant::now() > self.deadline {
+            // All that the first pass has met stand: a second one takes no time, if they are all.
+            if passes > 1 && Instant::now() > self.deadline {
                 return Err(ErrorKind::ThreadsKeepStarting {
                     pid: process.pid(),
                     deadline_ms: self.limit.as_millis() as u64,

@@ -1,5 +1,5 @@
-//! Threads that are born and die all the time, and tools that are killed or interrupted at any
-//! moment of an update.
+//! Threads that are born and die all the time, of which none runs while an update is made; and tools
+//! that are interrupted at any moment. (The chaos suite kills them.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,17 +11,16 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, State, Target};
-use test_support::process::{self, Image};
+use probes_lib::{Action, State};
+use test_support::process;
 use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms};
 
-use crate::alone::{again, role};
 use crate::examples::example;
-use crate::session::{Session, all, busy, patient};
+use crate::session::{Session, all, busy};
 
 const UPDATES: usize = 200;
 
-/// Tools killed, or interrupted, on each of four targets.
+/// Tools interrupted, on each of four targets.
 const TOOLS_OF_EACH: u32 = 50;
 
 /// Moments at which they are met, in a run or in an update.
@@ -48,76 +47,6 @@ fn go_round(session: &mut Session) {
         let on = now.iter().zip(&then).all(|(now, then)| now > then);
         on.then_some(())
     });
-}
-
-/// Threads that are not told to meet the probes, too.
-fn assert_hit_by_all(session: &mut Session) {
-    session.run();
-    go_round(session);
-    let hits = session.run();
-    assert!(hits["ping"] > 3 && hits["pong"] > 1, "{hits:?}");
-}
-
-fn assert_hit_by_none(session: &mut Session) {
-    // What was under way when it was disabled.
-    go_round(session);
-    session.run();
-    go_round(session);
-    let hits = session.run();
-    assert!(hits.values().all(|&hits| hits == 0), "{hits:?}");
-}
-
-fn assert_all(session: &Session, expected: (u16, State), what: &str) {
-    let states = session.states();
-    assert!(
-        states.values().all(|&state| state == expected),
-        "{what}: {states:?}"
-    );
-}
-
-fn update_again_and_again(mut session: Session) {
-    for update in 0..UPDATES {
-        let what = format!("update {update}");
-        let (action, state) = match update % 2 {
-            0 => (Action::Enable, (1, State::Enabled)),
-            _ => (Action::Disable, (0, State::Disabled)),
-        };
-        let report = session.apply(&all(action));
-        let report = report.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!(report.changed.len(), 2, "{what}");
-        assert_all(&session, state, &what);
-        match update % 20 {
-            0 => assert_hit_by_all(&mut session),
-            19 => assert_hit_by_none(&mut session),
-            _ => {}
-        }
-    }
-    assert_released(session.pid());
-    session.end();
-}
-
-#[test]
-fn threads_that_are_born_and_die_meanwhile_are_all_stopped_two_hundred_times() {
-    let _busy = busy();
-    for file in fixture_forms("churn") {
-        let session = Session::start(&file);
-        let text = Image::of(session.pid()).text();
-        let pid = session.pid();
-        session.apply(&all(Action::Enable)).unwrap();
-        session.apply(&all(Action::Disable)).unwrap();
-        Image::of(pid).text().assert_same(&text, "the text");
-        update_again_and_again(session);
-    }
-}
-
-#[test]
-fn a_process_of_which_no_thread_lives_long_is_changed_two_hundred_times() {
-    let _busy = busy();
-    for file in fixture_forms("churn") {
-        let session = Session::of(Talker::start_with(&file, ["leader-exits"]));
-        assert_eq!(process::state(session.pid()), Some('Z'));
-        update_again_and_again(session);
-    }
 }
 
 /// What is seen of an update from outside: between its first write and its last, the process has to
@@ -306,99 +235,6 @@ fn assert_well(session: &mut Session, number: u32) -> State {
 }
 
 #[test]
-fn a_tool_killed_at_any_moment_leaves_a_process_that_runs_on_and_can_be_repaired() {
-    let _busy = busy();
-    let (mut met, mut killed, mut broken) = (0, 0, 0);
-    for (file, args) in targets() {
-        let mut session = Session::of(Talker::start_with(&file, args));
-        let pid = session.pid();
-        let text = Image::of(pid).text();
-        met += meet_tools(pid, TOOLS_OF_EACH, Signal::SIGKILL, |number, status| {
-            killed += u32::from(status.signal() == Some(Signal::SIGKILL as i32));
-            if assert_well(&mut session, number) == State::Inconsistent {
-                broken += 1;
-                // No tool would touch it again.
-                force(&session, Action::Disable);
-            }
-        });
-        force(&session, Action::Enable);
-        assert_all(&session, (1, State::Enabled), "forced");
-        assert_hit_by_all(&mut session);
-        force(&session, Action::Disable);
-        assert_all(&session, (0, State::Disabled), "forced");
-        assert_hit_by_none(&mut session);
-        Image::of(pid).text().assert_same(&text, "the text");
-        session.end();
-    }
-    println!("{killed} killed, {met} of them in an update, {broken} left half an update");
-    assert!(met > 0, "{killed} were killed, none of them in an update");
-}
-
-fn force(session: &Session, action: Action) {
-    session.apply(&all(action).force(true)).unwrap();
-}
-
-#[test]
-fn half_an_update_of_a_thousand_sites_is_seen_and_repaired() {
-    // The part of the tool that is killed.
-    if let Some(pid) = role() {
-        let target = Target::open(pid.parse().unwrap()).unwrap();
-        loop {
-            for action in [Action::Enable, Action::Disable] {
-                let actions = all(action).force(true);
-                target.update_with(&actions, patient()).unwrap();
-            }
-        }
-    }
-    let _busy = busy();
-    let this_test = || ();
-    for file in fixture_forms("churn_1000") {
-        let mut session = Session::start(&file);
-        let pid = session.pid();
-        let text = Image::of(pid).text();
-        let (mut killed, mut broken) = (0, 0);
-        while broken < 5 {
-            let mut command = again(&this_test, &pid.to_string());
-            let mut tool = Guard::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()));
-            turn_until("the tool traces the process", || is_traced(pid));
-            let (begun, delay) = (Instant::now(), UPDATE * (killed % STEPS) / 4);
-            turn_until("it is time", || begun.elapsed() >= delay);
-            kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
-            tool.wait();
-            killed += 1;
-
-            assert_released(pid);
-            session.talker.ask("counters", "sem");
-            let is_half = |(_, state): &(u16, State)| *state == State::Inconsistent;
-            if session.states().values().any(is_half) {
-                broken += 1;
-                assert!(session.apply(&all(Action::Enable)).is_err());
-            }
-            let (action, state) = match killed % 2 {
-                0 => (Action::Enable, (1, State::Enabled)),
-                _ => (Action::Disable, (0, State::Disabled)),
-            };
-            force(&session, action);
-            assert_all(&session, state, "forced");
-            assert!(killed < 1000, "{broken} of {killed} were killed in between");
-        }
-        println!("{broken} of {killed} left half an update");
-        force(&session, Action::Disable);
-        Image::of(pid).text().assert_same(&text, "the text");
-        let hits = |session: &mut Session| {
-            session.run();
-            go_round(session);
-            session.run().values().sum::<u64>()
-        };
-        force(&session, Action::Enable);
-        assert!(hits(&mut session) > 1000);
-        force(&session, Action::Disable);
-        assert_hit_by_none(&mut session);
-        session.end();
-    }
-}
-
-#[test]
 fn a_tool_interrupted_at_any_moment_ends_and_leaves_all_or_nothing() {
     let _busy = busy();
     let (mut met, mut interrupted) = (0, 0);
@@ -415,30 +251,4 @@ fn a_tool_interrupted_at_any_moment_ends_and_leaves_all_or_nothing() {
     }
     println!("{interrupted} interrupted, {met} signals came in an update");
     assert!(met > 0, "{interrupted} were interrupted, none in an update");
-}
-
-#[test]
-fn thousands_of_queued_signals_arrive_once_and_in_order_while_tools_are_killed() {
-    let _busy = busy();
-    for file in fixture_forms("signals") {
-        let mut session = Session::start(&file);
-        let pid = session.pid();
-        session.talker.ask("send", "sending");
-        meet_tools(pid, TOOLS_OF_EACH, Signal::SIGKILL, |_, _| {
-            assert_released(pid);
-            if session.state("ping") == State::Inconsistent {
-                force(&session, Action::Disable);
-            }
-        });
-        assert_all_arrived(&mut session, &file);
-        session.end();
-    }
-}
-
-fn assert_all_arrived(session: &mut Session, file: &Path) {
-    let line = session.talker.ask("received", "received");
-    let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let what = format!("{}: {line}", file.display());
-    assert!(words[1].parse::<u64>().unwrap() >= 2000, "{what}");
-    assert_eq!(words[2..], ["lost", "0", "disordered", "0"], "{what}");
 }

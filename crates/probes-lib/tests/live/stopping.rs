@@ -10,43 +10,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use probes_lib::{Action, Effect, ErrorKind, Options, Selector, State, Target};
-use test_support::process::{self, Image};
-use test_support::{Talker, eventually, fixture_forms, program_forms};
+use test_support::process;
+use test_support::{Talker, eventually, fixture_forms};
 
 use crate::session::{Session, all, busy, patient};
-
-#[test]
-fn busy_threads_are_stopped_and_go_on_two_hundred_times() {
-    let _busy = busy();
-    for file in fixture_forms("threads_spin") {
-        let mut session = Session::of(Talker::start_with(&file, ["8"]));
-        let pid = session.pid();
-        let threads = process::threads(pid);
-        let text = Image::of(pid).text();
-        let rounds = |session: &mut Session| -> Vec<u64> {
-            let line = session.talker.ask("report", "report");
-            let words = line.split_ascii_whitespace().skip(1);
-            words.map(|word| word.parse().unwrap()).collect()
-        };
-        let begun = rounds(&mut session);
-        assert_eq!(begun.len(), 8);
-        for _ in 0..100 {
-            session.apply(&all(Action::Enable)).unwrap();
-            session.apply(&all(Action::Disable)).unwrap();
-        }
-        eventually("every thread has gone on", || {
-            let now = rounds(&mut session);
-            now.iter()
-                .zip(&begun)
-                .all(|(now, then)| now > then)
-                .then_some(())
-        });
-        assert_eq!(process::threads(pid), threads);
-        assert_eq!(process::status(pid, "TracerPid"), "0");
-        Image::of(pid).text().assert_same(&text, "the text");
-        assert!(session.run()["ping"] > 0);
-    }
-}
 
 #[test]
 fn a_process_whose_leader_has_exited_is_changed_through_another_thread() {
@@ -276,39 +243,5 @@ fn a_process_that_waits_in_vfork_is_busy_and_is_let_go_in_time() {
         session.update(Action::Enable, Selector::All, |_| true);
         assert_eq!(session.run()["ping"], 3);
         session.end();
-    }
-}
-
-#[test]
-fn a_process_that_is_killed_meanwhile_is_said_to_have_exited() {
-    for file in program_forms("service") {
-        let mut session = Session::of(Talker::start_with(&file, ["1"]));
-        session.apply(&all(Action::Enable)).unwrap();
-        let pid = Pid::from_raw(session.pid());
-        std::thread::scope(|scope| {
-            let target = &session.target;
-            let updating = scope.spawn(move || {
-                loop {
-                    for action in [Action::Disable, Action::Enable] {
-                        if let Err(error) = target.update_with(&all(action), patient()) {
-                            return error;
-                        }
-                    }
-                }
-            });
-            session.talker.expect("tick");
-            kill(pid, Signal::SIGKILL).unwrap();
-            let error = updating.join().unwrap();
-            let gone = matches!(
-                error.kind(),
-                ErrorKind::Exited { .. } | ErrorKind::Zombie { .. }
-            );
-            assert!(gone, "{error}");
-        });
-        let status = session.talker.guard().wait();
-        assert_eq!(
-            std::os::unix::process::ExitStatusExt::signal(&status),
-            Some(9)
-        );
     }
 }
