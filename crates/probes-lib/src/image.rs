@@ -177,10 +177,14 @@ fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
 
 /// Whether all `mappings` are still there as they were.
 pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bool> {
+    // The executable comes first nearly always, and every thread may have two lines behind it.
+    let all_there = |maps: &[u8]| {
+        let lines: Vec<&[u8]> = maps.split(|&byte| byte == b'\n').collect();
+        let there = |mapping: &Mapping| lines.contains(&mapping.line.as_slice());
+        mappings.iter().all(there)
+    };
     let maps = process
-        .read_program("maps")
+        .read_program_until("maps", all_there)
         .map_err(|source| process.lost(source))?;
-    let lines: Vec<&[u8]> = maps.split(|&byte| byte == b'\n').collect();
-    let there = |mapping: &Mapping| lines.contains(&mapping.line.as_slice());
-    Ok(mappings.iter().all(there))
+    Ok(all_there(&maps))
 }

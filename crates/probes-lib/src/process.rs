@@ -25,6 +25,9 @@ const MAX_PROC_FILE: u64 = 256 << 20;
 /// Nearly all are smaller than this.
 const USUAL_PROC_FILE: usize = 8 << 10;
 
+/// Bytes to read at a time where the first lines may be enough.
+const FEW_LINES: usize = 1 << 10;
+
 /// `PF_EXITING` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
 const PF_EXITING: u64 = 0x4;
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -251,6 +254,28 @@ impl Process {
         self.look(|folder| {
             let bytes = self.read(&format!("{folder}/{name}"))?;
             Ok((!bytes.is_empty()).then_some(bytes))
+        })
+    }
+
+    /// As `read_program`, but no further than until `enough` says of the whole lines read so far that
+    /// they are: the kernel makes up each line when it is read.
+    pub(crate) fn read_program_until(
+        &self,
+        name: &str,
+        enough: impl Fn(&[u8]) -> bool,
+    ) -> io::Result<Vec<u8>> {
+        self.look(|folder| {
+            let mut file = self.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY)?;
+            let mut bytes = Vec::with_capacity(USUAL_PROC_FILE);
+            let mut piece = [0; FEW_LINES];
+            loop {
+                let len = file.read(&mut piece)?;
+                bytes.extend_from_slice(&piece[..len]);
+                let lines = bytes.iter().rposition(|&byte| byte == b'\n');
+                if len == 0 || lines.is_some_and(|end| enough(&bytes[..=end])) {
+                    return Ok((!bytes.is_empty()).then_some(bytes));
+                }
+            }
         })
     }
 

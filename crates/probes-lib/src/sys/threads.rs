@@ -5,8 +5,8 @@
 //!  ───────────────        ──────────────────────────────────────────────
 //!  watches that the       SEIZE + INTERRUPT each tid of /proc/PID/task
 //!  tracer is not stuck    wait for each, consuming nothing
-//!  in PTRACE_SEIZE, and   again, until no tid is unknown and as many stand
-//!  reaps dead tracees     as /proc/PID/status says there are
+//!  in PTRACE_SEIZE, and   again, until as many stand as /proc/PID/status
+//!  reaps dead tracees     says there are
 //!  for it if it is        Stopped: change what is to be changed
 //!                         DETACH each, giving back its signal
 //! ```
@@ -33,6 +33,9 @@ use crate::sys::signals::{self, SignalsHeldBack};
 /// How often those look who may not be told: the watchdog at the tracer, and the tracer at tracees
 /// whose SIGCHLD another thread of this process may have taken.
 const TICK: Duration = Duration::from_millis(1);
+
+/// How long a thread takes to stop, at least, when it is its turn.
+const STOPPING: Duration = Duration::from_micros(4);
 
 /// What the threads are called that trace: others tell by it that they will not for long.
 pub(crate) const TRACER_NAME: &str = "probes-tracer";
@@ -274,13 +277,13 @@ impl Stopping<'_, '_> {
             let clean = self.seize_unknown(&mut list)?;
             self.wait_for_all()?;
             passes += 1;
-            // A pass that meets no new thread is no proof that there is none: the walk through
-            // /proc/PID/task ends early at a thread that dies under it. The count is: all that
-            // stand are alive, so if they are as many as live, nobody runs.
+            // A pass that meets no new thread would be no proof that there is none: the walk through
+            // /proc/PID/task ends early at a thread that dies under it. The count is one, and needs
+            // no such pass: all that stand are alive, so if they are as many as live, nobody runs.
+            if self.standing() == self.alive()? {
+                break;
+            }
             if clean {
-                if self.standing() == self.alive()? {
-                    break;
-                }
                 self.reap_ended();
             }
             // All that the first pass has met stand: a second one takes no time, if they are all.
@@ -364,12 +367,21 @@ impl Stopping<'_, '_> {
     /// Waits until every known thread stands or is gone.
     fn wait_for_all(&mut self) -> Result<()> {
         let mut next = 0;
+        let mut rested = false;
         // `order` grows while we wait.
         while let Some(&tid) = self.order.get(next) {
             next += 1;
             while self.stopped.tracees.get(&tid) == Some(&Tracee::Running) && !self.look_at(tid)? {
                 if Instant::now() > self.deadline {
                     return Err(self.busy(tid));
+                }
+                let behind = (self.order.len() - next) as u32;
+                if behind > 0 && !rested {
+                    // Each that stops sends a signal, and woken by it, we would get in the way of
+                    // the next.
+                    rested = true;
+                    std::thread::sleep(TICK.min(STOPPING * behind));
+                    continue;
                 }
                 if !self.tracer.wait_for_news() {
                     // An exec in another thread may wait for its dead siblings to be reaped.
