@@ -3,7 +3,7 @@
 # Where rustup puts cargo, which a shell knows from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test lint bench fmt clean
+.PHONY: all setup demo test lint sanitize bench fmt clean
 
 all: setup
 	cargo build --release
@@ -28,6 +28,10 @@ lint: setup
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
+
+# Needs a nightly Rust and valgrind, and says so.
+sanitize: setup
+	scripts/sanitize
 
 bench: setup
 	scripts/bench
