@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, geteuid};
 use probes_lib::{Action, Effect, ErrorKind, LiveAddr, Options, Selector, State, Target};
-use test_support::process::{self, peek, poke};
+use test_support::process::{self, Image, peek, poke};
 use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
 
 use crate::alone::{again, role};
@@ -210,11 +210,6 @@ impl Drop for Hold {
     }
 }
 
-/// Processor time that a process has used, in ticks.
-fn used(pid: i32) -> String {
-    process::stat(pid, 14) + " " + &process::stat(pid, 15)
-}
-
 /// Root is to have control groups at hand on most machines, and other users on none: those have the
 /// same asserted of a process that is stopped.
 #[test]
@@ -229,7 +224,6 @@ fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
         let pid = session.pid();
         for hold in Hold::all(pid) {
             hold.hold(pid);
-            let ticks = used(pid);
             if matches!(hold, Hold::FrozenFirst(_)) {
                 // In uninterruptible sleep, where nobody can stop it.
                 let enable = all(Action::Enable);
@@ -239,23 +233,30 @@ fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
                 assert_eq!(error.effect(), Effect::NothingChanged);
                 session.assert_all((0, State::Disabled));
             } else {
+                session.apply(&all(Action::Enable)).unwrap();
+                // With the hits that its threads would count if they ran.
+                let image = Image::of(pid);
                 for _ in 0..20 {
+                    session.apply(&all(Action::Disable)).unwrap();
+                    session.assert_all((0, State::Disabled));
                     session.apply(&all(Action::Enable)).unwrap();
                     session.assert_all((1, State::Enabled));
-                    session.apply(&all(Action::Disable)).unwrap();
                 }
-                session.apply(&all(Action::Enable)).unwrap();
+                Image::of(pid).assert_same(&image, "it has not run meanwhile");
             }
             eventually("it stands again", || hold.holds(pid).then_some(()));
             assert_eq!(process::status(pid, "TracerPid"), "0");
-            assert_eq!(used(pid), ticks, "it has not run meanwhile");
             hold.let_go();
             let is_on = session.state("ping") == State::Enabled;
-            session.run();
-            eventually("its threads go on", || {
-                let hits = session.run()["ping"];
-                (used(pid) != ticks && (hits > 3 || !is_on)).then_some(())
-            });
+            let report = |session: &mut Session| session.talker.ask("report", "report");
+            let then = report(&mut session);
+            eventually(
+                "its threads go on, and meet the probes if they are on",
+                || {
+                    let has_gone_on = report(&mut session) != then;
+                    (has_gone_on && (!is_on || session.run()["ping"] > 3)).then_some(())
+                },
+            );
             if is_on {
                 session.apply(&all(Action::Disable)).unwrap();
             }
