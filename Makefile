@@ -3,7 +3,7 @@
 # Where rustup puts cargo, which a shell knows from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test chaos lint bench fmt clean
+.PHONY: all setup demo test chaos lint sanitize bench fmt clean
 
 # In a folder of its own: programs built with faults are not to lie where others look for programs.
 FAULTS = --target-dir target/chaos --features fault-injection
@@ -42,6 +42,10 @@ lint: setup
 	cargo clippy $(FAULTS) -p probes-lib -p probes-cli --lib --bins --test chaos -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
+
+# Needs a nightly Rust and valgrind, and says so.
+sanitize: setup
+	scripts/sanitize
 
 bench: setup
 	scripts/bench

@@ -41,7 +41,9 @@ mod stopping;
 #[path = "live/waiting.rs"]
 mod waiting;
 
-// Frozen, confined, privileged; with a thousand threads, with code that is moved or under a uprobe.
+// Frozen, confined, privileged, with a thousand threads; code that is moved or under a uprobe.
+#[path = "live/code.rs"]
+mod code;
 #[path = "live/hazards.rs"]
 mod hazards;
 

@@ -1,5 +1,5 @@
-//! Processes in conditions that break tools: frozen, stopped, confined by seccomp, with a thousand
-//! threads, privileged, with code that is sealed, in huge pages, moved away or under a uprobe.
+//! Processes in conditions that break tools: stopped, frozen, confined by seccomp, with a thousand
+//! threads, privileged, with the number of one that has ended.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, geteuid};
-use probes_lib::{Action, Effect, ErrorKind, LiveAddr, Options, Selector, State, Target};
-use test_support::process::{self, peek, poke};
+use probes_lib::{Action, Effect, ErrorKind, Options, Selector, State, Target};
+use test_support::process::{self, Image};
 use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
 
 use crate::alone::{again, role};
 use crate::refusals::toggle_as_nobody;
-use crate::session::{Session, all, busy, named, patient};
+use crate::session::{Session, all, busy, patient};
 
 fn all_threads_are(pid: i32, state: char) -> Option<()> {
     let mut threads = process::threads(pid).into_iter();
@@ -210,11 +210,6 @@ impl Drop for Hold {
     }
 }
 
-/// Processor time that a process has used, in ticks.
-fn used(pid: i32) -> String {
-    process::stat(pid, 14) + " " + &process::stat(pid, 15)
-}
-
 /// Root is to have control groups at hand on most machines, and other users on none: those have the
 /// same asserted of a process that is stopped.
 #[test]
@@ -229,7 +224,6 @@ fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
         let pid = session.pid();
         for hold in Hold::all(pid) {
             hold.hold(pid);
-            let ticks = used(pid);
             if matches!(hold, Hold::FrozenFirst(_)) {
                 // In uninterruptible sleep, where nobody can stop it.
                 let enable = all(Action::Enable);
@@ -239,92 +233,34 @@ fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
                 assert_eq!(error.effect(), Effect::NothingChanged);
                 session.assert_all((0, State::Disabled));
             } else {
+                session.apply(&all(Action::Enable)).unwrap();
+                // With the hits that its threads would count if they ran.
+                let image = Image::of(pid);
                 for _ in 0..20 {
+                    session.apply(&all(Action::Disable)).unwrap();
+                    session.assert_all((0, State::Disabled));
                     session.apply(&all(Action::Enable)).unwrap();
                     session.assert_all((1, State::Enabled));
-                    session.apply(&all(Action::Disable)).unwrap();
                 }
-                session.apply(&all(Action::Enable)).unwrap();
+                Image::of(pid).assert_same(&image, "it has not run meanwhile");
             }
             eventually("it stands again", || hold.holds(pid).then_some(()));
             assert_eq!(process::status(pid, "TracerPid"), "0");
-            assert_eq!(used(pid), ticks, "it has not run meanwhile");
             hold.let_go();
             let is_on = session.state("ping") == State::Enabled;
-            session.run();
-            eventually("its threads go on", || {
-                let hits = session.run()["ping"];
-                (used(pid) != ticks && (hits > 3 || !is_on)).then_some(())
-            });
+            let report = |session: &mut Session| session.talker.ask("report", "report");
+            let then = report(&mut session);
+            eventually(
+                "its threads go on, and meet the probes if they are on",
+                || {
+                    let has_gone_on = report(&mut session) != then;
+                    (has_gone_on && (!is_on || session.run()["ping"] > 3)).then_some(())
+                },
+            );
             if is_on {
                 session.apply(&all(Action::Disable)).unwrap();
             }
         }
-        session.end();
-    }
-}
-
-#[test]
-fn code_that_is_sealed_is_changed() {
-    for file in fixture_forms("sealed_text") {
-        let mut session = Session::start(&file);
-        session.update(Action::Enable, Selector::All, |_| true);
-        let hits = session.run();
-        assert_eq!((hits["guarded"], hits["free"]), (2, 1));
-        session.update(Action::Disable, Selector::All, |_| true);
-        assert_eq!(session.run()["guarded"], 0);
-        session.end();
-    }
-}
-
-#[test]
-fn code_that_was_moved_to_a_huge_page_is_changed_there_and_the_page_stays_huge() {
-    for file in fixture_forms("huge_text") {
-        let mut session = Session::start(&file);
-        let huge = session.talker.ask("huge", "huge");
-        for _ in 0..5 {
-            session.apply(&all(Action::Enable)).unwrap();
-            session.assert_all((1, State::Enabled));
-            let hits = session.run();
-            assert_eq!((hits["huge"], hits["free"]), (2, 1));
-            session.apply(&all(Action::Disable)).unwrap();
-            session.assert_all((0, State::Disabled));
-            assert_eq!(session.run()["huge"], 0);
-        }
-        assert_eq!(session.talker.ask("huge", "huge"), huge);
-        session.end();
-    }
-}
-
-#[test]
-fn code_that_comes_and_goes_is_changed_whole_or_not_at_all_and_no_site_is_made_of_what_comes_instead()
- {
-    let _busy = busy();
-    for file in fixture_forms("remapped") {
-        let mut session = Session::start(&file);
-        session.talker.ask("travel", "travelling");
-        let (mut done, mut refused) = (0, 0);
-        let mut on = false;
-        while done < 100 || refused < 100 {
-            let action = [Action::Enable, Action::Disable][usize::from(on)];
-            match session.apply(&all(action)) {
-                Ok(report) => {
-                    assert_eq!(report.changed.len(), 2);
-                    on = !on;
-                    done += 1;
-                }
-                Err(error) => {
-                    assert_eq!(error.effect(), Effect::NothingChanged, "{error}");
-                    refused += 1;
-                }
-            }
-            assert!(done + refused < 5000, "{done} done, {refused} refused");
-        }
-        let settled = session.talker.ask("settle", "settled");
-        assert!(settled.ends_with(" spoilt 0"), "{settled}");
-        let state = [(0, State::Disabled), (1, State::Enabled)][usize::from(on)];
-        session.assert_all(state);
-        assert_eq!(session.run()["guarded"] > 0, on);
         session.end();
     }
 }
@@ -372,135 +308,75 @@ fn a_setuid_program_is_changed_by_who_may_and_keeps_its_privilege() {
     }
 }
 
-/// A breakpoint at an address: a uprobe where we may have one, else as a debugger writes it.
-enum Breakpoint {
-    Uprobe { folder: PathBuf, event: String },
-    Poked { pid: i32, at: u64, byte: u8 },
-}
-
-impl Breakpoint {
-    /// At `at` in process `pid`, which is `offset` in the file `link` leads to.
-    fn set(pid: i32, at: LiveAddr, link: &Path, offset: u64) -> Breakpoint {
-        let folder = PathBuf::from("/sys/kernel/tracing");
-        let event = format!("ocaml_probes_{pid}/at_{offset:x}");
-        let add = format!("p:{event} {}:{offset:#x}\n", link.display());
-        let append = |text: &str| {
-            use std::io::Write;
-            let events = fs::OpenOptions::new()
-                .append(true)
-                .open(folder.join("uprobe_events"));
-            events.and_then(|mut events| events.write_all(text.as_bytes()))
-        };
-        if append(&add).is_ok() {
-            let enable = folder.join("events").join(&event).join("enable");
-            fs::write(enable, "1").unwrap();
-            return Breakpoint::Uprobe { folder, event };
-        }
-        let byte = peek(pid, at.0, 1)[0];
-        poke(pid, at.0, &[0xcc]);
-        // What the kernel puts back is what the file has.
-        let byte = if byte == 0xe8 { 0x3d } else { byte };
-        Breakpoint::Poked {
-            pid,
-            at: at.0,
-            byte,
+/// Starts `file` until it gets the number `pid`, which has to be free; other threads of this test
+/// may take it first.
+fn start_as(file: &Path, pid: i32) -> Talker {
+    let last = (pid - 1).to_string();
+    for _ in 0..1000 {
+        fs::write("/proc/sys/kernel/ns_last_pid", &last).unwrap();
+        let talker = Talker::start(file);
+        if talker.pid() == pid {
+            return talker;
         }
     }
+    panic!("no process gets the number {pid}");
 }
 
-impl Drop for Breakpoint {
-    fn drop(&mut self) {
-        match self {
-            Breakpoint::Uprobe { folder, event } => {
-                let enable = folder.join("events").join(&*event).join("enable");
-                fs::write(enable, "0").unwrap();
-                use std::io::Write;
-                let events = fs::OpenOptions::new()
-                    .append(true)
-                    .open(folder.join("uprobe_events"));
-                events
-                    .unwrap()
-                    .write_all(format!("-:{event}\n").as_bytes())
-                    .unwrap();
-            }
-            Breakpoint::Poked { pid, at, byte } => poke(*pid, *at, &[*byte]),
-        }
-    }
-}
-
-#[test]
-fn a_uprobe_on_a_site_keeps_that_probe_unchanged_and_what_it_puts_back_is_noticed() {
-    for file in fixture_forms("gen_ocaml_1") {
-        // A uprobe is on the file: on this copy, which nobody else runs. Its path may have no space.
-        let scratch = Scratch::new();
-        let copy = scratch.copy(&file, "program");
-        let link = std::env::temp_dir().join(format!("ocaml-probes-{}", std::process::id()));
-        std::os::unix::fs::symlink(&copy, &link).unwrap();
-        let session = Session::start(&copy);
+/// A process is opened and ends, and `next` may start another one of its number.
+fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut session = Session::start(&file);
         let pid = session.pid();
-        let (site, in_file) = {
-            let states = session.target.states().unwrap();
-            let site = states
-                .probe("late")
-                .unwrap()
-                .sites()
-                .next()
-                .unwrap()
-                .address;
-            (site, site.0 - session.target.load_bias().0)
-        };
-        let offset = file_offset(&copy, in_file);
-        session.image();
-
-        // On the nop, where tracers put it that know nothing of us but the note.
-        let refused = |bytes: &str| {
-            let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
-            let message = error.to_string();
-            let start = format!("site late at {site}: found {bytes}");
-            assert!(message.starts_with(&start), "{message}");
-            assert!(message.contains("a breakpoint or uprobe"), "{message}");
-            assert_eq!(error.effect(), Effect::NothingChanged);
-        };
-        let breakpoint = Breakpoint::set(pid, site, &link, offset);
-        assert_eq!(peek(pid, site.0, 1), [0xcc]);
-        refused("cc, expected 90");
-        session.update(Action::Enable, Selector::name("early"), |name| {
-            name == "early"
+        session.apply(&all(Action::Enable)).unwrap();
+        session.talker.hang_up();
+        session.talker.guard().wait();
+        // The same program even.
+        let mut other = next(&file, pid);
+        let image = other.as_ref().map(|_| {
+            process::settle(pid);
+            Image::of(pid)
         });
-        drop(breakpoint);
-        assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
-        session.update(Action::Enable, Selector::name("late"), |name| {
-            name == "late"
-        });
-
-        // On the opcode of a site that is on.
-        let opcode = LiveAddr(site.0 + 1);
-        let breakpoint = Breakpoint::set(pid, opcode, &link, offset + 1);
-        assert_eq!(peek(pid, opcode.0, 1), [0xcc]);
-        refused("cc, expected 3d or e8");
-        drop(breakpoint);
-        // What was there is what the file has: off, though the counter says on.
-        assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
-        assert_eq!(session.state("late"), State::Inconsistent);
-        session.apply(&all(Action::Enable).force(true)).unwrap();
-        session.assert_all((1, State::Enabled));
-        fs::remove_file(link).unwrap();
-        session.end();
+        for live in [false, true] {
+            let options = Options { live, ..patient() };
+            let enable = all(Action::Enable);
+            let error = session.target.update_with(&enable, options).unwrap_err();
+            let is_gone = matches!(error.kind(), ErrorKind::Exited { .. });
+            assert!(is_gone, "{error}");
+        }
+        assert!(session.target.states().is_err());
+        if let (Some(other), Some(image)) = (&mut other, image) {
+            Image::of(pid).assert_same(&image, "the other process");
+            assert!(other.hits().iter().all(|&(_, hits)| hits == 0));
+        }
     }
 }
 
-/// Where an address of a program is in its file, as readelf says.
-fn file_offset(file: &Path, address: u64) -> u64 {
-    let headers = output(Command::new("readelf").args(["-lW", "--"]).arg(file));
-    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
-    let headers = String::from_utf8(headers.stdout).unwrap();
-    let mut loads = headers
-        .lines()
-        .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>())
-        .filter(|words| words.first() == Some(&"LOAD"))
-        // Offset, virtual and physical address, size in the file.
-        .map(|words| (hex(words[1]), hex(words[2]), hex(words[4])));
-    let load = loads.find(|(_, start, size)| (*start..start + size).contains(&address));
-    let (offset, start, _) = load.unwrap();
-    address - start + offset
+/// Containers may keep us from making the namespace that it takes: there, nobody has the number.
+#[test]
+fn a_process_that_was_given_the_number_of_another_is_not_taken_for_it() {
+    // The part that runs where numbers can be given out.
+    if role().is_some() {
+        return outlive(|file, pid| Some(start_as(file, pid)));
+    }
+    let unshare = || {
+        let mut unshare = Command::new("unshare");
+        if !geteuid().is_root() {
+            unshare.args(["--user", "--map-root-user"]);
+        }
+        unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]);
+        unshare
+    };
+    if !output(unshare().arg("true")).status.success() {
+        return outlive(|_, _| None);
+    }
+    let this_test = || ();
+    let test = again(&this_test, "in a namespace");
+    let mut unshare = unshare();
+    unshare.arg(test.get_program()).args(test.get_args());
+    let variables = test.get_envs();
+    unshare.envs(variables.filter_map(|(name, value)| Some((name, value?))));
+    let output = output(&mut unshare);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let has_run = output.status.success() && stdout.contains("1 passed");
+    assert!(has_run, "{output:?}");
 }

@@ -1,0 +1,209 @@
+//! Code that is not simply the file's, mapped as it was linked: sealed, in huge pages, moved away
+//! and back, under somebody else's uprobe.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use probes_lib::{Action, Effect, LiveAddr, Selector, State};
+use test_support::process::{peek, poke};
+use test_support::{Scratch, fixture_forms, output};
+
+use crate::session::{Session, all, busy, named};
+
+#[test]
+fn code_that_is_sealed_is_changed() {
+    for file in fixture_forms("sealed_text") {
+        let mut session = Session::start(&file);
+        session.update(Action::Enable, Selector::All, |_| true);
+        let hits = session.run();
+        assert_eq!((hits["guarded"], hits["free"]), (2, 1));
+        session.update(Action::Disable, Selector::All, |_| true);
+        assert_eq!(session.run()["guarded"], 0);
+        session.end();
+    }
+}
+
+#[test]
+fn code_that_was_moved_to_a_huge_page_is_changed_there_and_the_page_stays_huge() {
+    for file in fixture_forms("huge_text") {
+        let mut session = Session::start(&file);
+        let huge = session.talker.ask("huge", "huge");
+        for _ in 0..5 {
+            session.apply(&all(Action::Enable)).unwrap();
+            session.assert_all((1, State::Enabled));
+            let hits = session.run();
+            assert_eq!((hits["huge"], hits["free"]), (2, 1));
+            session.apply(&all(Action::Disable)).unwrap();
+            session.assert_all((0, State::Disabled));
+            assert_eq!(session.run()["huge"], 0);
+        }
+        assert_eq!(session.talker.ask("huge", "huge"), huge);
+        session.end();
+    }
+}
+
+#[test]
+fn code_that_comes_and_goes_is_changed_whole_or_not_at_all_and_no_site_is_made_of_what_comes_instead()
+ {
+    let _busy = busy();
+    for file in fixture_forms("remapped") {
+        let mut session = Session::start(&file);
+        session.talker.ask("travel", "travelling");
+        let (mut done, mut refused) = (0, 0);
+        let mut on = false;
+        while done < 100 || refused < 100 {
+            let action = [Action::Enable, Action::Disable][usize::from(on)];
+            match session.apply(&all(action)) {
+                Ok(report) => {
+                    assert_eq!(report.changed.len(), 2);
+                    on = !on;
+                    done += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.effect(), Effect::NothingChanged, "{error}");
+                    refused += 1;
+                }
+            }
+            assert!(done + refused < 5000, "{done} done, {refused} refused");
+        }
+        let settled = session.talker.ask("settle", "settled");
+        assert!(settled.ends_with(" spoilt 0"), "{settled}");
+        let state = [(0, State::Disabled), (1, State::Enabled)][usize::from(on)];
+        session.assert_all(state);
+        assert_eq!(session.run()["guarded"] > 0, on);
+        session.end();
+    }
+}
+
+/// A breakpoint at an address: a uprobe where we may have one, else as a debugger writes it.
+enum Breakpoint {
+    Uprobe { folder: PathBuf, event: String },
+    Poked { pid: i32, at: u64, byte: u8 },
+}
+
+impl Breakpoint {
+    /// At `at` in process `pid`, which is `offset` in the file `link` leads to.
+    fn set(pid: i32, at: LiveAddr, link: &Path, offset: u64) -> Breakpoint {
+        let folder = PathBuf::from("/sys/kernel/tracing");
+        let event = format!("ocaml_probes_{pid}/at_{offset:x}");
+        let add = format!("p:{event} {}:{offset:#x}\n", link.display());
+        let append = |text: &str| {
+            let events = fs::OpenOptions::new()
+                .append(true)
+                .open(folder.join("uprobe_events"));
+            events.and_then(|mut events| events.write_all(text.as_bytes()))
+        };
+        if append(&add).is_ok() {
+            let enable = folder.join("events").join(&event).join("enable");
+            fs::write(enable, "1").unwrap();
+            return Breakpoint::Uprobe { folder, event };
+        }
+        let byte = peek(pid, at.0, 1)[0];
+        poke(pid, at.0, &[0xcc]);
+        // What the kernel puts back is what the file has.
+        let byte = if byte == 0xe8 { 0x3d } else { byte };
+        Breakpoint::Poked {
+            pid,
+            at: at.0,
+            byte,
+        }
+    }
+}
+
+impl Drop for Breakpoint {
+    fn drop(&mut self) {
+        match self {
+            Breakpoint::Uprobe { folder, event } => {
+                let enable = folder.join("events").join(&*event).join("enable");
+                fs::write(enable, "0").unwrap();
+                let events = fs::OpenOptions::new()
+                    .append(true)
+                    .open(folder.join("uprobe_events"));
+                events
+                    .unwrap()
+                    .write_all(format!("-:{event}\n").as_bytes())
+                    .unwrap();
+            }
+            Breakpoint::Poked { pid, at, byte } => poke(*pid, *at, &[*byte]),
+        }
+    }
+}
+
+#[test]
+fn a_uprobe_on_a_site_keeps_that_probe_unchanged_and_what_it_puts_back_is_noticed() {
+    for file in fixture_forms("gen_ocaml_1") {
+        // A uprobe is on the file: on this copy, which nobody else runs. Its path may have no space.
+        let scratch = Scratch::new();
+        let copy = scratch.copy(&file, "program");
+        let link = std::env::temp_dir().join(format!("ocaml-probes-{}", std::process::id()));
+        std::os::unix::fs::symlink(&copy, &link).unwrap();
+        let session = Session::start(&copy);
+        let pid = session.pid();
+        let (site, in_file) = {
+            let states = session.target.states().unwrap();
+            let site = states
+                .probe("late")
+                .unwrap()
+                .sites()
+                .next()
+                .unwrap()
+                .address;
+            (site, site.0 - session.target.load_bias().0)
+        };
+        let offset = file_offset(&copy, in_file);
+        session.image();
+
+        // On the nop, where tracers put it that know nothing of us but the note.
+        let refused = |bytes: &str| {
+            let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
+            let message = error.to_string();
+            let start = format!("site late at {site}: found {bytes}");
+            assert!(message.starts_with(&start), "{message}");
+            assert!(message.contains("a breakpoint or uprobe"), "{message}");
+            assert_eq!(error.effect(), Effect::NothingChanged);
+        };
+        let breakpoint = Breakpoint::set(pid, site, &link, offset);
+        assert_eq!(peek(pid, site.0, 1), [0xcc]);
+        refused("cc, expected 90");
+        session.update(Action::Enable, Selector::name("early"), |name| {
+            name == "early"
+        });
+        drop(breakpoint);
+        assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
+        session.update(Action::Enable, Selector::name("late"), |name| {
+            name == "late"
+        });
+
+        // On the opcode of a site that is on.
+        let opcode = LiveAddr(site.0 + 1);
+        let breakpoint = Breakpoint::set(pid, opcode, &link, offset + 1);
+        assert_eq!(peek(pid, opcode.0, 1), [0xcc]);
+        refused("cc, expected 3d or e8");
+        drop(breakpoint);
+        // What was there is what the file has: off, though the counter says on.
+        assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
+        assert_eq!(session.state("late"), State::Inconsistent);
+        session.apply(&all(Action::Enable).force(true)).unwrap();
+        session.assert_all((1, State::Enabled));
+        fs::remove_file(link).unwrap();
+        session.end();
+    }
+}
+
+/// Where an address of a program is in its file, as readelf says.
+fn file_offset(file: &Path, address: u64) -> u64 {
+    let headers = output(Command::new("readelf").args(["-lW", "--"]).arg(file));
+    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
+    let headers = String::from_utf8(headers.stdout).unwrap();
+    let mut loads = headers
+        .lines()
+        .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>())
+        .filter(|words| words.first() == Some(&"LOAD"))
+        // Offset, virtual and physical address, size in the file.
+        .map(|words| (hex(words[1]), hex(words[2]), hex(words[4])));
+    let load = loads.find(|(_, start, size)| (*start..start + size).contains(&address));
+    let (offset, start, _) = load.unwrap();
+    address - start + offset
+}
