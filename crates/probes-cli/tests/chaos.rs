@@ -33,6 +33,10 @@ mod newborn;
 #[path = "chaos/tracers.rs"]
 mod tracers;
 
+// Changed without a stop.
+#[path = "chaos/unstopped.rs"]
+mod unstopped;
+
 // Programs started with their probes set.
 #[path = "chaos/launches.rs"]
 mod launches;

@@ -1,0 +1,54 @@
+//! Code that is changed while threads execute it: no byte that any of them sees on the way is
+//! anything but an instruction.
+
+use std::path::{Path, PathBuf};
+
+use probes_lib::{Action, Options, Target};
+use test_support::{fixture_forms, program_forms};
+
+use crate::case::Case;
+use crate::subject::{Subject, all, patient};
+
+/// Times that the probes are switched, in the short form, in each program.
+const UPDATES: usize = 1000;
+
+fn switch(case: &mut Case, file: &Path) {
+    let mut subject = Subject::start(file, ["2"]);
+    let target = Target::open(subject.pid()).unwrap();
+    let options = Options {
+        live: true,
+        ..patient()
+    };
+    let actions = [Action::Enable, Action::Disable];
+    for action in actions.into_iter().cycle().take(UPDATES) {
+        let report = target.update_with(&all(action), options).unwrap();
+        assert!(report.stopped.is_zero());
+        let opcodes: usize = report.changed.iter().map(|change| change.sites).sum();
+        case.add("opcodes changed under running threads", opcodes as u64);
+    }
+    assert_eq!(subject.truth().len(), 2);
+    subject.assert_released();
+    // It has lost no thread, and none has lost its way.
+    let sites = if file.to_string_lossy().contains("threads_spin") {
+        subject.go_round();
+        4 * subject.rounds().iter().sum::<u64>()
+    } else {
+        0
+    };
+    case.add("sites executed meanwhile, by two threads", sites);
+    subject.end();
+}
+
+#[test]
+fn code_is_changed_under_the_threads_that_execute_it_and_they_go_on() {
+    let mut case = Case::begin("switched without a stop", 6);
+    let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
+    files.extend(program_forms("threads"));
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in &files {
+            switch(&mut case, file);
+        }
+        rounds += 1;
+    }
+}
