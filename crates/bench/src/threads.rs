@@ -43,7 +43,7 @@ struct Gaps {
     quiet: Samples,
     enable: Switch,
     disable: Switch,
-    live: Switch,
+    live: Samples,
 }
 
 pub(crate) fn table(programs: &[Program], rounds: usize) -> Result<String> {
@@ -72,19 +72,11 @@ pub(crate) fn table(programs: &[Program], rounds: usize) -> Result<String> {
                 median_p99(&gaps.enable.gap),
                 median_p99(&gaps.disable.gap),
                 median_p99(&gaps.enable.reported),
-                match live() {
-                    Some(_) => median_p99(&gaps.live.gap),
-                    None => "not built".to_owned(),
-                },
+                median_p99(&gaps.live),
             ]);
         }
     }
     Ok(table.finish())
-}
-
-/// To change a program without stopping it.
-fn live() -> Option<Options> {
-    None
 }
 
 fn of(program: &Program, threads: Threads, rounds: usize) -> Result<Gaps> {
@@ -95,6 +87,10 @@ fn of(program: &Program, threads: Threads, rounds: usize) -> Result<Gaps> {
     let target = Target::open(spin.pid())?;
     let change =
         |spin: &mut Spin, action, options| switch(spin, &target, action, program.sites, options);
+    let live = Options {
+        live: true,
+        ..Options::default()
+    };
     for _ in 0..rounds {
         let begun = Instant::now();
         let enabled = change(&mut spin, Action::Enable, Options::default())?;
@@ -102,10 +98,9 @@ fn of(program: &Program, threads: Threads, rounds: usize) -> Result<Gaps> {
         gaps.enable.take(enabled);
         let disabled = change(&mut spin, Action::Disable, Options::default())?;
         gaps.disable.take(disabled);
-        if let Some(live) = live() {
-            gaps.live.take(change(&mut spin, Action::Enable, live)?);
-            change(&mut spin, Action::Disable, live)?;
-        }
+        let (_, gap) = change(&mut spin, Action::Enable, live)?;
+        gaps.live.push_time(gap);
+        change(&mut spin, Action::Disable, live)?;
         let ((), gap) = spin.watch(|| {
             std::thread::sleep(round);
             Ok(())
