@@ -109,7 +109,7 @@ impl Image {
     }
 
     /// Every byte that differs.
-    pub fn differences(&self, other: &Image) -> Vec<Difference> {
+    pub fn differences<'i>(&'i self, other: &'i Image) -> Vec<Difference> {
         let mut differences = Vec::new();
         let starts: std::collections::BTreeSet<u64> = self
             .regions
@@ -118,7 +118,7 @@ impl Image {
             .copied()
             .collect();
         for start in starts {
-            let of = |image: &Image| image.regions.get(&start).map(|region| region.bytes.clone());
+            let of = |image: &'i Image| image.regions.get(&start).map(|region| &region.bytes[..]);
             let (one, two) = (of(self).unwrap_or_default(), of(other).unwrap_or_default());
             if one == two {
                 continue;

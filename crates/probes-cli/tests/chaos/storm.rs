@@ -8,7 +8,7 @@ use probes_lib::Action;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, after, all};
+use crate::subject::{Subject, after};
 
 /// Sent at least, to each process.
 const SIGNALS: u64 = 10_000;
@@ -33,8 +33,10 @@ impl Storm {
         let folder = Scratch::new();
         let shared = folder.file("storm");
         std::fs::write(&shared, [0; 4096]).unwrap();
-        let mut command = Command::new(file);
-        command.arg(threads).env("STORM_FILE", &shared);
+        // Threads that do nothing but run would leave the tool the time of one of them.
+        let mut command = Command::new("nice");
+        command.args(["-n", "5", "--"]).arg(file).arg(threads);
+        command.env("STORM_FILE", &shared);
         command.env("LD_PRELOAD", fixture("storm.so"));
         let subject = Subject::spawn(file, &mut command);
         let mut sender = Command::new(fixture("storm.exe"));
@@ -147,9 +149,11 @@ fn weather(case: &mut Case, file: &Path, cycles: usize) {
     for cycle in 0..cycles {
         let what = format!("cycle {cycle}");
         for action in [Action::Enable, Action::Disable] {
-            let report = workers.subject.apply(&all(action));
+            let report = workers.subject.switch(action, &what);
             assert_eq!(report.changed.len(), 2, "{what}");
-            workers.subject.assert_all(after(action), &what);
+            if cycle % 10 == 0 {
+                workers.subject.assert_all(after(action), &what);
+            }
             match action {
                 Action::Enable if cycle % LOOK == 0 => workers.assert_hit(),
                 Action::Disable if cycle % LOOK == 0 => workers.assert_not_hit(),

@@ -92,6 +92,21 @@ impl Subject {
         self.try_apply(actions, patient()).unwrap()
     }
 
+    /// Opens the process anew, switches every probe, and has the library say that it is so. Where
+    /// threads do not rest, looking at the bytes as well would take longer than all of this.
+    #[track_caller]
+    pub(crate) fn switch(&self, action: Action, what: &str) -> Report {
+        let target = Target::open(self.pid()).unwrap();
+        let report = target.update_with(&all(action), patient()).unwrap();
+        let states = states_of(&target);
+        assert!(
+            states.values().all(|&state| state == after(action)),
+            "{}: {what}: {states:?}",
+            self.file.display()
+        );
+        report
+    }
+
     /// What the bytes in memory say, in which nothing may have changed but opcodes and counters.
     #[track_caller]
     pub(crate) fn truth(&self) -> States {
@@ -153,12 +168,7 @@ impl Subject {
     /// What the library says, which has to be the truth.
     #[track_caller]
     pub(crate) fn states(&self) -> States {
-        let target = Target::open(self.pid()).unwrap();
-        let states = target.states().unwrap();
-        let one = |probe: probes_lib::ProbeState<'_, '_>| {
-            (probe.name().to_owned(), (probe.counter(), probe.state()))
-        };
-        let states: States = states.probes().map(one).collect();
+        let states = states_of(&Target::open(self.pid()).unwrap());
         assert_eq!(states, self.truth(), "{}", self.file.display());
         states
     }
@@ -233,6 +243,14 @@ impl Subject {
         self.talker.hang_up();
         assert!(self.talker.guard().wait().success());
     }
+}
+
+fn states_of(target: &Target) -> States {
+    let states = target.states().unwrap();
+    let one = |probe: probes_lib::ProbeState<'_, '_>| {
+        (probe.name().to_owned(), (probe.counter(), probe.state()))
+    };
+    states.probes().map(one).collect()
 }
 
 /// What a probe that was off is once it was switched so.
