@@ -2,7 +2,7 @@
 //! made to fail, to be cut short, to be our last, or to be met by something that happens just then.
 //!
 //! Only in builds with the feature `fault-injection`, which the chaos suite makes; in all others
-//! [`can_fail!`] and its kin are nothing at all. A fault is armed by [`arm`], or for a whole process
+//! `can_fail!` and its kin are nothing at all. A fault is armed by [`arm`], or for a whole process
 //! by the variable [`VARIABLE`], in this language:
 //!
 //! ```text
