@@ -30,6 +30,8 @@ pub(crate) enum Failure {
     Unanswered(String, io::Error),
     /// What was to be so for a time stays so: why, and what to do by hand.
     NotPutBack(probes_lib::Error, String),
+    /// These probes stay as they are, though the others were put back; and what to do by hand.
+    LeftOver(String, String),
     /// We cannot wait for the time to be over, or for a program to end.
     Waiting(&'static str, io::Error),
 }
@@ -51,6 +53,7 @@ impl Failure {
         match self {
             Failure::Target(subject, error) => hint::of(error.kind(), subject),
             Failure::NotPutBack(_, hint) => Some(hint.clone()),
+            Failure::LeftOver(_, hint) => Some(format!("once it is gone, {hint}")),
             Failure::Output(_) | Failure::Unanswered(..) | Failure::Waiting(..) => None,
         }
     }
@@ -66,6 +69,10 @@ impl fmt::Display for Failure {
             Failure::NotPutBack(error, _) => {
                 write!(f, "cannot put back what was changed for a time: {error}")
             }
+            Failure::LeftOver(names, _) => write!(
+                f,
+                "cannot put back {names}: something else, such as a breakpoint, is in their code"
+            ),
             Failure::Waiting(what, error) => write!(f, "cannot {what}: {}", reason(error)),
             Failure::Unanswered(done, error) => {
                 write!(f, "cannot write the answer: {}; {done}", reason(error))

@@ -189,7 +189,10 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
             "run ocaml-probes inside that container, or as root outside of it".to_owned()
         }
         Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
-        Denial::BeingChanged { .. } => "try again".to_owned(),
+        Denial::BeingChanged { tracer: 0, .. } => "try again".to_owned(),
+        Denial::BeingChanged { tracer, .. } => {
+            format!("try again; `kill -CONT {tracer}` if that was stopped half way")
+        }
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
         Denial::Traced { tracer, name } if attach => format!(
             "detach or end the other tracer, {name} with pid {tracer}; or use -live, which traces nothing"
@@ -288,7 +291,7 @@ mod tests {
                     name: "ocaml-probes".to_owned(),
                 },
                 "4242 is being changed by pid 99 (ocaml-probes)",
-                "try again",
+                "try again; `kill -CONT 99` if that was stopped half way",
             ),
             (
                 Denial::Unexplained,

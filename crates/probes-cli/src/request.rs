@@ -158,6 +158,10 @@ impl Check {
         let Some(typed) = typed else {
             return Ok(None);
         };
+        // humantime's M is a month, and people who type it mean minutes.
+        if typed.contains('M') {
+            return self.refuse(format!("{flag}: \"{typed}\" means months; minutes are m"));
+        }
         match humantime::parse_duration(&typed) {
             Ok(duration) if !duration.is_zero() => Ok(Some(duration)),
             Ok(_) => self.refuse(format!("{flag} has to be longer than {typed}")),

@@ -23,6 +23,7 @@ use goblin::elf::{Header, ProgramHeader, SectionHeader};
 
 use crate::addr::FileAddr;
 use crate::error::{ElfDefect, ErrorKind, Result};
+use crate::sys::can_fail;
 
 /// Sections that are read whole are no larger than this in any real program (a million notes take
 /// about 100 MiB); a sparse file may claim far more.
@@ -233,7 +234,11 @@ impl ElfFile {
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8], what: &'static str) -> Result<()> {
-        self.file.read_exact_at(bytes, offset).map_err(|source| {
+        let read = |bytes: &mut [u8]| {
+            can_fail!(ReadElf);
+            self.file.read_exact_at(bytes, offset)
+        };
+        read(bytes).map_err(|source| {
             if source.kind() == std::io::ErrorKind::UnexpectedEof {
                 self.truncated(what, offset, bytes.len() as u64)
             } else {

@@ -34,7 +34,7 @@ pub enum Effect {
     None,
     /// Nothing: it failed before the first write.
     NothingChanged,
-    /// Bytes were written, and put back while every thread still stood.
+    /// Bytes were written, and put back: while every thread still stood, unless none was stopped.
     PutBack,
     /// Bytes were written and could not be put back: some probes may be half changed.
     HalfChanged,

@@ -177,14 +177,10 @@ fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
 
 /// Whether all `mappings` are still there as they were.
 pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bool> {
-    // The executable comes first nearly always, and every thread may have two lines behind it.
-    let all_there = |maps: &[u8]| {
-        let lines: Vec<&[u8]> = maps.split(|&byte| byte == b'\n').collect();
-        let there = |mapping: &Mapping| lines.contains(&mapping.line.as_slice());
-        mappings.iter().all(there)
-    };
-    let maps = process
-        .read_program_until("maps", all_there)
-        .map_err(|source| process.lost(source))?;
-    Ok(all_there(&maps))
+    let mut mappings: Vec<&Mapping> = mappings.iter().collect();
+    mappings.sort_unstable_by_key(|mapping| mapping.start);
+    let lines: Vec<&[u8]> = mappings.iter().map(|it| it.line.as_slice()).collect();
+    process
+        .has_lines("maps", &lines)
+        .map_err(|source| process.lost(source))
 }

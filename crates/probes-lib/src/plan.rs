@@ -28,6 +28,8 @@ pub(crate) struct UpdatePlan {
     pub(crate) changes: Vec<Change>,
     /// Probes that were to be disabled and are off already.
     pub(crate) passed_over: Vec<ProbeId>,
+    /// Probes that could not be taken back, because a site of theirs holds foreign bytes.
+    pub(crate) left: Vec<ProbeId>,
 }
 
 /// Writes of one kind; within a step the order does not matter.
@@ -170,9 +172,18 @@ impl Inputs<'_> {
         };
         let mut changes = Vec::with_capacity(choices.len());
         let mut passed_over = Vec::new();
+        let mut left = Vec::new();
         for choice in choices {
             let probe = self.table.by_id(choice.probe);
-            self.refuse_foreign_code(probe, &before)?;
+            match (self.refuse_foreign_code(probe, &before), &choice.aim) {
+                (Ok(()), _) => {}
+                // The others are not to stay for its sake.
+                (Err(_), Aim::TakeBack(_)) => {
+                    left.push(choice.probe);
+                    continue;
+                }
+                (Err(error), _) => return Err(error),
+            }
             let reading = before.reading(probe);
             if let Aim::Count(action) = choice.aim {
                 refuse_inconsistent(probe, reading)?;
@@ -211,6 +222,7 @@ impl Inputs<'_> {
             before,
             changes,
             passed_over,
+            left,
         })
     }
 

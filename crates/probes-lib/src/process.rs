@@ -6,7 +6,7 @@
 //! and as of 0.18 panics on a mapped file called `/SYSV`.)
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str;
@@ -257,25 +257,27 @@ impl Process {
         })
     }
 
-    /// As `read_program`, but no further than until `enough` says of the whole lines read so far that
-    /// they are: the kernel makes up each line when it is read.
-    pub(crate) fn read_program_until(
-        &self,
-        name: &str,
-        enough: impl Fn(&[u8]) -> bool,
-    ) -> io::Result<Vec<u8>> {
+    /// Whether a file of the program has all these lines, which are wanted in the order that they
+    /// have there. Reads no further than it has to: the kernel makes up each line when it is read.
+    pub(crate) fn has_lines(&self, name: &str, wanted: &[&[u8]]) -> io::Result<bool> {
         self.look(|folder| {
-            let mut file = self.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY)?;
-            let mut bytes = Vec::with_capacity(USUAL_PROC_FILE);
-            let mut piece = [0; FEW_LINES];
-            loop {
-                let len = file.read(&mut piece)?;
-                bytes.extend_from_slice(&piece[..len]);
-                let lines = bytes.iter().rposition(|&byte| byte == b'\n');
-                if len == 0 || lines.is_some_and(|end| enough(&bytes[..=end])) {
-                    return Ok((!bytes.is_empty()).then_some(bytes));
+            can_fail!(ReadFile);
+            let file = self.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY)?;
+            let mut lines = BufReader::with_capacity(FEW_LINES, file.take(MAX_PROC_FILE));
+            let mut wanted = wanted.iter().peekable();
+            let mut line = Vec::new();
+            let mut is_empty = true;
+            while wanted.peek().is_some() {
+                line.clear();
+                if lines.read_until(b'\n', &mut line)? == 0 {
+                    // That of a program which has ended has no lines at all.
+                    return Ok((!is_empty).then_some(false));
                 }
+                is_empty = false;
+                let line = line.strip_suffix(b"\n").unwrap_or(&line);
+                wanted.next_if(|wanted| **wanted == line);
             }
+            Ok(Some(true))
         })
     }
 
@@ -383,6 +385,27 @@ mod tests {
         assert_eq!(stat_field(stat, FLAGS), Some(PF_KTHREAD));
         assert_eq!(stat_field(b"42 (a", FLAGS), None);
         assert_eq!(stat_field(b"42 (a) R", FLAGS), None);
+    }
+
+    #[test]
+    fn lines_are_found_in_their_order_and_others_are_not() {
+        let own = Process::open(std::process::id() as i32).unwrap();
+        // Other threads of the tests map memory meanwhile; nobody has two programs.
+        let status = own.read_program("cmdline").unwrap();
+        let line = status.strip_suffix(b"\n").unwrap_or(&status);
+        assert!(own.has_lines("cmdline", &[line]).unwrap());
+        assert!(own.has_lines("cmdline", &[]).unwrap());
+        assert!(!own.has_lines("cmdline", &[line, line]).unwrap());
+        assert!(!own.has_lines("cmdline", &[b"another"]).unwrap());
+        let maps = own.read_program("maps").unwrap();
+        let code: Vec<&[u8]> = maps
+            .split(|&byte| byte == b'\n')
+            .filter(|line| line.windows(6).any(|part| part == b" r-xp "))
+            .collect();
+        assert!(own.has_lines("maps", &code).unwrap());
+        let mut backwards = code.clone();
+        backwards.reverse();
+        assert!(code.len() > 1 && !own.has_lines("maps", &backwards).unwrap());
     }
 
     #[test]

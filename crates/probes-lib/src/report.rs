@@ -150,6 +150,9 @@ pub struct Report {
     pub changed: Vec<ProbeChange>,
     /// Probes that were to be disabled and were off already.
     pub passed_over: Vec<String>,
+    /// Probes that [`Target::put_back`](crate::Target::put_back) has left as they are, because a
+    /// site of theirs holds foreign bytes: a breakpoint, perhaps.
+    pub left: Vec<String>,
     /// What can be taken back, in the order in which it was done.
     pub(crate) taken: Vec<Taken>,
     /// How long a thread of the process stood still, at most: from the first one's stop to the last

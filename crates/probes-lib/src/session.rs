@@ -208,7 +208,7 @@ impl Target {
     /// no counter goes below zero, and a probe that somebody else wants as well stays enabled.
     ///
     /// Pairs are taken back in the opposite order. Probes of which nothing is left to take back are
-    /// passed over.
+    /// passed over; those with foreign bytes at a site stay as they are ([`Report::left`]).
     ///
     /// # Errors
     ///

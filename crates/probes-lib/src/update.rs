@@ -202,6 +202,7 @@ impl Job<'_> {
             changed: changes.collect(),
             taken: self.plan.taken(table).collect(),
             passed_over: self.plan.passed_over.into_iter().map(name).collect(),
+            left: self.plan.left.into_iter().map(name).collect(),
             stopped,
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Options, ProbeChange, Report, Target};
 
-use super::put_back::{Endings, Over, put_back};
+use super::put_back::{Endings, Over, put_back, refuse_leftovers};
 use super::{Failure, Subject, answer_change, few, say_passed_over, say_what};
 use crate::messages::Messages;
 use crate::request::Attach;
@@ -31,6 +31,10 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
     let Some((endings, duration)) = endings else {
         return answered;
     };
+    if !report.changed.iter().any(is_change) {
+        messages.note("nothing was changed, and there is nothing to put back");
+        return answered;
+    }
     messages.note(&format!(
         "to be put back in {}, or on Ctrl-C",
         humantime::format_duration(duration)
@@ -42,23 +46,44 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
         Ok(Over::Exited) => messages.step(format_args!("process {pid} has ended")),
     }
     // Whatever has gone wrong so far, it is put back.
+    let answered = answered.map_err(|failure| match failure {
+        Failure::Unanswered(_, error) => Failure::Unanswered(PUT_BACK.to_owned(), error),
+        failure => failure,
+    });
     if let Some(back) = put_back(&target, &report, options, &endings, &messages)? {
-        answer(request, &back)?;
+        if let Some(names) = few(&back.passed_over) {
+            messages.note(&format!("nothing is left to put back of {names}"));
+        }
+        say(&request.answer.messages, pid, &back);
+        answer_change(request.answer.format, &back, || PUT_BACK.to_owned())?;
+        refuse_leftovers(&report, &back)?;
     }
     over.and(answered)
+}
+
+const PUT_BACK: &str = "what was changed was put back";
+
+/// Whether anything has changed.
+fn is_change(change: &ProbeChange) -> bool {
+    change.before != change.after || change.sites > 0
 }
 
 /// Says what was done.
 fn answer(request: &Attach, report: &Report) -> Result<(), Failure> {
     let messages = request.answer.messages;
     say_passed_over(&messages, report);
-    say_still_on(&messages, request.pid, report);
-    if report.stopped > Duration::ZERO {
-        messages.note(&format!("stopped {} us", report.stopped.as_micros()));
-    }
+    say(&messages, request.pid, report);
     answer_change(request.answer.format, report, || {
         "the probes were changed".to_owned()
     })
+}
+
+/// Says what is to be known beside what has changed.
+fn say(messages: &Messages, pid: i32, report: &Report) {
+    say_still_on(messages, pid, report);
+    if report.stopped > Duration::ZERO {
+        messages.note(&format!("stopped {} us", report.stopped.as_micros()));
+    }
 }
 
 /// Names the probes that were disabled and stay on, because others have enabled them as well.

@@ -14,7 +14,12 @@ use super::{Failure, few};
 use crate::messages::Messages;
 
 /// Those who end a command that waits.
-const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+const ENDING: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
 
 /// How long somebody else may be in the way of putting back.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -131,9 +136,18 @@ pub(super) fn put_back(
                 messages.step(format_args!("put back later: {error}"));
                 std::thread::sleep(PAUSE);
             }
-            _ => return Err(Failure::NotPutBack(error, by_hand(report))),
+            _ => return Err(Failure::NotPutBack(error, by_hand(report, |_| true))),
         }
     }
+}
+
+/// Fails if `back`, which has taken back `report`, has left some probes as they are.
+pub(super) fn refuse_leftovers(report: &Report, back: &Report) -> Result<(), Failure> {
+    let Some(names) = few(&back.left) else {
+        return Ok(());
+    };
+    let is_left = |name: &str| back.left.iter().any(|one| one == name);
+    Err(Failure::LeftOver(names, by_hand(report, is_left)))
 }
 
 fn has_ended(kind: &ErrorKind) -> bool {
@@ -150,6 +164,7 @@ fn is_passing(kind: &ErrorKind) -> bool {
         ErrorKind::Busy { .. }
             | ErrorKind::ThreadsKeepStarting { .. }
             | ErrorKind::KeepsChanging { .. }
+            | ErrorKind::NoThread { .. }
             | ErrorKind::Denied {
                 denial: Denial::BeingChanged { .. } | Denial::Traced { .. },
                 ..
@@ -157,29 +172,31 @@ fn is_passing(kind: &ErrorKind) -> bool {
     )
 }
 
-/// What does by hand what could not be done.
-fn by_hand(report: &Report) -> String {
-    let of = |wanted: fn(u16, u16) -> bool| {
+/// What does by hand what could not be done, for the probes that `is_meant` is true of.
+fn by_hand(report: &Report, is_meant: impl Fn(&str) -> bool) -> String {
+    let of = |wanted: fn(u16, u16) -> bool| -> Vec<&str> {
         let changed = report.changed.iter();
-        let names: Vec<&str> = changed
-            .filter(|change| wanted(change.before, change.after))
+        changed
+            .filter(|change| wanted(change.before, change.after) && is_meant(&change.name))
             .map(|change| change.name.as_str())
-            .collect();
-        names
+            .collect()
     };
     let enabled = of(|before, after| after > before);
     let disabled = of(|before, after| after < before);
     let lists = [("-disable", enabled), ("-enable", disabled)];
-    let flags = lists.iter().filter_map(|(flag, names)| {
-        let shown = few(names)?;
-        Some(format!("{flag} {}", shown.replace(", ", ",")))
-    });
-    let flags: Vec<String> = flags.collect();
-    format!(
-        "`ocaml-probes attach -pid {} {}` does it by hand",
-        report.pid,
-        flags.join(" ")
-    )
+    let flags: Vec<String> = lists
+        .iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(flag, names)| format!("{flag} {}", names.join(",")))
+        .collect();
+    let pid = report.pid;
+    match flags.as_slice() {
+        [] => format!("`ocaml-probes info -pid {pid}` says what is on"),
+        flags => format!(
+            "`ocaml-probes attach -pid {pid} {}` does it by hand",
+            flags.join(" ")
+        ),
+    }
 }
 
 /// The signals that this process ignores, as bits; proc(5), SigIgn.

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Guard, Talker, eventually, fixture_forms, process, program_forms};
 
-use crate::support::{both_forms, command, image, run, states};
+use crate::support::{both_forms, command, image, poke, probe, run, states};
 
 /// An `attach` that waits.
 struct Waiting(Talker);
@@ -74,7 +74,12 @@ fn what_was_before_comes_back_when_the_time_is_over() {
 
 #[test]
 fn what_was_before_comes_back_when_it_is_told_to_end() {
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+    for signal in [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
         for target in both_forms("gen_ocaml_2") {
             run(&format!("attach -pid {} -enable plain", target.pid())).answer();
             let before = image(target.pid());
@@ -140,7 +145,7 @@ fn what_others_have_done_meanwhile_stays() {
         let (code, stdout, stderr) = waiting.end();
         assert_eq!((code, &stdout[..]), (Some(0), ""));
         assert!(
-            stderr.contains("passed over, off already: plain\n"),
+            stderr.contains("nothing is left to put back of plain\n"),
             "{stderr}"
         );
         assert!(states(target.pid()).contains("plain disabled"));
@@ -236,6 +241,47 @@ fn who_is_told_twice_gives_up_waiting_and_says_what_to_do() {
 }
 
 #[test]
+fn a_breakpoint_keeps_its_own_probe_from_being_put_back_and_no_other() {
+    for target in both_forms("gen_ocaml_2") {
+        let waiting = Waiting::start(&target, "-enable-all -for 1h");
+        let json = run(&format!("info -json -pid {}", target.pid())).json();
+        let site = &probe(&json, "plain")["sites"][0]["address"];
+        poke(target.pid(), site, &[0xcc]);
+        waiting.send(Signal::SIGTERM);
+        let (code, stdout, stderr) = waiting.end();
+        assert_eq!(code, Some(1), "{stderr}");
+        assert!(stdout.contains("flag 1 -> 0, 0 sites\n"), "{stdout}");
+        assert!(stdout.contains("watched 1 -> 0, 1 site\n"), "{stdout}");
+        assert!(!stdout.contains("plain 1 -> 0"), "{stdout}");
+        let why =
+            "ocaml-probes: cannot put back plain: something else, such as a breakpoint, is in";
+        assert!(stderr.contains(why), "{stderr}");
+        let hint = format!(
+            "attach -pid {} -disable plain` does it by hand\n",
+            target.pid()
+        );
+        assert!(stderr.ends_with(&hint), "{stderr}");
+        poke(target.pid(), site, &[0x90]);
+        run(&format!("attach -pid {} -disable plain", target.pid())).answer();
+    }
+}
+
+#[test]
+fn what_changes_nothing_does_not_wait() {
+    for target in both_forms("gen_ocaml_2") {
+        let line = format!("attach -pid {} -disable-all -for 1h", target.pid());
+        let run = run(&line);
+        assert!(
+            run.stderr
+                .ends_with("nothing was changed, and there is nothing to put back\n"),
+            "{}",
+            run.stderr
+        );
+        assert_eq!(run.answer(), "");
+    }
+}
+
+#[test]
 fn what_is_no_duration_is_refused() {
     for (typed, why) in [
         ("0s", "-for has to be longer than 0s"),
@@ -248,6 +294,7 @@ fn what_is_no_duration_is_refused() {
             "-for: \"-5s\" is not a duration, such as 30s, 5m or 1h30m",
         ),
         ("99999999999999999999s", "is not a duration"),
+        ("1M", "-for: \"1M\" means months; minutes are m"),
     ] {
         let run = run(&format!("attach -pid 1 -enable a -for {typed}"));
         assert_eq!(run.code, Some(2));

@@ -177,6 +177,20 @@ fn what_others_want_is_not_taken_from_them() {
 }
 
 #[test]
+fn a_probe_with_a_breakpoint_stays_as_it_is_and_the_others_are_taken_back() {
+    let mut world = World::of(FIXTURE);
+    let all = Actions::new().enable(Selector::All);
+    let on = plan(&world, &all);
+    world.update(&all).unwrap();
+    let opcode = world.opcodes("many")[2];
+    world.memory.poke(opcode, &[INT3]);
+    let back = back(&world, &on);
+    assert_eq!(steps(&back), ["1->0", "1 x 3d"]);
+    assert_eq!(back.left, [world.probe("many").id()]);
+    assert!(back.passed_over.is_empty());
+}
+
+#[test]
 fn what_was_forced_on_counters_that_differed_is_taken_back_from_each() {
     let mut world = World::of(FIXTURE);
     world.set("many", 1);

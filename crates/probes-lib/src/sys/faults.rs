@@ -34,6 +34,8 @@ pub enum Call {
     OpenProcess,
     Open,
     ReadFile,
+    /// Of the file of the program, not of its memory.
+    ReadElf,
     ReadLink,
     Stat,
     ListThreads,
@@ -84,6 +86,7 @@ impl Call {
                 Errno::ENOMEM,
             ],
             Call::ReadFile => &[Errno::ESRCH, Errno::EIO, Errno::ENOMEM],
+            Call::ReadElf => &[Errno::EIO],
             Call::ReadLink | Call::Stat => &[Errno::ENOENT, Errno::EACCES],
             Call::ListThreads => &[Errno::ENOENT, Errno::ESRCH, Errno::ENOMEM],
             Call::Seize | Call::SeizeForExec => &[Errno::EPERM, Errno::ESRCH],
