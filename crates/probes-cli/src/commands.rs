@@ -117,32 +117,44 @@ pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
 
 /// What to show of each probe. Source lines are read only if they are shown, because that takes
 /// longer than everything else; a program without them can be worked on as well.
-fn detail(answer: Answer, sites: bool, source_map: impl FnOnce() -> Result<SourceMap>) -> Detail {
+fn detail(
+    answer: Answer,
+    sites: bool,
+    source_maps: impl IntoIterator<Item = Result<SourceMap>>,
+) -> Detail {
     if !sites && answer.format != Format::Json {
         return Detail::default();
     }
-    let source = source_map()
-        .inspect_err(|error| {
-            answer.messages.step(format_args!(
-                "functions and source lines are left out: {error}"
-            ));
-        })
-        .ok();
+    let or_none = |source_map: Result<SourceMap>| {
+        source_map
+            .inspect_err(|error| {
+                answer.messages.step(format_args!(
+                    "functions and source lines are left out: {error}"
+                ));
+            })
+            .ok()
+    };
     Detail {
         sites: true,
-        source,
+        sources: source_maps.into_iter().map(or_none).collect(),
     }
 }
 
 /// Says what was found at a pid.
 fn say_what(messages: &Messages, target: &Target) {
-    messages.step(format_args!(
-        "process {} runs {}, which has {} probes; load bias {}",
-        target.pid(),
-        target.program().display(),
-        target.table().probes().len(),
-        target.load_bias()
-    ));
+    let (pid, program) = (target.pid(), target.program().display());
+    messages.step(format_args!("process {pid} runs {program}"));
+    for object in target.objects() {
+        messages.step(format_args!(
+            "{} has {} probes; load bias {}",
+            object.path().display(),
+            object.table().probes().len(),
+            object.load_bias()
+        ));
+    }
+    for reason in target.passed_over() {
+        messages.step(format_args!("passed over: {reason}"));
+    }
 }
 
 /// Names the probes that were off already.

@@ -16,7 +16,7 @@
 
 use crate::addr::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::{Linking, Segment};
-use crate::maps::Mapping;
+use crate::maps::{self, Mapping};
 use crate::spans::PAGE;
 
 /// `AT_ENTRY` of getauxval(3): "The entry address of the executable."
@@ -48,6 +48,32 @@ pub(crate) fn of_executable(
         Some(bias) if by_maps.is_empty() || by_maps.contains(&bias) => Some(bias),
         _ => by_maps.first().copied(),
     }
+}
+
+/// The biases of an object that is not the executable: one for each place where its file is loaded.
+///
+/// Its first segment is the one that `dlopen` maps first; that it is the object, and not a file that
+/// somebody has mapped to read it, is told by its code, which has to be where it belongs.
+pub(crate) fn of_object(
+    segments: &[Segment],
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
+) -> impl Iterator<Item = LoadBias> {
+    let first = segments.iter().min_by_key(|segment| segment.start);
+    let mut biases: Vec<LoadBias> = Vec::new();
+    for mapping in maps.iter().filter(|mapping| is_file(mapping)) {
+        let Some(first) = first.filter(|it| page_start(it.offset) == mapping.offset) else {
+            continue;
+        };
+        let bias = LoadBias::between(FileAddr(page_start(first.start.0)), mapping.start);
+        let code = segments.iter().filter(|segment| segment.executable);
+        let in_place =
+            |segment: &Segment| maps::find(maps, bias.live(segment.start), 1).is_some_and(&is_file);
+        if !biases.contains(&bias) && code.clone().all(in_place) {
+            biases.push(bias);
+        }
+    }
+    biases.into_iter()
 }
 
 /// The bias that puts one of the segments where the mapping has its part of the file.

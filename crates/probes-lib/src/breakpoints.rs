@@ -1,9 +1,9 @@
 //! Breakpoints of others: the `cc` bytes that code in memory has and its file has not. Whoever set
 //! one may remove it at any time, so that none is ever written over.
 
-use crate::addr::{LiveAddr, LoadBias};
-use crate::elf::ElfFile;
+use crate::addr::LiveAddr;
 use crate::error::Result;
+use crate::object::Object;
 use crate::site::INT3;
 use crate::snapshot::CodeRun;
 
@@ -12,16 +12,20 @@ use crate::snapshot::CodeRun;
 /// # Errors
 ///
 /// If the file cannot be read.
-pub(crate) fn find(elf: &ElfFile, bias: LoadBias, code: &[CodeRun]) -> Result<Vec<LiveAddr>> {
-    let segments: Vec<_> = elf.loaded().filter(|it| it.executable).collect();
+pub(crate) fn find(objects: &[Object], code: &[CodeRun]) -> Result<Vec<LiveAddr>> {
     let mut found = Vec::new();
     let mut in_file = Vec::new();
-    for CodeRun { start, bytes } in code {
+    for run in code {
+        let CodeRun { start, bytes, .. } = run;
+        let Object {
+            table, bias, elf, ..
+        } = &objects[run.object];
+        let segments = || table.segments().iter().filter(|it| it.executable);
         let mut from = 0;
         // A run may go on from one segment into the next.
         while from < bytes.len() {
             let address = bias.file(start.plus(from as u64));
-            let holding = segments.iter().find(|segment| segment.holds(address, 1));
+            let holding = segments().find(|segment| segment.holds(address, 1));
             let len = match holding {
                 Some(segment) => {
                     let left = segment.file_len - (address.0 - segment.start.0);

@@ -1,44 +1,45 @@
-//! [`Image`]: an executable in the memory of a process; its probes, where it is loaded, and which
-//! mappings hold them.
+//! [`Image`]: what a process has in memory at a time: its executable and other objects, where they
+//! are loaded, and which mappings hold their probes.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::fcntl::OFlag;
 
-use crate::addr::LoadBias;
 use crate::bias;
 use crate::denial;
 use crate::elf::ElfFile;
-use crate::elf::source::SourceMap;
-use crate::error::{ErrorKind, Result};
+use crate::error::{ElfDefect, Error, ErrorKind, Result};
 use crate::maps::{self, Mapping};
+use crate::object::{FileId, Object};
+use crate::objects::{self, Others, without_deleted_mark};
 use crate::process::Process;
+use crate::program::Program;
 use crate::snapshot::Layout;
 use crate::table::ProbeTable;
 
 const GIGABYTE: u64 = 1 << 30;
 
-/// The executable of a process, in its memory.
+/// A program in the memory of a process.
 pub(crate) struct Image {
-    pub(crate) table: ProbeTable,
-    pub(crate) bias: LoadBias,
-    /// The executable, for what is read from it later.
-    pub(crate) elf: ElfFile,
-    /// Tells the mappings of the file from others. Only the inode: on some file systems (btrfs,
-    /// overlayfs) stat(2) and /proc/PID/maps name different devices for one file.
-    inode: u64,
+    pub(crate) program: Arc<Program>,
+    /// Why files could not be looked into.
+    pub(crate) passed_over: Vec<Error>,
     /// What the kernel told the program when it was executed: addresses at random among it, so that
     /// no other execution is told the same.
     auxv: Vec<u8>,
+    executable: FileId,
+    /// The code that was mapped: as long as it stays the same, so do the objects.
+    code: Vec<Vec<u8>>,
 }
 
 impl Image {
-    /// Reads the executable of `process` and finds where it is loaded.
+    /// Reads the objects of `process` and finds where they are loaded.
+    ///
+    /// # Errors
+    ///
+    /// If none has probes, or the executable cannot be read.
     pub(crate) fn of(process: &Process) -> Result<Image> {
         let denied = |source: io::Error| denial::or_lost(process, "look into", source);
         let auxv = process.read_program("auxv").map_err(denied)?;
@@ -49,34 +50,73 @@ impl Image {
         });
         let (path, file) = exe.map_err(denied)?;
         let metadata = file.metadata().map_err(denied)?;
+        let name = path.clone();
         let path = without_deleted_mark(path, metadata.nlink());
-        let inode = metadata.ino();
-        let elf = ElfFile::read(file, path)?;
-        let table = ProbeTable::of(&elf)?;
+        let elf = ElfFile::read(file, path.clone())?;
+        // Others may have some even if it has none.
+        let table = match ProbeTable::of(&elf) {
+            Err(error) if !has_none(error.kind()) => return Err(error),
+            table => table,
+        };
         let maps = read_maps(process)?;
         // What was read in between is of one program only if this is so.
         if process.read_program("auxv").map_err(denied)? != auxv {
             let pid = process.pid();
             return Err(ErrorKind::Executed { pid }.into());
         }
-        let bias = bias::of_executable(
-            table.linking(),
-            table.entry(),
-            table.segments(),
-            &auxv,
-            &maps,
-            |mapping| mapping.inode == inode,
-        );
-        let bias = bias.ok_or_else(|| ErrorKind::NoLoadBias {
-            pid: process.pid(),
-            path: table.path().to_owned(),
-        })?;
-        Ok(Image {
-            table,
-            bias,
-            elf,
+        let inode = metadata.ino();
+        // The same inode may be another file's on another device.
+        let named = |mapping: &&Mapping| {
+            mapping.inode == inode && mapping.path() == name.as_os_str().as_encoded_bytes()
+        };
+        let executable = FileId {
+            device: maps.iter().find(named).map(|mapping| mapping.device),
             inode,
+        };
+        let Others {
+            objects: others,
+            passed_over,
+        } = objects::others(process, &maps, executable, &[]);
+        let mut objects = Vec::with_capacity(1 + others.len());
+        match table {
+            Ok(table) => objects.push(Object {
+                bias: bias_of_executable(process, &table, executable, &auxv, &maps)?,
+                table: Arc::new(table),
+                elf: Arc::new(elf),
+                file: executable,
+            }),
+            Err(error) if others.is_empty() => return Err(error),
+            Err(_) => {}
+        }
+        objects.extend(others);
+        Ok(Image {
+            program: Arc::new(Program::of(path, objects)),
+            passed_over,
             auxv,
+            executable,
+            code: code(&maps),
+        })
+    }
+
+    /// The image as it is now, if objects have been loaded or unloaded since.
+    pub(crate) fn renewed(&self, process: &Process, maps: &[Mapping]) -> Option<Image> {
+        let code = code(maps);
+        if code == self.code {
+            return None;
+        }
+        let known = self.program.objects();
+        let Others {
+            objects,
+            passed_over,
+        } = objects::others(process, maps, self.executable, known);
+        let of_executable = known.iter().filter(|it| it.file == self.executable);
+        let objects = of_executable.cloned().chain(objects).collect();
+        Some(Image {
+            program: Arc::new(Program::of(self.program.path().to_owned(), objects)),
+            passed_over,
+            auxv: self.auxv.clone(),
+            executable: self.executable,
+            code,
         })
     }
 
@@ -84,17 +124,6 @@ impl Image {
     pub(crate) fn is_replaced(&self, process: &Process) -> bool {
         let auxv = process.read_program("auxv");
         auxv.is_ok_and(|auxv| auxv != self.auxv)
-    }
-
-    /// Whether it is the executable that is mapped there.
-    pub(crate) fn is_mapped(&self, mapping: &Mapping) -> bool {
-        mapping.inode == self.inode
-    }
-
-    /// Opens the executable for source lines and functions.
-    pub(crate) fn source_map(&self) -> Result<SourceMap> {
-        let own = format!("/proc/self/fd/{}", self.elf.as_raw_fd());
-        SourceMap::open(Path::new(&own), self.table.path())
     }
 
     /// The mappings that hold what `layout` reads.
@@ -117,7 +146,7 @@ impl Image {
                 let mapping = maps::find(&maps, at, 1).ok_or_else(|| ErrorKind::NotMapped {
                     pid: process.pid(),
                     what,
-                    path: self.table.path().to_owned(),
+                    path: self.path_at(at),
                     address: at,
                 })?;
                 if mapping.shared {
@@ -140,10 +169,17 @@ impl Image {
         Ok(found.into_iter().cloned().collect())
     }
 
-    /// Only memory that is not the file's any more can lie on huge pages of 1 GiB: some programs
+    fn path_at(&self, address: crate::addr::LiveAddr) -> std::path::PathBuf {
+        let object = self.program.object_at(address);
+        object.map_or(self.program.path(), Object::path).to_owned()
+    }
+
+    /// Only memory that is not a file's any more can lie on huge pages of 1 GiB: some programs
     /// move their text there. Telling the size of its pages walks them all, so we ask for no other.
     fn refuse_gigatext(&self, process: &Process, mappings: &[&Mapping]) -> Result<()> {
-        let moved = |mapping: &&&Mapping| mapping.executable && !self.is_mapped(mapping);
+        let objects = self.program.objects();
+        let of_file = |mapping: &Mapping| objects.iter().any(|object| object.is_mapped(mapping));
+        let moved = |mapping: &&&Mapping| mapping.executable && !of_file(mapping);
         let mut moved = mappings.iter().filter(moved).peekable();
         if moved.peek().is_none() {
             return Ok(());
@@ -160,15 +196,49 @@ impl Image {
     }
 }
 
-/// The kernel appends " (deleted)" to the name of a file that has no name any more.
-fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
-    match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
-        Some(name) if links == 0 => OsStr::from_bytes(name).into(),
-        _ => path,
-    }
+/// Whether the file could be read, and says that it has no probes.
+fn has_none(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::NoProbes { .. }
+            | ErrorKind::Elf {
+                defect: ElfDefect::NoSectionHeaders,
+                ..
+            }
+    )
 }
 
-fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
+fn bias_of_executable(
+    process: &Process,
+    table: &ProbeTable,
+    file: FileId,
+    auxv: &[u8],
+    maps: &[Mapping],
+) -> Result<crate::addr::LoadBias> {
+    let bias = bias::of_executable(
+        table.linking(),
+        table.entry(),
+        table.segments(),
+        auxv,
+        maps,
+        |mapping| file.is_of(mapping),
+    );
+    bias.ok_or_else(|| {
+        ErrorKind::NoLoadBias {
+            pid: process.pid(),
+            path: table.path().to_owned(),
+        }
+        .into()
+    })
+}
+
+/// The lines of `maps` that tell of code in files.
+fn code(maps: &[Mapping]) -> Vec<Vec<u8>> {
+    let of_files = maps.iter().filter(|it| it.executable && it.inode != 0);
+    of_files.map(|mapping| mapping.line.clone()).collect()
+}
+
+pub(crate) fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
     let maps = process
         .read_program("maps")
         .map_err(|source| denial::or_lost(process, "look into", source))?;

@@ -7,18 +7,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
 
+use crate::addr::LoadBias;
 use crate::denial;
 use crate::elf::ElfFile;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::Image;
+use crate::object::{FileId, Object};
 use crate::patch::Outcome;
 use crate::process::Process;
+use crate::program::Program;
 use crate::report::Report;
 use crate::select::{Actions, choose};
 use crate::session::Options;
@@ -111,7 +115,7 @@ impl Launch {
         let file = resolve(&command);
         if let Some(file) = &file {
             refuse_setuid(file)?;
-            choose(&ProbeTable::read(file)?, &actions)?;
+            check_names(file, &actions)?;
         }
         let program = PathBuf::from(command.get_program());
         let signals = SignalsAtLaunch::new(attended);
@@ -202,7 +206,7 @@ fn set_probes(
     options: Options,
 ) -> Result<Report> {
     let image = Image::of(process)?;
-    let choices = choose(&image.table, actions)?;
+    let choices = choose(&image.program, actions)?;
     let memory = ProcessMemory::open(process, OFlag::O_RDWR)
         .map_err(|source| denial::or_lost(process, "attach to", source))?;
     let subject = Subject {
@@ -219,6 +223,22 @@ fn set_probes(
         return Err(ErrorKind::KeepsChanging { pid: process.pid() }.into());
     }
     Ok(job.report(Duration::ZERO))
+}
+
+/// Chooses among the probes of a file, so that a wrong name is found before anything is started.
+fn check_names(file: &Path, actions: &Actions) -> Result<()> {
+    let elf = ElfFile::open(file)?;
+    let object = Object {
+        table: Arc::new(ProbeTable::of(&elf)?),
+        bias: LoadBias::NONE,
+        elf: Arc::new(elf),
+        file: FileId {
+            device: None,
+            inode: 0,
+        },
+    };
+    choose(&Program::of(file.to_owned(), vec![object]), actions)?;
+    Ok(())
 }
 
 /// execve(2): the set-user-ID bits are ignored if "the calling process is being ptraced" by somebody

@@ -32,6 +32,12 @@ impl Mapping {
                 .is_some_and(|end| end <= self.end.0)
     }
 
+    /// The name of the file, or of another kind of memory; newlines in it are escaped.
+    pub(crate) fn path(&self) -> &[u8] {
+        let mut fields = self.line.splitn(6, |&byte| byte == b' ');
+        fields.nth(5).unwrap_or_default().trim_ascii_start()
+    }
+
     fn parse(line: &[u8]) -> Option<Mapping> {
         // "55d0c000-55d0d000 r-xp 00001000 fe:01 1234   /path that may hold anything"
         let mut fields = line.splitn(6, |&byte| byte == b' ');

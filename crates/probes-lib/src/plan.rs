@@ -1,17 +1,17 @@
-//! Pure planning: table + choices + snapshot -> [`UpdatePlan`], every write with the bytes it
+//! Pure planning: program + choices + snapshot -> [`UpdatePlan`], every write with the bytes it
 //! expects to find. Nothing here touches a process.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::addr::{LiveAddr, LoadBias};
+use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
+use crate::program::{Member, ProbeId, Program};
 use crate::report::Taken;
 use crate::select::{Action, Aim, Choice};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::snapshot::{CodeRun, Reading, Snapshot, State};
 use crate::spans::PAGE;
-use crate::table::{Probe, ProbeId, ProbeTable};
 
 /// All writes of an update, in order.
 ///
@@ -66,9 +66,9 @@ pub(crate) struct CodeWrite {
 
 impl UpdatePlan {
     /// What there will be to take back.
-    pub(crate) fn taken(&self, table: &ProbeTable) -> impl Iterator<Item = Taken> {
+    pub(crate) fn taken(&self, program: &Program) -> impl Iterator<Item = Taken> {
         self.changes.iter().map(|change| Taken {
-            name: table.by_id(change.probe).name().to_owned(),
+            name: program.by_id(change.probe).name().to_owned(),
             stage: change.stage,
             added: change.added.clone(),
         })
@@ -104,7 +104,7 @@ impl UpdatePlan {
 /// A counter to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CounterWrite {
-    /// Index of its semaphore in the table.
+    /// Index of its semaphore in the program.
     pub(crate) index: usize,
     pub(crate) at: LiveAddr,
     pub(crate) old: u16,
@@ -119,29 +119,28 @@ pub(crate) struct Change {
     pub(crate) before: u16,
     pub(crate) after: u16,
     /// What is added to each of its counters.
-    pub(crate) added: Box<[i32]>,
+    pub(crate) added: Box<[(LiveAddr, i32)]>,
     /// Sites that are flipped.
     pub(crate) sites: usize,
 }
 
 impl Change {
     fn is_none(&self) -> bool {
-        self.sites == 0 && self.added.iter().all(|&added| added == 0)
+        self.sites == 0 && self.added.iter().all(|&(_, added)| added == 0)
     }
 }
 
 impl Aim {
-    /// What becomes of a counter of a probe, `index` being its place among them; `None` if it can
-    /// hold no more.
-    fn of_counter(&self, counter: u16, index: usize) -> Option<u16> {
+    /// What becomes of the counter at `at`; `None` if it can hold no more.
+    fn of_counter(&self, counter: u16, at: LiveAddr) -> Option<u16> {
         match self {
             Aim::Set(Action::Enable) => Some(1),
             Aim::Set(Action::Disable) => Some(0),
             Aim::Count(Action::Enable) => counter.checked_add(1),
             Aim::Count(Action::Disable) => Some(counter.saturating_sub(1)),
             Aim::TakeBack(added) => {
-                let added = added.get(index).copied().unwrap_or(0);
-                let left = i32::from(counter) - added;
+                let added = added.iter().find(|(place, _)| *place == at);
+                let left = i32::from(counter) - added.map_or(0, |&(_, added)| added);
                 Some(left.clamp(0, i32::from(u16::MAX)) as u16)
             }
         }
@@ -150,8 +149,7 @@ impl Aim {
 
 /// What there is to plan with.
 pub(crate) struct Inputs<'a> {
-    pub(crate) table: &'a ProbeTable,
-    pub(crate) bias: LoadBias,
+    pub(crate) program: &'a Program,
     /// Breakpoints of others in the code that was read, by address.
     pub(crate) breakpoints: &'a [LiveAddr],
     /// Whether each opcode is written by itself: the process runs, and executes what lies between.
@@ -168,13 +166,13 @@ impl Inputs<'_> {
     pub(crate) fn plan(&self, choices: &[Choice], before: Snapshot) -> Result<UpdatePlan> {
         let mut draft = Draft {
             counters: BTreeMap::new(),
-            opcodes: vec![None; self.table.site_count()],
+            opcodes: vec![None; self.program.site_count()],
         };
         let mut changes = Vec::with_capacity(choices.len());
         let mut passed_over = Vec::new();
         let mut left = Vec::new();
         for choice in choices {
-            let probe = self.table.by_id(choice.probe);
+            let probe = self.program.by_id(choice.probe);
             match (self.refuse_foreign_code(probe, &before), &choice.aim) {
                 (Ok(()), _) => {}
                 // The others are not to stay for its sake.
@@ -229,32 +227,33 @@ impl Inputs<'_> {
     /// Notes the writes for one probe in `draft`.
     fn draft(
         &self,
-        probe: Probe<'_>,
+        probe: Member<'_>,
         choice: &Choice,
         before: &Snapshot,
         draft: &mut Draft,
     ) -> Result<Change> {
-        let first = probe.semaphore_range().start;
-        let old = &before.counters[probe.semaphore_range()];
-        let new = old
-            .iter()
-            .zip(0..)
-            .map(|(&counter, index)| {
-                choice.aim.of_counter(counter, index).ok_or_else(|| {
-                    let name = probe.name().to_owned();
-                    ErrorKind::CounterFull { name }
-                })
+        let write = |index: usize| {
+            let at = self.program.counter(index);
+            let old = before.counters[index];
+            let new = choice.aim.of_counter(old, at);
+            let name = || probe.name().to_owned();
+            let new = new.ok_or_else(|| ErrorKind::CounterFull { name: name() })?;
+            Ok(CounterWrite {
+                index,
+                at,
+                old,
+                new,
             })
-            .collect::<Result<Vec<u16>, ErrorKind>>()?;
-        let (smallest, largest) = (old.iter().min(), old.iter().max());
-        let on = new.iter().any(|&one| one > 0);
-        if let (Aim::Count(_), true, Some(&smallest), Some(&largest)) =
-            (&choice.aim, on && new.contains(&0), smallest, largest)
-        {
+        };
+        let writes: Vec<CounterWrite> = probe.semaphores().map(write).collect::<Result<_>>()?;
+        let old = || writes.iter().map(|write| write.old);
+        let new = || writes.iter().map(|write| write.new);
+        let on = new().any(|one| one > 0);
+        if matches!(choice.aim, Aim::Count(_)) && on && new().any(|one| one == 0) {
             return Err(ErrorKind::UnequalCounters {
                 name: probe.name().to_owned(),
-                smallest,
-                largest,
+                smallest: old().min().unwrap_or(0),
+                largest: old().max().unwrap_or(0),
             }
             .into());
         }
@@ -262,66 +261,63 @@ impl Inputs<'_> {
             stage: choice.stage,
             enable: on,
         };
-        let counters = draft.counters.entry(turn).or_default();
-        for ((index, &old), &new) in probe.semaphore_range().zip(old).zip(&new) {
-            if new != old {
-                counters.push(CounterWrite {
-                    index,
-                    at: self.bias.live(self.table.semaphore(index).counter()),
-                    old,
-                    new,
-                });
-            }
-        }
         let mut sites = 0;
-        for (site, index) in probe.sites().zip(probe.site_range()) {
-            let opcode = Opcode::of(new[site.semaphore_index() - first] > 0);
-            let found = before.sites[index];
-            if found.with(opcode) != found {
-                draft.opcodes[index] = Some((turn, opcode));
-                sites += 1;
+        let mut first = 0;
+        for part in probe.parts() {
+            let own = &writes[first..first + part.semaphores.len()];
+            first += own.len();
+            let base = part.probe.semaphore_range().start;
+            for (site, index) in part.table_sites().zip(part.sites) {
+                let opcode = Opcode::of(own[site.semaphore_index() - base].new > 0);
+                let found = before.sites[index];
+                if found.with(opcode) != found {
+                    draft.opcodes[index] = Some((turn, opcode));
+                    sites += 1;
+                }
             }
         }
-        let smallest = |counters: &[u16]| counters.iter().copied().min().unwrap_or(0);
-        let added = |(&new, &old): (&u16, &u16)| i32::from(new) - i32::from(old);
-        Ok(Change {
+        let added = |write: &CounterWrite| (write.at, i32::from(write.new) - i32::from(write.old));
+        let change = Change {
             probe: probe.id(),
             stage: choice.stage,
-            before: smallest(old),
-            after: smallest(&new),
-            added: new.iter().zip(old).map(added).collect(),
+            before: old().min().unwrap_or(0),
+            after: new().min().unwrap_or(0),
+            added: writes.iter().map(added).collect(),
             sites,
-        })
+        };
+        let changed = writes.into_iter().filter(|write| write.new != write.old);
+        draft.counters.entry(turn).or_default().extend(changed);
+        Ok(change)
     }
 
     /// The opcodes to change, by address.
     fn flips(&self, opcodes: &[Option<(Turn, Opcode)>]) -> Vec<Flip> {
-        let sites = self.table.sites_by_address();
+        let sites = self.program.sites_by_address();
         let mut flips: Vec<Flip> = sites
             .filter_map(|index| {
                 let (turn, opcode) = opcodes[index]?;
-                let site = self.bias.live(self.table.site(index).address());
                 Some(Flip {
-                    at: site.plus(OPCODE_OFFSET),
+                    at: self.program.site(index).address().plus(OPCODE_OFFSET),
                     new: opcode.byte(),
                     turn,
                 })
             })
             .collect();
-        // A bias may carry some addresses past the end of the address space.
+        // Object by object so far.
         flips.sort_unstable_by_key(|flip| flip.at);
         flips
     }
 
-    fn refuse_foreign_code(&self, probe: Probe<'_>, snapshot: &Snapshot) -> Result<()> {
-        for (site, index) in probe.sites().zip(probe.site_range()) {
+    fn refuse_foreign_code(&self, probe: Member<'_>, snapshot: &Snapshot) -> Result<()> {
+        for index in probe.sites() {
             let found = snapshot.sites[index];
-            if !found.same_but_for_opcode(site.code()) {
+            let site = self.program.site(index);
+            if !found.same_but_for_opcode(site.site.code()) {
                 return Err(ErrorKind::UnexpectedSite {
                     name: probe.name().to_owned(),
-                    address: self.bias.live(site.address()),
+                    address: site.address(),
                     found,
-                    expected: site.code(),
+                    expected: site.site.code(),
                 }
                 .into());
             }
@@ -374,14 +370,14 @@ impl Inputs<'_> {
     }
 }
 
-fn refuse_inconsistent(probe: Probe<'_>, reading: Reading) -> Result<()> {
+fn refuse_inconsistent(probe: Member<'_>, reading: Reading) -> Result<()> {
     if reading.state != State::Inconsistent {
         return Ok(());
     }
     Err(ErrorKind::Inconsistent {
         name: probe.name().to_owned(),
         enabled: reading.enabled_sites,
-        sites: probe.sites().len(),
+        sites: probe.sites().count(),
         counter: reading.counter,
     }
     .into())
@@ -391,7 +387,7 @@ fn refuse_inconsistent(probe: Probe<'_>, reading: Reading) -> Result<()> {
 struct Draft {
     /// The counters of each turn.
     counters: BTreeMap<Turn, Vec<CounterWrite>>,
-    /// What becomes of each site of the table, and when.
+    /// What becomes of each site of the program, and when.
     opcodes: Vec<Option<(Turn, Opcode)>>,
 }
 

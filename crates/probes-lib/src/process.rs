@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str;
 
@@ -96,6 +96,19 @@ impl Process {
         can_fail!(ReadFile);
         file.take(MAX_PROC_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Opens a regular file as the process itself would name it. Nothing else is opened but looked
+    /// at: who made the name may have put a device there.
+    pub(crate) fn open_in_root(&self, path: &Path) -> io::Result<File> {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        let path = Path::new("root").join(relative);
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        let found = File::from(openat(&self.dir, &path, flags, Mode::empty())?);
+        if !found.metadata()?.is_file() {
+            return Err(Errno::EINVAL.into());
+        }
+        File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
     }
 
     pub(crate) fn read_link(&self, path: &str) -> io::Result<PathBuf> {

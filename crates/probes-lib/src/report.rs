@@ -1,44 +1,49 @@
 //! What callers see of a process: the state of its probes, and what an update did.
 
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::addr::{LiveAddr, LoadBias};
+use crate::addr::LiveAddr;
+use crate::object::Object;
+use crate::program::{Member, Program};
 use crate::site::SiteCode;
 use crate::snapshot::{Reading, Snapshot, State};
-use crate::table::{Probe, ProbeTable, Semaphore, Site};
+use crate::table::{Semaphore, Site};
 
 /// The state of every probe of a process at one moment.
 #[derive(Debug)]
-pub struct ProbeStates<'t> {
-    table: &'t ProbeTable,
-    bias: LoadBias,
+pub struct ProbeStates {
+    program: Arc<Program>,
     pub(crate) snapshot: Snapshot,
     /// By id of the probe.
     readings: Vec<Reading>,
 }
 
-impl<'t> ProbeStates<'t> {
-    pub(crate) fn of(table: &'t ProbeTable, bias: LoadBias, snapshot: Snapshot) -> Self {
+impl ProbeStates {
+    pub(crate) fn of(program: Arc<Program>, snapshot: Snapshot) -> ProbeStates {
         ProbeStates {
-            readings: table
+            readings: program
                 .probes()
                 .map(|probe| snapshot.reading(probe))
                 .collect(),
-            table,
-            bias,
+            program,
             snapshot,
         }
     }
 
     /// All probes, sorted by name.
-    pub fn probes(&self) -> impl ExactSizeIterator<Item = ProbeState<'_, 't>> {
-        self.table.probes().map(|probe| self.state(probe))
+    pub fn probes(&self) -> impl ExactSizeIterator<Item = ProbeState<'_>> {
+        self.program.probes().map(|probe| self.state(probe))
     }
 
     /// The probe of that name.
-    pub fn probe(&self, name: &str) -> Option<ProbeState<'_, 't>> {
-        self.table.probe(name).map(|probe| self.state(probe))
+    pub fn probe(&self, name: &str) -> Option<ProbeState<'_>> {
+        self.program.probe(name).map(|probe| self.state(probe))
+    }
+
+    /// The objects that have probes: the executable if it has any, then others by address.
+    pub fn objects(&self) -> &[Object] {
+        self.program.objects()
     }
 
     /// Whether every probe is either on or off.
@@ -47,7 +52,7 @@ impl<'t> ProbeStates<'t> {
         readings.all(|reading| reading.state != State::Inconsistent)
     }
 
-    fn state(&self, probe: Probe<'t>) -> ProbeState<'_, 't> {
+    fn state<'s>(&'s self, probe: Member<'s>) -> ProbeState<'s> {
         ProbeState {
             states: self,
             probe,
@@ -58,15 +63,15 @@ impl<'t> ProbeStates<'t> {
 
 /// The state of one probe.
 #[derive(Clone, Copy, Debug)]
-pub struct ProbeState<'s, 't> {
-    states: &'s ProbeStates<'t>,
-    probe: Probe<'t>,
+pub struct ProbeState<'s> {
+    states: &'s ProbeStates,
+    probe: Member<'s>,
     reading: Reading,
 }
 
-impl<'s, 't> ProbeState<'s, 't> {
+impl<'s> ProbeState<'s> {
     /// Its name.
-    pub fn name(&self) -> &'t str {
+    pub fn name(&self) -> &'s str {
         self.probe.name()
     }
 
@@ -80,43 +85,47 @@ impl<'s, 't> ProbeState<'s, 't> {
         self.reading.counter
     }
 
-    /// The file that has it.
-    pub fn object(&self) -> &'t Path {
-        self.states.table.path()
+    /// How many sites it has, in all objects.
+    pub fn site_count(&self) -> usize {
+        self.probe.parts().map(|part| part.sites.len()).sum()
     }
 
-    /// Its sites, by address.
-    pub fn sites(&self) -> impl ExactSizeIterator<Item = SiteState<'t>> + use<'s, 't> {
+    /// Its sites, object by object, by address.
+    pub fn sites(&self) -> impl Iterator<Item = SiteState<'s>> + use<'s> {
         let states = self.states;
-        let indices = self.probe.site_range();
-        self.probe
-            .sites()
-            .zip(indices)
-            .map(|(site, index)| SiteState {
+        self.probe.parts().flat_map(move |part| {
+            let sites = part.table_sites().zip(part.sites);
+            sites.map(move |(site, index)| SiteState {
+                object: part.object,
                 site,
-                address: states.bias.live(site.address()),
+                address: part.object.bias.live(site.address()),
                 code: states.snapshot.sites[index],
             })
+        })
     }
 
-    /// Its semaphores, by address.
-    pub fn semaphores(&self) -> impl ExactSizeIterator<Item = SemaphoreState<'t>> + use<'s, 't> {
+    /// Its semaphores, object by object, by address.
+    pub fn semaphores(&self) -> impl Iterator<Item = SemaphoreState<'s>> + use<'s> {
         let states = self.states;
-        let indices = self.probe.semaphore_range();
-        let semaphores = self.probe.semaphores().zip(indices);
-        semaphores.map(|(semaphore, index)| SemaphoreState {
-            semaphore,
-            address: states.bias.live(semaphore.counter()),
-            value: states.snapshot.counters[index],
+        self.probe.parts().flat_map(move |part| {
+            let semaphores = part.table_semaphores().zip(part.semaphores);
+            semaphores.map(move |(semaphore, index)| SemaphoreState {
+                object: part.object,
+                semaphore,
+                address: part.object.bias.live(semaphore.counter()),
+                value: states.snapshot.counters[index],
+            })
         })
     }
 }
 
 /// One site in a process.
 #[derive(Clone, Copy, Debug)]
-pub struct SiteState<'t> {
+pub struct SiteState<'s> {
+    /// The object that has it.
+    pub object: &'s Object,
     /// The site in the file.
-    pub site: Site<'t>,
+    pub site: Site<'s>,
     /// Where its nop is in the process.
     pub address: LiveAddr,
     /// The bytes found there.
@@ -132,9 +141,11 @@ impl SiteState<'_> {
 
 /// One semaphore in a process.
 #[derive(Clone, Copy, Debug)]
-pub struct SemaphoreState<'t> {
+pub struct SemaphoreState<'s> {
+    /// The object that has it.
+    pub object: &'s Object,
     /// The semaphore in the file.
-    pub semaphore: Semaphore<'t>,
+    pub semaphore: Semaphore<'s>,
     /// Where the counter is in the process.
     pub address: LiveAddr,
     /// Its value.
@@ -165,8 +176,8 @@ pub struct Report {
 pub(crate) struct Taken {
     pub(crate) name: String,
     pub(crate) stage: u8,
-    /// What was added to each of its counters.
-    pub(crate) added: Box<[i32]>,
+    /// What was added to each of its counters, and where they were.
+    pub(crate) added: Box<[(LiveAddr, i32)]>,
 }
 
 /// What an update did to one probe.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use regex::Regex;
 
+use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
+use crate::program::{ProbeId, Program};
 use crate::report::Taken;
-use crate::table::{ProbeId, ProbeTable};
 
 /// What to do with a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,7 +143,7 @@ pub(crate) enum Aim {
     /// 1 or 0, whatever they were.
     Set(Action),
     /// As much less as was added to each, but not less than nothing.
-    TakeBack(Box<[i32]>),
+    TakeBack(Box<[(LiveAddr, i32)]>),
 }
 
 /// One probe and what to do with it.
@@ -156,12 +157,12 @@ pub(crate) struct Choice {
     pub(crate) stage: u8,
 }
 
-/// Resolves `actions` against the names of `table`, each probe at most once.
-pub(crate) fn choose(table: &ProbeTable, actions: &Actions) -> Result<Vec<Choice>> {
+/// Resolves `actions` against the names of `program`, each probe at most once.
+pub(crate) fn choose(program: &Program, actions: &Actions) -> Result<Vec<Choice>> {
     let mut chooser = Chooser {
-        table,
+        program,
         force: actions.force,
-        taken: vec![None; table.probes().len()],
+        taken: vec![None; program.probes().len()],
         choices: Vec::new(),
     };
     for (action, selector) in &actions.list {
@@ -171,9 +172,9 @@ pub(crate) fn choose(table: &ProbeTable, actions: &Actions) -> Result<Vec<Choice
 }
 
 /// What takes back what was done, from its end to its beginning.
-pub(crate) fn choose_taken(table: &ProbeTable, taken: &[Taken]) -> Result<Vec<Choice>> {
+pub(crate) fn choose_taken(program: &Program, taken: &[Taken]) -> Result<Vec<Choice>> {
     let chooser = Chooser {
-        table,
+        program,
         force: false,
         taken: Vec::new(),
         choices: Vec::new(),
@@ -190,8 +191,8 @@ pub(crate) fn choose_taken(table: &ProbeTable, taken: &[Taken]) -> Result<Vec<Ch
     taken.iter().rev().map(choice).collect()
 }
 
-struct Chooser<'t> {
-    table: &'t ProbeTable,
+struct Chooser<'p> {
+    program: &'p Program,
     force: bool,
     taken: Vec<Option<Action>>,
     choices: Vec<Choice>,
@@ -231,16 +232,16 @@ impl Chooser<'_> {
         pattern: &str,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<()> {
-        let table = self.table;
+        let program = self.program;
         let mut none = true;
-        for probe in table.probes().filter(|probe| wanted(probe.name())) {
+        for probe in program.probes().filter(|probe| wanted(probe.name())) {
             none = false;
             self.take(probe.id(), action, false, 0)?;
         }
         if none {
             return Err(ErrorKind::NoMatch {
                 pattern: pattern.to_owned(),
-                program: table.path().to_owned(),
+                program: program.path().to_owned(),
             }
             .into());
         }
@@ -248,7 +249,7 @@ impl Chooser<'_> {
     }
 
     fn take(&mut self, probe: ProbeId, action: Action, named: bool, stage: u8) -> Result<()> {
-        let name = || self.table.by_id(probe).name().to_owned();
+        let name = || self.program.by_id(probe).name().to_owned();
         match self.taken[probe] {
             Some(earlier) if earlier == action => {
                 return Err(ErrorKind::SelectedTwice { name: name() }.into());
@@ -267,12 +268,12 @@ impl Chooser<'_> {
     }
 
     fn find(&self, name: &str) -> Result<ProbeId> {
-        match self.table.probe(name) {
+        match self.program.probe(name) {
             Some(probe) => Ok(probe.id()),
             None => Err(ErrorKind::UnknownProbe {
                 name: name.to_owned(),
-                program: self.table.path().to_owned(),
-                near: near_names(self.table, name),
+                program: self.program.path().to_owned(),
+                near: near_names(self.program, name),
             }
             .into()),
         }
@@ -280,13 +281,13 @@ impl Chooser<'_> {
 }
 
 /// Up to three names that `name` may have been meant for, nearest first.
-fn near_names(table: &ProbeTable, name: &str) -> Vec<String> {
+fn near_names(program: &Program, name: &str) -> Vec<String> {
     const SIMILAR: f64 = 0.75;
     // A name that nobody typed by hand is not worth comparing with thousands of others.
     if name.len() > 200 {
         return Vec::new();
     }
-    let mut near: Vec<(f64, &str)> = table
+    let mut near: Vec<(f64, &str)> = program
         .probes()
         .map(|probe| {
             let other = probe.name();

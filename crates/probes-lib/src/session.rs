@@ -2,25 +2,26 @@
 //! plan, stop, patch, report.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::addr::LoadBias;
 use crate::denial;
-use crate::elf::source::SourceMap;
 use crate::error::{Denial, Effect, Error, ErrorKind, Result};
-use crate::image::Image;
+use crate::image::{Image, read_maps};
+use crate::maps::Mapping;
+use crate::object::Object;
 use crate::patch::Outcome;
 use crate::process::Process;
+use crate::program::Program;
 use crate::report::{ProbeStates, Report};
-use crate::select::{Actions, choose, choose_taken};
+use crate::select::{Actions, Choice, choose, choose_taken};
 use crate::snapshot::Layout;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::pidfd;
 use crate::sys::threads::with_tracer;
-use crate::table::ProbeTable;
 use crate::turn::{self, Turn};
 use crate::untouched::Untouched;
 use crate::update::{Subject, Wish};
@@ -67,23 +68,36 @@ impl Default for Options {
 /// A running process with OCaml probes.
 pub struct Target {
     process: Process,
-    image: Image,
+    program: PathBuf,
+    /// As of the last look.
+    image: Mutex<Arc<Image>>,
 }
 
+/// Which probes, and what to do with them, in the objects that a process has just now.
+type Choose<'a> = &'a dyn Fn(&Program) -> Result<Vec<Choice>>;
+
 impl Target {
-    /// Opens the process `pid` and reads the probes of its executable, without stopping it.
+    /// Opens the process `pid` and reads the probes of its executable and of all other objects that
+    /// it has loaded, without stopping it.
     ///
-    /// The file is read through `/proc/PID/exe`, so it may have been replaced or deleted since.
+    /// The executable is read through `/proc/PID/exe`, so it may have been replaced or deleted
+    /// since. Other files are read only if they are the ones that are mapped.
     ///
     /// # Errors
     ///
     /// If there is no such process, it is a zombie or a kernel thread, the caller may not debug it,
-    /// or its executable has no OCaml probes or cannot be read; see [`ProbeTable::read`].
+    /// no object has OCaml probes, or its executable cannot be read; see [`ProbeTable::read`].
+    ///
+    /// [`ProbeTable::read`]: crate::ProbeTable::read
     pub fn open(pid: i32) -> Result<Target> {
         let process = Process::open(pid)?;
         process.refuse_unworkable()?;
         let image = Image::of(&process)?;
-        Ok(Target { process, image })
+        Ok(Target {
+            process,
+            program: image.program.path().to_owned(),
+            image: Mutex::new(Arc::new(image)),
+        })
     }
 
     /// As [`Target::open`], for who is going to change the process: errors say that nothing was
@@ -117,17 +131,20 @@ impl Target {
 
     /// The executable, as the kernel names it.
     pub fn program(&self) -> &Path {
-        self.image.table.path()
+        &self.program
     }
 
-    /// The probes of the executable.
-    pub fn table(&self) -> &ProbeTable {
-        &self.image.table
+    /// The objects with probes, as of the last look at the process: the executable if it has any,
+    /// then the others by address.
+    pub fn objects(&self) -> Vec<Object> {
+        self.image().program.objects().to_vec()
     }
 
-    /// What is added to the file's addresses to get the process's.
-    pub fn load_bias(&self) -> LoadBias {
-        self.image.bias
+    /// Why files that are mapped could not be looked into, as of the last look at the process. They
+    /// may have probes that we do not know of.
+    pub fn passed_over(&self) -> Vec<String> {
+        let image = self.image();
+        image.passed_over.iter().map(Error::to_string).collect()
     }
 
     /// Reads the state of every probe, without stopping the process.
@@ -135,21 +152,34 @@ impl Target {
     /// # Errors
     ///
     /// If the process has exited, or its memory may not or cannot be read.
-    pub fn states(&self) -> Result<ProbeStates<'_>> {
-        let untouched = Untouched::of(&self.process, &self.image);
+    pub fn states(&self) -> Result<ProbeStates> {
+        for _ in 0..ATTEMPTS {
+            match self.read_states() {
+                // An object that has just been unloaded.
+                Err(error) if self.is_unloaded(&error) => {}
+                done => return done,
+            }
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    fn read_states(&self) -> Result<ProbeStates> {
+        let maps = read_maps(&self.process).map_err(|error| self.tell_exec(error))?;
+        let image = self.look_again(&maps);
+        let program = &image.program;
+        let untouched = Untouched::of(&self.process, program.objects(), maps);
         // Opened afterwards: that is when an exec is noticed.
         let memory = self.memory("look into", OFlag::O_RDONLY)?;
         let is_the_files = |start, len| {
             let untouched = untouched.as_ref();
             untouched.is_some_and(|untouched| untouched.holds(start, len))
         };
-        let table = self.table();
-        let layout = Layout::of(table, table.probes(), self.image.bias);
-        let read = || -> Result<ProbeStates<'_>> {
+        let layout = Layout::of(program, program.probes());
+        let read = || -> Result<ProbeStates> {
             let snapshot = layout
-                .read_states(self.pid(), &memory, table, is_the_files)
+                .read_states(self.pid(), &memory, program, is_the_files)
                 .map_err(|error| self.tell_exec(error))?;
-            Ok(ProbeStates::of(table, self.image.bias, snapshot))
+            Ok(ProbeStates::of(program.clone(), snapshot))
         };
         let mut states = read()?;
         for _ in 1..ATTEMPTS {
@@ -165,6 +195,23 @@ impl Target {
             }
         }
         Ok(states)
+    }
+
+    fn image(&self) -> Arc<Image> {
+        let image = self.image.lock();
+        image.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The image as it is now, `maps` being the mappings.
+    fn look_again(&self, maps: &[Mapping]) -> Arc<Image> {
+        let before = self.image();
+        let Some(now) = before.renewed(&self.process, maps) else {
+            return before;
+        };
+        let now = Arc::new(now);
+        let mut image = self.image.lock().unwrap_or_else(PoisonError::into_inner);
+        *image = now.clone();
+        now
     }
 
     fn is_traced(&self) -> bool {
@@ -197,9 +244,7 @@ impl Target {
     /// [`Error::effect`] says what the process is left with: nothing changed,
     /// unless putting back failed too.
     pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
-        let choices = choose(self.table(), actions);
-        choices
-            .and_then(|choices| self.carry_out(Wish::of(&choices, options), options.deadline))
+        self.carry_out(&|program| choose(program, actions), options)
             .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
     }
 
@@ -215,25 +260,21 @@ impl Target {
     /// As of [`Target::update_with`]. The process may have ended ([`ErrorKind::Exited`]) or executed
     /// another program ([`ErrorKind::Executed`]) meanwhile: then nothing is left of the update.
     pub fn put_back(&self, report: &Report, options: Options) -> Result<Report> {
-        let choices = choose_taken(self.table(), &report.taken);
-        choices
-            .and_then(|choices| self.carry_out(Wish::of(&choices, options), options.deadline))
+        self.carry_out(&|program| choose_taken(program, &report.taken), options)
             .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
     }
 
-    /// Carries out a wish, waiting up to `patience` for others who change the process.
-    fn carry_out(&self, wish: Wish<'_>, patience: Duration) -> Result<Report> {
-        if !wish.live {
+    /// Carries out what is chosen, waiting for others who change the process.
+    fn carry_out(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
+        // Names are judged first: whose turn it is does not matter to them.
+        choose(&self.look_at_objects()?.program)?;
+        if !options.live {
             self.process.refuse_own_family()?;
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + options.deadline;
         let _turn = Turn::wait(&self.process, deadline)?;
         loop {
-            let done = match wish.live {
-                true => self.change_live(wish),
-                false => self.change_stopped(wish, patience),
-            };
-            match done {
+            match self.change(choose, options) {
                 // Somebody whose lock we cannot see, from outside this container.
                 Err(error) if is_passing(&error) && Instant::now() < deadline => turn::pause(),
                 done => return done,
@@ -241,72 +282,84 @@ impl Target {
         }
     }
 
-    fn change_stopped(&self, wish: Wish<'_>, limit: Duration) -> Result<Report> {
+    fn look_at_objects(&self) -> Result<Arc<Image>> {
+        Ok(self.look_again(&read_maps(&self.process)?))
+    }
+
+    fn change(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
         let memory = self.memory("attach to", OFlag::O_RDWR)?;
-        let subject = self.subject(&memory);
         for _ in 0..ATTEMPTS {
-            let prepared = match subject.prepare(wish) {
-                // So it looks, too, if somebody else writes while we read: told when it stands.
-                Err(error) if matches!(error.kind(), ErrorKind::Inconsistent { .. }) => None,
-                prepared => Some(prepared?),
+            let image = self.look_at_objects()?;
+            let choices = choose(&image.program)?;
+            let subject = Subject {
+                process: &self.process,
+                image: &image,
+                memory: &memory,
             };
-            match prepared {
-                Some(job) if job.is_done() => return Ok(job.report(Duration::ZERO)),
-                Some(ref job) => job.break_copy_on_write(),
-                None => {}
+            let wish = Wish::of(&choices, options);
+            let changed = match options.live {
+                true => change_live(subject, wish),
+                false => self.change_stopped(subject, wish, options.deadline),
+            };
+            match changed {
+                Ok(Some(report)) => return Ok(report),
+                Ok(None) => {}
+                // An object that has just been unloaded.
+                Err(error) if self.is_unloaded(&error) => {}
+                Err(error) => return Err(error),
             }
-            let (job, outcome, stood) = with_tracer(Some(&self.process), |tracer| {
-                let stopped = tracer.stop(&self.process, limit)?;
-                if let Some(job) = prepared {
-                    if job.carry_out(&stopped)? == Outcome::Done {
-                        return Ok((job, Outcome::Done, stopped.release()));
-                    }
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    /// Whether something was missing of an object that can be unloaded, and perhaps loaded again.
+    fn is_unloaded(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::NotMapped { path, .. } => *path != self.program,
+            ErrorKind::ReadMemory { address, .. } => {
+                let image = self.image();
+                let object = image.program.object_at(*address);
+                object.is_some_and(|object| object.path() != self.program)
+            }
+            _ => false,
+        }
+    }
+
+    /// `None` if somebody else was faster, so that all has to be looked at again.
+    fn change_stopped(
+        &self,
+        subject: Subject<'_>,
+        wish: Wish<'_>,
+        limit: Duration,
+    ) -> Result<Option<Report>> {
+        let prepared = match subject.prepare(wish) {
+            // So it looks, too, if somebody else writes while we read: told when it stands.
+            Err(error) if matches!(error.kind(), ErrorKind::Inconsistent { .. }) => None,
+            prepared => Some(prepared?),
+        };
+        match prepared {
+            Some(job) if job.is_done() => return Ok(Some(job.report(Duration::ZERO))),
+            Some(ref job) => job.break_copy_on_write(),
+            None => {}
+        }
+        let (job, outcome, stood) = with_tracer(Some(&self.process), |tracer| {
+            let stopped = tracer.stop(&self.process, limit)?;
+            if let Some(job) = prepared {
+                if job.carry_out(&stopped)? == Outcome::Done {
+                    return Ok((job, Outcome::Done, stopped.release()));
                 }
-                // Somebody else was faster; now that it stands, nobody is.
-                let job = subject.prepare(wish)?;
-                let outcome = job.carry_out(&stopped)?;
-                Ok((job, outcome, stopped.release()))
-            })?;
-            if outcome == Outcome::Done {
-                return Ok(job.report(stood));
             }
-        }
-        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
-    }
-
-    fn change_live(&self, wish: Wish<'_>) -> Result<Report> {
-        let memory = self.memory("attach to", OFlag::O_RDWR)?;
-        let subject = self.subject(&memory);
-        for _ in 0..ATTEMPTS {
+            // Somebody else was faster; now that it stands, nobody is.
             let job = subject.prepare(wish)?;
-            if job.is_done() || job.carry_out_live()? == Outcome::Done {
-                return Ok(job.report(Duration::ZERO));
-            }
-        }
-        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
-    }
-
-    fn subject<'a>(&'a self, memory: &'a ProcessMemory) -> Subject<'a> {
-        Subject {
-            process: &self.process,
-            image: &self.image,
-            memory,
-        }
-    }
-
-    /// Opens the executable for source lines and functions. Takes longer the more debugging
-    /// information the file has, unlike anything else here.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be read.
-    pub fn source_map(&self) -> Result<SourceMap> {
-        self.image.source_map()
+            let outcome = job.carry_out(&stopped)?;
+            Ok((job, outcome, stopped.release()))
+        })?;
+        Ok((outcome == Outcome::Done).then(|| job.report(stood)))
     }
 
     /// Tells an exec, which looks like an end to who has opened the old program.
     fn tell_exec(&self, error: Error) -> Error {
-        if self.image.is_replaced(&self.process) {
+        if self.image().is_replaced(&self.process) {
             let pid = self.pid();
             return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
         }
@@ -317,9 +370,16 @@ impl Target {
         let memory = ProcessMemory::open(&self.process, flags)
             .map_err(|source| denial::or_lost(&self.process, operation, source))?;
         // Asked afterwards: what was opened is then the memory of the program that we know.
-        if self.image.is_replaced(&self.process) {
+        if self.image().is_replaced(&self.process) {
             return Err(ErrorKind::Executed { pid: self.pid() }.into());
         }
         Ok(memory)
     }
+}
+
+/// As `Target::change_stopped`, without a stop.
+fn change_live(subject: Subject<'_>, wish: Wish<'_>) -> Result<Option<Report>> {
+    let job = subject.prepare(wish)?;
+    let done = job.is_done() || job.carry_out_live()? == Outcome::Done;
+    Ok(done.then(|| job.report(Duration::ZERO)))
 }

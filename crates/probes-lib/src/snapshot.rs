@@ -3,12 +3,13 @@
 
 use std::io;
 
-use crate::addr::{LiveAddr, LoadBias};
+use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
 use crate::memory::ReadMemory;
+use crate::program::{Member, Program};
 use crate::site::{SITE_LEN, SiteCode};
 use crate::spans::{self, Run};
-use crate::table::{COUNTER_LEN, Probe, ProbeTable};
+use crate::table::COUNTER_LEN;
 
 /// Whether a probe is on, off, or neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,37 +38,35 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// The sites and counters of `probes`.
-    pub(crate) fn of<'t>(
-        table: &'t ProbeTable,
-        probes: impl Iterator<Item = Probe<'t>>,
-        bias: LoadBias,
-    ) -> Layout {
+    pub(crate) fn of<'p>(program: &'p Program, probes: impl Iterator<Item = Member<'p>>) -> Layout {
         let mut counters = Vec::new();
-        let mut wanted = vec![false; table.site_count()];
-        for probe in probes {
-            wanted[probe.site_range()].fill(true);
-            counters.extend(probe.semaphore_range());
+        let mut wanted = vec![false; program.site_count()];
+        for part in probes.flat_map(Member::parts) {
+            wanted[part.sites].fill(true);
+            counters.extend(part.semaphores);
         }
-        let mut sites: Vec<usize> = table
+        let mut sites: Vec<usize> = program
             .sites_by_address()
             .filter(|&one| wanted[one])
             .collect();
-        let site_address = |&site: &usize| bias.live(table.site(site).address()).0;
-        let counter_address = |&one: &usize| bias.live(table.semaphore(one).counter()).0;
-        // A bias may carry some addresses past the end of the address space.
+        let site_address = |&site: &usize| program.site(site).address().0;
+        let counter_address = |&one: &usize| program.counter(one).0;
+        // Objects lie anywhere, and a bias may carry some addresses past the end of the address
+        // space.
         sites.sort_unstable_by_key(site_address);
         counters.sort_unstable_by_key(counter_address);
         let site_addresses: Vec<u64> = sites.iter().map(site_address).collect();
         let counter_addresses: Vec<u64> = counters.iter().map(counter_address).collect();
+        let zoned = |&site: &usize| (site_address(&site), program.site(site).number);
         Layout {
-            site_runs: spans::runs(site_addresses.iter().copied(), SITE_LEN as u64, |_| None),
-            counter_runs: spans::runs(counter_addresses.iter().copied(), COUNTER_LEN, |_| None),
+            site_runs: spans::runs(sites.iter().map(zoned), SITE_LEN as u64),
+            counter_runs: spans::runs(counter_addresses.iter().map(|&at| (at, 0)), COUNTER_LEN),
             sites,
             counters,
             site_addresses,
             counter_addresses,
-            total_sites: table.site_count(),
-            total_counters: table.semaphore_count(),
+            total_sites: program.site_count(),
+            total_counters: program.semaphore_count(),
         }
     }
 
@@ -90,6 +89,7 @@ impl Layout {
             self.take_sites(run, &bytes, &mut snapshot);
             snapshot.code.push(CodeRun {
                 start: LiveAddr(start),
+                object: run.zone,
                 bytes,
             });
         }
@@ -98,12 +98,12 @@ impl Layout {
     }
 
     /// Reads the sites and counters, and does not keep the code between the sites. Where the code
-    /// is known to be the file's, it takes what `table` has of it.
+    /// is known to be the file's, it takes what `program` has of it.
     pub(crate) fn read_states(
         &self,
         pid: i32,
         memory: &impl ReadMemory,
-        table: &ProbeTable,
+        program: &Program,
         is_the_files: impl Fn(LiveAddr, u64) -> bool,
     ) -> Result<Snapshot> {
         let mut snapshot = self.empty_snapshot();
@@ -112,7 +112,7 @@ impl Layout {
             let start = run.start;
             if is_the_files(LiveAddr(start), run.len) {
                 for &site in &self.sites[run.range()] {
-                    snapshot.sites[site] = table.site(site).code();
+                    snapshot.sites[site] = program.site(site).site.code();
                 }
             } else {
                 read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
@@ -236,6 +236,8 @@ pub(crate) struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CodeRun {
     pub(crate) start: LiveAddr,
+    /// Number of the object whose code it is.
+    pub(crate) object: usize,
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -258,29 +260,33 @@ impl Snapshot {
     }
 
     /// The state of `probe`, which has to be in the snapshot's layout.
-    pub(crate) fn reading(&self, probe: Probe<'_>) -> Reading {
-        let counters = &self.counters[probe.semaphore_range()];
-        let codes = &self.sites[probe.site_range()];
-        let enabled_sites = codes
-            .iter()
-            .filter(|code| code.enabled() == Some(true))
-            .count();
-        let foreign = probe
-            .sites()
-            .zip(codes)
-            .any(|(site, code)| !is_own(*code, site.code()));
-        let all = |on: bool| {
-            let sites = if on { codes.len() } else { 0 };
-            enabled_sites == sites && counters.iter().all(|&counter| (counter > 0) == on)
-        };
+    pub(crate) fn reading(&self, probe: Member<'_>) -> Reading {
+        let (mut sites, mut enabled_sites, mut foreign) = (0, 0, false);
+        let (mut smallest, mut largest) = (u16::MAX, 0);
+        for part in probe.parts() {
+            let codes = &self.sites[part.sites.clone()];
+            sites += codes.len();
+            enabled_sites += codes
+                .iter()
+                .filter(|code| code.enabled() == Some(true))
+                .count();
+            foreign |= part
+                .table_sites()
+                .zip(codes)
+                .any(|(site, code)| !is_own(*code, site.code()));
+            for &counter in &self.counters[part.semaphores] {
+                smallest = smallest.min(counter);
+                largest = largest.max(counter);
+            }
+        }
         let state = match foreign {
-            false if all(true) => State::Enabled,
-            false if all(false) => State::Disabled,
+            false if enabled_sites == sites && smallest > 0 => State::Enabled,
+            false if enabled_sites == 0 && largest == 0 => State::Disabled,
             _ => State::Inconsistent,
         };
         Reading {
             state,
-            counter: counters.iter().copied().min().unwrap_or(0),
+            counter: smallest,
             enabled_sites,
         }
     }

@@ -22,8 +22,8 @@ pub(crate) struct Run {
     pub(crate) count: usize,
     /// Bytes from the start of the first to the end of the last.
     pub(crate) len: u64,
-    /// The zone of the first, as `zone_of` says.
-    pub(crate) zone: Option<usize>,
+    /// The zone that all of them are in.
+    pub(crate) zone: usize,
 }
 
 impl Run {
@@ -33,15 +33,11 @@ impl Run {
     }
 }
 
-/// Groups things of `len` bytes at sorted `addresses`; things of different zones stay apart.
-pub(crate) fn runs(
-    addresses: impl Iterator<Item = u64>,
-    len: u64,
-    zone_of: impl Fn(u64) -> Option<usize>,
-) -> Vec<Run> {
+/// Groups things of `len` bytes at sorted addresses, each in a zone; things of different zones stay
+/// apart.
+pub(crate) fn runs(things: impl Iterator<Item = (u64, usize)>, len: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for (index, address) in addresses.enumerate() {
-        let zone = zone_of(address);
+    for (index, (address, zone)) in things.enumerate() {
         if let Some(run) = runs.last_mut().filter(|run| run.zone == zone) {
             let start = run.start;
             let last_page = start.saturating_add(run.len - 1) / PAGE;
@@ -68,7 +64,7 @@ mod tests {
     use super::*;
 
     fn lens(addresses: &[u64]) -> Vec<(usize, u64)> {
-        let runs = runs(addresses.iter().copied(), 6, |_| None);
+        let runs = runs(addresses.iter().map(|&address| (address, 0)), 6);
         runs.iter().map(|run| (run.count, run.len)).collect()
     }
 
@@ -89,7 +85,7 @@ mod tests {
         assert_eq!(runs_of_dense.iter().map(|&(n, _)| n).sum::<usize>(), 2000);
 
         let addresses = [0x1000, 0x1010, 0x1020].into_iter();
-        let zones = runs(addresses, 6, |a| Some((a >= 0x1010).into()));
+        let zones = runs(addresses.map(|a| (a, (a >= 0x1010).into())), 6);
         assert_eq!(
             zones.iter().map(|run| run.count).collect::<Vec<_>>(),
             [1, 2]

@@ -113,7 +113,7 @@ struct SemaphoreEntry {
 }
 
 /// Index of a probe in its table, in order of names.
-pub(crate) type ProbeId = usize;
+type ProbeId = usize;
 
 impl ProbeTable {
     /// Reads the OCaml probes of the file at `path`.
@@ -212,18 +212,16 @@ impl ProbeTable {
 
     /// Reads the bytes of every site from the file; the sites are sorted by address.
     fn read_code(&mut self, elf: &ElfFile) -> Result<()> {
-        let addresses = self.sites.iter().map(|site| site.address.0);
-        let segment_of = |address: u64| {
-            self.segments
-                .iter()
-                .position(|segment| segment.executable && segment.holds(FileAddr(address), 1))
-        };
+        let things = self.sites.iter().map(|site| {
+            let mut segments = self.segments.iter();
+            let holds = |it: &Segment| it.executable && it.holds(site.address, 1);
+            // `gather` refuses a site outside the executable segments.
+            (site.address.0, segments.position(holds).unwrap_or(0))
+        });
         let mut bytes = Vec::new();
-        for run in spans::runs(addresses, SITE_LEN as u64, segment_of) {
+        for run in spans::runs(things, SITE_LEN as u64) {
             let (start, len) = (run.start, run.len as usize);
-            let Some(segment) = run.zone.map(|index| self.segments[index]) else {
-                continue; // `gather` refuses a site outside the executable segments
-            };
+            let segment = self.segments[run.zone];
             bytes.resize(len, 0);
             elf.read_loaded(&segment, FileAddr(start), &mut bytes)?;
             for site in &mut self.sites[run.range()] {
@@ -338,7 +336,7 @@ impl ProbeTable {
         Some(self.by_id(id))
     }
 
-    pub(crate) fn by_id(&self, id: ProbeId) -> Probe<'_> {
+    pub(crate) fn by_id(&self, id: usize) -> Probe<'_> {
         Probe { table: self, id }
     }
 

@@ -3,7 +3,9 @@
 
 mod program;
 
-pub(crate) use program::{NoteSpec, Program, memory_file};
+pub(crate) use program::{NoteSpec, ProgramSpec, memory_file};
+
+use std::sync::Arc;
 
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
@@ -14,8 +16,10 @@ use crate::breakpoints;
 use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
+use crate::object::{FileId, Object};
 use crate::patch::{self, Outcome};
 use crate::plan::{Inputs, UpdatePlan};
+use crate::program::{Member, Program};
 use crate::report::Taken;
 use crate::select::{Actions, Choice, choose, choose_taken};
 use crate::site::{OPCODE_OFFSET, Opcode};
@@ -29,8 +33,8 @@ pub(crate) const PID: i32 = 4242;
 /// A fixture, loaded into memory of our own as the kernel would load it.
 #[derive(Debug)]
 pub(crate) struct World {
-    elf: ElfFile,
-    pub(crate) table: ProbeTable,
+    pub(crate) program: Program,
+    pub(crate) table: Arc<ProbeTable>,
     pub(crate) bias: LoadBias,
     pub(crate) memory: SliceMemory,
     /// The memory as it was loaded.
@@ -48,14 +52,14 @@ impl World {
         let mut bytes = std::fs::read(&path).unwrap();
         edit(&mut bytes);
         let elf = ElfFile::read(memory_file(&bytes), path).unwrap();
-        let table = ProbeTable::of(&elf).unwrap();
+        let table = Arc::new(ProbeTable::of(&elf).unwrap());
         let bias = match table.linking() {
             Linking::Fixed => LoadBias::NONE,
             Linking::PositionIndependent => LoadBias(0x5637_d2a0_0000),
         };
         let loaded = load(&bytes, bias);
         World {
-            elf,
+            program: alone(elf, table.clone(), bias),
             table,
             bias,
             memory: loaded.clone(),
@@ -65,10 +69,10 @@ impl World {
 
     /// The same fixture with other memory.
     pub(crate) fn with_memory(&self, memory: SliceMemory) -> World {
-        let elf = ElfFile::open(self.table.path()).unwrap();
+        let object = self.program.objects()[0].clone();
         World {
-            table: ProbeTable::of(&elf).unwrap(),
-            elf,
+            program: Program::of(self.table.path().to_owned(), vec![object]),
+            table: self.table.clone(),
             bias: self.bias,
             memory,
             loaded: self.loaded.clone(),
@@ -93,6 +97,11 @@ impl World {
         self.table.probe(name).unwrap()
     }
 
+    /// The same, as the program has it.
+    pub(crate) fn member(&self, name: &str) -> Member<'_> {
+        self.program.probe(name).unwrap()
+    }
+
     /// Where the opcodes of a probe are.
     pub(crate) fn opcodes(&self, name: &str) -> Vec<LiveAddr> {
         let sites = self.probe(name).sites();
@@ -112,13 +121,13 @@ impl World {
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let layout = Layout::of(&self.table, self.table.probes(), self.bias);
+        let layout = Layout::of(&self.program, self.program.probes());
         layout.read(PID, &self.memory).unwrap()
     }
 
     /// What a process would be updated with: the layout of what is touched, and the plan.
     pub(crate) fn plan(&self, actions: &Actions) -> Result<(Layout, UpdatePlan)> {
-        self.plan_for(&choose(&self.table, actions)?, false)
+        self.plan_for(&choose(&self.program, actions)?, false)
     }
 
     /// As `plan`, for choices that have been made, and one opcode at a time if wanted.
@@ -127,14 +136,13 @@ impl World {
         choices: &[Choice],
         one_by_one: bool,
     ) -> Result<(Layout, UpdatePlan)> {
-        let table = &self.table;
-        let probes = choices.iter().map(|choice| table.by_id(choice.probe));
-        let layout = Layout::of(table, probes, self.bias);
+        let program = &self.program;
+        let probes = choices.iter().map(|choice| program.by_id(choice.probe));
+        let layout = Layout::of(program, probes);
         let before = layout.read(PID, &self.memory)?;
-        let breakpoints = breakpoints::find(&self.elf, self.bias, &before.code)?;
+        let breakpoints = breakpoints::find(program.objects(), &before.code)?;
         let inputs = Inputs {
-            table,
-            bias: self.bias,
+            program,
             breakpoints: &breakpoints,
             one_by_one,
         };
@@ -144,13 +152,13 @@ impl World {
 
     /// What takes back what was planned, and has been carried out.
     pub(crate) fn back(&self, plan: &UpdatePlan) -> Vec<Choice> {
-        let taken: Vec<Taken> = plan.taken(&self.table).collect();
-        choose_taken(&self.table, &taken).unwrap()
+        let taken: Vec<Taken> = plan.taken(&self.program).collect();
+        choose_taken(&self.program, &taken).unwrap()
     }
 
     /// Plans and carries out.
     pub(crate) fn update(&mut self, actions: &Actions) -> Result<Outcome> {
-        let choices = choose(&self.table, actions)?;
+        let choices = choose(&self.program, actions)?;
         self.update_for(&choices)
     }
 
@@ -159,6 +167,21 @@ impl World {
         let (layout, plan) = self.plan_for(choices, false)?;
         patch::apply(&plan, &layout, PID, &mut self.memory)
     }
+}
+
+/// A program of one object.
+pub(crate) fn alone(elf: ElfFile, table: Arc<ProbeTable>, bias: LoadBias) -> Program {
+    let path = table.path().to_owned();
+    let object = Object {
+        table,
+        bias,
+        elf: Arc::new(elf),
+        file: FileId {
+            device: None,
+            inode: 0,
+        },
+    };
+    Program::of(path, vec![object])
 }
 
 /// Puts the sites and counters of a probe in one state.
@@ -204,15 +227,19 @@ pub(crate) fn read_table(bytes: &[u8]) -> Result<ProbeTable> {
 }
 
 /// The probes of a file in which each name has one site.
-pub(crate) fn named(names: &[&str]) -> ProbeTable {
+pub(crate) fn named(names: &[&str]) -> Program {
     let note = |(i, name): (u64, &&str)| {
-        NoteSpec::new("ocaml_2", name, "").at(Program::TEXT + 8 * i, Program::PROBES + 4 * i)
+        NoteSpec::new("ocaml_2", name, "")
+            .at(ProgramSpec::TEXT + 8 * i, ProgramSpec::PROBES + 4 * i)
     };
     let notes: Vec<NoteSpec> = (0..).zip(names).map(note).collect();
     let text = [0x90, 0x3d, 1, 0, 0, 0, 0x90, 0x90].repeat(names.len());
-    let mut program = Program::new(&notes, &text);
+    let mut program = ProgramSpec::new(&notes, &text);
     program.probes = 4 * names.len();
-    read_table(&program.bytes()).unwrap()
+    let file = memory_file(&program.bytes());
+    let elf = ElfFile::read(file, "/srv/server.exe".into()).unwrap();
+    let table = Arc::new(ProbeTable::of(&elf).unwrap());
+    alone(elf, table, LoadBias::NONE)
 }
 
 /// How property tests run: so many cases, the same ones every time. `PROPTEST_CASES` and

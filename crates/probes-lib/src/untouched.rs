@@ -11,8 +11,8 @@ use nix::fcntl::OFlag;
 
 use crate::addr::LiveAddr;
 use crate::bias;
-use crate::image::Image;
 use crate::maps::{self, Mapping};
+use crate::object::Object;
 use crate::process::Process;
 use crate::spans::PAGE;
 
@@ -30,15 +30,21 @@ pub(crate) struct Untouched {
 
 impl Untouched {
     /// `None` if the kernel does not tell: then everything has to be read.
-    pub(crate) fn of(process: &Process, image: &Image) -> Option<Untouched> {
+    pub(crate) fn of(
+        process: &Process,
+        objects: &[Object],
+        mut mappings: Vec<Mapping>,
+    ) -> Option<Untouched> {
         let pagemap = process.look(|folder| {
             let path = format!("{folder}/pagemap");
             process.open_file(&path, OFlag::O_RDONLY).map(Some)
         });
-        let mut mappings = maps::parse(&process.read_program("maps").ok()?);
         mappings.retain(|mapping| {
-            let bias = bias::of_mapping(image.table.segments(), mapping);
-            image.is_mapped(mapping) && !mapping.shared && bias == Some(image.bias)
+            let mut objects = objects.iter().filter(|object| object.is_mapped(mapping));
+            !mapping.shared
+                && objects.any(|object| {
+                    bias::of_mapping(object.table.segments(), mapping) == Some(object.bias)
+                })
         });
         Some(Untouched {
             pagemap: pagemap.ok()?,
@@ -70,6 +76,7 @@ fn is_the_files(entry: [u8; 8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::{Image, read_maps};
     use test_support::{Talker, fixture};
 
     #[test]
@@ -90,9 +97,11 @@ mod tests {
             let talker = Talker::start(&fixture);
             let process = Process::open(talker.pid()).unwrap();
             let image = Image::of(&process).unwrap();
-            let untouched = Untouched::of(&process, &image).unwrap();
-            let sites: Vec<LiveAddr> = (0..image.table.site_count())
-                .map(|site| image.bias.live(image.table.site(site).address()))
+            let program = &image.program;
+            let maps = read_maps(&process).unwrap();
+            let untouched = Untouched::of(&process, program.objects(), maps).unwrap();
+            let sites: Vec<LiveAddr> = (0..program.site_count())
+                .map(|site| program.site(site).address())
                 .collect();
             assert!(sites.iter().all(|&site| untouched.holds(site, 6)));
 

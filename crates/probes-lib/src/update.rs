@@ -72,15 +72,17 @@ impl<'a> Subject<'a> {
             image,
             memory,
         } = self;
-        let table = &image.table;
-        let probes = wish.choices.iter().map(|choice| table.by_id(choice.probe));
-        let layout = Layout::of(table, probes, image.bias);
+        let program = &image.program;
+        let probes = wish
+            .choices
+            .iter()
+            .map(|choice| program.by_id(choice.probe));
+        let layout = Layout::of(program, probes);
         let mappings = image.mappings(process, &layout, wish.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
-        let breakpoints = breakpoints::find(&image.elf, image.bias, &before.code)?;
+        let breakpoints = breakpoints::find(program.objects(), &before.code)?;
         let inputs = Inputs {
-            table,
-            bias: image.bias,
+            program,
             breakpoints: &breakpoints,
             one_by_one: wish.live,
         };
@@ -189,8 +191,8 @@ impl Job<'_> {
 
     /// What was done, `stopped` being how long the process stood still.
     pub(crate) fn report(self, stopped: Duration) -> Report {
-        let table = &self.subject.image.table;
-        let name = |id| table.by_id(id).name().to_owned();
+        let program = &self.subject.image.program;
+        let name = |id| program.by_id(id).name().to_owned();
         let changes = self.plan.changes.iter().map(|change| ProbeChange {
             name: name(change.probe),
             before: change.before,
@@ -200,7 +202,7 @@ impl Job<'_> {
         Report {
             pid: self.subject.process.pid(),
             changed: changes.collect(),
-            taken: self.plan.taken(table).collect(),
+            taken: self.plan.taken(program).collect(),
             passed_over: self.plan.passed_over.into_iter().map(name).collect(),
             left: self.plan.left.into_iter().map(name).collect(),
             stopped,

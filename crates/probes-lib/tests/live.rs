@@ -19,6 +19,10 @@ mod fixtures;
 #[path = "live/programs.rs"]
 mod programs;
 
+// Probes beside the executable's.
+#[path = "live/objects.rs"]
+mod objects;
+
 // The same without stopping anything, and updates that are taken back.
 #[path = "live/put_back.rs"]
 mod put_back;

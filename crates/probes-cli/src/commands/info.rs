@@ -1,6 +1,6 @@
 //! `info`: the state of every probe of a process, which is not stopped for it.
 
-use probes_lib::{ProbeState, State, Target};
+use probes_lib::{Object, ProbeState, State, Target};
 
 use super::{Failure, Subject, detail, few, say_what};
 use crate::hint;
@@ -14,8 +14,9 @@ pub(super) fn run(request: &Info) -> Result<(), Failure> {
     let target = Target::open(pid).map_err(failed)?;
     say_what(&answer.messages, &target);
     let states = target.states().map_err(failed)?;
-    let detail = detail(answer, request.sites, || target.source_map());
-    let listing = Listing::of_process(pid, target.table(), &states, &detail);
+    let source_maps = states.objects().iter().map(Object::source_map);
+    let detail = detail(answer, request.sites, source_maps);
+    let listing = Listing::of_process(&target, &states, &detail);
     output::print_listing(answer.format, &listing, request.sites)?;
     let inconsistent: Vec<_> = states
         .probes()
@@ -36,7 +37,7 @@ pub(super) fn run(request: &Info) -> Result<(), Failure> {
     Ok(())
 }
 
-fn warn(messages: &Messages, pid: i32, probe: &ProbeState<'_, '_>) {
+fn warn(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
     let enabled = |on| {
         probe
             .sites()
@@ -44,7 +45,7 @@ fn warn(messages: &Messages, pid: i32, probe: &ProbeState<'_, '_>) {
             .count()
     };
     let (name, counter) = (probe.name(), probe.counter());
-    let (on, off, sites) = (enabled(true), enabled(false), probe.sites().len());
+    let (on, off, sites) = (enabled(true), enabled(false), probe.site_count());
     let foreign = match sites - on - off {
         0 => String::new(),
         foreign => format!(", {foreign} hold foreign bytes"),

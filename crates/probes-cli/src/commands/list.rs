@@ -19,7 +19,11 @@ pub(super) fn run(request: &List) -> Result<(), Failure> {
         file.display(),
         table.probes().len()
     ));
-    let detail = detail(answer, request.sites, || SourceMap::read(file));
+    let detail = detail(
+        answer,
+        request.sites,
+        std::iter::once_with(|| SourceMap::read(file)),
+    );
     let listing = Listing::of_file(&table, &detail);
     output::print_listing(answer.format, &listing, request.sites)
 }

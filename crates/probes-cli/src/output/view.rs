@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 use probes_lib::{
-    FileAddr, Generation, LiveAddr, Probe, ProbeChange, ProbeState, ProbeStates, ProbeTable,
-    Report, Site, SiteCode, SourceMap, State,
+    FileAddr, Generation, LiveAddr, Object, Probe, ProbeChange, ProbeState, ProbeStates,
+    ProbeTable, Report, Site, SiteCode, SourceMap, State, Target,
 };
 use serde::{Serialize, Serializer};
 
@@ -73,63 +73,64 @@ pub(super) struct SemaphoreView<'t> {
 pub(crate) struct Detail {
     /// Its sites and semaphores.
     pub(crate) sites: bool,
-    /// The functions and source lines of the sites.
-    pub(crate) source: Option<SourceMap>,
+    /// The functions and source lines of the sites, for each object.
+    pub(crate) sources: Vec<Option<SourceMap>>,
 }
 
 impl<'t> Listing<'t> {
     /// The probes of a running process.
     pub(crate) fn of_process(
-        pid: i32,
-        table: &'t ProbeTable,
-        states: &ProbeStates<'t>,
+        target: &'t Target,
+        states: &'t ProbeStates,
         detail: &Detail,
     ) -> Listing<'t> {
-        let object = table.path().to_string_lossy();
-        let probes = states
-            .probes()
-            .map(|state| ProbeView::of_process(&state, &object, detail))
-            .collect();
-        Listing::new(Some(pid), table, probes)
+        let view = |state| ProbeView::of_process(&state, states.objects(), detail);
+        let mut objects = states.objects().iter();
+        let executable = objects.find(|object| object.path() == target.program());
+        let build_id = executable.and_then(|object| object.table().build_id());
+        Listing {
+            version: VERSION,
+            pid: Some(target.pid()),
+            program: target.program().to_string_lossy(),
+            build_id: build_id.map(ToString::to_string),
+            probes: states.probes().map(view).collect(),
+        }
     }
 
     /// The probes of a file.
     pub(crate) fn of_file(table: &'t ProbeTable, detail: &Detail) -> Listing<'t> {
         let object = table.path().to_string_lossy();
-        let probes = table
-            .probes()
-            .map(|probe| ProbeView::of_file(probe, &object, detail))
-            .collect();
-        Listing::new(None, table, probes)
-    }
-
-    fn new(pid: Option<i32>, table: &'t ProbeTable, probes: Vec<ProbeView<'t>>) -> Listing<'t> {
+        let view = |probe| ProbeView::of_file(probe, &object, detail);
         Listing {
             version: VERSION,
-            pid,
-            program: table.path().to_string_lossy(),
+            pid: None,
+            program: object.clone(),
             build_id: table.build_id().map(ToString::to_string),
-            probes,
+            probes: table.probes().map(view).collect(),
         }
     }
 }
 
 impl<'t> ProbeView<'t> {
-    fn of_process(
-        probe: &ProbeState<'_, 't>,
-        object: &Cow<'t, str>,
-        detail: &Detail,
-    ) -> ProbeView<'t> {
+    fn of_process(probe: &ProbeState<'t>, objects: &'t [Object], detail: &Detail) -> ProbeView<'t> {
         let (mut sites, mut semaphores) = (Vec::new(), Vec::new());
         if detail.sites {
+            let source = |object: &Object| {
+                let index = objects.iter().position(|one| std::ptr::eq(one, object))?;
+                detail.sources.get(index)?.as_ref()
+            };
             sites.extend(probe.sites().map(|state| SiteView {
                 address: Some(state.address),
                 enabled: state.enabled(),
                 bytes: differing(state.code, state.site.code()),
-                ..SiteView::of_file(state.site, object, detail.source.as_ref())
+                ..SiteView::of_file(
+                    state.site,
+                    &state.object.path().to_string_lossy(),
+                    source(state.object),
+                )
             }));
             semaphores.extend(probe.semaphores().map(|state| SemaphoreView {
-                object: object.clone(),
+                object: state.object.path().to_string_lossy(),
                 address: Some(state.address),
                 file_address: state.semaphore.counter(),
                 value: Some(state.value),
@@ -139,7 +140,7 @@ impl<'t> ProbeView<'t> {
             name: probe.name(),
             state: Some(probe.state()),
             counter: Some(probe.counter()),
-            site_count: probe.sites().len(),
+            site_count: probe.site_count(),
             sites,
             semaphores,
         }
@@ -148,7 +149,8 @@ impl<'t> ProbeView<'t> {
     fn of_file(probe: Probe<'t>, object: &Cow<'t, str>, detail: &Detail) -> ProbeView<'t> {
         let (mut sites, mut semaphores) = (Vec::new(), Vec::new());
         if detail.sites {
-            let site = |site| SiteView::of_file(site, object, detail.source.as_ref());
+            let source = detail.sources.first().and_then(Option::as_ref);
+            let site = |site| SiteView::of_file(site, object, source);
             sites.extend(probe.sites().map(site));
             semaphores.extend(probe.semaphores().map(|semaphore| SemaphoreView {
                 object: object.clone(),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{NoteSpec, Program, memory_file};
+use crate::testing::{NoteSpec, ProgramSpec, memory_file};
 
 const E_TYPE: usize = 16;
 const E_MACHINE: usize = 18;
@@ -19,8 +19,8 @@ const SH_SIZE: usize = 32;
 const SH_LINK: usize = 40;
 
 fn file() -> Vec<u8> {
-    let note = NoteSpec::new("ocaml_2", "tick", "").at(Program::TEXT, Program::PROBES);
-    Program::new(&[note], &[0x90, 0x3d, 1, 2, 3, 4]).bytes()
+    let note = NoteSpec::new("ocaml_2", "tick", "").at(ProgramSpec::TEXT, ProgramSpec::PROBES);
+    ProgramSpec::new(&[note], &[0x90, 0x3d, 1, 2, 3, 4]).bytes()
 }
 
 fn edited(edits: &[(usize, &[u8])]) -> Vec<u8> {
@@ -53,10 +53,10 @@ fn defect(edits: &[(usize, &[u8])]) -> ElfDefect {
 fn a_good_file_has_its_sections_and_segments() {
     let elf = read(&file()).unwrap();
     assert_eq!(elf.linking(), Linking::Fixed);
-    assert_eq!(elf.entry(), FileAddr(Program::TEXT));
+    assert_eq!(elf.entry(), FileAddr(ProgramSpec::TEXT));
     assert_eq!(
         elf.section_range(".probes"),
-        Some((FileAddr(Program::PROBES), 16))
+        Some((FileAddr(ProgramSpec::PROBES), 16))
     );
     assert!(elf.contents(".note.stapsdt").unwrap().is_some());
     // Not the beginning of a name, nor its end.
@@ -67,7 +67,7 @@ fn a_good_file_has_its_sections_and_segments() {
     assert_eq!(segments.len(), 2);
     assert!(segments[0].executable && !segments[0].writable);
     let mut code = [0; 6];
-    elf.read_loaded(&segments[0], FileAddr(Program::TEXT), &mut code)
+    elf.read_loaded(&segments[0], FileAddr(ProgramSpec::TEXT), &mut code)
         .unwrap();
     assert_eq!(code, [0x90, 0x3d, 1, 2, 3, 4]);
 }

@@ -87,7 +87,7 @@ fn probes_whose_sites_alternate_in_a_page_are_updated_as_a_pair() {
                 Outcome::Done
             );
             for name in ["single", "many"] {
-                let reading = world.snapshot().reading(world.probe(name));
+                let reading = world.snapshot().reading(world.member(name));
                 assert_eq!(reading.counter, after);
             }
         }

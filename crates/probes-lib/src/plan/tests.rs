@@ -173,7 +173,7 @@ fn what_others_want_is_not_taken_from_them() {
     world.set("single", 0);
     let nothing = back(&world, &on);
     assert!(nothing.steps.is_empty() && nothing.changes.is_empty());
-    assert_eq!(nothing.passed_over, [world.probe("single").id()]);
+    assert_eq!(nothing.passed_over, [world.member("single").id()]);
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn disabling_a_named_probe_that_is_off_is_refused_and_others_are_passed_over() {
     assert!(matches!(error.kind(), ErrorKind::NotEnabled { name } if name == "many"));
     assert_eq!(error.to_string(), "probe \"many\" is not enabled");
 
-    let many = world.probe("many").id();
+    let many = world.member("many").id();
     for actions in [
         Actions::new().disable(Selector::All),
         Actions::new().disable(Selector::regexp(".").unwrap()),

@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::named;
 
-fn table() -> ProbeTable {
+fn table() -> Program {
     named(&[
         "cache_hit",
         "cache_miss",

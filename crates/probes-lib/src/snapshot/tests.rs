@@ -3,7 +3,7 @@ use crate::select::{Actions, Selector};
 use crate::testing::{PID, World};
 
 fn reading(world: &World, name: &str) -> Reading {
-    world.snapshot().reading(world.probe(name))
+    world.snapshot().reading(world.member(name))
 }
 
 fn state(world: &World, name: &str) -> State {
@@ -129,15 +129,15 @@ fn a_layout_reads_the_chosen_probes_and_no_others() {
     let (mut world, _) = world();
     world.set("many", 1);
     world.set("single", 1);
-    let one = [world.probe("single")];
-    let layout = Layout::of(&world.table, one.into_iter(), world.bias);
+    let one = [world.member("single")];
+    let layout = Layout::of(&world.program, one.into_iter());
     let snapshot = layout.read(PID, &world.memory).unwrap();
     assert_eq!(snapshot.code.len(), 1);
     assert_eq!(snapshot.code[0].bytes.len(), SITE_LEN);
     let counters = &snapshot.counters;
     assert_eq!(counters.iter().sum::<u16>(), 1, "{counters:?}");
     assert_eq!(
-        snapshot.reading(world.probe("single")).state,
+        snapshot.reading(world.member("single")).state,
         State::Enabled
     );
 
@@ -176,7 +176,7 @@ fn memory_that_cannot_be_read_is_told_by_what_was_to_be_read_and_where() {
         }
     }
     let (world, _) = world();
-    let layout = Layout::of(&world.table, world.table.probes(), world.bias);
+    let layout = Layout::of(&world.program, world.program.probes());
     let read = |kind, from: LiveAddr| {
         let unreadable = Unreadable(kind, from.0);
         layout.read(PID, &unreadable).unwrap_err()

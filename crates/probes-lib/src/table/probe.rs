@@ -35,10 +35,6 @@ impl<'t> Probe<'t> {
             .map(|index| Semaphore { table, index })
     }
 
-    pub(crate) fn id(&self) -> ProbeId {
-        self.id
-    }
-
     pub(crate) fn site_range(&self) -> Range<usize> {
         self.table.probes[self.id].sites.clone()
     }

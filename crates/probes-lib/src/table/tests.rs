@@ -4,15 +4,17 @@ mod oracle;
 use super::*;
 use crate::Error;
 use crate::error::ProbeDefect;
-use crate::testing::{NoteSpec, Program, read_table};
+use crate::testing::{NoteSpec, ProgramSpec, read_table};
 
 const SITE: [u8; 6] = [0x90, 0x3d, 1, 0, 0, 0];
 
 /// A note whose site is number `site` in a text of sites, and whose semaphore is number
 /// `semaphore` in a section of pairs.
 fn note(provider: &str, name: &str, site: u64, semaphore: u64) -> NoteSpec {
-    NoteSpec::new(provider, name, "8@%rax")
-        .at(Program::TEXT + 6 * site, Program::PROBES + 4 * semaphore)
+    NoteSpec::new(provider, name, "8@%rax").at(
+        ProgramSpec::TEXT + 6 * site,
+        ProgramSpec::PROBES + 4 * semaphore,
+    )
 }
 
 fn without_site(provider: &str, name: &str, semaphore: u64) -> NoteSpec {
@@ -21,8 +23,8 @@ fn without_site(provider: &str, name: &str, semaphore: u64) -> NoteSpec {
     spec.at(0, address)
 }
 
-fn program(notes: &[NoteSpec]) -> Program {
-    Program::new(notes, &SITE.repeat(4))
+fn program(notes: &[NoteSpec]) -> ProgramSpec {
+    ProgramSpec::new(notes, &SITE.repeat(4))
 }
 
 fn read(notes: &[NoteSpec]) -> Result<ProbeTable> {
@@ -65,14 +67,16 @@ fn probes_are_sorted_by_name_and_their_sites_by_address() {
     let sites: Vec<_> = table
         .probes()
         .map(|probe| {
-            let sites = probe.sites().map(|site| site.address().0 - Program::TEXT);
+            let sites = probe
+                .sites()
+                .map(|site| site.address().0 - ProgramSpec::TEXT);
             (probe.name(), sites.collect::<Vec<_>>())
         })
         .collect();
     assert_eq!(sites, [("alpha", vec![6, 12]), ("zeta", vec![0, 18])]);
     assert_eq!(
         counters(table.probe("zeta").unwrap()),
-        [Program::PROBES + 6]
+        [ProgramSpec::PROBES + 6]
     );
     assert!(table.probe("alph").is_none() && table.probe("zetaa").is_none());
     let site = table.probe("alpha").unwrap().sites().next().unwrap();
@@ -85,7 +89,7 @@ fn each_generation_has_its_counter_where_its_rule_says() {
     for (provider, offset) in [("ocaml", 0), ("ocaml.1", 2), ("ocaml_1", 2), ("ocaml_2", 2)] {
         let table = read(&[note(provider, "tick", 0, 1)]).unwrap();
         let probe = table.probe("tick").unwrap();
-        assert_eq!(counters(probe), [Program::PROBES + 4 + offset]);
+        assert_eq!(counters(probe), [ProgramSpec::PROBES + 4 + offset]);
         let site = probe.sites().next().unwrap();
         assert_eq!(site.generation().provider(), provider);
         let semaphore = probe.semaphores().next().unwrap();
@@ -103,7 +107,10 @@ fn generations_that_share_a_symbol_share_one_counter() {
     ])
     .unwrap();
     let probe = table.probe("tick").unwrap();
-    assert_eq!(counters(probe), [Program::PROBES + 6, Program::PROBES + 10]);
+    assert_eq!(
+        counters(probe),
+        [ProgramSpec::PROBES + 6, ProgramSpec::PROBES + 10]
+    );
     let of_site: Vec<_> = probe.sites().map(|site| site.semaphore_index()).collect();
     assert_eq!(of_site, [0, 0, 1]);
     let generations: Vec<_> = probe.sites().map(|site| site.generation()).collect();
@@ -138,7 +145,7 @@ fn a_prelinked_note_is_shifted_by_its_base_and_a_pc_of_0_is_not() {
         let moved = |address: u64| address.wrapping_add(by);
         let pc = if pc == 0 { 0 } else { moved(pc) };
         let mut spec = spec.at(pc, moved(semaphore));
-        spec.base = moved(Program::BASE);
+        spec.base = moved(ProgramSpec::BASE);
         spec
     };
     for by in [0x1_0000, 0x30_0000_0000, 0u64.wrapping_sub(0x1000)] {
@@ -154,37 +161,40 @@ fn a_prelinked_note_is_shifted_by_its_base_and_a_pc_of_0_is_not() {
         .collect();
         let table = read_table(&made.bytes()).unwrap();
         let moved = table.probe("moved").unwrap();
-        assert_eq!(moved.sites().next().unwrap().address().0, Program::TEXT + 6);
-        assert_eq!(counters(moved), [Program::PROBES + 2]);
+        assert_eq!(
+            moved.sites().next().unwrap().address().0,
+            ProgramSpec::TEXT + 6
+        );
+        assert_eq!(counters(moved), [ProgramSpec::PROBES + 2]);
         let flag = table.probe("flag").unwrap();
         assert_eq!(
             (flag.sites().len(), counters(flag)),
-            (0, vec![Program::PROBES + 6])
+            (0, vec![ProgramSpec::PROBES + 6])
         );
         let still = table.probe("still").unwrap();
         assert_eq!(
             still.sites().next().unwrap().address().0,
-            Program::TEXT + 12
+            ProgramSpec::TEXT + 12
         );
     }
 }
 
 #[test]
 fn a_site_has_to_be_in_executable_bytes_of_the_file() {
-    let last = Program::TEXT + 18;
+    let last = ProgramSpec::TEXT + 18;
     for pc in [
         1,
-        Program::TEXT - 1,
+        ProgramSpec::TEXT - 1,
         last + 1,
-        Program::PROBES,
+        ProgramSpec::PROBES,
         u64::MAX,
         1 << 63,
     ] {
-        let spec = note("ocaml_2", "tick", 0, 0).at(pc, Program::PROBES);
+        let spec = note("ocaml_2", "tick", 0, 0).at(pc, ProgramSpec::PROBES);
         let (index, defect) = wrong_note(read(&[note("ocaml_2", "tick", 0, 0), spec]));
         assert_eq!((index, defect), (1, ProbeDefect::SiteOutside(FileAddr(pc))));
     }
-    let spec = note("ocaml_2", "tick", 0, 0).at(last, Program::PROBES);
+    let spec = note("ocaml_2", "tick", 0, 0).at(last, ProgramSpec::PROBES);
     assert_eq!(read(&[spec]).unwrap().site_count(), 1);
 }
 
@@ -192,26 +202,26 @@ fn a_site_has_to_be_in_executable_bytes_of_the_file() {
 fn a_counter_has_to_be_in_the_section_of_semaphores() {
     for (semaphore, counter) in [
         (1, 3),
-        (Program::PROBES - 3, Program::PROBES - 1),
-        (Program::PROBES + 13, Program::PROBES + 15),
-        (Program::TEXT, Program::TEXT + 2),
+        (ProgramSpec::PROBES - 3, ProgramSpec::PROBES - 1),
+        (ProgramSpec::PROBES + 13, ProgramSpec::PROBES + 15),
+        (ProgramSpec::TEXT, ProgramSpec::TEXT + 2),
         (u64::MAX, 1),
         (u64::MAX - 1, 0),
     ] {
-        let spec = note("ocaml_2", "tick", 0, 0).at(Program::TEXT, semaphore);
+        let spec = note("ocaml_2", "tick", 0, 0).at(ProgramSpec::TEXT, semaphore);
         let defect = ProbeDefect::SemaphoreOutside(FileAddr(counter));
         assert_eq!(wrong_note(read(&[spec])), (0, defect));
     }
-    let spec = note("ocaml_2", "tick", 0, 0).at(Program::TEXT, 0);
+    let spec = note("ocaml_2", "tick", 0, 0).at(ProgramSpec::TEXT, 0);
     assert_eq!(wrong_note(read(&[spec])), (0, ProbeDefect::NoSemaphore));
     // The last two bytes of the section are enough.
-    let spec = note("ocaml_2", "tick", 0, 0).at(Program::TEXT, Program::PROBES + 12);
+    let spec = note("ocaml_2", "tick", 0, 0).at(ProgramSpec::TEXT, ProgramSpec::PROBES + 12);
     assert_eq!(read(&[spec]).unwrap().semaphore_count(), 1);
 }
 
 #[test]
 fn a_counter_has_to_be_in_memory_that_the_program_can_write() {
-    let counter = FileAddr(Program::PROBES + 2);
+    let counter = FileAddr(ProgramSpec::PROBES + 2);
     let mut bytes = program(&[note("ocaml_2", "tick", 0, 0)]).bytes();
     // The flags of the second segment, and how long it is in memory.
     for (at, value) in [(64 + 56 + 4, 4), (64 + 56 + 40, 3)] {
@@ -267,7 +277,8 @@ fn bytes_that_are_no_site_are_told_with_their_name_and_note() {
 
 #[test]
 fn sites_that_overlap_are_a_contradiction() {
-    let near = |by: u64| note("ocaml_2", "tock", 0, 1).at(Program::TEXT + by, Program::PROBES + 4);
+    let near =
+        |by: u64| note("ocaml_2", "tock", 0, 1).at(ProgramSpec::TEXT + by, ProgramSpec::PROBES + 4);
     let mut made = program(&[note("ocaml_2", "tick", 0, 0), near(4)]);
     made.text[4..10].copy_from_slice(&SITE);
     assert_eq!(
@@ -304,7 +315,10 @@ fn one_site_noted_twice_is_one_site_if_both_notes_say_the_same_of_it() {
 #[test]
 fn counters_of_two_names_that_share_a_byte_are_a_contradiction() {
     let at = |provider: &str, name: &str, site: u64, semaphore: u64| {
-        note(provider, name, site, 0).at(Program::TEXT + 6 * site, Program::PROBES + semaphore)
+        note(provider, name, site, 0).at(
+            ProgramSpec::TEXT + 6 * site,
+            ProgramSpec::PROBES + semaphore,
+        )
     };
     for (provider, semaphore) in [("ocaml_2", 0), ("ocaml_2", 1), ("ocaml", 2), ("ocaml", 3)] {
         let pair = [
@@ -323,7 +337,7 @@ fn a_segment_that_wraps_around_the_address_space_holds_no_site_across_its_end() 
     let top = u64::MAX - 4;
     let specs = [0, 1].map(|i| {
         let name = if i == 0 { "tick" } else { "tock" };
-        NoteSpec::new("ocaml_2", name, "").at(top + i, Program::PROBES + 4 * i)
+        NoteSpec::new("ocaml_2", name, "").at(top + i, ProgramSpec::PROBES + 4 * i)
     });
     let mut made = program(&specs);
     made.text_address = top;

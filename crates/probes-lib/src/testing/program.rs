@@ -58,9 +58,9 @@ impl NoteSpec {
 /// header, 2 segments, 5 sections, their names | notes | base | .probes | text
 /// ```
 #[derive(Clone, Debug)]
-pub(crate) struct Program {
+pub(crate) struct ProgramSpec {
     pub(crate) notes: Vec<u8>,
-    /// Length of `.probes` in bytes; its address is [`Program::PROBES`].
+    /// Length of `.probes` in bytes; its address is [`ProgramSpec::PROBES`].
     pub(crate) probes: usize,
     pub(crate) text: Vec<u8>,
     pub(crate) text_address: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Program {
     pub(crate) text_len: Option<u64>,
 }
 
-impl Program {
+impl ProgramSpec {
     pub(crate) const TEXT: u64 = 0x40_1000;
     pub(crate) const PROBES: u64 = 0x40_3000;
     pub(crate) const BASE: u64 = 0x40_2000;
@@ -76,29 +76,29 @@ impl Program {
     const NAMES: &[u8] = b"\0.note.stapsdt\0.stapsdt.base\0.probes\0.shstrtab\0";
     const HEADERS: usize = 64 + 2 * 56 + 5 * 64;
 
-    pub(crate) fn new(notes: &[NoteSpec], text: &[u8]) -> Program {
+    pub(crate) fn new(notes: &[NoteSpec], text: &[u8]) -> ProgramSpec {
         let noted = notes.iter().map(|note| NoteSpec {
-            base: Program::BASE,
+            base: ProgramSpec::BASE,
             ..note.clone()
         });
-        Program {
+        ProgramSpec {
             notes: noted.flat_map(|note| note.bytes()).collect(),
             probes: 16,
             text: text.to_vec(),
-            text_address: Program::TEXT,
+            text_address: ProgramSpec::TEXT,
             text_len: None,
         }
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let name = |name: &[u8]| {
-            let position = Program::NAMES
+            let position = ProgramSpec::NAMES
                 .windows(name.len())
                 .position(|part| part == name);
             position.unwrap() as u64
         };
-        let names_at = Program::HEADERS as u64;
-        let notes_at = names_at + Program::NAMES.len() as u64;
+        let names_at = ProgramSpec::HEADERS as u64;
+        let notes_at = names_at + ProgramSpec::NAMES.len() as u64;
         let base_at = notes_at + self.notes.len() as u64;
         let probes_at = base_at + 1;
         let text_at = probes_at + self.probes as u64;
@@ -107,7 +107,7 @@ impl Program {
         let mut file = b"\x7fELF\x02\x01\x01".to_vec();
         file.resize(16, 0);
         file.extend([2, 0, 62, 0, 1, 0, 0, 0]); // ET_EXEC, x86-64, version 1
-        for word in [Program::TEXT, 64, 64 + 2 * 56] {
+        for word in [ProgramSpec::TEXT, 64, 64 + 2 * 56] {
             file.extend(u64::to_le_bytes(word));
         }
         file.extend([0, 0, 0, 0]);
@@ -117,7 +117,7 @@ impl Program {
         // PT_LOAD, flags, offset, address twice, length in the file and in memory, alignment
         for (flags, offset, address, len) in [
             (5u32, text_at, self.text_address, text_len),
-            (6, probes_at, Program::PROBES, self.probes as u64),
+            (6, probes_at, ProgramSpec::PROBES, self.probes as u64),
         ] {
             file.extend([1, 0, 0, 0]);
             file.extend(flags.to_le_bytes());
@@ -133,12 +133,12 @@ impl Program {
                 7,
                 [0, notes_at, self.notes.len() as u64],
             ),
-            (b".stapsdt.base\0", 1, [Program::BASE, base_at, 1]),
-            (b".probes\0", 1, [Program::PROBES, probes_at, probes]),
+            (b".stapsdt.base\0", 1, [ProgramSpec::BASE, base_at, 1]),
+            (b".probes\0", 1, [ProgramSpec::PROBES, probes_at, probes]),
             (
                 b".shstrtab\0",
                 3,
-                [0, names_at, Program::NAMES.len() as u64],
+                [0, names_at, ProgramSpec::NAMES.len() as u64],
             ),
         ];
         for (label, kind, [address, offset, len]) in sections {
@@ -148,8 +148,8 @@ impl Program {
                 file.extend(u64::to_le_bytes(word));
             }
         }
-        assert_eq!(file.len(), Program::HEADERS);
-        file.extend(Program::NAMES);
+        assert_eq!(file.len(), ProgramSpec::HEADERS);
+        file.extend(ProgramSpec::NAMES);
         file.extend(&self.notes);
         file.push(0);
         file.resize(file.len() + self.probes, 0);

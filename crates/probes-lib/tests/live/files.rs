@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use probes_lib::{Action, ErrorKind, Selector, Target};
+use probes_lib::{Action, Selector, Target};
 use test_support::process::{Image, settle};
-use test_support::{Scratch, Talker, eventually, fixture, fixture_forms};
+use test_support::{Scratch, Talker, fixture_forms};
 
 use crate::expected;
 use crate::session::Session;
@@ -21,7 +21,7 @@ fn a_program_whose_file_was_deleted_is_controlled_as_before() {
         session.update(Action::Enable, Selector::All, |_| true);
         assert_eq!(session.run(), subject.hits(|_, probe| probe.on));
         session.update(Action::Disable, Selector::All, |_| true);
-        let location = session.target.source_map();
+        let location = session.object().source_map();
         assert!(location.is_ok(), "its debugging information is still there");
         session.end();
     }
@@ -37,12 +37,12 @@ fn a_program_whose_file_was_replaced_is_controlled_by_its_own_notes() {
         // As an installer does it: a new file of the same name.
         scratch.copy(&other[0].file, "program");
         let mut opened_after = Session::of(Talker::start(&file));
-        assert!(opened_after.target.table().probe("zero").is_some());
+        assert!(opened_after.object().table().probe("zero").is_some());
         opened_after.update(Action::Enable, Selector::All, |_| true);
         assert_eq!(opened_after.run(), other[0].hits(|_, probe| probe.on));
 
         opened_before.target = Target::open(opened_before.pid()).unwrap();
-        assert!(opened_before.target.table().probe("many").is_some());
+        assert!(opened_before.object().table().probe("many").is_some());
         opened_before.update(Action::Enable, Selector::All, |_| true);
         assert_eq!(opened_before.run(), subject.hits(|_, probe| probe.on));
         opened_before.update(Action::Disable, Selector::All, |_| true);
@@ -94,18 +94,4 @@ fn copies_of_one_program_are_changed_each_by_itself() {
         let mut sites = table.probes().flat_map(|probe| probe.sites());
         assert!(sites.all(|site| site.code().enabled() == Some(false)));
     }
-}
-
-#[test]
-fn a_program_started_through_its_loader_shows_the_loader() {
-    // /proc/PID/exe is ld.so then, in which there are no probes of OCaml.
-    let loader = "/lib64/ld-linux-x86-64.so.2";
-    let mut command = std::process::Command::new(loader);
-    let mut talker = Talker::spawn(command.arg(fixture("gen_ocaml_2.pie")));
-    talker.expect("ready");
-    let error = eventually("it is looked at", || Target::open(talker.pid()).err());
-    assert!(
-        matches!(error.kind(), ErrorKind::NoProbes { .. }),
-        "{error}"
-    );
 }

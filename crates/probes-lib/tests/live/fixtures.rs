@@ -38,9 +38,10 @@ fn every_fixture_has_the_probes_that_were_counted_by_hand() {
         fixtures += 1;
         let session = Session::start(&subject.file);
         check_table(&subject, &session);
-        let table = session.target.table();
+        let object = session.object();
+        let table = object.table();
         assert_eq!(
-            session.target.load_bias().0 == 0,
+            object.load_bias().0 == 0,
             table.linking() == probes_lib::Linking::Fixed,
             "{}",
             subject.file.display()
@@ -50,7 +51,8 @@ fn every_fixture_has_the_probes_that_were_counted_by_hand() {
 }
 
 pub(crate) fn check_table(subject: &Subject, session: &Session) {
-    let table = session.target.table();
+    let object = session.object();
+    let table = object.table();
     let found: BTreeMap<&str, (usize, usize)> = table
         .probes()
         .map(|probe| {
@@ -150,7 +152,8 @@ fn the_counters_that_a_fixture_prints_are_those_that_were_written() {
 }
 
 fn generation_of(session: &Session, name: &str) -> Option<&'static str> {
-    let probe = session.target.table().probe(name)?;
+    let object = session.object();
+    let probe = object.table().probe(name)?;
     let semaphore = probe.semaphores().next()?;
     Some(semaphore.generation().provider())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use probes_lib::{Action, Actions, Options, Report, Selector, State, Target};
+use probes_lib::{Action, Actions, Object, Options, Report, Selector, State, Target};
 use test_support::process::{Image, settle};
 use test_support::{DEADLINE, Talker};
 
@@ -64,6 +64,11 @@ impl Session {
         self
     }
 
+    /// The executable.
+    pub(crate) fn object(&self) -> Object {
+        self.target.objects().swap_remove(0)
+    }
+
     /// Carries out `actions`, and takes its time.
     pub(crate) fn apply(&self, actions: &Actions) -> probes_lib::Result<Report> {
         self.target.update_with(actions, self.options)
@@ -82,7 +87,7 @@ impl Session {
     /// Counter and state of each name.
     pub(crate) fn states(&self) -> BTreeMap<String, (u16, State)> {
         let states = self.target.states().unwrap();
-        let one = |probe: probes_lib::ProbeState<'_, '_>| {
+        let one = |probe: probes_lib::ProbeState<'_>| {
             (probe.name().to_owned(), (probe.counter(), probe.state()))
         };
         states.probes().map(one).collect()
@@ -120,7 +125,7 @@ impl Session {
             // Sites of one name in several units: `shared`, `left.shared`.
             let name = key.rsplit_once('.').map_or(key, |(_, name)| name);
             let name = if name == "hits" { "*" } else { name };
-            if name == "*" || self.target.table().probe(name).is_some() {
+            if name == "*" || self.object().table().probe(name).is_some() {
                 *hits.entry(name.to_owned()).or_default() += count.parse::<u64>().unwrap_or(0);
             }
         }

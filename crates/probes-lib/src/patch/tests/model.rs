@@ -238,7 +238,7 @@ fn check(
             now.plan(&actions).unwrap_err();
             continue;
         };
-        let choices = choose(&now.table, &actions).unwrap();
+        let choices = choose(&now.program, &actions).unwrap();
         let (layout, plan) = now.plan_for(&choices, update.live).unwrap();
         for step in &plan.steps {
             if let Step::Code(writes) = step {

@@ -248,7 +248,7 @@ fn check_any(bytes: &[u8]) {
     assert!(table.probes().len() > 0);
     for probe in table.probes() {
         assert!(probe.semaphores().len() > 0);
-        assert_eq!(table.probe(probe.name()).unwrap().id(), probe.id());
+        assert_eq!(table.probe(probe.name()).unwrap().id, probe.id);
         for site in probe.sites() {
             assert!(site.code().is_pristine());
             assert!(probe.semaphore_range().contains(&site.semaphore_index()));
@@ -284,8 +284,8 @@ fn edge() -> impl Strategy<Value = u64> {
             1 << 63,
             u64::MAX - 5,
             u64::MAX,
-            Program::TEXT,
-            Program::PROBES
+            ProgramSpec::TEXT,
+            ProgramSpec::PROBES
         ]),
     ]
 }

@@ -1,0 +1,192 @@
+//! Finds the objects of a process: every file that is mapped with code in it, opened and made sure
+//! to be the one that is mapped.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::{major, minor};
+
+use crate::bias;
+use crate::elf::ElfFile;
+use crate::error::{Error, ErrorKind, Result};
+use crate::maps::Mapping;
+use crate::memory::ReadMemory;
+use crate::object::{FileId, Object};
+use crate::process::Process;
+use crate::spans::PAGE;
+use crate::sys::mem::ProcessMemory;
+use crate::table::ProbeTable;
+
+/// What was found beside the executable.
+#[derive(Default)]
+pub(crate) struct Others {
+    pub(crate) objects: Vec<Object>,
+    /// Why files could not be looked into. They may have had probes.
+    pub(crate) passed_over: Vec<Error>,
+}
+
+/// Finds the objects with probes among `maps` that are not the `executable`. Files among `known`
+/// are not read again.
+pub(crate) fn others(
+    process: &Process,
+    maps: &[Mapping],
+    executable: FileId,
+    known: &[Object],
+) -> Others {
+    let mut others = Others::default();
+    let mut seen = HashSet::new();
+    for mapping in maps {
+        let file = FileId {
+            device: Some(mapping.device),
+            inode: mapping.inode,
+        };
+        let is_code = mapping.executable && mapping.inode != 0 && !executable.is_of(mapping);
+        if !is_code || !seen.insert(file) {
+            continue;
+        }
+        let read = match known.iter().find(|object| object.file == file) {
+            Some(object) => Ok(Some((object.elf.clone(), object.table.clone()))),
+            None => read(process, maps, mapping),
+        };
+        match read {
+            Ok(Some((elf, table))) => {
+                let biases = bias::of_object(table.segments(), maps, |one| file.is_of(one));
+                others.objects.extend(biases.map(|bias| Object {
+                    table: table.clone(),
+                    bias,
+                    elf: elf.clone(),
+                    file,
+                }));
+            }
+            Ok(None) => {}
+            Err(error) => others.passed_over.push(error),
+        }
+    }
+    others.objects.sort_by_key(|object| object.start());
+    others
+}
+
+/// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
+fn read(
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+) -> Result<Option<(Arc<ElfFile>, Arc<ProbeTable>)>> {
+    let path = mapped_path(mapping);
+    let Some(file) = open(process, maps, mapping, &path).map_err(|source| ErrorKind::OpenFile {
+        path: path.clone(),
+        source,
+    })?
+    else {
+        return Ok(None);
+    };
+    let elf = match ElfFile::read(file, path) {
+        Ok(elf) => elf,
+        // Code that a program has written to a file and mapped from there.
+        Err(error) if is_no_object(error.kind()) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match ProbeTable::of(&elf) {
+        Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
+        Err(error) if is_no_object(error.kind()) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_no_object(kind: &ErrorKind) -> bool {
+    use crate::error::ElfDefect::{NoSectionHeaders, NotElf};
+    matches!(
+        kind,
+        ErrorKind::NoProbes { .. }
+            | ErrorKind::Elf {
+                defect: NotElf | NoSectionHeaders,
+                ..
+            }
+    )
+}
+
+/// Opens the file that is mapped there; `None` if it is not a regular file.
+fn open(
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+    path: &Path,
+) -> io::Result<Option<File>> {
+    // By its name, as the process itself would: it may be another file by now.
+    let by_name = process.open_in_root(path).and_then(|file| {
+        let metadata = file.metadata()?;
+        if !is_mapped(process, maps, mapping, &file, &metadata)? {
+            return Err(io::Error::other(
+                "another file is mapped than has this name now",
+            ));
+        }
+        Ok(file)
+    });
+    let file = by_name.or_else(|error| {
+        // The kernel's own link takes a privilege, and finds deleted files and others without a name.
+        let range = format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0);
+        process
+            .open_file(&range, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+            .map_err(|_| error)
+    })?;
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
+/// Whether the file is the one that is mapped there.
+fn is_mapped(
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+    file: &File,
+    metadata: &Metadata,
+) -> io::Result<bool> {
+    if !metadata.is_file() || metadata.ino() != mapping.inode {
+        return Ok(false);
+    }
+    let device = metadata.dev();
+    if (major(device) as u32, minor(device) as u32) == mapping.device {
+        return Ok(true);
+    }
+    // On some file systems (btrfs, overlayfs) both name different devices for one file. Its first
+    // page has the headers, and nearly always the build-id; nobody writes there.
+    let is_first =
+        |one: &&Mapping| (one.device, one.inode, one.offset) == (mapping.device, mapping.inode, 0);
+    let Some(first) = maps.iter().find(is_first) else {
+        return Ok(false);
+    };
+    let mut in_memory = vec![0; PAGE as usize];
+    ProcessMemory::open(process, OFlag::O_RDONLY)?.read(first.start, &mut in_memory)?;
+    let mut in_file = vec![0; in_memory.len().min(metadata.len() as usize)];
+    file.read_exact_at(&mut in_file, 0)?;
+    Ok(in_memory.starts_with(&in_file))
+}
+
+/// The name of the file, without the mark of those that are deleted.
+fn mapped_path(mapping: &Mapping) -> PathBuf {
+    let path = mapping.path();
+    // proc(5): "Except for newline, which is represented as an octal escape sequence".
+    let mut name = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(at) = memchr::memmem::find(rest, b"\\012") {
+        name.extend_from_slice(&rest[..at]);
+        name.push(b'\n');
+        rest = &rest[at + 4..];
+    }
+    name.extend_from_slice(rest);
+    PathBuf::from(std::ffi::OsString::from_vec(name))
+}
+
+/// The kernel appends " (deleted)" to the name of a file that has no name any more.
+pub(crate) fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
+    match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
+        Some(name) if links == 0 => OsStr::from_bytes(name).into(),
+        _ => path,
+    }
+}

@@ -1,0 +1,236 @@
+//! Probes in shared objects: linked, loaded late, loaded more than once, unloaded, deleted, replaced
+//! and without a name; a name is one probe in all of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use probes_lib::{Action, ErrorKind, Selector, State, Target};
+use test_support::{Scratch, Talker, fixture, fixture_forms};
+
+use crate::session::{Session, all, busy, named};
+
+/// The programs that load objects.
+fn hosts() -> [Session; 2] {
+    fixture_forms("objects/host").map(|file| Session::start(&file))
+}
+
+fn plugin() -> String {
+    fixture("objects/plugin.so").display().to_string()
+}
+
+/// Executes every site of the objects, and says how often the handlers of each have run in it.
+fn run(session: &mut Session) -> Vec<String> {
+    let line = session.talker.ask("plugins", "plugins");
+    let words = line.split_ascii_whitespace().skip(1);
+    words.map(str::to_owned).collect()
+}
+
+/// How many sites each name has, in which objects.
+fn sites(target: &Target) -> BTreeMap<String, Vec<String>> {
+    let states = target.states().unwrap();
+    let of_probe = |probe: probes_lib::ProbeState<'_>| {
+        let file = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+        let objects = probe.sites().map(|site| file(site.object.path()));
+        (probe.name().to_owned(), objects.collect())
+    };
+    states.probes().map(of_probe).collect()
+}
+
+fn load(session: &mut Session, how: &str, path: &str) {
+    session.talker.ask(&format!("{how} {path}"), "loaded");
+}
+
+#[test]
+fn the_probes_of_a_library_are_switched_though_the_program_has_none() {
+    for file in fixture_forms("objects/linked") {
+        let mut session = Session::start(&file);
+        assert_eq!(session.target.program(), file);
+        let plugin = vec!["plugin.so".to_owned(); 2];
+        let found = sites(&session.target);
+        assert_eq!(found["plug"], plugin);
+        assert_eq!(found["ping"], plugin[1..]);
+        session.apply(&named(Action::Enable, "plug")).unwrap();
+        assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+        session.apply(&all(Action::Enable)).unwrap();
+        assert_eq!(run(&mut session), ["0:ping=1,plug=4"]);
+        session.apply(&named(Action::Disable, "plug")).unwrap();
+        session.apply(&all(Action::Disable)).unwrap();
+        assert_eq!(run(&mut session), ["0:ping=1,plug=4"]);
+    }
+}
+
+#[test]
+fn objects_that_are_loaded_and_unloaded_later_come_and_go() {
+    for mut session in hosts() {
+        assert_eq!(session.states().len(), 2);
+        load(&mut session, "load", &plugin());
+        assert_eq!(session.state("plug"), State::Disabled);
+        session.apply(&all(Action::Enable)).unwrap();
+        assert_eq!(run(&mut session), ["0:ping=1,plug=2"]);
+        assert_eq!(session.run()["ping"], 3);
+
+        // Anew, it is as built: it has counters of its own, which differ from the program's.
+        session.talker.ask("unload 0", "unloaded");
+        assert_eq!(session.states().len(), 2);
+        session.assert_all((1, State::Enabled));
+        load(&mut session, "load", &plugin());
+        assert_eq!(session.states()["ping"], (0, State::Inconsistent));
+        assert_eq!(session.states()["plug"], (0, State::Disabled));
+        let error = session.apply(&named(Action::Enable, "ping")).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Inconsistent { .. }),
+            "{error}"
+        );
+        let repair = named(Action::Enable, "ping").force(true);
+        session.apply(&repair).unwrap();
+        assert_eq!(run(&mut session), ["0:ping=1,plug=0"]);
+        session.end();
+    }
+}
+
+#[test]
+fn an_object_that_is_loaded_twice_has_counters_of_its_own_in_each_place() {
+    let scratch = Scratch::new();
+    let copy = scratch.copy(&fixture("objects/plugin.so"), "copy.so");
+    for mut session in hosts() {
+        load(&mut session, "load", &plugin());
+        load(&mut session, "isolate", &plugin());
+        load(&mut session, "load", copy.to_str().unwrap());
+        assert_eq!(sites(&session.target)["plug"].len(), 6);
+        let report = session.apply(&named(Action::Enable, "plug")).unwrap();
+        assert_eq!(report.changed[0].sites, 6);
+        let places = |hits: &str| [0, 1, 2].map(|i| format!("{i}:{hits}"));
+        assert_eq!(run(&mut session), places("ping=0,plug=2"));
+        session.target.put_back(&report, session.options).unwrap();
+        assert_eq!(run(&mut session), places("ping=0,plug=2"));
+        session.end();
+    }
+}
+
+#[test]
+fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
+    for mut session in hosts() {
+        load(&mut session, "load", &plugin());
+        let report = session.apply(&named(Action::Enable, "plug")).unwrap();
+        session.talker.ask("unload 0", "unloaded");
+        let error = session.target.put_back(&report, session.options);
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+            "{error}"
+        );
+        load(&mut session, "load", &plugin());
+        let back = session.target.put_back(&report, session.options).unwrap();
+        assert!(back.changed.is_empty());
+        assert_eq!(session.states()["plug"], (0, State::Disabled));
+    }
+}
+
+/// Whether we may open files by the kernel's own links to what is mapped.
+fn sees_deleted_files() -> bool {
+    let maps = fs::read_dir("/proc/self/map_files").unwrap();
+    maps.flatten()
+        .any(|link| fs::File::open(link.path()).is_ok())
+}
+
+#[test]
+fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
+    let scratch = Scratch::new();
+    let deleted = |path: &Path| fs::remove_file(path).unwrap();
+    let replaced = |path: &Path| {
+        deleted(path);
+        fs::copy(fixture("objects/host.pie"), path).unwrap();
+    };
+    let changes: [&dyn Fn(&Path); 2] = [&deleted, &replaced];
+    for change in changes {
+        for mut session in hosts() {
+            let copy = scratch.copy(&fixture("objects/plugin.so"), "gone.so");
+            load(&mut session, "load", copy.to_str().unwrap());
+            change(&copy);
+            let target = Target::open(session.pid()).unwrap();
+            if sees_deleted_files() {
+                assert_eq!(sites(&target)["plug"].len(), 2);
+                assert_eq!(target.passed_over(), [""; 0]);
+                session.apply(&named(Action::Enable, "plug")).unwrap();
+                assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+            } else {
+                assert!(!sites(&target).contains_key("plug"));
+                let reasons = target.passed_over();
+                assert_eq!(reasons.len(), 1, "{reasons:?}");
+                assert!(reasons[0].contains("gone.so"), "{reasons:?}");
+                // What can be seen can be changed.
+                session.apply(&named(Action::Enable, "ping")).unwrap();
+                assert_eq!(session.run()["ping"], 3);
+            }
+            let _ = fs::remove_file(&copy);
+        }
+    }
+}
+
+#[test]
+fn a_program_started_through_its_loader_is_found_beside_the_loader() {
+    // /proc/PID/exe is ld.so then, in which there are no probes of OCaml.
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    for file in fixture_forms("forker") {
+        let mut talker = Talker::spawn(Command::new(loader).arg(&file));
+        talker.expect("ready");
+        let mut session = Session::of(talker);
+        assert_eq!(session.object().path(), file);
+        session.apply(&all(Action::Enable)).unwrap();
+        let hits = session.talker.ask("run", "hits");
+        assert_eq!(hits, "hits ping=3 pong=1");
+        session.talker.hang_up();
+        assert!(session.talker.guard().wait().success());
+    }
+}
+
+#[test]
+fn objects_that_come_and_go_all_the_time_are_never_written_amiss() {
+    let _busy = busy();
+    for mut session in hosts() {
+        let line = format!("churn 3000 {}", plugin());
+        session.talker.send(&line);
+        let mut done = 0;
+        for action in [Action::Enable, Action::Disable].into_iter().cycle() {
+            match session.apply(&named(action, "pong")) {
+                Ok(_) => done += 1,
+                Err(error) => panic!("{error}"),
+            }
+            match session.apply(&named(action, "plug").force(true)) {
+                Ok(_) => {}
+                Err(error) => {
+                    // It was not there, or gone again each time.
+                    let expected = matches!(
+                        error.kind(),
+                        ErrorKind::UnknownProbe { .. } | ErrorKind::KeepsChanging { .. }
+                    );
+                    assert!(expected, "{error}");
+                }
+            }
+            if done >= 100 {
+                break;
+            }
+        }
+        session.talker.expect("churned 3000");
+        session.apply(&all(Action::Disable)).unwrap();
+        load(&mut session, "load", &plugin());
+        assert_eq!(run(&mut session), ["0:ping=0,plug=0"]);
+        assert_eq!(session.run()["pong"], 0);
+        session.end();
+    }
+}
+
+#[test]
+fn names_of_all_objects_are_meant_by_a_regular_expression() {
+    for mut session in hosts() {
+        load(&mut session, "load", &plugin());
+        let regexp = Selector::regexp("p[il]").unwrap();
+        let actions = probes_lib::Actions::of(Action::Enable, regexp);
+        let report = session.apply(&actions).unwrap();
+        let names: Vec<&str> = report.changed.iter().map(|it| &it.name[..]).collect();
+        assert_eq!(names, ["ping", "plug"]);
+        assert_eq!(run(&mut session), ["0:ping=1,plug=2"]);
+    }
+}
