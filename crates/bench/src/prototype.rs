@@ -120,11 +120,12 @@ fn build(source: &Path) -> Result<PathBuf> {
 fn take_turns(program: &Program, threads: Threads, prototype: &Path) -> Result<Vec<(Turn, Turn)>> {
     let spin = Spin::start_with(&program.path, threads)?;
     let target = Target::open(spin.pid())?;
-    let probe = target.table().probe(PROBE);
+    let object = target.objects().swap_remove(0);
+    let probe = object.table().probe(PROBE);
     let site = probe.and_then(|probe| probe.sites().next());
     let site = site.ok_or_else(|| Failure::new("the target has no such probe"))?;
     // The nop comes before the byte that is written.
-    let opcode = target.load_bias().live(site.address()).0 + 1;
+    let opcode = object.load_bias().live(site.address()).0 + 1;
     let mut turns = Vec::new();
     for _ in 0..TURNS {
         let theirs = theirs(prototype, spin.pid(), opcode)?;

@@ -58,6 +58,8 @@ pub(crate) enum Typed {
     Info(InfoArgs),
     /// Show the probes of a file that is not running
     List(ListArgs),
+    /// Show the running processes that have OCaml probes
+    Ps(PsArgs),
     /// Print the version
     Version,
 }
@@ -187,6 +189,20 @@ Plain, it is a name a line, sorted. With -sites, below each
     site ADDRESS FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS
 with addresses in the file, and - for what the file does not tell.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = PS_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct PsArgs {
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const PS_HELP: &str = "\
+Plain, it is a line for each process, sorted by pid:
+    PID USER PROVIDERS PROBES ENABLED PROGRAM
+with the providers of its notes, which tell the compiler; ENABLED of its PROBES are on. Processes that
+may not be looked into are left out; -v says how many.";
 
 /// What to do with which probes.
 #[derive(Debug, clap::Args)]

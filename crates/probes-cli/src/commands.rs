@@ -3,6 +3,7 @@
 mod attach;
 mod info;
 mod list;
+mod ps;
 mod put_back;
 mod trace;
 mod wait;
@@ -24,6 +25,8 @@ use crate::request::{Answer, Request};
 pub(crate) enum Failure {
     /// The process or file did not allow it.
     Target(Subject, probes_lib::Error),
+    /// The processes could not be listed.
+    Survey(probes_lib::Error),
     /// The answer could not be written.
     Output(io::Error),
     /// What was asked for was done, but the answer could not be written.
@@ -54,7 +57,10 @@ impl Failure {
             Failure::Target(subject, error) => hint::of(error.kind(), subject),
             Failure::NotPutBack(_, hint) => Some(hint.clone()),
             Failure::LeftOver(_, hint) => Some(format!("once it is gone, {hint}")),
-            Failure::Output(_) | Failure::Unanswered(..) | Failure::Waiting(..) => None,
+            Failure::Survey(_)
+            | Failure::Output(_)
+            | Failure::Unanswered(..)
+            | Failure::Waiting(..) => None,
         }
     }
 }
@@ -62,7 +68,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Target(_, error) => error.fmt(f),
+            Failure::Target(_, error) | Failure::Survey(error) => error.fmt(f),
             Failure::Output(error) => {
                 write!(f, "cannot write the answer: {}", reason(error))
             }
@@ -111,6 +117,7 @@ pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
         Request::Attach(request) => attach::run(&request),
         Request::Info(request) => info::run(&request),
         Request::List(request) => list::run(&request),
+        Request::Ps(request) => ps::run(&request),
     }
     .map(|()| ExitCode::SUCCESS)
 }

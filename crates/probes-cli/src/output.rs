@@ -7,7 +7,7 @@ mod view;
 use std::fmt;
 use std::io::{self, BufWriter, Write, stdout};
 
-pub(crate) use view::{Changes, Detail, Listing};
+pub(crate) use view::{Changes, Detail, Listing, Processes};
 
 use crate::commands::Failure;
 
@@ -32,6 +32,16 @@ pub(crate) fn print_listing(
         Format::Plain => plain::listing(listing, sites),
         Format::Table => table::listing(listing, sites),
         Format::Json => json(listing)?,
+    };
+    print(&text)
+}
+
+/// Writes which processes have probes.
+pub(crate) fn print_processes(format: Format, processes: &Processes) -> Result<(), Failure> {
+    let text = match format {
+        Format::Plain => plain::processes(processes),
+        Format::Table => table::processes(processes),
+        Format::Json => json(processes)?,
     };
     print(&text)
 }

@@ -20,6 +20,7 @@ pub(crate) enum Request {
     Attach(Attach),
     Info(Info),
     List(List),
+    Ps(Ps),
 }
 
 #[derive(Debug)]
@@ -53,6 +54,11 @@ pub(crate) struct Info {
 pub(crate) struct List {
     pub(crate) file: PathBuf,
     pub(crate) sites: bool,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Ps {
     pub(crate) answer: Answer,
 }
 
@@ -109,6 +115,9 @@ impl Request {
                     answer: check.answer(&args.answer)?,
                 })
             }
+            Typed::Ps(args) => Request::Ps(Ps {
+                answer: Check("ps").answer(&args.answer)?,
+            }),
             Typed::Version => {
                 let version = format!("ocaml-probes {}\n", env!("CARGO_PKG_VERSION"));
                 return Err(Stop::Asked(version));
@@ -121,7 +130,8 @@ impl Request {
         let (Request::Trace(Trace { answer, .. })
         | Request::Attach(Attach { answer, .. })
         | Request::Info(Info { answer, .. })
-        | Request::List(List { answer, .. })) = self;
+        | Request::List(List { answer, .. })
+        | Request::Ps(Ps { answer })) = self;
         answer.messages
     }
 }

@@ -49,6 +49,10 @@ impl Error {
         &self.kind
     }
 
+    pub(crate) fn into_kind(self) -> ErrorKind {
+        *self.kind
+    }
+
     /// What the failed call left behind.
     pub fn effect(&self) -> Effect {
         self.effect

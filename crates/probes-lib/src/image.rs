@@ -13,7 +13,7 @@ use crate::elf::ElfFile;
 use crate::error::{ElfDefect, Error, ErrorKind, Result};
 use crate::maps::{self, Mapping};
 use crate::object::{FileId, Object};
-use crate::objects::{self, Others, without_deleted_mark};
+use crate::objects::{self, Files, Others, without_deleted_mark};
 use crate::process::Process;
 use crate::program::Program;
 use crate::snapshot::Layout;
@@ -30,17 +30,19 @@ pub(crate) struct Image {
     /// no other execution is told the same.
     auxv: Vec<u8>,
     executable: FileId,
+    files: Arc<Files>,
     /// The code that was mapped: as long as it stays the same, so do the objects.
     code: Vec<Vec<u8>>,
 }
 
 impl Image {
-    /// Reads the objects of `process` and finds where they are loaded.
+    /// Reads the objects of `process`, but for those that `files` knows, and finds where they are
+    /// loaded.
     ///
     /// # Errors
     ///
     /// If none has probes, or the executable cannot be read.
-    pub(crate) fn of(process: &Process) -> Result<Image> {
+    pub(crate) fn of(process: &Process, files: Arc<Files>) -> Result<Image> {
         let denied = |source: io::Error| denial::or_lost(process, "look into", source);
         let auxv = process.read_program("auxv").map_err(denied)?;
         let exe = process.look(|folder| {
@@ -52,12 +54,22 @@ impl Image {
         let metadata = file.metadata().map_err(denied)?;
         let name = path.clone();
         let path = without_deleted_mark(path, metadata.nlink());
-        let elf = ElfFile::read(file, path.clone())?;
         // Others may have some even if it has none.
-        let table = match ProbeTable::of(&elf) {
-            Err(error) if !has_none(error.kind()) => return Err(error),
-            table => table,
+        let mut has_none = ErrorKind::NoProbes {
+            path: path.clone(),
+            build_id: None,
         };
+        let known = files.get((metadata.dev(), metadata.ino()), || {
+            let elf = ElfFile::read(file, path.clone())?;
+            match ProbeTable::of(&elf) {
+                Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
+                Err(error) if says_none(error.kind()) => {
+                    has_none = error.into_kind();
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            }
+        })?;
         let maps = read_maps(process)?;
         // What was read in between is of one program only if this is so.
         if process.read_program("auxv").map_err(denied)? != auxv {
@@ -76,17 +88,17 @@ impl Image {
         let Others {
             objects: others,
             passed_over,
-        } = objects::others(process, &maps, executable, &[]);
+        } = objects::others(process, &maps, executable, &files);
         let mut objects = Vec::with_capacity(1 + others.len());
-        match table {
-            Ok(table) => objects.push(Object {
+        match known {
+            Some((elf, table)) => objects.push(Object {
                 bias: bias_of_executable(process, &table, executable, &auxv, &maps)?,
-                table: Arc::new(table),
-                elf: Arc::new(elf),
+                table,
+                elf,
                 file: executable,
             }),
-            Err(error) if others.is_empty() => return Err(error),
-            Err(_) => {}
+            None if others.is_empty() => return Err(has_none.into()),
+            None => {}
         }
         objects.extend(others);
         Ok(Image {
@@ -94,6 +106,7 @@ impl Image {
             passed_over,
             auxv,
             executable,
+            files,
             code: code(&maps),
         })
     }
@@ -108,7 +121,7 @@ impl Image {
         let Others {
             objects,
             passed_over,
-        } = objects::others(process, maps, self.executable, known);
+        } = objects::others(process, maps, self.executable, &self.files);
         let of_executable = known.iter().filter(|it| it.file == self.executable);
         let objects = of_executable.cloned().chain(objects).collect();
         Some(Image {
@@ -116,6 +129,7 @@ impl Image {
             passed_over,
             auxv: self.auxv.clone(),
             executable: self.executable,
+            files: self.files.clone(),
             code,
         })
     }
@@ -197,7 +211,7 @@ impl Image {
 }
 
 /// Whether the file could be read, and says that it has no probes.
-fn has_none(kind: &ErrorKind) -> bool {
+fn says_none(kind: &ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::NoProbes { .. }

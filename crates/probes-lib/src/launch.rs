@@ -205,7 +205,7 @@ fn set_probes(
     actions: &Actions,
     options: Options,
 ) -> Result<Report> {
-    let image = Image::of(process)?;
+    let image = Image::of(process, Arc::default())?;
     let choices = choose(&image.program, actions)?;
     let memory = ProcessMemory::open(process, OFlag::O_RDWR)
         .map_err(|source| denial::or_lost(process, "attach to", source))?;

@@ -52,6 +52,7 @@ mod session;
 mod site;
 mod snapshot;
 mod spans;
+mod survey;
 mod sys;
 mod table;
 #[cfg(test)]
@@ -73,6 +74,7 @@ pub use select::{Action, Actions, Selector};
 pub use session::{Options, Target};
 pub use site::{SITE_LEN, SiteCode};
 pub use snapshot::State;
+pub use survey::{Survey, Surveyed, survey};
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub use sys::faults;

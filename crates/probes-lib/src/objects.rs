@@ -1,17 +1,17 @@
 //! Finds the objects of a process: every file that is mapped with code in it, opened and made sure
 //! to be the one that is mapped.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::OFlag;
-use nix::sys::stat::{major, minor};
+use nix::sys::stat::{major, makedev, minor};
 
 use crate::bias;
 use crate::elf::ElfFile;
@@ -24,6 +24,32 @@ use crate::spans::PAGE;
 use crate::sys::mem::ProcessMemory;
 use crate::table::ProbeTable;
 
+/// A file with probes, read.
+pub(crate) type Known = (Arc<ElfFile>, Arc<ProbeTable>);
+
+/// What is known of files, so that each is read once, however many processes have it; `None` of
+/// those without probes.
+#[derive(Default)]
+pub(crate) struct Files(Mutex<HashMap<(u64, u64), Option<Known>>>);
+
+impl Files {
+    /// The file of that device and inode, by `read` if nobody has read it yet.
+    pub(crate) fn get(
+        &self,
+        file: (u64, u64),
+        read: impl FnOnce() -> Result<Option<Known>>,
+    ) -> Result<Option<Known>> {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known().get(&file) {
+            return Ok(known.clone());
+        }
+        // Not while it is locked: others may want other files meanwhile.
+        let found = read()?;
+        known().insert(file, found.clone());
+        Ok(found)
+    }
+}
+
 /// What was found beside the executable.
 #[derive(Default)]
 pub(crate) struct Others {
@@ -32,13 +58,12 @@ pub(crate) struct Others {
     pub(crate) passed_over: Vec<Error>,
 }
 
-/// Finds the objects with probes among `maps` that are not the `executable`. Files among `known`
-/// are not read again.
+/// Finds the objects with probes among `maps` that are not the `executable`.
 pub(crate) fn others(
     process: &Process,
     maps: &[Mapping],
     executable: FileId,
-    known: &[Object],
+    files: &Files,
 ) -> Others {
     let mut others = Others::default();
     let mut seen = HashSet::new();
@@ -51,11 +76,10 @@ pub(crate) fn others(
         if !is_code || !seen.insert(file) {
             continue;
         }
-        let read = match known.iter().find(|object| object.file == file) {
-            Some(object) => Ok(Some((object.elf.clone(), object.table.clone()))),
-            None => read(process, maps, mapping),
-        };
-        match read {
+        let (major, minor) = mapping.device;
+        let device = makedev(u64::from(major), u64::from(minor));
+        let read = || read(process, maps, mapping);
+        match files.get((device, mapping.inode), read) {
             Ok(Some((elf, table))) => {
                 let biases = bias::of_object(table.segments(), maps, |one| file.is_of(one));
                 others.objects.extend(biases.map(|bias| Object {
@@ -74,11 +98,7 @@ pub(crate) fn others(
 }
 
 /// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
-fn read(
-    process: &Process,
-    maps: &[Mapping],
-    mapping: &Mapping,
-) -> Result<Option<(Arc<ElfFile>, Arc<ProbeTable>)>> {
+fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<Known>> {
     let path = mapped_path(mapping);
     let Some(file) = open(process, maps, mapping, &path).map_err(|source| ErrorKind::OpenFile {
         path: path.clone(),

@@ -13,6 +13,7 @@ use crate::error::{Denial, Effect, Error, ErrorKind, Result};
 use crate::image::{Image, read_maps};
 use crate::maps::Mapping;
 use crate::object::Object;
+use crate::objects::Files;
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::program::Program;
@@ -90,9 +91,14 @@ impl Target {
     ///
     /// [`ProbeTable::read`]: crate::ProbeTable::read
     pub fn open(pid: i32) -> Result<Target> {
+        Target::open_among(pid, Arc::default())
+    }
+
+    /// As [`Target::open`], for who opens many: `files` are not read again.
+    pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<Target> {
         let process = Process::open(pid)?;
         process.refuse_unworkable()?;
-        let image = Image::of(&process)?;
+        let image = Image::of(&process, files)?;
         Ok(Target {
             process,
             program: image.program.path().to_owned(),

@@ -322,6 +322,11 @@ impl ProbeTable {
         &self.segments
     }
 
+    /// The generations of its probes; one of them several times.
+    pub(crate) fn generations(&self) -> impl Iterator<Item = Generation> {
+        self.semaphores.iter().map(|semaphore| semaphore.generation)
+    }
+
     /// All probes, sorted by name.
     pub fn probes(&self) -> impl ExactSizeIterator<Item = Probe<'_>> {
         (0..self.probes.len()).map(|id| Probe { table: self, id })

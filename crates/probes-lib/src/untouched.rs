@@ -96,7 +96,7 @@ mod tests {
         for fixture in ["page_borders.pie", "page_borders.nopie"].map(fixture) {
             let talker = Talker::start(&fixture);
             let process = Process::open(talker.pid()).unwrap();
-            let image = Image::of(&process).unwrap();
+            let image = Image::of(&process, std::sync::Arc::default()).unwrap();
             let program = &image.program;
             let maps = read_maps(&process).unwrap();
             let untouched = Untouched::of(&process, program.objects(), maps).unwrap();

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Escaped;
-use super::view::{Changes, Listing, ProbeView, SemaphoreView, SiteView, state_word};
+use super::view::{Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word};
 
 /// Stands for what the file does not tell.
 const UNKNOWN: &str = "-";
@@ -94,6 +94,21 @@ pub(super) fn changes(changes: &Changes<'_>) -> String {
         format!(
             "{name} {} -> {}, {} site{plural}\n",
             change.before, change.after, change.sites
+        )
+    });
+    lines.collect()
+}
+
+pub(super) fn processes(processes: &Processes) -> String {
+    let lines = processes.processes.iter().map(|process| {
+        format!(
+            "{} {} {} {} {} {}\n",
+            process.pid,
+            Escaped(&process.user),
+            process.generations.join(","),
+            process.probes,
+            process.enabled,
+            Escaped(&process.program)
         )
     });
     lines.collect()

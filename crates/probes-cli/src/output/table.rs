@@ -5,7 +5,7 @@ use tabled::settings::Style;
 
 use super::Escaped;
 use super::plain::{arguments, function, site_state, source};
-use super::view::{Changes, Listing, ProbeView, state_word};
+use super::view::{Changes, Listing, ProbeView, Processes, state_word};
 
 pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
     let running = listing.pid.is_some();
@@ -101,6 +101,21 @@ pub(super) fn changes(changes: &Changes<'_>) -> String {
         ]
     });
     table(&["probe", "before", "after", "sites"], rows)
+}
+
+pub(super) fn processes(processes: &Processes) -> String {
+    let rows = processes.processes.iter().map(|process| {
+        vec![
+            process.pid.to_string(),
+            Escaped(&process.user).to_string(),
+            process.generations.join(" "),
+            process.probes.to_string(),
+            process.enabled.to_string(),
+            Escaped(&process.program).to_string(),
+        ]
+    });
+    let head = ["pid", "user", "provider", "probes", "enabled", "program"];
+    table(&head, rows)
 }
 
 fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {

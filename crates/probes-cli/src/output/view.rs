@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use probes_lib::{
     FileAddr, Generation, LiveAddr, Object, Probe, ProbeChange, ProbeState, ProbeStates,
-    ProbeTable, Report, Site, SiteCode, SourceMap, State, Target,
+    ProbeTable, Report, Site, SiteCode, SourceMap, State, Survey, Surveyed, Target,
 };
 use serde::{Serialize, Serializer};
 
@@ -193,6 +193,49 @@ fn differing(found: SiteCode, in_file: SiteCode) -> Option<SiteCode> {
     let operand = |code: SiteCode| code.0[2..].to_vec();
     let same = found.is_pristine() && operand(found) == operand(in_file);
     (!same).then_some(found)
+}
+
+/// The processes that have probes.
+#[derive(Debug, Serialize)]
+pub(crate) struct Processes {
+    version: u32,
+    pub(super) processes: Vec<ProcessView>,
+    /// How many could not be looked into.
+    denied: usize,
+}
+
+/// One process.
+#[derive(Debug, Serialize)]
+pub(super) struct ProcessView {
+    pub(super) pid: i32,
+    pub(super) user: String,
+    uid: u32,
+    pub(super) program: String,
+    pub(super) generations: Vec<&'static str>,
+    pub(super) probes: usize,
+    pub(super) enabled: usize,
+    inconsistent: usize,
+}
+
+impl Processes {
+    /// What `survey` has found; `user` tells the names of users.
+    pub(crate) fn of(survey: &Survey, user: impl Fn(u32) -> String) -> Processes {
+        let view = |process: &Surveyed| ProcessView {
+            pid: process.pid,
+            user: user(process.uid),
+            uid: process.uid,
+            program: process.program.to_string_lossy().into_owned(),
+            generations: process.generations.iter().map(|it| it.provider()).collect(),
+            probes: process.probes,
+            enabled: process.enabled,
+            inconsistent: process.inconsistent,
+        };
+        Processes {
+            version: VERSION,
+            processes: survey.processes.iter().map(view).collect(),
+            denied: survey.denied,
+        }
+    }
 }
 
 /// What an update did to a process.

@@ -1,0 +1,134 @@
+//! [`survey`]: which processes of the machine have OCaml probes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::error::{ErrorKind, Result};
+use crate::objects::Files;
+use crate::process::Process;
+use crate::session::Target;
+use crate::snapshot::State;
+use crate::table::Generation;
+
+/// More threads than this do not make /proc any faster.
+const MOST_THREADS: usize = 8;
+
+/// What [`survey`] has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// The processes with probes, by pid.
+    pub processes: Vec<Surveyed>,
+    /// Processes that could not be looked into: of other users, mostly.
+    pub denied: usize,
+}
+
+/// A process with probes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surveyed {
+    /// Its id.
+    pub pid: i32,
+    /// The user it runs as: its real uid.
+    pub uid: u32,
+    /// Its executable, as the kernel names it.
+    pub program: PathBuf,
+    /// The generations of its probes.
+    pub generations: BTreeSet<Generation>,
+    /// How many probes (names) it has.
+    pub probes: usize,
+    /// How many of them are enabled.
+    pub enabled: usize,
+    /// How many are neither enabled nor disabled.
+    pub inconsistent: usize,
+}
+
+/// Looks for probes in all processes that we may look into, without stopping any. Each file is read
+/// once, however many processes run it.
+///
+/// # Errors
+///
+/// If the processes cannot be listed.
+pub fn survey() -> Result<Survey> {
+    let pids = pids().map_err(|source| ErrorKind::OpenFile {
+        path: "/proc".into(),
+        source,
+    })?;
+    let files = Arc::new(Files::default());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut found = Survey::default();
+        while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match look(pid, &files) {
+                Ok(process) => found.processes.extend(process),
+                Err(Denied) => found.denied += 1,
+            }
+        }
+        found
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut survey = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(MOST_THREADS))
+            .filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok())
+            .collect();
+        let mut survey = work();
+        for other in others {
+            match other.join() {
+                Ok(found) => {
+                    survey.processes.extend(found.processes);
+                    survey.denied += found.denied;
+                }
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        survey
+    });
+    survey.processes.sort_by_key(|process| process.pid);
+    Ok(survey)
+}
+
+/// A process that we may not look into.
+struct Denied;
+
+fn look(pid: i32, files: &Arc<Files>) -> Result<Option<Surveyed>, Denied> {
+    let opened = Target::open_among(pid, files.clone());
+    let states = opened.and_then(|target| Ok((target.states()?, target)));
+    let (states, target) = match states {
+        Ok(found) => found,
+        Err(error) if matches!(error.kind(), ErrorKind::Denied { .. }) => return Err(Denied),
+        // Without probes, of the kernel, ended meanwhile.
+        Err(_) => return Ok(None),
+    };
+    let Some(uid) = uid(pid) else {
+        return Ok(None);
+    };
+    let count = |state| states.probes().filter(|it| it.state() == state).count();
+    let objects = states.objects().iter();
+    Ok(Some(Surveyed {
+        pid,
+        uid,
+        program: target.program().to_owned(),
+        generations: objects
+            .flat_map(|object| object.table().generations())
+            .collect(),
+        probes: states.probes().len(),
+        enabled: count(State::Enabled),
+        inconsistent: count(State::Inconsistent),
+    }))
+}
+
+/// `None` if it has ended.
+fn uid(pid: i32) -> Option<u32> {
+    let process = Process::open(pid).ok()?;
+    Some(process.status().ok()?.uid)
+}
+
+fn pids() -> io::Result<Vec<i32>> {
+    let names = fs::read_dir("/proc")?;
+    let pid = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    Ok(names.filter_map(pid).collect())
+}
