@@ -168,7 +168,9 @@ and sites disagree, NAME inconsistent. With -sites, below each
     site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS VALUE
 with addresses in the process, - for what the file does not tell, and, behind the state of a site
-that does not hold what the file has, its bytes: foreign(90cc00000000).";
+that does not hold what the file has, its bytes: foreign(90cc00000000). What is not of the executable
+but of a library or plugin comes after a line
+    in OBJECT";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = LIST_HELP)]

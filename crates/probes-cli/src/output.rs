@@ -29,7 +29,7 @@ pub(crate) fn print_listing(
     sites: bool,
 ) -> Result<(), Failure> {
     let text = match format {
-        Format::Plain => plain::listing(listing, sites),
+        Format::Plain => plain::listing(listing),
         Format::Table => table::listing(listing, sites),
         Format::Json => json(listing)?,
     };

@@ -21,6 +21,8 @@ mod info; // states of running programs, in all formats
 mod job_control; // trace on a terminal, with and without -wait
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
+#[path = "cli/objects.rs"]
+mod objects; // probes of libraries and plugins, and `ps`
 #[path = "cli/put_back.rs"]
 mod put_back; // `attach -for` and `attach -live`
 #[path = "cli/release.rs"]

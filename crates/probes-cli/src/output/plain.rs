@@ -8,17 +8,22 @@ use super::view::{Changes, Listing, ProbeView, Processes, SemaphoreView, SiteVie
 /// Stands for what the file does not tell.
 const UNKNOWN: &str = "-";
 
-pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
+/// The lines of an object that is not the executable come after one that names it.
+pub(super) fn listing(listing: &Listing<'_>) -> String {
     let mut text = String::new();
     for probe in &listing.probes {
         push_name_line(probe, &mut text);
-        if sites {
-            for site in &probe.sites {
-                text += &site_line(site);
+        let sites = probe.sites.iter().map(|it| (&it.object, site_line(it)));
+        let semaphores = probe.semaphores.iter();
+        let semaphores = semaphores.map(|it| (&it.object, semaphore_line(it)));
+        let mut object = &listing.program;
+        for (in_object, line) in sites.chain(semaphores) {
+            if object != in_object {
+                // Writing to a string does not fail.
+                let _ = writeln!(text, "  in {}", Escaped(in_object));
+                object = in_object;
             }
-            for semaphore in &probe.semaphores {
-                text += &semaphore_line(semaphore);
-            }
+            text += &line;
         }
     }
     text

@@ -8,37 +8,26 @@ use super::plain::{arguments, function, site_state, source};
 use super::view::{Changes, Listing, ProbeView, Processes, state_word};
 
 pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
-    let running = listing.pid.is_some();
-    let head: &[&str] = match (running, sites) {
-        (true, false) => &["probe", "state", "counter", "sites"],
-        (false, false) => &["probe", "sites"],
-        (true, true) => &[
-            "probe",
-            "state",
-            "counter",
-            "what",
-            "address",
-            "function",
-            "source",
-            "arguments",
-        ],
-        (false, true) => &[
-            "probe",
-            "what",
-            "address",
-            "function",
-            "source",
-            "arguments",
-        ],
-    };
+    let mut head = vec!["probe"];
+    if listing.pid.is_some() {
+        head.extend(["state", "counter"]);
+    }
+    let objects = listing.has_others();
+    if sites {
+        head.push("what");
+        head.extend(objects.then_some("object"));
+        head.extend(["address", "function", "source", "arguments"]);
+    } else {
+        head.push("sites");
+    }
     let rows = listing.probes.iter().flat_map(|probe| {
         let mut rows = vec![name_row(probe, sites)];
         if sites {
-            rows.extend(site_rows(probe));
+            rows.extend(site_rows(probe, objects));
         }
         rows
     });
-    table(head, rows)
+    table(&head, rows)
 }
 
 /// A probe with its state, if it has one, and how many sites.
@@ -56,7 +45,8 @@ fn name_row(probe: &ProbeView<'_>, spell_out: bool) -> Vec<String> {
 }
 
 /// The sites and semaphores of a probe, below its row.
-fn site_rows(probe: &ProbeView<'_>) -> Vec<Vec<String>> {
+fn site_rows(probe: &ProbeView<'_>, objects: bool) -> Vec<Vec<String>> {
+    let in_object = |object: &str| objects.then(|| Escaped(object).to_string());
     let sites = probe.sites.iter().map(|site| {
         let mut row = vec![String::new()];
         let address = match site.address {
@@ -67,13 +57,9 @@ fn site_rows(probe: &ProbeView<'_>) -> Vec<Vec<String>> {
             None => site.file_address.to_string(),
         };
         let arguments: Vec<_> = arguments(site).collect();
-        row.extend([
-            "site".to_owned(),
-            address,
-            function(site),
-            source(site),
-            arguments.join(" "),
-        ]);
+        row.push("site".to_owned());
+        row.extend(in_object(&site.object));
+        row.extend([address, function(site), source(site), arguments.join(" ")]);
         row
     });
     let semaphores = probe.semaphores.iter().map(|semaphore| {
@@ -85,7 +71,9 @@ fn site_rows(probe: &ProbeView<'_>) -> Vec<Vec<String>> {
             }
             _ => semaphore.file_address.to_string(),
         };
-        row.extend(["semaphore".to_owned(), address]);
+        row.push("semaphore".to_owned());
+        row.extend(in_object(&semaphore.object));
+        row.push(address);
         row
     });
     sites.chain(semaphores).collect()

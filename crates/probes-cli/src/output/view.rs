@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 pub(crate) struct Listing<'t> {
     version: u32,
     pub(super) pid: Option<i32>,
-    program: Cow<'t, str>,
+    pub(super) program: Cow<'t, str>,
     build_id: Option<String>,
     pub(super) probes: Vec<ProbeView<'t>>,
 }
@@ -40,7 +40,7 @@ pub(super) struct ProbeView<'t> {
 /// One site of a name.
 #[derive(Debug, Serialize)]
 pub(super) struct SiteView<'t> {
-    object: Cow<'t, str>,
+    pub(super) object: Cow<'t, str>,
     #[serde(serialize_with = "text_or_null")]
     pub(super) address: Option<LiveAddr>,
     #[serde(serialize_with = "text")]
@@ -60,7 +60,7 @@ pub(super) struct SiteView<'t> {
 /// One semaphore of a name.
 #[derive(Debug, Serialize)]
 pub(super) struct SemaphoreView<'t> {
-    object: Cow<'t, str>,
+    pub(super) object: Cow<'t, str>,
     #[serde(serialize_with = "text_or_null")]
     pub(super) address: Option<LiveAddr>,
     #[serde(serialize_with = "text")]
@@ -108,6 +108,17 @@ impl<'t> Listing<'t> {
             build_id: table.build_id().map(ToString::to_string),
             probes: table.probes().map(view).collect(),
         }
+    }
+}
+
+impl Listing<'_> {
+    /// Whether it shows sites or semaphores of other objects than the executable.
+    pub(super) fn has_others(&self) -> bool {
+        self.probes.iter().any(|probe| {
+            let sites = probe.sites.iter().map(|site| &site.object);
+            let semaphores = probe.semaphores.iter().map(|one| &one.object);
+            sites.chain(semaphores).any(|one| *one != self.program)
+        })
     }
 }
 

@@ -37,7 +37,7 @@ fn the_version_can_be_asked_for_in_every_way() {
 
 #[test]
 fn every_flag_stands_in_the_help_with_a_sentence() {
-    for subcommand in ["trace", "attach", "info", "list"] {
+    for subcommand in ["trace", "attach", "info", "list", "ps"] {
         let text = run(&format!("help {subcommand}")).answer();
         for line in text
             .lines()

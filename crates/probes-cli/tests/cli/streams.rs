@@ -133,11 +133,11 @@ fn quiet_says_only_errors_and_verbose_what_is_done() {
     let verbose = attach("-verbose -verbose -disable-all").stderr;
     let lines: Vec<_> = verbose.lines().collect();
     assert!(
-        lines[0].contains("gen_ocaml_2.pie, which has 3 probes; load bias 0x"),
+        lines[1].contains("gen_ocaml_2.pie has 3 probes; load bias 0x"),
         "{verbose}"
     );
-    assert_eq!(lines[1], "passed over, off already: flag, watched");
-    assert!(lines[2].starts_with("stopped "), "{verbose}");
+    assert_eq!(lines[2], "passed over, off already: flag, watched");
+    assert!(lines[3].starts_with("stopped "), "{verbose}");
     assert!(attach("-quiet -disable plain").failure().contains("hint: "));
     let list = run_on("list -v", &program("service")).stderr;
     assert!(

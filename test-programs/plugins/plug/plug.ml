@@ -1,0 +1,13 @@
+(* A plugin: [shared] is a name that its host has as well. *)
+
+let shared = ref 0
+
+let mine = ref 0
+
+let run n =
+  [%probe "shared" (incr shared)];
+  if n > 0 then [%probe "plug_only" (mine := !mine + String.length "x")]
+
+let () =
+  Registry.add
+    { run; hits = (fun () -> [ ("shared", !shared); ("plug_only", !mine) ]) }
