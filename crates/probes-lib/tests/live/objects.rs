@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use probes_lib::{Action, ErrorKind, Selector, State, Target};
-use test_support::{Scratch, Talker, fixture, fixture_forms};
+use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_forms};
 
 use crate::session::{Session, all, busy, named};
 
@@ -232,5 +232,55 @@ fn names_of_all_objects_are_meant_by_a_regular_expression() {
         let names: Vec<&str> = report.changed.iter().map(|it| &it.name[..]).collect();
         assert_eq!(names, ["ping", "plug"]);
         assert_eq!(run(&mut session), ["0:ping=1,plug=2"]);
+    }
+}
+
+#[test]
+fn an_ocaml_plugin_that_dynlink_loads_is_switched_with_its_host() {
+    let plugin = program("plugins/dynhost").with_file_name("plug.cmxs");
+    for file in program_forms("plugins/dynhost") {
+        let mut session = Session::start(&file);
+        session.apply(&named(Action::Enable, "shared")).unwrap();
+        let round = |session: &mut Session| session.talker.ask("run", "round");
+        assert_eq!(round(&mut session), "round host.shared=1");
+        load(&mut session, "load", plugin.to_str().unwrap());
+        // It comes as it was built.
+        assert_eq!(session.states()["shared"], (0, State::Inconsistent));
+        session.apply(&all(Action::Enable).force(true)).unwrap();
+        let both = "round host.shared=2 shared=1 plug_only=1";
+        assert_eq!(round(&mut session), both);
+        let states = session.target.states().unwrap();
+        let site = states.probe("plug_only").unwrap().sites().next().unwrap();
+        let source = site.object.source_map().unwrap();
+        let location = source.locate(site.site.address());
+        let file = location.file.unwrap_or_default();
+        assert!(file.ends_with("plug.ml"), "{file}");
+        session.apply(&all(Action::Disable)).unwrap();
+        assert_eq!(round(&mut session), both);
+        session.end();
+    }
+}
+
+#[test]
+fn an_ocaml_library_in_a_c_program_is_switched() {
+    for host in fixture_forms("../plugins/embedded/host") {
+        let mut talker = Talker::start(&host);
+        let error = Target::open(talker.pid()).err().unwrap();
+        assert!(
+            matches!(error.kind(), ErrorKind::NoProbes { .. }),
+            "{error}"
+        );
+        let library = host.with_file_name("embedded.so");
+        talker.ask(&format!("load {}", library.display()), "loaded");
+        let mut session = Session::of(talker);
+        assert_eq!(session.target.program(), host.canonicalize().unwrap());
+        let object = session.object();
+        assert_eq!(object.path(), library.canonicalize().unwrap());
+        assert_eq!(session.talker.ask("run", "calls"), "calls 0");
+        session.apply(&all(Action::Enable)).unwrap();
+        assert_eq!(session.talker.ask("run", "calls"), "calls 1");
+        session.apply(&all(Action::Disable)).unwrap();
+        assert_eq!(session.talker.ask("run", "calls"), "calls 1");
+        session.end();
     }
 }
