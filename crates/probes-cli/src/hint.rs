@@ -83,6 +83,9 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
             "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
                 .to_owned()
         }
+        ErrorKind::DiedLoading { .. } => {
+            "`ldd` says which libraries it needs and which are missing".to_owned()
+        }
         ErrorKind::NoInterpreter { .. } => {
             "install what the program needs, or build it for this system".to_owned()
         }

@@ -20,7 +20,10 @@ use crate::maps::{self, Mapping};
 use crate::spans::PAGE;
 
 /// `AT_ENTRY` of getauxval(3): "The entry address of the executable."
-const AT_ENTRY: u64 = 9;
+pub(crate) const AT_ENTRY: u64 = 9;
+
+/// `AT_BASE`: "The base address of the program interpreter (usually, the dynamic linker)."
+pub(crate) const AT_BASE: u64 = 7;
 
 /// The bias of a process's executable.
 ///
@@ -91,7 +94,7 @@ fn page_start(address: u64) -> u64 {
 }
 
 /// The value of `key` in an auxiliary vector, pairs of 64-bit words.
-fn auxv_value(auxv: &[u8], key: u64) -> Option<u64> {
+pub(crate) fn auxv_value(auxv: &[u8], key: u64) -> Option<u64> {
     auxv.chunks_exact(16).find_map(|pair| {
         let (found, value) = pair.split_first_chunk()?;
         let value = u64::from_le_bytes(*value.first_chunk()?);

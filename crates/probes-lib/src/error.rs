@@ -469,6 +469,12 @@ pub enum ErrorKind {
         /// The signal that killed it, if it is known.
         signal: Option<i32>,
     },
+    /// A program ended before its own code began.
+    #[error("cannot run {}: it ended while its libraries were being loaded", program.display())]
+    DiedLoading {
+        /// The program, as given.
+        program: PathBuf,
+    },
     /// We may start no thread, which it takes to trace.
     #[error("cannot start a thread of our own: {}", reason(source))]
     NoThread {

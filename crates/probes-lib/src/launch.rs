@@ -14,7 +14,8 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
 
-use crate::addr::LoadBias;
+use crate::addr::{LiveAddr, LoadBias};
+use crate::bias;
 use crate::denial;
 use crate::elf::ElfFile;
 use crate::error::{Effect, Error, ErrorKind, Result};
@@ -26,10 +27,11 @@ use crate::program::Program;
 use crate::report::Report;
 use crate::select::{Actions, choose};
 use crate::session::Options;
+use crate::sys::entry::NotReached;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::signals::{self, SignalsAtLaunch};
-use crate::sys::spawn;
-use crate::sys::threads::{Stopped, with_tracer};
+use crate::sys::spawn::{self, AtExec};
+use crate::sys::threads::{Stopped, Tracer, with_tracer};
 use crate::table::ProbeTable;
 use crate::update::{Subject, Wish};
 
@@ -122,35 +124,15 @@ impl Launch {
         let inherited = signals.inherited();
         let launched = with_tracer(None, |tracer| {
             let at_exec = spawn::at_exec(tracer, command, inherited)?;
-            let stopped = at_exec.stopped(tracer);
-            let set = match is_shell_instead(at_exec.process(), file.as_deref()) {
-                true => Err(ErrorKind::Exec {
-                    program: program.clone(),
-                    source: Errno::ENOEXEC.into(),
-                }
-                .into()),
-                false => set_probes(at_exec.process(), &stopped, &actions, options),
-            };
-            let set = set.and_then(|report| match tracer.is_told_to_end() {
-                // A Ctrl-C before the child was there has reached us alone.
-                true => Err(ErrorKind::Interrupted {
-                    program: program.clone(),
-                }
-                .into()),
-                false => Ok(report),
-            });
-            match set {
-                Ok(report) => {
-                    stopped.release();
-                    let child = at_exec.keep()?;
-                    Ok(Launched { child, report })
-                }
-                Err(error) => {
-                    // Before `stopped` lets it go: it is not to run without its probes.
-                    at_exec.kill();
-                    Err(error)
-                }
+            let shell = is_shell_instead(at_exec.process(), file.as_deref());
+            if shell {
+                let source = Errno::ENOEXEC.into();
+                let program = program.clone();
+                return Err(ErrorKind::Exec { program, source }.into());
             }
+            let report = start(tracer, &at_exec, &program, &actions, options)?;
+            let child = at_exec.keep()?;
+            Ok(Launched { child, report })
         });
         let launched = launched.map_err(|error| of_launch(error, program, file.as_deref()))?;
         if attended {
@@ -158,6 +140,66 @@ impl Launch {
         }
         Ok(launched)
     }
+}
+
+/// Sets the probes of a program that stands at its exec, and lets it run. On an error it is killed:
+/// it is not to run without its probes.
+fn start(
+    tracer: &Tracer<'_>,
+    at_exec: &AtExec,
+    program: &Path,
+    actions: &Actions,
+    options: Options,
+) -> Result<Report> {
+    let process = at_exec.process();
+    // Before `stopped` lets it go.
+    let killed = |error| {
+        at_exec.kill();
+        error
+    };
+    let memory = ProcessMemory::open(process, OFlag::O_RDWR)
+        .map_err(|source| killed(denial::or_lost(process, "attach to", source)))?;
+    let stopped = at_exec.stopped(tracer);
+    let stopped = match loader_entry(process).map_err(killed)? {
+        None => stopped,
+        // Its libraries may have probes as well.
+        Some(entry) => at_exec
+            .run_to_entry(tracer, stopped, &memory, entry, options.deadline)
+            .map_err(|reason| killed(not_reached(reason, process, program)))?,
+    };
+    let report = set_probes(process, &memory, &stopped, actions, options).map_err(killed)?;
+    if tracer.is_told_to_end() {
+        // A Ctrl-C before the child was there has reached us alone.
+        let program = program.to_owned();
+        return Err(killed(ErrorKind::Interrupted { program }.into()));
+    }
+    stopped.release();
+    Ok(report)
+}
+
+/// Where a program begins that has to be loaded first; `None` if the kernel has done all there is to
+/// do.
+fn loader_entry(process: &Process) -> Result<Option<LiveAddr>> {
+    let auxv = process
+        .read_program("auxv")
+        .map_err(|source| process.lost(source))?;
+    let has_loader = bias::auxv_value(&auxv, bias::AT_BASE).is_some_and(|base| base != 0);
+    let entry = bias::auxv_value(&auxv, bias::AT_ENTRY).filter(|_| has_loader);
+    Ok(entry.map(LiveAddr))
+}
+
+fn not_reached(reason: NotReached, process: &Process, program: &Path) -> Error {
+    let (pid, program) = (process.pid(), program.to_owned());
+    match reason {
+        NotReached::Ended => ErrorKind::DiedLoading { program },
+        NotReached::Executed => ErrorKind::Executed { pid },
+        NotReached::Failed(source) => ErrorKind::System {
+            pid,
+            operation: "stop at its start",
+            source,
+        },
+    }
+    .into()
 }
 
 /// The same error, in terms of the program that was to be started.
@@ -198,21 +240,20 @@ fn is_shell_instead(process: &Process, file: Option<&Path>) -> bool {
     })
 }
 
-/// Sets the probes of a program that stands before its first instruction.
+/// Sets the probes of a program that stands before its first instruction, or at its entry.
 fn set_probes(
     process: &Process,
+    memory: &ProcessMemory,
     stopped: &Stopped<'_>,
     actions: &Actions,
     options: Options,
 ) -> Result<Report> {
     let image = Image::of(process, Arc::default())?;
     let choices = choose(&image.program, actions)?;
-    let memory = ProcessMemory::open(process, OFlag::O_RDWR)
-        .map_err(|source| denial::or_lost(process, "attach to", source))?;
     let subject = Subject {
         process,
         image: &image,
-        memory: &memory,
+        memory,
     };
     let job = subject.prepare(Wish {
         choices: &choices,
@@ -226,8 +267,24 @@ fn set_probes(
 }
 
 /// Chooses among the probes of a file, so that a wrong name is found before anything is started.
+/// What is not found may be in a library.
 fn check_names(file: &Path, actions: &Actions) -> Result<()> {
     let elf = ElfFile::open(file)?;
+    let is_loaded = elf.interpreter().is_some();
+    match choose_in(file, elf, actions) {
+        Err(error) if is_loaded && may_be_elsewhere(error.kind()) => Ok(()),
+        checked => checked,
+    }
+}
+
+fn may_be_elsewhere(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
+    )
+}
+
+fn choose_in(file: &Path, elf: ElfFile, actions: &Actions) -> Result<()> {
     let object = Object {
         table: Arc::new(ProbeTable::of(&elf)?),
         bias: LoadBias::NONE,

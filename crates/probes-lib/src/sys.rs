@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod entry;
 #[cfg(feature = "fault-injection")]
 pub mod faults;
 pub(crate) mod mem;

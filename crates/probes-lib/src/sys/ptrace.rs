@@ -20,8 +20,10 @@ pub(crate) enum Wait {
     Running,
     /// It is about to receive this signal, which it has to be given when it is let go.
     Signal(i32),
-    /// It stands for our `PTRACE_INTERRUPT`, or in a group-stop, which survives by itself.
+    /// It stands for our `PTRACE_INTERRUPT`, or because a group-stop has ended.
     Trapped,
+    /// It stands in a group-stop, which survives by itself.
+    Suspended,
     /// It has started this thread or process, which is traced too.
     Cloned(i32),
     /// Its process has executed another program.
@@ -152,6 +154,8 @@ fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
     let status = unsafe { info.si_status() };
     match status >> 8 {
         0 => Wait::Signal(status & 0x7f),
+        // ptrace(2): group-stops are told by the signal, which is one that stops.
+        EVENT_STOP if status & 0xff != libc::SIGTRAP => Wait::Suspended,
         EVENT_STOP => Wait::Trapped,
         libc::PTRACE_EVENT_EXEC => Wait::Executed,
         libc::PTRACE_EVENT_CLONE => match event_message(tid) {

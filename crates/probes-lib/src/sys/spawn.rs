@@ -18,15 +18,19 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, pipe2};
 
+use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
 use crate::process::Process;
 use crate::sys::can_fail;
+use crate::sys::entry::{self, NotReached};
+use crate::sys::mem::ProcessMemory;
 use crate::sys::ptrace::{self, Wait};
 use crate::sys::signals::InheritedSignals;
 use crate::sys::threads::{Stopped, Tracer};
@@ -46,6 +50,27 @@ impl AtExec {
     /// The process, standing; the tracer is the one that spawned it.
     pub(crate) fn stopped(&self, _: &Tracer<'_>) -> Stopped<'_> {
         Stopped::adopt(&self.process)
+    }
+
+    /// Lets the program run to its `entry`, where all its threads stand again.
+    ///
+    /// # Errors
+    ///
+    /// If it ends first, or executes another program, or cannot be stopped within `limit`.
+    pub(crate) fn run_to_entry<'s>(
+        &'s self,
+        tracer: &Tracer<'_>,
+        stopped: Stopped<'s>,
+        memory: &ProcessMemory,
+        entry: LiveAddr,
+        limit: Duration,
+    ) -> Result<Stopped<'s>, NotReached> {
+        // Not released: it is not to go on without us.
+        stopped.leave();
+        let pid = self.process.pid();
+        entry::run_to(tracer, pid, memory, entry)?;
+        let failed = |error: crate::Error| NotReached::Failed(io::Error::other(error.to_string()));
+        tracer.stop(&self.process, limit).map_err(failed)
     }
 
     /// Kills the program where it stands: it never runs.
@@ -212,11 +237,11 @@ fn trace_to_exec(
             // A signal on its way to the child: from the terminal, perhaps.
             Wait::Signal(signal) => ptrace::go_on(pid, signal),
             // Stopped, from the terminal perhaps, until it is continued.
-            Wait::Trapped => {
+            Wait::Suspended => {
                 ptrace::listen(pid);
                 tracer.wait_for_news();
             }
-            Wait::Cloned(_) => ptrace::go_on(pid, 0),
+            Wait::Trapped | Wait::Cloned(_) => ptrace::go_on(pid, 0),
         }
     }
 }

@@ -227,6 +227,11 @@ impl<'p> Stopped<'p> {
         }
     }
 
+    /// Leaves the threads as they are, traced and standing.
+    pub(super) fn leave(mut self) {
+        self.tracees.clear();
+    }
+
     /// Lets every thread go on, with the signals that were on their way; says how long the process
     /// has stood still, at most.
     pub(crate) fn release(mut self) -> Duration {
@@ -397,7 +402,7 @@ impl Stopping<'_, '_> {
         let tracee = match ptrace::peek(tid) {
             Wait::Running => return Ok(false),
             Wait::Signal(signal) => self.standing_as(tid, signal),
-            Wait::Trapped => self.standing_as(tid, 0),
+            Wait::Trapped | Wait::Suspended => self.standing_as(tid, 0),
             Wait::Cloned(child) => {
                 if !self.stopped.tracees.contains_key(&child) {
                     self.add(child, Tracee::Running);
@@ -443,7 +448,11 @@ impl Stopping<'_, '_> {
                     true
                 }
                 Wait::Gone => true,
-                Wait::Signal(_) | Wait::Trapped | Wait::Cloned(_) | Wait::Executed => false,
+                Wait::Signal(_)
+                | Wait::Trapped
+                | Wait::Suspended
+                | Wait::Cloned(_)
+                | Wait::Executed => false,
             };
             if gone {
                 *tracee = Tracee::Gone;

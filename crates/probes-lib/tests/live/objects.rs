@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use probes_lib::{Action, ErrorKind, Selector, State, Target};
-use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_forms};
+use probes_lib::{Action, Actions, Effect, ErrorKind, Launch, Launched, Selector, State, Target};
+use test_support::{
+    Guard, Scratch, Talker, fixture, fixture_forms, process, program, program_forms,
+};
 
 use crate::session::{Session, all, busy, named};
 
@@ -227,7 +229,7 @@ fn names_of_all_objects_are_meant_by_a_regular_expression() {
     for mut session in hosts() {
         load(&mut session, "load", &plugin());
         let regexp = Selector::regexp("p[il]").unwrap();
-        let actions = probes_lib::Actions::of(Action::Enable, regexp);
+        let actions = Actions::of(Action::Enable, regexp);
         let report = session.apply(&actions).unwrap();
         let names: Vec<&str> = report.changed.iter().map(|it| &it.name[..]).collect();
         assert_eq!(names, ["ping", "plug"]);
@@ -282,5 +284,61 @@ fn an_ocaml_library_in_a_c_program_is_switched() {
         session.apply(&all(Action::Disable)).unwrap();
         assert_eq!(session.talker.ask("run", "calls"), "calls 1");
         session.end();
+    }
+}
+
+/// Starts a program with `actions` carried out.
+fn launch(file: &Path, actions: Actions) -> probes_lib::Result<Launched> {
+    let mut command = Command::new(file);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    Launch::new(command).actions(actions).spawn()
+}
+
+#[test]
+fn the_probes_of_a_linked_library_are_set_before_the_program_begins() {
+    for file in fixture_forms("objects/linked") {
+        let launched = launch(&file, named(Action::Enable, "plug")).unwrap();
+        let changed = &launched.report().changed;
+        assert_eq!((&changed[0].name[..], changed[0].sites), ("plug", 2));
+        let mut talker = Talker::of(Guard::from(launched.into_child()));
+        talker.expect("ready");
+        assert_eq!(talker.ask("plugins", "plugins"), "plugins 0:ping=0,plug=2");
+        let mut session = Session::of(talker);
+        session.apply(&all(Action::Enable)).unwrap();
+        assert_eq!(run(&mut session), ["0:ping=1,plug=4"]);
+        session.end();
+    }
+}
+
+#[test]
+fn a_name_that_no_library_has_either_keeps_a_program_from_being_started() {
+    for file in fixture_forms("objects/linked") {
+        let children = process::children(std::process::id() as i32);
+        let error = launch(&file, named(Action::Enable, "plugg")).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("did you mean \"plug\"?"), "{text}");
+        assert_eq!(error.effect(), Effect::NotStarted);
+        let left = process::children(std::process::id() as i32);
+        let is_new = |pid: &i32| !children.contains(pid);
+        let ours = |pid: &i32| process::status(*pid, "Name").starts_with("linked");
+        assert!(!left.iter().any(|pid| is_new(pid) && ours(pid)), "{left:?}");
+    }
+}
+
+#[test]
+fn a_program_whose_library_is_missing_is_said_to_have_ended_while_it_was_loaded() {
+    let scratch = Scratch::new();
+    for file in fixture_forms("objects/linked") {
+        let copy = scratch.copy(&file, "alone");
+        let mut command = Command::new(&copy);
+        command.stderr(Stdio::null());
+        let enable = all(Action::Enable);
+        let error = Launch::new(command).actions(enable).spawn().unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::DiedLoading { .. }),
+            "{error}"
+        );
+        assert_eq!(error.effect(), Effect::NotStarted);
+        fs::remove_file(copy).unwrap();
     }
 }
