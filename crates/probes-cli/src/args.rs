@@ -109,9 +109,12 @@ One kind of action a call, but -enable goes with -disable. All is done, or the p
 #[command(after_help = ATTACH_HELP)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct AttachArgs {
-    /// The process
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub(crate) pid: Option<String>,
+    /// The process; may be repeated
+    #[arg(long, value_name = "N", allow_hyphen_values = true, action = ArgAction::Append)]
+    pub(crate) pid: Vec<String>,
+    /// The processes whose program's name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     /// Set counters to 1 or 0 and the sites to match, whatever they were
@@ -134,7 +137,8 @@ const ATTACH_HELP: &str = "\
 Prints what was changed, plain as a line for each probe, in the order it was done:
     NAME BEFORE -> AFTER, N sites
 with its counter before and after, and how many of its sites were switched. -force repairs probes
-that `info` calls inconsistent.
+that `info` calls inconsistent. Of several processes, all are checked before the first is changed, and
+each line begins with the PID.
 
 With -live one byte of code is changed at a time while the process runs, which also works where it
 cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, and then takes back

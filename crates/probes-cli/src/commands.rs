@@ -1,6 +1,7 @@
 //! The subcommands: each does what its request says and writes the answer.
 
 mod attach;
+mod failures;
 mod info;
 mod list;
 mod ps;
@@ -25,6 +26,15 @@ use crate::request::{Answer, Request};
 pub(crate) enum Failure {
     /// The process or file did not allow it.
     Target(Subject, probes_lib::Error),
+    /// Something could not be done to some of several processes, which was said of each.
+    Several {
+        failed: usize,
+        total: usize,
+        /// What became of the others.
+        rest: &'static str,
+    },
+    /// No process with probes runs a program of that name.
+    NobodyCalled(String),
     /// The processes could not be listed.
     Survey(probes_lib::Error),
     /// The answer could not be written.
@@ -51,13 +61,27 @@ pub(crate) enum Subject {
 }
 
 impl Failure {
+    /// The same, once what was changed has been put back.
+    fn after_putting_back(self) -> Failure {
+        match self {
+            Failure::Unanswered(_, error) => {
+                Failure::Unanswered("what was changed was put back".to_owned(), error)
+            }
+            failure => failure,
+        }
+    }
+
     /// What to do about it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Failure::Target(subject, error) => hint::of(error.kind(), subject),
             Failure::NotPutBack(_, hint) => Some(hint.clone()),
             Failure::LeftOver(_, hint) => Some(format!("once it is gone, {hint}")),
-            Failure::Survey(_)
+            Failure::NobodyCalled(_) => {
+                Some("`ocaml-probes ps` lists those that there are".to_owned())
+            }
+            Failure::Several { .. }
+            | Failure::Survey(_)
             | Failure::Output(_)
             | Failure::Unanswered(..)
             | Failure::Waiting(..) => None,
@@ -71,6 +95,21 @@ impl fmt::Display for Failure {
             Failure::Target(_, error) | Failure::Survey(error) => error.fmt(f),
             Failure::Output(error) => {
                 write!(f, "cannot write the answer: {}", reason(error))
+            }
+            Failure::Several {
+                failed,
+                total,
+                rest,
+            } => {
+                write!(f, "{failed} of {total} processes failed")?;
+                let separator = if rest.is_empty() { "" } else { "; " };
+                write!(f, "{separator}{rest}")
+            }
+            Failure::NobodyCalled(name) => {
+                write!(
+                    f,
+                    "no process with OCaml probes runs a program called {name}"
+                )
             }
             Failure::NotPutBack(error, _) => {
                 write!(f, "cannot put back what was changed for a time: {error}")
@@ -100,9 +139,10 @@ fn reason(error: &io::Error) -> String {
 fn answer_change(
     format: Format,
     report: &Report,
+    several: bool,
     done: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
-    match output::print_changes(format, &Changes::of(report)) {
+    match output::print_changes(format, &Changes::of(report), several) {
         Err(Failure::Output(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::Unanswered(done(), error))
         }

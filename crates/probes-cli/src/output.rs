@@ -46,11 +46,15 @@ pub(crate) fn print_processes(format: Format, processes: &Processes) -> Result<(
     print(&text)
 }
 
-/// Writes what was changed.
-pub(crate) fn print_changes(format: Format, changes: &Changes<'_>) -> Result<(), Failure> {
+/// Writes what was changed; which process it was, too, if there are several.
+pub(crate) fn print_changes(
+    format: Format,
+    changes: &Changes<'_>,
+    several: bool,
+) -> Result<(), Failure> {
     let text = match format {
-        Format::Plain => plain::changes(changes),
-        Format::Table => table::changes(changes),
+        Format::Plain => plain::changes(changes, several),
+        Format::Table => table::changes(changes, several),
         Format::Json => json(changes)?,
     };
     print(&text)

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use probes_lib::{Action, Actions, Selector};
+use regex::Regex;
 
 use crate::args::{ActionArgs, AnswerArgs, Typed};
 use crate::messages::{Level, Messages};
@@ -34,13 +35,22 @@ pub(crate) struct Trace {
 
 #[derive(Debug)]
 pub(crate) struct Attach {
-    pub(crate) pid: i32,
+    pub(crate) whom: Whom,
     pub(crate) actions: Actions,
     pub(crate) live: bool,
     /// How long it is to stay so, if not for ever.
     pub(crate) duration: Option<Duration>,
     pub(crate) gigatext: bool,
     pub(crate) answer: Answer,
+}
+
+/// Which processes.
+#[derive(Debug)]
+pub(crate) struct Whom {
+    /// Each once.
+    pub(crate) pids: Vec<i32>,
+    /// Also those whose program's name it matches, from its start.
+    pub(crate) name: Option<Regex>,
 }
 
 #[derive(Debug)]
@@ -86,12 +96,12 @@ impl Request {
             }
             Typed::Attach(args) => {
                 let check = Check("attach");
-                let pid = check.pid(args.pid)?;
+                let whom = check.whom(args.pid, args.name)?;
                 let Some(actions) = check.actions(&args.actions)? else {
                     return check.refuse("no action given, such as -enable NAMES");
                 };
                 Request::Attach(Attach {
-                    pid,
+                    whom,
                     actions: actions.force(args.force),
                     live: args.live,
                     duration: check.duration("-for", args.duration)?,
@@ -150,6 +160,31 @@ impl Check {
             Some(_) => self.refuse(format!("{flag} is empty")),
             None => self.refuse(format!("no {flag} given")),
         }
+    }
+
+    fn whom(&self, typed: Vec<String>, name: Option<String>) -> Result<Whom, UsageError> {
+        let mut pids = Vec::with_capacity(typed.len());
+        for one in typed {
+            let pid = self.pid(Some(one))?;
+            if pids.contains(&pid) {
+                return self.refuse(format!("-pid {pid} is given twice"));
+            }
+            pids.push(pid);
+        }
+        let name = match name {
+            // As all regular expressions here, it matches from the start.
+            Some(name) => match Regex::new(&format!("^(?:{name})")) {
+                Ok(name) => Some(name),
+                Err(_) => {
+                    return self.refuse(format!("-name: \"{name}\" is not a regular expression"));
+                }
+            },
+            None => None,
+        };
+        if pids.is_empty() && name.is_none() {
+            return self.refuse("no -pid N given, and no -name RE");
+        }
+        Ok(Whom { pids, name })
     }
 
     fn pid(&self, typed: Option<String>) -> Result<i32, UsageError> {

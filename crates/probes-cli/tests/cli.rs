@@ -27,6 +27,8 @@ mod objects; // probes of libraries and plugins, and `ps`
 mod put_back; // `attach -for` and `attach -live`
 #[path = "cli/release.rs"]
 mod release; // what a build for use lacks
+#[path = "cli/several.rs"]
+mod several; // several processes at once
 #[path = "cli/streams.rs"]
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/system_calls.rs"]

@@ -254,6 +254,30 @@ impl Target {
             .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
     }
 
+    /// Whether [`Target::update_with`] would be carried out, as far as can be told while the process
+    /// runs. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Target::update_with`].
+    pub fn check(&self, actions: &Actions, options: Options) -> Result<()> {
+        let check = || {
+            if !options.live {
+                self.process.refuse_own_family()?;
+            }
+            let image = self.look_at_objects()?;
+            let choices = choose(&image.program, actions)?;
+            let memory = self.memory("attach to", OFlag::O_RDWR)?;
+            let subject = Subject {
+                process: &self.process,
+                image: &image,
+                memory: &memory,
+            };
+            subject.prepare(Wish::of(&choices, options)).map(drop)
+        };
+        check().map_err(|error: Error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    }
+
     /// Takes back what an update of this process did: each counter goes down by what was added to
     /// it, or up by what was taken from it, and the sites follow. What others have done since stays:
     /// no counter goes below zero, and a probe that somebody else wants as well stays enabled.

@@ -1,67 +1,127 @@
-//! `attach`: changes the probes of a running process.
+//! `attach`: changes the probes of running processes: first all are checked, then each is changed.
 
 use std::time::Duration;
 
-use probes_lib::{Options, ProbeChange, Report, Target};
+use probes_lib::{Options, ProbeChange, Report, Target, survey};
 
+use super::failures::Failures;
 use super::put_back::{Endings, Over, put_back, refuse_leftovers};
-use super::{Failure, Subject, answer_change, few, say_passed_over, say_what};
+use super::{Failure, answer_change, few, say_passed_over, say_what};
 use crate::messages::Messages;
-use crate::request::Attach;
+use crate::request::{Attach, Whom};
 
 pub(super) fn run(request: &Attach) -> Result<(), Failure> {
-    let (pid, messages) = (request.pid, request.answer.messages);
-    let failed = |error| Failure::Target(Subject::Process(pid), error);
-    let target = Target::open_to_change(pid).map_err(failed)?;
-    say_what(&messages, &target);
+    let messages = request.answer.messages;
     let options = Options {
         live: request.live,
         gigatext: request.gigatext,
         ..Options::default()
     };
+    let pids = pids(&request.whom)?;
+    let mut failures = Failures::of(pids.len(), messages);
+    let targets = open(request, &pids, options, &mut failures)?;
+    for target in &targets {
+        say_what(&messages, target);
+    }
     // From here on, so that what is changed is put back whenever they come.
     let endings = match request.duration {
         Some(duration) => Some((Endings::hold_back()?, duration)),
         None => None,
     };
-    let report = target
-        .update_with(&request.actions, options)
-        .map_err(failed)?;
-    let answered = answer(request, &report);
-    let Some((endings, duration)) = endings else {
-        return answered;
-    };
-    if !report.changed.iter().any(is_change) {
-        messages.note("nothing was changed, and there is nothing to put back");
-        return answered;
+    let several = targets.len() > 1;
+    let mut answered = Ok(());
+    let mut changed = Vec::with_capacity(targets.len());
+    for target in &targets {
+        let report = target.update_with(&request.actions, options);
+        if let Some(report) = failures.but(target.pid(), report) {
+            answered = answered.and(answer(request, &report, several));
+            changed.push((target, report));
+        }
     }
+    if let Some((endings, duration)) = endings {
+        changed.retain(|(_, report)| report.changed.iter().any(is_change));
+        if changed.is_empty() {
+            messages.note("nothing was changed, and there is nothing to put back");
+        } else {
+            let over = wait(&endings, &changed, duration, &messages);
+            // Whatever has gone wrong so far, it is put back.
+            let mut backs = Vec::with_capacity(changed.len());
+            for (target, report) in &changed {
+                match put_back(target, report, options, &endings, &messages) {
+                    Ok(back) => backs.extend(back.map(|back| (report, back))),
+                    Err(failure) => failures.add(failure),
+                }
+            }
+            answered = answered.map_err(Failure::after_putting_back);
+            for (report, back) in &backs {
+                answered = answered.and(answer_back(request, back, several));
+                if let Err(failure) = refuse_leftovers(report, back) {
+                    failures.add(failure);
+                }
+            }
+            over?;
+        }
+    }
+    failures.end("the others were changed")?;
+    answered
+}
+
+/// The processes that are meant, each once.
+fn pids(whom: &Whom) -> Result<Vec<i32>, Failure> {
+    let mut pids = whom.pids.clone();
+    let Some(name) = &whom.name else {
+        return Ok(pids);
+    };
+    let survey = survey().map_err(Failure::Survey)?;
+    for process in survey.processes {
+        let program = process.program.file_name().unwrap_or_default();
+        if name.is_match(&program.to_string_lossy()) && !pids.contains(&process.pid) {
+            pids.push(process.pid);
+        }
+    }
+    if pids.is_empty() {
+        return Err(Failure::NobodyCalled(name.as_str().to_owned()));
+    }
+    Ok(pids)
+}
+
+/// Opens all processes, and, if there are several, checks what is to be done to each.
+fn open(
+    request: &Attach,
+    pids: &[i32],
+    options: Options,
+    failures: &mut Failures,
+) -> Result<Vec<Target>, Failure> {
+    let mut targets = Vec::with_capacity(pids.len());
+    for &pid in pids {
+        targets.extend(failures.but(pid, Target::open_to_change(pid)));
+    }
+    if pids.len() > 1 {
+        for target in &targets {
+            failures.but(target.pid(), target.check(&request.actions, options));
+        }
+    }
+    failures.end("nothing was changed in any")?;
+    Ok(targets)
+}
+
+fn wait(
+    endings: &Endings,
+    changed: &[(&Target, Report)],
+    duration: Duration,
+    messages: &Messages,
+) -> Result<(), Failure> {
     messages.note(&format!(
         "to be put back in {}, or on Ctrl-C",
         humantime::format_duration(duration)
     ));
-    let over = endings.wait(&target, duration);
-    match &over {
-        Ok(Over::Time) | Err(_) => {}
-        Ok(Over::Told) => messages.step(format_args!("told to end")),
-        Ok(Over::Exited) => messages.step(format_args!("process {pid} has ended")),
+    match endings.wait(changed.iter().map(|(target, _)| *target), duration)? {
+        Over::Time => {}
+        Over::Told => messages.step(format_args!("told to end")),
+        Over::Exited => messages.step(format_args!("no process is left")),
     }
-    // Whatever has gone wrong so far, it is put back.
-    let answered = answered.map_err(|failure| match failure {
-        Failure::Unanswered(_, error) => Failure::Unanswered(PUT_BACK.to_owned(), error),
-        failure => failure,
-    });
-    if let Some(back) = put_back(&target, &report, options, &endings, &messages)? {
-        if let Some(names) = few(&back.passed_over) {
-            messages.note(&format!("nothing is left to put back of {names}"));
-        }
-        say(&request.answer.messages, pid, &back);
-        answer_change(request.answer.format, &back, || PUT_BACK.to_owned())?;
-        refuse_leftovers(&report, &back)?;
-    }
-    over.and(answered)
+    Ok(())
 }
-
-const PUT_BACK: &str = "what was changed was put back";
 
 /// Whether anything has changed.
 fn is_change(change: &ProbeChange) -> bool {
@@ -69,25 +129,36 @@ fn is_change(change: &ProbeChange) -> bool {
 }
 
 /// Says what was done.
-fn answer(request: &Attach, report: &Report) -> Result<(), Failure> {
+fn answer(request: &Attach, report: &Report, several: bool) -> Result<(), Failure> {
     let messages = request.answer.messages;
     say_passed_over(&messages, report);
-    say(&messages, request.pid, report);
-    answer_change(request.answer.format, report, || {
+    say(&messages, report);
+    answer_change(request.answer.format, report, several, || {
         "the probes were changed".to_owned()
     })
 }
 
+/// Says what was put back.
+fn answer_back(request: &Attach, back: &Report, several: bool) -> Result<(), Failure> {
+    let messages = request.answer.messages;
+    if let Some(names) = few(&back.passed_over) {
+        messages.note(&format!("nothing is left to put back of {names}"));
+    }
+    say(&messages, back);
+    answer_change(request.answer.format, back, several, String::new)
+        .map_err(Failure::after_putting_back)
+}
+
 /// Says what is to be known beside what has changed.
-fn say(messages: &Messages, pid: i32, report: &Report) {
-    say_still_on(messages, pid, report);
+fn say(messages: &Messages, report: &Report) {
+    say_still_on(messages, report);
     if report.stopped > Duration::ZERO {
         messages.note(&format!("stopped {} us", report.stopped.as_micros()));
     }
 }
 
 /// Names the probes that were disabled and stay on, because others have enabled them as well.
-fn say_still_on(messages: &Messages, pid: i32, report: &Report) {
+fn say_still_on(messages: &Messages, report: &Report) {
     let still_on = |change: &&ProbeChange| change.after > 0 && change.after < change.before;
     let names = report.changed.iter().filter(still_on);
     let names: Vec<String> = names
@@ -96,7 +167,10 @@ fn say_still_on(messages: &Messages, pid: i32, report: &Report) {
     if let Some(names) = few(&names) {
         messages.warning(
             &format!("still on, as others have enabled them too: {names}"),
-            &format!("`ocaml-probes attach -pid {pid} -force` with -disable or -disable-all turns them off for all"),
+            &format!(
+                "`ocaml-probes attach -pid {} -force` with -disable or -disable-all turns them off for all",
+                report.pid
+            ),
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -56,24 +56,35 @@ impl Endings {
             .map_err(failed)
     }
 
-    /// Waits for `duration`, or until told to end, or until the process ends.
-    pub(super) fn wait(&self, target: &Target, duration: Duration) -> Result<Over, Failure> {
+    /// Waits for `duration`, or until told to end, or until all processes have ended.
+    pub(super) fn wait<'t>(
+        &self,
+        targets: impl Iterator<Item = &'t Target>,
+        duration: Duration,
+    ) -> Result<Over, Failure> {
         let failed = |source| Failure::Waiting("wait", source);
-        let pidfd = match target.pidfd() {
-            Ok(pidfd) => pidfd,
-            Err(error) if has_ended(error.kind()) => return Ok(Over::Exited),
-            Err(error) => return Err(failed(io::Error::other(error.to_string()))),
-        };
+        let mut running: Vec<OwnedFd> = Vec::new();
+        for target in targets {
+            match target.pidfd() {
+                Ok(pidfd) => running.push(pidfd),
+                Err(error) if has_ended(error.kind()) => {}
+                Err(error) => return Err(failed(io::Error::other(error.to_string()))),
+            }
+        }
         let begun = Instant::now();
         loop {
             let left = duration.saturating_sub(begun.elapsed());
+            if running.is_empty() {
+                return Ok(Over::Exited);
+            }
             if left.is_zero() {
                 return Ok(Over::Time);
             }
-            let mut ends = [
-                PollFd::new(self.0.as_fd(), PollFlags::POLLIN),
-                PollFd::new(pidfd.as_fd(), PollFlags::POLLIN),
-            ];
+            let signals = std::iter::once(self.0.as_fd());
+            let mut ends: Vec<PollFd<'_>> = signals
+                .chain(running.iter().map(AsFd::as_fd))
+                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+                .collect();
             // Rounded up, so that it is not asked again and again in the last millisecond.
             let timeout = left.saturating_add(Duration::from_millis(1));
             let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
@@ -81,11 +92,10 @@ impl Endings {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(errno) => return Err(failed(errno.into())),
             }
-            let [told, exited] = ends.map(|end| end.any() == Some(true));
-            if exited {
-                return Ok(Over::Exited);
-            }
-            if told {
+            let is_readable: Vec<bool> = ends.iter().map(|end| end.any() == Some(true)).collect();
+            let mut ended = is_readable[1..].iter();
+            running.retain(|_| ended.next() == Some(&false));
+            if is_readable[0] && !running.is_empty() {
                 self.is_told();
                 return Ok(Over::Told);
             }

@@ -53,7 +53,7 @@ pub(super) fn run(request: Trace) -> Result<ExitCode, Failure> {
 /// Standard output is the program's, too: nothing of ours goes there unless it is asked for.
 fn say_started(answer: Answer, report: &Report) -> Result<(), Failure> {
     match answer.format {
-        Format::Json => answer_change(Format::Json, report, || {
+        Format::Json => answer_change(Format::Json, report, false, || {
             format!("the program runs as process {}", report.pid)
         }),
         Format::Plain | Format::Table => Ok(()),

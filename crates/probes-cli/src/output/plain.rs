@@ -92,12 +92,16 @@ pub(super) fn arguments(site: &SiteView<'_>) -> impl Iterator<Item = String> {
     site.arguments.iter().map(|text| Escaped(text).to_string())
 }
 
-pub(super) fn changes(changes: &Changes<'_>) -> String {
+pub(super) fn changes(changes: &Changes<'_>, several: bool) -> String {
+    let process = match several {
+        true => format!("{} ", changes.pid),
+        false => String::new(),
+    };
     let lines = changes.changed.iter().map(|change| {
         let name = Escaped(change.name);
         let plural = if change.sites == 1 { "" } else { "s" };
         format!(
-            "{name} {} -> {}, {} site{plural}\n",
+            "{process}{name} {} -> {}, {} site{plural}\n",
             change.before, change.after, change.sites
         )
     });

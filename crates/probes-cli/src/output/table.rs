@@ -79,16 +79,23 @@ fn site_rows(probe: &ProbeView<'_>, objects: bool) -> Vec<Vec<String>> {
     sites.chain(semaphores).collect()
 }
 
-pub(super) fn changes(changes: &Changes<'_>) -> String {
+pub(super) fn changes(changes: &Changes<'_>, several: bool) -> String {
+    let pid = several.then(|| changes.pid.to_string());
     let rows = changes.changed.iter().map(|change| {
-        vec![
+        let mut row: Vec<String> = pid.iter().cloned().collect();
+        row.extend([
             Escaped(change.name).to_string(),
             change.before.to_string(),
             change.after.to_string(),
             change.sites.to_string(),
-        ]
+        ]);
+        row
     });
-    table(&["probe", "before", "after", "sites"], rows)
+    let mut head = vec!["probe", "before", "after", "sites"];
+    if several {
+        head.insert(0, "pid");
+    }
+    table(&head, rows)
 }
 
 pub(super) fn processes(processes: &Processes) -> String {

@@ -253,7 +253,7 @@ impl Processes {
 #[derive(Debug, Serialize)]
 pub(crate) struct Changes<'r> {
     version: u32,
-    pid: i32,
+    pub(super) pid: i32,
     pub(super) changed: Vec<ChangeView<'r>>,
     passed_over: &'r [String],
     stopped_us: u128,

@@ -12,12 +12,17 @@ use test_support::{Guard, Talker, eventually, fixture_forms, process, program_fo
 use crate::support::{both_forms, command, image, poke, probe, run, states};
 
 /// An `attach` that waits.
-struct Waiting(Talker);
+pub(crate) struct Waiting(Talker);
 
 impl Waiting {
     /// Starts `attach` on a process, and waits until it has made its changes and said so.
     fn start(target: &Talker, flags: &str) -> Waiting {
-        let line = format!("attach -pid {} {flags}", target.pid());
+        Waiting::start_on(&format!("-pid {} {flags}", target.pid()))
+    }
+
+    /// The same, with all flags.
+    pub(crate) fn start_on(flags: &str) -> Waiting {
+        let line = format!("attach {flags}");
         Waiting::spawn(&mut command(line.split(' ')))
     }
 
@@ -28,16 +33,16 @@ impl Waiting {
         waiting
     }
 
-    fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         self.0.line().unwrap_or_default()
     }
 
-    fn send(&self, signal: Signal) {
+    pub(crate) fn send(&self, signal: Signal) {
         kill(Pid::from_raw(self.0.pid()), signal).unwrap();
     }
 
     /// Its exit status, the rest of its answer, and what it has said on standard error.
-    fn end(mut self) -> (Option<i32>, String, String) {
+    pub(crate) fn end(mut self) -> (Option<i32>, String, String) {
         let mut stdout = String::new();
         while let Some(line) = self.0.line() {
             stdout += &line;

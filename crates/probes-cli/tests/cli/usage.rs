@@ -48,6 +48,8 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "info -pidd 7",
         "attach -f -pid 7 -enable a",
         "attach -fo 30s -pid 7 -enable a",
+        "attach -pid 7 -pid 07 -enable a",
+        "attach -name ( -enable a",
         "attach -pid 7 -enable a -for",
         "attach -pid 7 -enable a -live=yes",
         "info -pid 7 -live",
@@ -56,7 +58,6 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "trace -prog x -wait=yes",
         "info -pid 7 -wait",
         "trace -prog x -force",
-        "ps",
         "completion bash",
         // Spelled whole.
         "attach -pid 7 -enabl a",

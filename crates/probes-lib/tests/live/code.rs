@@ -150,7 +150,7 @@ fn a_uprobe_on_a_site_keeps_that_probe_unchanged_and_what_it_puts_back_is_notice
                 .next()
                 .unwrap()
                 .address;
-            (site, site.0 - session.target.load_bias().0)
+            (site, site.0 - session.object().load_bias().0)
         };
         let offset = file_offset(&copy, in_file);
         session.image();

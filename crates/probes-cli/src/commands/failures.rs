@@ -1,0 +1,53 @@
+//! [`Failures`]: what could not be done to some of several processes.
+
+use super::{Failure, Subject};
+use crate::messages::Messages;
+
+/// What could not be done to some of several processes; of one alone it is the failure of all.
+pub(super) struct Failures {
+    total: usize,
+    messages: Messages,
+    list: Vec<Failure>,
+}
+
+impl Failures {
+    pub(super) fn of(total: usize, messages: Messages) -> Failures {
+        Failures {
+            total,
+            messages,
+            list: Vec::new(),
+        }
+    }
+
+    /// Of several, each is told at once: it may be long until all is over.
+    pub(super) fn add(&mut self, failure: Failure) {
+        if self.total > 1 {
+            self.messages.error(&failure.to_string(), failure.hint());
+        }
+        self.list.push(failure);
+    }
+
+    /// What has come out of it, if it could be done.
+    pub(super) fn but<T>(&mut self, pid: i32, result: probes_lib::Result<T>) -> Option<T> {
+        match result {
+            Ok(result) => Some(result),
+            Err(error) => {
+                self.add(Failure::Target(Subject::Process(pid), error));
+                None
+            }
+        }
+    }
+
+    /// Fails if one has; `rest` says what became of the others.
+    pub(super) fn end(&mut self, rest: &'static str) -> Result<(), Failure> {
+        match self.list.len() {
+            0 => Ok(()),
+            1 if self.total == 1 => Err(self.list.remove(0)),
+            failed => Err(Failure::Several {
+                failed,
+                total: self.total,
+                rest: if failed == self.total { "" } else { rest },
+            }),
+        }
+    }
+}
