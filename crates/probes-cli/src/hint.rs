@@ -71,7 +71,7 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
             "try again; -live changes it without stopping it".to_owned()
         }
         ErrorKind::Executed { .. } => "try again".to_owned(),
-        ErrorKind::LiveRefused { .. } => {
+        ErrorKind::LiveRefused { .. } | ErrorKind::LiveUnloadable { .. } => {
             "leave -live out: the process then stands still for a moment".to_owned()
         }
         ErrorKind::KeepsChanging { .. } => {

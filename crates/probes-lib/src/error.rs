@@ -429,6 +429,17 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
+    /// A probe is to be changed while the process runs, and is in an object that can be unloaded.
+    #[error(
+        "\"{name}\" is in {} too, which could be unloaded while it is written",
+        file_name(object)
+    )]
+    LiveUnloadable {
+        /// The probe.
+        name: String,
+        /// The object.
+        object: PathBuf,
+    },
     /// The program's text lies on 1 GiB pages.
     #[error(
         "the text of process {pid} lies on 1 GiB huge pages, and the first write to one copies a gigabyte"

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use nix::fcntl::OFlag;
 
+use crate::addr::{LiveAddr, LoadBias};
 use crate::bias;
 use crate::denial;
 use crate::elf::ElfFile;
@@ -183,7 +184,14 @@ impl Image {
         Ok(found.into_iter().cloned().collect())
     }
 
-    fn path_at(&self, address: crate::addr::LiveAddr) -> std::path::PathBuf {
+    /// Whether there may be something else at this address at any time: all objects but the
+    /// executable can be unloaded.
+    pub(crate) fn is_unloadable(&self, address: LiveAddr) -> bool {
+        let object = self.program.object_at(address);
+        object.is_none_or(|object| object.path() != self.program.path())
+    }
+
+    fn path_at(&self, address: LiveAddr) -> std::path::PathBuf {
         let object = self.program.object_at(address);
         object.map_or(self.program.path(), Object::path).to_owned()
     }
@@ -228,7 +236,7 @@ fn bias_of_executable(
     file: FileId,
     auxv: &[u8],
     maps: &[Mapping],
-) -> Result<crate::addr::LoadBias> {
+) -> Result<LoadBias> {
     let bias = bias::of_executable(
         table.linking(),
         table.entry(),

@@ -294,10 +294,10 @@ impl Inputs<'_> {
     fn flips(&self, opcodes: &[Option<(Turn, Opcode)>]) -> Vec<Flip> {
         let sites = self.program.sites_by_address();
         let mut flips: Vec<Flip> = sites
-            .filter_map(|index| {
-                let (turn, opcode) = opcodes[index]?;
+            .filter_map(|site| {
+                let (turn, opcode) = opcodes[site.index]?;
                 Some(Flip {
-                    at: self.program.site(index).address().plus(OPCODE_OFFSET),
+                    at: site.address.plus(OPCODE_OFFSET),
                     new: opcode.byte(),
                     turn,
                 })

@@ -101,14 +101,16 @@ impl Program {
         self.semaphores.last().copied().unwrap_or(0)
     }
 
-    /// Indices of all sites, object by object, by their addresses in the file.
-    pub(crate) fn sites_by_address(&self) -> impl Iterator<Item = usize> {
-        let objects = self.objects.iter().zip(&self.sites);
-        objects.flat_map(|(object, start)| {
-            object
-                .table
-                .sites_by_address()
-                .map(move |index| start + index)
+    /// All sites, object by object, by their addresses in the file.
+    pub(crate) fn sites_by_address(&self) -> impl Iterator<Item = PlacedSite> {
+        let objects = self.objects.iter().zip(&self.sites).enumerate();
+        objects.flat_map(|(number, (object, start))| {
+            let sites = object.table.sites_by_address();
+            sites.map(move |index| PlacedSite {
+                address: object.bias.live(object.table.site(index).address()),
+                index: start + index,
+                object: number,
+            })
         })
     }
 
@@ -118,7 +120,6 @@ impl Program {
         let object = &self.objects[number];
         LiveSite {
             object,
-            number,
             site: object.table.site(index - self.sites[number]),
         }
     }
@@ -178,12 +179,21 @@ pub(crate) struct Part<'p> {
     pub(crate) semaphores: Range<usize>,
 }
 
+/// Where a site is. There are many of these, and they are sorted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedSite {
+    /// Of its nop.
+    pub(crate) address: LiveAddr,
+    /// In the program.
+    pub(crate) index: usize,
+    /// The number of its object.
+    pub(crate) object: usize,
+}
+
 /// One site in the process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LiveSite<'p> {
     pub(crate) object: &'p Object,
-    /// Of the object.
-    pub(crate) number: usize,
     pub(crate) site: Site<'p>,
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
 use crate::memory::ReadMemory;
-use crate::program::{Member, Program};
+use crate::program::{Member, PlacedSite, Program};
 use crate::site::{SITE_LEN, SiteCode};
 use crate::spans::{self, Run};
 use crate::table::COUNTER_LEN;
@@ -25,12 +25,11 @@ pub enum State {
 /// Which sites and counters to read, and in which runs.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// Indices in the table, by address.
-    pub(crate) sites: Vec<usize>,
+    /// By address.
+    sites: Vec<PlacedSite>,
     counters: Vec<usize>,
     site_runs: Vec<Run>,
     counter_runs: Vec<Run>,
-    site_addresses: Vec<u64>,
     counter_addresses: Vec<u64>,
     total_sites: usize,
     total_counters: usize,
@@ -45,25 +44,22 @@ impl Layout {
             wanted[part.sites].fill(true);
             counters.extend(part.semaphores);
         }
-        let mut sites: Vec<usize> = program
+        let mut sites: Vec<PlacedSite> = program
             .sites_by_address()
-            .filter(|&one| wanted[one])
+            .filter(|site| wanted[site.index])
             .collect();
-        let site_address = |&site: &usize| program.site(site).address().0;
-        let counter_address = |&one: &usize| program.counter(one).0;
         // Objects lie anywhere, and a bias may carry some addresses past the end of the address
         // space.
-        sites.sort_unstable_by_key(site_address);
+        sites.sort_unstable_by_key(|site| site.address);
+        let counter_address = |&one: &usize| program.counter(one).0;
         counters.sort_unstable_by_key(counter_address);
-        let site_addresses: Vec<u64> = sites.iter().map(site_address).collect();
         let counter_addresses: Vec<u64> = counters.iter().map(counter_address).collect();
-        let zoned = |&site: &usize| (site_address(&site), program.site(site).number);
+        let zoned = |site: &PlacedSite| (site.address.0, site.object);
         Layout {
             site_runs: spans::runs(sites.iter().map(zoned), SITE_LEN as u64),
             counter_runs: spans::runs(counter_addresses.iter().map(|&at| (at, 0)), COUNTER_LEN),
             sites,
             counters,
-            site_addresses,
             counter_addresses,
             total_sites: program.site_count(),
             total_counters: program.semaphore_count(),
@@ -111,8 +107,8 @@ impl Layout {
         for run in &self.site_runs {
             let start = run.start;
             if is_the_files(LiveAddr(start), run.len) {
-                for &site in &self.sites[run.range()] {
-                    snapshot.sites[site] = program.site(site).site.code();
+                for site in &self.sites[run.range()] {
+                    snapshot.sites[site.index] = program.site(site.index).site.code();
                 }
             } else {
                 read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
@@ -183,10 +179,10 @@ impl Layout {
 
     fn take_sites(&self, run: &Run, bytes: &[u8], snapshot: &mut Snapshot) {
         let start = run.start;
-        for index in run.range() {
-            let at = (self.site_addresses[index] - start) as usize;
-            let site = &mut snapshot.sites[self.sites[index]];
-            site.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
+        for site in &self.sites[run.range()] {
+            let at = (site.address.0 - start) as usize;
+            let code = &mut snapshot.sites[site.index];
+            code.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
         }
     }
 }

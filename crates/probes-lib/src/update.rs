@@ -113,9 +113,10 @@ impl Job<'_> {
     /// five times as long as the copy, which is cheap while the process stands: so there is a limit
     /// to how long this may go on, unless pages are known to be huge.
     ///
-    /// The process runs, and may have unmapped its code since it was looked at: so it is looked at
-    /// once more, right before. (Between that look and this write lies a microsecond, in which an
-    /// operand byte could still reach what the process has mapped there instead.)
+    /// The process runs, and may have unmapped code since it was looked at. So only the executable's
+    /// is written, which stays where it is, and it is looked at once more, right before. (Between
+    /// that look and this write lies a microsecond, in which an operand byte could still reach what a
+    /// program that unmaps itself has mapped there instead.)
     pub(crate) fn break_copy_on_write(&self) {
         let begun = Instant::now();
         let memory = self.subject.memory;
@@ -124,7 +125,11 @@ impl Job<'_> {
             Step::Counters(_) => None,
         });
         let mut found = Vec::new();
-        for write in code.flatten() {
+        let image = self.subject.image;
+        for write in code
+            .flatten()
+            .filter(|write| !image.is_unloadable(write.at))
+        {
             if !self.gigatext && begun.elapsed() > COPYING {
                 break;
             }
@@ -175,6 +180,7 @@ impl Job<'_> {
         if !image::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
+        self.refuse_unloadable()?;
         // Before anything is written, counters among it: so that there is nothing to put back.
         if let Some(&Flip { at, .. }) = self.plan.flips.first() {
             let operand = at.plus(1);
@@ -187,6 +193,24 @@ impl Job<'_> {
         let mut memory = memory.while_it_runs();
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
+    /// What is unloaded while it is written would be written to what comes instead.
+    fn refuse_unloadable(&self) -> Result<()> {
+        let image = self.subject.image;
+        let program = &image.program;
+        let changes = self.plan.changes.iter();
+        let probes = changes.map(|change| program.by_id(change.probe));
+        let parts = probes.flat_map(|probe| probe.parts().map(move |part| (probe, part)));
+        let mut unloadable = parts.filter(|(_, part)| part.object.path() != program.path());
+        match unloadable.next() {
+            None => Ok(()),
+            Some((probe, part)) => Err(ErrorKind::LiveUnloadable {
+                name: probe.name().to_owned(),
+                object: part.object.path().to_owned(),
+            }
+            .into()),
+        }
     }
 
     /// What was done, `stopped` being how long the process stood still.
