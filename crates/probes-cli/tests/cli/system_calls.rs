@@ -174,16 +174,31 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
         }
         let line = match call.name {
             "clone" | "clone3" => TRACER.to_owned(),
-            _ => essential(&call.essence(), program, pid),
+            _ => library(&essential(&call.essence(), program, pid)),
         };
-        // Its ancestors are looked at one after the other, and how many it has is not its choice.
-        let is_known = line.contains("/proc/OTHER") && kept.contains(&line);
+        // Its ancestors are looked at one after the other, and the libraries of the target, and how
+        // many there are is not its choice.
+        let is_other = line.contains("/proc/OTHER") || line.contains("LIBRARY");
+        let is_known = is_other && kept.contains(&line);
         let is_repeated = is_look(call.name) && kept.last() == Some(&line);
         if !is_known && !is_repeated {
             kept.push(line);
         }
     }
     kept
+}
+
+/// `text` with one name for all files beside the target's own.
+fn library(text: &str) -> String {
+    let Some((name, rest)) = text.split_once('(') else {
+        return text.to_owned();
+    };
+    let end = rest.find([',', ')']).unwrap_or(rest.len());
+    let (path, rest) = rest.split_at(end);
+    match path.starts_with('/') && !path.starts_with("/proc/") {
+        true => format!("{name}(LIBRARY{rest}"),
+        false => text.to_owned(),
+    }
 }
 
 /// `text` with names for processes and for the target's file.
