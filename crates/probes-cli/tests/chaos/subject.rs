@@ -247,7 +247,7 @@ impl Subject {
 
 fn states_of(target: &Target) -> States {
     let states = target.states().unwrap();
-    let one = |probe: probes_lib::ProbeState<'_, '_>| {
+    let one = |probe: probes_lib::ProbeState<'_>| {
         (probe.name().to_owned(), (probe.counter(), probe.state()))
     };
     states.probes().map(one).collect()
