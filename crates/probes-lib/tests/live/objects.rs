@@ -342,3 +342,25 @@ fn a_program_whose_library_is_missing_is_said_to_have_ended_while_it_was_loaded(
         fs::remove_file(copy).unwrap();
     }
 }
+
+#[test]
+fn what_could_be_unloaded_meanwhile_is_not_changed_without_a_stop() {
+    for session in hosts() {
+        let mut session = session.unstopped();
+        load(&mut session, "load", &plugin());
+        let before = session.image();
+        for name in ["plug", "ping"] {
+            let error = session.apply(&named(Action::Enable, name)).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::LiveUnloadable { .. }),
+                "{error}"
+            );
+            assert_eq!(error.effect(), Effect::NothingChanged);
+        }
+        session.image().assert_same(&before, "refused");
+        // The program's own stays where it is.
+        session.apply(&named(Action::Enable, "pong")).unwrap();
+        assert_eq!(session.run()["pong"], 1);
+        session.end();
+    }
+}
