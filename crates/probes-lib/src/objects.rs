@@ -139,15 +139,10 @@ fn open(
     mapping: &Mapping,
     path: &Path,
 ) -> io::Result<Option<File>> {
-    // By its name, as the process itself would: it may be another file by now.
-    let by_name = process.open_in_root(path).and_then(|file| {
+    // By its name, which may be another file's by now.
+    let by_name = process.open_mapped(path, |file| {
         let metadata = file.metadata()?;
-        if !is_mapped(process, maps, mapping, &file, &metadata)? {
-            return Err(io::Error::other(
-                "another file is mapped than has this name now",
-            ));
-        }
-        Ok(file)
+        is_mapped(process, maps, mapping, file, &metadata)
     });
     let file = by_name.or_else(|error| {
         // The kernel's own link takes a privilege, and finds deleted files and others without a name.

@@ -98,17 +98,37 @@ impl Process {
         Ok(bytes)
     }
 
-    /// Opens a regular file as the process itself would name it. Nothing else is opened but looked
-    /// at: who made the name may have put a device there.
-    pub(crate) fn open_in_root(&self, path: &Path) -> io::Result<File> {
+    /// Opens a regular file that the maps name, if it is the one that is `wanted`: as we see it, or
+    /// as the process itself would name it, which may be in another mount namespace.
+    ///
+    /// Nothing else is opened but looked at: who made the name may have put a device there.
+    pub(crate) fn open_mapped(
+        &self,
+        path: &Path,
+        wanted: impl Fn(&File) -> io::Result<bool>,
+    ) -> io::Result<File> {
         let relative = path.strip_prefix("/").unwrap_or(path);
-        let path = Path::new("root").join(relative);
-        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-        let found = File::from(openat(&self.dir, &path, flags, Mode::empty())?);
-        if !found.metadata()?.is_file() {
-            return Err(Errno::EINVAL.into());
+        // An absolute path is not relative to the folder.
+        let names = [path.to_owned(), Path::new("root").join(relative)];
+        let mut refusal = io::Error::from(Errno::ENOENT);
+        for name in names {
+            let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+            let found = openat(&self.dir, &name, flags, Mode::empty());
+            let found = found.map_err(io::Error::from).map(File::from);
+            let opened = found.and_then(|found| match found.metadata()?.is_file() {
+                true => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())),
+                false => Err(Errno::EINVAL.into()),
+            });
+            match opened.and_then(|file| Ok((wanted(&file)?, file))) {
+                Ok((true, file)) => return Ok(file),
+                Ok((false, _)) => {
+                    refusal = io::Error::other("another file is mapped than has this name now");
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => refusal = error,
+                Err(_) => {}
+            }
         }
-        File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+        Err(refusal)
     }
 
     pub(crate) fn read_link(&self, path: &str) -> io::Result<PathBuf> {

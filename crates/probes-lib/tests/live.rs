@@ -19,7 +19,9 @@ mod fixtures;
 #[path = "live/programs.rs"]
 mod programs;
 
-// Probes beside the executable's.
+// Probes beside the executable's, and in programs in namespaces of their own.
+#[path = "live/containers.rs"]
+mod containers;
 #[path = "live/objects.rs"]
 mod objects;
 

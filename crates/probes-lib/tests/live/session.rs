@@ -50,6 +50,11 @@ impl Session {
 
     pub(crate) fn of(talker: Talker) -> Session {
         let target = Target::open(talker.pid()).unwrap();
+        Session::inside(talker, target)
+    }
+
+    /// `target` is a process that the one spoken to has started, and that answers.
+    pub(crate) fn inside(talker: Talker, target: Target) -> Session {
         Session {
             talker,
             target,
