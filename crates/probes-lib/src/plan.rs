@@ -295,7 +295,7 @@ impl Inputs<'_> {
         let sites = self.program.sites_by_address();
         let mut flips: Vec<Flip> = sites
             .filter_map(|site| {
-                let (turn, opcode) = opcodes[site.index]?;
+                let (turn, opcode) = opcodes[site.index()]?;
                 Some(Flip {
                     at: site.address.plus(OPCODE_OFFSET),
                     new: opcode.byte(),

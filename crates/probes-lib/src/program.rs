@@ -108,8 +108,8 @@ impl Program {
             let sites = object.table.sites_by_address();
             sites.map(move |index| PlacedSite {
                 address: object.bias.live(object.table.site(index).address()),
-                index: start + index,
-                object: number,
+                index: (start + index) as u32,
+                object: number as u32,
             })
         })
     }
@@ -184,10 +184,20 @@ pub(crate) struct Part<'p> {
 pub(crate) struct PlacedSite {
     /// Of its nop.
     pub(crate) address: LiveAddr,
-    /// In the program.
-    pub(crate) index: usize,
+    index: u32,
+    object: u32,
+}
+
+impl PlacedSite {
+    /// Its index in the program.
+    pub(crate) fn index(&self) -> usize {
+        self.index as usize
+    }
+
     /// The number of its object.
-    pub(crate) object: usize,
+    pub(crate) fn object(&self) -> usize {
+        self.object as usize
+    }
 }
 
 /// One site in the process.

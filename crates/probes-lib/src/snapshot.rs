@@ -44,17 +44,19 @@ impl Layout {
             wanted[part.sites].fill(true);
             counters.extend(part.semaphores);
         }
-        let mut sites: Vec<PlacedSite> = program
-            .sites_by_address()
-            .filter(|site| wanted[site.index])
-            .collect();
+        let mut sites = Vec::with_capacity(program.site_count());
+        sites.extend(
+            program
+                .sites_by_address()
+                .filter(|site| wanted[site.index()]),
+        );
         // Objects lie anywhere, and a bias may carry some addresses past the end of the address
         // space.
         sites.sort_unstable_by_key(|site| site.address);
         let counter_address = |&one: &usize| program.counter(one).0;
         counters.sort_unstable_by_key(counter_address);
         let counter_addresses: Vec<u64> = counters.iter().map(counter_address).collect();
-        let zoned = |site: &PlacedSite| (site.address.0, site.object);
+        let zoned = |site: &PlacedSite| (site.address.0, site.object());
         Layout {
             site_runs: spans::runs(sites.iter().map(zoned), SITE_LEN as u64),
             counter_runs: spans::runs(counter_addresses.iter().map(|&at| (at, 0)), COUNTER_LEN),
@@ -108,7 +110,8 @@ impl Layout {
             let start = run.start;
             if is_the_files(LiveAddr(start), run.len) {
                 for site in &self.sites[run.range()] {
-                    snapshot.sites[site.index] = program.site(site.index).site.code();
+                    let index = site.index();
+                    snapshot.sites[index] = program.site(index).site.code();
                 }
             } else {
                 read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
@@ -181,7 +184,7 @@ impl Layout {
         let start = run.start;
         for site in &self.sites[run.range()] {
             let at = (site.address.0 - start) as usize;
-            let code = &mut snapshot.sites[site.index];
+            let code = &mut snapshot.sites[site.index()];
             code.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
         }
     }

@@ -186,7 +186,7 @@ fn a_probe_with_a_breakpoint_stays_as_it_is_and_the_others_are_taken_back() {
     world.memory.poke(opcode, &[INT3]);
     let back = back(&world, &on);
     assert_eq!(steps(&back), ["1->0", "1 x 3d"]);
-    assert_eq!(back.left, [world.probe("many").id()]);
+    assert_eq!(back.left, [world.member("many").id()]);
     assert!(back.passed_over.is_empty());
 }
 
