@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::io::{self, ErrorKind::NotFound};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ use crate::select::{Actions, choose};
 use crate::session::Options;
 use crate::sys::entry::NotReached;
 use crate::sys::mem::ProcessMemory;
+use crate::sys::pidfd;
 use crate::sys::signals::{self, SignalsAtLaunch};
 use crate::sys::spawn::{self, AtExec};
 use crate::sys::threads::{Stopped, Tracer, with_tracer};
@@ -356,6 +358,16 @@ impl Launched {
     /// The program as a child of this process, to wait for.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
+    }
+
+    /// A descriptor that can be read, as poll(2) says, once the program has ended.
+    ///
+    /// # Errors
+    ///
+    /// What pidfd_open(2) says. To be called before the program has been waited for: its pid may be
+    /// another's after that.
+    pub fn pidfd(&self) -> io::Result<OwnedFd> {
+        pidfd::open(self.report.pid)
     }
 
     /// Sends the program a signal that was sent to this process. If it was queued, with

@@ -15,11 +15,13 @@
 //! stop us before the program.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -98,18 +100,38 @@ impl Wait {
                     }
                 }
             }
-            signal = match self.signals.read_signal() {
-                Ok(info) => info.as_ref().map(received),
-                Err(Errno::EINTR) => None,
-                Err(errno) => return Err(errno.into()),
-            };
+            signal = next_signal(&self.signals, &program)?;
         }
+    }
+}
+
+/// Waits for a signal, or for the end of the program, of which SIGCHLD need not tell: a thread
+/// that was preloaded into this process (LD_PRELOAD) may have taken it.
+fn next_signal(signals: &SignalFd, program: &Program) -> io::Result<Option<ReceivedSignal>> {
+    let mut news = [
+        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+        PollFd::new(program.pidfd.as_fd(), PollFlags::POLLIN),
+    ];
+    match poll(&mut news, PollTimeout::NONE) {
+        Ok(_) => {}
+        Err(Errno::EINTR) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    }
+    if news[0].any() != Some(true) {
+        return Ok(None);
+    }
+    match signals.read_signal() {
+        Ok(info) => Ok(info.as_ref().map(received)),
+        Err(Errno::EINTR) => Ok(None),
+        Err(errno) => Err(errno.into()),
     }
 }
 
 /// The program that is waited for.
 struct Program {
     launched: Launched,
+    /// Can be read once it has ended.
+    pidfd: OwnedFd,
     scene: Scene,
     pending: SignalFd,
 }
@@ -124,6 +146,7 @@ impl Program {
             told_to_stop: false,
         };
         Ok(Program {
+            pidfd: launched.pidfd()?,
             launched,
             scene,
             pending,
