@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use probes_lib::Action;
 use test_support::process::children;
-use test_support::{eventually, fixture_forms};
+use test_support::{eventually, fixture_forms, program_forms};
 
 use crate::case::Case;
 use crate::subject::{Subject, after, all};
@@ -54,7 +54,8 @@ fn threads_that_are_born_and_end_by_the_thousand_are_all_stopped_five_hundred_ti
     let led = || {
         let files = fixture_forms("churn")
             .into_iter()
-            .chain(fixture_forms("churn_1000"));
+            .chain(fixture_forms("churn_1000"))
+            .chain(program_forms("newborn"));
         files.map(|file| (file, &[] as &[&str]))
     };
     let each = CYCLES.div_ceil(leaderless().len() + led().count());
