@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::fcntl::OFlag;
@@ -184,14 +185,13 @@ impl Image {
         Ok(found.into_iter().cloned().collect())
     }
 
-    /// Whether there may be something else at this address at any time: all objects but the
-    /// executable can be unloaded.
+    /// Whether there may be something else at this address at any time.
     pub(crate) fn is_unloadable(&self, address: LiveAddr) -> bool {
         let object = self.program.object_at(address);
-        object.is_none_or(|object| object.path() != self.program.path())
+        object.is_none_or(|object| self.program.can_unload(object))
     }
 
-    fn path_at(&self, address: LiveAddr) -> std::path::PathBuf {
+    fn path_at(&self, address: LiveAddr) -> PathBuf {
         let object = self.program.object_at(address);
         object.map_or(self.program.path(), Object::path).to_owned()
     }

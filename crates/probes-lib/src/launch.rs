@@ -21,7 +21,6 @@ use crate::denial;
 use crate::elf::ElfFile;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::Image;
-use crate::object::{FileId, Object};
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::program::Program;
@@ -273,7 +272,7 @@ fn set_probes(
 fn check_names(file: &Path, actions: &Actions) -> Result<()> {
     let elf = ElfFile::open(file)?;
     let is_loaded = elf.interpreter().is_some();
-    match choose_in(file, elf, actions) {
+    match choose_in(elf, actions) {
         Err(error) if is_loaded && may_be_elsewhere(error.kind()) => Ok(()),
         checked => checked,
     }
@@ -286,17 +285,9 @@ fn may_be_elsewhere(kind: &ErrorKind) -> bool {
     )
 }
 
-fn choose_in(file: &Path, elf: ElfFile, actions: &Actions) -> Result<()> {
-    let object = Object {
-        table: Arc::new(ProbeTable::of(&elf)?),
-        bias: LoadBias::NONE,
-        elf: Arc::new(elf),
-        file: FileId {
-            device: None,
-            inode: 0,
-        },
-    };
-    choose(&Program::of(file.to_owned(), vec![object]), actions)?;
+fn choose_in(elf: ElfFile, actions: &Actions) -> Result<()> {
+    let table = Arc::new(ProbeTable::of(&elf)?);
+    choose(&Program::alone(elf, table, LoadBias::NONE), actions)?;
     Ok(())
 }
 

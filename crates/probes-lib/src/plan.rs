@@ -267,7 +267,7 @@ impl Inputs<'_> {
             let own = &writes[first..first + part.semaphores.len()];
             first += own.len();
             let base = part.probe.semaphore_range().start;
-            for (site, index) in part.table_sites().zip(part.sites) {
+            for (site, index) in part.probe.sites().zip(part.sites) {
                 let opcode = Opcode::of(own[site.semaphore_index() - base].new > 0);
                 let found = before.sites[index];
                 if found.with(opcode) != found {

@@ -6,10 +6,12 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::addr::LiveAddr;
-use crate::object::Object;
-use crate::table::{Probe, ProbeTable, Semaphore, Site};
+use crate::addr::{LiveAddr, LoadBias};
+use crate::elf::ElfFile;
+use crate::object::{FileId, Object};
+use crate::table::{Probe, ProbeTable, Site};
 
 /// Index of a name in its program, in order of names.
 pub(crate) type ProbeId = usize;
@@ -64,6 +66,27 @@ impl Program {
     /// The executable, whether it has probes or not.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A program of one object, whose file is not mapped by anybody: to choose among its probes.
+    pub(crate) fn alone(elf: ElfFile, table: Arc<ProbeTable>, bias: LoadBias) -> Program {
+        let path = table.path().to_owned();
+        let object = Object {
+            table,
+            bias,
+            elf: Arc::new(elf),
+            file: FileId {
+                device: None,
+                inode: 0,
+            },
+        };
+        Program::of(path, vec![object])
+    }
+
+    /// Whether there may be something else in the place of an object at any time: all but the
+    /// executable can be unloaded.
+    pub(crate) fn can_unload(&self, object: &Object) -> bool {
+        object.path() != self.path
     }
 
     pub(crate) fn objects(&self) -> &[Object] {
@@ -241,20 +264,6 @@ impl<'p> Member<'p> {
     /// Indices of its semaphores.
     pub(crate) fn semaphores(self) -> impl Iterator<Item = usize> {
         self.parts().flat_map(|part| part.semaphores)
-    }
-}
-
-impl<'p> Part<'p> {
-    /// Its sites in the table of the object.
-    pub(crate) fn table_sites(&self) -> impl ExactSizeIterator<Item = Site<'p>> + use<'p> {
-        self.probe.sites()
-    }
-
-    /// Its semaphores in the table of the object.
-    pub(crate) fn table_semaphores(
-        &self,
-    ) -> impl ExactSizeIterator<Item = Semaphore<'p>> + use<'p> {
-        self.probe.semaphores()
     }
 }
 

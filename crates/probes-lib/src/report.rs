@@ -94,7 +94,7 @@ impl<'s> ProbeState<'s> {
     pub fn sites(&self) -> impl Iterator<Item = SiteState<'s>> + use<'s> {
         let states = self.states;
         self.probe.parts().flat_map(move |part| {
-            let sites = part.table_sites().zip(part.sites);
+            let sites = part.probe.sites().zip(part.sites);
             sites.map(move |(site, index)| SiteState {
                 object: part.object,
                 site,
@@ -108,7 +108,7 @@ impl<'s> ProbeState<'s> {
     pub fn semaphores(&self) -> impl Iterator<Item = SemaphoreState<'s>> + use<'s> {
         let states = self.states;
         self.probe.parts().flat_map(move |part| {
-            let semaphores = part.table_semaphores().zip(part.semaphores);
+            let semaphores = part.probe.semaphores().zip(part.semaphores);
             semaphores.map(move |(semaphore, index)| SemaphoreState {
                 object: part.object,
                 semaphore,

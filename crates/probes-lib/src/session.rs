@@ -349,7 +349,7 @@ impl Target {
             ErrorKind::ReadMemory { address, .. } => {
                 let image = self.image();
                 let object = image.program.object_at(*address);
-                object.is_some_and(|object| object.path() != self.program)
+                object.is_some_and(|object| image.program.can_unload(object))
             }
             _ => false,
         }

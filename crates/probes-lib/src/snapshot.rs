@@ -270,7 +270,8 @@ impl Snapshot {
                 .filter(|code| code.enabled() == Some(true))
                 .count();
             foreign |= part
-                .table_sites()
+                .probe
+                .sites()
                 .zip(codes)
                 .any(|(site, code)| !is_own(*code, site.code()));
             for &counter in &self.counters[part.semaphores] {

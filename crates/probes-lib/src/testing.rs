@@ -16,7 +16,6 @@ use crate::breakpoints;
 use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
-use crate::object::{FileId, Object};
 use crate::patch::{self, Outcome};
 use crate::plan::{Inputs, UpdatePlan};
 use crate::program::{Member, Program};
@@ -59,7 +58,7 @@ impl World {
         };
         let loaded = load(&bytes, bias);
         World {
-            program: alone(elf, table.clone(), bias),
+            program: Program::alone(elf, table.clone(), bias),
             table,
             bias,
             memory: loaded.clone(),
@@ -169,21 +168,6 @@ impl World {
     }
 }
 
-/// A program of one object.
-pub(crate) fn alone(elf: ElfFile, table: Arc<ProbeTable>, bias: LoadBias) -> Program {
-    let path = table.path().to_owned();
-    let object = Object {
-        table,
-        bias,
-        elf: Arc::new(elf),
-        file: FileId {
-            device: None,
-            inode: 0,
-        },
-    };
-    Program::of(path, vec![object])
-}
-
 /// Puts the sites and counters of a probe in one state.
 pub(crate) fn set(
     table: &ProbeTable,
@@ -239,7 +223,7 @@ pub(crate) fn named(names: &[&str]) -> Program {
     let file = memory_file(&program.bytes());
     let elf = ElfFile::read(file, "/srv/server.exe".into()).unwrap();
     let table = Arc::new(ProbeTable::of(&elf).unwrap());
-    alone(elf, table, LoadBias::NONE)
+    Program::alone(elf, table, LoadBias::NONE)
 }
 
 /// How property tests run: so many cases, the same ones every time. `PROPTEST_CASES` and

@@ -202,7 +202,7 @@ impl Job<'_> {
         let changes = self.plan.changes.iter();
         let probes = changes.map(|change| program.by_id(change.probe));
         let parts = probes.flat_map(|probe| probe.parts().map(move |part| (probe, part)));
-        let mut unloadable = parts.filter(|(_, part)| part.object.path() != program.path());
+        let mut unloadable = parts.filter(|(_, part)| program.can_unload(part.object));
         match unloadable.next() {
             None => Ok(()),
             Some((probe, part)) => Err(ErrorKind::LiveUnloadable {
