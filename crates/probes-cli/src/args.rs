@@ -75,6 +75,9 @@ pub(crate) struct TraceArgs {
     /// Stay until the program ends, and exit with its status
     #[arg(long)]
     pub(crate) wait: bool,
+    /// Also in what it starts, executes and loads, before it runs
+    #[arg(long)]
+    pub(crate) follow: bool,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     #[command(flatten)]
@@ -100,6 +103,10 @@ directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are pa
 kill to all of the job (`kill %1`) reaches the program twice, unless it stops or continues. The exit
 status is the program's, or 128 and the number of the signal that ended it.
 
+With -follow a second process of ocaml-probes traces the program, what it starts, and the programs that
+these execute, until all have ended or it is sent SIGTERM. Names that another program or a library
+lacks are passed over there; processes without probes are let go. -v says what happens.
+
 RE is an extended regular expression, as in grep -E.
 
 One kind of action a call, but -enable goes with -disable. All is done, or the program is not started.";
@@ -123,6 +130,9 @@ pub(crate) struct AttachArgs {
     /// Change the process while it runs: no thread is stopped
     #[arg(long)]
     pub(crate) live: bool,
+    /// Also in what they start, execute and load later, before it runs
+    #[arg(long)]
+    pub(crate) follow: bool,
     /// Put everything back after 30s, 5m, 1h30m, or when told to end
     #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
     pub(crate) duration: Option<String>,
@@ -144,6 +154,10 @@ With -live one byte of code is changed at a time while the process runs, which a
 cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, and then takes back
 what was added to each counter, or sooner on Ctrl-C, SIGTERM and SIGHUP (unless they were ignored
 from the start, as by nohup); what others have done meanwhile stays. It prints that as well.
+
+With -follow it stays, tracing the processes, what they start, and the programs that these execute,
+until all have ended, or Ctrl-C or SIGTERM: probes stay as they are then. Names that another program
+or a library lacks are passed over there; processes without probes are let go. -v says what happens.
 
 RE is an extended regular expression, as in grep -E.
 

@@ -2,6 +2,7 @@
 
 mod attach;
 mod failures;
+mod follow;
 mod info;
 mod list;
 mod ps;
@@ -33,6 +34,8 @@ pub(crate) enum Failure {
         /// What became of the others.
         rest: &'static str,
     },
+    /// The probes of so many processes that were followed could not be set, which was said of each.
+    Followed(usize),
     /// No process with probes runs a program of that name.
     NobodyCalled(String),
     /// The processes could not be listed.
@@ -81,6 +84,7 @@ impl Failure {
                 Some("`ocaml-probes ps` lists those that there are".to_owned())
             }
             Failure::Several { .. }
+            | Failure::Followed(_)
             | Failure::Survey(_)
             | Failure::Output(_)
             | Failure::Unanswered(..)
@@ -104,6 +108,10 @@ impl fmt::Display for Failure {
                 write!(f, "{failed} of {total} processes failed")?;
                 let separator = if rest.is_empty() { "" } else { "; " };
                 write!(f, "{separator}{rest}")
+            }
+            Failure::Followed(1) => f.write_str("the probes of one process could not be set"),
+            Failure::Followed(count) => {
+                write!(f, "the probes of {count} processes could not be set")
             }
             Failure::NobodyCalled(name) => {
                 write!(

@@ -30,6 +30,7 @@ pub(crate) struct Trace {
     pub(crate) arguments: Vec<OsString>,
     pub(crate) actions: Actions,
     pub(crate) wait: bool,
+    pub(crate) follow: bool,
     pub(crate) answer: Answer,
 }
 
@@ -38,6 +39,7 @@ pub(crate) struct Attach {
     pub(crate) whom: Whom,
     pub(crate) actions: Actions,
     pub(crate) live: bool,
+    pub(crate) follow: bool,
     /// How long it is to stay so, if not for ever.
     pub(crate) duration: Option<Duration>,
     pub(crate) gigatext: bool,
@@ -91,6 +93,7 @@ impl Request {
                     arguments: args.arguments,
                     actions: actions.unwrap_or(Actions::of(Action::Enable, Selector::All)),
                     wait: args.wait,
+                    follow: args.follow,
                     answer: check.answer(&args.answer)?,
                 })
             }
@@ -100,10 +103,16 @@ impl Request {
                 let Some(actions) = check.actions(&args.actions)? else {
                     return check.refuse("no action given, such as -enable NAMES");
                 };
+                for (flag, given) in [("-live", args.live), ("-for", args.duration.is_some())] {
+                    if args.follow && given {
+                        return check.refuse(format!("-follow and {flag} cannot be combined"));
+                    }
+                }
                 Request::Attach(Attach {
                     whom,
                     actions: actions.force(args.force),
                     live: args.live,
+                    follow: args.follow,
                     duration: check.duration("-for", args.duration)?,
                     gigatext: args.gigatext,
                     answer: check.answer(&args.answer)?,

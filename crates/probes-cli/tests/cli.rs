@@ -13,6 +13,8 @@ mod bad_files; // what is no program with probes, or a damaged one
 mod bad_processes; // processes that are gone, not ours, traced, of the kernel
 #[path = "cli/documents.rs"]
 mod documents; // what the documentation says to be tested is
+#[path = "cli/follow.rs"]
+mod follow; // what a process starts, executes and loads
 #[path = "cli/help.rs"]
 mod help; // help and version, word for word
 #[path = "cli/info.rs"]

@@ -136,6 +136,18 @@ impl Image {
         })
     }
 
+    /// The same as far as some of the objects go.
+    pub(crate) fn only(&self, objects: Vec<Object>) -> Image {
+        Image {
+            program: Arc::new(Program::of(self.program.path().to_owned(), objects)),
+            passed_over: Vec::new(),
+            auxv: self.auxv.clone(),
+            executable: self.executable,
+            files: self.files.clone(),
+            code: self.code.clone(),
+        }
+    }
+
     /// Whether the process has executed another program, or this one anew, since.
     pub(crate) fn is_replaced(&self, process: &Process) -> bool {
         let auxv = process.read_program("auxv");

@@ -74,6 +74,11 @@ impl Object {
         self.bias.live(first.unwrap_or(FileAddr(0)))
     }
 
+    /// Whether both are the same file in the same place.
+    pub(crate) fn is_same(&self, other: &Object) -> bool {
+        (self.file, self.bias) == (other.file, other.bias)
+    }
+
     /// Whether the mapping is of this object's file.
     pub(crate) fn is_mapped(&self, mapping: &Mapping) -> bool {
         self.file.is_of(mapping)

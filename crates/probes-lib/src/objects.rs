@@ -97,6 +97,13 @@ pub(crate) fn others(
     others
 }
 
+/// Reads the file of a mapping, whether it has probes or not.
+pub(crate) fn elf_of(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Option<ElfFile> {
+    let path = mapped_path(mapping);
+    let file = open(process, maps, mapping, &path).ok()??;
+    ElfFile::read(file, path).ok()
+}
+
 /// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
 fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<Known>> {
     let path = mapped_path(mapping);

@@ -52,6 +52,8 @@ pub(crate) struct Status {
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
     pub(crate) threads: usize,
+    /// 0 if no seccomp filter is in force.
+    pub(crate) seccomp: u32,
     /// Capabilities, as bits.
     pub(crate) permitted: u64,
     pub(crate) effective: u64,
@@ -393,6 +395,7 @@ fn parse_status(bytes: &[u8]) -> Status {
             b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
             b"Uid" => status.uid = first.parse().unwrap_or(0),
             b"Threads" => status.threads = first.parse().unwrap_or(0),
+            b"Seccomp" => status.seccomp = first.parse().unwrap_or(0),
             b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
             b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
             _ => {}

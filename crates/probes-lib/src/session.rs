@@ -121,6 +121,10 @@ impl Target {
         self.process.pid()
     }
 
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// A descriptor that can be read, as poll(2) says, from the end of the process on.
     ///
     /// # Errors
@@ -372,7 +376,7 @@ impl Target {
             Some(ref job) => job.break_copy_on_write(),
             None => {}
         }
-        let (job, outcome, stood) = with_tracer(Some(&self.process), |tracer| {
+        let (job, outcome, stood) = with_tracer(&[&self.process], |tracer| {
             let stopped = tracer.stop(&self.process, limit)?;
             if let Some(job) = prepared {
                 if job.carry_out(&stopped)? == Outcome::Done {

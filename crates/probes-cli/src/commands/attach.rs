@@ -5,6 +5,7 @@ use std::time::Duration;
 use probes_lib::{Options, ProbeChange, Report, Target, survey};
 
 use super::failures::Failures;
+use super::follow;
 use super::put_back::{Endings, Over, put_back, refuse_leftovers};
 use super::{Failure, answer_change, few, say_passed_over, say_what};
 use crate::messages::Messages;
@@ -22,6 +23,9 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
     let targets = open(request, &pids, options, &mut failures)?;
     for target in &targets {
         say_what(&messages, target);
+    }
+    if request.follow {
+        return follow::attached(request, &targets, options);
     }
     // From here on, so that what is changed is put back whenever they come.
     let endings = match request.duration {
@@ -129,7 +133,7 @@ fn is_change(change: &ProbeChange) -> bool {
 }
 
 /// Says what was done.
-fn answer(request: &Attach, report: &Report, several: bool) -> Result<(), Failure> {
+pub(super) fn answer(request: &Attach, report: &Report, several: bool) -> Result<(), Failure> {
     let messages = request.answer.messages;
     say_passed_over(&messages, report);
     say(&messages, report);

@@ -104,6 +104,8 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "attach -pid 7 -enable-pair a,a",
         "attach -pid 7 -enable-pair a,",
         "attach -pid 7 -enable-regexp a(",
+        "attach -pid 7 -enable-all -follow -live",
+        "attach -pid 7 -enable-all -follow -for 1s",
         "trace -prog x -disable-regexp [",
     ];
     let mut text = String::new();
