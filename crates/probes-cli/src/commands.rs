@@ -8,6 +8,7 @@ mod ps;
 mod put_back;
 mod trace;
 mod wait;
+mod whom;
 
 use std::fmt;
 use std::io;

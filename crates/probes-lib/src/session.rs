@@ -264,6 +264,7 @@ impl Target {
         let check = || {
             if !options.live {
                 self.process.refuse_own_family()?;
+                self.refuse_traced()?;
             }
             let image = self.look_at_objects()?;
             let choices = choose(&image.program, actions)?;
@@ -292,6 +293,21 @@ impl Target {
     pub fn put_back(&self, report: &Report, options: Options) -> Result<Report> {
         self.carry_out(&|program| choose_taken(program, &report.taken), options)
             .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    }
+
+    /// Refuses a process that somebody traces who stays, unlike another update.
+    fn refuse_traced(&self) -> Result<()> {
+        let status = self.process.status();
+        let tracer = status.map_err(|source| self.process.lost(source))?.tracer;
+        if tracer == 0 {
+            return Ok(());
+        }
+        let error = denial::traced(&self.process, "attach to", tracer);
+        if is_passing(&error) {
+            Ok(())
+        } else {
+            Err(error)
+        }
     }
 
     /// Carries out what is chosen, waiting for others who change the process.
