@@ -14,6 +14,9 @@ const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`
 pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
     let hint = match error {
         ErrorKind::OpenFile { source, .. } => return open_file(source),
+        ErrorKind::Nameless { .. } => {
+            "use sudo, outside of containers: the kernel's own links to it are for root".to_owned()
+        }
         ErrorKind::Exec { program, source } => return exec(program, source),
         ErrorKind::Elf { defect, .. } => return elf(defect),
         ErrorKind::MalformedNote { path, .. } | ErrorKind::WrongNote { path, .. } => format!(

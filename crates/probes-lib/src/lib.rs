@@ -68,7 +68,7 @@ pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::{BuildId, Linking};
 pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result};
 pub use launch::{Launch, Launched, ReceivedSignal};
-pub use object::Object;
+pub use object::{Object, PassedOver};
 pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use select::{Action, Actions, Selector};
 pub use session::{Options, Target};

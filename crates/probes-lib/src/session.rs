@@ -12,7 +12,7 @@ use crate::denial;
 use crate::error::{Denial, Effect, Error, ErrorKind, Result};
 use crate::image::{Image, read_maps};
 use crate::maps::Mapping;
-use crate::object::Object;
+use crate::object::{Object, PassedOver};
 use crate::objects::Files;
 use crate::patch::Outcome;
 use crate::process::Process;
@@ -146,11 +146,9 @@ impl Target {
         self.image().program.objects().to_vec()
     }
 
-    /// Why files that are mapped could not be looked into, as of the last look at the process. They
-    /// may have probes that we do not know of.
-    pub fn passed_over(&self) -> Vec<String> {
-        let image = self.image();
-        image.passed_over.iter().map(Error::to_string).collect()
+    /// The files that are mapped and could not be looked into, as of the last look at the process.
+    pub fn passed_over(&self) -> Vec<PassedOver> {
+        self.image().program.passed_over().to_vec()
     }
 
     /// Reads the state of every probe, without stopping the process.
