@@ -222,7 +222,9 @@ fn warn_of_passed_over(messages: &Messages, target: &Target) {
         // All libraries of a program, perhaps, after the system was upgraded.
         [first, ..] => {
             let paths = nameless.iter().map(|one| one.path.display().to_string());
-            let names = few(&paths.collect::<Vec<_>>()).unwrap_or_default();
+            let mut paths: Vec<String> = paths.collect();
+            paths.sort();
+            let names = few(&paths).unwrap_or_default();
             let why = format!("cannot open files that have no name any more: {names}");
             warn(&why, first.why.kind());
         }

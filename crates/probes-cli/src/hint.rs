@@ -23,6 +23,11 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
             "the file is damaged, build it again; `readelf -n {}` shows its notes",
             path.display()
         ),
+        ErrorKind::NoProbes { passed_over, .. } if !passed_over.is_empty() => {
+            "root (outside of containers) can look into files that others may not read, or that were \
+             deleted or replaced"
+                .to_owned()
+        }
         ErrorKind::NoProbes { .. } => {
             "was it built by a compiler with probes, or with ppx_probe, was the code that has them \
              linked in, and .note.stapsdt kept when stripping?"

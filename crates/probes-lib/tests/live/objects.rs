@@ -130,13 +130,6 @@ fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
     }
 }
 
-/// Whether we may open files by the kernel's own links to what is mapped.
-fn sees_deleted_files() -> bool {
-    let maps = fs::read_dir("/proc/self/map_files").unwrap();
-    maps.flatten()
-        .any(|link| fs::File::open(link.path()).is_ok())
-}
-
 #[test]
 fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
     let scratch = Scratch::new();
@@ -152,7 +145,7 @@ fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
             load(&mut session, "load", copy.to_str().unwrap());
             change(&copy);
             let target = Target::open(session.pid()).unwrap();
-            if sees_deleted_files() {
+            if process::sees_deleted_files() {
                 assert_eq!(sites(&target)["plug"].len(), 2);
                 assert!(target.passed_over().is_empty());
                 session.apply(&named(Action::Enable, "plug")).unwrap();
@@ -203,7 +196,7 @@ fn an_object_that_is_in_memory_alone_is_switched_if_it_can_be_opened() {
     for mut session in hosts() {
         load(&mut session, "memory", &plugin());
         let enabled = session.apply(&named(Action::Enable, "plug"));
-        if sees_deleted_files() {
+        if process::sees_deleted_files() {
             enabled.unwrap();
             assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
         } else {
