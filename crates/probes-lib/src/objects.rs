@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, makedev, minor};
@@ -27,10 +27,13 @@ use crate::table::ProbeTable;
 /// A file with probes, read.
 pub(crate) type Known = (Arc<ElfFile>, Arc<ProbeTable>);
 
-/// What is known of files, so that each is read once, however many processes have it; `None` of
-/// those without probes.
+/// What is known of a file: nothing yet, or its probes; `None` if it has none.
+type Entry = Arc<Mutex<Option<Option<Known>>>>;
+
+/// What is known of files, by device and inode, so that each is read once, however many processes
+/// have it.
 #[derive(Default)]
-pub(crate) struct Files(Mutex<HashMap<(u64, u64), Option<Known>>>);
+pub(crate) struct Files(Mutex<HashMap<(u64, u64), Entry>>);
 
 impl Files {
     /// The file of that device and inode, by `read` if nobody has read it yet.
@@ -39,15 +42,20 @@ impl Files {
         file: (u64, u64),
         read: impl FnOnce() -> Result<Option<Known>>,
     ) -> Result<Option<Known>> {
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known().get(&file) {
+        let entry = lock(&self.0).entry(file).or_default().clone();
+        // Who wants the same file waits for it, and who wants another one does not.
+        let mut entry = lock(&entry);
+        if let Some(known) = &*entry {
             return Ok(known.clone());
         }
-        // Not while it is locked: others may want other files meanwhile.
         let found = read()?;
-        known().insert(file, found.clone());
+        *entry = Some(found.clone());
         Ok(found)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What was found beside the executable.
