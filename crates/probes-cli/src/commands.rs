@@ -239,7 +239,7 @@ fn say_passed_over(messages: &Messages, report: &Report) {
 }
 
 /// As many of the names as fit on a line; `None` if there are none.
-fn few(names: &[impl AsRef<str>]) -> Option<String> {
+pub(crate) fn few(names: &[impl AsRef<str>]) -> Option<String> {
     const FEW: usize = 8;
     let shown: Vec<&str> = names.iter().take(FEW).map(AsRef::as_ref).collect();
     let text = shown.join(", ");

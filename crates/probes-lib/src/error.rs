@@ -647,6 +647,9 @@ fn denied(pid: i32, operation: &str, denial: &Denial) -> String {
         Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => {
             format!("cannot {operation} {pid}: {denial}")
         }
+        Denial::Incapable(of) if matches!(**of, Denial::Yama { .. }) => {
+            format!("cannot {operation} {pid}: {denial}")
+        }
         _ => format!("{pid} {denial}"),
     }
 }

@@ -55,6 +55,7 @@ pub(crate) struct Status {
     /// Capabilities, as bits.
     pub(crate) permitted: u64,
     pub(crate) effective: u64,
+    pub(crate) bounding: u64,
 }
 
 impl Process {
@@ -412,6 +413,7 @@ fn parse_status(bytes: &[u8]) -> Status {
             b"Uid" => status.uid = first.parse().unwrap_or(0),
             b"Threads" => status.threads = first.parse().unwrap_or(0),
             b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
+            b"CapBnd" => status.bounding = u64::from_str_radix(first, 16).unwrap_or(0),
             b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
             _ => {}
         }
