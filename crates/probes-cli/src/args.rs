@@ -116,12 +116,8 @@ One kind of action a call, but -enable goes with -disable. All is done, or the p
 #[command(after_help = ATTACH_HELP)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct AttachArgs {
-    /// The process; may be repeated
-    #[arg(long, value_name = "N", allow_hyphen_values = true, action = ArgAction::Append)]
-    pub(crate) pid: Vec<String>,
-    /// The processes whose program's name RE matches from its start
-    #[arg(long, value_name = "RE")]
-    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) whom: WhomArgs,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     /// Set counters to 1 or 0 and the sites to match, whatever they were
@@ -170,9 +166,8 @@ say so.";
 #[command(override_usage = "ocaml-probes info -pid N [FLAGS]", after_help = INFO_HELP)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct InfoArgs {
-    /// The process
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub(crate) pid: Option<String>,
+    #[command(flatten)]
+    pub(crate) whom: WhomArgs,
     /// Also show each site and semaphore
     #[arg(long)]
     pub(crate) sites: bool,
@@ -188,7 +183,12 @@ and sites disagree, NAME inconsistent. With -sites, below each
 with addresses in the process, - for what the file does not tell, and, behind the state of a site
 that does not hold what the file has, its bytes: foreign(90cc00000000). What is not of the executable
 but of a library or plugin comes after a line
-    in OBJECT";
+    in OBJECT
+
+Of several processes, each line begins with the PID, and -json is a line for each. One that cannot
+be looked into is an error, and the others are shown.
+
+RE is an extended regular expression, as in grep -E.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = LIST_HELP)]
@@ -223,6 +223,18 @@ Plain, it is a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
 with the providers of its notes, which tell the compiler; ENABLED of its PROBES are on. Processes that
 may not be looked into are left out; -v says how many.";
+
+/// Which processes.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct WhomArgs {
+    /// The process; may be repeated
+    #[arg(long, value_name = "N", allow_hyphen_values = true, action = ArgAction::Append)]
+    pub(crate) pid: Vec<String>,
+    /// The processes whose program's name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) name: Option<String>,
+}
 
 /// What to do with which probes.
 #[derive(Debug, clap::Args)]

@@ -71,7 +71,7 @@ pub use elf::{BuildId, Linking};
 pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result};
 pub use follow::{Followed, follow};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
-pub use object::Object;
+pub use object::{Object, PassedOver};
 pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use select::{Action, Actions, Selector};
 pub use session::{Options, Target};

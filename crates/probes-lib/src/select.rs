@@ -1,12 +1,14 @@
 //! What to do with which probes: [`Actions`] -> probe ids, with conflicts and near names.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use regex::Regex;
 
 use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
+use crate::object::PassedOver;
 use crate::program::{ProbeId, Program};
 use crate::report::Taken;
 
@@ -264,6 +266,7 @@ impl Chooser<'_> {
             return Err(ErrorKind::NoMatch {
                 pattern: pattern.to_owned(),
                 program: program.path().to_owned(),
+                passed_over: paths(program.passed_over()),
             }
             .into());
         }
@@ -295,11 +298,16 @@ impl Chooser<'_> {
             None => Err(ErrorKind::UnknownProbe {
                 name: name.to_owned(),
                 program: self.program.path().to_owned(),
+                passed_over: paths(self.program.passed_over()),
                 near: near_names(self.program, name),
             }
             .into()),
         }
     }
+}
+
+fn paths(passed_over: &[PassedOver]) -> Vec<PathBuf> {
+    passed_over.iter().map(|one| one.path.clone()).collect()
 }
 
 /// Up to three names that `name` may have been meant for, nearest first.

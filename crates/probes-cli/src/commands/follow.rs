@@ -25,7 +25,8 @@ pub(super) fn attached(
     let mut tell = |event: Followed<'_>| match event {
         Followed::Set(report) => {
             is_begun = true;
-            let said = attach::answer(request, report, true);
+            let messages = messages.about(report.pid);
+            let said = attach::answer(request.answer.format, messages, report, true);
             if answered.is_ok() {
                 answered = said;
             }
@@ -33,7 +34,9 @@ pub(super) fn attached(
         Followed::Failed { pid, error } => {
             let failure = Failure::Target(Subject::Process(pid), error);
             if is_begun {
-                messages.error(&failure.to_string(), failure.hint());
+                messages
+                    .about(pid)
+                    .error(&failure.to_string(), failure.hint());
             }
             failures.push(failure);
         }
@@ -72,7 +75,9 @@ pub(super) fn launched(
         }
         Followed::Failed { pid, error } => {
             let failure = Failure::Target(Subject::Process(pid), error);
-            messages.error(&failure.to_string(), failure.hint());
+            messages
+                .about(pid)
+                .error(&failure.to_string(), failure.hint());
         }
         event => say(&messages, &event),
     };
