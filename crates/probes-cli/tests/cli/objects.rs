@@ -1,9 +1,9 @@
 //! Probes of libraries and plugins in the answers, and `ps`.
 
 use serde_json::Value;
-use test_support::{Talker, fixture, fixture_forms};
+use test_support::{Talker, fixture, fixture_forms, process};
 
-use crate::support::{probe, run};
+use crate::support::{command, probe, run, run_on};
 
 /// Programs that have loaded a plugin.
 fn hosts() -> [Talker; 2] {
@@ -65,6 +65,26 @@ fn a_name_is_switched_in_all_objects() {
         );
         assert_eq!(target.ask("plugins", "plugins"), "plugins 0:ping=1,plug=2");
         assert_eq!(target.ask("run", "hits"), "hits ping=3 pong=0");
+    }
+}
+
+#[test]
+fn programs_of_musl_are_listed_started_told_and_switched() {
+    for file in fixture_forms("objects/musl/host") {
+        assert_eq!(run_on("list", &file).answer(), "ping\npong\n");
+    }
+    for file in fixture_forms("objects/musl/linked") {
+        let mut trace = command(["trace", "-enable", "plug", "-wait", "-prog"]);
+        let mut tool = Talker::spawn(trace.arg(&file));
+        tool.expect("ready");
+        assert_eq!(tool.ask("plugins", "plugins"), "plugins 0:ping=0,plug=2");
+        let pid = process::children(tool.pid())[0];
+        let info = run(&format!("info -pid {pid}")).answer();
+        assert_eq!(info, "ping disabled\nplug enabled\n");
+        run(&format!("attach -pid {pid} -disable plug")).answer();
+        assert_eq!(tool.ask("plugins", "plugins"), "plugins 0:ping=0,plug=2");
+        tool.hang_up();
+        assert!(tool.guard().wait().success());
     }
 }
 
