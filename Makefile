@@ -27,6 +27,7 @@ test: setup
 	cargo test $(CHAOS)
 	dune runtest
 	scripts/test-as-user
+	scripts/rooms
 	scripts/test-readme
 
 # An hour, half of it as an ordinary user.
@@ -39,6 +40,7 @@ chaos: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p probes-cli --test rooms -- -D warnings
 	cargo clippy $(FAULTS) -p probes-lib -p probes-cli --lib --bins --test chaos -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check

@@ -19,9 +19,12 @@ mod fixtures;
 #[path = "live/programs.rs"]
 mod programs;
 
-// Probes beside the executable's, and in programs in namespaces of their own.
+// Probes beside the executable's, also with another C library, and in programs in namespaces of their
+// own.
 #[path = "live/containers.rs"]
 mod containers;
+#[path = "live/musl.rs"]
+mod musl;
 #[path = "live/objects.rs"]
 mod objects;
 

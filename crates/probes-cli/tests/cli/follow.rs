@@ -41,7 +41,9 @@ impl Following {
 /// The code of the loader in a process, and what its file has there.
 fn loader(pid: i32) -> (Vec<u8>, Vec<u8>) {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let is_code = |line: &&str| line.contains(" r-xp ") && line.contains("ld-linux");
+    let is_code = |line: &&str| {
+        line.contains(" r-xp ") && (line.contains("ld-linux") || line.contains("musl"))
+    };
     let line = maps.lines().find(is_code).unwrap_or_default();
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let Some((start, end)) = words.first().and_then(|range| range.split_once('-')) else {
@@ -129,7 +131,8 @@ fn what_a_process_starts_from_now_on_has_its_probes_before_it_runs() {
 #[test]
 fn initialisers_of_libraries_meet_their_probes_enabled() {
     for family in fixture_forms("family") {
-        for eager in fixture_forms("objects/eager") {
+        let eager = ["objects/eager", "objects/musl/eager"].map(fixture_forms);
+        for eager in eager.as_flattened() {
             let mut talker = Talker::start(&family);
             let following = Following::attach(talker.pid());
             talker.ask(&format!("exec {}", eager.display()), "ready");

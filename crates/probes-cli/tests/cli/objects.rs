@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use test_support::{Scratch, Talker, fixture, fixture_forms, process};
 
-use crate::support::{image, probe, run, run_on};
+use crate::support::{command, image, probe, run, run_on};
 
 /// Programs that have loaded a plugin.
 fn hosts() -> [Talker; 2] {
@@ -211,6 +211,26 @@ fn a_program_of_which_files_are_gone_is_shown_or_they_are_named() {
             info.answer().contains("plug disabled"),
             process::sees_deleted_files()
         );
+    }
+}
+
+#[test]
+fn programs_of_musl_are_listed_started_told_and_switched() {
+    for file in fixture_forms("objects/musl/host") {
+        assert_eq!(run_on("list", &file).answer(), "ping\npong\n");
+    }
+    for file in fixture_forms("objects/musl/linked") {
+        let mut trace = command(["trace", "-enable", "plug", "-wait", "-prog"]);
+        let mut tool = Talker::spawn(trace.arg(&file));
+        tool.expect("ready");
+        assert_eq!(tool.ask("plugins", "plugins"), "plugins 0:ping=0,plug=2");
+        let pid = process::children(tool.pid())[0];
+        let info = run(&format!("info -pid {pid}")).answer();
+        assert_eq!(info, "ping disabled\nplug enabled\n");
+        run(&format!("attach -pid {pid} -disable plug")).answer();
+        assert_eq!(tool.ask("plugins", "plugins"), "plugins 0:ping=0,plug=2");
+        tool.hang_up();
+        assert!(tool.guard().wait().success());
     }
 }
 

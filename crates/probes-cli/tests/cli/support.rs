@@ -106,10 +106,10 @@ fn difference(expected: &str, actual: &str) -> String {
 }
 
 /// `text` without what depends on the machine: addresses, build-ids, numbers of three digits and
-/// more, and the folder of `path`.
+/// more, the folder of `path`, and the `./` that dune 3.24 gives the compiler.
 pub(crate) fn redacted(text: &str, path: &Path) -> String {
     let folder = format!("{}/", path.parent().unwrap().display());
-    let text = text.replace(&folder, "");
+    let text = text.replace(&folder, "").replace("/./", "/");
     let mut redacted = String::new();
     let mut word = String::new();
     for character in text.chars().chain(['\n']) {

@@ -13,7 +13,8 @@ use crate::support::{Folder, command, run, run_command, run_on};
 
 #[test]
 fn without_actions_all_probes_are_on_before_any_code_runs() {
-    for file in program_forms("terminating") {
+    let files = ["terminating", "static/terminating"].map(program_forms);
+    for file in files.concat() {
         let run = run_on("trace -format plain", &file);
         assert_eq!(run.stderr, "");
         let answer = run.answer();

@@ -132,6 +132,7 @@ pub(crate) fn rounds() -> Vec<Subject> {
     let owned = |row: &(&str, usize, u64, u64, u64)| (row.0.to_owned(), row.1, row.2, row.3, row.4);
     [
         rounds_of("handlers", handlers.iter().map(owned), false),
+        rounds_of("static/handlers", handlers.iter().map(owned), false),
         rounds_of("init", init.iter().map(owned), false),
         rounds_of("twolibs", twolibs.iter().map(owned), false),
         rounds_of("many", many, true),

@@ -45,7 +45,8 @@ fn printed(program: &Path, actions: Actions) -> String {
 
 #[test]
 fn a_terminating_program_runs_exactly_the_handlers_that_are_on() {
-    for file in program_forms("terminating") {
+    let files = ["terminating", "static/terminating"].map(program_forms);
+    for file in files.concat() {
         assert_eq!(
             printed(&file, Actions::new()),
             "squares 55\ncollatz 111\nhandlers fooia=0 foobar=0 collatz=0\n"

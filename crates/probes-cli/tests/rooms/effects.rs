@@ -1,0 +1,73 @@
+//! Handlers that perform effects, and sites in handlers of effects.
+
+use test_support::program_forms;
+
+use crate::room::{Inmate, Walls};
+use crate::support::run;
+
+/// Each probe, and its hits in a round: with all on, and alone.
+const PROBES: [(&str, u64, u64); 8] = [
+    ("asks", 1, 1),
+    ("inner", 1, 1),
+    // At every effect that is handled: one of the work, and one of three other handlers.
+    ("in_branch", 4, 1),
+    ("gives_up", 1, 1),
+    ("later", 1, 1),
+    ("deep", 1, 1),
+    ("collects", 1, 1),
+    ("finaliser", 1, 1),
+];
+
+fn attach(inmate: &Inmate, actions: &str) {
+    run(&format!("attach -pid {} {actions}", inmate.pid)).answer();
+}
+
+/// The round is the same, whatever is on, and `hits` says what ran in it.
+#[track_caller]
+fn check(inmate: &mut Inmate, hits: impl Fn(&(&'static str, u64, u64)) -> u64) {
+    let work = [("work".to_owned(), 207)];
+    let hits = PROBES.iter().map(|probe| (probe.0.to_owned(), hits(probe)));
+    let expected: Vec<_> = work.into_iter().chain(hits).collect();
+    assert_eq!(inmate.round(), expected);
+}
+
+#[test]
+fn handlers_perform_effects_and_handle_them() {
+    for file in program_forms("ocaml5/effects") {
+        let mut inmate = Inmate::start(Walls::Root, &file, &[]);
+        check(&mut inmate, |_| 0);
+        for _ in 0..10 {
+            attach(&inmate, "-enable-all");
+            check(&mut inmate, |&(_, all, _)| all);
+            attach(&inmate, "-disable-all");
+            check(&mut inmate, |_| 0);
+        }
+        for (name, ..) in PROBES {
+            attach(&inmate, &format!("-enable {name}"));
+            check(
+                &mut inmate,
+                |&(its, _, alone)| if its == name { alone } else { 0 },
+            );
+            attach(&inmate, &format!("-disable {name}"));
+        }
+        inmate.end();
+    }
+}
+
+#[test]
+fn a_handler_that_waits_in_an_effect_goes_on_though_its_probe_is_off() {
+    for file in program_forms("ocaml5/effects") {
+        let mut inmate = Inmate::start(Walls::Root, &file, &[]);
+        assert_eq!(inmate.talker.ask("park", "parked"), "parked 0", "it is off");
+        for parked in 1..=20 {
+            attach(&inmate, "-enable later");
+            let line = inmate.talker.ask("park", "parked");
+            assert_eq!(line, format!("parked {parked}"));
+            attach(&inmate, "-disable later");
+            check(&mut inmate, |_| 0);
+        }
+        // In another domain, through the code that is as it was built again.
+        assert_eq!(inmate.talker.ask("resume", "resumed"), "resumed 20");
+        inmate.end();
+    }
+}

@@ -1,0 +1,93 @@
+//! The programs that every compiler builds: their probes are those of the file, and their handlers
+//! run while they are on.
+
+use serde_json::Value;
+use test_support::{fixture, fixture_forms, program_forms};
+
+use crate::room::{Inmate, Walls, inside};
+use crate::support::{run, run_on};
+
+/// The names in an answer, each with its state if it has one.
+fn names(json: &Value) -> Vec<(String, Option<String>)> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let probes = json["probes"].as_array().unwrap().iter();
+    probes
+        .map(|probe| (text(&probe["name"]).unwrap(), text(&probe["state"])))
+        .collect()
+}
+
+#[test]
+fn programs_in_a_room_are_listed_and_switched_from_outside() {
+    for walls in Walls::ALL {
+        for file in program_forms("handlers") {
+            let mut inmate = Inmate::start(walls, &file, &[]);
+            let pid = inmate.pid;
+            let listed = names(&run_on("list -json", &file).json());
+            assert_eq!(listed.len(), 11);
+            let states = |state: &str| {
+                let info = run(&format!("info -json -pid {pid}")).json();
+                assert_eq!(info["pid"], pid, "as it is known here");
+                let expected = listed
+                    .iter()
+                    .map(|(name, _)| (name.clone(), Some(state.into())));
+                assert_eq!(names(&info), expected.collect::<Vec<_>>());
+            };
+            states("disabled");
+            for how in ["", " -live"] {
+                let attached = run(&format!("attach -json -pid {pid} -enable-all{how}")).json();
+                assert_eq!(attached["pid"], pid);
+                states("enabled");
+                let hits: u64 = inmate.round().iter().map(|(_, hits)| hits).sum();
+                assert_eq!(hits, 516 + 23, "{walls:?} {}", file.display());
+                run(&format!("attach -pid {pid} -disable-all{how}")).answer();
+                states("disabled");
+                let hits: u64 = inmate.round().iter().map(|(_, hits)| hits).sum();
+                assert_eq!(hits, 516);
+            }
+            inmate.end();
+        }
+    }
+}
+
+#[test]
+fn a_program_is_known_by_the_pid_that_the_caller_sees() {
+    for file in program_forms("init") {
+        let inmate = Inmate::start(Walls::Namespaces, &file, &[]);
+        assert_eq!(inmate.ready, "ready pid=1");
+        assert_ne!(inmate.pid, 1);
+        let ps = run("ps -json").json();
+        let processes = ps["processes"].as_array().unwrap();
+        let it = processes.iter().find(|one| one["pid"] == inmate.pid);
+        assert_eq!(it.unwrap()["probes"], 4, "{ps}");
+        inmate.end();
+    }
+}
+
+#[test]
+fn sites_in_a_room_know_the_line_of_their_source() {
+    for walls in Walls::ALL {
+        for file in program_forms("handlers") {
+            let inmate = Inmate::start(walls, &file, &[]);
+            let sites = run(&format!("info -sites -pid {}", inmate.pid)).answer();
+            assert!(sites.contains("test-programs/handlers.ml:"), "{sites}");
+            assert!(sites.contains("Handlers.allocating"), "{sites}");
+            inmate.end();
+        }
+    }
+}
+
+#[test]
+fn a_plugin_is_found_by_its_path_in_the_room() {
+    let plugin = inside(&fixture("objects/plugin.so"));
+    for walls in Walls::ALL {
+        for file in fixture_forms("objects/host") {
+            let mut inmate = Inmate::start(walls, &file, &[]);
+            let load = format!("load {}", plugin.display());
+            inmate.talker.ask(&load, "loaded");
+            run(&format!("attach -pid {} -enable plug", inmate.pid)).answer();
+            let plugins = inmate.talker.ask("plugins", "plugins");
+            assert_eq!(plugins, "plugins 0:ping=0,plug=2");
+            inmate.end();
+        }
+    }
+}

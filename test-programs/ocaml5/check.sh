@@ -1,0 +1,13 @@
+# The programs as they are with no tool around: linked both ways, no probe on.
+set -eu
+
+for program in domains effects; do
+  readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
+  readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
+done
+
+for suffix in .exe _nopie.exe; do
+  printf 'report\nnonsense\n' | ./domains$suffix 2 2
+  printf 'report\n' | ./domains$suffix 3 1 collect
+  printf 'run\npark\nresume\nnonsense\n' | ./effects$suffix
+done | sed 's/ready pid=[0-9]*/ready pid=N/;s/rounds=[0-9]*/rounds=N/'

@@ -1,0 +1,154 @@
+(* Domains, each with some system threads, that hit probes as fast as they can.
+
+   What handlers allocate is kept for a while and looked at again, and so is what
+   was alive at the sites: with `collect`, minor heaps are small and one more
+   domain does nothing but collect and compact.
+
+   A report is made while every worker stands between two rounds, so that its
+   counts are those of whole rounds. *)
+
+exception Hit
+
+type kept =
+  { seed : int
+  ; numbers : int list
+  ; text : string
+  ; floats : float array
+  }
+
+type worker =
+  { name : string
+  ; kept : kept option array
+  ; mutable rounds : int
+  ; mutable hit : int
+  ; mutable alloc : int
+  ; mutable raised : int
+  ; mutable broken : int
+  }
+
+let worker name =
+  { name
+  ; kept = Array.make 64 None
+  ; rounds = 0
+  ; hit = 0
+  ; alloc = 0
+  ; raised = 0
+  ; broken = 0
+  }
+
+let keep seed =
+  { seed
+  ; numbers = List.init 20 (fun i -> seed + i)
+  ; text = string_of_int seed
+  ; floats = Array.init 5 (fun i -> float_of_int (seed * i))
+  }
+
+let is_whole { seed; numbers; text; floats } =
+  List.length numbers = 20
+  && List.for_all2 ( = ) numbers (List.init 20 (fun i -> seed + i))
+  && String.equal text (string_of_int seed)
+  && floats.(4) = float_of_int (seed * 4)
+
+let look worker kept = if not (is_whole kept) then worker.broken <- worker.broken + 1
+
+let round worker =
+  let n = worker.rounds in
+  let slot = n land 63 in
+  let alive = keep n in
+  [%probe "hit" (worker.hit <- worker.hit + 1)];
+  [%probe "alloc"
+    (worker.alloc <- worker.alloc + 1;
+     worker.kept.(slot) <- Some (keep (n * 3)))];
+  (match [%probe "raise" (raise Hit)] with
+  | () -> ()
+  | exception Hit -> worker.raised <- worker.raised + 1);
+  look worker (Sys.opaque_identity alive);
+  Option.iter (look worker) worker.kept.(63 - slot);
+  worker.rounds <- n + 1
+
+(* ---- Standing still between two rounds ---- *)
+
+let gate = Mutex.create ()
+
+let arrival = Condition.create ()
+
+let opening = Condition.create ()
+
+let closed = Atomic.make false
+
+let standing = ref 0
+
+let stop = Atomic.make false
+
+let stand () =
+  Mutex.lock gate;
+  incr standing;
+  Condition.signal arrival;
+  while Atomic.get closed do
+    Condition.wait opening gate
+  done;
+  decr standing;
+  Mutex.unlock gate
+
+let while_all_stand count f =
+  Mutex.lock gate;
+  Atomic.set closed true;
+  while !standing < count do
+    Condition.wait arrival gate
+  done;
+  f ();
+  Atomic.set closed false;
+  Condition.broadcast opening;
+  Mutex.unlock gate
+
+let work worker =
+  while not (Atomic.get stop) do
+    if Atomic.get closed then stand ();
+    round worker;
+    (* The threads of a domain take turns, of 50 ms if nobody yields. *)
+    if worker.rounds land 15 = 0 then Thread.yield ()
+  done
+
+let in_domain workers () =
+  List.map (Thread.create work) (List.tl workers)
+  |> (fun others ->
+       work (List.hd workers);
+       others)
+  |> List.iter Thread.join
+
+let rec collect () =
+  if not (Atomic.get stop) then (
+    Gc.full_major ();
+    Gc.compact ();
+    collect ())
+
+let report workers =
+  while_all_stand (List.length workers) (fun () ->
+      List.iter
+        (fun { name; rounds; hit; alloc; raised; broken; _ } ->
+          Printf.printf "worker %s rounds=%d hit=%d alloc=%d raise=%d broken=%d\n"
+            name rounds hit alloc raised broken)
+        workers);
+  print_endline "report end"
+
+let () =
+  let argument i default =
+    if Array.length Sys.argv > i then int_of_string Sys.argv.(i) else default
+  in
+  let domains = argument 1 8 and threads = argument 2 1 in
+  let collects = Array.length Sys.argv > 3 in
+  if collects then Gc.set { (Gc.get ()) with minor_heap_size = 4096 };
+  let workers =
+    List.init domains (fun d ->
+        List.init threads (fun t -> worker (Printf.sprintf "%d.%d" d t)))
+  in
+  let running = List.map (fun workers -> Domain.spawn (in_domain workers)) workers in
+  let running =
+    if collects then Domain.spawn collect :: running else running
+  in
+  Rounds.ready ();
+  Rounds.commands (function
+    | "report" -> report (List.concat workers)
+    | command -> Rounds.unknown command);
+  Atomic.set stop true;
+  List.iter Domain.join running
