@@ -22,6 +22,8 @@ mod programs;
 // Probes beside the executable's, and in programs in namespaces of their own.
 #[path = "live/containers.rs"]
 mod containers;
+#[path = "live/mounts.rs"]
+mod mounts;
 #[path = "live/objects.rs"]
 mod objects;
 
