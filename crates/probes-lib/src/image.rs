@@ -46,6 +46,11 @@ impl Image {
     pub(crate) fn of(process: &Process, files: Arc<Files>) -> Result<Image> {
         let denied = |source: io::Error| denial::or_lost(process, "look into", source);
         let auxv = process.read_program("auxv").map_err(denied)?;
+        // In the midst of an exec it is empty, and the new program not mapped yet.
+        if bias::auxv_value(&auxv, bias::AT_ENTRY).is_none() {
+            let pid = process.pid();
+            return Err(ErrorKind::Executed { pid }.into());
+        }
         let exe = process.look(|folder| {
             let exe = format!("{folder}/exe");
             let path = process.read_link(&exe)?;
