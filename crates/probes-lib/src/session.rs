@@ -163,15 +163,44 @@ impl Target {
     pub fn states(&self) -> Result<ProbeStates> {
         for _ in 0..ATTEMPTS {
             match self.read_states() {
-                // An object that has just been unloaded.
+                // An object that has just been unloaded, or loaded.
                 Err(error) if self.is_unloaded(&error) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => {}
                 done => return done,
             }
         }
         Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
     }
 
+    /// What looks inconsistent is looked at again: so it looks, too, if somebody writes meanwhile, or an
+    /// object is being loaded, of which one look proves nothing.
     fn read_states(&self) -> Result<ProbeStates> {
+        let mut states = self.look_at_states()?;
+        let mut always_the_same = true;
+        for _ in 1..ATTEMPTS {
+            if states.is_consistent() {
+                return Ok(states);
+            }
+            let is_fixed = !states.can_lose_objects();
+            if !is_fixed {
+                // Reading the maps waits for who changes them, and so might keep in step with him.
+                turn::pause();
+            }
+            let again = self.look_at_states()?;
+            let is_same = again.has_objects_of(&states) && again.snapshot == states.snapshot;
+            always_the_same &= is_same;
+            states = again;
+            if is_same && is_fixed && !self.is_traced() {
+                return Ok(states);
+            }
+        }
+        if states.is_consistent() || always_the_same || !states.can_lose_objects() {
+            return Ok(states);
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    fn look_at_states(&self) -> Result<ProbeStates> {
         let maps = read_maps(&self.process).map_err(|error| self.tell_exec(error))?;
         let image = self.look_again(&maps);
         let program = &image.program;
@@ -183,24 +212,12 @@ impl Target {
             untouched.is_some_and(|untouched| untouched.holds(start, len))
         };
         let layout = Layout::of(program, program.probes());
-        let read = || -> Result<ProbeStates> {
-            let snapshot = layout
-                .read_states(self.pid(), &memory, program, is_the_files)
-                .map_err(|error| self.tell_exec(error))?;
-            Ok(ProbeStates::of(program.clone(), snapshot))
-        };
-        let mut states = read()?;
-        for _ in 1..ATTEMPTS {
-            if states.is_consistent() {
-                break;
-            }
-            // So it looks, too, if somebody writes while we read.
-            let again = read()?;
-            let settled = again.snapshot == states.snapshot && !self.is_traced();
-            states = again;
-            if settled {
-                break;
-            }
+        let snapshot = layout
+            .read_states(self.pid(), &memory, program, is_the_files)
+            .map_err(|error| self.tell_exec(error))?;
+        let states = ProbeStates::of(program.clone(), snapshot);
+        if !states.is_consistent() && !image.is_as_in(&read_maps(&self.process)?) {
+            return Err(ErrorKind::KeepsChanging { pid: self.pid() }.into());
         }
         Ok(states)
     }
@@ -380,9 +397,15 @@ impl Target {
         wish: Wish<'_>,
         limit: Duration,
     ) -> Result<Option<Report>> {
+        // So it looks, too, if somebody else writes while we read, or an object is being loaded.
+        let may_pass = |kind: &ErrorKind| match kind {
+            ErrorKind::Inconsistent { .. } => true,
+            ErrorKind::UnexpectedSite { address, .. } => subject.image.is_unloadable(*address),
+            _ => false,
+        };
         let prepared = match subject.prepare(wish) {
-            // So it looks, too, if somebody else writes while we read: told when it stands.
-            Err(error) if matches!(error.kind(), ErrorKind::Inconsistent { .. }) => None,
+            // Told when it stands.
+            Err(error) if may_pass(error.kind()) => None,
             prepared => Some(prepared?),
         };
         match prepared {
@@ -390,19 +413,23 @@ impl Target {
             Some(ref job) => job.break_copy_on_write(),
             None => {}
         }
-        let (job, outcome, stood) = with_tracer(&[&self.process], |tracer| {
+        let done = with_tracer(&[&self.process], |tracer| {
             let stopped = tracer.stop(&self.process, limit)?;
             if let Some(job) = prepared {
                 if job.carry_out(&stopped)? == Outcome::Done {
-                    return Ok((job, Outcome::Done, stopped.release()));
+                    return Ok(Some((job, stopped.release())));
                 }
+            }
+            // An object that was unloaded, or stands half loaded now.
+            if !subject.image.is_as_in(&read_maps(&self.process)?) {
+                return Ok(None);
             }
             // Somebody else was faster; now that it stands, nobody is.
             let job = subject.prepare(wish)?;
-            let outcome = job.carry_out(&stopped)?;
-            Ok((job, outcome, stopped.release()))
+            let done = job.carry_out(&stopped)? == Outcome::Done;
+            Ok(done.then(|| (job, stopped.release())))
         })?;
-        Ok((outcome == Outcome::Done).then(|| job.report(stood)))
+        Ok(done.map(|(job, stood)| job.report(stood)))
     }
 
     /// Tells an exec, which looks like an end to who has opened the old program.
