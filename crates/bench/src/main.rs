@@ -24,6 +24,7 @@ mod machine;
 mod parsing;
 mod prepare;
 mod prototype;
+mod ps;
 mod spin;
 mod stats;
 mod stillness;
@@ -106,7 +107,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The tables, by the names of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 9] = [
+const TABLES: [&str; 10] = [
     "machine",
     "goals",
     "stillness",
@@ -114,6 +115,7 @@ const TABLES: [&str; 9] = [
     "prototype",
     "gdb",
     "commands",
+    "ps",
     "syscalls",
     "parsing",
 ];
@@ -154,6 +156,9 @@ fn measure(request: Request) -> Result<()> {
     };
     if wants("commands") {
         document.add("commands", commands::table(&commands));
+    }
+    if wants("ps") {
+        document.add("ps", ps::table(&ready.targets, tool, request.rounds)?);
     }
     if wants("syscalls") {
         document.add("syscalls", syscalls::table(programs, tool)?);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
+use crate::ps;
 
 const FIXTURES: &str = "test-programs/fixtures";
 
@@ -52,10 +53,15 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
     let root = root
         .canonicalize()
         .map_err(Failure::of("cannot find the workspace"))?;
-    let wanted = PROGRAMS.map(|(name, _)| format!("./{FIXTURES}/{name}"));
+    let wanted = PROGRAMS
+        .iter()
+        .map(|(name, _)| format!("./{FIXTURES}/{name}"));
+    let of_ps = ps::FILES
+        .iter()
+        .map(|file| format!("./test-programs/{file}"));
     run(Command::new("dune")
         .arg("build")
-        .args(&wanted)
+        .args(wanted.chain(of_ps))
         .current_dir(&root))?;
     if with_tool {
         run(cargo(&root).args(["build", "--release", "-p", "probes-cli"]))?;

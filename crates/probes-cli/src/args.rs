@@ -75,6 +75,9 @@ pub(crate) struct TraceArgs {
     /// Stay until the program ends, and exit with its status
     #[arg(long)]
     pub(crate) wait: bool,
+    /// Also in what it starts, executes and loads, before it runs
+    #[arg(long)]
+    pub(crate) follow: bool,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     #[command(flatten)]
@@ -100,6 +103,10 @@ directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are pa
 kill to all of the job (`kill %1`) reaches the program twice, unless it stops or continues. The exit
 status is the program's, or 128 and the number of the signal that ended it.
 
+With -follow a second process of ocaml-probes traces the program, what it starts, and the programs that
+these execute, until all have ended or it is sent SIGTERM. Names that another program or a library
+lacks are passed over there; processes without probes are let go. -v says what happens.
+
 RE is an extended regular expression, as in grep -E.
 
 One kind of action a call, but -enable goes with -disable. All is done, or the program is not started.";
@@ -109,12 +116,8 @@ One kind of action a call, but -enable goes with -disable. All is done, or the p
 #[command(after_help = ATTACH_HELP)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct AttachArgs {
-    /// The process; may be repeated
-    #[arg(long, value_name = "N", allow_hyphen_values = true, action = ArgAction::Append)]
-    pub(crate) pid: Vec<String>,
-    /// The processes whose program's name RE matches from its start
-    #[arg(long, value_name = "RE")]
-    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) whom: WhomArgs,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     /// Set counters to 1 or 0 and the sites to match, whatever they were
@@ -123,6 +126,9 @@ pub(crate) struct AttachArgs {
     /// Change the process while it runs: no thread is stopped
     #[arg(long)]
     pub(crate) live: bool,
+    /// Also in what they start, execute and load later, before it runs
+    #[arg(long)]
+    pub(crate) follow: bool,
     /// Put everything back after 30s, 5m, 1h30m, or when told to end
     #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
     pub(crate) duration: Option<String>,
@@ -145,6 +151,10 @@ cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, 
 what was added to each counter, or sooner on Ctrl-C, SIGTERM and SIGHUP (unless they were ignored
 from the start, as by nohup); what others have done meanwhile stays. It prints that as well.
 
+With -follow it stays, tracing the processes, what they start, and the programs that these execute,
+until all have ended, or Ctrl-C or SIGTERM: probes stay as they are then. Names that another program
+or a library lacks are passed over there; processes without probes are let go. -v says what happens.
+
 RE is an extended regular expression, as in grep -E.
 
 One kind of action a call, but -enable goes with -disable. Enabling adds one to a probe's counter
@@ -156,9 +166,8 @@ say so.";
 #[command(override_usage = "ocaml-probes info -pid N [FLAGS]", after_help = INFO_HELP)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct InfoArgs {
-    /// The process
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub(crate) pid: Option<String>,
+    #[command(flatten)]
+    pub(crate) whom: WhomArgs,
     /// Also show each site and semaphore
     #[arg(long)]
     pub(crate) sites: bool,
@@ -174,7 +183,12 @@ and sites disagree, NAME inconsistent. With -sites, below each
 with addresses in the process, - for what the file does not tell, and, behind the state of a site
 that does not hold what the file has, its bytes: foreign(90cc00000000). What is not of the executable
 but of a library or plugin comes after a line
-    in OBJECT";
+    in OBJECT
+
+Of several processes, each line begins with the PID, and -json is a line for each. One that cannot
+be looked into is an error, and the others are shown.
+
+RE is an extended regular expression, as in grep -E.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = LIST_HELP)]
@@ -209,6 +223,18 @@ Plain, it is a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
 with the providers of its notes, which tell the compiler; ENABLED of its PROBES are on. Processes that
 may not be looked into are left out; -v says how many.";
+
+/// Which processes.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct WhomArgs {
+    /// The process; may be repeated
+    #[arg(long, value_name = "N", allow_hyphen_values = true, action = ArgAction::Append)]
+    pub(crate) pid: Vec<String>,
+    /// The processes whose program's name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) name: Option<String>,
+}
 
 /// What to do with which probes.
 #[derive(Debug, clap::Args)]

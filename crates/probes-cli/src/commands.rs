@@ -2,19 +2,21 @@
 
 mod attach;
 mod failures;
+mod follow;
 mod info;
 mod list;
 mod ps;
 mod put_back;
 mod trace;
 mod wait;
+mod whom;
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use probes_lib::{Report, Result, SourceMap, Target};
+use probes_lib::{ErrorKind, PassedOver, Report, Result, SourceMap, Target};
 
 use crate::hint;
 use crate::messages::Messages;
@@ -33,6 +35,8 @@ pub(crate) enum Failure {
         /// What became of the others.
         rest: &'static str,
     },
+    /// The probes of so many processes that were followed could not be set, which was said of each.
+    Followed(usize),
     /// No process with probes runs a program of that name.
     NobodyCalled(String),
     /// The processes could not be listed.
@@ -81,6 +85,7 @@ impl Failure {
                 Some("`ocaml-probes ps` lists those that there are".to_owned())
             }
             Failure::Several { .. }
+            | Failure::Followed(_)
             | Failure::Survey(_)
             | Failure::Output(_)
             | Failure::Unanswered(..)
@@ -104,6 +109,10 @@ impl fmt::Display for Failure {
                 write!(f, "{failed} of {total} processes failed")?;
                 let separator = if rest.is_empty() { "" } else { "; " };
                 write!(f, "{separator}{rest}")
+            }
+            Failure::Followed(1) => f.write_str("the probes of one process could not be set"),
+            Failure::Followed(count) => {
+                write!(f, "the probes of {count} processes could not be set")
             }
             Failure::NobodyCalled(name) => {
                 write!(
@@ -199,8 +208,34 @@ fn say_what(messages: &Messages, target: &Target) {
             object.load_bias()
         ));
     }
-    for reason in target.passed_over() {
-        messages.step(format_args!("passed over: {reason}"));
+    warn_of_passed_over(messages, target);
+}
+
+/// Names the files that could not be looked into, which may have probes as well.
+fn warn_of_passed_over(messages: &Messages, target: &Target) {
+    let is_nameless = |one: &PassedOver| matches!(one.why.kind(), ErrorKind::Nameless { .. });
+    let (nameless, others): (Vec<_>, Vec<_>) =
+        target.passed_over().into_iter().partition(is_nameless);
+    let warn = |why: &str, kind: &ErrorKind| {
+        let hint = hint::of(kind, &Subject::Process(target.pid()));
+        let hint = hint.unwrap_or_else(|| "the probes of all other files are there".to_owned());
+        messages.warning(&format!("passed over: {why}"), &hint);
+    };
+    for one in &others {
+        warn(&one.why.to_string(), one.why.kind());
+    }
+    match nameless.as_slice() {
+        [] => {}
+        [one] => warn(&one.why.to_string(), one.why.kind()),
+        // All libraries of a program, perhaps, after the system was upgraded.
+        [first, ..] => {
+            let paths = nameless.iter().map(|one| one.path.display().to_string());
+            let mut paths: Vec<String> = paths.collect();
+            paths.sort();
+            let names = few(&paths).unwrap_or_default();
+            let why = format!("cannot open files that have no name any more: {names}");
+            warn(&why, first.why.kind());
+        }
     }
 }
 
@@ -212,7 +247,7 @@ fn say_passed_over(messages: &Messages, report: &Report) {
 }
 
 /// As many of the names as fit on a line; `None` if there are none.
-fn few(names: &[impl AsRef<str>]) -> Option<String> {
+pub(crate) fn few(names: &[impl AsRef<str>]) -> Option<String> {
     const FEW: usize = 8;
     let shown: Vec<&str> = names.iter().take(FEW).map(AsRef::as_ref).collect();
     let text = shown.join(", ");

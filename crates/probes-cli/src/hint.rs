@@ -1,25 +1,36 @@
 //! What to do about an error: the line behind it, for every kind that has a sensible next step.
 
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use probes_lib::{Denial, ElfDefect, ErrorKind};
 
-use crate::commands::Subject;
+use crate::commands::{Subject, few};
 
 const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
+
+const CAPABLE: &str = "start the container with --cap-add=SYS_PTRACE";
 
 /// What to do next; `None` where the error says all that is known.
 pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
     let hint = match error {
         ErrorKind::OpenFile { source, .. } => return open_file(source),
+        ErrorKind::Nameless { .. } => {
+            "use sudo, outside of containers: the kernel's own links to it are for root".to_owned()
+        }
         ErrorKind::Exec { program, source } => return exec(program, source),
         ErrorKind::Elf { defect, .. } => return elf(defect),
         ErrorKind::MalformedNote { path, .. } | ErrorKind::WrongNote { path, .. } => format!(
             "the file is damaged, build it again; `readelf -n {}` shows its notes",
             path.display()
         ),
+        ErrorKind::NoProbes { passed_over, .. } if !passed_over.is_empty() => {
+            "root (outside of containers) can look into files that others may not read, or that were \
+             deleted or replaced"
+                .to_owned()
+        }
         ErrorKind::NoProbes { .. } => {
             "was it built by a compiler with probes, or with ppx_probe, was the code that has them \
              linked in, and .note.stapsdt kept when stripping?"
@@ -56,9 +67,14 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
         ErrorKind::Setuid { .. } => {
             "start it without ocaml-probes, then `attach` to it with sudo".to_owned()
         }
-        ErrorKind::NoSuchProcess { .. } => {
-            "it has exited, or the pid is one of another pid namespace (a container)".to_owned()
-        }
+        ErrorKind::NoSuchProcess { pid } => match few(&known_inside_as(*pid)) {
+            Some(others) => {
+                format!("it has exited, or it is one that has this pid in its container: {others}")
+            }
+            None => {
+                "it has exited, or the pid is one of another pid namespace (a container)".to_owned()
+            }
+        },
         ErrorKind::NotAProcess { pid, .. } => format!("its process is -pid {pid}"),
         ErrorKind::Zombie { .. } => "it has ended, start it anew".to_owned(),
         ErrorKind::KernelThread { .. } => "give the pid of an OCaml program".to_owned(),
@@ -93,6 +109,28 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
         _ => return None,
     };
     Some(hint)
+}
+
+/// The processes that have this pid in a pid namespace of their own, with their names.
+fn known_inside_as(pid: i32) -> Vec<String> {
+    let folders = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let known = folders.filter_map(|folder| {
+        let outside: i32 = folder.file_name().to_str()?.parse().ok()?;
+        let status = fs::read(folder.path().join("status")).ok()?;
+        let status = String::from_utf8_lossy(&status);
+        let line = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        // proc_pid_status(5): "The leftmost entry shows the value with respect to the PID namespace
+        // of the process that mounted this procfs", the rightmost one its own.
+        let inside = line("NStgid:")?.split_ascii_whitespace().next_back()?;
+        let is_it = inside.parse() == Ok(pid);
+        is_it.then(|| {
+            format!(
+                "-pid {outside} ({})",
+                line("Name:").unwrap_or_default().trim()
+            )
+        })
+    });
+    known.collect()
 }
 
 /// How to make counter and sites of a probe agree again.
@@ -186,7 +224,14 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
             "only a reboot can undo it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d"
                 .to_owned()
         }
-        Denial::Seccomp => "start the container with --cap-add=SYS_PTRACE".to_owned(),
+        Denial::Seccomp if attach => {
+            format!("{CAPABLE}; or use -live, which traces nothing")
+        }
+        Denial::Seccomp => CAPABLE.to_owned(),
+        Denial::Incapable(of) => match &**of {
+            Denial::OtherUser { name, .. } => format!("{CAPABLE}, or be that user: sudo -u {name}"),
+            _ => CAPABLE.to_owned(),
+        },
         Denial::OtherUser { name, .. } => format!("use sudo, or be that user: sudo -u {name}"),
         Denial::UserNamespace => {
             "run ocaml-probes inside that container, or as root outside of it".to_owned()
@@ -250,6 +295,20 @@ mod tests {
             (
                 Denial::Seccomp,
                 "cannot attach to 4242: this container's seccomp profile blocks ptrace",
+                "start the container with --cap-add=SYS_PTRACE; or use -live, which traces nothing",
+            ),
+            (
+                Denial::Incapable(Box::new(Denial::OtherUser {
+                    uid: 0,
+                    name: root(),
+                })),
+                "4242 belongs to uid 0 (root), and this container lacks CAP_SYS_PTRACE",
+                "start the container with --cap-add=SYS_PTRACE, or be that user: sudo -u root",
+            ),
+            (
+                Denial::Incapable(Box::new(Denial::Yama { scope: 1 })),
+                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants, and this \
+                 container lacks CAP_SYS_PTRACE",
                 "start the container with --cap-add=SYS_PTRACE",
             ),
             (

@@ -22,46 +22,61 @@ pub(crate) enum Level {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Messages {
     level: Level,
+    /// The process that it is about, where there are several.
+    pid: Option<i32>,
 }
 
 impl Messages {
     /// Says what is of `level` or more important.
     pub(crate) fn new(level: Level) -> Messages {
-        Messages { level }
+        Messages { level, pid: None }
+    }
+
+    /// Says of every message which process it is about.
+    pub(crate) fn about(self, pid: i32) -> Messages {
+        Messages {
+            pid: Some(pid),
+            ..self
+        }
     }
 
     /// Why it could not be done, and what can be done about it.
     pub(crate) fn error(&self, message: &str, hint: Option<String>) {
-        self.say(Level::Errors, format_args!("ocaml-probes: {message}"));
+        self.say(Level::Errors, "ocaml-probes: ", format_args!("{message}"));
         if let Some(hint) = hint {
-            self.say(Level::Errors, format_args!("hint: {hint}"));
+            self.hint(Level::Errors, &hint);
         }
     }
 
     /// What is odd, though it could be done, and what can be done about it.
     pub(crate) fn warning(&self, message: &str, hint: &str) {
-        self.say(
-            Level::Warnings,
-            format_args!("ocaml-probes: warning: {message}"),
-        );
-        self.say(Level::Warnings, format_args!("hint: {hint}"));
+        let start = "ocaml-probes: warning: ";
+        self.say(Level::Warnings, start, format_args!("{message}"));
+        self.hint(Level::Warnings, hint);
     }
 
     /// What was done beside the answer.
     pub(crate) fn note(&self, message: &str) {
-        self.say(Level::Warnings, format_args!("{message}"));
+        self.say(Level::Warnings, "", format_args!("{message}"));
     }
 
     /// What is being done.
     pub(crate) fn step(&self, message: fmt::Arguments<'_>) {
-        self.say(Level::Steps, message);
+        self.say(Level::Steps, "", message);
     }
 
-    fn say(&self, level: Level, message: fmt::Arguments<'_>) {
+    /// It comes behind what says which process it is about.
+    fn hint(self, level: Level, hint: &str) {
+        let of_all = Messages { pid: None, ..self };
+        of_all.say(level, "hint: ", format_args!("{hint}"));
+    }
+
+    fn say(&self, level: Level, start: &str, message: fmt::Arguments<'_>) {
         if level <= self.level {
+            let process = self.pid.map_or_else(String::new, |pid| format!("{pid}: "));
             // Names and paths in it are other people's. Whole lines, because a traced program may
             // write to the same place.
-            let line = format!("{}\n", Escaped(&message.to_string()));
+            let line = format!("{start}{process}{}\n", Escaped(&message.to_string()));
             // There is nobody to tell that standard error is closed.
             let _ = stderr().write_all(line.as_bytes());
         }

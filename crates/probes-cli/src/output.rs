@@ -22,15 +22,16 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Writes the probes of a process or a file.
+/// Writes the probes of a process or a file; which process it is, too, if there are several.
 pub(crate) fn print_listing(
     format: Format,
     listing: &Listing<'_>,
     sites: bool,
+    several: bool,
 ) -> Result<(), Failure> {
     let text = match format {
-        Format::Plain => plain::listing(listing),
-        Format::Table => table::listing(listing, sites),
+        Format::Plain => plain::listing(listing, several),
+        Format::Table => table::listing(listing, sites, several),
         Format::Json => json(listing)?,
     };
     print(&text)

@@ -9,7 +9,7 @@ use std::time::Duration;
 use probes_lib::{Action, Actions, Selector};
 use regex::Regex;
 
-use crate::args::{ActionArgs, AnswerArgs, Typed};
+use crate::args::{ActionArgs, AnswerArgs, Typed, WhomArgs};
 use crate::messages::{Level, Messages};
 use crate::output::Format;
 use crate::usage::{Stop, UsageError};
@@ -30,6 +30,7 @@ pub(crate) struct Trace {
     pub(crate) arguments: Vec<OsString>,
     pub(crate) actions: Actions,
     pub(crate) wait: bool,
+    pub(crate) follow: bool,
     pub(crate) answer: Answer,
 }
 
@@ -38,6 +39,7 @@ pub(crate) struct Attach {
     pub(crate) whom: Whom,
     pub(crate) actions: Actions,
     pub(crate) live: bool,
+    pub(crate) follow: bool,
     /// How long it is to stay so, if not for ever.
     pub(crate) duration: Option<Duration>,
     pub(crate) gigatext: bool,
@@ -55,7 +57,7 @@ pub(crate) struct Whom {
 
 #[derive(Debug)]
 pub(crate) struct Info {
-    pub(crate) pid: i32,
+    pub(crate) whom: Whom,
     pub(crate) sites: bool,
     pub(crate) answer: Answer,
 }
@@ -91,19 +93,26 @@ impl Request {
                     arguments: args.arguments,
                     actions: actions.unwrap_or(Actions::of(Action::Enable, Selector::All)),
                     wait: args.wait,
+                    follow: args.follow,
                     answer: check.answer(&args.answer)?,
                 })
             }
             Typed::Attach(args) => {
                 let check = Check("attach");
-                let whom = check.whom(args.pid, args.name)?;
+                let whom = check.whom(args.whom)?;
                 let Some(actions) = check.actions(&args.actions)? else {
                     return check.refuse("no action given, such as -enable NAMES");
                 };
+                for (flag, given) in [("-live", args.live), ("-for", args.duration.is_some())] {
+                    if args.follow && given {
+                        return check.refuse(format!("-follow and {flag} cannot be combined"));
+                    }
+                }
                 Request::Attach(Attach {
                     whom,
                     actions: actions.force(args.force),
                     live: args.live,
+                    follow: args.follow,
                     duration: check.duration("-for", args.duration)?,
                     gigatext: args.gigatext,
                     answer: check.answer(&args.answer)?,
@@ -112,7 +121,7 @@ impl Request {
             Typed::Info(args) => {
                 let check = Check("info");
                 Request::Info(Info {
-                    pid: check.pid(args.pid)?,
+                    whom: check.whom(args.whom)?,
                     sites: args.sites,
                     answer: check.answer(&args.answer)?,
                 })
@@ -162,18 +171,17 @@ impl Check {
         }
     }
 
-    fn whom(&self, typed: Vec<String>, name: Option<String>) -> Result<Whom, UsageError> {
-        let mut pids = Vec::with_capacity(typed.len());
-        for one in typed {
-            let pid = self.pid(Some(one))?;
+    fn whom(&self, typed: WhomArgs) -> Result<Whom, UsageError> {
+        let mut pids = Vec::with_capacity(typed.pid.len());
+        for one in typed.pid {
+            let pid = self.pid(&one)?;
             if pids.contains(&pid) {
                 return self.refuse(format!("-pid {pid} is given twice"));
             }
             pids.push(pid);
         }
-        let name = match name {
-            // As all regular expressions here, it matches from the start.
-            Some(name) => match Regex::new(&format!("^(?:{name})")) {
+        let name = match typed.name {
+            Some(name) => match Regex::new(&name) {
                 Ok(name) => Some(name),
                 Err(_) => {
                     return self.refuse(format!("-name: \"{name}\" is not a regular expression"));
@@ -187,10 +195,7 @@ impl Check {
         Ok(Whom { pids, name })
     }
 
-    fn pid(&self, typed: Option<String>) -> Result<i32, UsageError> {
-        let Some(typed) = typed else {
-            return self.refuse("no -pid N given");
-        };
+    fn pid(&self, typed: &str) -> Result<i32, UsageError> {
         // `parse` would also take a sign.
         let digits = typed.bytes().all(|byte| byte.is_ascii_digit());
         match typed.parse() {

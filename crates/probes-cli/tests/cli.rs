@@ -11,8 +11,12 @@ mod attach; // changes of running programs: counters, families, force, all or no
 mod bad_files; // what is no program with probes, or a damaged one
 #[path = "cli/bad_processes.rs"]
 mod bad_processes; // processes that are gone, not ours, traced, of the kernel
+#[path = "cli/confined.rs"]
+mod confined; // what a container lacks: capabilities, ptrace, namespaces
 #[path = "cli/documents.rs"]
 mod documents; // what the documentation says to be tested is
+#[path = "cli/follow.rs"]
+mod follow; // what a process starts, executes and loads
 #[path = "cli/help.rs"]
 mod help; // help and version, word for word
 #[path = "cli/info.rs"]

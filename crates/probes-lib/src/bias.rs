@@ -22,6 +22,12 @@ use crate::spans::PAGE;
 /// `AT_ENTRY` of getauxval(3): "The entry address of the executable."
 pub(crate) const AT_ENTRY: u64 = 9;
 
+/// `AT_PHDR`: "The address of the program headers of the executable."
+pub(crate) const AT_PHDR: u64 = 3;
+
+/// `AT_PHNUM`: "The number of program headers."
+pub(crate) const AT_PHNUM: u64 = 5;
+
 /// `AT_BASE`: "The base address of the program interpreter (usually, the dynamic linker)."
 pub(crate) const AT_BASE: u64 = 7;
 

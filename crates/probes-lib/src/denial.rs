@@ -77,30 +77,52 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
         return Denial::Seccomp;
     }
     let privileged = ours.effective & CAP_SYS_PTRACE != 0;
-    if !privileged {
-        if theirs.uid != geteuid().as_raw() {
-            return Denial::OtherUser {
-                uid: theirs.uid,
-                name: user_name(theirs.uid),
-            };
-        }
-        // "The caller's permitted capability set is a superset of the target's."
-        if theirs.permitted & !ours.permitted != 0 {
-            return Denial::MorePrivileged;
-        }
-        // The files in /proc of a process that is not dumpable belong to root.
-        if process.owner().is_ok_and(|owner| owner != theirs.uid) {
-            return Denial::NotDumpable;
-        }
-    }
-    if is_in_other_user_namespace(process) || (privileged && !is_initial_user_namespace()) {
+    let initial = is_initial_user_namespace();
+    // Users and capabilities of another one are not what they seem.
+    if !(privileged && initial) && is_in_other_user_namespace(process) {
         return Denial::UserNamespace;
     }
+    if !privileged {
+        if let Some(denial) = of_credentials(process, &theirs, &ours) {
+            return unless_capable(denial, &ours);
+        }
+    }
     match yama_scope() {
-        Some(scope) if scope == 3 || (scope > 0 && !privileged) => Denial::Yama { scope },
-        // The files in /proc say EACCES whatever the reason.
+        Some(scope) if scope == 3 || (scope > 0 && !privileged) => {
+            unless_capable(Denial::Yama { scope }, &ours)
+        }
+        // The files in /proc say EACCES whatever the reason, and to a tracer from outside they are open.
+        _ if errno == Errno::EACCES && !initial => Denial::UserNamespace,
         _ if errno == Errno::EACCES && privileged => Denial::Policy,
         _ => Denial::Unexplained,
+    }
+}
+
+/// What keeps one user from another's processes.
+fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<Denial> {
+    if theirs.uid != geteuid().as_raw() {
+        return Some(Denial::OtherUser {
+            uid: theirs.uid,
+            name: user_name(theirs.uid),
+        });
+    }
+    // "The caller's permitted capability set is a superset of the target's."
+    if theirs.permitted & !ours.permitted != 0 {
+        return Some(Denial::MorePrivileged);
+    }
+    // The files in /proc of a process that is not dumpable belong to root.
+    let owner = process.owner();
+    owner
+        .is_ok_and(|owner| owner != theirs.uid)
+        .then_some(Denial::NotDumpable)
+}
+
+/// What the capability would overcome is also for want of it, where nobody can get it.
+fn unless_capable(denial: Denial, ours: &Status) -> Denial {
+    let is_overcome = !matches!(denial, Denial::Yama { scope: 3 });
+    match ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {
+        true => Denial::Incapable(Box::new(denial)),
+        false => denial,
     }
 }
 
@@ -111,7 +133,7 @@ pub(crate) fn of_own_child(errno: Errno) -> Denial {
         _ if ptrace::is_filtered() => Denial::Seccomp,
         // Who traces us may trace our children as well.
         _ if ours.tracer != 0 => by_tracer(ours.tracer),
-        Some(scope) if scope > 1 => Denial::Yama { scope },
+        Some(scope) if scope > 1 => unless_capable(Denial::Yama { scope }, &ours),
         _ if errno == Errno::EACCES => Denial::Policy,
         _ => Denial::Unexplained,
     }
@@ -122,15 +144,12 @@ fn own_status() -> Status {
     own.and_then(|own| own.status().ok()).unwrap_or_default()
 }
 
-/// Reading the link takes the same permission that we were denied, so it seldom tells.
+/// Reading the link takes the same permission that we were denied. Everybody may read how ids are
+/// mapped, which nearly always differs.
 fn is_in_other_user_namespace(process: &Process) -> bool {
-    match (
-        process.read_link("ns/user"),
-        fs::read_link("/proc/self/ns/user"),
-    ) {
-        (Ok(theirs), Ok(ours)) => theirs != ours,
-        _ => false,
-    }
+    let differ = |theirs: io::Result<Vec<u8>>, ours: io::Result<Vec<u8>>| matches!((theirs, ours), (Ok(theirs), Ok(ours)) if theirs != ours);
+    differ(process.read("uid_map"), fs::read("/proc/self/uid_map"))
+        || differ(process.read("gid_map"), fs::read("/proc/self/gid_map"))
 }
 
 /// Whether our capabilities are good for every process: in the first user namespace every id is

@@ -19,7 +19,8 @@ use goblin::elf::header::{
 };
 use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD};
 use goblin::elf::section_header::{SHT_NOBITS, SHT_NOTE};
-use goblin::elf::{Header, ProgramHeader, SectionHeader};
+use goblin::elf::sym::sym64::SIZEOF_SYM;
+use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
 
 use crate::addr::FileAddr;
 use crate::error::{ElfDefect, ErrorKind, Result};
@@ -29,7 +30,7 @@ use crate::sys::can_fail;
 /// about 100 MiB); a sparse file may claim far more.
 const MAX_SECTION: u64 = 128 << 20;
 
-const CTX: Ctx = Ctx {
+pub(crate) const CTX: Ctx = Ctx {
     container: Container::Big,
     le: Endian::Little,
 };
@@ -354,6 +355,24 @@ impl ElfFile {
             .checked_add(address.0 - segment.start.0)
             .ok_or_else(|| self.truncated("a site", segment.offset, bytes.len() as u64))?;
         self.read_at(offset, bytes, "the code around a site")
+    }
+
+    /// Where a function that the file exports is.
+    pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
+        let section = |name| {
+            let section = self.section(name)?;
+            self.section_bytes(section, "the dynamic symbols").ok()
+        };
+        let (symbols, names) = (section(".dynsym")?, section(".dynstr")?);
+        let count = symbols.len() / SIZEOF_SYM;
+        let symbols = Sym::parse(&symbols, 0, count, CTX).ok()?;
+        let is_it = |symbol: &&Sym| {
+            let rest = names.get(symbol.st_name..);
+            let rest = rest.and_then(|rest| rest.strip_prefix(name.as_bytes()));
+            symbol.st_shndx != 0 && rest.is_some_and(|rest| rest.first() == Some(&0))
+        };
+        let symbol = symbols.iter().find(is_it)?;
+        Some(FileAddr(symbol.st_value))
     }
 
     /// The build-id, if the file has one that can be read.

@@ -115,6 +115,12 @@ pub enum ErrorKind {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A file that is mapped has no name any more by which it could be opened.
+    #[error("cannot open {}: {}", path.display(), namelessness(path))]
+    Nameless {
+        /// The file, as the kernel names it.
+        path: PathBuf,
+    },
     /// A file could not be read.
     #[error("cannot read {what} of {}: {}", path.display(), reason(source))]
     ReadFile {
@@ -157,30 +163,36 @@ pub enum ErrorKind {
         defect: ProbeDefect,
     },
     /// The file has no OCaml probes.
-    #[error("no OCaml probes in {}{}", path.display(), build_id_suffix(.build_id))]
+    #[error("no OCaml probes in {}{}{}", path.display(), build_id_suffix(.build_id), unless_in(.passed_over))]
     NoProbes {
         /// The file.
         path: PathBuf,
         /// Its build-id, if it has one.
         build_id: Option<BuildId>,
+        /// If it runs, other files that are mapped and could not be looked into.
+        passed_over: Vec<PathBuf>,
     },
     /// No probe of that name.
-    #[error("no probe \"{name}\" in {}{}", file_name(program), did_you_mean(.near))]
+    #[error("no probe \"{name}\" in {}{}{}", file_name(program), unless_in(.passed_over), did_you_mean(.near))]
     UnknownProbe {
         /// The name that was asked for.
         name: String,
         /// The program that does not have it.
         program: PathBuf,
+        /// Files that are mapped and could not be looked into.
+        passed_over: Vec<PathBuf>,
         /// Names that it does have, nearest first.
         near: Vec<String>,
     },
     /// A regular expression or predicate selects no probe.
-    #[error("no probe in {} matches {pattern}", file_name(program))]
+    #[error("no probe in {} matches {pattern}{}", file_name(program), unless_in(.passed_over))]
     NoMatch {
         /// What was asked for.
         pattern: String,
         /// The program.
         program: PathBuf,
+        /// Files that are mapped and could not be looked into.
+        passed_over: Vec<PathBuf>,
     },
     /// A regular expression cannot be compiled.
     #[error("\"{pattern}\" is not a regular expression: {}", regex_reason(source))]
@@ -558,6 +570,27 @@ fn file_name(path: &Path) -> std::path::Display<'_> {
     path.file_name().map_or(path, Path::new).display()
 }
 
+/// Files of memfd_create(2) are called so in the maps.
+fn namelessness(path: &Path) -> &'static str {
+    match path.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
+        true => "it is in memory alone (memfd), and its descriptor is closed",
+        false => "it was deleted or replaced since it was loaded",
+    }
+}
+
+/// Where else it may be.
+fn unless_in(passed_over: &[PathBuf]) -> String {
+    const FEW: usize = 3;
+    let names = passed_over.iter().take(FEW);
+    let names: Vec<String> = names.map(|path| file_name(path).to_string()).collect();
+    let names = names.join(", ");
+    match passed_over.len().saturating_sub(FEW) {
+        _ if names.is_empty() => String::new(),
+        0 => format!(", and {names} could not be looked into"),
+        more => format!(", and {names} and {more} more could not be looked into"),
+    }
+}
+
 fn build_id_suffix(build_id: &Option<BuildId>) -> String {
     match build_id {
         Some(id) => format!(" (build-id {id})"),
@@ -612,6 +645,9 @@ fn end_text(signal: Option<i32>) -> String {
 fn denied(pid: i32, operation: &str, denial: &Denial) -> String {
     match denial {
         Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => {
+            format!("cannot {operation} {pid}: {denial}")
+        }
+        Denial::Incapable(of) if matches!(**of, Denial::Yama { .. }) => {
             format!("cannot {operation} {pid}: {denial}")
         }
         _ => format!("{pid} {denial}"),

@@ -14,7 +14,7 @@ use crate::denial;
 use crate::elf::ElfFile;
 use crate::error::{ElfDefect, Error, ErrorKind, Result};
 use crate::maps::{self, Mapping};
-use crate::object::{FileId, Object};
+use crate::object::{FileId, Object, PassedOver};
 use crate::objects::{self, Files, Others, without_deleted_mark};
 use crate::process::Process;
 use crate::program::Program;
@@ -26,8 +26,6 @@ const GIGABYTE: u64 = 1 << 30;
 /// A program in the memory of a process.
 pub(crate) struct Image {
     pub(crate) program: Arc<Program>,
-    /// Why files could not be looked into.
-    pub(crate) passed_over: Vec<Error>,
     /// What the kernel told the program when it was executed: addresses at random among it, so that
     /// no other execution is told the same.
     auxv: Vec<u8>,
@@ -60,6 +58,7 @@ impl Image {
         let mut has_none = ErrorKind::NoProbes {
             path: path.clone(),
             build_id: None,
+            passed_over: Vec::new(),
         };
         let known = files.get((metadata.dev(), metadata.ino()), || {
             let elf = ElfFile::read(file, path.clone())?;
@@ -99,13 +98,12 @@ impl Image {
                 elf,
                 file: executable,
             }),
-            None if others.is_empty() => return Err(has_none.into()),
+            None if others.is_empty() => return Err(none_but(passed_over, has_none)),
             None => {}
         }
         objects.extend(others);
         Ok(Image {
-            program: Arc::new(Program::of(path, objects)),
-            passed_over,
+            program: Arc::new(Program::of(path, objects).beside(passed_over)),
             auxv,
             executable,
             files,
@@ -126,14 +124,25 @@ impl Image {
         } = objects::others(process, maps, self.executable, &self.files);
         let of_executable = known.iter().filter(|it| it.file == self.executable);
         let objects = of_executable.cloned().chain(objects).collect();
+        let program = Program::of(self.program.path().to_owned(), objects);
         Some(Image {
-            program: Arc::new(Program::of(self.program.path().to_owned(), objects)),
-            passed_over,
+            program: Arc::new(program.beside(passed_over)),
             auxv: self.auxv.clone(),
             executable: self.executable,
             files: self.files.clone(),
             code,
         })
+    }
+
+    /// The same as far as some of the objects go.
+    pub(crate) fn only(&self, objects: Vec<Object>) -> Image {
+        Image {
+            program: Arc::new(Program::of(self.program.path().to_owned(), objects)),
+            auxv: self.auxv.clone(),
+            executable: self.executable,
+            files: self.files.clone(),
+            code: self.code.clone(),
+        }
     }
 
     /// Whether the process has executed another program, or this one anew, since.
@@ -228,6 +237,28 @@ fn says_none(kind: &ErrorKind) -> bool {
                 ..
             }
     )
+}
+
+/// The error of a process in which no probe was found, beside what could not be looked into.
+fn none_but(mut passed_over: Vec<PassedOver>, mut has_none: ErrorKind) -> Error {
+    // Only files that have notes of probes have damaged ones.
+    let damaged = passed_over.iter().position(|one| {
+        matches!(
+            one.why.kind(),
+            ErrorKind::MalformedNote { .. } | ErrorKind::WrongNote { .. }
+        )
+    });
+    let damaged = damaged.map(|index| passed_over.swap_remove(index));
+    if let Some(why) = damaged.and_then(|one| Arc::into_inner(one.why)) {
+        return why;
+    }
+    if let ErrorKind::NoProbes {
+        passed_over: files, ..
+    } = &mut has_none
+    {
+        files.extend(passed_over.into_iter().map(|one| one.path));
+    }
+    has_none.into()
 }
 
 fn bias_of_executable(

@@ -1,5 +1,7 @@
 //! [`Launch`]: starts a program with its probes set before its first instruction.
 
+mod split;
+
 use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::io::{self, ErrorKind::NotFound};
@@ -35,6 +37,8 @@ use crate::sys::spawn::{self, AtExec};
 use crate::sys::threads::{Stopped, Tracer, with_tracer};
 use crate::table::ProbeTable;
 use crate::update::{Subject, Wish};
+
+pub use split::{Follower, Split, Starter};
 
 /// A program to be started with its probes set before any of its code runs.
 ///
@@ -123,7 +127,7 @@ impl Launch {
         let program = PathBuf::from(command.get_program());
         let signals = SignalsAtLaunch::new(attended);
         let inherited = signals.inherited();
-        let launched = with_tracer(None, |tracer| {
+        let launched = with_tracer(&[], |tracer| {
             let at_exec = spawn::at_exec(tracer, command, inherited)?;
             let shell = is_shell_instead(at_exec.process(), file.as_deref());
             if shell {
@@ -131,7 +135,8 @@ impl Launch {
                 let program = program.clone();
                 return Err(ErrorKind::Exec { program, source }.into());
             }
-            let report = start(tracer, &at_exec, &program, &actions, options)?;
+            let (stopped, report) = set_up(tracer, &at_exec, &program, &actions, options)?;
+            stopped.release();
             let child = at_exec.keep()?;
             Ok(Launched { child, report })
         });
@@ -143,15 +148,15 @@ impl Launch {
     }
 }
 
-/// Sets the probes of a program that stands at its exec, and lets it run. On an error it is killed:
-/// it is not to run without its probes.
-fn start(
+/// Sets the probes of a program that stands at its exec, and leaves it standing, perhaps further on.
+/// On an error it is killed: it is not to run without its probes.
+fn set_up<'s>(
     tracer: &Tracer<'_>,
-    at_exec: &AtExec,
+    at_exec: &'s AtExec,
     program: &Path,
     actions: &Actions,
     options: Options,
-) -> Result<Report> {
+) -> Result<(Stopped<'s>, Report)> {
     let process = at_exec.process();
     // Before `stopped` lets it go.
     let killed = |error| {
@@ -174,8 +179,7 @@ fn start(
         let program = program.to_owned();
         return Err(killed(ErrorKind::Interrupted { program }.into()));
     }
-    stopped.release();
-    Ok(report)
+    Ok((stopped, report))
 }
 
 /// Where a program begins that has to be loaded first; `None` if the kernel has done all there is to

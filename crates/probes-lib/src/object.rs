@@ -1,14 +1,14 @@
 //! [`Object`]: an ELF object (executable, shared object, plugin) in the memory of a process: its
-//! probes, and where it is loaded.
+//! probes, and where it is loaded. [`PassedOver`]: one of which that cannot be told.
 
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::addr::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::source::SourceMap;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::maps::Mapping;
 use crate::table::ProbeTable;
 
@@ -22,6 +22,16 @@ pub struct Object {
     pub(crate) elf: Arc<ElfFile>,
     /// Tells the mappings of the file from others.
     pub(crate) file: FileId,
+}
+
+/// A file that is mapped into a process with code in it, and could not be looked into. It may have
+/// probes that we do not know of.
+#[derive(Clone, Debug)]
+pub struct PassedOver {
+    /// The file, as the kernel names it.
+    pub path: PathBuf,
+    /// Why.
+    pub why: Arc<Error>,
 }
 
 /// A file, as the maps of a process tell one from the other.
@@ -72,6 +82,11 @@ impl Object {
         let segments = self.table.segments().iter();
         let first = segments.map(|segment| segment.start).min();
         self.bias.live(first.unwrap_or(FileAddr(0)))
+    }
+
+    /// Whether both are the same file in the same place.
+    pub(crate) fn is_same(&self, other: &Object) -> bool {
+        (self.file, self.bias) == (other.file, other.bias)
     }
 
     /// Whether the mapping is of this object's file.

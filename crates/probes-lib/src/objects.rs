@@ -8,17 +8,17 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, makedev, minor};
 
 use crate::bias;
 use crate::elf::ElfFile;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
-use crate::object::{FileId, Object};
+use crate::object::{FileId, Object, PassedOver};
 use crate::process::Process;
 use crate::spans::PAGE;
 use crate::sys::mem::ProcessMemory;
@@ -27,10 +27,13 @@ use crate::table::ProbeTable;
 /// A file with probes, read.
 pub(crate) type Known = (Arc<ElfFile>, Arc<ProbeTable>);
 
-/// What is known of files, so that each is read once, however many processes have it; `None` of
-/// those without probes.
+/// What is known of a file: nothing yet, or its probes; `None` if it has none.
+type Entry = Arc<Mutex<Option<Option<Known>>>>;
+
+/// What is known of files, by device and inode, so that each is read once, however many processes
+/// have it.
 #[derive(Default)]
-pub(crate) struct Files(Mutex<HashMap<(u64, u64), Option<Known>>>);
+pub(crate) struct Files(Mutex<HashMap<(u64, u64), Entry>>);
 
 impl Files {
     /// The file of that device and inode, by `read` if nobody has read it yet.
@@ -39,23 +42,27 @@ impl Files {
         file: (u64, u64),
         read: impl FnOnce() -> Result<Option<Known>>,
     ) -> Result<Option<Known>> {
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known().get(&file) {
+        let entry = lock(&self.0).entry(file).or_default().clone();
+        // Who wants the same file waits for it, and who wants another one does not.
+        let mut entry = lock(&entry);
+        if let Some(known) = &*entry {
             return Ok(known.clone());
         }
-        // Not while it is locked: others may want other files meanwhile.
         let found = read()?;
-        known().insert(file, found.clone());
+        *entry = Some(found.clone());
         Ok(found)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What was found beside the executable.
 #[derive(Default)]
 pub(crate) struct Others {
     pub(crate) objects: Vec<Object>,
-    /// Why files could not be looked into. They may have had probes.
-    pub(crate) passed_over: Vec<Error>,
+    pub(crate) passed_over: Vec<PassedOver>,
 }
 
 /// Finds the objects with probes among `maps` that are not the `executable`.
@@ -90,23 +97,37 @@ pub(crate) fn others(
                 }));
             }
             Ok(None) => {}
-            Err(error) => others.passed_over.push(error),
+            Err(why) => {
+                let path = mapped_path(mapping);
+                others.passed_over.push(PassedOver {
+                    path: without_mark(&path).map_or(path.clone(), PathBuf::from),
+                    why: Arc::new(why),
+                });
+            }
         }
     }
     others.objects.sort_by_key(|object| object.start());
     others
 }
 
+/// Reads the file of a mapping, whether it has probes or not.
+pub(crate) fn elf_of(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Option<ElfFile> {
+    let (file, _) = open(process, maps, mapping).ok()?;
+    ElfFile::read(file, mapped_path(mapping)).ok()
+}
+
 /// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
 fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<Known>> {
-    let path = mapped_path(mapping);
-    let Some(file) = open(process, maps, mapping, &path).map_err(|source| ErrorKind::OpenFile {
-        path: path.clone(),
-        source,
-    })?
-    else {
-        return Ok(None);
+    let (file, metadata) = match open(process, maps, mapping) {
+        Ok(opened) => opened,
+        // Code that a program has made, or that is not mapped any more.
+        Err(_) if !is_elf(process, maps, mapping) => return Ok(None),
+        Err(error) => return Err(error),
     };
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    let path = without_deleted_mark(mapped_path(mapping), metadata.nlink());
     let elf = match ElfFile::read(file, path) {
         Ok(elf) => elf,
         // Code that a program has written to a file and mapped from there.
@@ -132,26 +153,27 @@ fn is_no_object(kind: &ErrorKind) -> bool {
     )
 }
 
-/// Opens the file that is mapped there; `None` if it is not a regular file.
-fn open(
-    process: &Process,
-    maps: &[Mapping],
-    mapping: &Mapping,
-    path: &Path,
-) -> io::Result<Option<File>> {
+/// Opens the file that is mapped there.
+fn open(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<(File, Metadata)> {
+    let is_it = |file: &File| is_mapped(process, maps, mapping, file);
+    let path = mapped_path(mapping);
     // By its name, which may be another file's by now.
-    let by_name = process.open_mapped(path, |file| {
-        let metadata = file.metadata()?;
-        is_mapped(process, maps, mapping, file, &metadata)
-    });
-    let file = by_name.or_else(|error| {
+    let file = process.open_mapped(&path, is_it).or_else(|error| {
         // The kernel's own link takes a privilege, and finds deleted files and others without a name.
         let range = format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0);
-        process
-            .open_file(&range, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
-            .map_err(|_| error)
-    })?;
-    Ok(file.metadata()?.is_file().then_some(file))
+        let linked = process.open_file(&range, OFlag::O_RDONLY | OFlag::O_NONBLOCK);
+        let found = linked.ok().or_else(|| process.open_held(is_it));
+        found.ok_or(error)
+    });
+    let opened = file.and_then(|file| Ok((file.metadata()?, file)));
+    match opened {
+        Ok((metadata, file)) => Ok((file, metadata)),
+        Err(source) => Err(match without_mark(&path) {
+            Some(path) => ErrorKind::Nameless { path: path.into() },
+            None => ErrorKind::OpenFile { path, source },
+        }
+        .into()),
+    }
 }
 
 /// Whether the file is the one that is mapped there.
@@ -160,9 +182,9 @@ fn is_mapped(
     maps: &[Mapping],
     mapping: &Mapping,
     file: &File,
-    metadata: &Metadata,
 ) -> io::Result<bool> {
-    if !metadata.is_file() || metadata.ino() != mapping.inode {
+    let metadata = file.metadata()?;
+    if metadata.ino() != mapping.inode {
         return Ok(false);
     }
     let device = metadata.dev();
@@ -171,19 +193,39 @@ fn is_mapped(
     }
     // On some file systems (btrfs, overlayfs) both name different devices for one file. Its first
     // page has the headers, and nearly always the build-id; nobody writes there.
-    let is_first =
-        |one: &&Mapping| (one.device, one.inode, one.offset) == (mapping.device, mapping.inode, 0);
-    let Some(first) = maps.iter().find(is_first) else {
-        return Ok(false);
-    };
     let mut in_memory = vec![0; PAGE as usize];
-    ProcessMemory::open(process, OFlag::O_RDONLY)?.read(first.start, &mut in_memory)?;
+    if !read_first(process, maps, mapping, &mut in_memory)? {
+        return Ok(false);
+    }
     let mut in_file = vec![0; in_memory.len().min(metadata.len() as usize)];
     file.read_exact_at(&mut in_file, 0)?;
     Ok(in_memory.starts_with(&in_file))
 }
 
-/// The name of the file, without the mark of those that are deleted.
+/// Whether what is mapped begins as ELF files do, as far as can be told.
+fn is_elf(process: &Process, maps: &[Mapping], mapping: &Mapping) -> bool {
+    let mut magic = [0; 4];
+    let found = read_first(process, maps, mapping, &mut magic);
+    found.is_ok_and(|is_mapped| !is_mapped || magic == *b"\x7fELF")
+}
+
+/// Reads what is in memory of the beginning of the file that is mapped there; whether it is mapped.
+fn read_first(
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+    bytes: &mut [u8],
+) -> io::Result<bool> {
+    let is_first =
+        |one: &&Mapping| (one.device, one.inode, one.offset) == (mapping.device, mapping.inode, 0);
+    let Some(first) = maps.iter().find(is_first) else {
+        return Ok(false);
+    };
+    ProcessMemory::open(process, OFlag::O_RDONLY)?.read(first.start, bytes)?;
+    Ok(true)
+}
+
+/// The name of the file, as the maps have it.
 fn mapped_path(mapping: &Mapping) -> PathBuf {
     let path = mapping.path();
     // proc(5): "Except for newline, which is represented as an octal escape sequence".
@@ -198,10 +240,16 @@ fn mapped_path(mapping: &Mapping) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(name))
 }
 
-/// The kernel appends " (deleted)" to the name of a file that has no name any more.
+/// The name of a file that may have none any more.
 pub(crate) fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
-    match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
-        Some(name) if links == 0 => OsStr::from_bytes(name).into(),
+    match without_mark(&path) {
+        Some(name) if links == 0 => name.into(),
         _ => path,
     }
+}
+
+/// The kernel appends " (deleted)" to the name of a file that has no name any more.
+fn without_mark(path: &Path) -> Option<&OsStr> {
+    let name = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    name.map(OsStr::from_bytes)
 }

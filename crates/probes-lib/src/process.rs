@@ -52,9 +52,12 @@ pub(crate) struct Status {
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
     pub(crate) threads: usize,
+    /// 0 if no seccomp filter is in force.
+    pub(crate) seccomp: u32,
     /// Capabilities, as bits.
     pub(crate) permitted: u64,
     pub(crate) effective: u64,
+    pub(crate) bounding: u64,
 }
 
 impl Process {
@@ -112,16 +115,9 @@ impl Process {
         let names = [path.to_owned(), Path::new("root").join(relative)];
         let mut refusal = io::Error::from(Errno::ENOENT);
         for name in names {
-            let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-            let found = openat(&self.dir, &name, flags, Mode::empty());
-            let found = found.map_err(io::Error::from).map(File::from);
-            let opened = found.and_then(|found| match found.metadata()?.is_file() {
-                true => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())),
-                false => Err(Errno::EINVAL.into()),
-            });
-            match opened.and_then(|file| Ok((wanted(&file)?, file))) {
-                Ok((true, file)) => return Ok(file),
-                Ok((false, _)) => {
+            match self.open_wanted(&name, &wanted) {
+                Ok(Some(file)) => return Ok(file),
+                Ok(None) => {
                     refusal = io::Error::other("another file is mapped than has this name now");
                 }
                 Err(error) if error.kind() != io::ErrorKind::NotFound => refusal = error,
@@ -129,6 +125,31 @@ impl Process {
             }
         }
         Err(refusal)
+    }
+
+    /// Opens the one of the regular files that the process itself has open that is `wanted`.
+    pub(crate) fn open_held(&self, wanted: impl Fn(&File) -> io::Result<bool>) -> Option<File> {
+        let folder = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY);
+        let descriptors = Dir::from_fd(OwnedFd::from(folder.ok()?)).ok()?;
+        descriptors.into_iter().flatten().find_map(|descriptor| {
+            let name = Path::new("fd").join(descriptor.file_name().to_str().ok()?);
+            self.open_wanted(&name, &wanted).ok()?
+        })
+    }
+
+    /// Opens a regular file; `None` if it is not `wanted`.
+    fn open_wanted(
+        &self,
+        name: &Path,
+        wanted: &impl Fn(&File) -> io::Result<bool>,
+    ) -> io::Result<Option<File>> {
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        let found = File::from(openat(&self.dir, name, flags, Mode::empty())?);
+        if !found.metadata()?.is_file() {
+            return Err(Errno::EINVAL.into());
+        }
+        let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+        Ok(wanted(&file)?.then_some(file))
     }
 
     pub(crate) fn read_link(&self, path: &str) -> io::Result<PathBuf> {
@@ -393,7 +414,9 @@ fn parse_status(bytes: &[u8]) -> Status {
             b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
             b"Uid" => status.uid = first.parse().unwrap_or(0),
             b"Threads" => status.threads = first.parse().unwrap_or(0),
+            b"Seccomp" => status.seccomp = first.parse().unwrap_or(0),
             b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
+            b"CapBnd" => status.bounding = u64::from_str_radix(first, 16).unwrap_or(0),
             b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
             _ => {}
         }

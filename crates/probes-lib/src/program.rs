@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::addr::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
-use crate::object::{FileId, Object};
+use crate::object::{FileId, Object, PassedOver};
 use crate::table::{Probe, ProbeTable, Site};
 
 /// Index of a name in its program, in order of names.
@@ -22,6 +22,8 @@ pub(crate) struct Program {
     /// The executable.
     path: PathBuf,
     objects: Vec<Object>,
+    /// Files that may have probes, too.
+    passed_over: Vec<PassedOver>,
     /// For each name its run of `parts`; sorted by name.
     names: Vec<Range<usize>>,
     /// Object and index in its table.
@@ -58,9 +60,22 @@ impl Program {
             sites: starts(tables().map(ProbeTable::site_count)),
             semaphores: starts(tables().map(ProbeTable::semaphore_count)),
             objects,
+            passed_over: Vec::new(),
             names,
             parts,
         }
+    }
+
+    /// The same, beside files that could not be looked into.
+    pub(crate) fn beside(self, passed_over: Vec<PassedOver>) -> Program {
+        Program {
+            passed_over,
+            ..self
+        }
+    }
+
+    pub(crate) fn passed_over(&self) -> &[PassedOver] {
+        &self.passed_over
     }
 
     /// The executable, whether it has probes or not.

@@ -171,6 +171,20 @@ pub struct Report {
     pub stopped: Duration,
 }
 
+impl Report {
+    /// Of a process to which nothing was done.
+    pub(crate) fn of_nothing(pid: i32) -> Report {
+        Report {
+            pid,
+            changed: Vec::new(),
+            passed_over: Vec::new(),
+            left: Vec::new(),
+            taken: Vec::new(),
+            stopped: Duration::ZERO,
+        }
+    }
+}
+
 /// What an update did to the counters of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {

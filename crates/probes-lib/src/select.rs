@@ -1,12 +1,14 @@
 //! What to do with which probes: [`Actions`] -> probe ids, with conflicts and near names.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use regex::Regex;
 
 use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
+use crate::object::PassedOver;
 use crate::program::{ProbeId, Program};
 use crate::report::Taken;
 
@@ -159,8 +161,19 @@ pub(crate) struct Choice {
 
 /// Resolves `actions` against the names of `program`, each probe at most once.
 pub(crate) fn choose(program: &Program, actions: &Actions) -> Result<Vec<Choice>> {
+    resolve(program, actions, true)
+}
+
+/// As [`choose`], of a program that nobody had in mind: names that it does not have are passed over,
+/// and so are probes that are off already.
+pub(crate) fn choose_present(program: &Program, actions: &Actions) -> Result<Vec<Choice>> {
+    resolve(program, actions, false)
+}
+
+fn resolve(program: &Program, actions: &Actions, strict: bool) -> Result<Vec<Choice>> {
     let mut chooser = Chooser {
         program,
+        strict,
         force: actions.force,
         taken: vec![None; program.probes().len()],
         choices: Vec::new(),
@@ -175,6 +188,7 @@ pub(crate) fn choose(program: &Program, actions: &Actions) -> Result<Vec<Choice>
 pub(crate) fn choose_taken(program: &Program, taken: &[Taken]) -> Result<Vec<Choice>> {
     let chooser = Chooser {
         program,
+        strict: true,
         force: false,
         taken: Vec::new(),
         choices: Vec::new(),
@@ -193,6 +207,8 @@ pub(crate) fn choose_taken(program: &Program, taken: &[Taken]) -> Result<Vec<Cho
 
 struct Chooser<'p> {
     program: &'p Program,
+    /// Whether names that are not there are an error.
+    strict: bool,
     force: bool,
     taken: Vec<Option<Action>>,
     choices: Vec<Choice>,
@@ -201,18 +217,18 @@ struct Chooser<'p> {
 impl Chooser<'_> {
     fn add(&mut self, action: Action, selector: &Selector) -> Result<()> {
         match selector {
-            Selector::Name(name) => {
-                let probe = self.find(name)?;
-                self.take(probe, action, true, 0)
-            }
+            Selector::Name(name) => self.take_named(name, action, self.strict, 0),
             Selector::Pair { start, stop } => {
-                let (start, stop) = (self.find(start)?, self.find(stop)?);
                 let (first, second) = match action {
                     Action::Enable => (stop, start),
                     Action::Disable => (start, stop),
                 };
-                self.take(first, action, false, 0)?;
-                self.take(second, action, false, 1)
+                if self.strict {
+                    // That of them is named that was typed first.
+                    self.find(start)?;
+                }
+                self.take_named(first, action, false, 0)?;
+                self.take_named(second, action, false, 1)
             }
             Selector::All => self.take_if(action, "all", |_| true),
             Selector::Regexp(regex) => {
@@ -223,6 +239,14 @@ impl Chooser<'_> {
             Selector::Predicate(predicate) => {
                 self.take_if(action, "the predicate", |name| predicate(name))
             }
+        }
+    }
+
+    fn take_named(&mut self, name: &str, action: Action, named: bool, stage: u8) -> Result<()> {
+        match self.find(name) {
+            Ok(probe) => self.take(probe, action, named, stage),
+            Err(error) if self.strict => Err(error),
+            Err(_) => Ok(()),
         }
     }
 
@@ -238,10 +262,11 @@ impl Chooser<'_> {
             none = false;
             self.take(probe.id(), action, false, 0)?;
         }
-        if none {
+        if none && self.strict {
             return Err(ErrorKind::NoMatch {
                 pattern: pattern.to_owned(),
                 program: program.path().to_owned(),
+                passed_over: paths(program.passed_over()),
             }
             .into());
         }
@@ -273,11 +298,16 @@ impl Chooser<'_> {
             None => Err(ErrorKind::UnknownProbe {
                 name: name.to_owned(),
                 program: self.program.path().to_owned(),
+                passed_over: paths(self.program.passed_over()),
                 near: near_names(self.program, name),
             }
             .into()),
         }
     }
+}
+
+fn paths(passed_over: &[PassedOver]) -> Vec<PathBuf> {
+    passed_over.iter().map(|one| one.path.clone()).collect()
 }
 
 /// Up to three names that `name` may have been meant for, nearest first.

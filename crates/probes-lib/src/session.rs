@@ -12,7 +12,7 @@ use crate::denial;
 use crate::error::{Denial, Effect, Error, ErrorKind, Result};
 use crate::image::{Image, read_maps};
 use crate::maps::Mapping;
-use crate::object::Object;
+use crate::object::{Object, PassedOver};
 use crate::objects::Files;
 use crate::patch::Outcome;
 use crate::process::Process;
@@ -121,6 +121,10 @@ impl Target {
         self.process.pid()
     }
 
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// A descriptor that can be read, as poll(2) says, from the end of the process on.
     ///
     /// # Errors
@@ -146,11 +150,9 @@ impl Target {
         self.image().program.objects().to_vec()
     }
 
-    /// Why files that are mapped could not be looked into, as of the last look at the process. They
-    /// may have probes that we do not know of.
-    pub fn passed_over(&self) -> Vec<String> {
-        let image = self.image();
-        image.passed_over.iter().map(Error::to_string).collect()
+    /// The files that are mapped and could not be looked into, as of the last look at the process.
+    pub fn passed_over(&self) -> Vec<PassedOver> {
+        self.image().program.passed_over().to_vec()
     }
 
     /// Reads the state of every probe, without stopping the process.
@@ -264,6 +266,7 @@ impl Target {
         let check = || {
             if !options.live {
                 self.process.refuse_own_family()?;
+                self.refuse_traced()?;
             }
             let image = self.look_at_objects()?;
             let choices = choose(&image.program, actions)?;
@@ -292,6 +295,21 @@ impl Target {
     pub fn put_back(&self, report: &Report, options: Options) -> Result<Report> {
         self.carry_out(&|program| choose_taken(program, &report.taken), options)
             .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    }
+
+    /// Refuses a process that somebody traces who stays, unlike another update.
+    fn refuse_traced(&self) -> Result<()> {
+        let status = self.process.status();
+        let tracer = status.map_err(|source| self.process.lost(source))?.tracer;
+        if tracer == 0 {
+            return Ok(());
+        }
+        let error = denial::traced(&self.process, "attach to", tracer);
+        if is_passing(&error) {
+            Ok(())
+        } else {
+            Err(error)
+        }
     }
 
     /// Carries out what is chosen, waiting for others who change the process.
@@ -372,7 +390,7 @@ impl Target {
             Some(ref job) => job.break_copy_on_write(),
             None => {}
         }
-        let (job, outcome, stood) = with_tracer(Some(&self.process), |tracer| {
+        let (job, outcome, stood) = with_tracer(&[&self.process], |tracer| {
             let stopped = tracer.stop(&self.process, limit)?;
             if let Some(job) = prepared {
                 if job.carry_out(&stopped)? == Outcome::Done {

@@ -5,6 +5,8 @@
 pub(crate) mod entry;
 #[cfg(feature = "fault-injection")]
 pub mod faults;
+pub(crate) mod fork;
+pub(crate) mod herd;
 pub(crate) mod mem;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;

@@ -28,6 +28,10 @@ mod musl;
 #[path = "live/objects.rs"]
 mod objects;
 
+// All processes of the machine.
+#[path = "live/survey.rs"]
+mod survey;
+
 // The same without stopping anything, and updates that are taken back.
 #[path = "live/put_back.rs"]
 mod put_back;

@@ -268,6 +268,13 @@ fn numbers(folder: &str) -> Vec<i32> {
     numbers
 }
 
+/// Whether we may open files by the kernel's own links to what is mapped.
+pub fn sees_deleted_files() -> bool {
+    let links = fs::read_dir("/proc/self/map_files").expect("our own folder");
+    let mut links = links.flatten();
+    links.any(|link| File::open(link.path()).is_ok())
+}
+
 /// All process ids.
 pub fn processes() -> Vec<i32> {
     numbers("/proc")

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use probes_lib::{Options, ProbeChange, Report, Target, survey};
+use probes_lib::{Options, ProbeChange, Report, Target};
 
 use super::failures::Failures;
+use super::follow;
 use super::put_back::{Endings, Over, put_back, refuse_leftovers};
+use super::whom::pids;
 use super::{Failure, answer_change, few, say_passed_over, say_what};
 use crate::messages::Messages;
-use crate::request::{Attach, Whom};
+use crate::output::Format;
+use crate::request::Attach;
 
 pub(super) fn run(request: &Attach) -> Result<(), Failure> {
     let messages = request.answer.messages;
@@ -21,20 +24,24 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
     let mut failures = Failures::of(pids.len(), messages);
     let targets = open(request, &pids, options, &mut failures)?;
     for target in &targets {
-        say_what(&messages, target);
+        say_what(&failures.messages(target.pid()), target);
+    }
+    if request.follow {
+        return follow::attached(request, &targets, options);
     }
     // From here on, so that what is changed is put back whenever they come.
     let endings = match request.duration {
         Some(duration) => Some((Endings::hold_back()?, duration)),
         None => None,
     };
-    let several = targets.len() > 1;
     let mut answered = Ok(());
     let mut changed = Vec::with_capacity(targets.len());
     for target in &targets {
         let report = target.update_with(&request.actions, options);
         if let Some(report) = failures.but(target.pid(), report) {
-            answered = answered.and(answer(request, &report, several));
+            let messages = failures.messages(report.pid);
+            let said = answer(request.answer.format, messages, &report, failures.several());
+            answered = answered.and(said);
             changed.push((target, report));
         }
     }
@@ -47,16 +54,17 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
             // Whatever has gone wrong so far, it is put back.
             let mut backs = Vec::with_capacity(changed.len());
             for (target, report) in &changed {
+                let messages = failures.messages(report.pid);
                 match put_back(target, report, options, &endings, &messages) {
                     Ok(back) => backs.extend(back.map(|back| (report, back))),
-                    Err(failure) => failures.add(failure),
+                    Err(failure) => failures.add(report.pid, failure),
                 }
             }
             answered = answered.map_err(Failure::after_putting_back);
             for (report, back) in &backs {
-                answered = answered.and(answer_back(request, back, several));
+                answered = answered.and(answer_back(request, back, &failures));
                 if let Err(failure) = refuse_leftovers(report, back) {
-                    failures.add(failure);
+                    failures.add(report.pid, failure);
                 }
             }
             over?;
@@ -64,25 +72,6 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
     }
     failures.end("the others were changed")?;
     answered
-}
-
-/// The processes that are meant, each once.
-fn pids(whom: &Whom) -> Result<Vec<i32>, Failure> {
-    let mut pids = whom.pids.clone();
-    let Some(name) = &whom.name else {
-        return Ok(pids);
-    };
-    let survey = survey().map_err(Failure::Survey)?;
-    for process in survey.processes {
-        let program = process.program.file_name().unwrap_or_default();
-        if name.is_match(&program.to_string_lossy()) && !pids.contains(&process.pid) {
-            pids.push(process.pid);
-        }
-    }
-    if pids.is_empty() {
-        return Err(Failure::NobodyCalled(name.as_str().to_owned()));
-    }
-    Ok(pids)
 }
 
 /// Opens all processes, and, if there are several, checks what is to be done to each.
@@ -129,18 +118,22 @@ fn is_change(change: &ProbeChange) -> bool {
 }
 
 /// Says what was done.
-fn answer(request: &Attach, report: &Report, several: bool) -> Result<(), Failure> {
-    let messages = request.answer.messages;
+pub(super) fn answer(
+    format: Format,
+    messages: Messages,
+    report: &Report,
+    several: bool,
+) -> Result<(), Failure> {
     say_passed_over(&messages, report);
     say(&messages, report);
-    answer_change(request.answer.format, report, several, || {
+    answer_change(format, report, several, || {
         "the probes were changed".to_owned()
     })
 }
 
 /// Says what was put back.
-fn answer_back(request: &Attach, back: &Report, several: bool) -> Result<(), Failure> {
-    let messages = request.answer.messages;
+fn answer_back(request: &Attach, back: &Report, failures: &Failures) -> Result<(), Failure> {
+    let (messages, several) = (failures.messages(back.pid), failures.several());
     if let Some(names) = few(&back.passed_over) {
         messages.note(&format!("nothing is left to put back of {names}"));
     }

@@ -19,10 +19,24 @@ impl Failures {
         }
     }
 
+    /// Whether it is to be said which process something is about.
+    pub(super) fn several(&self) -> bool {
+        self.total > 1
+    }
+
+    /// Says things of one of the processes.
+    pub(super) fn messages(&self, pid: i32) -> Messages {
+        match self.several() {
+            true => self.messages.about(pid),
+            false => self.messages,
+        }
+    }
+
     /// Of several, each is told at once: it may be long until all is over.
-    pub(super) fn add(&mut self, failure: Failure) {
-        if self.total > 1 {
-            self.messages.error(&failure.to_string(), failure.hint());
+    pub(super) fn add(&mut self, pid: i32, failure: Failure) {
+        if self.several() {
+            let messages = self.messages(pid);
+            messages.error(&failure.to_string(), failure.hint());
         }
         self.list.push(failure);
     }
@@ -32,7 +46,7 @@ impl Failures {
         match result {
             Ok(result) => Some(result),
             Err(error) => {
-                self.add(Failure::Target(Subject::Process(pid), error));
+                self.add(pid, Failure::Target(Subject::Process(pid), error));
                 None
             }
         }
@@ -42,7 +56,7 @@ impl Failures {
     pub(super) fn end(&mut self, rest: &'static str) -> Result<(), Failure> {
         match self.list.len() {
             0 => Ok(()),
-            1 if self.total == 1 => Err(self.list.remove(0)),
+            1 if !self.several() => Err(self.list.remove(0)),
             failed => Err(Failure::Several {
                 failed,
                 total: self.total,

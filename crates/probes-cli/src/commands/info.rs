@@ -1,43 +1,68 @@
-//! `info`: the state of every probe of a process, which is not stopped for it.
+//! `info`: the state of every probe of processes, which are not stopped for it.
 
-use probes_lib::{Object, ProbeState, State, Target};
+use probes_lib::{Object, ProbeState, ProbeStates, State, Target};
 
-use super::{Failure, Subject, detail, few, say_what};
+use super::failures::Failures;
+use super::whom::pids;
+use super::{Failure, detail, few, say_what};
 use crate::hint;
 use crate::messages::Messages;
 use crate::output::{self, Listing};
-use crate::request::Info;
+use crate::request::{Answer, Info};
 
 pub(super) fn run(request: &Info) -> Result<(), Failure> {
-    let (pid, answer) = (request.pid, request.answer);
-    let failed = |error| Failure::Target(Subject::Process(pid), error);
-    let target = Target::open(pid).map_err(failed)?;
-    say_what(&answer.messages, &target);
-    let states = target.states().map_err(failed)?;
+    let pids = pids(&request.whom)?;
+    let mut failures = Failures::of(pids.len(), request.answer.messages);
+    for pid in pids {
+        let read = Target::open(pid).and_then(|target| Ok((target.states()?, target)));
+        if let Some((states, target)) = failures.but(pid, read) {
+            let answer = Answer {
+                messages: failures.messages(pid),
+                ..request.answer
+            };
+            show(request, answer, &target, &states, failures.several())?;
+        }
+    }
+    failures.end("")
+}
+
+fn show(
+    request: &Info,
+    answer: Answer,
+    target: &Target,
+    states: &ProbeStates,
+    several: bool,
+) -> Result<(), Failure> {
+    say_what(&answer.messages, target);
     let source_maps = states.objects().iter().map(Object::source_map);
     let detail = detail(answer, request.sites, source_maps);
-    let listing = Listing::of_process(&target, &states, &detail);
-    output::print_listing(answer.format, &listing, request.sites)?;
+    let listing = Listing::of_process(target, states, &detail);
+    output::print_listing(answer.format, &listing, request.sites, several)?;
+    warn(&answer.messages, target.pid(), states);
+    Ok(())
+}
+
+/// Names the probes whose counters and sites disagree.
+fn warn(messages: &Messages, pid: i32, states: &ProbeStates) {
     let inconsistent: Vec<_> = states
         .probes()
         .filter(|probe| probe.state() == State::Inconsistent)
         .collect();
     match inconsistent.as_slice() {
         [] => {}
-        [probe] => warn(&answer.messages, pid, probe),
+        [probe] => warn_of_one(messages, pid, probe),
         several => {
             let names: Vec<&str> = several.iter().map(ProbeState::name).collect();
             let names = few(&names).unwrap_or_default();
-            answer.messages.warning(
+            messages.warning(
                 &format!("counters and sites of {} probes disagree: {names}", several.len()),
                 &format!("`ocaml-probes attach -pid {pid} -force -enable-all` or `-force -disable-all` repairs all"),
             );
         }
     }
-    Ok(())
 }
 
-fn warn(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
+fn warn_of_one(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
     let enabled = |on| {
         probe
             .sites()

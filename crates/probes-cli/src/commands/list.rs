@@ -25,5 +25,5 @@ pub(super) fn run(request: &List) -> Result<(), Failure> {
         std::iter::once_with(|| SourceMap::read(file)),
     );
     let listing = Listing::of_file(&table, &detail);
-    output::print_listing(answer.format, &listing, request.sites)
+    output::print_listing(answer.format, &listing, request.sites, false)
 }

@@ -103,7 +103,7 @@ impl Endings {
     }
 
     /// Whether one of the signals has come since this was asked.
-    fn is_told(&self) -> bool {
+    pub(super) fn is_told(&self) -> bool {
         let mut told = false;
         while let Ok(Some(_)) = self.0.read_signal() {
             told = true;

@@ -1,13 +1,13 @@
 //! `trace`: starts a program with its probes set.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use probes_lib::{Launch, Report};
+use probes_lib::{Launch, Report, Split};
 
 use super::wait::Wait;
-use super::{Failure, Subject, answer_change, say_passed_over};
+use super::{Failure, Subject, answer_change, follow, say_passed_over};
 use crate::output::Format;
 use crate::request::{Answer, Trace};
 
@@ -23,18 +23,30 @@ pub(super) fn run(request: Trace) -> Result<ExitCode, Failure> {
         wait = Some(Wait::prepare().map_err(failed)?);
         launch = launch.attended();
     }
-    let launched = launch
-        .spawn()
-        .map_err(|error| Failure::Target(Subject::Program(program.clone()), error))?;
+    let of_program = |error| Failure::Target(Subject::Program(program.clone()), error);
+    if request.follow {
+        let starter = match launch.split().map_err(of_program)? {
+            Split::Starter(starter) => starter,
+            Split::Follower(follower) => {
+                return follow::launched(follower, answer, program);
+            }
+        };
+        answer
+            .messages
+            .step(format_args!("process {} follows it", starter.follower()));
+        let Some(launched) = starter.spawn().map_err(of_program)? else {
+            return Ok(ExitCode::FAILURE);
+        };
+        return match wait {
+            Some(wait) => Ok(ExitCode::from(
+                wait.until_the_end(launched).map_err(failed)?,
+            )),
+            None => Ok(ExitCode::SUCCESS),
+        };
+    }
+    let launched = launch.spawn().map_err(of_program)?;
     let report = launched.report();
-    say_passed_over(&answer.messages, report);
-    answer.messages.step(format_args!(
-        "started {} as process {}, {} probes changed",
-        program.display(),
-        report.pid,
-        report.changed.len()
-    ));
-    let answered = say_started(answer, report);
+    let answered = say_started(answer, &program, report);
     let Some(wait) = wait else {
         // The child is let go: it goes on by itself when we have ended.
         return answered.map(|()| ExitCode::SUCCESS);
@@ -50,8 +62,21 @@ pub(super) fn run(request: Trace) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(status))
 }
 
-/// Standard output is the program's, too: nothing of ours goes there unless it is asked for.
-fn say_started(answer: Answer, report: &Report) -> Result<(), Failure> {
+/// Says that the program runs.
+pub(super) fn say_started(answer: Answer, program: &Path, report: &Report) -> Result<(), Failure> {
+    say_passed_over(&answer.messages, report);
+    answer.messages.step(format_args!(
+        "started {} as process {}, {} probes changed",
+        program.display(),
+        report.pid,
+        report.changed.len()
+    ));
+    say_set(answer, report)
+}
+
+/// Says which probes were set. Standard output is the program's, too: nothing of ours goes there
+/// unless it is asked for.
+pub(super) fn say_set(answer: Answer, report: &Report) -> Result<(), Failure> {
     match answer.format {
         Format::Json => answer_change(Format::Json, report, false, || {
             format!("the program runs as process {}", report.pid)

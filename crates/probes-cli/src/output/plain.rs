@@ -9,7 +9,7 @@ use super::view::{Changes, Listing, ProbeView, Processes, SemaphoreView, SiteVie
 const UNKNOWN: &str = "-";
 
 /// The lines of an object that is not the executable come after one that names it.
-pub(super) fn listing(listing: &Listing<'_>) -> String {
+pub(super) fn listing(listing: &Listing<'_>, several: bool) -> String {
     let mut text = String::new();
     for probe in &listing.probes {
         push_name_line(probe, &mut text);
@@ -26,7 +26,10 @@ pub(super) fn listing(listing: &Listing<'_>) -> String {
             text += &line;
         }
     }
-    text
+    match listing.pid {
+        Some(pid) if several => text.lines().map(|line| format!("{pid} {line}\n")).collect(),
+        _ => text,
+    }
 }
 
 /// Of these lines there may be thousands.

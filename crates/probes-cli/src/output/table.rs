@@ -7,8 +7,10 @@ use super::Escaped;
 use super::plain::{arguments, function, site_state, source};
 use super::view::{Changes, Listing, ProbeView, Processes, state_word};
 
-pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
-    let mut head = vec!["probe"];
+pub(super) fn listing(listing: &Listing<'_>, sites: bool, several: bool) -> String {
+    let pid = listing.pid.filter(|_| several);
+    let mut head: Vec<&str> = pid.map(|_| "pid").into_iter().collect();
+    head.push("probe");
     if listing.pid.is_some() {
         head.extend(["state", "counter"]);
     }
@@ -24,6 +26,11 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool) -> String {
         let mut rows = vec![name_row(probe, sites)];
         if sites {
             rows.extend(site_rows(probe, objects));
+        }
+        if let Some(pid) = pid {
+            for row in &mut rows {
+                row.insert(0, pid.to_string());
+            }
         }
         rows
     });

@@ -1,18 +1,21 @@
 //! Processes that are killed, exit or execute themselves anew just before each of the calls of an
 //! update: it succeeds or says so, and nothing is left.
 
+use std::io::Read;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use probes_lib::faults;
 use probes_lib::{Action, Effect, ErrorKind, State};
-use test_support::process::{children, processes, stat};
+use test_support::process::{children, processes, stat, state};
 use test_support::{Talker, eventually, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, all, patient};
+use crate::subject::{Subject, after, all, patient};
+use crate::tool;
 
 /// What happens to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,4 +143,73 @@ fn a_process_that_executes_another_program_before_any_call_of_an_update_is_said_
         rounds += 1;
     }
     assert_eq!(zombies(), [0; 0]);
+}
+
+/// Runs `attach` on two processes, of which the second is killed before its nth call; says what became
+/// of it, or nothing if it makes fewer calls.
+fn meet_second(file: &Path, nth: usize) -> Option<String> {
+    let first = Subject::start(file, [] as [&str; 0]);
+    let mut second = Talker::start(file);
+    let line = format!(
+        "attach -enable-all -pid {} -pid {}",
+        first.pid(),
+        second.pid()
+    );
+    let mut command = tool::command(&line);
+    command.stderr(Stdio::piped());
+    let mut attach = tool::start(command, &format!("stop:{nth}"));
+    let stands = eventually("the tool stands, or has ended", || {
+        let is_over = !attach.is_running();
+        let stands = !is_over && state(attach.pid()) == Some('T');
+        (is_over || stands).then_some(stands)
+    });
+    if !stands {
+        return None;
+    }
+    second.guard().child().kill().unwrap();
+    // Not reaped: as long as the tool stands, what it traces cannot be.
+    eventually("it has ended", || {
+        (state(second.pid()) == Some('Z')).then_some(())
+    });
+    kill(Pid::from_raw(attach.pid()), Signal::SIGCONT).unwrap();
+    let mut errors = String::new();
+    let mut stderr = attach.child().stderr.take().unwrap();
+    stderr.read_to_string(&mut errors).unwrap();
+    let code = attach.wait().code();
+    let last = errors.lines().next_back().unwrap_or_default();
+    let (outcome, action) = match (code, last) {
+        (Some(0), _) => ("changed both", Action::Enable),
+        (Some(1), "ocaml-probes: 1 of 2 processes failed; nothing was changed in any") => {
+            ("changed none", Action::Disable)
+        }
+        (Some(1), "ocaml-probes: 1 of 2 processes failed; the others were changed") => {
+            ("changed the other", Action::Enable)
+        }
+        _ => panic!("before call {nth}: {code:?}, {errors}"),
+    };
+    let why = format!("ocaml-probes: {}: ", second.pid());
+    assert_eq!(code == Some(0), !errors.contains(&why), "{errors}");
+    first.assert_all(after(action), &errors);
+    first.end();
+    Some(outcome.to_owned())
+}
+
+#[test]
+fn of_several_processes_one_that_ends_meanwhile_is_named_and_what_became_of_the_other_is_said() {
+    let mut case = Case::begin("one of two ended before each call", 2);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("multi_semaphore") {
+            for nth in 1.. {
+                match meet_second(&file, nth) {
+                    Some(outcome) => case.count(outcome),
+                    None => break,
+                }
+            }
+        }
+        rounds += 1;
+    }
+    for outcome in ["changed both", "changed none", "changed the other"] {
+        assert!(case.counted(outcome) > 0, "{outcome}");
+    }
 }

@@ -1,9 +1,12 @@
 //! Probes of libraries and plugins in the answers, and `ps`.
 
-use serde_json::Value;
-use test_support::{Talker, fixture, fixture_forms, process};
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use crate::support::{command, probe, run, run_on};
+use serde_json::Value;
+use test_support::{Scratch, Talker, fixture, fixture_forms, process};
+
+use crate::support::{command, image, probe, run, run_on};
 
 /// Programs that have loaded a plugin.
 fn hosts() -> [Talker; 2] {
@@ -65,6 +68,149 @@ fn a_name_is_switched_in_all_objects() {
         );
         assert_eq!(target.ask("plugins", "plugins"), "plugins 0:ping=1,plug=2");
         assert_eq!(target.ask("run", "hits"), "hits ping=3 pong=0");
+    }
+}
+
+/// A copy of the plugin whose first note says that it is too short.
+fn damaged_plugin(scratch: &Scratch) -> PathBuf {
+    let copy = scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
+    let mut bytes = fs::read(&copy).unwrap();
+    let owner = b"stapsdt\0";
+    let at = bytes.windows(owner.len()).position(|part| part == owner);
+    // elf(5), Elf64_Nhdr: n_namesz, n_descsz, n_type, and the name.
+    let descsz = at.unwrap() - 8;
+    bytes[descsz..descsz + 4].copy_from_slice(&9_u32.to_le_bytes());
+    fs::write(&copy, bytes).unwrap();
+    copy
+}
+
+/// What is said of it, and what to do.
+fn damage(path: &Path) -> [String; 2] {
+    let path = path.display();
+    [
+        format!("in {path}: probe note 0 at 0x0 is malformed (descsz 9 < 24)"),
+        format!("hint: the file is damaged, build it again; `readelf -n {path}` shows its notes\n"),
+    ]
+}
+
+#[test]
+fn a_damaged_library_is_named_and_the_others_are_shown_and_changed() {
+    let scratch = Scratch::new();
+    let damaged = damaged_plugin(&scratch);
+    let [why, hint] = damage(&damaged);
+    let warning = format!("ocaml-probes: warning: passed over: {why}\n{hint}");
+    for mut target in hosts() {
+        let pid = target.pid();
+        target.ask(&format!("load {}", damaged.display()), "loaded");
+        let info = run(&format!("info -pid {pid}"));
+        assert_eq!(info.stderr, warning);
+        let names = "ping disabled\nplug disabled\npong disabled\n";
+        assert_eq!(info.answer(), names);
+        let quiet = run(&format!("info -quiet -pid {pid}"));
+        assert_eq!((&quiet.stdout[..], &quiet.stderr[..]), (names, ""));
+
+        let attach = run(&format!("attach -enable-all -pid {pid}"));
+        assert!(attach.stderr.starts_with(&warning), "{}", attach.stderr);
+        assert_eq!(
+            attach.answer(),
+            "ping 0 -> 1, 4 sites\nplug 0 -> 1, 2 sites\npong 0 -> 1, 1 site\n"
+        );
+        let run = target.ask("plugins", "plugins");
+        assert_eq!(run, "plugins 0:ping=1,plug=2 1:ping=0,plug=0");
+    }
+}
+
+#[test]
+fn a_name_that_is_in_a_damaged_library_alone_is_refused_with_that_library() {
+    let scratch = Scratch::new();
+    let damaged = damaged_plugin(&scratch);
+    let [why, hint] = damage(&damaged);
+    for file in fixture_forms("objects/host") {
+        let mut target = Talker::start(&file);
+        target.ask(&format!("load {}", damaged.display()), "loaded");
+        let before = image(target.pid());
+        let pid = target.pid();
+        let name = file.file_name().unwrap().display();
+        for (action, what) in [
+            ("-enable plug", format!("no probe \"plug\" in {name}")),
+            (
+                "-enable-regexp pl",
+                format!("no probe in {name} matches \"pl\""),
+            ),
+        ] {
+            let refused = run(&format!("attach {action} -pid {pid}"));
+            assert_eq!((refused.code, &refused.stdout[..]), (Some(1), ""));
+            let start = format!(
+                "ocaml-probes: warning: passed over: {why}\n{hint}\
+                 ocaml-probes: {what}, and plugin.so could not be looked into; nothing was changed\n"
+            );
+            assert!(refused.stderr.starts_with(&start), "{}", refused.stderr);
+        }
+        assert!(image(pid) == before);
+    }
+    let listed = run_on("list", &damaged).failure();
+    assert_eq!(listed, format!("ocaml-probes: {why}\n{hint}"));
+}
+
+#[test]
+fn a_program_whose_only_probes_are_in_a_damaged_library_is_refused_with_the_damage() {
+    let scratch = Scratch::new();
+    let [why, hint] = damage(&damaged_plugin(&scratch));
+    for file in fixture_forms("objects/linked") {
+        let copy = scratch.copy(&file, file.file_name().unwrap().to_str().unwrap());
+        let target = Talker::start(&copy);
+        let line = format!("-pid {}", target.pid());
+        let info = run(&format!("info {line}")).failure();
+        assert_eq!(info, format!("ocaml-probes: {why}\n{hint}"));
+        let attach = run(&format!("attach -enable-all {line}")).failure();
+        assert_eq!(
+            attach,
+            format!("ocaml-probes: {why}; nothing was changed\n{hint}")
+        );
+    }
+}
+
+#[test]
+fn a_program_of_which_files_are_gone_is_shown_or_they_are_named() {
+    let scratch = Scratch::new();
+    let plugin = fixture("objects/plugin.so");
+    for file in fixture_forms("objects/linked") {
+        let copy = scratch.copy(&file, file.file_name().unwrap().to_str().unwrap());
+        let library = scratch.copy(&plugin, "plugin.so");
+        let target = Talker::start(&copy);
+        fs::remove_file(&library).unwrap();
+        let info = run(&format!("info -pid {}", target.pid()));
+        if process::sees_deleted_files() {
+            assert_eq!(info.stderr, "");
+            assert_eq!(info.answer(), "ping disabled\nplug disabled\n");
+        } else {
+            let refused = info.failure();
+            let why =
+                ", and plugin.so could not be looked into\nhint: root (outside of containers) ";
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
+    for file in fixture_forms("objects/host") {
+        let mut target = Talker::start(&file);
+        let names = ["a.so", "b.so"].map(|name| scratch.copy(&plugin, name));
+        for name in &names {
+            target.ask(&format!("load {}", name.display()), "loaded");
+            fs::remove_file(name).unwrap();
+        }
+        let info = run(&format!("info -pid {}", target.pid()));
+        let [a, b] = names.map(|name| name.display().to_string());
+        let warning = format!(
+            "ocaml-probes: warning: passed over: cannot open files that have no name any more: {a}, {b}\n\
+             hint: use sudo, outside of containers: the kernel's own links to it are for root\n"
+        );
+        match process::sees_deleted_files() {
+            true => assert_eq!(info.stderr, ""),
+            false => assert_eq!(info.stderr, warning),
+        }
+        assert_eq!(
+            info.answer().contains("plug disabled"),
+            process::sees_deleted_files()
+        );
     }
 }
 

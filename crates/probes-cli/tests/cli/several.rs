@@ -1,11 +1,14 @@
-//! `attach` to several processes: all are checked before the first is changed.
+//! Several processes at once: `info` shows those that it can, and `attach` checks all before the first
+//! is changed.
+
+use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use test_support::{Scratch, Talker, fixture};
+use test_support::{Guard, Scratch, Talker, eventually, fixture, process};
 
 use crate::put_back::Waiting;
-use crate::support::{both_forms, image, run, states};
+use crate::support::{both_forms, image, run, run_command, states};
 
 /// `-pid N` for each.
 fn pids(targets: &[Talker]) -> String {
@@ -25,6 +28,13 @@ fn each_process_is_changed_and_reported() {
         .map(|target| format!("{} plain 0 -> 1, 1 site\n", target.pid()))
         .collect();
     assert_eq!(run(&line).answer(), lines.concat());
+
+    let stopped = run(&format!("attach {} -disable plain", pids(&targets))).stderr;
+    for (line, target) in stopped.lines().zip(&targets) {
+        let start = format!("{}: stopped ", target.pid());
+        assert!(line.starts_with(&start), "{stopped}");
+    }
+    run(&format!("attach {} -enable plain", pids(&targets))).answer();
 
     let line = format!("attach -json {} -disable plain", pids(&targets));
     let answer = run(&line).answer();
@@ -49,13 +59,13 @@ fn one_that_does_not_fit_keeps_all_from_being_changed() {
     let before: Vec<_> = targets.iter().map(|target| image(target.pid())).collect();
     let refused = run(&format!("attach {} -enable plain", pids(&targets)));
     assert_eq!((refused.code, &refused.stdout[..]), (Some(1), ""));
-    assert_eq!(
-        refused
-            .stderr
-            .matches("no probe \"plain\" in gen_ocaml_dot1")
-            .count(),
-        2
-    );
+    for target in &targets[2..] {
+        let why = format!(
+            "ocaml-probes: {0}: no probe \"plain\" in gen_ocaml_dot1.",
+            target.pid()
+        );
+        assert!(refused.stderr.contains(&why), "{}", refused.stderr);
+    }
     assert!(
         refused
             .stderr
@@ -71,6 +81,91 @@ fn one_that_does_not_fit_keeps_all_from_being_changed() {
 }
 
 #[test]
+fn one_that_is_traced_keeps_all_from_being_changed() {
+    let targets = both_forms("gen_ocaml_2");
+    let [first, second] = [targets[0].pid(), targets[1].pid()];
+    let before = image(first);
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-q", "-nx", "-ex", r#"printf "attached\n""#, "-p"]);
+    gdb.arg(second.to_string()).env("DEBUGINFOD_URLS", "");
+    let mut gdb = Talker::spawn(gdb.stderr(std::process::Stdio::null()));
+    gdb.expect("attached");
+    let refused = run(&format!("attach {} -enable plain", pids(&targets)));
+    assert_eq!((refused.code, &refused.stdout[..]), (Some(1), ""));
+    let why = format!(
+        "ocaml-probes: {second}: {second} is already traced by pid {} (gdb); nothing was changed\n",
+        gdb.pid()
+    );
+    assert!(refused.stderr.starts_with(&why), "{}", refused.stderr);
+    let end = "ocaml-probes: 1 of 2 processes failed; nothing was changed in any\n";
+    assert!(refused.stderr.ends_with(end), "{}", refused.stderr);
+    assert!(image(first) == before);
+}
+
+#[test]
+fn each_process_is_shown_in_every_format() {
+    let targets = both_forms("gen_ocaml_2");
+    let pids = pids(&targets);
+    let alone = |line: &str, target: &Talker| {
+        let answer = run(&format!("{line} -pid {}", target.pid())).answer();
+        let lines = answer.lines().map(str::to_owned);
+        lines.collect::<Vec<String>>()
+    };
+    for line in ["info", "info -sites"] {
+        let with_pid = |target: &Talker| {
+            let lines = alone(line, target).into_iter();
+            lines
+                .map(|line| format!("{} {line}\n", target.pid()))
+                .collect::<String>()
+        };
+        let expected: String = targets.iter().map(with_pid).collect();
+        assert_eq!(run(&format!("{line} {pids}")).answer(), expected);
+    }
+    let expected: Vec<String> = targets
+        .iter()
+        .flat_map(|it| alone("info -json", it))
+        .collect();
+    let json = run(&format!("info -json {pids}")).answer();
+    assert_eq!(json.lines().collect::<Vec<_>>(), expected);
+
+    let table = run(&format!("info -format table {pids}")).answer();
+    let heads = table
+        .lines()
+        .filter(|line| line.trim_start().starts_with("pid "));
+    assert_eq!(heads.count(), 2, "{table}");
+    for target in &targets {
+        let row = format!(" {} ", target.pid());
+        let rows = table.lines().filter(|line| line.starts_with(&row));
+        assert_eq!(rows.count(), 3, "{table}");
+    }
+}
+
+#[test]
+fn those_that_can_be_looked_into_are_shown_though_another_cannot() {
+    let targets = both_forms("gen_ocaml_2");
+    let mut ended = Guard::spawn(&mut Command::new("true"));
+    eventually("it is a zombie", || {
+        (process::state(ended.pid()) == Some('Z')).then_some(())
+    });
+    let (gone, line) = (4_194_305, pids(&targets));
+    let shown = run(&format!("info -pid {} -pid {gone} {line}", ended.pid()));
+    assert_eq!(shown.code, Some(1));
+    assert_eq!(shown.stdout, run(&format!("info {line}")).answer());
+    let zombie = format!(
+        "ocaml-probes: {0}: process {0} has exited and is a zombie: ",
+        ended.pid()
+    );
+    assert!(shown.stderr.starts_with(&zombie), "{}", shown.stderr);
+    let end = format!(
+        "ocaml-probes: {gone}: no process {gone}\n\
+         hint: it has exited, or the pid is one of another pid namespace (a container)\n\
+         ocaml-probes: 2 of 4 processes failed\n"
+    );
+    assert!(shown.stderr.ends_with(&end), "{}", shown.stderr);
+    ended.wait();
+}
+
+#[test]
 fn processes_are_picked_by_the_name_of_their_program() {
     let scratch = Scratch::new();
     // A name that no program of another test has.
@@ -82,20 +177,41 @@ fn processes_are_picked_by_the_name_of_their_program() {
         Talker::start(&file),
         Talker::start(&other),
     ];
-    let line = format!("attach -enable plain -name {name}-a");
-    assert_eq!(run(&line).answer().lines().count(), 2);
+    // The tool itself is not meant, whatever it is called.
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes").as_ref();
+    let tool = scratch.copy(tool, &format!("{name}-a-tool"));
+    let words = format!(
+        "attach -enable plain -pid {} -name {name}-a",
+        targets[1].pid()
+    );
+    let changed = run_command(Command::new(tool).args(words.split(' '))).answer();
+    let line = |target: &Talker| format!("{} plain 0 -> 1, 1 site\n", target.pid());
+    assert_eq!(changed, line(&targets[1]) + &line(&targets[0]));
     let on = |target: &Talker| states(target.pid()).contains("plain enabled");
     assert_eq!(targets.each_ref().map(on), [true, true, false]);
 
-    let none = run(&format!("attach -enable plain -name {name}-c")).failure();
-    assert!(
-        none.contains("no process with OCaml probes runs a program called"),
-        "{none}"
-    );
-    assert!(
-        none.ends_with("hint: `ocaml-probes ps` lists those that there are\n"),
-        "{none}"
-    );
+    // From the start of the name on.
+    for line in [
+        format!("attach -enable plain -name {name}-c"),
+        format!("attach -enable plain -name ked-{}", std::process::id()),
+        format!("info -name {name}-c"),
+    ] {
+        let none = run(&line).failure();
+        let name = line.split(' ').next_back().unwrap();
+        assert_eq!(
+            none,
+            format!(
+                "ocaml-probes: no process with OCaml probes runs a program called {name}\n\
+                 hint: `ocaml-probes ps` lists those that there are\n"
+            )
+        );
+    }
+    let shown = run(&format!("info -name {name}")).answer();
+    let start = |target: &Talker| format!("{} ", target.pid());
+    for start in targets.each_ref().map(start) {
+        let lines = shown.lines().filter(|line| line.starts_with(&start));
+        assert_eq!(lines.count(), 3, "{shown}");
+    }
 }
 
 #[test]

@@ -292,6 +292,33 @@ fn a_live_attach_traces_nothing_and_writes_one_byte_at_a_time() {
 }
 
 #[test]
+fn ps_reads_each_file_once_however_many_processes_run_it() {
+    let scratch = Scratch::new();
+    for file in fixture_forms("gen_ocaml_2") {
+        // One that no other test runs.
+        let file = scratch.copy(&file, file.file_name().unwrap().to_str().unwrap());
+        let reads = |processes: &[Talker]| {
+            let log = scratch.file("calls");
+            let mut strace = Command::new("strace");
+            strace.args(["-f", "-y", "-qq", "-e", "trace=read,pread64,mmap", "-o"]);
+            strace.arg(&log).arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+            let answer = run_command(strace.args(["ps", "-quiet"])).answer();
+            let name = file.to_str().unwrap();
+            let found = answer.lines().filter(|line| line.ends_with(name));
+            assert_eq!(found.count(), processes.len(), "{answer}");
+            let calls = String::from_utf8_lossy(&fs::read(&log).unwrap()).into_owned();
+            let path = format!("<{name}>");
+            calls.lines().filter(|line| line.contains(&path)).count()
+        };
+        let mut processes = vec![Talker::start(&file)];
+        let of_one = reads(&processes);
+        processes.extend((0..20).map(|_| Talker::start(&file)));
+        assert_eq!(reads(&processes), of_one);
+        assert!(of_one > 0);
+    }
+}
+
+#[test]
 fn info_traces_nothing_and_writes_nothing_but_its_answer() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);

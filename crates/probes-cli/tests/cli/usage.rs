@@ -74,7 +74,8 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "info -pid 7.0",
         "info -pid 2147483648",
         "info -pid self",
-        "info -pid 7 -pid 8",
+        "info -pid 7 -pid 07",
+        "info -name (",
         "info -pid 7 -sites=yes",
         "list",
         "list -prog=",
@@ -104,6 +105,8 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "attach -pid 7 -enable-pair a,a",
         "attach -pid 7 -enable-pair a,",
         "attach -pid 7 -enable-regexp a(",
+        "attach -pid 7 -enable-all -follow -live",
+        "attach -pid 7 -enable-all -follow -for 1s",
         "trace -prog x -disable-regexp [",
     ];
     let mut text = String::new();

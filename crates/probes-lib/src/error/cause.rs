@@ -128,6 +128,10 @@ pub enum Denial {
     /// The process has capabilities that we lack.
     #[error("has capabilities that ocaml-probes lacks")]
     MorePrivileged,
+    /// For this reason, which `CAP_SYS_PTRACE` would overcome, and nobody here can have it: it is not
+    /// in our bounding set.
+    #[error("{0}, and this container lacks CAP_SYS_PTRACE")]
+    Incapable(Box<Denial>),
     /// A Linux security module.
     #[error("denied by a security policy (AppArmor, SELinux)")]
     Policy,

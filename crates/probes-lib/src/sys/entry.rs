@@ -10,10 +10,6 @@
 
 use std::io;
 
-use nix::errno::Errno;
-use nix::sys::ptrace as nix_ptrace;
-use nix::unistd::Pid;
-
 use crate::addr::LiveAddr;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::site::INT3;
@@ -47,7 +43,7 @@ pub(crate) fn run_to(
     ptrace::go_on(pid, 0);
     loop {
         match ptrace::peek(pid) {
-            Wait::Signal(libc::SIGTRAP) if program_counter(pid) == Ok(entry.0 + 1) => break,
+            Wait::Signal(libc::SIGTRAP) if ptrace::program_counter(pid) == Ok(entry.0 + 1) => break,
             // Somebody else's, or of an initialiser's doing.
             Wait::Signal(signal) => ptrace::go_on(pid, signal),
             Wait::Suspended => {
@@ -63,21 +59,10 @@ pub(crate) fn run_to(
         }
     }
     code.write_code(entry, &instruction)
-        .and_then(|()| Ok(go_back(pid, entry)?))
+        .and_then(|()| Ok(ptrace::set_program_counter(pid, entry)?))
         .map_err(NotReached::Failed)?;
     // It stands for the trap's signal, which it is not to be given: so it stops once more.
     ptrace::interrupt(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
     ptrace::go_on(pid, 0);
     Ok(())
-}
-
-fn program_counter(pid: i32) -> Result<u64, Errno> {
-    Ok(nix_ptrace::getregs(Pid::from_raw(pid))?.rip)
-}
-
-fn go_back(pid: i32, entry: LiveAddr) -> Result<(), Errno> {
-    let pid = Pid::from_raw(pid);
-    let mut registers = nix_ptrace::getregs(pid)?;
-    registers.rip = entry.0;
-    nix_ptrace::setregs(pid, registers)
 }

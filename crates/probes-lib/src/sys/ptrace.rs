@@ -34,11 +34,32 @@ pub(crate) enum Wait {
     Gone,
 }
 
+/// Who is traced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The threads of a process.
+    Threads,
+    /// Also the processes that it starts.
+    Descendants,
+}
+
+impl Scope {
+    fn options(self) -> Options {
+        let threads = Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEEXEC;
+        match self {
+            Scope::Threads => threads,
+            Scope::Descendants => {
+                threads | Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK
+            }
+        }
+    }
+}
+
 /// Starts to trace a thread, without stopping it. New threads will be traced from their start.
 ///
 /// Seized, not attached: if we die, the kernel lets it run on as if nothing had been.
-pub(super) fn seize(tid: i32) -> Result<(), Errno> {
-    let options = Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEEXEC;
+pub(super) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
+    let options = scope.options();
     can_fail!(Seize);
     ptrace::seize(Pid::from_raw(tid), options)
 }
@@ -49,6 +70,12 @@ pub(super) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
     let options = Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL;
     can_fail!(SeizeForExec);
     ptrace::seize(Pid::from_raw(pid), options)
+}
+
+/// Traces as `seize` would have done; the thread has to stand.
+pub(super) fn set_scope(tid: i32, scope: Scope) -> Result<(), Errno> {
+    can_fail!(SeizeForExec);
+    ptrace::setoptions(Pid::from_raw(tid), scope.options())
 }
 
 pub(super) fn interrupt(tid: i32) -> Result<(), Errno> {
@@ -92,6 +119,19 @@ pub(super) fn is_at_exec(tid: i32) -> bool {
     signal_info(tid).is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
 }
 
+/// Where a standing thread goes on.
+pub(super) fn program_counter(tid: i32) -> Result<u64, Errno> {
+    Ok(ptrace::getregs(Pid::from_raw(tid))?.rip)
+}
+
+/// Makes a standing thread go on at `address`.
+pub(super) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Errno> {
+    let tid = Pid::from_raw(tid);
+    let mut registers = ptrace::getregs(tid)?;
+    registers.rip = address.0;
+    ptrace::setregs(tid, registers)
+}
+
 fn signal_info(tid: i32) -> Result<libc::siginfo_t, Errno> {
     can_fail!(SignalInfo);
     ptrace::getsiginfo(Pid::from_raw(tid))
@@ -121,6 +161,24 @@ pub(super) fn peek(tid: i32) -> Wait {
     }
 }
 
+/// A thread, of all that this thread traces, that `peek` has something to say of; the same one as
+/// long as nothing is done about it.
+pub(super) fn any_news() -> Option<i32> {
+    // Not children of other threads, which are for them to wait for.
+    let options = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::__WNOTHREAD;
+    let info = wait_for(libc::P_ALL, 0, options).ok()??;
+    // SAFETY: waitid fills the fields of a SIGCHLD siginfo.
+    Some(unsafe { info.si_pid() })
+}
+
+/// Takes note of an exec that `peek` told of, which brings no signal that could be lost. Until then,
+/// the kernel refuses all requests if it was not the first thread that has executed the program:
+/// they may have been meant for the first, which is gone (`looks_like_a_spurious_pid`).
+pub(super) fn take_exec(tid: i32) {
+    // If it has been killed meanwhile, that is told of next.
+    let _ = wait(tid, libc::WSTOPPED);
+}
+
 /// Reaps a thread that `peek` said has ended.
 pub(super) fn reap(tid: i32) {
     // Nothing is left to do where there is nothing to reap.
@@ -128,14 +186,22 @@ pub(super) fn reap(tid: i32) {
 }
 
 fn wait(tid: i32, options: i32) -> Result<Option<libc::siginfo_t>, Errno> {
+    wait_for(libc::P_PID, tid as libc::id_t, options)
+}
+
+fn wait_for(
+    kind: libc::idtype_t,
+    id: libc::id_t,
+    options: i32,
+) -> Result<Option<libc::siginfo_t>, Errno> {
     can_fail!(Wait);
     // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: `info` outlives the call, which writes nothing else.
     let result = unsafe {
         libc::waitid(
-            libc::P_PID,
-            tid as libc::id_t,
+            kind,
+            id,
             &raw mut info,
             options | libc::__WALL | libc::WNOHANG,
         )
@@ -158,10 +224,12 @@ fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
         EVENT_STOP if status & 0xff != libc::SIGTRAP => Wait::Suspended,
         EVENT_STOP => Wait::Trapped,
         libc::PTRACE_EVENT_EXEC => Wait::Executed,
-        libc::PTRACE_EVENT_CLONE => match event_message(tid) {
-            Ok(child) => Wait::Cloned(child as i32),
-            Err(_) => Wait::Trapped,
-        },
+        libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
+            match event_message(tid) {
+                Ok(child) => Wait::Cloned(child as i32),
+                Err(_) => Wait::Trapped,
+            }
+        }
         _ => Wait::Trapped,
     }
 }

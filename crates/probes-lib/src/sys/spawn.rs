@@ -15,7 +15,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
@@ -43,6 +43,15 @@ pub(crate) struct AtExec {
 }
 
 impl AtExec {
+    /// Another process's child, which this thread has traced to its exec. It is not killed when this
+    /// is dropped, but when the thread ends.
+    pub(crate) fn of_other(process: Process) -> AtExec {
+        AtExec {
+            child: None,
+            process,
+        }
+    }
+
     pub(crate) fn process(&self) -> &Process {
         &self.process
     }
@@ -95,7 +104,7 @@ impl Drop for AtExec {
 }
 
 /// Kills and reaps a child; says what it died of, which may have been something else.
-fn end(child: &mut Child) -> Option<ExitStatus> {
+pub(crate) fn end(child: &mut Child) -> Option<ExitStatus> {
     let _ = child.kill();
     child.wait().ok()
 }
@@ -107,7 +116,7 @@ fn end(child: &mut Child) -> Option<ExitStatus> {
 /// If the program cannot be executed or traced; no child is left behind then.
 pub(crate) fn at_exec(
     tracer: &Tracer<'_>,
-    mut command: Command,
+    command: Command,
     signals: InheritedSignals,
 ) -> Result<AtExec> {
     let program: std::path::PathBuf = command.get_program().into();
@@ -115,25 +124,15 @@ pub(crate) fn at_exec(
         program: program.clone(),
         source,
     };
-    let (pid_reader, pid_writer) = pipe().map_err(exec_error)?;
-    let (go_reader, go_writer) = pipe().map_err(exec_error)?;
-    let theirs = (pid_writer.as_raw_fd(), go_reader.as_raw_fd());
-    let ours = go_writer.as_raw_fd();
-    // SAFETY: `wait_to_be_traced` makes only system calls on descriptors that are open in the child,
-    // a copy of this process, and allocates nothing.
-    unsafe {
-        command.pre_exec(move || wait_to_be_traced(theirs, ours, &signals));
-    }
+    let (childs, tracers) = ends().map_err(exec_error)?;
+    let by = TracedBy::SameProcess {
+        go: tracers.go.as_raw_fd(),
+    };
     std::thread::scope(|scope| {
-        let spawn = move || {
-            let result = command.spawn();
-            drop((pid_writer, go_reader));
-            result
-        };
         let spawner = std::thread::Builder::new()
-            .spawn_scoped(scope, spawn)
+            .spawn_scoped(scope, move || spawn(command, childs, by, signals))
             .map_err(&exec_error)?;
-        let traced = trace_to_exec(tracer, pid_reader, go_writer);
+        let traced = trace_to_exec(tracer, tracers);
         let spawned = match spawner.join() {
             Ok(spawned) => spawned,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -166,14 +165,67 @@ pub(crate) fn at_exec(
     })
 }
 
+/// The child's ends of the pipes between it and its tracer.
+#[derive(Debug)]
+pub(crate) struct ChildsEnds {
+    pid: File,
+    go: File,
+}
+
+/// The tracer's ends of the pipes between it and the child.
+#[derive(Debug)]
+pub(crate) struct TracersEnds {
+    pid: File,
+    go: File,
+}
+
+/// Who traces a child.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TracedBy {
+    /// A thread of its parent's, whose end of the pipe it inherits.
+    SameProcess { go: RawFd },
+    /// Another process.
+    Other { pid: i32 },
+}
+
+pub(crate) fn ends() -> io::Result<(ChildsEnds, TracersEnds)> {
+    let (pid_reader, pid_writer) = pipe()?;
+    let (go_reader, go_writer) = pipe()?;
+    let childs = ChildsEnds {
+        pid: pid_writer,
+        go: go_reader,
+    };
+    let tracers = TracersEnds {
+        pid: pid_reader,
+        go: go_writer,
+    };
+    Ok((childs, tracers))
+}
+
+/// Starts `command`, which waits for its tracer before it is executed.
+pub(crate) fn spawn(
+    mut command: Command,
+    ends: ChildsEnds,
+    by: TracedBy,
+    signals: InheritedSignals,
+) -> io::Result<Child> {
+    let fds = (ends.pid.as_raw_fd(), ends.go.as_raw_fd());
+    // SAFETY: `wait_to_be_traced` makes only system calls on descriptors that are open in the child,
+    // a copy of this process, and allocates nothing.
+    unsafe {
+        command.pre_exec(move || wait_to_be_traced(fds, by, &signals));
+    }
+    command.spawn()
+}
+
 /// A pipe that no program inherits: what is read from it, and what is written to it.
-fn pipe() -> io::Result<(File, File)> {
+pub(crate) fn pipe() -> io::Result<(File, File)> {
     can_fail!(Pipe);
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
     Ok((reader.into(), writer.into()))
 }
 
-fn refused(program: &std::path::Path, errno: Errno) -> ErrorKind {
+pub(crate) fn refused(program: &std::path::Path, errno: Errno) -> ErrorKind {
     ErrorKind::CannotTraceChild {
         program: program.to_owned(),
         denial: crate::denial::of_own_child(errno),
@@ -181,7 +233,7 @@ fn refused(program: &std::path::Path, errno: Errno) -> ErrorKind {
 }
 
 /// Why a child was not traced up to its exec.
-enum Untraced {
+pub(crate) enum Untraced {
     /// It ended first: the spawner knows why.
     Ended,
     /// The kernel does not let us trace it.
@@ -192,7 +244,7 @@ enum Untraced {
 /// signals back, as the program would inherit that.
 fn wait_to_be_traced(
     (pid_fd, go_fd): (i32, i32),
-    tracers_end: i32,
+    by: TracedBy,
     signals: &InheritedSignals,
 ) -> io::Result<()> {
     let pid = std::process::id().to_le_bytes();
@@ -200,7 +252,11 @@ fn wait_to_be_traced(
     // SAFETY: plain system calls on buffers that outlive them. Our copy of the tracer's end is
     // closed, so that the read ends should the tracer die.
     unsafe {
-        libc::close(tracers_end);
+        match by {
+            TracedBy::SameProcess { go } => libc::close(go),
+            // Yama may allow nobody else but our ancestors; where there is no Yama, it fails.
+            TracedBy::Other { pid } => libc::prctl(libc::PR_SET_PTRACER, pid),
+        };
         Errno::result(libc::write(pid_fd, pid.as_ptr().cast(), pid.len()))?;
         if libc::read(go_fd, (&raw mut go).cast(), 1) != 1 {
             // The tracer has died or may not trace us; there is nobody to tell.
@@ -211,22 +267,17 @@ fn wait_to_be_traced(
     Ok(())
 }
 
-fn trace_to_exec(
-    tracer: &Tracer<'_>,
-    mut pid_reader: File,
-    mut go_writer: File,
-) -> Result<i32, Untraced> {
+/// Traces a child, and lets it go on to its exec.
+pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut ends: TracersEnds) -> Result<i32, Untraced> {
     let mut pid = [0; 4];
-    pid_reader
-        .read_exact(&mut pid)
-        .map_err(|_| Untraced::Ended)?;
+    ends.pid.read_exact(&mut pid).map_err(|_| Untraced::Ended)?;
     let pid = i32::from_le_bytes(pid);
     match ptrace::seize_for_exec(pid) {
         Ok(()) => {}
         Err(Errno::ESRCH) => return Err(Untraced::Ended),
         Err(errno) => return Err(Untraced::Refused(errno)),
     }
-    go_writer.write_all(&[1]).map_err(|_| Untraced::Ended)?;
+    ends.go.write_all(&[1]).map_err(|_| Untraced::Ended)?;
     loop {
         match ptrace::peek(pid) {
             Wait::Executed => return Ok(pid),

@@ -27,12 +27,15 @@ use crate::denial;
 use crate::error::{ErrorKind, Result};
 use crate::process::{Process, ThreadList};
 use crate::sys::mem::{ProcessMemory, StoppedMemory};
-use crate::sys::ptrace::{self, Wait};
+use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals::{self, SignalsHeldBack};
 
 /// How often those look who may not be told: the watchdog at the tracer, and the tracer at tracees
 /// whose SIGCHLD another thread of this process may have taken.
 const TICK: Duration = Duration::from_millis(1);
+
+/// How often the watchdog looks while nothing is being seized.
+const AT_REST: Duration = Duration::from_millis(20);
 
 /// How long a thread takes to stop, at least, when it is its turn.
 const STOPPING: Duration = Duration::from_micros(4);
@@ -51,17 +54,17 @@ pub(crate) struct Tracer<'a> {
     not_send: PhantomData<*const ()>,
 }
 
-/// Runs `job` on a thread of its own, which may trace; `target` is watched over meanwhile.
+/// Runs `job` on a thread of its own, which may trace; `targets` are watched over meanwhile.
 ///
 /// Signals that could end or stop us half way are held back until `job` is done.
 pub(crate) fn with_tracer<T: Send>(
-    target: Option<&Process>,
+    targets: &[&Process],
     job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
 ) -> Result<T> {
     let sigchld_taken = AtomicBool::new(false);
     let result = {
         let _held_back = SignalsHeldBack::new();
-        run_watched(target, &sigchld_taken, job)
+        run_watched(targets, &sigchld_taken, job)
     };
     if sigchld_taken.load(Ordering::Relaxed) {
         // It may have stood for a child of our caller's as well: signals of one kind merge.
@@ -71,7 +74,7 @@ pub(crate) fn with_tracer<T: Send>(
 }
 
 fn run_watched<T: Send>(
-    target: Option<&Process>,
+    targets: &[&Process],
     sigchld_taken: &AtomicBool,
     job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
 ) -> Result<T> {
@@ -90,12 +93,18 @@ fn run_watched<T: Send>(
             .name(TRACER_NAME.to_owned())
             .spawn_scoped(scope, run);
         let tracer = spawned.map_err(|source| ErrorKind::NoThread { source })?;
-        let mut before = 0;
-        while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        let (mut before, mut tick) = (0, TICK);
+        while ended.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
             let now = seizes.load(Ordering::Relaxed);
-            if let Some(target) = target.filter(|_| now == before && now % 2 == 1) {
-                reap_for_exec(target);
+            let (is_seizing, is_same) = (now % 2 == 1, now == before);
+            if is_seizing && is_same {
+                targets.iter().copied().for_each(reap_for_exec);
             }
+            tick = if is_same && !is_seizing {
+                AT_REST
+            } else {
+                TICK
+            };
             before = now;
         }
         match tracer.join() {
@@ -138,6 +147,21 @@ impl Tracer<'_> {
     /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
     /// or executes another program meanwhile. Then every thread goes on as if nothing had been.
     pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
+        self.stop_all(process, limit, Scope::Threads)
+    }
+
+    /// As `stop`, and traces what the process starts from now on. Nothing goes on by itself, not
+    /// even on an error: all threads of the process stay traced.
+    pub(super) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
+        self.stop_all(process, limit, Scope::Descendants)
+    }
+
+    fn stop_all<'p>(
+        &self,
+        process: &'p Process,
+        limit: Duration,
+        scope: Scope,
+    ) -> Result<Stopped<'p>> {
         signals::raise_priority();
         let since = Instant::now();
         let mut stopping = Stopping {
@@ -146,8 +170,10 @@ impl Tracer<'_> {
                 process,
                 tracees: HashMap::new(),
                 since,
+                stays_traced: scope == Scope::Descendants,
                 not_send: PhantomData,
             },
+            scope,
             order: Vec::new(),
             refusals: 0,
             born: HashSet::new(),
@@ -160,7 +186,11 @@ impl Tracer<'_> {
 
     /// Waits, not for long, until something may have happened to a tracee; false if nothing has.
     pub(super) fn wait_for_news(&self) -> bool {
-        let news = signals::take_sigchld(TICK);
+        self.wait_up_to(TICK)
+    }
+
+    pub(super) fn wait_up_to(&self, limit: Duration) -> bool {
+        let news = signals::take_sigchld(limit);
         if news {
             self.sigchld_taken.store(true, Ordering::Relaxed);
         }
@@ -172,9 +202,9 @@ impl Tracer<'_> {
         signals::is_told_to_end()
     }
 
-    fn seize(&self, tid: i32) -> Result<(), Errno> {
+    fn seize(&self, tid: i32, scope: Scope) -> Result<(), Errno> {
         self.seizes.fetch_add(1, Ordering::Relaxed);
-        let result = ptrace::seize(tid);
+        let result = ptrace::seize(tid, scope);
         self.seizes.fetch_add(1, Ordering::Relaxed);
         result
     }
@@ -196,18 +226,37 @@ pub(crate) struct Stopped<'p> {
     process: &'p Process,
     tracees: HashMap<i32, Tracee>,
     since: Instant,
+    /// Whether it is to be left as it is when this is dropped.
+    stays_traced: bool,
     not_send: PhantomData<*const ()>,
 }
 
 impl<'p> Stopped<'p> {
     /// A process whose only thread is in a ptrace-stop of this thread's.
     pub(super) fn adopt(process: &'p Process) -> Stopped<'p> {
+        Stopped::adopt_to(process, false)
+    }
+
+    /// As `adopt`, of a process that stays traced.
+    pub(super) fn adopt_traced(process: &'p Process) -> Stopped<'p> {
+        Stopped::adopt_to(process, true)
+    }
+
+    fn adopt_to(process: &'p Process, stays_traced: bool) -> Stopped<'p> {
         Stopped {
             process,
             tracees: HashMap::from([(process.pid(), Tracee::Stopped(0))]),
             since: Instant::now(),
+            stays_traced,
             not_send: PhantomData,
         }
+    }
+
+    /// Those that stand.
+    pub(super) fn tids(&self) -> impl Iterator<Item = i32> {
+        let standing =
+            |(&tid, tracee): (&i32, &Tracee)| matches!(tracee, Tracee::Stopped(_)).then_some(tid);
+        self.tracees.iter().filter_map(standing)
     }
 
     /// The memory of the process, which nobody else changes now.
@@ -216,9 +265,7 @@ impl<'p> Stopped<'p> {
     ///
     /// If all its threads have been killed meanwhile.
     pub(crate) fn memory<'m>(&self, memory: &'m ProcessMemory) -> Result<StoppedMemory<'m>> {
-        let standing =
-            |(&tid, tracee): (&i32, &Tracee)| matches!(tracee, Tracee::Stopped(_)).then_some(tid);
-        match self.tracees.iter().find_map(standing) {
+        match self.tids().next() {
             Some(tid) => Ok(StoppedMemory::new(memory, tid)),
             None => Err(ErrorKind::Exited {
                 pid: self.process.pid(),
@@ -227,9 +274,17 @@ impl<'p> Stopped<'p> {
         }
     }
 
-    /// Leaves the threads as they are, traced and standing.
-    pub(super) fn leave(mut self) {
-        self.tracees.clear();
+    /// How long the process has stood still, at most.
+    pub(crate) fn stood(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Leaves the threads as they are, traced and standing; says which they are.
+    pub(super) fn leave(mut self) -> Vec<i32> {
+        let stands = |(tid, tracee)| {
+            matches!(tracee, Tracee::Stopped(_) | Tracee::Foreign(_)).then_some(tid)
+        };
+        self.tracees.drain().filter_map(stands).collect()
     }
 
     /// Lets every thread go on, with the signals that were on their way; says how long the process
@@ -254,6 +309,9 @@ impl<'p> Stopped<'p> {
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
+        if self.stays_traced {
+            return;
+        }
         // A thread that has not stopped cannot be detached; it is let go when this thread ends.
         self.detach();
     }
@@ -263,6 +321,7 @@ impl Drop for Stopped<'_> {
 struct Stopping<'t, 'p> {
     tracer: &'t Tracer<'t>,
     stopped: Stopped<'p>,
+    scope: Scope,
     /// All tids of `stopped.tracees`, as they were met.
     order: Vec<i32>,
     /// Those that a clone(2) told of, before /proc listed them.
@@ -324,7 +383,7 @@ impl Stopping<'_, '_> {
                 continue;
             }
             clean = false;
-            match self.tracer.seize(tid) {
+            match self.tracer.seize(tid, self.scope) {
                 Ok(()) => {
                     self.add(tid, Tracee::Running);
                     // If it has just died, the wait will say so.
@@ -351,8 +410,12 @@ impl Stopping<'_, '_> {
             return Ok(());
         }
         if status.tracer == nix::unistd::gettid().as_raw() {
-            // Its creator was seized, and so it was from its start.
+            // We have traced it before, or its creator, and so it was traced from its start.
             self.add(tid, Tracee::Running);
+            if ptrace::peek(tid) == Wait::Running {
+                // If it has just died, the wait will say so.
+                let _ = ptrace::interrupt(tid);
+            }
             return Ok(());
         }
         if process.is_exiting(tid) {
@@ -403,6 +466,7 @@ impl Stopping<'_, '_> {
             Wait::Running => return Ok(false),
             Wait::Signal(signal) => self.standing_as(tid, signal),
             Wait::Trapped | Wait::Suspended => self.standing_as(tid, 0),
+            Wait::Cloned(_) if self.scope == Scope::Descendants => self.standing_as(tid, 0),
             Wait::Cloned(child) => {
                 if !self.stopped.tracees.contains_key(&child) {
                     self.add(child, Tracee::Running);

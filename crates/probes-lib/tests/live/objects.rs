@@ -130,13 +130,6 @@ fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
     }
 }
 
-/// Whether we may open files by the kernel's own links to what is mapped.
-fn sees_deleted_files() -> bool {
-    let maps = fs::read_dir("/proc/self/map_files").unwrap();
-    maps.flatten()
-        .any(|link| fs::File::open(link.path()).is_ok())
-}
-
 #[test]
 fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
     let scratch = Scratch::new();
@@ -152,22 +145,75 @@ fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
             load(&mut session, "load", copy.to_str().unwrap());
             change(&copy);
             let target = Target::open(session.pid()).unwrap();
-            if sees_deleted_files() {
+            if process::sees_deleted_files() {
                 assert_eq!(sites(&target)["plug"].len(), 2);
-                assert_eq!(target.passed_over(), [""; 0]);
+                assert!(target.passed_over().is_empty());
                 session.apply(&named(Action::Enable, "plug")).unwrap();
                 assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
             } else {
                 assert!(!sites(&target).contains_key("plug"));
-                let reasons = target.passed_over();
-                assert_eq!(reasons.len(), 1, "{reasons:?}");
-                assert!(reasons[0].contains("gone.so"), "{reasons:?}");
+                let passed_over = target.passed_over();
+                let [one] = &passed_over[..] else {
+                    panic!("{passed_over:?}");
+                };
+                assert_eq!(one.path, copy);
+                assert_eq!(
+                    one.why.to_string(),
+                    format!(
+                        "cannot open {}: it was deleted or replaced since it was loaded",
+                        copy.display()
+                    )
+                );
+                let error = session.apply(&named(Action::Enable, "plug")).unwrap_err();
+                let name = session.target.program().file_name().unwrap();
+                assert_eq!(
+                    error.to_string(),
+                    format!(
+                        "no probe \"plug\" in {}, and gone.so could not be looked into; nothing was changed",
+                        name.display()
+                    )
+                );
                 // What can be seen can be changed.
                 session.apply(&named(Action::Enable, "ping")).unwrap();
                 assert_eq!(session.run()["ping"], 3);
             }
             let _ = fs::remove_file(&copy);
         }
+    }
+}
+
+#[test]
+fn an_object_that_is_in_memory_alone_is_switched_if_it_can_be_opened() {
+    for mut session in hosts() {
+        load(&mut session, "held", &plugin());
+        assert_eq!(sites(&session.target)["plug"].len(), 2);
+        session.apply(&named(Action::Enable, "plug")).unwrap();
+        assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+        let object = session.target.objects().pop().unwrap();
+        assert_eq!(object.path(), "/memfd:copy");
+        session.end();
+    }
+    for mut session in hosts() {
+        load(&mut session, "memory", &plugin());
+        let enabled = session.apply(&named(Action::Enable, "plug"));
+        if process::sees_deleted_files() {
+            enabled.unwrap();
+            assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+        } else {
+            let passed_over = session.target.passed_over();
+            let [one] = &passed_over[..] else {
+                panic!("{passed_over:?}");
+            };
+            assert_eq!(
+                one.why.to_string(),
+                "cannot open /memfd:copy: it is in memory alone (memfd), and its descriptor is closed"
+            );
+            let error = enabled.unwrap_err().to_string();
+            let why = ", and memfd:copy could not be looked into; nothing was changed";
+            assert!(error.ends_with(why), "{error}");
+            assert_eq!(run(&mut session), ["0:ping=0,plug=0"]);
+        }
+        session.end();
     }
 }
 

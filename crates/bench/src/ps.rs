@@ -1,0 +1,101 @@
+//! What `ocaml-probes ps` costs on a machine with many processes that have probes.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use nix::unistd::pipe;
+use test_support::Guard;
+
+use crate::cost;
+use crate::document::{Table, mib, ms};
+use crate::failure::{Failure, Result};
+use crate::stats::Samples;
+
+/// How many processes there are.
+const NUMBERS: [usize; 3] = [0, 500, 2_000];
+
+/// What they run in turns, below the built `test-programs`: each waits for a line.
+pub(crate) const FILES: [&str; 4] = [
+    "fixtures/gen_ocaml_2.pie",
+    "fixtures/gen_ocaml_2.nopie",
+    "init.exe",
+    "init_nopie.exe",
+];
+
+/// Processes that wait for a line as long as this lives.
+struct Crowd {
+    _processes: Vec<Guard>,
+    _input: OwnedFd,
+}
+
+impl Crowd {
+    fn start(targets: &Path, number: usize) -> Result<Crowd> {
+        let failed = || Failure::of("cannot make a pipe");
+        let (input, end_of_input) = pipe().map_err(failed())?;
+        let (output, end_of_output) = pipe().map_err(failed())?;
+        let copy = |end: &OwnedFd| end.try_clone().map_err(Failure::of("cannot copy a pipe"));
+        let mut processes = Vec::with_capacity(number);
+        for file in FILES.iter().cycle().take(number) {
+            let mut command = Command::new(targets.join(file));
+            command.stdin(Stdio::from(copy(&input)?));
+            command.stdout(Stdio::from(copy(&end_of_output)?));
+            processes.push(Guard::spawn(&mut command));
+        }
+        drop(end_of_output);
+        let lines = BufReader::new(std::fs::File::from(output)).lines();
+        if lines.take(number).filter_map(|line| line.ok()).count() < number {
+            return Err(Failure::new("a program has ended before it was ready"));
+        }
+        Ok(Crowd {
+            _processes: processes,
+            _input: end_of_input,
+        })
+    }
+}
+
+pub(crate) fn table(targets: &Path, tool: &Path, rounds: usize) -> Result<String> {
+    let mut table = Table::new(&[
+        "processes with probes",
+        "took, median",
+        "took, largest",
+        "CPU, median",
+        "memory, median",
+    ]);
+    for number in NUMBERS {
+        eprintln!("bench: ps among {number} processes");
+        let _crowd = Crowd::start(targets, number)?;
+        let (mut took, mut cpu, mut memory) = <(Samples, Samples, Samples)>::default();
+        for _ in 0..rounds {
+            let begun = Instant::now();
+            let found = found(tool)?;
+            took.push_time(begun.elapsed());
+            if found < number {
+                return Err(Failure::new(format!("ps found {found} of {number}")));
+            }
+            let cost = cost::of(tool, &["ps"])?;
+            cpu.push(cost.cpu_ns);
+            memory.push(cost.peak_kib);
+        }
+        table.row([
+            number.to_string(),
+            ms(took.median()),
+            ms(took.max()),
+            ms(cpu.median()),
+            mib(memory.median()),
+        ]);
+    }
+    Ok(table.finish())
+}
+
+/// How many processes `ps` lists.
+fn found(tool: &Path) -> Result<usize> {
+    let mut command = Command::new(tool);
+    let output = test_support::output(command.arg("ps").env_remove(cost::NOT_THE_USERS));
+    match output.status.success() {
+        true => Ok(output.stdout.split(|&byte| byte == b'\n').count() - 1),
+        false => Err(Failure::new(String::from_utf8_lossy(&output.stderr))),
+    }
+}

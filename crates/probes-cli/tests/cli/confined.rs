@@ -1,0 +1,227 @@
+//! What a container lacks: each refusal says what it is, and the process stays as it was.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use nix::unistd::geteuid;
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, process};
+
+use crate::support::{Folder, image, run, run_command, states};
+
+const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
+
+/// The words of a command that are separated by single spaces, and then the tool with those of `line`.
+fn confined(command: &str, line: &str) -> Command {
+    let mut words = command.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).arg(TOOL).args(line.split(' '));
+    command
+}
+
+/// `info` and `attach` fail with this, and change nothing.
+#[track_caller]
+fn refused(command: &str, pid: i32, why: &str, hint: &str) {
+    let before = image(pid);
+    for (line, end) in [
+        ("info", ""),
+        ("attach -enable-all", "; nothing was changed"),
+        ("attach -live -enable-all", "; nothing was changed"),
+    ] {
+        let mut command = confined(command, &format!("{line} -pid {pid}"));
+        let error = run_command(&mut command).failure();
+        assert_eq!(error, format!("ocaml-probes: {why}{end}\nhint: {hint}\n"));
+    }
+    assert!(image(pid) == before);
+}
+
+/// Starts a program by a command of words that are separated by single spaces.
+fn start_by(command: &str, program: &PathBuf) -> Talker {
+    let mut words = command.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    let mut talker = Talker::spawn(command.args(words).arg(program));
+    talker.expect("ready");
+    talker
+}
+
+#[test]
+fn where_seccomp_forbids_ptrace_what_does_without_works() {
+    let filter = fixture("without_ptrace.exe").display().to_string();
+    const WHY: &str = "this container's seccomp profile blocks ptrace";
+    const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
+    for file in fixture_forms("gen_ocaml_2") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let run = |line: &str| run_command(&mut confined(&filter, line));
+        let shown = run(&format!("info -pid {pid}"));
+        assert_eq!(shown.answer(), states(pid));
+        let before = image(pid);
+        let refused = run(&format!("attach -pid {pid} -enable plain")).failure();
+        assert_eq!(
+            refused,
+            format!(
+                "ocaml-probes: cannot attach to {pid}: {WHY}; nothing was changed\n\
+                 hint: {HINT}; or use -live, which traces nothing\n"
+            )
+        );
+        assert!(image(pid) == before);
+        let changed = run(&format!("attach -live -pid {pid} -enable plain"));
+        assert_eq!(changed.answer(), "plain 0 -> 1, 1 site\n");
+
+        let mut trace = confined(&filter, "trace -enable plain -prog");
+        let refused = run_command(trace.arg(&file)).failure();
+        let file = file.display();
+        assert_eq!(
+            refused,
+            format!(
+                "ocaml-probes: cannot trace {file} from its start: {WHY}; the program was not started\n\
+                 hint: {HINT}\n"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_process_in_a_user_namespace_beside_ours_is_refused() {
+    const HINT: &str = "run ocaml-probes inside that container, or as root outside of it";
+    for file in fixture_forms("gen_ocaml_2") {
+        let target = start_by("unshare --user --map-root-user", &file);
+        let pid = target.pid();
+        let why = format!("{pid} is in another user namespace");
+        refused("unshare --user --map-root-user", pid, &why, HINT);
+        refused("unshare --user --map-current-user", pid, &why, HINT);
+        // From above it is one like any other.
+        run(&format!("attach -pid {pid} -enable-all")).answer();
+    }
+}
+
+/// Starts a program as nobody in a user namespace that belongs to root.
+fn start_as_nobody_in_root_s_namespace(program: &PathBuf) -> Talker {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "sh", "-c"]);
+    unshare.arg(r#"read line; exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0""#);
+    let mut talker = Talker::spawn(unshare.arg(program));
+    let folder = PathBuf::from(format!("/proc/{}", talker.pid()));
+    eventually("it is in a namespace of its own", || {
+        let namespace = |folder: &PathBuf| fs::read_link(folder.join("ns/user")).ok();
+        (namespace(&folder)? != namespace(&"/proc/self".into())?).then_some(())
+    });
+    for map in ["uid_map", "gid_map"] {
+        let mut file = fs::File::options()
+            .write(true)
+            .open(folder.join(map))
+            .unwrap();
+        file.write_all(b"0 0 65536").unwrap();
+    }
+    talker.send("");
+    talker.expect("ready");
+    talker
+}
+
+#[test]
+fn a_container_of_root_is_not_open_to_the_user_who_runs_in_it() {
+    if !geteuid().is_root() {
+        // What is seen of it from inside: all that is outside belongs to others.
+        let command = "unshare --user --map-root-user";
+        let error = run_command(&mut confined(command, "info -pid 1")).failure();
+        assert!(error.contains("1 is in another user namespace"), "{error}");
+        return;
+    }
+    // Nobody may not be allowed into the folder of the build.
+    let scratch = Scratch::new();
+    let tool = scratch.copy(TOOL.as_ref(), "ocaml-probes");
+    for file in fixture_forms("gen_ocaml_2") {
+        let file = scratch.copy(&file, "program");
+        let target = start_as_nobody_in_root_s_namespace(&file);
+        let pid = target.pid();
+        let before = image(pid);
+        for (action, end) in [("-quiet", ""), ("-enable-all", "; nothing was changed")] {
+            let mut nobody = Command::new("setpriv");
+            nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            let subcommand = if end.is_empty() { "info" } else { "attach" };
+            nobody
+                .arg(&tool)
+                .args([subcommand, action, "-pid", &pid.to_string()]);
+            assert_eq!(
+                run_command(&mut nobody).failure(),
+                format!(
+                    "ocaml-probes: {pid} is in another user namespace{end}\n\
+                     hint: run ocaml-probes inside that container, or as root outside of it\n"
+                )
+            );
+        }
+        assert!(image(pid) == before);
+    }
+}
+
+#[test]
+fn a_container_that_lacks_the_capability_to_trace_is_told_so() {
+    const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
+    const LACKS: &str = "and this container lacks CAP_SYS_PTRACE";
+    let folder = Folder::new("incapable");
+    for file in fixture_forms("gen_ocaml_2") {
+        let target = start_by("unshare --user --map-root-user", &file);
+        let pid = target.pid();
+        let inside = format!(
+            "nsenter --user --preserve-credentials --target {pid} setpriv --bounding-set=-sys_ptrace"
+        );
+        let why = format!("{pid} has capabilities that ocaml-probes lacks, {LACKS}");
+        refused(&inside, pid, &why, HINT);
+
+        if geteuid().is_root() {
+            let file = folder.copy(&file, "program");
+            let as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+            let target = start_by(as_nobody, &file);
+            let pid = target.pid();
+            let why = format!("{pid} belongs to uid 65534 (nobody), {LACKS}");
+            let hint = format!("{HINT}, or be that user: sudo -u nobody");
+            refused("setpriv --bounding-set=-sys_ptrace", pid, &why, &hint);
+        }
+    }
+}
+
+#[test]
+fn a_pid_that_a_process_has_in_its_container_is_told_from_outside() {
+    // Half way round from what is given out here just now.
+    let most: i32 = fs::read_to_string("/proc/sys/kernel/pid_max")
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let first = 300 + (std::process::id() as i32 + most / 2) % (most - 400);
+    // Another one for each: what runs under the first may be there a little longer.
+    for (file, inside) in fixture_forms("gen_ocaml_2").into_iter().zip(first..) {
+        let mut unshare = Command::new("unshare");
+        unshare.args([
+            "--kill-child",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+        ]);
+        unshare.args([
+            "sh",
+            "-c",
+            r#"echo "$1" >/proc/sys/kernel/ns_last_pid; "$0"; true"#,
+        ]);
+        unshare.arg(&file).arg((inside - 1).to_string());
+        let mut outer = Talker::spawn(unshare.stderr(Stdio::inherit()));
+        outer.expect("ready");
+        let init = process::children(outer.pid())[0];
+        let outside = process::children(init)[0];
+        let name = process::status(outside, "Name");
+        let error = run(&format!("info -pid {inside}")).failure();
+        assert_eq!(
+            error,
+            format!(
+                "ocaml-probes: no process {inside}\nhint: it has exited, or it is one that has this \
+                 pid in its container: -pid {outside} ({name})\n"
+            )
+        );
+        let shown = run(&format!("info -json -pid {outside}")).json();
+        assert_eq!(shown["pid"], outside);
+    }
+}

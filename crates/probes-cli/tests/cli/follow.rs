@@ -1,0 +1,359 @@
+//! `attach -follow` and `trace -follow`: what a process starts, executes and loads, and how it is let
+//! go.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use test_support::process::{self, status};
+use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
+
+use crate::support::{Folder, command, run, states};
+
+const ON: &str = "ping enabled\npong enabled\n";
+const OFF: &str = "ping disabled\npong disabled\n";
+
+/// The tool, which follows a process.
+struct Following(Talker);
+
+impl Following {
+    fn attach(pid: i32) -> Following {
+        let mut tool = command(["attach", "-follow", "-quiet", "-enable-all", "-pid"]);
+        Following::started(tool.arg(pid.to_string()), pid)
+    }
+
+    fn started(tool: &mut std::process::Command, pid: i32) -> Following {
+        let following = Following(Talker::spawn(tool));
+        eventually("its loader is watched", || is_watched(pid).then_some(()));
+        following
+    }
+
+    /// Tells it to end.
+    fn end(mut self) {
+        kill(Pid::from_raw(self.0.pid()), Signal::SIGTERM).unwrap();
+        assert_eq!(self.0.guard().wait().code(), Some(0));
+    }
+}
+
+/// The code of the loader in a process, and what its file has there.
+fn loader(pid: i32) -> (Vec<u8>, Vec<u8>) {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let is_code = |line: &&str| {
+        line.contains(" r-xp ") && (line.contains("ld-linux") || line.contains("musl"))
+    };
+    let line = maps.lines().find(is_code).unwrap_or_default();
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let Some((start, end)) = words.first().and_then(|range| range.split_once('-')) else {
+        return Default::default();
+    };
+    let hex = |text| u64::from_str_radix(text, 16).unwrap();
+    let (start, end) = (hex(start), hex(end));
+    let read = |file: &Path, at| {
+        let mut bytes = vec![0; (end - start) as usize];
+        File::open(file)
+            .unwrap()
+            .read_exact_at(&mut bytes, at)
+            .map(|()| bytes)
+            .unwrap_or_default()
+    };
+    let memory = PathBuf::from(format!("/proc/{pid}/mem"));
+    (
+        read(&memory, start),
+        read(Path::new(words[5]), hex(words[2])),
+    )
+}
+
+fn is_watched(pid: i32) -> bool {
+    let (found, of_file) = loader(pid);
+    found != of_file
+}
+
+/// Nothing of ours is left in a process, and nobody traces it.
+#[track_caller]
+fn assert_left_alone(pid: i32) {
+    eventually("nobody traces it", || {
+        (status(pid, "TracerPid") == "0").then_some(())
+    });
+    assert!(!is_watched(pid), "the loader of {pid} is not as it was");
+}
+
+fn quit(mut talker: Talker) {
+    talker.send("quit");
+    assert_eq!(talker.guard().wait().code(), Some(0));
+}
+
+/// The hits of one round of a program that has just begun.
+fn first_round(talker: &mut Talker) -> u64 {
+    talker.hits().iter().map(|(_, hits)| hits).sum()
+}
+
+/// All ways in which `family` starts another program.
+const WAYS: [&str; 4] = ["spawn", "vfork", "shell exec", "grandchild"];
+
+#[test]
+fn what_a_process_starts_from_now_on_has_its_probes_before_it_runs() {
+    for [family, other] in [["pie", "nopie"], ["nopie", "pie"]] {
+        let mut talker = Talker::start(&fixture(&format!("family.{family}")));
+        let following = Following::attach(talker.pid());
+        for line in ["fork", "clone"] {
+            assert_eq!(talker.ask(line, "child"), "child hits ping=3 pong=1");
+            talker.expect("started 0");
+        }
+        // Static, dynamic, and with the probes in a library alone, which runs them at once.
+        let programs = ["gen_ocaml_2_static", "idle_threads", "objects/linked"];
+        for program in programs {
+            for way in WAYS {
+                // A shell has no probes: it is let go, and what it executes is not followed.
+                let followed = u64::from(way != "shell exec");
+                let path = fixture(&format!("{program}.{other}"));
+                talker.ask(&format!("{way} {}", path.display()), "ready");
+                match program {
+                    "gen_ocaml_2_static" => assert_eq!(first_round(&mut talker), followed * 4),
+                    "idle_threads" => assert_eq!(first_round(&mut talker), followed * 4),
+                    _ => assert_eq!(
+                        talker.ask("plugins", "plugins"),
+                        format!("plugins 0:ping={followed},plug={}", 2 * followed)
+                    ),
+                }
+                talker.ask("quit", "started 0");
+            }
+        }
+        following.end();
+        assert_eq!(states(talker.pid()), ON);
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+}
+
+#[test]
+fn initialisers_of_libraries_meet_their_probes_enabled() {
+    for family in fixture_forms("family") {
+        let eager = ["objects/eager", "objects/musl/eager"].map(fixture_forms);
+        for eager in eager.as_flattened() {
+            let mut talker = Talker::start(&family);
+            let following = Following::attach(talker.pid());
+            talker.ask(&format!("exec {}", eager.display()), "ready");
+            let hits = talker.ask("plugins", "plugins");
+            assert_eq!(hits, "plugins 0:ping=2,plug=4");
+            following.end();
+            assert_left_alone(talker.pid());
+            quit(talker);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_executes_other_programs_is_followed_through_all_of_them() {
+    for way in ["exec", "thread"] {
+        let [pie, nopie] = fixture_forms("family");
+        let mut talker = Talker::start(&pie);
+        let pid = talker.pid();
+        let following = Following::attach(pid);
+        for program in [&nopie, &pie, &pie, &nopie] {
+            talker.ask(&format!("{way} {}", program.display()), "ready");
+            assert_eq!(first_round(&mut talker), 4);
+        }
+        // The last has none, and is not touched.
+        let without = fixture("no_probes.pie");
+        talker.ask(&format!("{way} {}", without.display()), "ready");
+        let mut tool = following.0;
+        assert_eq!(tool.guard().wait().code(), Some(0), "nobody is left");
+        assert_left_alone(pid);
+        quit(talker);
+    }
+}
+
+#[test]
+fn objects_that_are_loaded_later_have_their_probes_before_they_run() {
+    for host in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&host);
+        let pid = talker.pid();
+        let folder = Folder::new("follow-objects");
+        let eager = folder.copy(&fixture("objects/eager.so"), "eager.so");
+        let plugin = fixture("objects/plugin.so");
+        let following = Following::attach(pid);
+        let hits = |talker: &mut Talker| talker.ask("plugins", "plugins");
+        talker.ask(&format!("load {}", eager.display()), "loaded 0");
+        // In its own constructor, and in a round.
+        assert_eq!(hits(&mut talker), "plugins 0:ping=2,plug=4");
+        talker.ask(&format!("isolate {}", eager.display()), "loaded 1");
+        assert_eq!(hits(&mut talker), "plugins 0:ping=3,plug=6 1:ping=2,plug=4");
+        for _ in 0..20 {
+            talker.ask("unload 0", "unloaded");
+            talker.ask(&format!("load {}", plugin.display()), "loaded 0");
+        }
+        assert!(hits(&mut talker).starts_with("plugins 0:ping=1,plug=2 "));
+        talker.ask("unload 0", "unloaded");
+        talker.ask(&format!("churn 50 {}", plugin.display()), "churned");
+        following.end();
+        assert_left_alone(pid);
+        talker.ask(&format!("load {}", plugin.display()), "loaded 0");
+        assert!(hits(&mut talker).starts_with("plugins 0:ping=0,plug=0 "));
+        quit(talker);
+    }
+}
+
+#[test]
+fn a_tool_that_is_killed_leaves_processes_that_go_on_and_the_next_one_cleans_up() {
+    for host in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&host);
+        let pid = talker.pid();
+        let plugin = fixture("objects/plugin.so");
+        let load = format!("load {}", plugin.display());
+        let churn = format!("churn 200 {}", plugin.display());
+        let mut following = Following::attach(pid);
+        talker.ask(&load, "loaded 0");
+        kill(Pid::from_raw(following.0.pid()), Signal::SIGKILL).unwrap();
+        following.0.guard().wait();
+        // What is left in its loader does no harm.
+        assert!(is_watched(pid));
+        talker.ask("unload 0", "unloaded");
+        talker.ask(&churn, "churned 200");
+        talker.ask(&load, "loaded 0");
+        assert_eq!(talker.ask("plugins", "plugins"), "plugins 0:ping=0,plug=0");
+        let following = Following(Talker::spawn(&mut {
+            let mut tool = command(["attach", "-follow", "-quiet", "-enable", "plug", "-pid"]);
+            tool.arg(pid.to_string());
+            tool
+        }));
+        eventually("it is traced", || {
+            (status(pid, "TracerPid") != "0").then_some(())
+        });
+        following.end();
+        assert_left_alone(pid);
+        quit(talker);
+    }
+}
+
+#[test]
+fn daemons_are_followed_and_let_go_with_the_others() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let following = Following::attach(talker.pid());
+        let program = fixture("idle_threads.pie");
+        let line = talker.ask(&format!("daemon {}", program.display()), "daemon");
+        let daemon: i32 = line.split(' ').nth(1).unwrap().parse().unwrap();
+        eventually("it has executed its program", || {
+            (status(daemon, "Name") == "idle_threads.pi").then_some(())
+        });
+        eventually("its probes are on", || (states(daemon) == ON).then_some(()));
+        following.end();
+        assert_left_alone(daemon);
+        kill(Pid::from_raw(daemon), Signal::SIGKILL).unwrap();
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+}
+
+#[test]
+fn without_following_a_fork_inherits_what_was_set_and_an_exec_loses_it() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let pid = talker.pid();
+        run(&format!("attach -quiet -pid {pid} -enable ping")).answer();
+        assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=0");
+        talker.expect("started 0");
+        talker.ask(&format!("spawn {}", family.display()), "ready");
+        assert_eq!(first_round(&mut talker), 0);
+        talker.ask("quit", "started 0");
+        talker.ask(&format!("exec {}", family.display()), "ready");
+        assert_eq!(states(pid), OFF);
+        quit(talker);
+    }
+}
+
+#[test]
+fn a_traced_program_is_followed_from_its_start() {
+    for family in fixture_forms("family") {
+        let mut tool = command(["trace", "-follow", "-wait", "-enable-all", "-prog"]);
+        let mut talker = Talker::spawn(tool.arg(&family));
+        talker.expect("ready");
+        assert_eq!(first_round(&mut talker), 4);
+        assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+        talker.expect("started 0");
+        let eager = fixture("objects/eager.pie");
+        talker.ask(&format!("spawn {}", eager.display()), "ready");
+        assert_eq!(talker.ask("plugins", "plugins"), "plugins 0:ping=2,plug=4");
+        talker.ask("quit", "started 0");
+        talker.ask(&format!("exec {}", eager.display()), "ready");
+        assert_eq!(talker.ask("plugins", "plugins"), "plugins 0:ping=2,plug=4");
+        talker.send("quit");
+        assert_eq!(talker.guard().wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_traced_program_that_is_followed_is_a_job_as_without() {
+    for job in fixture_forms("job") {
+        let mut tool = command(["trace", "-follow", "-wait", "-quiet", "-prog"]);
+        let mut talker = Talker::spawn(tool.arg(&job));
+        talker.expect("ready");
+        let pid = program_of(&talker);
+        for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
+            kill(Pid::from_raw(pid), signal).unwrap();
+        }
+        let code = talker.hits().len();
+        assert!(code > 0);
+        talker.send("exit 7");
+        assert_eq!(talker.guard().wait().code(), Some(7));
+    }
+}
+
+/// The program that a tool has started: its child that is not the tool.
+fn program_of(tool: &Talker) -> i32 {
+    let children = process::children(tool.pid());
+    let is_program = |pid: &&i32| status(**pid, "Name") != "ocaml-probes";
+    *children.iter().find(is_program).unwrap()
+}
+
+#[test]
+fn a_followed_program_that_cannot_be_started_is_an_error_as_without() {
+    let cases = [
+        (
+            "trace -follow -enable nothing -prog",
+            "family.pie",
+            "no probe \"nothing\" in family.pie",
+        ),
+        ("trace -follow -prog", "no_probes.pie", "no OCaml probes in"),
+        (
+            "trace -follow -prog",
+            "corrupt/not_elf",
+            "is not an ELF file",
+        ),
+    ];
+    for (line, program, message) in cases {
+        let mut tool = command(line.split(' '));
+        let failure = crate::support::run_command(tool.arg(fixture(program))).failure();
+        assert!(failure.contains(message), "{failure}");
+        assert!(failure.contains("the program was not started"), "{failure}");
+    }
+}
+
+#[test]
+fn a_follower_of_its_own_goes_on_when_the_tool_has_returned() {
+    for family in fixture_forms("family") {
+        let mut tool = command(["trace", "-follow", "-json", "-prog"]);
+        tool.arg(&family)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut talker = Talker::of(Guard::spawn(&mut tool));
+        let answer: serde_json::Value = serde_json::from_str(&talker.expect("{")).unwrap();
+        let pid = answer["pid"].as_i64().unwrap() as i32;
+        talker.expect("ready");
+        assert_eq!(talker.guard().wait().code(), Some(0));
+        let follower: i32 = status(pid, "TracerPid").parse().unwrap();
+        // The tracer is a thread of the follower's.
+        let follower: i32 = status(follower, "Tgid").parse().unwrap();
+        assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+        talker.expect("started 0");
+        kill(Pid::from_raw(follower), Signal::SIGTERM).unwrap();
+        assert_left_alone(pid);
+        talker.send("quit");
+        eventually("the program ends", || {
+            fs::metadata(format!("/proc/{pid}")).is_err().then_some(())
+        });
+    }
+}

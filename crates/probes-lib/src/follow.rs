@@ -1,0 +1,476 @@
+//! [`follow`]: sets the probes of what processes start, execute and load, before it runs.
+//!
+//! ```text
+//! fork     nothing to do: memory is copied, sites and counters with it
+//! exec     the new program stands: its executable is set, and its loader made to tell
+//! loader   has mapped objects (loader.rs), of which nothing has run: they are set
+//! end      loaders are put back, and all go on by themselves
+//! ```
+//!
+//! Each object is set once where it is loaded. What others do to its probes later stays.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+
+use crate::denial;
+use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::image::Image;
+use crate::loader::{self, Hook, NoHook};
+use crate::object::Object;
+use crate::objects::Files;
+use crate::patch::Outcome;
+use crate::process::Process;
+use crate::report::Report;
+use crate::select::{Actions, Choice, choose, choose_present};
+use crate::session::{Options, Target};
+use crate::sys::herd::{Herd, News};
+use crate::sys::mem::ProcessMemory;
+use crate::sys::threads::{Stopped, Tracer, with_tracer};
+use crate::turn::Turn;
+use crate::update::{Subject, Wish};
+
+/// How long letting all processes go may take.
+const PARTING: Duration = Duration::from_secs(2);
+
+/// What has happened to processes that are followed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Followed<'e> {
+    /// Probes were set: of the process itself, of a program that it has executed, or of objects that
+    /// it has loaded.
+    Set(&'e Report),
+    /// A process has started another, which has the same probes, and is followed, too.
+    Forked {
+        /// Who has started it.
+        parent: i32,
+        /// The new process.
+        pid: i32,
+    },
+    /// A process has executed a program.
+    Executed {
+        /// The process.
+        pid: i32,
+        /// What it runs now.
+        program: PathBuf,
+    },
+    /// A process has no probes now. It was let go, and nothing in it was changed.
+    LetGo {
+        /// The process.
+        pid: i32,
+    },
+    /// Objects that a process loads from now on will not be seen.
+    Blind {
+        /// The process.
+        pid: i32,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Probes of a process could not be set; [`Error::effect`] says what it is left with.
+    Failed {
+        /// The process.
+        pid: i32,
+        /// Why.
+        error: Error,
+    },
+    /// A process has ended.
+    Ended {
+        /// The process.
+        pid: i32,
+    },
+}
+
+/// Carries out `actions` in each of `targets`, as [`Target::update_with`] does, and from then on in
+/// all programs that they execute, in the processes that they start, and in the objects that any of
+/// them loads: before anything of it runs. There, names that are missing are passed over. Processes
+/// without probes are let go.
+///
+/// Returns when all have ended, or soon after `is_over`. Probes stay as they are then. `tell` is
+/// told what happens; a target that cannot be changed is one that [`Followed::Failed`].
+///
+/// The processes are traced, with all their threads, as long as this runs: nobody else can, and a
+/// program that changes the user it runs as when it is executed (set-user-ID) does not. If this
+/// process dies, they go on by themselves.
+///
+/// # Errors
+///
+/// If no thread can be started. Nothing was changed then.
+pub fn follow(
+    targets: &[Target],
+    actions: &Actions,
+    options: Options,
+    tell: &mut (dyn FnMut(Followed<'_>) + Send),
+    is_over: &(dyn Fn() -> bool + Sync),
+) -> Result<()> {
+    let processes: Vec<&Process> = targets.iter().map(Target::process).collect();
+    with_tracer(&processes, |tracer| {
+        let mut following = Following::new(tracer, actions, options, tell);
+        for target in targets {
+            following.begin(target);
+        }
+        following.until(is_over);
+        Ok(())
+    })
+}
+
+/// A process that is followed.
+struct One {
+    process: Process,
+    /// Its objects that have been set, or could not be.
+    known: Vec<Object>,
+    hook: Option<Hook>,
+    /// Whether its loader has not mapped all that its program is linked with.
+    is_loading: bool,
+    /// Whether it is to be let go as soon as it can.
+    parting: bool,
+}
+
+/// Processes that are followed, and what is to be done to them.
+pub(crate) struct Following<'f> {
+    herd: Herd<'f>,
+    processes: HashMap<i32, One>,
+    actions: &'f Actions,
+    options: Options,
+    files: Arc<Files>,
+    tell: &'f mut dyn FnMut(Followed<'_>),
+}
+
+impl<'f> Following<'f> {
+    pub(crate) fn new(
+        tracer: &'f Tracer<'f>,
+        actions: &'f Actions,
+        options: Options,
+        tell: &'f mut dyn FnMut(Followed<'_>),
+    ) -> Following<'f> {
+        Following {
+            herd: Herd::new(tracer),
+            processes: HashMap::new(),
+            actions,
+            options,
+            files: Arc::default(),
+            tell,
+        }
+    }
+
+    /// Changes a target, and follows it.
+    fn begin(&mut self, target: &Target) {
+        let pid = target.pid();
+        let mut one = match Process::open(pid) {
+            Ok(process) => One::of(process),
+            Err(error) => return self.failed(pid, error),
+        };
+        match self.change(target, &mut one) {
+            Ok(report) => {
+                (self.tell)(Followed::Set(&report));
+                self.watch_loader(&mut one);
+            }
+            Err(error) => {
+                self.failed(pid, error.leaving(Effect::NothingChanged));
+                if !self.herd.has(pid) {
+                    return;
+                }
+                one.part();
+            }
+        }
+        self.processes.insert(pid, one);
+    }
+
+    fn change(&mut self, target: &Target, one: &mut One) -> Result<Report> {
+        target.check(self.actions, self.options)?;
+        let image = Image::of(&one.process, self.files.clone())?;
+        let choices = choose(&image.program, self.actions)?;
+        let held = self.herd.hold(&one.process, self.options.deadline)?;
+        let report = set(one, &image, &choices, self.options, &held);
+        self.herd.go_on(&one.process, held);
+        one.known = image.program.objects().to_vec();
+        report
+    }
+
+    /// Follows a process whose probes have been set, and which stands, traced by the same thread.
+    pub(crate) fn begin_with(&mut self, process: Process, stopped: Stopped<'_>) {
+        let mut one = One::of(process);
+        if let Ok(image) = Image::of(&one.process, self.files.clone()) {
+            one.known = image.program.objects().to_vec();
+        }
+        self.watch_loader(&mut one);
+        self.herd.adopt(&one.process, stopped);
+        self.processes.insert(one.pid(), one);
+    }
+
+    /// Makes the loader of a process tell.
+    fn watch_loader(&mut self, one: &mut One) {
+        let pid = one.pid();
+        let hook = match one.memory() {
+            Ok(memory) => Hook::install(&one.process, &memory),
+            Err(_) => Err(NoHook::UNCHANGEABLE),
+        };
+        match hook {
+            Ok(hook) => {
+                self.herd.watch(pid, Some(hook.range()));
+                one.hook = Some(hook);
+            }
+            // There is nothing to be seen.
+            Err(NoHook::NoLoader) => {}
+            Err(NoHook::Impossible(reason)) => (self.tell)(Followed::Blind { pid, reason }),
+        }
+    }
+
+    /// Tells what happens, until all have ended or it is over.
+    pub(crate) fn until(&mut self, is_over: &dyn Fn() -> bool) {
+        let mut end = None;
+        loop {
+            while let Some(news) = self.herd.next() {
+                self.take(news);
+            }
+            self.let_go();
+            if self.herd.is_empty() || end.is_some_and(|end| Instant::now() > end) {
+                // Whoever could not be let go is by the kernel, when this thread ends.
+                return;
+            }
+            if end.is_none() && is_over() {
+                end = Some(Instant::now() + PARTING);
+                self.processes.values_mut().for_each(One::part);
+                continue;
+            }
+            self.herd.wait();
+        }
+    }
+
+    fn take(&mut self, news: News) {
+        match news {
+            News::Forked { parent, pid } => self.forked(parent, pid),
+            News::Executed { pid } => self.executed(pid),
+            News::AtLoader { pid, tid } => {
+                self.loaded(pid);
+                self.herd.go_on_one(tid);
+            }
+            News::Ended { pid } => {
+                if self.processes.remove(&pid).is_some_and(|one| !one.parting) {
+                    (self.tell)(Followed::Ended { pid });
+                }
+            }
+        }
+    }
+
+    fn forked(&mut self, parent: i32, pid: i32) {
+        if self.processes.contains_key(&pid) {
+            return;
+        }
+        let Ok(process) = Process::open(pid) else {
+            // It has been killed, which is told of next.
+            return;
+        };
+        let one = match self.processes.get(&parent) {
+            Some(parent) => One {
+                process,
+                known: parent.known.clone(),
+                hook: parent.hook.clone(),
+                ..*parent
+            },
+            // Its parent was let go meanwhile.
+            None => One {
+                parting: true,
+                ..One::of(process)
+            },
+        };
+        self.herd.watch(pid, one.hook.as_ref().map(Hook::range));
+        if !one.parting {
+            (self.tell)(Followed::Forked { parent, pid });
+        }
+        self.processes.insert(pid, one);
+    }
+
+    /// Sets the program that a process has executed, and lets it run.
+    fn executed(&mut self, pid: i32) {
+        let before = self.processes.remove(&pid);
+        let Ok(process) = Process::open(pid) else {
+            return self.herd.go_on_one(pid);
+        };
+        if before.is_none_or(|one| one.parting) {
+            return self.release(&process);
+        }
+        let program = process.look(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
+        if let Ok(program) = program {
+            (self.tell)(Followed::Executed { pid, program });
+        }
+        let mut one = One::of(process);
+        self.watch_loader(&mut one);
+        one.is_loading = one.hook.is_some();
+        self.catch_up(&mut one, Moment::Exec);
+        if one.known.is_empty() && !one.is_loading {
+            (self.tell)(Followed::LetGo { pid });
+            return self.release(&one.process);
+        }
+        self.processes.insert(pid, one);
+        self.herd.go_on_one(pid);
+    }
+
+    /// Lets a process go that stands after its execve.
+    fn release(&mut self, process: &Process) {
+        self.herd.at_exec(process).release();
+        self.herd.forget(process.pid());
+    }
+
+    /// Sets the objects that the loader has mapped.
+    fn loaded(&mut self, pid: i32) {
+        let Some(mut one) = self.processes.remove(&pid) else {
+            return;
+        };
+        if !one.parting {
+            self.catch_up(&mut one, Moment::Loading);
+        }
+        if one.is_loading && one.has_loaded() {
+            one.is_loading = false;
+            if one.known.is_empty() {
+                one.part();
+                (self.tell)(Followed::LetGo { pid });
+            }
+        }
+        self.processes.insert(pid, one);
+    }
+
+    /// Sets the objects of a process that are new.
+    fn catch_up(&mut self, one: &mut One, moment: Moment) {
+        let set = match Image::of(&one.process, self.files.clone()) {
+            Ok(image) => {
+                let objects = image.program.objects().to_vec();
+                let is_new = |object: &&Object| !one.known.iter().any(|it| it.is_same(object));
+                let new: Vec<Object> = objects.iter().filter(is_new).cloned().collect();
+                one.known = objects;
+                match new.is_empty() {
+                    true => return,
+                    false => self.set_new(one, &image.only(new), moment),
+                }
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NoProbes { .. }) => {
+                one.known.clear();
+                return;
+            }
+            Err(error) => Err(error),
+        };
+        match set {
+            Ok(report) if report.changed.is_empty() => {}
+            Ok(report) => (self.tell)(Followed::Set(&report)),
+            Err(error) => self.failed(one.pid(), error),
+        }
+    }
+
+    /// Sets objects of which nothing has run.
+    fn set_new(&mut self, one: &One, image: &Image, moment: Moment) -> Result<Report> {
+        let choices = choose_present(&image.program, self.actions)?;
+        let process = &one.process;
+        match moment {
+            Moment::Exec => {
+                let standing = self.herd.at_exec(process);
+                set(one, image, &choices, self.options, &standing)
+            }
+            Moment::Loading => {
+                let held = self.herd.hold(process, self.options.deadline)?;
+                let report = set(one, image, &choices, self.options, &held);
+                self.herd.go_on(process, held);
+                report
+            }
+        }
+    }
+
+    fn failed(&mut self, pid: i32, error: Error) {
+        (self.tell)(Followed::Failed { pid, error });
+    }
+
+    /// Lets those go that are to be, and can.
+    fn let_go(&mut self) {
+        let parting = self.processes.values().filter(|one| one.parting);
+        let pids: Vec<i32> = parting.map(One::pid).collect();
+        for pid in pids {
+            let Some(one) = self.processes.get(&pid) else {
+                continue;
+            };
+            let Ok(held) = self.herd.hold(&one.process, self.options.deadline) else {
+                // It has ended, or executes a program, or is busy: later.
+                continue;
+            };
+            if self.herd.is_in_stub(pid, &held) {
+                self.herd.go_on(&one.process, held);
+                continue;
+            }
+            if let (Some(hook), Ok(memory)) = (&one.hook, one.memory()) {
+                // Unreachable as it is, it does no harm.
+                let _ = hook.clear(&memory);
+            }
+            held.release();
+            self.herd.forget(pid);
+            self.processes.remove(&pid);
+        }
+    }
+}
+
+/// When objects are new.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// The process stands after an execve.
+    Exec,
+    /// A thread of the process stands in its loader.
+    Loading,
+}
+
+impl One {
+    fn of(process: Process) -> One {
+        One {
+            process,
+            known: Vec::new(),
+            hook: None,
+            is_loading: false,
+            parting: false,
+        }
+    }
+
+    fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    fn memory(&self) -> Result<ProcessMemory> {
+        ProcessMemory::open(&self.process, OFlag::O_RDWR)
+            .map_err(|source| denial::or_lost(&self.process, "attach to", source))
+    }
+
+    fn has_loaded(&self) -> bool {
+        let memory = self.memory();
+        // Not to be seen as loading for ever.
+        memory.is_ok_and(|memory| loader::has_loaded(&self.process, &memory).unwrap_or(true))
+    }
+
+    /// It is to be let go: its loader tells nothing from now on.
+    fn part(&mut self) {
+        self.parting = true;
+        if let (Some(hook), Ok(memory)) = (&self.hook, self.memory()) {
+            // It fails only if the process has ended.
+            let _ = hook.close(&memory);
+        }
+    }
+}
+
+/// Carries out what was chosen among the probes of `image`, which the process is to have.
+fn set(
+    one: &One,
+    image: &Image,
+    choices: &[Choice],
+    options: Options,
+    standing: &Stopped<'_>,
+) -> Result<Report> {
+    let _turn = Turn::wait(&one.process, Instant::now() + options.deadline)?;
+    let memory = one.memory()?;
+    let subject = Subject {
+        process: &one.process,
+        image,
+        memory: &memory,
+    };
+    let job = subject.prepare(Wish::of(choices, options))?;
+    if !job.is_done() && job.carry_out(standing)? == Outcome::Outdated {
+        let pid = one.pid();
+        return Err(ErrorKind::KeepsChanging { pid }.into());
+    }
+    Ok(job.report(standing.stood()))
+}

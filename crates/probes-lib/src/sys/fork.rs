@@ -1,0 +1,32 @@
+//! fork(2), of a process that has one thread.
+
+use std::io;
+
+use nix::unistd::{ForkResult, fork, setsid};
+
+use crate::process::Process;
+
+/// Makes a copy of this process, in a session of its own: its pid, or `None` in the copy.
+///
+/// # Errors
+///
+/// If this process has several threads: the copy would have one, and what the others had locked
+/// would stay so.
+pub(crate) fn split() -> io::Result<Option<i32>> {
+    let own = Process::open(std::process::id() as i32);
+    let own = own.map_err(|error| io::Error::other(error.to_string()))?;
+    if own.status()?.threads != 1 {
+        return Err(io::Error::other(
+            "the process that is to follow it has several threads",
+        ));
+    }
+    // SAFETY: with one thread, the copy has all that this process has.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(Some(child.as_raw())),
+        ForkResult::Child => {
+            // It fails only for the leader of a process group, which a new process is not.
+            let _ = setsid();
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! [`Herd`]: processes that stay traced, with all their threads and all that they start, and run on
+//! meanwhile.
+//!
+//! ```text
+//!            any_news()                   what happened         what becomes of the thread
+//! SIGCHLD ─▶ one that stands ─▶ peek() ─▶ a signal              goes on with it
+//!                                         a group-stop          stands until it is continued
+//!                                         a clone, fork, vfork  goes on; the new one, too: Forked
+//!                                         an exec               stands: Executed
+//!                                         a clone in our stub   stands: AtLoader
+//!                                         its end               reaped, so that its parent is told
+//! ```
+//!
+//! Nothing that a thread stands for is consumed before it goes on. So a thread that is looked at
+//! once more still stands for the same, and should we die, the kernel lets every thread go on as if
+//! it had never been traced.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::process::Process;
+use crate::sys::ptrace::{self, Scope, Wait};
+use crate::sys::threads::{Stopped, Tracer};
+
+/// How often those look whose SIGCHLD another thread of this process may have taken.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How long a thread of our stub may take to end.
+const ENDING: Duration = Duration::from_millis(100);
+
+/// Processes that are traced by this thread until it ends.
+pub(crate) struct Herd<'t> {
+    tracer: &'t Tracer<'t>,
+    /// The process of each thread. Some may have ended with their process.
+    threads: HashMap<i32, i32>,
+    /// Where the stub is, in each process that has one: threads that it starts tell that the
+    /// process's loader has done something.
+    stubs: HashMap<i32, Range<u64>>,
+    /// Children of our own process that have ended, which it may want to wait for.
+    left: HashSet<i32>,
+}
+
+/// What has happened to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// It has been started by `parent`.
+    Forked {
+        /// 0 if that is not known.
+        parent: i32,
+        pid: i32,
+    },
+    /// It has executed a program, and stands before its first instruction.
+    Executed { pid: i32 },
+    /// Its thread `tid` stands in the stub.
+    AtLoader { pid: i32, tid: i32 },
+    /// It has ended.
+    Ended { pid: i32 },
+}
+
+impl<'t> Herd<'t> {
+    pub(crate) fn new(tracer: &'t Tracer<'t>) -> Herd<'t> {
+        Herd {
+            tracer,
+            threads: HashMap::new(),
+            stubs: HashMap::new(),
+            left: HashSet::new(),
+        }
+    }
+
+    /// Whether nobody is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.threads.is_empty()
+    }
+
+    /// Whether the process is in the herd.
+    pub(crate) fn has(&self, pid: i32) -> bool {
+        self.threads.values().any(|&process| process == pid)
+    }
+
+    /// Stops all threads of a process, which belongs to the herd from now on.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Tracer::stop`]. Threads that have been stopped go on by [`Herd::next`].
+    pub(crate) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
+        self.tracer.hold(process, limit)
+    }
+
+    /// Lets a process go on that `hold` has stopped.
+    pub(crate) fn go_on(&mut self, process: &Process, held: Stopped<'_>) {
+        let pid = process.pid();
+        self.threads
+            .extend(held.leave().into_iter().map(|tid| (tid, pid)));
+    }
+
+    /// Takes in a process that stands, traced by this thread in another way, and lets it go on.
+    pub(crate) fn adopt(&mut self, process: &Process, stopped: Stopped<'_>) {
+        for tid in stopped.leave() {
+            // It fails only if the process has been killed.
+            let _ = ptrace::set_scope(tid, Scope::Descendants);
+            if ptrace::is_at_exec(tid) {
+                ptrace::go_on(tid, 0);
+            }
+            self.threads.insert(tid, process.pid());
+        }
+    }
+
+    /// The process, which stands after its execve.
+    pub(crate) fn at_exec<'p>(&self, process: &'p Process) -> Stopped<'p> {
+        Stopped::adopt_traced(process)
+    }
+
+    /// Lets a thread go on that was told of.
+    pub(crate) fn go_on_one(&self, tid: i32) {
+        ptrace::go_on(tid, 0);
+    }
+
+    /// From now on, the threads that code in `stub` starts tell what the loader does; `None` for
+    /// none.
+    pub(crate) fn watch(&mut self, pid: i32, stub: Option<Range<u64>>) {
+        match stub {
+            Some(stub) => self.stubs.insert(pid, stub),
+            None => self.stubs.remove(&pid),
+        };
+    }
+
+    /// Whether any thread of a process that stands is in the stub.
+    pub(crate) fn is_in_stub(&self, pid: i32, held: &Stopped<'_>) -> bool {
+        let stub = self.stubs.get(&pid);
+        stub.is_some_and(|stub| {
+            let mut at = held.tids().map(ptrace::program_counter);
+            at.any(|at| at.is_ok_and(|at| stub.contains(&at)))
+        })
+    }
+
+    /// Forgets a process that is not to be followed any more.
+    pub(crate) fn forget(&mut self, pid: i32) {
+        self.threads.retain(|_, process| *process != pid);
+        self.stubs.remove(&pid);
+    }
+
+    /// Waits, not for long, until something may have happened.
+    pub(crate) fn wait(&self) {
+        self.tracer.wait_up_to(TICK);
+    }
+
+    /// What has happened, if anything has. All threads go on but those that it says stand.
+    pub(crate) fn next(&mut self) -> Option<News> {
+        loop {
+            let tid = self.any_news()?;
+            let pid = self.threads.get(&tid).copied();
+            match ptrace::peek(tid) {
+                Wait::Signal(signal) => ptrace::go_on(tid, signal),
+                Wait::Suspended => ptrace::listen(tid),
+                Wait::Trapped => {
+                    let news = self.meet(tid);
+                    ptrace::go_on(tid, 0);
+                    if news.is_some() {
+                        return news;
+                    }
+                }
+                Wait::Cloned(child) => match pid.filter(|pid| self.has_told(*pid, tid)) {
+                    Some(pid) => {
+                        self.see_off(child);
+                        return Some(News::AtLoader { pid, tid });
+                    }
+                    None => {
+                        self.threads.remove(&child);
+                        let news = self.meet(child);
+                        ptrace::go_on(tid, 0);
+                        if news.is_some() {
+                            return news;
+                        }
+                    }
+                },
+                Wait::Executed => {
+                    // Its other threads have ended, and the one that called has this tid now.
+                    self.forget(tid);
+                    self.threads.insert(tid, tid);
+                    ptrace::take_exec(tid);
+                    return Some(News::Executed { pid: tid });
+                }
+                ended @ (Wait::Ended | Wait::Gone) => {
+                    if ended == Wait::Ended {
+                        self.reap(tid);
+                    }
+                    self.threads.remove(&tid);
+                    if pid == Some(tid) {
+                        self.forget(tid);
+                        return Some(News::Ended { pid: tid });
+                    }
+                }
+                // Killed this moment.
+                Wait::Running => {}
+            }
+        }
+    }
+
+    fn any_news(&mut self) -> Option<i32> {
+        let tid = ptrace::any_news()?;
+        if !self.left.contains(&tid) {
+            return Some(tid);
+        }
+        if ptrace::peek(tid) != Wait::Ended {
+            // Another, that has the tid of one that was waited for.
+            self.left.remove(&tid);
+            return Some(tid);
+        }
+        // It hides the others until it is waited for.
+        let mut tids = self.threads.keys().copied();
+        tids.find(|tid| !self.left.contains(tid) && ptrace::peek(*tid) != Wait::Running)
+    }
+
+    /// Takes in a thread that is new; tells if its process is.
+    fn meet(&mut self, tid: i32) -> Option<News> {
+        if self.threads.contains_key(&tid) {
+            return None;
+        }
+        // If it has been killed, it is told of once more.
+        let status = Process::open(tid).ok()?.status().ok()?;
+        self.threads.insert(tid, status.tgid);
+        (status.tgid == tid).then_some(News::Forked {
+            parent: status.ppid,
+            pid: tid,
+        })
+    }
+
+    /// Whether a thread that has started another stands in the stub.
+    fn has_told(&self, pid: i32, tid: i32) -> bool {
+        let stub = self.stubs.get(&pid);
+        stub.is_some_and(|stub| ptrace::program_counter(tid).is_ok_and(|at| stub.contains(&at)))
+    }
+
+    /// Lets a thread of the stub end: all that it does.
+    fn see_off(&mut self, tid: i32) {
+        let begun = Instant::now();
+        while begun.elapsed() < ENDING {
+            match ptrace::peek(tid) {
+                Wait::Ended => return ptrace::reap(tid),
+                Wait::Gone => return,
+                Wait::Running | Wait::Suspended => {
+                    self.tracer.wait_for_news();
+                }
+                Wait::Signal(signal) => ptrace::go_on(tid, signal),
+                Wait::Trapped | Wait::Cloned(_) | Wait::Executed => ptrace::go_on(tid, 0),
+            }
+        }
+        // In a group-stop, perhaps.
+        let _ = self.meet(tid);
+    }
+
+    /// Reaps what has ended: its parent is told only then. What is a child of this process as well
+    /// is left to it.
+    fn reap(&mut self, tid: i32) {
+        let is_own = || {
+            let status = Process::open(tid).map(|process| process.status());
+            let own = std::process::id() as i32;
+            matches!(status, Ok(Ok(status)) if status.ppid == own && status.tgid == tid)
+        };
+        if is_own() {
+            self.left.insert(tid);
+        } else {
+            ptrace::reap(tid);
+        }
+    }
+}
