@@ -35,6 +35,8 @@ pub(crate) struct Image {
     files: Arc<Files>,
     /// The code that was mapped: as long as it stays the same, so do the objects.
     code: Vec<Vec<u8>>,
+    /// Where the loader had objects, if it was asked: in between, it maps them piece by piece.
+    loaded: Option<Vec<LoadBias>>,
 }
 
 impl Image {
@@ -110,20 +112,30 @@ impl Image {
             executable,
             files,
             code: code(&maps),
+            loaded: None,
         })
     }
 
-    /// The image as it is now, if objects have been loaded or unloaded since.
-    pub(crate) fn renewed(&self, process: &Process, maps: &[Mapping]) -> Option<Image> {
+    /// The image as it is now, if objects have been loaded or unloaded since. Where it is known which
+    /// are `loaded`, it has no others.
+    pub(crate) fn renewed(
+        &self,
+        process: &Process,
+        maps: &[Mapping],
+        loaded: Option<Vec<LoadBias>>,
+    ) -> Option<Image> {
         let code = code(maps);
-        if code == self.code {
+        if code == self.code && loaded == self.loaded {
             return None;
         }
         let known = self.program.objects();
         let Others {
-            objects,
+            mut objects,
             passed_over,
         } = objects::others(process, maps, self.executable, &self.files);
+        if let Some(loaded) = &loaded {
+            objects.retain(|object| loaded.contains(&object.bias));
+        }
         let of_executable = known.iter().filter(|it| it.file == self.executable);
         let objects = of_executable.cloned().chain(objects).collect();
         Some(Image {
@@ -133,6 +145,7 @@ impl Image {
             executable: self.executable,
             files: self.files.clone(),
             code,
+            loaded,
         })
     }
 

@@ -5,7 +5,9 @@
 pub(crate) mod entry;
 #[cfg(feature = "fault-injection")]
 pub mod faults;
+pub(crate) mod loader;
 pub(crate) mod mem;
+pub(crate) mod own;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 pub(crate) mod signals;
