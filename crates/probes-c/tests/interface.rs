@@ -20,3 +20,7 @@ mod calls;
 // What it does while other threads execute the sites, and others change them too.
 #[path = "interface/busy.rs"]
 mod busy;
+
+// The binding for OCaml.
+#[path = "interface/ocaml.rs"]
+mod ocaml;
