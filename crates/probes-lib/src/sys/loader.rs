@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
 
 use libc::dl_phdr_info;
 
@@ -21,6 +22,9 @@ pub(crate) fn while_nothing_is_unloaded<T>(mut work: impl FnMut() -> T) -> T {
         work: &mut work,
         outcome: None,
     };
+    // A thread's first use of its thread-local storage takes another lock of the loader's, that of
+    // dlopen(3), under which that one takes ours: so this thread has it first.
+    let _ = thread::current();
     // SAFETY: `run` has the type that is asked for, and takes the pointer for what it is: the errand
     // lives, and nobody else uses it, until the call returns.
     unsafe { libc::dl_iterate_phdr(Some(run::<T>), (&raw mut errand).cast()) };
