@@ -41,6 +41,7 @@ fn every_test_that_the_page_on_reliability_names_exists() {
         ("live", "crates/probes-lib/tests/live"),
         ("cli", "crates/probes-cli/tests/cli"),
         ("chaos", "crates/probes-cli/tests/chaos"),
+        ("interface", "crates/probes-c/tests/interface"),
     ];
     let mut named = 0;
     let mut missing = Vec::new();
