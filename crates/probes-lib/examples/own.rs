@@ -1,7 +1,7 @@
-//! A program that switches a probe of its own on and off: `cargo run --example own -- NAME`. It has
-//! those of the objects that it is linked with or has loaded.
+//! A program that switches a probe of its own on, and puts back what was before:
+//! `cargo run --example own -- NAME`. It has those of the objects that it is linked with or has loaded.
 
-use probes_lib::{Action, Actions, Selector, Target};
+use probes_lib::{Action, Actions, Options, Selector, Target};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -9,14 +9,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: own NAME".into());
     };
     let target = Target::current()?;
-    for action in [Action::Enable, Action::Disable] {
-        target.update(&Actions::of(action, Selector::name(name)))?;
-        let states = target.states()?;
-        let states = states.probes();
-        let states: Vec<_> = states
-            .map(|it| format!("{} {:?}", it.name(), it.state()))
-            .collect();
-        println!("{}", states.join(", "));
+    let report = target.update(&Actions::of(Action::Enable, Selector::name(name)))?;
+    print_states(&target)?;
+    target.put_back(&report, Options::default())?;
+    print_states(&target)?;
+    Ok(())
+}
+
+fn print_states(target: &Target) -> probes_lib::Result<()> {
+    for probe in target.states()?.probes() {
+        println!("{} {:?}", probe.name(), probe.state());
     }
     Ok(())
 }

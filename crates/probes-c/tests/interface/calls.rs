@@ -2,11 +2,12 @@
 
 use std::process::Command;
 
+use nix::unistd::geteuid;
 use probes_lib::State::{Disabled, Enabled, Inconsistent};
 use test_support::process::{Image, descriptors, poke, settle};
-use test_support::{Guard, eventually};
+use test_support::{Guard, Talker, eventually};
 
-use crate::own::{Library, Own};
+use crate::own::{Library, Own, programs};
 
 const OFF: (probes_lib::State, u16) = (Disabled, 0);
 const ON: (probes_lib::State, u16) = (Enabled, 1);
@@ -176,5 +177,83 @@ fn without_proc_it_says_so() {
         assert!(answer.starts_with("failed cannot open /proc/"), "{answer}");
         let states = own.target.states().unwrap();
         assert!(states.probes().all(|probe| probe.counter() == 0));
+    }
+}
+
+#[test]
+fn a_program_that_is_not_dumpable_says_so() {
+    // Root may look into everything: the program is another user's, linked so that it needs no file of
+    // a folder that he may not enter.
+    for folder in programs(Library::Static) {
+        let program = folder.file("own");
+        let mut talker = if geteuid().is_root() {
+            let mut setpriv = Command::new("setpriv");
+            setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+            Talker::spawn(setpriv.arg(&program))
+        } else {
+            Talker::spawn(&mut Command::new(&program))
+        };
+        talker.expect("ready");
+        assert_eq!(talker.ask("open", ""), "done");
+        assert_eq!(talker.ask("hide", ""), "done");
+        let pid = talker.pid();
+        let reason =
+            format!("failed {pid} is not dumpable (setuid or file capabilities, or prctl)");
+        assert_eq!(talker.ask("open", ""), reason);
+        assert_eq!(talker.ask("show", ""), "done");
+        assert_eq!(talker.ask("open", ""), "done");
+        assert_eq!(talker.ask("enable ping", ""), "done");
+    }
+}
+
+#[test]
+fn a_program_that_proc_knows_by_another_number_switches_its_probes() {
+    for folder in programs(Library::Shared) {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--pid", "--fork", "--kill-child"]);
+        let mut talker = Talker::spawn(unshare.arg(folder.file("own")));
+        talker.expect("ready");
+        for line in ["open", "enable ping"] {
+            assert_eq!(talker.ask(line, ""), "done");
+        }
+        assert_eq!(talker.ask("states", ""), "states ping=1/1 pong=0/0");
+        assert_eq!(talker.ask("run", ""), "hits ping=3 pong=0");
+        talker.hang_up();
+        assert!(talker.guard().wait().success());
+    }
+}
+
+#[test]
+fn a_program_whose_first_thread_has_exited_switches_its_probes() {
+    for mut own in Own::forms(Library::Shared) {
+        own.talker.ask("leave", "ready");
+        own.tell("enable-all");
+        own.assert_states(ON, ON);
+        own.tell("open");
+        own.tell("disable ping");
+        own.assert_states(OFF, ON);
+        assert_eq!(own.run(), (0, 1));
+        own.end();
+    }
+}
+
+#[test]
+fn sealed_code_is_switched_unless_another_page_would_have_to_take_its_place() {
+    for mut own in Own::forms(Library::Shared) {
+        let is_sealed = own.ask("seal") == "done";
+        own.tell("enable-all");
+        own.tell("disable-all");
+        own.tell("forbid-code");
+        // Kernels before 6.10 seal nothing.
+        if is_sealed {
+            let answer = own.ask("enable-all");
+            assert!(answer.contains("Operation not permitted"), "{answer}");
+            assert!(answer.ends_with("; what had been written was put back"));
+            own.assert_states(OFF, OFF);
+        } else {
+            own.tell("enable-all");
+            own.assert_states(ON, ON);
+        }
+        own.end();
     }
 }

@@ -26,9 +26,7 @@ pub(crate) struct Own {
 impl Own {
     /// Position independent and not, linked with `library`, with its probes opened.
     pub(crate) fn forms(library: Library) -> impl Iterator<Item = Own> {
-        ["-pie", "-no-pie"].into_iter().map(move |form| {
-            let folder = Scratch::new();
-            build(&folder.file("own"), form, library);
+        programs(library).map(move |folder| {
             let mut talker = Talker::start(&folder.file("own"));
             assert_eq!(talker.ask("open", ""), "done");
             let target = Target::open(talker.pid()).unwrap();
@@ -97,6 +95,15 @@ impl Own {
         self.talker.hang_up();
         assert!(self.talker.guard().wait().success());
     }
+}
+
+/// Folders with the program, position independent and not, linked with `library`.
+pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
+    ["-pie", "-no-pie"].into_iter().map(move |form| {
+        let folder = Scratch::new();
+        build(&folder.file("own"), form, library);
+        folder
+    })
 }
 
 /// A file that cargo has built before this binary, and put beside it.

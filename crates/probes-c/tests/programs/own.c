@@ -19,6 +19,9 @@
                           `toggled FAILED WAITED`: how often it failed, and, not among these, how often
                           somebody else was at it for too long
      report               answers `report A B ...`: rounds of each thread that spins, or churns
+     hide, show           makes itself undumpable, and dumpable again; answers `done`
+     seal                 seals the code of the sites (mseal(2)); answers `done`, or `cannot`
+     leave                the first thread exits, another obeys; it answers `ready`
      forbid-code          from now on, writing one byte to a file is EIO, as /proc/PID/mem says it where
                           the kernel forbids code to be written
      forbid-open          from now on, opening a file is EACCES */
@@ -202,6 +205,44 @@ static void forbid_open(void)
     filter(rules, sizeof rules / sizeof *rules);
 }
 
+static void set_dumpable(int dumpable)
+{
+    if (prctl(PR_SET_DUMPABLE, dumpable, 0, 0, 0) != 0)
+        fixture_broken("cannot change whether it is dumpable");
+    printf("done\n");
+}
+
+static void seal(void)
+{
+#ifndef SYS_mseal
+#define SYS_mseal 462
+#endif
+    int functions;
+    uintptr_t page = (uintptr_t)fixture_function_list(&functions)[0] & -4096;
+
+    printf("%s\n", syscall(SYS_mseal, page, 4096, 0) == 0 ? "done" : "cannot");
+}
+
+/* ---- The first thread leaves ----------------------------------------------- */
+
+static void *obey(void *none)
+{
+    (void)none;
+    while (!fixture_leader_is_zombie())
+        sched_yield();
+    fixture_obey();
+}
+
+__attribute__((noreturn))
+static void leave(void)
+{
+    pthread_t thread;
+
+    if (pthread_create(&thread, NULL, obey, NULL) != 0)
+        fixture_broken("cannot start a thread");
+    pthread_exit(NULL);
+}
+
 /* ---- Lines ------------------------------------------------------------------ */
 
 static void answer(bool done, char *error)
@@ -358,6 +399,14 @@ int fixture_command(const char *line)
         forbid_code();
     else if (strcmp(line, "forbid-open") == 0)
         forbid_open();
+    else if (strcmp(line, "hide") == 0)
+        set_dumpable(0);
+    else if (strcmp(line, "show") == 0)
+        set_dumpable(1);
+    else if (strcmp(line, "seal") == 0)
+        seal();
+    else if (strcmp(line, "leave") == 0)
+        leave();
     else
         return 0;
     fflush(stdout);

@@ -67,7 +67,7 @@ fn own_switches_a_probe_of_an_object_that_it_has_loaded() {
     };
     assert_eq!(
         stdout(&mut own("plug")),
-        "ping Disabled, plug Enabled\nping Disabled, plug Disabled\n"
+        "ping Disabled\nplug Enabled\nping Disabled\nplug Disabled\n"
     );
     for (mut command, error) in [
         (own("plugs"), "UnknownProbe"),
