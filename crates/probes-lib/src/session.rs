@@ -20,7 +20,7 @@ use crate::program::Program;
 use crate::report::{ProbeStates, Report};
 use crate::select::{Actions, Choice, choose, choose_taken};
 use crate::snapshot::Layout;
-use crate::sys::loader::{self, while_nothing_is_unloaded};
+use crate::sys::loaded::{loaded, while_nothing_is_unloaded};
 use crate::sys::mem::ProcessMemory;
 use crate::sys::pidfd;
 use crate::sys::threads::with_tracer;
@@ -246,7 +246,7 @@ impl Target {
     /// The image as it is now, `maps` being the mappings.
     fn look_again(&self, maps: &[Mapping]) -> Arc<Image> {
         let before = self.image();
-        let loaded = self.own.map(|_| loader::loaded());
+        let loaded = self.own.map(|_| loaded());
         let Some(now) = before.renewed(&self.process, maps, loaded) else {
             return before;
         };
@@ -372,16 +372,14 @@ impl Target {
     fn way(&self, options: Options) -> Way {
         match self.own {
             Some(_) => Way::Own,
-            None if options.live => Way::Live,
-            None => Way::Stopped,
+            None => Way::of(options),
         }
     }
 
     fn wish<'a>(&self, choices: &'a [Choice], options: Options) -> Wish<'a> {
         Wish {
-            choices,
             way: self.way(options),
-            gigatext: options.gigatext,
+            ..Wish::of(choices, options)
         }
     }
 

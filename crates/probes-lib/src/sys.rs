@@ -5,7 +5,7 @@
 pub(crate) mod entry;
 #[cfg(feature = "fault-injection")]
 pub mod faults;
-pub(crate) mod loader;
+pub(crate) mod loaded;
 pub(crate) mod mem;
 pub(crate) mod own;
 pub(crate) mod pidfd;

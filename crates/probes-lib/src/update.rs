@@ -16,6 +16,7 @@ use crate::plan::{Flip, Inputs, Step, UpdatePlan};
 use crate::process::Process;
 use crate::report::{ProbeChange, Report};
 use crate::select::Choice;
+use crate::session::Options;
 use crate::snapshot::{Layout, SITE};
 use crate::spans::PAGE;
 use crate::sys::mem::ProcessMemory;
@@ -44,12 +45,32 @@ pub(crate) enum Way {
     Own,
 }
 
+impl Way {
+    pub(crate) fn of(options: Options) -> Way {
+        match options.live {
+            true => Way::Live,
+            false => Way::Stopped,
+        }
+    }
+}
+
 /// What is wanted of an update.
 #[derive(Clone, Copy)]
 pub(crate) struct Wish<'a> {
     pub(crate) choices: &'a [Choice],
     pub(crate) way: Way,
     pub(crate) gigatext: bool,
+}
+
+impl<'a> Wish<'a> {
+    /// For a process that is not our own.
+    pub(crate) fn of(choices: &'a [Choice], options: Options) -> Wish<'a> {
+        Wish {
+            choices,
+            way: Way::of(options),
+            gigatext: options.gigatext,
+        }
+    }
 }
 
 /// An update, planned for the state in which the process was.

@@ -1,4 +1,4 @@
-//! The dynamic loader of our own process.
+//! What the dynamic loader has loaded into our own process, and that it stays.
 
 use std::any::Any;
 use std::ffi::{c_int, c_void};
