@@ -34,6 +34,8 @@ pub(crate) struct Image {
     files: Arc<Files>,
     /// How files with code were mapped: as long as it stays the same, so do the objects.
     code: Vec<Vec<u8>>,
+    /// Where the loader had objects, if it was asked: in between, it maps them piece by piece.
+    loaded: Option<Vec<LoadBias>>,
 }
 
 impl Image {
@@ -114,19 +116,29 @@ impl Image {
             executable,
             files,
             code: code(&maps),
+            loaded: None,
         })
     }
 
-    /// The image as it is now, if objects have been loaded or unloaded since.
-    pub(crate) fn renewed(&self, process: &Process, maps: &[Mapping]) -> Option<Image> {
-        if self.is_as_in(maps) {
+    /// The image as it is now, if objects have been loaded or unloaded since. Where it is known which
+    /// are `loaded`, it has no others.
+    pub(crate) fn renewed(
+        &self,
+        process: &Process,
+        maps: &[Mapping],
+        loaded: Option<Vec<LoadBias>>,
+    ) -> Option<Image> {
+        if self.is_as_in(maps) && loaded == self.loaded {
             return None;
         }
         let known = self.program.objects();
         let Others {
-            objects,
+            mut objects,
             passed_over,
         } = objects::others(process, maps, self.executable, &self.files);
+        if let Some(loaded) = &loaded {
+            objects.retain(|object| loaded.contains(&object.bias));
+        }
         let of_executable = known.iter().filter(|it| it.file == self.executable);
         let objects = of_executable.cloned().chain(objects).collect();
         let program = Program::of(self.program.path().to_owned(), objects);
@@ -136,6 +148,7 @@ impl Image {
             executable: self.executable,
             files: self.files.clone(),
             code: code(maps),
+            loaded,
         })
     }
 
@@ -147,6 +160,7 @@ impl Image {
             executable: self.executable,
             files: self.files.clone(),
             code: self.code.clone(),
+            loaded: self.loaded.clone(),
         }
     }
 
