@@ -389,7 +389,7 @@ pub enum ErrorKind {
         pid: i32,
     },
     /// Another process changed the probes or the mappings again and again meanwhile.
-    #[error("the probes or mappings of process {pid} kept changing while they were being changed")]
+    #[error("the probes or mappings of process {pid} kept changing meanwhile")]
     KeepsChanging {
         /// The process.
         pid: i32,
