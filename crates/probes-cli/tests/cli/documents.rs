@@ -42,6 +42,7 @@ fn every_test_that_the_page_on_reliability_names_exists() {
         ("cli", "crates/probes-cli/tests/cli"),
         ("chaos", "crates/probes-cli/tests/chaos"),
         ("rooms", "crates/probes-cli/tests/rooms"),
+        ("interface", "crates/probes-c/tests/interface"),
     ];
     let mut named = 0;
     let mut missing = Vec::new();
