@@ -27,7 +27,7 @@ use crate::process::Process;
 use crate::report::Report;
 use crate::select::{Actions, Choice, choose, choose_present};
 use crate::session::{Options, Target};
-use crate::sys::herd::{Herd, News};
+use crate::sys::herd::{Herd, News, TICK};
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::{Stopped, Tracer, with_tracer};
 use crate::turn::Turn;
@@ -35,6 +35,12 @@ use crate::update::{Subject, Wish};
 
 /// How long letting all processes go may take.
 const PARTING: Duration = Duration::from_secs(2);
+
+/// How often to try it.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a process may take to stand that is to be let go, before others are looked after.
+const HOLDING: Duration = Duration::from_millis(100);
 
 /// What has happened to processes that are followed.
 #[derive(Debug)]
@@ -122,6 +128,10 @@ struct One {
     /// Its objects that have been set, or could not be.
     known: Vec<Object>,
     hook: Option<Hook>,
+    /// Those that have been looked into since it executed its program.
+    files: Arc<Files>,
+    /// Who has started it, whose memory it may share until it executes a program; or 0.
+    parent: i32,
     /// Whether its loader has not mapped all that its program is linked with.
     is_loading: bool,
     /// Whether it is to be let go as soon as it can.
@@ -134,7 +144,6 @@ pub(crate) struct Following<'f> {
     processes: HashMap<i32, One>,
     actions: &'f Actions,
     options: Options,
-    files: Arc<Files>,
     tell: &'f mut dyn FnMut(Followed<'_>),
 }
 
@@ -150,7 +159,6 @@ impl<'f> Following<'f> {
             processes: HashMap::new(),
             actions,
             options,
-            files: Arc::default(),
             tell,
         }
     }
@@ -169,10 +177,7 @@ impl<'f> Following<'f> {
             }
             Err(error) => {
                 self.failed(pid, error.leaving(Effect::NothingChanged));
-                if !self.herd.has(pid) {
-                    return;
-                }
-                one.part();
+                return self.herd.give_up(pid);
             }
         }
         self.processes.insert(pid, one);
@@ -180,19 +185,37 @@ impl<'f> Following<'f> {
 
     fn change(&mut self, target: &Target, one: &mut One) -> Result<Report> {
         target.check(self.actions, self.options)?;
-        let image = Image::of(&one.process, self.files.clone())?;
+        let deadline = Instant::now() + self.options.deadline;
+        loop {
+            // Here, so that its files have been read when it stands.
+            choose(&one.image()?.program, self.actions)?;
+            let held = self.herd.hold(&one.process, self.options.deadline)?;
+            match self.set_all(one, &held) {
+                // It stands while it loads or unloads the object: once more.
+                Err(error) if target.is_unloaded(&error) && Instant::now() < deadline => {
+                    held.release();
+                }
+                changed => {
+                    self.herd.go_on(&one.process, held);
+                    let (known, report) = changed?;
+                    one.known = known;
+                    return Ok(report);
+                }
+            }
+        }
+    }
+
+    fn set_all(&self, one: &One, held: &Stopped<'_>) -> Result<(Vec<Object>, Report)> {
+        let image = one.image()?;
         let choices = choose(&image.program, self.actions)?;
-        let held = self.herd.hold(&one.process, self.options.deadline)?;
-        let report = set(one, &image, &choices, self.options, &held);
-        self.herd.go_on(&one.process, held);
-        one.known = image.program.objects().to_vec();
-        report
+        let report = set(one, &image, &choices, self.options, held)?;
+        Ok((image.program.objects().to_vec(), report))
     }
 
     /// Follows a process whose probes have been set, and which stands, traced by the same thread.
     pub(crate) fn begin_with(&mut self, process: Process, stopped: Stopped<'_>) {
         let mut one = One::of(process);
-        if let Ok(image) = Image::of(&one.process, self.files.clone()) {
+        if let Ok(image) = one.image() {
             one.known = image.program.objects().to_vec();
         }
         self.watch_loader(&mut one);
@@ -221,11 +244,17 @@ impl<'f> Following<'f> {
     /// Tells what happens, until all have ended or it is over.
     pub(crate) fn until(&mut self, is_over: &dyn Fn() -> bool) {
         let mut end = None;
+        let mut next_try = Instant::now();
         loop {
-            while let Some(news) = self.herd.next() {
+            let tick = Instant::now() + TICK;
+            while let Some(news) = self.herd.next(tick) {
                 self.take(news);
             }
-            self.let_go();
+            if Instant::now() >= next_try {
+                self.let_go();
+                // Threads that are in the stub need a moment to leave it.
+                next_try = Instant::now() + PAUSE;
+            }
             if self.herd.is_empty() || end.is_some_and(|end| Instant::now() > end) {
                 // Whoever could not be let go is by the kernel, when this thread ends.
                 return;
@@ -263,21 +292,27 @@ impl<'f> Following<'f> {
             // It has been killed, which is told of next.
             return;
         };
-        let one = match self.processes.get(&parent) {
-            Some(parent) => One {
-                process,
-                known: parent.known.clone(),
-                hook: parent.hook.clone(),
-                ..*parent
-            },
-            // Its parent was let go meanwhile.
-            None => One {
-                parting: true,
-                ..One::of(process)
-            },
-        };
+        let mut one = One::of(process);
+        match self.processes.get(&parent) {
+            Some(of_parent) => {
+                one.known = of_parent.known.clone();
+                one.files = of_parent.files.clone();
+                one.hook = one.inherited(of_parent.hook.as_ref());
+                one.parent = parent;
+                one.is_loading = of_parent.is_loading;
+                one.parting = of_parent.parting;
+            }
+            None => {
+                // Its parent was let go meanwhile.
+                one.hook = one.inherited(None);
+                one.parting = true;
+            }
+        }
         self.herd.watch(pid, one.hook.as_ref().map(Hook::range));
-        if !one.parting {
+        if one.parting {
+            // Its parent was told when it had been started already, perhaps.
+            one.part();
+        } else {
             (self.tell)(Followed::Forked { parent, pid });
         }
         self.processes.insert(pid, one);
@@ -334,7 +369,7 @@ impl<'f> Following<'f> {
 
     /// Sets the objects of a process that are new.
     fn catch_up(&mut self, one: &mut One, moment: Moment) {
-        let set = match Image::of(&one.process, self.files.clone()) {
+        let set = match one.image() {
             Ok(image) => {
                 let objects = image.program.objects().to_vec();
                 let is_new = |object: &&Object| !one.known.iter().any(|it| it.is_same(object));
@@ -382,23 +417,25 @@ impl<'f> Following<'f> {
 
     /// Lets those go that are to be, and can.
     fn let_go(&mut self) {
-        let parting = self.processes.values().filter(|one| one.parting);
+        // After vfork(2), a child has the memory of its parent, which may be in the stub.
+        let can_part = |one: &&One| one.parting && !self.processes.contains_key(&one.parent);
+        let parting = self.processes.values().filter(can_part);
         let pids: Vec<i32> = parting.map(One::pid).collect();
         for pid in pids {
             let Some(one) = self.processes.get(&pid) else {
                 continue;
             };
-            let Ok(held) = self.herd.hold(&one.process, self.options.deadline) else {
+            let Ok(held) = self.herd.hold(&one.process, HOLDING) else {
                 // It has ended, or executes a program, or is busy: later.
                 continue;
             };
-            if self.herd.is_in_stub(pid, &held) {
-                self.herd.go_on(&one.process, held);
-                continue;
-            }
             if let (Some(hook), Ok(memory)) = (&one.hook, one.memory()) {
-                // Unreachable as it is, it does no harm.
-                let _ = hook.clear(&memory);
+                if self.herd.is_in_stub(pid, &held, &memory) {
+                    self.herd.go_on(&one.process, held);
+                    continue;
+                }
+                // It fails only if the process has been killed.
+                let _ = hook.remove(&memory);
             }
             held.release();
             self.herd.forget(pid);
@@ -422,6 +459,8 @@ impl One {
             process,
             known: Vec::new(),
             hook: None,
+            files: Arc::default(),
+            parent: 0,
             is_loading: false,
             parting: false,
         }
@@ -429,6 +468,19 @@ impl One {
 
     fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    fn image(&self) -> Result<Image> {
+        Image::of(&self.process, self.files.clone())
+    }
+
+    /// The stub that its memory has been copied with: that of its parent, if that is the one.
+    fn inherited(&self, of_parent: Option<&Hook>) -> Option<Hook> {
+        let memory = self.memory().ok()?;
+        match of_parent.filter(|hook| hook.is_in(&memory)) {
+            Some(hook) => Some(hook.clone()),
+            None => Hook::left_in(&self.process, &memory),
+        }
     }
 
     fn memory(&self) -> Result<ProcessMemory> {

@@ -119,6 +119,18 @@ impl Hook {
         self.stub.0..self.stub.plus(STUB.len() as u64).0
     }
 
+    /// The stub that is in a process already.
+    pub(crate) fn left_in(process: &Process, memory: &ProcessMemory) -> Option<Hook> {
+        let hook = Hook::find(process, memory).ok()?;
+        hook.is_in(memory).then_some(hook)
+    }
+
+    /// Whether the stub is in that memory, closed or not.
+    pub(crate) fn is_in(&self, memory: &impl ReadMemory) -> bool {
+        let mut stub = [0; STUB.len()];
+        memory.read(self.stub, &mut stub).is_ok() && stub == STUB
+    }
+
     fn find(process: &Process, memory: &ProcessMemory) -> Result<Hook, NoHook> {
         let unknown = |_| NoHook::UNKNOWN;
         let auxv = process.read_program("auxv").map_err(unknown)?;
@@ -185,8 +197,11 @@ impl Hook {
         let (mut call, mut stub) = ([0; JMP_LEN], [0; STUB.len()]);
         memory.read(self.call, &mut call)?;
         memory.read(self.stub, &mut stub)?;
-        // Or one of ours that was killed has left it so.
-        let is_free = stub == [0; STUB.len()] || stub == STUB;
+        // Or one of ours that was killed has left it so, half written perhaps.
+        let is_free = stub
+            .iter()
+            .zip(STUB)
+            .all(|(&is, ours)| is == 0 || is == ours);
         let is_ours = call[0] == RET && call[1..] == self.jump()[1..] || call == self.jump();
         Ok(is_free && (call == self.original || is_ours && stub == STUB))
     }
@@ -216,8 +231,9 @@ impl Hook {
         memory.write_code(self.call.plus(1), &self.original[1..])
     }
 
-    /// Takes the stub away, which was closed, and which nobody is in.
-    pub(crate) fn clear(&self, memory: &ProcessMemory) -> io::Result<()> {
+    /// Takes the stub away, which nobody is in.
+    pub(crate) fn remove(&self, memory: &ProcessMemory) -> io::Result<()> {
+        self.close(memory)?;
         let mut memory = memory.while_it_runs();
         memory.write_code(self.stub, &[0; STUB.len()])
     }

@@ -1,9 +1,7 @@
 //! `attach -follow` and `trace -follow`: what a process starts, executes and loads, and how it is let
 //! go.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::fs;
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
@@ -27,7 +25,9 @@ impl Following {
 
     fn started(tool: &mut std::process::Command, pid: i32) -> Following {
         let following = Following(Talker::spawn(tool));
-        eventually("its loader is watched", || is_watched(pid).then_some(()));
+        eventually("its loader is watched", || {
+            process::is_loader_changed(pid).then_some(())
+        });
         following
     }
 
@@ -38,44 +38,16 @@ impl Following {
     }
 }
 
-/// The code of the loader in a process, and what its file has there.
-fn loader(pid: i32) -> (Vec<u8>, Vec<u8>) {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let is_code = |line: &&str| line.contains(" r-xp ") && line.contains("ld-linux");
-    let line = maps.lines().find(is_code).unwrap_or_default();
-    let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let Some((start, end)) = words.first().and_then(|range| range.split_once('-')) else {
-        return Default::default();
-    };
-    let hex = |text| u64::from_str_radix(text, 16).unwrap();
-    let (start, end) = (hex(start), hex(end));
-    let read = |file: &Path, at| {
-        let mut bytes = vec![0; (end - start) as usize];
-        File::open(file)
-            .unwrap()
-            .read_exact_at(&mut bytes, at)
-            .map(|()| bytes)
-            .unwrap_or_default()
-    };
-    let memory = PathBuf::from(format!("/proc/{pid}/mem"));
-    (
-        read(&memory, start),
-        read(Path::new(words[5]), hex(words[2])),
-    )
-}
-
-fn is_watched(pid: i32) -> bool {
-    let (found, of_file) = loader(pid);
-    found != of_file
-}
-
 /// Nothing of ours is left in a process, and nobody traces it.
 #[track_caller]
 fn assert_left_alone(pid: i32) {
     eventually("nobody traces it", || {
         (status(pid, "TracerPid") == "0").then_some(())
     });
-    assert!(!is_watched(pid), "the loader of {pid} is not as it was");
+    assert!(
+        !process::is_loader_changed(pid),
+        "the loader of {pid} is not as it was"
+    );
 }
 
 fn quit(mut talker: Talker) {
@@ -206,7 +178,7 @@ fn a_tool_that_is_killed_leaves_processes_that_go_on_and_the_next_one_cleans_up(
         kill(Pid::from_raw(following.0.pid()), Signal::SIGKILL).unwrap();
         following.0.guard().wait();
         // What is left in its loader does no harm.
-        assert!(is_watched(pid));
+        assert!(process::is_loader_changed(pid));
         talker.ask("unload 0", "unloaded");
         talker.ask(&churn, "churned 200");
         talker.ask(&load, "loaded 0");
