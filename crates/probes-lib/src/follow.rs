@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
@@ -29,7 +30,7 @@ use crate::select::{Actions, Choice, choose, choose_present};
 use crate::session::{Options, Target};
 use crate::sys::herd::{Herd, News, TICK};
 use crate::sys::mem::ProcessMemory;
-use crate::sys::threads::{Stopped, Tracer, with_tracer};
+use crate::sys::threads::{Stopped, Tracer, with_listener, with_tracer};
 use crate::turn::Turn;
 use crate::update::{Subject, Wish};
 
@@ -45,10 +46,10 @@ const HOLDING: Duration = Duration::from_millis(100);
 /// What has happened to processes that are followed.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Followed<'e> {
+pub enum Followed {
     /// Probes were set: of the process itself, of a program that it has executed, or of objects that
     /// it has loaded.
-    Set(&'e Report),
+    Set(Report),
     /// A process has started another, which has the same probes, and is followed, too.
     Forked {
         /// Who has started it.
@@ -95,7 +96,8 @@ pub enum Followed<'e> {
 /// without probes are let go.
 ///
 /// Returns when all have ended, or soon after `is_over`. Probes stay as they are then. `tell` is
-/// told what happens; a target that cannot be changed is one that [`Followed::Failed`].
+/// told what happens, by a thread of its own: nothing waits for it. A target that cannot be changed is
+/// one that [`Followed::Failed`].
 ///
 /// The processes are traced, with all their threads, as long as this runs: nobody else can, and a
 /// program that changes the user it runs as when it is executed (set-user-ID) does not. If this
@@ -108,19 +110,24 @@ pub fn follow(
     targets: &[Target],
     actions: &Actions,
     options: Options,
-    tell: &mut (dyn FnMut(Followed<'_>) + Send),
+    tell: &mut (dyn FnMut(Followed) + Send),
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Result<()> {
     let processes: Vec<&Process> = targets.iter().map(Target::process).collect();
-    with_tracer(&processes, |tracer| {
-        let mut following = Following::new(tracer, actions, options, tell);
-        for target in targets {
-            following.begin(target);
-        }
-        following.until(is_over);
-        Ok(())
+    with_listener(tell, |teller| {
+        with_tracer(&processes, |tracer| {
+            let mut following = Following::new(tracer, actions, options, teller);
+            for target in targets {
+                following.begin(target);
+            }
+            following.until(is_over);
+            Ok(())
+        })
     })
 }
+
+/// Where what happens is told.
+pub(crate) type Teller = Sender<Followed>;
 
 /// A process that is followed.
 struct One {
@@ -144,7 +151,7 @@ pub(crate) struct Following<'f> {
     processes: HashMap<i32, One>,
     actions: &'f Actions,
     options: Options,
-    tell: &'f mut dyn FnMut(Followed<'_>),
+    teller: Teller,
 }
 
 impl<'f> Following<'f> {
@@ -152,14 +159,14 @@ impl<'f> Following<'f> {
         tracer: &'f Tracer<'f>,
         actions: &'f Actions,
         options: Options,
-        tell: &'f mut dyn FnMut(Followed<'_>),
+        teller: Teller,
     ) -> Following<'f> {
         Following {
             herd: Herd::new(tracer),
             processes: HashMap::new(),
             actions,
             options,
-            tell,
+            teller,
         }
     }
 
@@ -172,7 +179,7 @@ impl<'f> Following<'f> {
         };
         match self.change(target, &mut one) {
             Ok(report) => {
-                (self.tell)(Followed::Set(&report));
+                self.tell(Followed::Set(report));
                 self.watch_loader(&mut one);
             }
             Err(error) => {
@@ -237,7 +244,7 @@ impl<'f> Following<'f> {
             }
             // There is nothing to be seen.
             Err(NoHook::NoLoader) => {}
-            Err(NoHook::Impossible(reason)) => (self.tell)(Followed::Blind { pid, reason }),
+            Err(NoHook::Impossible(reason)) => self.tell(Followed::Blind { pid, reason }),
         }
     }
 
@@ -278,7 +285,7 @@ impl<'f> Following<'f> {
             }
             News::Ended { pid } => {
                 if self.processes.remove(&pid).is_some_and(|one| !one.parting) {
-                    (self.tell)(Followed::Ended { pid });
+                    self.tell(Followed::Ended { pid });
                 }
             }
         }
@@ -313,7 +320,7 @@ impl<'f> Following<'f> {
             // Its parent was told when it had been started already, perhaps.
             one.part();
         } else {
-            (self.tell)(Followed::Forked { parent, pid });
+            self.tell(Followed::Forked { parent, pid });
         }
         self.processes.insert(pid, one);
     }
@@ -329,14 +336,14 @@ impl<'f> Following<'f> {
         }
         let program = process.look(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
         if let Ok(program) = program {
-            (self.tell)(Followed::Executed { pid, program });
+            self.tell(Followed::Executed { pid, program });
         }
         let mut one = One::of(process);
         self.watch_loader(&mut one);
         one.is_loading = one.hook.is_some();
         self.catch_up(&mut one, Moment::Exec);
         if one.known.is_empty() && !one.is_loading {
-            (self.tell)(Followed::LetGo { pid });
+            self.tell(Followed::LetGo { pid });
             return self.release(&one.process);
         }
         self.processes.insert(pid, one);
@@ -361,7 +368,7 @@ impl<'f> Following<'f> {
             one.is_loading = false;
             if one.known.is_empty() {
                 one.part();
-                (self.tell)(Followed::LetGo { pid });
+                self.tell(Followed::LetGo { pid });
             }
         }
         self.processes.insert(pid, one);
@@ -388,7 +395,7 @@ impl<'f> Following<'f> {
         };
         match set {
             Ok(report) if report.changed.is_empty() => {}
-            Ok(report) => (self.tell)(Followed::Set(&report)),
+            Ok(report) => self.tell(Followed::Set(report)),
             Err(error) => self.failed(one.pid(), error),
         }
     }
@@ -411,8 +418,13 @@ impl<'f> Following<'f> {
         }
     }
 
-    fn failed(&mut self, pid: i32, error: Error) {
-        (self.tell)(Followed::Failed { pid, error });
+    fn tell(&self, event: Followed) {
+        // Whoever listens does so until this is dropped.
+        let _ = self.teller.send(event);
+    }
+
+    fn failed(&self, pid: i32, error: Error) {
+        self.tell(Followed::Failed { pid, error });
     }
 
     /// Lets those go that are to be, and can.

@@ -3,14 +3,15 @@
 //! nobody traces it.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use probes_lib::{Action, State};
-use test_support::process::is_loader_changed;
-use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
+use test_support::process::{descriptors, is_loader_changed, status};
+use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
 use crate::case::Case;
 use crate::subject::{Subject, after, is_traced};
@@ -21,6 +22,9 @@ const LEAST: usize = 30;
 
 /// How long the longest of them follows.
 const LONGEST: Duration = Duration::from_millis(25);
+
+/// Faults of each kind, in the short form.
+const FAULTS: u64 = 12;
 
 fn follow(pid: i32, action: Action, force: bool) -> Command {
     let mut command = tool::attach(pid, action, force);
@@ -38,10 +42,14 @@ enum End {
 /// A follower that has begun, or has failed to.
 fn begin(pid: i32, action: Action, force: bool) -> Guard {
     let mut tool = Guard::spawn(&mut follow(pid, action, force));
+    wait_until_begun(pid, &mut tool);
+    tool
+}
+
+fn wait_until_begun(pid: i32, tool: &mut Guard) {
     eventually("the tool traces the process, or ends", || {
         (is_traced(pid) || !tool.is_running()).then_some(())
     });
-    tool
 }
 
 /// Ends a follower at any moment; `None` if it has failed to begin.
@@ -140,8 +148,8 @@ impl Executing {
         self.0.ask("go", "going");
     }
 
-    /// Images so far, and those that have run no handler. It stands still meanwhile.
-    fn report(&mut self) -> [u64; 2] {
+    /// Halts it: images so far, and those that have run no handler.
+    fn halt(&mut self) -> [u64; 2] {
         let report = self.0.ask("report", "ready");
         assert_eq!(report, "ready");
         let report = self.0.expect("report");
@@ -149,14 +157,15 @@ impl Executing {
         [words.next().unwrap(), words.next().unwrap()]
     }
 
-    /// Waits until there have been so many more.
-    fn go_on(&mut self, more: u64) {
-        let [then, _] = self.report();
+    /// Halts it when there have been so many more.
+    fn halt_after(&mut self, more: u64) -> [u64; 2] {
+        let [then, _] = self.halt();
         eventually("it executes itself again and again", || {
             self.go();
             std::thread::yield_now();
-            (self.report()[0] >= then + more).then_some(())
-        });
+            let now = self.halt();
+            (now[0] >= then + more).then_some(now)
+        })
     }
 }
 
@@ -189,7 +198,7 @@ fn a_follower_that_ends_at_any_moment_leaves_processes_that_go_on_with_all_their
                 });
                 executing.go();
                 assert!(end_at_random(&mut case, pid, tool).is_some());
-                executing.go_on(2);
+                executing.halt_after(2);
             }
             executing.0.hang_up();
             assert!(executing.0.guard().wait().success());
@@ -197,4 +206,165 @@ fn a_follower_that_ends_at_any_moment_leaves_processes_that_go_on_with_all_their
         rounds += 1;
     }
     assert!(case.counted("followers told to end") > 0);
+}
+
+/// A follower whose answers nobody reads before its end.
+struct Follower {
+    tool: Guard,
+    answers: ChildStdout,
+}
+
+impl Follower {
+    /// Of a process whose loader nobody watches.
+    fn of(pid: i32) -> Follower {
+        let mut follow = follow(pid, Action::Enable, true);
+        let mut tool = Guard::spawn(follow.stdout(Stdio::piped()));
+        let answers = tool.child().stdout.take().unwrap();
+        fcntl(&answers, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+        wait_until_begun(pid, &mut tool);
+        eventually("its loader is watched", || {
+            is_loader_changed(pid).then_some(())
+        });
+        Follower { tool, answers }
+    }
+
+    /// Open descriptors, and KiB of memory.
+    fn holds(&self) -> (usize, u64) {
+        let resident = status(self.tool.pid(), "VmRSS");
+        let resident = resident.split(' ').next().unwrap().parse().unwrap();
+        (descriptors(self.tool.pid()).len(), resident)
+    }
+
+    /// It holds about what it held.
+    #[track_caller]
+    fn assert_holds(&self, (descriptors, resident): (usize, u64)) {
+        // Those of children that have not been told of yet.
+        eventually("descriptors are closed", || {
+            (self.holds().0 <= descriptors + 16).then_some(())
+        });
+        let now = self.holds().1;
+        assert!(now < resident + 4096, "{resident} KiB, then {now} KiB");
+    }
+
+    fn end(mut self, pid: i32) {
+        kill(Pid::from_raw(self.tool.pid()), Signal::SIGTERM).unwrap();
+        eventually("nobody traces it", || (!is_traced(pid)).then_some(()));
+        std::io::copy(&mut self.answers, &mut std::io::sink()).unwrap();
+        assert_eq!(self.tool.wait().code(), Some(0));
+    }
+}
+
+/// Born, loaded or executed under one follower, in the short form.
+const MANY: u64 = 2000;
+
+#[test]
+fn followed_through_thousands_of_forks_loads_and_execs_nothing_is_missed_and_nothing_piles_up() {
+    let mut case = Case::begin("followed without an end", 10);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("fork_storm") {
+            let mut subject = Subject::start(&file, [] as [&str; 0]);
+            let follower = Follower::of(subject.pid());
+            let held = follower.holds();
+            let many = rounds_of(&mut subject, MANY);
+            case.add("forks followed", many);
+            follower.assert_holds(held);
+            follower.end(subject.pid());
+            subject.end();
+        }
+        for file in fixture_forms("objects/host") {
+            let folder = Scratch::new();
+            let mut host = churning_host(&file, &folder);
+            let follower = Follower::of(host.pid());
+            // What was being loaded is not counted.
+            host.go_round();
+            let (held, missed) = (follower.holds(), host.talker.ask("missed", "missed"));
+            case.add("loads followed", rounds_of(&mut host, MANY / 4));
+            assert_eq!(host.talker.ask("missed", "missed"), missed);
+            follower.assert_holds(held);
+            follower.end(host.pid());
+            host.end();
+        }
+        for file in fixture_forms("exec_storm") {
+            let folder = Scratch::new();
+            let mut executing = Executing::start(&file, &folder);
+            let follower = Follower::of(executing.0.pid());
+            let held = follower.holds();
+            executing.go();
+            let [images, without_hits] = executing.halt_after(MANY / 4);
+            assert_eq!(without_hits, 0, "of {images} images");
+            case.add("execs followed", images);
+            follower.assert_holds(held);
+            follower.end(executing.0.pid());
+            executing.0.hang_up();
+            assert!(executing.0.guard().wait().success());
+        }
+        rounds += 1;
+    }
+}
+
+/// Waits until a program has done so much more; says how much.
+fn rounds_of(subject: &mut Subject, more: u64) -> u64 {
+    let then = subject.rounds().iter().sum::<u64>();
+    let begun = Instant::now();
+    loop {
+        let now = subject.rounds().iter().sum::<u64>() - then;
+        if now >= more {
+            return now;
+        }
+        assert!(begun.elapsed() < 4 * DEADLINE, "{now} of {more}");
+        std::thread::yield_now();
+    }
+}
+
+/// Follows a process that loads something, with a fault.
+fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
+    let pid = host.pid();
+    let mut tool = tool::start(follow(pid, Action::Enable, true), fault);
+    wait_until_begun(pid, &mut tool);
+    let plugin = fixture("objects/plugin.so");
+    // Who cannot even wait is of no help until it ends.
+    host.talker.send(&format!("churn 4 {}", plugin.display()));
+    let begun = Instant::now();
+    while begun.elapsed() < LONGEST && tool.is_running() {
+        std::thread::yield_now();
+    }
+    let _ = kill(Pid::from_raw(tool.pid()), Signal::SIGTERM);
+    case.count(match tool.wait().code() {
+        Some(0) => "faults: followed to the end",
+        Some(1) => "faults: told",
+        other => panic!("{fault}: {other:?}"),
+    });
+    host.assert_released();
+    host.talker.expect("churned 4");
+    host.truth();
+    host.run();
+}
+
+#[test]
+fn whatever_call_of_a_follower_fails_the_process_goes_on() {
+    let mut case = Case::begin("failing calls of a follower", 5);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("objects/host") {
+            let mut host = Subject::start(&file, [] as [&str; 0]);
+            for fault in [
+                "error",
+                "errors",
+                "error-write",
+                "error-within",
+                "errors-write",
+            ] {
+                for number in 0..FAULTS {
+                    // The more, the farther apart: an update comes first.
+                    let nth = 1 + number * number / 2 + case.random(1 + number);
+                    let error = case.random(3);
+                    follow_with_fault(&mut case, &mut host, &format!("{fault}:{nth}:#{error}"));
+                }
+            }
+            host.end();
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("faults: told") > 0);
 }
