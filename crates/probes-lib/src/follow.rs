@@ -101,7 +101,8 @@ pub enum Followed {
 ///
 /// The processes are traced, with all their threads, as long as this runs: nobody else can, and a
 /// program that changes the user it runs as when it is executed (set-user-ID) does not. If this
-/// process dies, they go on by themselves.
+/// process dies, they go on by themselves. A target that is a child of this process is not to be waited
+/// for before this has returned: the kernel would tell of what it stands for, and take that away.
 ///
 /// # Errors
 ///

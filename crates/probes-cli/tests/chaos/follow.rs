@@ -14,6 +14,7 @@ use test_support::process::{descriptors, is_loader_changed, status};
 use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
 use crate::case::Case;
+use crate::storm::Storm;
 use crate::subject::{Subject, after, is_traced};
 use crate::tool;
 
@@ -127,12 +128,16 @@ fn tell_to_end(follower: &mut Guard) {
 /// `host` with threads that load and unload an object each, all the time.
 fn churning_host(file: &Path, folder: &Scratch) -> Subject {
     let mut host = Subject::start(file, [] as [&str; 0]);
+    churn(&mut host, folder);
+    host
+}
+
+fn churn(host: &mut Subject, folder: &Scratch) {
     for number in 0..3 {
         let plugin = folder.copy(&fixture("objects/plugin.so"), &format!("{number}.so"));
         let line = format!("churner {}", plugin.display());
         host.talker.ask(&line, "churner");
     }
-    host
 }
 
 /// A program that executes itself all the time.
@@ -367,4 +372,28 @@ fn whatever_call_of_a_follower_fails_the_process_goes_on() {
         rounds += 1;
     }
     assert!(case.counted("faults: told") > 0);
+}
+
+#[test]
+fn followers_that_come_and_go_under_a_storm_of_signals_lose_none() {
+    let mut case = Case::begin("followed under a storm of signals", 10);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("threads_spin") {
+            let (mut storm, mut subject) = Storm::over(&file, "8");
+            meet_many(&mut case, &mut subject, LEAST / 2);
+            storm.end(&mut case);
+            subject.end();
+        }
+        // Some of the signals are received in the stub.
+        for file in fixture_forms("objects/host") {
+            let folder = Scratch::new();
+            let (mut storm, mut host) = Storm::over(&file, "0");
+            churn(&mut host, &folder);
+            meet_many(&mut case, &mut host, LEAST / 2);
+            storm.end(&mut case);
+            host.end();
+        }
+        rounds += 1;
+    }
 }
