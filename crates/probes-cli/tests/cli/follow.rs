@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::io::{BufReader, Read};
+use std::path::Path;
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use test_support::process::{self, status};
-use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
+use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::support::{Folder, command, run, states};
 
@@ -493,5 +494,57 @@ fn a_program_is_followed_on_when_who_has_started_it_is_killed() {
         eventually("the program ends", || {
             fs::metadata(format!("/proc/{pid}")).is_err().then_some(())
         });
+    }
+}
+
+/// `dynhost`, whose plugin executes a site when it is loaded, does all that OCaml's library can.
+fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
+    let plugin = file.with_file_name("plug.cmxs");
+    let load = format!("load {}", plugin.display());
+    for way in ["create", "system", "exec"] {
+        assert!(
+            talker
+                .ask("fork", "round")
+                .starts_with("round host.shared=1")
+        );
+        assert_eq!(talker.expect("at exit"), "at exit");
+        talker.expect("started 0");
+        talker.ask(&format!("{way} {}", file.display()), "ready");
+        // The shell executes what it is told to, and has no probes.
+        let hits = u64::from(way != "system");
+        talker.ask(&load, "loaded");
+        let round = talker.ask("run", "round");
+        let expected = format!(
+            "round host.shared={hits} shared={} plug_only={hits}",
+            2 * hits
+        );
+        assert_eq!(round, expected, "{way}");
+        if way != "exec" {
+            talker.ask("quit", "started 0");
+        }
+    }
+}
+
+#[test]
+fn ocaml_programs_are_followed_with_the_plugins_that_they_load() {
+    for file in program_forms("plugins/dynhost") {
+        let mut talker = Talker::start(&file);
+        let following = Following::attach(talker.pid());
+        start_all_that_ocaml_can(&mut talker, &file);
+        following.end();
+        assert_left_alone(talker.pid());
+        quit(talker);
+        let mut tool = command([
+            "trace",
+            "-follow",
+            "-wait",
+            "-quiet",
+            "-enable-all",
+            "-prog",
+        ]);
+        let mut talker = Talker::spawn(tool.arg(&file));
+        talker.expect("ready");
+        start_all_that_ocaml_can(&mut talker, &file);
+        quit(talker);
     }
 }
