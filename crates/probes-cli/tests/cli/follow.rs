@@ -589,3 +589,45 @@ fn read(mut stream: impl Read) -> String {
     stream.read_to_string(&mut said).unwrap();
     said
 }
+
+#[test]
+fn who_handles_a_signal_received_in_the_stub_finds_it_there_afterwards() {
+    for host in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&host);
+        let pid = talker.pid();
+        let plugin = fixture("objects/plugin.so");
+        talker.ask("catch", "catching");
+        eventually("a signal is received in the stub", || {
+            let following = Following::attach(pid);
+            talker.send(&format!("churn 1000 {}", plugin.display()));
+            eventually("it loads and unloads", || {
+                let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+                maps.contains("plugin.so").then_some(())
+            });
+            kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
+            talker.expect("handling");
+            following.end();
+            assert_eq!(status(pid, "TracerPid"), "0");
+            // Or nobody was there, and it has been taken away.
+            let is_left = process::is_loader_changed(pid);
+            talker.ask("", "churned 1000");
+            is_left.then_some(())
+        });
+        // The next one takes away what is left.
+        let mut tool = command([
+            "attach",
+            "-follow",
+            "-quiet",
+            "-disable-all",
+            "-force",
+            "-pid",
+        ]);
+        let following = Following(Talker::spawn(tool.arg(pid.to_string())));
+        eventually("it is traced", || {
+            (status(pid, "TracerPid") != "0").then_some(())
+        });
+        following.end();
+        assert_left_alone(pid);
+        quit(talker);
+    }
+}
