@@ -296,9 +296,9 @@ impl<'f> Following<'f> {
         if self.processes.contains_key(&pid) {
             return;
         }
-        let Ok(process) = Process::open(pid) else {
-            // It has been killed, which is told of next.
-            return;
+        let process = match Process::open(pid) {
+            Ok(process) => process,
+            Err(error) => return self.lost(pid, error),
         };
         let mut one = One::of(process);
         match self.processes.get(&parent) {
@@ -329,8 +329,12 @@ impl<'f> Following<'f> {
     /// Sets the program that a process has executed, and lets it run.
     fn executed(&mut self, pid: i32) {
         let before = self.processes.remove(&pid);
-        let Ok(process) = Process::open(pid) else {
-            return self.herd.go_on_one(pid);
+        let process = match Process::open(pid) {
+            Ok(process) => process,
+            Err(error) => {
+                self.herd.go_on_one(pid);
+                return self.lost(pid, error);
+            }
         };
         if before.is_none_or(|one| one.parting) {
             return self.release(&process);
@@ -422,6 +426,14 @@ impl<'f> Following<'f> {
     fn tell(&self, event: Followed) {
         // Whoever listens does so until this is dropped.
         let _ = self.teller.send(event);
+    }
+
+    /// A process that cannot be followed: too many files are open, unless it has been killed, which is
+    /// told of next.
+    fn lost(&self, pid: i32, error: Error) {
+        if !matches!(error.kind(), ErrorKind::NoSuchProcess { .. }) {
+            self.failed(pid, error);
+        }
     }
 
     fn failed(&self, pid: i32, error: Error) {

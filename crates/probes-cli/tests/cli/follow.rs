@@ -2,7 +2,7 @@
 //! go.
 
 use std::fs;
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -462,9 +462,7 @@ fn a_program_whose_loader_may_not_start_threads_is_said_to_be_blind() {
         });
         kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
         assert_eq!(tool.wait().code(), Some(0));
-        let mut said = String::new();
-        let stderr = tool.child().stderr.take().unwrap();
-        BufReader::new(stderr).read_to_string(&mut said).unwrap();
+        let said = read(tool.child().stderr.take().unwrap());
         assert!(
             said.contains("will not be seen: a seccomp filter"),
             "{said}"
@@ -546,6 +544,91 @@ fn ocaml_programs_are_followed_with_the_plugins_that_they_load() {
         let mut talker = Talker::spawn(tool.arg(&file));
         talker.expect("ready");
         start_all_that_ocaml_can(&mut talker, &file);
+        quit(talker);
+    }
+}
+
+#[test]
+fn of_several_that_are_followed_one_that_is_traced_already_is_an_error_and_is_left_alone() {
+    for family in fixture_forms("family") {
+        let [mut one, mut other] = [(); 2].map(|()| Talker::start(&family));
+        let first = Following::attach(one.pid());
+        let pids = [one.pid(), other.pid()].map(|pid| format!("-pid {pid}"));
+        let line = format!("attach -follow -json -enable-all {}", pids.join(" "));
+        let mut tool = command(line.split(' '));
+        tool.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut tool = Guard::spawn(&mut tool);
+        eventually("the other one is followed", || {
+            process::is_loader_changed(other.pid()).then_some(())
+        });
+        // It is the first that is traced, with what it had: once, not twice.
+        assert_eq!(one.ask("counters", "sem"), other.ask("counters", "sem"));
+        other.ask(&format!("exec {}", family.display()), "ready");
+        assert_eq!(first_round(&mut other), 4);
+        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+        assert_eq!(tool.wait().code(), Some(1));
+        let said = read(tool.child().stderr.take().unwrap());
+        assert!(said.contains("is already traced by"), "{said}");
+        let answers = read(tool.child().stdout.take().unwrap());
+        let pids = answers.lines().map(|line| {
+            let answer: serde_json::Value = serde_json::from_str(line).unwrap();
+            answer["pid"].as_i64().unwrap() as i32
+        });
+        // When it was begun with, and when it had executed its program.
+        assert_eq!(pids.collect::<Vec<_>>(), [other.pid(); 2], "{answers}");
+        assert_left_alone(other.pid());
+        assert!(process::is_loader_changed(one.pid()));
+        first.end();
+        assert_left_alone(one.pid());
+        quit(one);
+        quit(other);
+    }
+}
+
+fn read(mut stream: impl Read) -> String {
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    said
+}
+
+#[test]
+fn who_handles_a_signal_received_in_the_stub_finds_it_there_afterwards() {
+    for host in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&host);
+        let pid = talker.pid();
+        let plugin = fixture("objects/plugin.so");
+        talker.ask("catch", "catching");
+        eventually("a signal is received in the stub", || {
+            let following = Following::attach(pid);
+            talker.send(&format!("churn 1000 {}", plugin.display()));
+            eventually("it loads and unloads", || {
+                let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+                maps.contains("plugin.so").then_some(())
+            });
+            kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
+            talker.expect("handling");
+            following.end();
+            assert_eq!(status(pid, "TracerPid"), "0");
+            // Or nobody was there, and it has been taken away.
+            let is_left = process::is_loader_changed(pid);
+            talker.ask("", "churned 1000");
+            is_left.then_some(())
+        });
+        // The next one takes away what is left.
+        let mut tool = command([
+            "attach",
+            "-follow",
+            "-quiet",
+            "-disable-all",
+            "-force",
+            "-pid",
+        ]);
+        let following = Following(Talker::spawn(tool.arg(pid.to_string())));
+        eventually("it is traced", || {
+            (status(pid, "TracerPid") != "0").then_some(())
+        });
+        following.end();
+        assert_left_alone(pid);
         quit(talker);
     }
 }

@@ -19,6 +19,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use nix::sys::prctl;
+
 use crate::addr::LiveAddr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::ReadMemory;
@@ -29,6 +31,9 @@ use crate::sys::threads::{Stopped, Tracer};
 
 /// How often to look, whatever happens: another thread of this process may have taken our SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
+
+/// What the thread is called from then on: unlike other tracers of ours, it stays.
+const FOLLOWER_NAME: &std::ffi::CStr = c"probes-follower";
 
 /// How long a thread of our stub may take to end.
 const ENDING: Duration = Duration::from_millis(100);
@@ -72,6 +77,8 @@ pub(crate) enum News {
 
 impl<'t> Herd<'t> {
     pub(crate) fn new(tracer: &'t Tracer<'t>) -> Herd<'t> {
+        // Others are not to wait for it. It fails for names that are too long.
+        let _ = prctl::set_name(FOLLOWER_NAME);
         Herd {
             tracer,
             threads: HashMap::new(),
