@@ -19,7 +19,7 @@ use crate::subject::{Subject, after, is_traced};
 use crate::tool;
 
 /// Followers of each program that are killed or told to end, in the short form.
-const LEAST: usize = 30;
+const LEAST: usize = 25;
 
 /// How long the longest of them follows.
 const LONGEST: Duration = Duration::from_millis(25);
@@ -260,7 +260,7 @@ impl Follower {
 }
 
 /// Born, loaded or executed under one follower, in the short form.
-const MANY: u64 = 2000;
+const MANY: u64 = 1600;
 
 #[test]
 fn followed_through_thousands_of_forks_loads_and_execs_nothing_is_missed_and_nothing_piles_up() {
