@@ -23,6 +23,7 @@ use crate::denial;
 use crate::elf::ElfFile;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::Image;
+use crate::loader;
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::program::Program;
@@ -169,8 +170,7 @@ fn set_up<'s>(
     let stopped = match loader_entry(process).map_err(killed)? {
         None => stopped,
         // Its libraries may have probes as well.
-        Some(entry) => at_exec
-            .run_to_entry(tracer, stopped, &memory, entry, options.deadline)
+        Some(entry) => run_until_loaded(tracer, at_exec, stopped, &memory, entry, options.deadline)
             .map_err(|reason| killed(not_reached(reason, process, program)))?,
     };
     let report = set_probes(process, &memory, &stopped, actions, options).map_err(killed)?;
@@ -180,6 +180,38 @@ fn set_up<'s>(
         return Err(killed(ErrorKind::Interrupted { program }.into()));
     }
     Ok((stopped, report))
+}
+
+/// Lets a program run until its loader has mapped all that it is linked with, of which nothing has run
+/// then; where the loader does not tell, to its `entry`.
+fn run_until_loaded<'s>(
+    tracer: &Tracer<'_>,
+    at_exec: &'s AtExec,
+    mut stopped: Stopped<'s>,
+    memory: &ProcessMemory,
+    entry: LiveAddr,
+    limit: Duration,
+) -> Result<Stopped<'s>, NotReached> {
+    let process = at_exec.process();
+    let function = loader::function(process);
+    let mut place = function;
+    loop {
+        let places: Vec<LiveAddr> = place.into_iter().chain([entry]).collect();
+        let (standing, reached) = at_exec.run_to(tracer, stopped, memory, &places, limit)?;
+        stopped = standing;
+        if reached == entry {
+            return Ok(stopped);
+        }
+        place = match function == Some(reached) {
+            // It is called before and after objects are mapped.
+            true => match loader::has_loaded(process, memory) {
+                Some(true) => return Ok(stopped),
+                Some(false) => Some(at_exec.return_address(memory)?),
+                None => None,
+            },
+            false => function,
+        };
+    }
 }
 
 /// Where a program begins that has to be loaded first; `None` if the kernel has done all there is to

@@ -96,6 +96,47 @@ impl NoHook {
         NoHook::Impossible("the code of its dynamic loader cannot be changed");
 }
 
+/// Where the loader of a process calls the function, while nobody has changed that; `None` if it has
+/// no loader, or one that has no such function.
+pub(crate) fn function(process: &Process) -> Option<LiveAddr> {
+    let loader = Loader::of(process).ok()?;
+    Some(loader.bias.live(loader.function))
+}
+
+/// The dynamic loader of a process.
+struct Loader {
+    maps: Vec<Mapping>,
+    elf: ElfFile,
+    bias: LoadBias,
+    function: FileAddr,
+    /// Has the function.
+    segment: Segment,
+}
+
+impl Loader {
+    fn of(process: &Process) -> Result<Loader, NoHook> {
+        let unknown = |_| NoHook::UNKNOWN;
+        let auxv = process.read_program("auxv").map_err(unknown)?;
+        let base = bias::auxv_value(&auxv, bias::AT_BASE).filter(|&base| base != 0);
+        let base = LiveAddr(base.ok_or(NoHook::NoLoader)?);
+        let maps = maps::parse(&process.read_program("maps").map_err(unknown)?);
+        let loader = maps::find(&maps, base, 1).ok_or(NoHook::UNKNOWN)?;
+        let elf = objects::elf_of(process, &maps, loader).ok_or(NoHook::UNKNOWN)?;
+        let first = elf.loaded().map(|one| one.start.0 & !(PAGE - 1)).min();
+        let bias = LoadBias::between(FileAddr(first.unwrap_or(0)), base);
+        let function = elf.exported(FUNCTION).ok_or(NoHook::UNKNOWN)?;
+        let has_it = |it: &Segment| it.executable && it.holds(function, FUNCTION_LEN);
+        let segment = elf.loaded().find(has_it).ok_or(NoHook::UNKNOWN)?;
+        Ok(Loader {
+            maps,
+            elf,
+            bias,
+            function,
+            segment,
+        })
+    }
+}
+
 /// The stub of one process.
 #[derive(Clone, Debug)]
 pub(crate) struct Hook {
@@ -132,37 +173,29 @@ impl Hook {
     }
 
     fn find(process: &Process, memory: &ProcessMemory) -> Result<Hook, NoHook> {
-        let unknown = |_| NoHook::UNKNOWN;
-        let auxv = process.read_program("auxv").map_err(unknown)?;
-        let base = bias::auxv_value(&auxv, bias::AT_BASE).filter(|&base| base != 0);
-        let base = LiveAddr(base.ok_or(NoHook::NoLoader)?);
-        if process.status().map_err(unknown)?.seccomp != 0 {
+        let loader = Loader::of(process)?;
+        let status = process.status().map_err(|_| NoHook::UNKNOWN)?;
+        if status.seccomp != 0 {
             return Err(NoHook::FILTERED);
         }
-        let maps = maps::parse(&process.read_program("maps").map_err(unknown)?);
-        let loader = maps::find(&maps, base, 1).ok_or(NoHook::UNKNOWN)?;
-        let elf = objects::elf_of(process, &maps, loader).ok_or(NoHook::UNKNOWN)?;
-        let (function, segment) = Hook::function(&elf).ok_or(NoHook::UNKNOWN)?;
-        let first = elf.loaded().map(|one| one.start.0 & !(PAGE - 1)).min();
-        let bias = LoadBias::between(FileAddr(first.unwrap_or(0)), base);
-        let hook = Hook::at(&elf, &segment, function, bias).ok_or(NoHook::UNKNOWN)?;
-        match hook.is_possible(memory, &maps) {
+        let hook = Hook::at(&loader).ok_or(NoHook::UNKNOWN)?;
+        match hook.is_possible(memory, &loader.maps) {
             Ok(true) => Ok(hook),
             Ok(false) => Err(NoHook::UNKNOWN),
             Err(_) => Err(NoHook::UNCHANGEABLE),
         }
     }
 
-    /// The function, and the segment that it is in.
-    fn function(elf: &ElfFile) -> Option<(FileAddr, Segment)> {
-        let function = elf.exported(FUNCTION)?;
-        let mut code = elf.loaded().filter(|segment| segment.executable);
-        let segment = code.find(|segment| segment.holds(function, FUNCTION_LEN))?;
-        Some((function, segment))
-    }
-
     /// The hook of a loader whose function is empty, and followed by nothing up to the next.
-    fn at(elf: &ElfFile, segment: &Segment, function: FileAddr, bias: LoadBias) -> Option<Hook> {
+    fn at(loader: &Loader) -> Option<Hook> {
+        let Loader {
+            elf,
+            segment,
+            function,
+            bias,
+            ..
+        } = loader;
+        let function = *function;
         let mut code = [0; FUNCTION_LEN as usize];
         elf.read_loaded(segment, function, &mut code).ok()?;
         let skipped = if code.starts_with(&ENDBR64) {

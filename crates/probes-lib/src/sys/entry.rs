@@ -1,11 +1,11 @@
-//! Runs a program that stands at its exec on to its entry. Its libraries have been loaded then, and
-//! nothing of its own has run.
+//! Runs a program that stands at its exec on to a place: where its libraries have been mapped and
+//! nothing of them has run, or to its entry.
 //!
 //! ```text
 //! PTRACE_EVENT_EXEC   only the program and its loader are mapped
-//!     an int3 is put on AT_ENTRY, and the program goes on
-//! ld.so               maps the libraries, relocates them, runs their initialisers
-//! SIGTRAP             AT_ENTRY: the int3 is taken away again, and all threads are stopped
+//!     an int3 is put on each place, and the program goes on
+//! ld.so               maps the libraries, calls _dl_debug_state, runs their initialisers
+//! SIGTRAP             the int3s are taken away again, and all threads are stopped
 //! ```
 
 use std::io;
@@ -27,25 +27,36 @@ pub(crate) enum NotReached {
     Failed(io::Error),
 }
 
-/// Lets the program `pid`, which stands at its exec, run to `entry`. It is about to stand again when
-/// this returns, and has not executed the instruction there.
+/// Lets the program `pid`, which stands and has one thread, run to the first of `places` that it comes
+/// to; says which. It is about to stand again when this returns, and has not executed the instruction
+/// there.
 pub(crate) fn run_to(
     tracer: &Tracer<'_>,
     pid: i32,
     memory: &ProcessMemory,
-    entry: LiveAddr,
-) -> Result<(), NotReached> {
+    places: &[LiveAddr],
+) -> Result<LiveAddr, NotReached> {
     let mut code = StoppedMemory::new(memory, pid);
-    let mut instruction = [0];
-    code.read(entry, &mut instruction)
-        .and_then(|()| code.write_code(entry, &[INT3]))
-        .map_err(NotReached::Failed)?;
+    let mut instructions = Vec::with_capacity(places.len());
+    for &place in places {
+        let mut instruction = [0];
+        code.read(place, &mut instruction)
+            .and_then(|()| code.write_code(place, &[INT3]))
+            .map_err(NotReached::Failed)?;
+        instructions.push((place, instruction));
+    }
+    let trapped_at = || {
+        let after = ptrace::program_counter(pid).ok()?;
+        places.iter().copied().find(|place| place.0 + 1 == after)
+    };
     ptrace::go_on(pid, 0);
-    loop {
+    let reached = loop {
         match ptrace::peek(pid) {
-            Wait::Signal(libc::SIGTRAP) if ptrace::program_counter(pid) == Ok(entry.0 + 1) => break,
-            // Somebody else's, or of an initialiser's doing.
-            Wait::Signal(signal) => ptrace::go_on(pid, signal),
+            Wait::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
+                Some(place) => break place,
+                // Somebody else's, or of an initialiser's doing.
+                None => ptrace::go_on(pid, signal),
+            },
             Wait::Suspended => {
                 ptrace::listen(pid);
                 tracer.wait_for_news();
@@ -57,12 +68,24 @@ pub(crate) fn run_to(
             Wait::Executed => return Err(NotReached::Executed),
             Wait::Ended | Wait::Gone => return Err(NotReached::Ended),
         }
-    }
-    code.write_code(entry, &instruction)
-        .and_then(|()| Ok(ptrace::set_program_counter(pid, entry)?))
+    };
+    instructions
+        .iter()
+        .try_for_each(|(place, instruction)| code.write_code(*place, instruction))
+        .and_then(|()| Ok(ptrace::set_program_counter(pid, reached)?))
         .map_err(NotReached::Failed)?;
     // It stands for the trap's signal, which it is not to be given: so it stops once more.
     ptrace::interrupt(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
     ptrace::go_on(pid, 0);
-    Ok(())
+    Ok(reached)
+}
+
+/// Where a thread that has just entered a function will return to.
+pub(crate) fn return_address(pid: i32, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
+    let stack = ptrace::stack_pointer(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
+    let mut address = [0; 8];
+    memory
+        .read(LiveAddr(stack), &mut address)
+        .map_err(NotReached::Failed)?;
+    Ok(LiveAddr(u64::from_le_bytes(address)))
 }

@@ -130,6 +130,11 @@ pub(super) fn place(tid: i32) -> Result<(u64, LiveAddr), Errno> {
     Ok((registers.rip, LiveAddr(registers.rsp)))
 }
 
+/// Where the stack of a standing thread ends.
+pub(super) fn stack_pointer(tid: i32) -> Result<u64, Errno> {
+    Ok(ptrace::getregs(Pid::from_raw(tid))?.rsp)
+}
+
 /// Makes a standing thread go on at `address`.
 pub(super) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Errno> {
     let tid = Pid::from_raw(tid);

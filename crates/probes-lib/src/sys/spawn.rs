@@ -61,25 +61,32 @@ impl AtExec {
         Stopped::adopt(&self.process)
     }
 
-    /// Lets the program run to its `entry`, where all its threads stand again.
+    /// Lets the program run to the first of `places` that it comes to, where all its threads stand
+    /// again; says which.
     ///
     /// # Errors
     ///
     /// If it ends first, or executes another program, or cannot be stopped within `limit`.
-    pub(crate) fn run_to_entry<'s>(
+    pub(crate) fn run_to<'s>(
         &'s self,
         tracer: &Tracer<'_>,
         stopped: Stopped<'s>,
         memory: &ProcessMemory,
-        entry: LiveAddr,
+        places: &[LiveAddr],
         limit: Duration,
-    ) -> Result<Stopped<'s>, NotReached> {
+    ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
         // Not released: it is not to go on without us.
         stopped.leave();
         let pid = self.process.pid();
-        entry::run_to(tracer, pid, memory, entry)?;
+        let reached = entry::run_to(tracer, pid, memory, places)?;
         let failed = |error: crate::Error| NotReached::Failed(io::Error::other(error.to_string()));
-        tracer.stop(&self.process, limit).map_err(failed)
+        let stopped = tracer.stop(&self.process, limit).map_err(failed)?;
+        Ok((stopped, reached))
+    }
+
+    /// Where the program will return to, which stands at the start of a function.
+    pub(crate) fn return_address(&self, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
+        entry::return_address(self.process.pid(), memory)
     }
 
     /// Kills the program where it stands: it never runs.

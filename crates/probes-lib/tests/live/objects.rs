@@ -414,6 +414,25 @@ fn the_probes_of_a_linked_library_are_set_before_the_program_begins() {
 }
 
 #[test]
+fn initialisers_of_linked_libraries_meet_their_probes_set() {
+    for name in ["objects/eager", "objects/musl/eager"] {
+        for file in fixture_forms(name) {
+            let launched = launch(&file, named(Action::Enable, "plug")).unwrap();
+            let mut talker = Talker::of(Guard::from(launched.into_child()));
+            talker.expect("ready");
+            // Once in the constructor, and once now.
+            assert_eq!(talker.ask("plugins", "plugins"), "plugins 0:ping=0,plug=4");
+            // The loader is as it was, and so is the place where the program begins.
+            assert!(!process::is_loader_changed(talker.pid()));
+            let mut session = Session::of(talker);
+            session.apply(&all(Action::Disable)).unwrap();
+            assert_eq!(run(&mut session), ["0:ping=0,plug=4"]);
+            session.end();
+        }
+    }
+}
+
+#[test]
 fn a_name_that_no_library_has_either_keeps_a_program_from_being_started() {
     for file in fixture_forms("objects/linked") {
         let children = process::children(std::process::id() as i32);
