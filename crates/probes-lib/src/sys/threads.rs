@@ -406,6 +406,9 @@ impl Stopping<'_, '_> {
             if tid == process.pid() {
                 // A zombie leader stays listed, and counted, as long as other threads live.
                 self.add(tid, Tracee::Gone);
+            } else {
+                // Traced by us before, it is counted until we reap it.
+                reap_if_ended(process, tid);
             }
             return Ok(());
         }
