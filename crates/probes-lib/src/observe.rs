@@ -30,7 +30,7 @@ use crate::observe::arena::{Arena, Entry};
 use crate::observe::rewrite::Change;
 use crate::process::Process;
 use crate::program::Program;
-use crate::select::{Action, Actions, Selector, choose};
+use crate::select::{Actions, Selector, choose};
 use crate::session::{Options, Target};
 use crate::site::SiteCode;
 use crate::sys::mem::ProcessMemory;
@@ -83,11 +83,16 @@ pub struct SiteHits<'c> {
 impl Counts {
     /// Each probe that is observed, by name, and its hits at all of its sites.
     pub fn probes(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.program.probes().filter_map(|probe| {
-            let observed = probe.sites().filter_map(|site| self.hits[site]);
-            let hits = observed.reduce(|sum, hits| sum + hits)?;
-            Some((probe.name(), hits))
-        })
+        let names = self.program.probes().map(|probe| probe.name());
+        names.filter_map(|name| Some((name, self.hits(name)?)))
+    }
+
+    /// The hits of one probe at all of its sites, if it is observed.
+    pub fn hits(&self, name: &str) -> Option<u64> {
+        let sites = self.program.probe(name)?.sites();
+        sites
+            .filter_map(|site| self.hits[site])
+            .reduce(|sum, hits| sum + hits)
     }
 
     /// Each site of a probe that is observed, object by object, by address.
@@ -104,6 +109,11 @@ impl Counts {
         })
     }
 
+    /// The objects that are observed, as of the beginning.
+    pub fn objects(&self) -> &[Object] {
+        self.program.objects()
+    }
+
     /// All hits together.
     pub fn total(&self) -> u64 {
         self.hits.iter().flatten().sum()
@@ -111,7 +121,7 @@ impl Counts {
 }
 
 impl Target {
-    /// Counts the hits of the probes of `selector` from now on. What an earlier observation has left
+    /// Counts the hits of the probes of `selectors` from now on. What an earlier observation has left
     /// is put back first.
     ///
     /// # Errors
@@ -119,15 +129,19 @@ impl Target {
     /// If no probe is selected, none of them has a site, a site does not hold what its file says,
     /// the process cannot be stopped, or memory cannot be mapped into it: seccomp may forbid that.
     /// [`Error::effect`] says what it is left with.
-    pub fn observe(&self, selector: Selector, options: Options) -> Result<Observer<'_>> {
-        self.try_observe(selector, options)
+    pub fn observe(&self, selectors: &[Selector], options: Options) -> Result<Observer<'_>> {
+        self.try_observe(selectors, options)
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
 
-    fn try_observe(&self, selector: Selector, options: Options) -> Result<Observer<'_>> {
+    fn try_observe(&self, selectors: &[Selector], options: Options) -> Result<Observer<'_>> {
         let process = self.process();
         process.refuse_own_family()?;
-        let actions = Actions::of(Action::Enable, selector);
+        // To choose by; nothing is enabled.
+        let actions = selectors
+            .iter()
+            .cloned()
+            .fold(Actions::new(), Actions::enable);
         choose(&self.look_at_objects()?.program, &actions)?;
         let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
         self.put_back_observed(options)?;

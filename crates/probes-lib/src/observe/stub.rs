@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(code.len() as u64, STUB_LEN);
         let scratch = Scratch::new();
         let file = scratch.file("stub");
-        std::fs::write(&file, &code).unwrap();
+        std::fs::write(&file, code).unwrap();
         let listing = Command::new("objdump")
             .args([
                 "-D",

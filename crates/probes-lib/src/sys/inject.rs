@@ -1,7 +1,7 @@
 //! Sends a thread of a process that stands on a detour ([`crate::observe::detour`]).
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::ptrace as nix_ptrace;
@@ -12,6 +12,9 @@ use crate::observe::detour::Registers;
 use crate::process::Process;
 use crate::sys::ptrace::{self, Wait};
 use crate::sys::threads::{Stopped, Tracer};
+
+/// How long a detour takes, about.
+const RUNNING: Duration = Duration::from_micros(20);
 
 /// The code segment of 64-bit programs.
 const USER_64: u64 = 0x33;
@@ -89,10 +92,14 @@ impl Tracer<'_> {
         limit: Duration,
     ) -> Result<Stopped<'p>> {
         let mut stopped = stopped;
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
+        let mut pause = RUNNING;
         loop {
             stopped.leave();
             ptrace::go_on(tid, 0);
+            // Interrupted at once, it would stop before its first instruction.
+            std::thread::sleep(pause);
+            pause *= 2;
             stopped = self.stop(process, limit)?;
             let is_out = ptrace::program_counter(tid).map_or(true, |at| !code.contains(&at));
             if is_out {

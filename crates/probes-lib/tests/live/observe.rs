@@ -62,7 +62,7 @@ fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
             .map(|probe| (probe.name().to_owned(), probe.site_count() as u64))
             .filter(|(_, sites)| *sites > 0)
             .collect();
-        let observer = target.observe(Selector::All, options()).unwrap();
+        let observer = target.observe(&[Selector::All], options()).unwrap();
         let times = |times: u64| -> BTreeMap<String, u64> {
             let sites = sites.iter();
             sites
@@ -105,7 +105,7 @@ fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
         for live in [false, true] {
             let options = Options { live, ..options() };
             target.update_with(&all(Action::Enable), options).unwrap();
-            let observer = target.observe(Selector::All, options).unwrap();
+            let observer = target.observe(&[Selector::All], options).unwrap();
             assert_eq!(states(), on);
             target.update_with(&all(Action::Disable), options).unwrap();
             assert_eq!(states(), off);
@@ -114,7 +114,7 @@ fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
             target.update_with(&all(Action::Disable), options).unwrap();
             observer.remove().unwrap();
             assert_eq!(states(), off);
-            let observer = target.observe(Selector::All, options).unwrap();
+            let observer = target.observe(&[Selector::All], options).unwrap();
             target.update_with(&all(Action::Enable), options).unwrap();
             observer.remove().unwrap();
             assert_eq!(states(), on);
@@ -128,7 +128,9 @@ fn handlers_run_as_ever_while_they_are_observed() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
-        let observer = target.observe(Selector::name("plain"), options()).unwrap();
+        let observer = target
+            .observe(&[Selector::name("plain")], options())
+            .unwrap();
         let of = |talker: &mut Talker| BTreeMap::from_iter(talker.hits())["plain"];
         assert_eq!(of(&mut talker), 0);
         target.update(&named(Action::Enable, "plain")).unwrap();
@@ -146,7 +148,7 @@ fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
         for threads in [1_u64, 4, 16, 200] {
             let mut talker = Talker::start_with(&file, [threads.to_string()]);
             let target = Target::open(talker.pid()).unwrap();
-            let observer = target.observe(Selector::All, options()).unwrap();
+            let observer = target.observe(&[Selector::All], options()).unwrap();
             for _ in 0..20 {
                 talker.ask("round", "round");
             }
@@ -168,7 +170,7 @@ fn observations_come_and_go_under_threads_that_do_not_rest() {
         let target = Target::open(talker.pid()).unwrap();
         let mut total = 0;
         for _ in 0..20 {
-            let observer = target.observe(Selector::All, options()).unwrap();
+            let observer = target.observe(&[Selector::All], options()).unwrap();
             let counts = observer.remove().unwrap();
             // Each thread executes one site after the other, over and over.
             let mut sites = Vec::new();
@@ -193,11 +195,15 @@ fn what_an_observation_has_left_is_told_and_put_back() {
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
         assert_eq!(target.observed_sites().unwrap(), 0);
-        drop(target.observe(Selector::All, options()).unwrap());
+        drop(target.observe(&[Selector::All], options()).unwrap());
         talker.hits();
         assert_eq!(target.observed_sites().unwrap(), 2);
         // The next one begins anew.
-        drop(target.observe(Selector::name("plain"), options()).unwrap());
+        drop(
+            target
+                .observe(&[Selector::name("plain")], options())
+                .unwrap(),
+        );
         assert_eq!(target.observed_sites().unwrap(), 1);
         assert_eq!(target.clean(options()).unwrap(), 1);
         assert_eq!(target.clean(options()).unwrap(), 0);
@@ -214,7 +220,7 @@ fn calls_that_wait_go_on_when_their_thread_has_mapped_memory() {
         let target = Target::open(talker.pid()).unwrap();
         for _ in 0..20 {
             target
-                .observe(Selector::All, options())
+                .observe(&[Selector::All], options())
                 .unwrap()
                 .remove()
                 .unwrap();
@@ -230,7 +236,7 @@ fn probes_of_objects_are_counted_with_those_of_the_program() {
         let plugin = fixture("objects/plugin.so");
         talker.ask(&format!("load {}", plugin.display()), "loaded");
         let target = Target::open(talker.pid()).unwrap();
-        let observer = target.observe(Selector::All, options()).unwrap();
+        let observer = target.observe(&[Selector::All], options()).unwrap();
         talker.hits();
         talker.ask("plugins", "plugins");
         let counts = observer.remove().unwrap();
@@ -253,7 +259,7 @@ fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
         let talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
-        let refused = |selector| match target.observe(selector, options()) {
+        let refused = |selector| match target.observe(&[selector], options()) {
             Ok(_) => panic!("it is observed"),
             Err(error) => error,
         };
