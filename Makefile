@@ -27,8 +27,8 @@ test: setup
 	cargo test $(CHAOS)
 	dune runtest
 	scripts/test-as-user
-	scripts/rooms
 	scripts/test-readme
+	scripts/rooms
 
 # An hour, half of it as an ordinary user.
 chaos: setup

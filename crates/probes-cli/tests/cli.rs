@@ -13,6 +13,8 @@ mod bad_files; // what is no program with probes, or a damaged one
 mod bad_processes; // processes that are gone, not ours, traced, of the kernel
 #[path = "cli/confined.rs"]
 mod confined; // what a container lacks: capabilities, ptrace, namespaces
+#[path = "cli/containers.rs"]
+mod containers; // programs in namespaces of their own, and the tool there
 #[path = "cli/count.rs"]
 mod count; // hits of running programs
 #[path = "cli/documents.rs"]

@@ -62,7 +62,8 @@ pub(crate) fn of_executable(
 /// The biases of an object that is not the executable: one for each place where its file is loaded.
 ///
 /// Its first segment is the one that `dlopen` maps first; that it is the object, and not a file that
-/// somebody has mapped to read it, is told by its code, which has to be where it belongs.
+/// somebody has mapped to read it, is told by its code and data, which have to be where they belong:
+/// `dlopen` maps the whole file as it is, and then one segment after the other over it.
 pub(crate) fn of_object(
     segments: &[Segment],
     maps: &[Mapping],
@@ -75,14 +76,32 @@ pub(crate) fn of_object(
             continue;
         };
         let bias = LoadBias::between(FileAddr(page_start(first.start.0)), mapping.start);
-        let code = segments.iter().filter(|segment| segment.executable);
-        let in_place =
-            |segment: &Segment| maps::find(maps, bias.live(segment.start), 1).is_some_and(&is_file);
-        if !biases.contains(&bias) && code.clone().all(in_place) {
+        let mut parts = segments.iter().filter(|it| it.executable || it.writable);
+        let in_place = |segment: &Segment| is_in_place(segment, bias, maps, &is_file);
+        if !biases.contains(&bias) && parts.all(in_place) {
             biases.push(bias);
         }
     }
     biases.into_iter()
+}
+
+/// Whether the end of what a segment has of the file is mapped where the bias puts it. The beginning of
+/// data is made read-only later (RELRO), and may be in a mapping of its own.
+fn is_in_place(
+    segment: &Segment,
+    bias: LoadBias,
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
+) -> bool {
+    let Some(last) = segment.file_len.checked_sub(1) else {
+        return true;
+    };
+    let address = bias.live(FileAddr(segment.start.0.wrapping_add(last)));
+    let offset = segment.offset.wrapping_add(last);
+    maps::find(maps, address, 1).is_some_and(|mapping| {
+        let mapped = mapping.offset.wrapping_add(address.0 - mapping.start.0);
+        is_file(mapping) && mapped == offset && mapping.executable == segment.executable
+    })
 }
 
 /// The bias that puts one of the segments where the mapping has its part of the file.
@@ -170,6 +189,35 @@ mod tests {
         // Its text may have been moved to huge pages, which come from another file.
         let (elsewhere, _) = MAPS.split_at(0);
         assert_eq!(bias(pie, &auxv(entry), elsewhere), Some(BIAS));
+    }
+
+    #[test]
+    fn an_object_is_loaded_when_its_code_and_data_are_where_they_belong() {
+        let biases = |maps: &[u8]| -> Vec<LoadBias> {
+            let maps = maps::parse(maps);
+            of_object(&segments(), &maps, |mapping| mapping.inode == 4711).collect()
+        };
+        assert_eq!(biases(MAPS), [BIAS]);
+        // Its data are about to be mapped over what the first mapping has there.
+        let half = b"\
+5637d2a00000-5637d2a12000 r--p 00000000 fe:01 4711   /srv/server.exe\n\
+5637d2a12000-5637d2a5d000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
+5637d2a5d000-5637d2aa0000 r--p 0005d000 fe:01 4711   /srv/server.exe\n";
+        assert_eq!(biases(half), []);
+        // Somebody reads the file.
+        let read = b"5637d2a00000-5637d2aa0000 r--p 00000000 fe:01 4711   /srv/server.exe\n";
+        assert_eq!(biases(read), []);
+        // Twice, the second time with the beginning of its data made read-only.
+        let twice = [
+            MAPS,
+            b"\
+7f0000000000-7f0000012000 r--p 00000000 fe:01 4711   /srv/server.exe\n\
+7f0000012000-7f000005d000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
+7f000005d000-7f0000074000 r--p 0005d000 fe:01 4711   /srv/server.exe\n\
+7f0000075000-7f0000077000 r--p 00074000 fe:01 4711   /srv/server.exe\n\
+7f0000077000-7f00000a0000 rw-p 00076000 fe:01 4711   /srv/server.exe\n",
+        ];
+        assert_eq!(biases(&twice.concat()), [BIAS, LoadBias(0x7f00_0000_0000)]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ pub(crate) mod source;
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -64,6 +64,12 @@ pub(crate) struct ElfFile {
     segments: Vec<ProgramHeader>,
     sections: Vec<SectionHeader>,
     section_names: Vec<u8>,
+}
+
+impl AsFd for ElfFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 impl AsRawFd for ElfFile {

@@ -350,13 +350,24 @@ pub enum ErrorKind {
         /// Its name.
         name: String,
     },
-    /// Stopping ourselves, or a process that waits for us, could never end.
+    /// Stopping ourselves, or a process that waits for us, could never end. A program changes its own
+    /// probes with [`Target::current`](crate::Target::current).
     #[error("{pid} is {}, which cannot be stopped from here", if *.own { "this very process" } else { "an ancestor of this process" })]
     OwnFamily {
         /// The process.
         pid: i32,
         /// Whether it is this process, and not an ancestor.
         own: bool,
+    },
+    /// A [`Target`](crate::Target) for the current process is used in a child of it.
+    #[error(
+        "process {child} is a child of {pid}, for which this was opened, and would change that one"
+    )]
+    Forked {
+        /// The process it was opened for.
+        pid: i32,
+        /// This process.
+        child: i32,
     },
     /// The kernel does not let us look into or stop the process.
     #[error("{}", denied(*.pid, .operation, .denial))]
@@ -404,7 +415,7 @@ pub enum ErrorKind {
         pid: i32,
     },
     /// Another process changed the probes or the mappings again and again meanwhile.
-    #[error("the probes or mappings of process {pid} kept changing while they were being changed")]
+    #[error("the probes or mappings of process {pid} kept changing meanwhile")]
     KeepsChanging {
         /// The process.
         pid: i32,

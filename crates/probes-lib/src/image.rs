@@ -1,6 +1,7 @@
 //! [`Image`]: what a process has in memory at a time: its executable and other objects, where they
 //! are loaded, and which mappings hold their probes.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -31,8 +32,10 @@ pub(crate) struct Image {
     auxv: Vec<u8>,
     executable: FileId,
     files: Arc<Files>,
-    /// The code that was mapped: as long as it stays the same, so do the objects.
+    /// How files with code were mapped: as long as it stays the same, so do the objects.
     code: Vec<Vec<u8>>,
+    /// Where the loader had objects, if it was asked: in between, it maps them piece by piece.
+    loaded: Option<Vec<LoadBias>>,
 }
 
 impl Image {
@@ -45,6 +48,11 @@ impl Image {
     pub(crate) fn of(process: &Process, files: Arc<Files>) -> Result<Image> {
         let denied = |source: io::Error| denial::or_lost(process, "look into", source);
         let auxv = process.read_program("auxv").map_err(denied)?;
+        // In the midst of an exec it is empty, and the new program not mapped yet.
+        if bias::auxv_value(&auxv, bias::AT_ENTRY).is_none() {
+            let pid = process.pid();
+            return Err(ErrorKind::Executed { pid }.into());
+        }
         let exe = process.look(|folder| {
             let exe = format!("{folder}/exe");
             let path = process.read_link(&exe)?;
@@ -108,20 +116,29 @@ impl Image {
             executable,
             files,
             code: code(&maps),
+            loaded: None,
         })
     }
 
-    /// The image as it is now, if objects have been loaded or unloaded since.
-    pub(crate) fn renewed(&self, process: &Process, maps: &[Mapping]) -> Option<Image> {
-        let code = code(maps);
-        if code == self.code {
+    /// The image as it is now, if objects have been loaded or unloaded since. Where it is known which
+    /// are `loaded`, it has no others.
+    pub(crate) fn renewed(
+        &self,
+        process: &Process,
+        maps: &[Mapping],
+        loaded: Option<Vec<LoadBias>>,
+    ) -> Option<Image> {
+        if self.is_as_in(maps) && loaded == self.loaded {
             return None;
         }
         let known = self.program.objects();
         let Others {
-            objects,
+            mut objects,
             passed_over,
         } = objects::others(process, maps, self.executable, &self.files);
+        if let Some(loaded) = &loaded {
+            objects.retain(|object| loaded.contains(&object.bias));
+        }
         let of_executable = known.iter().filter(|it| it.file == self.executable);
         let objects = of_executable.cloned().chain(objects).collect();
         let program = Program::of(self.program.path().to_owned(), objects);
@@ -130,7 +147,8 @@ impl Image {
             auxv: self.auxv.clone(),
             executable: self.executable,
             files: self.files.clone(),
-            code,
+            code: code(maps),
+            loaded,
         })
     }
 
@@ -142,7 +160,13 @@ impl Image {
             executable: self.executable,
             files: self.files.clone(),
             code: self.code.clone(),
+            loaded: self.loaded.clone(),
         }
+    }
+
+    /// Whether the objects are still those, where they were.
+    pub(crate) fn is_as_in(&self, maps: &[Mapping]) -> bool {
+        code(maps) == self.code
     }
 
     /// Whether the process has executed another program, or this one anew, since.
@@ -285,10 +309,13 @@ fn bias_of_executable(
     })
 }
 
-/// The lines of `maps` that tell of code in files.
+/// The lines of `maps` that tell of files with code.
 fn code(maps: &[Mapping]) -> Vec<Vec<u8>> {
-    let of_files = maps.iter().filter(|it| it.executable && it.inode != 0);
-    of_files.map(|mapping| mapping.line.clone()).collect()
+    let file = |mapping: &Mapping| (mapping.device, mapping.inode);
+    let is_code = |mapping: &&Mapping| mapping.executable && mapping.inode != 0;
+    let with_code: HashSet<_> = maps.iter().filter(is_code).map(file).collect();
+    let of_them = maps.iter().filter(|it| with_code.contains(&file(it)));
+    of_them.map(|mapping| mapping.line.clone()).collect()
 }
 
 pub(crate) fn read_maps(process: &Process) -> Result<Vec<Mapping>> {

@@ -36,7 +36,7 @@ use crate::sys::signals::{self, SignalsAtLaunch};
 use crate::sys::spawn::{self, AtExec};
 use crate::sys::threads::{Stopped, Tracer, with_tracer};
 use crate::table::ProbeTable;
-use crate::update::{Subject, Wish};
+use crate::update::{Subject, Way, Wish};
 
 pub use split::{Follower, Split, Starter};
 
@@ -262,7 +262,7 @@ fn set_probes(
     };
     let job = subject.prepare(Wish {
         choices: &choices,
-        live: false,
+        way: Way::Stopped,
         gigatext: options.gigatext,
     })?;
     if !job.is_done() && job.carry_out(stopped)? == Outcome::Outdated {

@@ -13,7 +13,8 @@
 //!                                                expects         or undo
 //! ```
 //!
-//! Everything before *stop* is done while the process runs, and changes nothing.
+//! Everything before *stop* is done while the process runs, and changes nothing. A program that
+//! switches its own probes ([`Target::current`]) stops nothing.
 //!
 //! ```no_run
 //! use probes_lib::{Action, Actions, Selector, Target};

@@ -32,6 +32,12 @@ impl Mapping {
                 .is_some_and(|end| end <= self.end.0)
     }
 
+    /// Whether it can be read and executed, not written, and is not shared.
+    pub(crate) fn is_plain_code(&self) -> bool {
+        let mut fields = self.line.splitn(3, |&byte| byte == b' ');
+        fields.nth(1) == Some(b"r-xp")
+    }
+
     /// The name of the file, or of another kind of memory; newlines in it are escaped.
     pub(crate) fn path(&self) -> &[u8] {
         let mut fields = self.line.splitn(6, |&byte| byte == b' ');

@@ -5,7 +5,7 @@
 //! (The procfs crate is not used: it fails on names that are not UTF-8, cannot open for writing,
 //! and as of 0.18 panics on a mapped file called `/SYSV`.)
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -78,6 +78,18 @@ impl Process {
             }
             .into()),
         }
+    }
+
+    /// Opens our own process. Its number is the one that this /proc knows it by, which may be that
+    /// of another pid namespace than ours.
+    pub(crate) fn own() -> Result<Process> {
+        let path = PathBuf::from("/proc/self");
+        let number = fs::read_link(&path).and_then(|link| {
+            let number = link.to_str().and_then(|link| link.parse().ok());
+            number.ok_or_else(|| io::Error::other("it names no process"))
+        });
+        let pid = number.map_err(|source| ErrorKind::OpenFile { path, source })?;
+        Process::open(pid)
     }
 
     pub(crate) fn pid(&self) -> i32 {

@@ -52,6 +52,18 @@ impl ProbeStates {
         readings.all(|reading| reading.state != State::Inconsistent)
     }
 
+    /// Whether both are of the same look at what is loaded.
+    pub(crate) fn has_objects_of(&self, other: &ProbeStates) -> bool {
+        Arc::ptr_eq(&self.program, &other.program)
+    }
+
+    /// Whether some of the objects can be unloaded at any time, and others loaded in their place.
+    pub(crate) fn can_lose_objects(&self) -> bool {
+        let program = &self.program;
+        let mut objects = program.objects().iter();
+        objects.any(|object| program.can_unload(object))
+    }
+
     fn state<'s>(&'s self, probe: Member<'s>) -> ProbeState<'s> {
         ProbeState {
             states: self,

@@ -21,12 +21,13 @@ use crate::program::Program;
 use crate::report::{ProbeStates, Report};
 use crate::select::{Actions, Choice, choose, choose_taken};
 use crate::snapshot::Layout;
+use crate::sys::loaded::{loaded, while_nothing_is_unloaded};
 use crate::sys::mem::ProcessMemory;
 use crate::sys::pidfd;
 use crate::sys::threads::with_tracer;
 use crate::turn::{self, Turn};
 use crate::untouched::Untouched;
-use crate::update::{Subject, Wish};
+use crate::update::{Job, Subject, Way, Wish};
 
 /// How often reading or updating starts again because somebody else changes the process meanwhile.
 const ATTEMPTS: usize = 5;
@@ -46,11 +47,12 @@ fn is_passing(error: &Error) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How long stopping every thread may take before all are let go again, and how long to wait for
-    /// another update to be done with the process; 500 ms by default.
+    /// another process to be done with this one; 500 ms by default. Threads of ours that use the same
+    /// [`Target`] take turns, however long that takes.
     pub deadline: Duration,
     /// Whether to change the process while it runs, without stopping any of its threads; off by
     /// default. Only one byte of an instruction differs between a site that is enabled and one that
-    /// is not, so that a thread executes either one or the other.
+    /// is not, so that a thread executes either one or the other. The current process always runs.
     pub live: bool,
     /// Whether to write to text that lies on 1 GiB huge pages, the first write to each of which
     /// copies a gigabyte; off by default.
@@ -71,6 +73,10 @@ impl Default for Options {
 pub struct Target {
     process: Process,
     program: PathBuf,
+    /// What getpid(2) has said, if it is the process that we are ourselves.
+    own: Option<u32>,
+    /// Held by the thread of ours that changes the process: waiting here is fairer than for the turn.
+    changing: Mutex<()>,
     /// As of the last look.
     image: Mutex<Arc<Image>>,
 }
@@ -95,14 +101,43 @@ impl Target {
         Target::open_among(pid, Arc::default())
     }
 
+    /// Opens the process that this is: a program that switches its own probes, from any thread.
+    ///
+    /// Nothing is stopped and nothing traced, so that a program under a debugger can do it too. Other
+    /// threads execute the sites meanwhile, as with [`Options::live`]; beside that, objects which can
+    /// be unloaded may be changed, as none is while we write (those of another namespace, dlmopen(3),
+    /// are not seen). A thread that changes probes waits for
+    /// others who do (of this process or another) as long as [`Options::deadline`] says.
+    ///
+    /// What it takes is files of /proc that belong to whoever the process runs as: a program that is
+    /// not dumpable, because it has changed its user or asked for it (prctl(2), `PR_SET_DUMPABLE`),
+    /// is refused. A child after fork(2) has probes of its own and must open itself anew; there the
+    /// parent's `Target` is refused ([`ErrorKind::Forked`]). Not for use in a handler of signals
+    /// (signal-safety(7)), nor between fork(2) and execve(2) in a program of many threads.
+    ///
+    /// # Errors
+    ///
+    /// If no object of this process has OCaml probes, or /proc is missing or not for us.
+    pub fn current() -> Result<Target> {
+        let target = Target::of(Process::own()?, Arc::default(), Some(std::process::id()))?;
+        target.in_peace(|| target.look_at_objects())?;
+        Ok(target)
+    }
+
     /// As [`Target::open`], for who opens many: `files` are not read again.
     pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<Target> {
         let process = Process::open(pid)?;
         process.refuse_unworkable()?;
+        Target::of(process, files, None)
+    }
+
+    fn of(process: Process, files: Arc<Files>, own: Option<u32>) -> Result<Target> {
         let image = Image::of(&process, files)?;
         Ok(Target {
             process,
             program: image.program.path().to_owned(),
+            own,
+            changing: Mutex::default(),
             image: Mutex::new(Arc::new(image)),
         })
     }
@@ -163,17 +198,46 @@ impl Target {
     /// If the process has exited, or its memory may not or cannot be read.
     pub fn states(&self) -> Result<ProbeStates> {
         for _ in 0..ATTEMPTS {
-            match self.read_states() {
-                // An object that has just been unloaded.
+            match self.in_peace(|| self.read_states()) {
+                // An object that has just been unloaded, or loaded.
                 Err(error) if self.is_unloaded(&error) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => {}
                 done => return done,
             }
         }
         Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
     }
 
+    /// What looks inconsistent is looked at again: so it looks, too, if somebody writes meanwhile, or an
+    /// object is being loaded, of which one look proves nothing.
     fn read_states(&self) -> Result<ProbeStates> {
-        let maps = read_maps(&self.process).map_err(|error| self.tell_exec(error))?;
+        let mut states = self.look_at_states()?;
+        let mut always_the_same = true;
+        for _ in 1..ATTEMPTS {
+            if states.is_consistent() {
+                return Ok(states);
+            }
+            let is_fixed = !states.can_lose_objects();
+            if !is_fixed {
+                // Reading the maps waits for who changes them, and so might keep in step with him.
+                turn::pause();
+            }
+            let again = self.look_at_states()?;
+            let is_same = again.has_objects_of(&states) && again.snapshot == states.snapshot;
+            always_the_same &= is_same;
+            states = again;
+            if is_same && is_fixed && !self.is_traced() {
+                return Ok(states);
+            }
+        }
+        if states.is_consistent() || always_the_same || !states.can_lose_objects() {
+            return Ok(states);
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    fn look_at_states(&self) -> Result<ProbeStates> {
+        let maps = self.maps().map_err(|error| self.tell_exec(error))?;
         let image = self.look_again(&maps);
         let program = &image.program;
         let untouched = Untouched::of(&self.process, program.objects(), maps);
@@ -184,24 +248,12 @@ impl Target {
             untouched.is_some_and(|untouched| untouched.holds(start, len))
         };
         let layout = Layout::of(program, program.probes());
-        let read = || -> Result<ProbeStates> {
-            let snapshot = layout
-                .read_states(self.pid(), &memory, program, is_the_files)
-                .map_err(|error| self.tell_exec(error))?;
-            Ok(ProbeStates::of(program.clone(), snapshot))
-        };
-        let mut states = read()?;
-        for _ in 1..ATTEMPTS {
-            if states.is_consistent() {
-                break;
-            }
-            // So it looks, too, if somebody writes while we read.
-            let again = read()?;
-            let settled = again.snapshot == states.snapshot && !self.is_traced();
-            states = again;
-            if settled {
-                break;
-            }
+        let snapshot = layout
+            .read_states(self.pid(), &memory, program, is_the_files)
+            .map_err(|error| self.tell_exec(error))?;
+        let states = ProbeStates::of(program.clone(), snapshot);
+        if !states.is_consistent() && !image.is_as_in(&read_maps(&self.process)?) {
+            return Err(ErrorKind::KeepsChanging { pid: self.pid() }.into());
         }
         Ok(states)
     }
@@ -214,7 +266,8 @@ impl Target {
     /// The image as it is now, `maps` being the mappings.
     fn look_again(&self, maps: &[Mapping]) -> Arc<Image> {
         let before = self.image();
-        let Some(now) = before.renewed(&self.process, maps) else {
+        let loaded = self.own.map(|_| loaded());
+        let Some(now) = before.renewed(&self.process, maps, loaded) else {
             return before;
         };
         let now = Arc::new(now);
@@ -265,7 +318,7 @@ impl Target {
     /// As of [`Target::update_with`].
     pub fn check(&self, actions: &Actions, options: Options) -> Result<()> {
         let check = || {
-            if !options.live {
+            if self.way(options) == Way::Stopped {
                 self.process.refuse_own_family()?;
                 self.refuse_traced()?;
             }
@@ -277,7 +330,7 @@ impl Target {
                 image: &image,
                 memory: &memory,
             };
-            subject.prepare(Wish::of(&choices, options)).map(drop)
+            subject.prepare(self.wish(&choices, options)).map(drop)
         };
         check().map_err(|error: Error| self.tell_exec(error).leaving(Effect::NothingChanged))
     }
@@ -317,9 +370,10 @@ impl Target {
     fn carry_out(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
         // Names are judged first: whose turn it is does not matter to them.
         choose(&self.look_at_objects()?.program)?;
-        if !options.live {
+        if self.way(options) == Way::Stopped {
             self.process.refuse_own_family()?;
         }
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + options.deadline;
         let _turn = Turn::wait(&self.process, deadline)?;
         loop {
@@ -332,25 +386,43 @@ impl Target {
     }
 
     pub(crate) fn look_at_objects(&self) -> Result<Arc<Image>> {
-        Ok(self.look_again(&read_maps(&self.process)?))
+        Ok(self.look_again(&self.maps()?))
+    }
+
+    /// What every look at the process begins with.
+    fn maps(&self) -> Result<Vec<Mapping>> {
+        self.refuse_parent()?;
+        read_maps(&self.process)
+    }
+
+    /// After a fork, "the current process" of our parent is not ours.
+    fn refuse_parent(&self) -> Result<()> {
+        let child = std::process::id();
+        if self.own.is_some_and(|own| own != child) {
+            let (pid, child) = (self.pid(), child as i32);
+            return Err(ErrorKind::Forked { pid, child }.into());
+        }
+        Ok(())
+    }
+
+    fn way(&self, options: Options) -> Way {
+        match self.own {
+            Some(_) => Way::Own,
+            None => Way::of(options),
+        }
+    }
+
+    fn wish<'a>(&self, choices: &'a [Choice], options: Options) -> Wish<'a> {
+        Wish {
+            way: self.way(options),
+            ..Wish::of(choices, options)
+        }
     }
 
     fn change(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
         let memory = self.memory("attach to", OFlag::O_RDWR)?;
         for _ in 0..ATTEMPTS {
-            let image = self.look_at_objects()?;
-            let choices = choose(&image.program)?;
-            let subject = Subject {
-                process: &self.process,
-                image: &image,
-                memory: &memory,
-            };
-            let wish = Wish::of(&choices, options);
-            let changed = match options.live {
-                true => change_live(subject, wish),
-                false => self.change_stopped(subject, wish, options.deadline),
-            };
-            match changed {
+            match self.in_peace(|| self.try_to_change(choose, options, &memory)) {
                 Ok(Some(report)) => return Ok(report),
                 Ok(None) => {}
                 // An object that has just been unloaded.
@@ -359,6 +431,36 @@ impl Target {
             }
         }
         Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    /// `None` if somebody else was faster, so that all has to be looked at again.
+    fn try_to_change(
+        &self,
+        choose: Choose<'_>,
+        options: Options,
+        memory: &ProcessMemory,
+    ) -> Result<Option<Report>> {
+        let image = self.look_at_objects()?;
+        let choices = choose(&image.program)?;
+        let subject = Subject {
+            process: &self.process,
+            image: &image,
+            memory,
+        };
+        let wish = self.wish(&choices, options);
+        match wish.way {
+            Way::Stopped => self.change_stopped(subject, wish, options.deadline),
+            Way::Live => change_running(subject, wish, Job::carry_out_live),
+            Way::Own => change_running(subject, wish, Job::carry_out_own),
+        }
+    }
+
+    /// Does `work`; if the process is our own, while none of its objects can be unloaded.
+    fn in_peace<T>(&self, mut work: impl FnMut() -> T) -> T {
+        match self.own {
+            Some(_) => while_nothing_is_unloaded(work),
+            None => work(),
+        }
     }
 
     /// Whether something was missing of an object that can be unloaded, and perhaps loaded again.
@@ -374,16 +476,22 @@ impl Target {
         }
     }
 
-    /// `None` if somebody else was faster, so that all has to be looked at again.
+    /// As `try_to_change`.
     fn change_stopped(
         &self,
         subject: Subject<'_>,
         wish: Wish<'_>,
         limit: Duration,
     ) -> Result<Option<Report>> {
+        // So it looks, too, if somebody else writes while we read, or an object is being loaded.
+        let may_pass = |kind: &ErrorKind| match kind {
+            ErrorKind::Inconsistent { .. } => true,
+            ErrorKind::UnexpectedSite { address, .. } => subject.image.is_unloadable(*address),
+            _ => false,
+        };
         let prepared = match subject.prepare(wish) {
-            // So it looks, too, if somebody else writes while we read: told when it stands.
-            Err(error) if matches!(error.kind(), ErrorKind::Inconsistent { .. }) => None,
+            // Told when it stands.
+            Err(error) if may_pass(error.kind()) => None,
             prepared => Some(prepared?),
         };
         match prepared {
@@ -391,19 +499,23 @@ impl Target {
             Some(ref job) => job.break_copy_on_write(),
             None => {}
         }
-        let (job, outcome, stood) = with_tracer(&[&self.process], |tracer| {
+        let done = with_tracer(&[&self.process], |tracer| {
             let stopped = tracer.stop(&self.process, limit)?;
             if let Some(job) = prepared {
                 if job.carry_out(&stopped)? == Outcome::Done {
-                    return Ok((job, Outcome::Done, stopped.release()));
+                    return Ok(Some((job, stopped.release())));
                 }
+            }
+            // An object that was unloaded, or stands half loaded now.
+            if !subject.image.is_as_in(&read_maps(&self.process)?) {
+                return Ok(None);
             }
             // Somebody else was faster; now that it stands, nobody is.
             let job = subject.prepare(wish)?;
-            let outcome = job.carry_out(&stopped)?;
-            Ok((job, outcome, stopped.release()))
+            let done = job.carry_out(&stopped)? == Outcome::Done;
+            Ok(done.then(|| (job, stopped.release())))
         })?;
-        Ok((outcome == Outcome::Done).then(|| job.report(stood)))
+        Ok(done.map(|(job, stood)| job.report(stood)))
     }
 
     /// Tells an exec, which looks like an end to who has opened the old program.
@@ -443,9 +555,13 @@ impl Target {
     }
 }
 
-/// As `Target::change_stopped`, without a stop.
-fn change_live(subject: Subject<'_>, wish: Wish<'_>) -> Result<Option<Report>> {
+/// As `Target::try_to_change`, without a stop.
+fn change_running<'a>(
+    subject: Subject<'a>,
+    wish: Wish<'_>,
+    carry_out: impl FnOnce(&Job<'a>) -> Result<Outcome>,
+) -> Result<Option<Report>> {
     let job = subject.prepare(wish)?;
-    let done = job.is_done() || job.carry_out_live()? == Outcome::Done;
+    let done = job.is_done() || carry_out(&job)? == Outcome::Done;
     Ok(done.then(|| job.report(Duration::ZERO)))
 }

@@ -2,6 +2,7 @@
 //! what is done while it stands.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::addr::LiveAddr;
@@ -19,6 +20,7 @@ use crate::session::Options;
 use crate::snapshot::{Layout, SITE};
 use crate::spans::PAGE;
 use crate::sys::mem::ProcessMemory;
+use crate::sys::own::{FilePage, OwnMemory};
 use crate::sys::threads::Stopped;
 
 /// How long pages are copied beforehand: enough for 300 of them at 2 µs each.
@@ -32,20 +34,40 @@ pub(crate) struct Subject<'a> {
     pub(crate) memory: &'a ProcessMemory,
 }
 
+/// How a process is kept from getting in the way of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// All its threads are stopped.
+    Stopped,
+    /// Not at all: it runs.
+    Live,
+    /// It is our own; it runs, and can unload nothing.
+    Own,
+}
+
+impl Way {
+    pub(crate) fn of(options: Options) -> Way {
+        match options.live {
+            true => Way::Live,
+            false => Way::Stopped,
+        }
+    }
+}
+
 /// What is wanted of an update.
 #[derive(Clone, Copy)]
 pub(crate) struct Wish<'a> {
     pub(crate) choices: &'a [Choice],
-    /// Whether the process goes on running meanwhile.
-    pub(crate) live: bool,
+    pub(crate) way: Way,
     pub(crate) gigatext: bool,
 }
 
 impl<'a> Wish<'a> {
+    /// For a process that is not our own.
     pub(crate) fn of(choices: &'a [Choice], options: Options) -> Wish<'a> {
         Wish {
             choices,
-            live: options.live,
+            way: Way::of(options),
             gigatext: options.gigatext,
         }
     }
@@ -84,7 +106,7 @@ impl<'a> Subject<'a> {
         let inputs = Inputs {
             program,
             breakpoints: &breakpoints,
-            one_by_one: wish.live,
+            one_by_one: wish.way != Way::Stopped,
         };
         let plan = inputs.plan(wish.choices, before)?;
         Ok(Job {
@@ -193,6 +215,35 @@ impl Job<'_> {
         let mut memory = memory.while_it_runs();
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
+    /// As `carry_out`, in our own process, of which nothing can be unloaded meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As of `carry_out`.
+    pub(crate) fn carry_out_own(&self) -> Result<Outcome> {
+        let Subject {
+            process, memory, ..
+        } = self.subject;
+        if !image::still_mapped(process, &self.mappings)? {
+            return Ok(Outcome::Outdated);
+        }
+        let mut memory = OwnMemory::new(memory, |at| self.file_page(at));
+        patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
+            .map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
+    /// What is mapped in the page that starts at `at`, if it is code of one of the objects.
+    fn file_page(&self, at: LiveAddr) -> Option<FilePage<'_>> {
+        let mut mappings = self.mappings.iter();
+        let mapping = mappings.find(|it| it.contains(at, PAGE) && it.is_plain_code())?;
+        let mut objects = self.subject.image.program.objects().iter();
+        let object = objects.find(|object| object.is_mapped(mapping))?;
+        Some(FilePage {
+            file: object.elf.as_fd(),
+            offset: mapping.offset + (at.0 - mapping.start.0),
+        })
     }
 
     /// What is unloaded while it is written would be written to what comes instead.

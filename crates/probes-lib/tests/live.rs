@@ -23,6 +23,8 @@ mod programs;
 // own.
 #[path = "live/containers.rs"]
 mod containers;
+#[path = "live/mounts.rs"]
+mod mounts;
 #[path = "live/musl.rs"]
 mod musl;
 #[path = "live/objects.rs"]

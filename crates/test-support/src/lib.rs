@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 
+pub mod container;
 pub mod process;
 mod scratch;
 

@@ -41,6 +41,8 @@ fn every_test_that_the_page_on_reliability_names_exists() {
         ("live", "crates/probes-lib/tests/live"),
         ("cli", "crates/probes-cli/tests/cli"),
         ("chaos", "crates/probes-cli/tests/chaos"),
+        ("rooms", "crates/probes-cli/tests/rooms"),
+        ("interface", "crates/probes-c/tests/interface"),
     ];
     let mut named = 0;
     let mut missing = Vec::new();

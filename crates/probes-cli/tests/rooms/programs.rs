@@ -91,3 +91,12 @@ fn a_plugin_is_found_by_its_path_in_the_room() {
         }
     }
 }
+
+#[test]
+fn static_programs_of_a_room_run_outside_and_are_started_with_their_probes_on() {
+    for file in program_forms("static/terminating") {
+        let answer = run_on("trace -format plain", &file).answer();
+        let end = "handlers fooia=5 foobar=2 collatz=112\nhandler finished\n";
+        assert!(answer.ends_with(end), "{answer}");
+    }
+}

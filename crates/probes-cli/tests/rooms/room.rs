@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use test_support::{Talker, eventually, process};
+use test_support::{Talker, container};
 
 /// What a program is shut in.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +33,8 @@ impl Inmate {
         let mut command = match walls {
             Walls::Root => Command::new("chroot"),
             Walls::Namespaces => {
-                let mut unshare = Command::new("unshare");
-                unshare.args(["--user", "--map-root-user", "--mount", "--pid"]);
-                unshare.args(["--fork", "--kill-child", "chroot"]);
+                let mut unshare = container::unshare();
+                unshare.arg("chroot");
                 unshare
             }
         };
@@ -44,7 +43,7 @@ impl Inmate {
         let ready = talker.expect("ready");
         let pid = match walls {
             Walls::Root => talker.pid(),
-            Walls::Namespaces => only_child(talker.pid()),
+            Walls::Namespaces => container::only_child(talker.pid()),
         };
         Inmate { talker, pid, ready }
     }
@@ -77,10 +76,4 @@ fn room() -> PathBuf {
     let room = std::env::var_os("OCAML_PROBES_ROOM");
     room.expect("`scripts/rooms` runs this, and names the room")
         .into()
-}
-
-fn only_child(pid: i32) -> i32 {
-    eventually("the program is started", || {
-        process::children(pid).first().copied()
-    })
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use test_support::{Talker, fixture_forms, output, program_forms};
+use test_support::{Talker, fixture, fixture_forms, output, program_forms};
 
 /// The built example of that name: `cargo test` builds them next to the tests, but
 /// `cargo test --test live` does not.
@@ -55,4 +55,30 @@ fn toggle_switches_a_probe_on_and_off_again() {
             "no more than before"
         );
     }
+}
+
+#[test]
+fn own_switches_a_probe_of_an_object_that_it_has_loaded() {
+    let own = |name: &str| {
+        let mut own = Command::new(example("own"));
+        own.arg(name)
+            .env("LD_PRELOAD", fixture("objects/plugin.so"));
+        own
+    };
+    assert_eq!(
+        stdout(&mut own("plug")),
+        "ping Disabled\nplug Enabled\nping Disabled\nplug Disabled\n"
+    );
+    for (mut command, error) in [
+        (own("plugs"), "UnknownProbe"),
+        (Command::new(example("own")), "usage: own NAME"),
+    ] {
+        let output = output(&mut command);
+        assert!(!output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(error), "{said}");
+    }
+    let without = output(Command::new(example("own")).arg("plug"));
+    let said = String::from_utf8(without.stderr).unwrap();
+    assert!(said.contains("NoProbes"), "{said}");
 }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use probes_lib::{Action, Actions, Effect, ErrorKind, Launch, Launched, Selector, State, Target};
 use test_support::{
-    Guard, Scratch, Talker, fixture, fixture_forms, process, program, program_forms,
+    DEADLINE, Guard, Scratch, Talker, fixture, fixture_forms, process, program, program_forms,
 };
 
 use crate::session::{Session, all, busy, named};
@@ -267,6 +268,62 @@ fn objects_that_come_and_go_all_the_time_are_never_written_amiss() {
         assert_eq!(run(&mut session), ["0:ping=0,plug=0"]);
         assert_eq!(session.run()["pong"], 0);
         session.end();
+    }
+}
+
+#[test]
+fn an_object_whose_data_are_not_mapped_yet_is_not_there_and_is_when_they_are() {
+    for mut session in hosts() {
+        session.talker.ask(&format!("begin {}", plugin()), "begun");
+        let before = session.image();
+        assert_eq!(session.states().len(), 2);
+        let force = named(Action::Enable, "plug").force(true);
+        let error = session.apply(&force).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+            "{error}"
+        );
+        session.image().assert_same(&before, "half loaded");
+        session.talker.ask("finish", "finished");
+        assert_eq!(session.state("plug"), State::Disabled);
+        session.apply(&force).unwrap();
+        session.apply(&named(Action::Disable, "plug")).unwrap();
+        session.end();
+    }
+}
+
+#[test]
+fn objects_that_come_and_go_all_the_time_are_shown_whole_or_not_at_all() {
+    let _busy = busy();
+    for mut session in hosts() {
+        let line = format!("churn {} {}", i32::MAX, plugin());
+        session.talker.send(&line);
+        let begun = Instant::now();
+        let (mut with, mut without) = (0, 0);
+        while with < 50 || without < 50 {
+            assert!(begun.elapsed() < DEADLINE, "{with} with, {without} without");
+            let target = Target::open(session.pid()).unwrap();
+            let states = match target.states() {
+                Ok(states) => states,
+                // It was gone again each time.
+                Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => continue,
+                Err(error) => panic!("{error}"),
+            };
+            // What is not there any more is not something that could not be looked into.
+            let passed_over = target.passed_over();
+            assert!(passed_over.is_empty(), "{passed_over:?}");
+            for probe in states.probes() {
+                assert_eq!(probe.state(), State::Disabled, "{}", probe.name());
+            }
+            match states.probe("plug") {
+                Some(plug) => {
+                    assert_eq!(plug.sites().count(), 2);
+                    with += 1;
+                }
+                None => without += 1,
+            }
+        }
+        session.talker.guard().child().kill().unwrap();
     }
 }
 

@@ -1,0 +1,376 @@
+//! The functions of probes.h: the second fence, beside that of probes-lib, and the only module here
+//! with `unsafe` code. What comes from C is looked at once, here; no panic leaves a function.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char};
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use probes_lib::{Action, Actions, Selector, Target};
+
+use crate::list::{List, number};
+
+/// What this header is for: a library whose probes_abi() returns another number is not to be used with
+/// it. The number changes when something here is changed or removed, not when something is added.
+pub const PROBES_ABI: u32 = 1;
+
+/// The probe is off.
+pub const PROBES_DISABLED: i32 = 0;
+/// The probe is on.
+pub const PROBES_ENABLED: i32 = 1;
+/// The sites of the probe and its counters disagree: somebody was interrupted, or an object that has it
+/// too was loaded since. probes_set() repairs it.
+pub const PROBES_INCONSISTENT: i32 = 2;
+/// The state could not be told.
+pub const PROBES_FAILED: i32 = -1;
+
+/// The probes of this process, opened by probes_current().
+pub struct Probes(Target);
+
+/// The state of one probe.
+#[repr(C)]
+pub struct ProbesState {
+    /// Its name.
+    pub name: *const c_char,
+    /// PROBES_DISABLED, PROBES_ENABLED or PROBES_INCONSISTENT.
+    pub state: i32,
+    /// How many want it to be on.
+    pub counter: u16,
+}
+
+/// The states of all probes.
+#[repr(C)]
+pub struct ProbesStates {
+    /// How many there are.
+    pub len: usize,
+    /// That many, sorted by name.
+    pub probes: *const ProbesState,
+}
+
+/// The number of the interface that this library has: PROBES_ABI of its own header.
+#[unsafe(no_mangle)]
+pub extern "C" fn probes_abi() -> u32 {
+    PROBES_ABI
+}
+
+/// Opens the probes of this process: of the program, and of all objects that it has loaded whenever
+/// one of the functions below is called. NULL if there are none, or /proc is missing or not for us.
+///
+/// A child after fork() has probes of its own, and opens them itself: what its parent has opened is
+/// refused there.
+///
+/// # Safety
+///
+/// `error` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_current(error: *mut *mut c_char) -> *mut Probes {
+    let open = || {
+        let target = Target::current().map_err(text)?;
+        Ok(Box::into_raw(Box::new(Probes(target))))
+    };
+    // SAFETY: as this function's.
+    unsafe { answer(error, ptr::null_mut(), open) }
+}
+
+/// Frees what probes_current() has returned; the probes stay as they are. Does nothing with NULL.
+///
+/// # Safety
+///
+/// `probes` is NULL or from probes_current(), and is not used by anybody any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_free(probes: *mut Probes) {
+    if !probes.is_null() {
+        // SAFETY: it was a box, and nobody else has it.
+        drop(unsafe { Box::from_raw(probes) });
+    }
+}
+
+/// Adds one to the counter of the probe `name`, and switches it on if it was off. False if that is not
+/// done; then all is as it was, or the message says what is not.
+///
+/// # Safety
+///
+/// `probes` is from probes_current(), `name` a string, and `error` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_enable(
+    probes: *const Probes,
+    name: *const c_char,
+    error: *mut *mut c_char,
+) -> bool {
+    // SAFETY: as this function's.
+    unsafe { update(probes, Action::Enable, name, named, false, error) }
+}
+
+/// Takes one from the counter of the probe `name`, and switches it off if that was the last. False if
+/// that is not done; a probe that is off is an error.
+///
+/// # Safety
+///
+/// As of probes_enable().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_disable(
+    probes: *const Probes,
+    name: *const c_char,
+    error: *mut *mut c_char,
+) -> bool {
+    // SAFETY: as this function's.
+    unsafe { update(probes, Action::Disable, name, named, false, error) }
+}
+
+/// As probes_enable(), for all probes whose name the regular expression matches from its start on: at
+/// least one.
+///
+/// # Safety
+///
+/// As of probes_enable().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_enable_regexp(
+    probes: *const Probes,
+    regexp: *const c_char,
+    error: *mut *mut c_char,
+) -> bool {
+    // SAFETY: as this function's.
+    unsafe { update(probes, Action::Enable, regexp, matching, false, error) }
+}
+
+/// As probes_disable(), for all probes whose name the regular expression matches from its start on;
+/// those that are off stay so.
+///
+/// # Safety
+///
+/// As of probes_enable().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_disable_regexp(
+    probes: *const Probes,
+    regexp: *const c_char,
+    error: *mut *mut c_char,
+) -> bool {
+    // SAFETY: as this function's.
+    unsafe { update(probes, Action::Disable, regexp, matching, false, error) }
+}
+
+/// As probes_enable(), for all probes.
+///
+/// # Safety
+///
+/// `probes` is from probes_current(), and `error` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_enable_all(probes: *const Probes, error: *mut *mut c_char) -> bool {
+    // SAFETY: as this function's, and the string is one.
+    unsafe { update(probes, Action::Enable, c"".as_ptr(), every, false, error) }
+}
+
+/// As probes_disable(), for all probes; those that are off stay so.
+///
+/// # Safety
+///
+/// As of probes_enable_all().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_disable_all(
+    probes: *const Probes,
+    error: *mut *mut c_char,
+) -> bool {
+    // SAFETY: as this function's, and the string is one.
+    unsafe { update(probes, Action::Disable, c"".as_ptr(), every, false, error) }
+}
+
+/// Sets the counters of the probe `name` to 1 or 0 and switches all its sites on or off, whatever they
+/// were: the way to repair a probe that is PROBES_INCONSISTENT, as it is when an object that has it too
+/// was loaded while it was on.
+///
+/// # Safety
+///
+/// As of probes_enable().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_set(
+    probes: *const Probes,
+    name: *const c_char,
+    on: bool,
+    error: *mut *mut c_char,
+) -> bool {
+    // SAFETY: as this function's.
+    unsafe { update(probes, to(on), name, named, true, error) }
+}
+
+/// As probes_set(), for all probes.
+///
+/// # Safety
+///
+/// As of probes_enable_all().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_set_all(
+    probes: *const Probes,
+    on: bool,
+    error: *mut *mut c_char,
+) -> bool {
+    // SAFETY: as this function's, and the string is one.
+    unsafe { update(probes, to(on), c"".as_ptr(), every, true, error) }
+}
+
+/// The state of the probe `name`: PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, or PROBES_FAILED.
+///
+/// # Safety
+///
+/// As of probes_enable().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_state(
+    probes: *const Probes,
+    name: *const c_char,
+    error: *mut *mut c_char,
+) -> i32 {
+    let state = || {
+        // SAFETY: as this function's.
+        let (target, name) = unsafe { (target(probes)?, string(name)?) };
+        let states = target.states().map_err(text)?;
+        match states.probe(name) {
+            Some(probe) => Ok(number(probe.state())),
+            None => Err(format!("no probe \"{name}\"")),
+        }
+    };
+    // SAFETY: as this function's.
+    unsafe { answer(error, PROBES_FAILED, state) }
+}
+
+/// The states of all probes, to be freed with probes_states_free(); NULL if they cannot be told.
+///
+/// # Safety
+///
+/// As of probes_enable_all().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_states(
+    probes: *const Probes,
+    error: *mut *mut c_char,
+) -> *mut ProbesStates {
+    let states = || {
+        // SAFETY: as this function's.
+        let states = unsafe { target(probes)? }.states().map_err(text)?;
+        let list = List::of(&states).map_err(text)?;
+        Ok(Box::into_raw(Box::new(list)).cast())
+    };
+    // SAFETY: as this function's.
+    unsafe { answer(error, ptr::null_mut(), states) }
+}
+
+/// Frees what probes_states() has returned. Does nothing with NULL.
+///
+/// # Safety
+///
+/// `states` is NULL or from probes_states(), and is not used by anybody any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_states_free(states: *mut ProbesStates) {
+    if !states.is_null() {
+        // SAFETY: it is the first field of a list that was a box, and nobody else has it.
+        drop(unsafe { Box::from_raw(states.cast::<List>()) });
+    }
+}
+
+/// Frees a message. Does nothing with NULL.
+///
+/// # Safety
+///
+/// `error` is NULL or was set by one of these functions, and is not used by anybody any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probes_error_free(error: *mut c_char) {
+    if !error.is_null() {
+        // SAFETY: it was made by `answer`, and nobody else has it.
+        drop(unsafe { CString::from_raw(error) });
+    }
+}
+
+fn to(on: bool) -> Action {
+    match on {
+        true => Action::Enable,
+        false => Action::Disable,
+    }
+}
+
+fn named(name: &str) -> Result<Selector, String> {
+    Ok(Selector::name(name))
+}
+
+fn matching(regexp: &str) -> Result<Selector, String> {
+    Selector::regexp(regexp).map_err(text)
+}
+
+fn every(_: &str) -> Result<Selector, String> {
+    Ok(Selector::All)
+}
+
+/// # Safety
+///
+/// As of `probes_enable`.
+unsafe fn update(
+    probes: *const Probes,
+    action: Action,
+    which: *const c_char,
+    selector: fn(&str) -> Result<Selector, String>,
+    force: bool,
+    error: *mut *mut c_char,
+) -> bool {
+    let update = || {
+        // SAFETY: as this function's.
+        let (target, which) = unsafe { (target(probes)?, string(which)?) };
+        let actions = Actions::of(action, selector(which)?).force(force);
+        target.update(&actions).map(|_| true).map_err(text)
+    };
+    // SAFETY: as this function's.
+    unsafe { answer(error, false, update) }
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}
+
+/// # Safety
+///
+/// `probes` is NULL or from `probes_current`, and stays for as long as the result is used.
+unsafe fn target<'p>(probes: *const Probes) -> Result<&'p Target, String> {
+    // SAFETY: as this function's.
+    let probes = unsafe { probes.as_ref() };
+    let opened = probes.map(|Probes(target)| target);
+    opened.ok_or_else(|| "the probes are NULL: they were not opened".to_owned())
+}
+
+/// # Safety
+///
+/// `string` is NULL or a string, and stays for as long as the result is used.
+unsafe fn string<'s>(string: *const c_char) -> Result<&'s str, String> {
+    if string.is_null() {
+        return Err("the name is NULL".to_owned());
+    }
+    // SAFETY: as this function's.
+    let string = unsafe { CStr::from_ptr(string) };
+    let text = string.to_str();
+    text.map_err(|_| {
+        format!(
+            "the name \"{}\" is not UTF-8",
+            string.to_bytes().escape_ascii()
+        )
+    })
+}
+
+/// What `work` gives; or `failed`, and its message.
+///
+/// # Safety
+///
+/// `error` is NULL or can be written.
+unsafe fn answer<T>(
+    error: *mut *mut c_char,
+    failed: T,
+    work: impl FnOnce() -> Result<T, String>,
+) -> T {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    let message = match outcome {
+        Ok(Ok(done)) => return done,
+        Ok(Err(message)) => message,
+        Err(_) => "a fault of libprobes: it has panicked".to_owned(),
+    };
+    if !error.is_null() {
+        let message = CString::new(message.replace('\0', "\\0")).unwrap_or_default();
+        // SAFETY: as this function's.
+        unsafe { error.write(message.into_raw()) };
+    }
+    failed
+}

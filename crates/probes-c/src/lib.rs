@@ -1,0 +1,20 @@
+//! `probes.h`: a program switches its own probes, from C and whatever calls C. Thin: each function is
+//! one call of [`probes_lib::Target`], opened by `Target::current`.
+//!
+//! The header is include/probes.h, made of [`abi`] by cbindgen, and the library `libprobes.so` or
+//! `libprobes.a`:
+//!
+//! ```c
+//! char *error = NULL;
+//! Probes *probes = probes_current(&error);
+//! if (!probes || !probes_enable(probes, "req_start", &error)) {
+//!     fprintf(stderr, "%s\n", error);
+//!     probes_error_free(error);
+//! }
+//! probes_free(probes);
+//! ```
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod abi;
+mod list;

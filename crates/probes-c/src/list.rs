@@ -1,0 +1,55 @@
+//! The states of all probes, as C reads them.
+
+use std::ffi::{CString, NulError};
+
+use probes_lib::{ProbeStates, State};
+
+use crate::abi::{PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, ProbesState, ProbesStates};
+
+/// What is behind a pointer to its first field.
+#[repr(C)]
+pub(crate) struct List {
+    pub(crate) states: ProbesStates,
+    /// What `states` points to.
+    _rows: Box<[ProbesState]>,
+    /// What the rows point to.
+    _names: Box<[CString]>,
+}
+
+impl List {
+    /// # Errors
+    ///
+    /// Never: no note of a file has a name with a NUL in it.
+    pub(crate) fn of(states: &ProbeStates) -> Result<List, NulError> {
+        let names: Box<[CString]> = states
+            .probes()
+            .map(|probe| CString::new(probe.name()))
+            .collect::<Result<_, _>>()?;
+        let rows: Box<[ProbesState]> = states
+            .probes()
+            .zip(&names)
+            .map(|(probe, name)| ProbesState {
+                name: name.as_ptr(),
+                state: number(probe.state()),
+                counter: probe.counter(),
+            })
+            .collect();
+        Ok(List {
+            states: ProbesStates {
+                len: rows.len(),
+                probes: rows.as_ptr(),
+            },
+            _rows: rows,
+            _names: names,
+        })
+    }
+}
+
+/// What a state is called in C.
+pub(crate) fn number(state: State) -> i32 {
+    match state {
+        State::Disabled => PROBES_DISABLED,
+        State::Enabled => PROBES_ENABLED,
+        State::Inconsistent => PROBES_INCONSISTENT,
+    }
+}

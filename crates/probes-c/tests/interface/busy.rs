@@ -1,0 +1,161 @@
+//! Probes switched from within while other threads execute their sites without a pause, and while
+//! other threads and other tools switch them too: with code written through /proc/self/mem, and by
+//! putting another page into the place of the one it is on.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use probes_lib::State::Disabled;
+use probes_lib::{Action, Actions, Selector, State};
+use test_support::{eventually, fixture};
+
+use crate::own::{Library, Own};
+
+const OFF: (State, u16) = (Disabled, 0);
+
+/// Held by each of these tests: their programs take all the processor they get.
+fn busy() -> MutexGuard<'static, ()> {
+    static BUSY: Mutex<()> = Mutex::new(());
+    BUSY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Programs that change their code in the one way, and in the other.
+fn both_ways() -> impl Iterator<Item = Own> {
+    let by_page = Own::forms(Library::Shared).map(|mut own| {
+        own.tell("forbid-code");
+        let before = mappings_of_code(&own);
+        own.tell("enable-all");
+        own.tell("disable-all");
+        // The kernel does not join them again.
+        assert!(mappings_of_code(&own) > before);
+        own
+    });
+    Own::forms(Library::Shared).chain(by_page)
+}
+
+fn mappings_of_code(own: &Own) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", own.talker.pid())).unwrap();
+    maps.lines().filter(|line| line.contains(" r-xp ")).count()
+}
+
+/// Its threads get on, none of the sites is on, and it ends well.
+fn assert_well(mut own: Own) {
+    let rounds = |own: &mut Own| -> Vec<u64> {
+        let report = own.ask("report");
+        let rounds = report.split_ascii_whitespace().skip(1);
+        rounds.map(|count| count.parse().unwrap()).collect()
+    };
+    let before = rounds(&mut own);
+    assert!(!before.is_empty());
+    eventually("all threads get on", || {
+        let now = rounds(&mut own);
+        let mut both = now.iter().zip(&before);
+        both.all(|(now, then)| now > then).then_some(())
+    });
+    own.assert_states(OFF, OFF);
+    own.end();
+}
+
+#[test]
+fn eight_threads_execute_the_sites_while_another_switches_them() {
+    let _busy = busy();
+    for mut own in both_ways() {
+        own.tell("spin 8");
+        assert_eq!(own.ask("toggle 250 1"), "toggled 0 0");
+        assert_well(own);
+    }
+}
+
+#[test]
+fn four_threads_that_switch_the_same_probes_all_count() {
+    let _busy = busy();
+    for mut own in both_ways() {
+        own.tell("spin 2");
+        assert_eq!(own.ask("toggle 100 4"), "toggled 0 0");
+        assert_well(own);
+    }
+}
+
+#[test]
+fn tools_that_switch_the_same_probes_from_outside_all_count() {
+    const UPDATES: usize = 50;
+    let _busy = busy();
+    let all = |action| Actions::of(action, Selector::All);
+    for mut own in both_ways() {
+        own.tell("spin 2");
+        own.talker.send("toggle 150 2");
+        for live in [true, false].into_iter().cycle().take(UPDATES) {
+            own.change(&all(Action::Enable), live);
+            own.change(&all(Action::Disable), live);
+        }
+        let answer = own.talker.expect("toggled");
+        assert!(answer.starts_with("toggled 0 "), "{answer}");
+        assert_well(own);
+    }
+}
+
+#[test]
+fn an_object_that_comes_and_goes_all_the_time_is_never_written_amiss() {
+    let _busy = busy();
+    let plugin = fixture("objects/plugin.so");
+    for mut own in both_ways() {
+        own.tell(&format!("churn {}", plugin.display()));
+        assert_eq!(own.ask("set 300"), "toggled 0 0");
+        assert!(own.ask("states").contains(" ping=0/0 "));
+        assert_eq!(own.run(), (0, 0));
+        own.end();
+    }
+}
+
+#[test]
+fn no_page_can_be_written_and_executed_at_once_and_the_code_stays_that_of_its_file() {
+    let _busy = busy();
+    for mut own in both_ways() {
+        own.tell("spin 2");
+        let maps = format!("/proc/{}/maps", own.talker.pid());
+        let code = || -> Vec<(u64, u64, String)> {
+            let maps = fs::read_to_string(&maps).unwrap();
+            merged(&maps)
+        };
+        let before = code();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut looks = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let maps = fs::read_to_string(&maps).unwrap();
+                    let both = maps.lines().find(|line| line.contains(" rwx"));
+                    assert_eq!(both, None);
+                    looks += 1;
+                }
+                looks
+            });
+            assert_eq!(own.ask("toggle 300 1"), "toggled 0 0");
+            done.store(true, Ordering::Relaxed);
+            assert!(watcher.join().unwrap() > 100);
+        });
+        assert_eq!(code(), before);
+        assert_well(own);
+    }
+}
+
+/// The mappings of code: where they begin in memory less where in the file, where they end, and of
+/// which file; those that follow on each other as one.
+fn merged(maps: &str) -> Vec<(u64, u64, String)> {
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap();
+    let mut merged: Vec<(u64, u64, String)> = Vec::new();
+    for line in maps.lines().filter(|line| line.contains(" r-xp ")) {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (start, end) = fields[0].split_once('-').unwrap();
+        let (start, end) = (hex(start), hex(end));
+        let place = start.wrapping_sub(hex(fields[2]));
+        let file = fields[3..].join(" ");
+        match merged.last_mut() {
+            Some(last) if last.1 == start && last.0 == place && last.2 == file => last.1 = end,
+            _ => merged.push((place, end, file)),
+        }
+    }
+    merged
+}

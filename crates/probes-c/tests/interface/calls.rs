@@ -1,0 +1,259 @@
+//! Every function of probes.h, called by a program that waits for lines otherwise.
+
+use std::process::Command;
+
+use nix::unistd::geteuid;
+use probes_lib::State::{Disabled, Enabled, Inconsistent};
+use test_support::process::{Image, descriptors, poke, settle};
+use test_support::{Guard, Talker, eventually};
+
+use crate::own::{Library, Own, programs};
+
+const OFF: (probes_lib::State, u16) = (Disabled, 0);
+const ON: (probes_lib::State, u16) = (Enabled, 1);
+
+#[test]
+fn a_program_switches_its_own_probes_linked_with_either_library() {
+    let forms = Own::forms(Library::Shared).chain(Own::forms(Library::Static));
+    for mut own in forms {
+        settle(own.talker.pid());
+        let before = Image::of(own.talker.pid()).text();
+        own.assert_states(OFF, OFF);
+        assert_eq!(own.run(), (0, 0));
+        own.tell("enable ping");
+        own.assert_states(ON, OFF);
+        assert_eq!(own.run(), (3, 0));
+        own.tell("enable-all");
+        own.assert_states((Enabled, 2), ON);
+        assert_eq!(own.run(), (3, 1));
+        own.tell("disable ping");
+        own.tell("disable-regexp p[oi]ng");
+        own.assert_states(OFF, OFF);
+        own.tell("enable-regexp po");
+        assert_eq!(own.ask("state pong"), "state 1");
+        assert_eq!(own.ask("state ping"), "state 0");
+        own.tell("disable-all");
+        own.assert_states(OFF, OFF);
+        assert_eq!(own.run(), (0, 0));
+        settle(own.talker.pid());
+        let after = Image::of(own.talker.pid()).text();
+        after.assert_same(&before, "on and off again");
+        own.end();
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_said_and_changes_nothing() {
+    for mut own in Own::forms(Library::Shared) {
+        for (line, message) in [
+            (
+                "enable pang",
+                "failed no probe \"pang\" in own; did you mean \"ping\" or \"pong\"? nothing was changed",
+            ),
+            (
+                "disable ping",
+                "failed probe \"ping\" is not enabled; nothing was changed",
+            ),
+            (
+                "enable-regexp x",
+                "failed no probe in own matches \"x\"; nothing was changed",
+            ),
+            ("state pang", "failed no probe \"pang\""),
+            ("mistakes", "mistakes 0"),
+        ] {
+            assert_eq!(own.ask(line), message);
+        }
+        assert!(
+            own.ask("enable-regexp (")
+                .starts_with("failed \"(\" is not a regular expression")
+        );
+        own.assert_states(OFF, OFF);
+        own.end();
+    }
+}
+
+#[test]
+fn a_breakpoint_at_a_site_keeps_the_probe_as_it_is() {
+    for mut own in Own::forms(Library::Shared) {
+        let states = own.target.states().unwrap();
+        let site = states.probe("ping").unwrap().sites().next().unwrap();
+        poke(own.talker.pid(), site.address.0 + 1, &[0xcc]);
+        let answer = own.ask("enable-all");
+        assert!(answer.contains("found cc, expected 3d or e8"), "{answer}");
+        assert!(answer.ends_with("; nothing was changed"), "{answer}");
+        own.assert_states((Inconsistent, 0), OFF);
+        own.tell("enable pong");
+        own.assert_states((Inconsistent, 0), ON);
+    }
+}
+
+#[test]
+fn half_an_update_is_refused_and_repaired_by_set() {
+    for mut own in Own::forms(Library::Shared) {
+        let states = own.target.states().unwrap();
+        let site = states.probe("ping").unwrap().sites().next().unwrap();
+        poke(own.talker.pid(), site.address.0 + 1, &[0xe8]);
+        let answer = own.ask("enable ping");
+        assert!(
+            answer.contains("1 of 3 sites of \"ping\" are enabled and its counter is 0"),
+            "{answer}"
+        );
+        own.tell("set-on ping");
+        own.assert_states(ON, OFF);
+        own.tell("enable ping");
+        own.tell("set-off ping");
+        own.assert_states(OFF, OFF);
+        own.end();
+    }
+}
+
+#[test]
+fn a_child_is_not_its_parent_and_neither_changes_the_other() {
+    for mut own in Own::forms(Library::Shared) {
+        let pid = own.talker.pid();
+        let refusal = own.ask("fork");
+        assert!(
+            refusal.ends_with(&format!(
+                "is a child of {pid}, for which this was opened, and would change that one; \
+                 nothing was changed"
+            )),
+            "{refusal}"
+        );
+        assert_eq!(own.talker.expect("child hits"), "child hits ping=3 pong=1");
+        own.talker.expect("forked");
+        own.assert_states(OFF, OFF);
+        own.tell("enable ping");
+        own.talker.send("fork");
+        own.talker.expect("forked");
+        own.assert_states(ON, OFF);
+        own.end();
+    }
+}
+
+#[test]
+fn a_program_under_a_debugger_switches_its_probes() {
+    for mut own in Own::forms(Library::Shared) {
+        let pid = own.talker.pid();
+        let mut gdb = Command::new("gdb");
+        gdb.args(["-q", "-nx", "-p", &pid.to_string(), "-ex", "continue"]);
+        gdb.stdin(std::process::Stdio::piped());
+        gdb.stdout(std::process::Stdio::null());
+        gdb.stderr(std::process::Stdio::null());
+        let _gdb = Guard::spawn(&mut gdb);
+        eventually("gdb has it", || {
+            (test_support::process::status(pid, "TracerPid") != "0").then_some(())
+        });
+        own.tell("enable-all");
+        assert_eq!(own.ask("states"), "states ping=1/1 pong=1/1");
+        assert_eq!(own.run(), (3, 1));
+    }
+}
+
+#[test]
+fn nothing_is_left_of_a_thousand_updates() {
+    for mut own in Own::forms(Library::Shared) {
+        assert_eq!(own.ask("toggle 1 1"), "toggled 0 0");
+        let before = descriptors(own.talker.pid());
+        let maps = maps_of_code(own.talker.pid());
+        assert_eq!(own.ask("toggle 500 1"), "toggled 0 0");
+        assert_eq!(descriptors(own.talker.pid()), before);
+        assert_eq!(maps_of_code(own.talker.pid()), maps);
+        own.end();
+    }
+}
+
+fn maps_of_code(pid: i32) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let code = maps.lines().filter(|line| line.contains(" r-xp "));
+    code.map(str::to_owned).collect()
+}
+
+#[test]
+fn without_proc_it_says_so() {
+    for mut own in Own::forms(Library::Shared) {
+        own.tell("forbid-open");
+        assert!(own.ask("enable ping").ends_with("; nothing was changed"));
+        let answer = own.ask("open");
+        assert!(answer.starts_with("failed cannot open /proc/"), "{answer}");
+        let states = own.target.states().unwrap();
+        assert!(states.probes().all(|probe| probe.counter() == 0));
+    }
+}
+
+#[test]
+fn a_program_that_is_not_dumpable_says_so() {
+    // Root may look into everything: the program is another user's, linked so that it needs no file of
+    // a folder that he may not enter.
+    for folder in programs(Library::Static) {
+        let program = folder.file("own");
+        let mut talker = if geteuid().is_root() {
+            let mut setpriv = Command::new("setpriv");
+            setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+            Talker::spawn(setpriv.arg(&program))
+        } else {
+            Talker::spawn(&mut Command::new(&program))
+        };
+        talker.expect("ready");
+        assert_eq!(talker.ask("open", ""), "done");
+        assert_eq!(talker.ask("hide", ""), "done");
+        let pid = talker.pid();
+        let reason =
+            format!("failed {pid} is not dumpable (setuid or file capabilities, or prctl)");
+        assert_eq!(talker.ask("open", ""), reason);
+        assert_eq!(talker.ask("show", ""), "done");
+        assert_eq!(talker.ask("open", ""), "done");
+        assert_eq!(talker.ask("enable ping", ""), "done");
+    }
+}
+
+#[test]
+fn a_program_that_proc_knows_by_another_number_switches_its_probes() {
+    for folder in programs(Library::Shared) {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--pid", "--fork", "--kill-child"]);
+        let mut talker = Talker::spawn(unshare.arg(folder.file("own")));
+        talker.expect("ready");
+        for line in ["open", "enable ping"] {
+            assert_eq!(talker.ask(line, ""), "done");
+        }
+        assert_eq!(talker.ask("states", ""), "states ping=1/1 pong=0/0");
+        assert_eq!(talker.ask("run", ""), "hits ping=3 pong=0");
+        talker.hang_up();
+        assert!(talker.guard().wait().success());
+    }
+}
+
+#[test]
+fn a_program_whose_first_thread_has_exited_switches_its_probes() {
+    for mut own in Own::forms(Library::Shared) {
+        own.talker.ask("leave", "ready");
+        own.tell("enable-all");
+        own.assert_states(ON, ON);
+        own.tell("open");
+        own.tell("disable ping");
+        own.assert_states(OFF, ON);
+        assert_eq!(own.run(), (0, 1));
+        own.end();
+    }
+}
+
+#[test]
+fn sealed_code_is_switched_unless_another_page_would_have_to_take_its_place() {
+    for mut own in Own::forms(Library::Shared) {
+        let is_sealed = own.ask("seal") == "done";
+        own.tell("enable-all");
+        own.tell("disable-all");
+        own.tell("forbid-code");
+        // Kernels before 6.10 seal nothing.
+        if is_sealed {
+            let answer = own.ask("enable-all");
+            assert!(answer.contains("Operation not permitted"), "{answer}");
+            assert!(answer.ends_with("; what had been written was put back"));
+            own.assert_states(OFF, OFF);
+        } else {
+            own.tell("enable-all");
+            own.assert_states(ON, ON);
+        }
+        own.end();
+    }
+}

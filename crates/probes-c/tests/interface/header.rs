@@ -1,0 +1,28 @@
+//! include/probes.h is what cbindgen makes of the source.
+
+use std::path::Path;
+use std::{env, fs};
+
+#[test]
+fn the_header_is_what_the_source_says() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
+    let made = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(folder.join("src/abi.rs"))
+        .generate()
+        .unwrap();
+    let mut now = Vec::new();
+    made.write(&mut now);
+    let now = String::from_utf8(now).unwrap();
+    let header = folder.join("include/probes.h");
+    if env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&header, &now).unwrap();
+    }
+    let committed = fs::read_to_string(&header).unwrap();
+    assert!(
+        committed == now,
+        "not as in {}; UPDATE_GOLDEN=1 writes what it is now:\n{now}",
+        header.display()
+    );
+}

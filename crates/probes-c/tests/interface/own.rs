@@ -1,0 +1,145 @@
+//! The program `own`: built, started, and asked.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use probes_lib::{Actions, Options, State, Target};
+use test_support::{DEADLINE, Scratch, Talker, output};
+
+/// The library that the program is linked with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Library {
+    Shared,
+    Static,
+}
+
+/// A running `own`.
+pub(crate) struct Own {
+    pub(crate) talker: Talker,
+    /// The same process from here.
+    pub(crate) target: Target,
+    _folder: Scratch,
+}
+
+impl Own {
+    /// Position independent and not, linked with `library`, with its probes opened.
+    pub(crate) fn forms(library: Library) -> impl Iterator<Item = Own> {
+        programs(library).map(move |folder| {
+            let mut talker = Talker::start(&folder.file("own"));
+            assert_eq!(talker.ask("open", ""), "done");
+            let target = Target::open(talker.pid()).unwrap();
+            Own {
+                talker,
+                target,
+                _folder: folder,
+            }
+        })
+    }
+
+    /// Sends a line; the answer.
+    pub(crate) fn ask(&mut self, line: &str) -> String {
+        self.talker.ask(line, "")
+    }
+
+    /// Sends a line that has to be obeyed.
+    #[track_caller]
+    pub(crate) fn tell(&mut self, line: &str) {
+        assert_eq!(self.ask(line), "done", "{line}");
+    }
+
+    /// The hits of `ping` and `pong` when all sites are executed once.
+    pub(crate) fn run(&mut self) -> (u64, u64) {
+        let hits = |own: &mut Own| BTreeMap::from_iter(own.talker.hits());
+        let before = hits(self);
+        let after = hits(self);
+        (
+            after["ping"] - before["ping"],
+            after["pong"] - before["pong"],
+        )
+    }
+
+    /// Both probes are in these states, as it says and as is seen from here.
+    #[track_caller]
+    pub(crate) fn assert_states(&mut self, ping: (State, u16), pong: (State, u16)) {
+        let number = |state| match state {
+            State::Disabled => 0,
+            State::Enabled => 1,
+            State::Inconsistent => 2,
+        };
+        let [(one, a), (two, b)] = [ping, pong].map(|(state, counter)| (number(state), counter));
+        assert_eq!(
+            self.ask("states"),
+            format!("states ping={one}/{a} pong={two}/{b}")
+        );
+        let states = self.target.states().unwrap();
+        for (name, expected) in [("ping", ping), ("pong", pong)] {
+            let probe = states.probe(name).unwrap();
+            assert_eq!((probe.state(), probe.counter()), expected, "{name}");
+        }
+    }
+
+    /// Changes it from here, and waits for it.
+    pub(crate) fn change(&self, actions: &Actions, live: bool) {
+        let options = Options {
+            deadline: DEADLINE,
+            live,
+            ..Options::default()
+        };
+        self.target.update_with(actions, options).unwrap();
+    }
+
+    /// Ends it by the end of its input, and checks that it was well.
+    pub(crate) fn end(mut self) {
+        self.talker.hang_up();
+        assert!(self.talker.guard().wait().success());
+    }
+}
+
+/// Folders with the program, position independent and not, linked with `library`.
+pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
+    ["-pie", "-no-pie"].into_iter().map(move |form| {
+        let folder = Scratch::new();
+        build(&folder.file("own"), form, library);
+        folder
+    })
+}
+
+/// A file that cargo has built before this binary, and put beside it.
+pub(crate) fn beside(name: &str) -> PathBuf {
+    let file = env::current_exe().unwrap().with_file_name(name);
+    assert!(file.exists(), "no {}", file.display());
+    file
+}
+
+fn build(program: &Path, form: &str, library: Library) {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let fixtures = crate_folder.join("../../test-programs/fixtures");
+    let mut gcc = Command::new("gcc");
+    gcc.args([form, "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(program);
+    gcc.arg(if form == "-pie" { "-fPIE" } else { "-fno-pie" });
+    gcc.arg("-I").arg(crate_folder.join("include"));
+    gcc.arg("-I").arg(&fixtures);
+    gcc.arg(crate_folder.join("tests/programs/own.c"));
+    gcc.args(["target.c", "few_sites.S", "wrapper.S"].map(|file| fixtures.join(file)));
+    match library {
+        Library::Shared => {
+            let library = beside("libprobes.so");
+            let folder = library.parent().unwrap();
+            gcc.arg(format!("-Wl,-rpath,{}", folder.display()));
+            gcc.arg(library);
+        }
+        Library::Static => {
+            gcc.arg(beside("libprobes.a"));
+        }
+    }
+    gcc.args(["-lpthread", "-ldl", "-lm"]);
+    let output = output(&mut gcc);
+    assert!(
+        output.status.success(),
+        "{gcc:?}:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

@@ -1,0 +1,55 @@
+//! Programs in namespaces of their own, and the tool there.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use test_support::container::{Container, enter};
+use test_support::fixture_forms;
+
+use crate::support::{Run, run, run_command};
+
+/// A container with a program and the tool.
+fn container(program: &Path) -> Container {
+    let tool = Path::new(env!("CARGO_BIN_EXE_ocaml-probes"));
+    Container::with(&[
+        (program, Path::new("/host")),
+        (tool, Path::new("/ocaml-probes")),
+    ])
+}
+
+/// Runs the tool where process `pid` is.
+fn run_there(pid: i32, line: &str) -> Run {
+    run_command(enter(pid).arg("/ocaml-probes").args(line.split(' ')))
+}
+
+fn pids(ps: &Value) -> Vec<&Value> {
+    let processes = ps["processes"].as_array().unwrap().iter();
+    processes.map(|process| &process["pid"]).collect()
+}
+
+#[test]
+fn a_program_is_known_by_the_pid_that_the_caller_sees() {
+    for program in fixture_forms("objects/host") {
+        let container = container(&program);
+        let (mut talker, pid) = container.start(Path::new("/host"));
+        assert_eq!(pids(&run_there(pid, "ps -json").json()), [&json!(1)]);
+        let ps = run("ps -json").json();
+        assert!(pids(&ps).contains(&&json!(pid)), "{ps}");
+
+        let there = run_there(pid, "attach -json -pid 1 -enable ping").json();
+        assert_eq!(there["pid"], 1);
+        let here = run(&format!("info -json -pid {pid}")).json();
+        assert_eq!(here["pid"], pid);
+        assert_eq!(here["probes"][0]["state"], "enabled");
+        assert_eq!(talker.ask("run", "hits"), "hits ping=3 pong=0");
+        run(&format!("attach -pid {pid} -disable ping")).answer();
+        let there = run_there(pid, "info -pid 1").answer();
+        assert_eq!(there, "ping disabled\npong disabled\n");
+
+        let error = run_there(pid, &format!("info -pid {pid}")).failure();
+        let expected = format!("ocaml-probes: no process {pid}");
+        assert!(error.starts_with(&expected), "{error}");
+        talker.hang_up();
+        assert!(talker.guard().wait().success());
+    }
+}

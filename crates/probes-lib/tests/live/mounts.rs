@@ -1,0 +1,125 @@
+//! Files that are mapped under names which are other files' to us, or nobody's: in mount namespaces
+//! of their own, on overlays, below other mounts.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use probes_lib::{Action, ErrorKind};
+use test_support::{Scratch, Talker, fixture, fixture_forms, output, process};
+
+use crate::session::{Session, all, named};
+
+/// Starts a program in user and mount namespaces of its own, in which `script` has mounted something
+/// in the empty folder `$1` before; the folder with the plugin is `$2`.
+fn start(script: &str, scratch: &Scratch, program: &Path) -> Talker {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "--map-root-user", "--mount", "sh", "-euc"]);
+    unshare.arg(format!("{script}\nexec \"$0\"")).arg(program);
+    unshare.arg(mounted(scratch)).arg(scratch.path());
+    let mut talker = Talker::spawn(&mut unshare);
+    talker.expect("ready");
+    talker
+}
+
+/// Where something is mounted. Scripts find no space in its name.
+fn mounted(scratch: &Scratch) -> PathBuf {
+    let folder = scratch.file("mounted");
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Device, as the maps have it, and inode of the first mapping of a file.
+fn mapped(pid: i32, path: &Path) -> (u64, u64) {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let line = maps
+        .lines()
+        .find(|line| line.ends_with(path.to_str().unwrap()));
+    let mut fields = line.unwrap().split_ascii_whitespace().skip(3);
+    let (major, minor) = fields.next().unwrap().split_once(':').unwrap();
+    let [major, minor] = [major, minor].map(|hex| u64::from_str_radix(hex, 16).unwrap());
+    let device = nix::sys::stat::makedev(major, minor);
+    (device, fields.next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn a_file_on_an_overlay_is_known_by_its_first_page() {
+    // Of layers on several file systems, stat(2) tells another device than the maps.
+    let script = r#"
+        mount -t tmpfs tmpfs "$1"; cd "$1"; mkdir upper work merged; mkdir ../lower; cp ../plugin.so ../lower
+        mount -t overlay -o lowerdir=../lower,upperdir=upper,workdir=work,xino=off overlay merged"#;
+    for program in fixture_forms("objects/host") {
+        let scratch = Scratch::new();
+        scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
+        let mut talker = start(script, &scratch, &program);
+        let plugin = mounted(&scratch).join("merged/plugin.so");
+        talker.ask(&format!("load {}", plugin.display()), "loaded");
+        let seen = format!("/proc/{}/root{}", talker.pid(), plugin.display());
+        let (device, inode) = mapped(talker.pid(), &plugin);
+        let metadata = fs::metadata(seen).unwrap();
+        assert_eq!((metadata.dev() == device, metadata.ino()), (false, inode));
+
+        let mut session = Session::of(talker);
+        assert!(session.target.passed_over().is_empty());
+        assert_eq!(session.target.objects()[1].path(), plugin);
+        session.apply(&all(Action::Enable)).unwrap();
+        let hits = session.talker.ask("plugins", "plugins");
+        assert_eq!(hits, "plugins 0:ping=1,plug=2");
+        session.end();
+    }
+}
+
+#[test]
+fn another_file_with_the_same_inode_number_is_not_taken_for_the_one_that_is_mapped() {
+    const COVER: &str = r#"mount -t tmpfs tmpfs "$0"; cp "$1" "$0/plugin.so""#;
+    let script = r#"mount -t tmpfs tmpfs "$1"; cp "$2/plugin.so" "$1""#;
+    for program in fixture_forms("objects/host") {
+        let scratch = Scratch::new();
+        scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
+        let mut talker = start(script, &scratch, &program);
+        let plugin = mounted(&scratch).join("plugin.so");
+        talker.ask(&format!("load {}", plugin.display()), "loaded");
+        // Another file of that name on another device, the first there as well.
+        let mut cover = Command::new("nsenter");
+        cover.args(["--user", "--mount", "--preserve-credentials", "--target"]);
+        cover
+            .arg(talker.pid().to_string())
+            .args(["sh", "-euc", COVER]);
+        let covered = output(cover.arg(mounted(&scratch)).arg(&program));
+        assert!(covered.status.success(), "{covered:?}");
+        let seen = format!("/proc/{}/root{}", talker.pid(), plugin.display());
+        let (device, inode) = mapped(talker.pid(), &plugin);
+        let metadata = fs::metadata(seen).unwrap();
+        assert_eq!((metadata.dev() == device, metadata.ino()), (false, inode));
+
+        let mut session = Session::of(talker);
+        let enabled = session.apply(&named(Action::Enable, "plug"));
+        let hits = session.talker.ask("plugins", "plugins");
+        if process::sees_deleted_files() {
+            enabled.unwrap();
+            assert_eq!(hits, "plugins 0:ping=0,plug=2");
+        } else {
+            let error = enabled.unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+                "{error}"
+            );
+            let why = ", and plugin.so could not be looked into; nothing was changed";
+            assert!(error.to_string().ends_with(why), "{error}");
+            let passed_over = session.target.passed_over();
+            let [one] = &passed_over[..] else {
+                panic!("{passed_over:?}");
+            };
+            assert_eq!(
+                one.why.to_string(),
+                format!(
+                    "cannot open {}: another file is mapped than has this name now",
+                    plugin.display()
+                )
+            );
+            assert_eq!(hits, "plugins 0:ping=0,plug=0");
+        }
+        session.end();
+    }
+}

@@ -1,0 +1,86 @@
+//! Programs in user, mount and pid namespaces of their own, with another root folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{Scratch, Talker, eventually, output, process};
+
+/// A folder that is the root of what runs in it.
+#[derive(Debug)]
+pub struct Container(Scratch);
+
+impl Container {
+    /// One that holds each of these files, with all that it needs to be loaded, by its path there.
+    pub fn with(files: &[(&Path, &Path)]) -> Container {
+        let container = Container(Scratch::new());
+        fs::create_dir(container.path(Path::new("/proc"))).expect("a folder can be made");
+        for (file, path) in files {
+            container.copy(file, path);
+            for library in libraries(file) {
+                container.copy(&library, &library);
+            }
+        }
+        container
+    }
+
+    /// The path here of what has a path there.
+    pub fn path(&self, there: &Path) -> PathBuf {
+        self.0.path().join(there.strip_prefix("/").unwrap_or(there))
+    }
+
+    fn copy(&self, file: &Path, there: &Path) {
+        let to = self.path(there);
+        let folder = to.parent().expect("it is in a folder");
+        fs::create_dir_all(folder).expect("a folder can be made");
+        fs::copy(file, to).expect("a file can be copied");
+    }
+
+    /// Starts a program by its path there, and waits until it is ready. Also its process id here; its
+    /// own is 1, and `/proc` there shows it so.
+    pub fn start(&self, program: &Path) -> (Talker, i32) {
+        let mut command = unshare();
+        let proc = self.path(Path::new("/proc"));
+        command.arg(format!("--mount-proc={}", proc.display()));
+        command.arg("chroot").arg(self.0.path()).arg(program);
+        let mut talker = Talker::spawn(&mut command);
+        talker.expect("ready");
+        let pid = only_child(talker.pid());
+        (talker, pid)
+    }
+}
+
+/// What gives a command namespaces of its own, and ends with it.
+pub fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "--pid"]);
+    command.args(["--fork", "--kill-child"]);
+    command
+}
+
+/// What executes a command where process `pid` is.
+pub fn enter(pid: i32) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--target={pid}"));
+    command.args(["--user", "--preserve-credentials"]);
+    command.args(["--mount", "--pid", "--root"]);
+    command
+}
+
+/// The process that `unshare` has started.
+pub fn only_child(pid: i32) -> i32 {
+    eventually("the program is started", || {
+        process::children(pid).first().copied()
+    })
+}
+
+/// The loader and the libraries of a program or library.
+fn libraries(file: &Path) -> Vec<PathBuf> {
+    let ldd = output(Command::new("ldd").arg(file));
+    let words = String::from_utf8(ldd.stdout).expect("paths are text");
+    let paths = words.split_ascii_whitespace();
+    paths
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .collect()
+}

@@ -1,0 +1,184 @@
+/* Calls of libprobes, which is loaded when it is wanted, not linked: a program that is built without it
+   builds, and one that does not find it says so and runs.
+
+   The runtime lock is held meanwhile. No call waits for anything that needs it, and none runs OCaml: a
+   handler of signals that came in between could call in here once more. */
+
+#include "probes.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CAML_NAME_SPACE
+#include <caml/alloc.h>
+#include <caml/callback.h>
+#include <caml/custom.h>
+#include <caml/fail.h>
+#include <caml/memory.h>
+#include <caml/mlvalues.h>
+
+#define FUNCTIONS(DO)                                                     \
+    DO(abi) DO(current) DO(free) DO(enable) DO(disable) DO(enable_regexp) \
+    DO(disable_regexp) DO(enable_all) DO(disable_all) DO(set) DO(set_all) \
+    DO(state) DO(states) DO(states_free) DO(error_free)
+
+#define FIELD(name) __typeof__(probes_##name) *name;
+
+/* What a value of type `t` holds. */
+struct self {
+    FUNCTIONS(FIELD)
+    Probes *probes;
+};
+
+#define SELF(value) ((struct self *)Data_custom_val(value))
+
+/* ---- Errors ---------------------------------------------------------------- */
+
+static void raise_error(const char *message)
+{
+    const value *error = caml_named_value("Probes_self.Error");
+
+    if (error == NULL)
+        caml_failwith(message);
+    caml_raise_with_string(*error, message);
+}
+
+/* Raises what a call has set, and frees it. What OCaml holds may move from here on. */
+static void raise_and_free(void (*error_free)(char *), char *message)
+{
+    CAMLparam0();
+    CAMLlocal1(copy);
+
+    copy = caml_copy_string(message);
+    error_free(message);
+    raise_error(String_val(copy));
+    CAMLnoreturn;
+}
+
+/* A name as C has it; it does not move while no OCaml runs. */
+static const char *name_of(value name)
+{
+    if (strlen(String_val(name)) != caml_string_length(name))
+        raise_error("the name has a zero byte in it");
+    return String_val(name);
+}
+
+/* ---- The library ------------------------------------------------------------ */
+
+static void finalize(value v)
+{
+    /* Without the library there is nothing to free. */
+    if (SELF(v)->probes != NULL)
+        SELF(v)->free(SELF(v)->probes);
+}
+
+static struct custom_operations operations = {
+    "probes_self.t",
+    finalize,
+    custom_compare_default,
+    custom_hash_default,
+    custom_serialize_default,
+    custom_deserialize_default,
+    custom_compare_ext_default,
+    custom_fixed_length_default,
+};
+
+static void raise_not_found(const char *reason)
+{
+    char message[512];
+
+    snprintf(message, sizeof message, "cannot load libprobes: %s", reason);
+    raise_error(message);
+}
+
+#define LOOK_UP(name)                                                      \
+    self.name = (__typeof__(self.name))dlsym(library, "probes_" #name);     \
+    if (self.name == NULL)                                                 \
+        raise_not_found(dlerror());
+
+CAMLprim value probes_self_current(value path)
+{
+    CAMLparam1(path);
+    CAMLlocal1(result);
+    struct self self = { 0 };
+    char *error = NULL;
+
+    /* Never unloaded: threads may have to do with it until they end. */
+    void *library = dlopen(name_of(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == NULL)
+        raise_not_found(dlerror());
+    FUNCTIONS(LOOK_UP)
+    if (self.abi() != PROBES_ABI)
+        raise_not_found("it is of another version than this program was built for");
+    self.probes = self.current(&error);
+    if (self.probes == NULL)
+        raise_and_free(self.error_free, error);
+    result = caml_alloc_custom(&operations, sizeof self, 0, 1);
+    *SELF(result) = self;
+    CAMLreturn(result);
+}
+
+/* ---- Calls ------------------------------------------------------------------ */
+
+CAMLprim value probes_self_update(value v, value update, value argument)
+{
+    CAMLparam3(v, update, argument);
+    const struct self *self = SELF(v);
+    const char *name = name_of(argument);
+    char *error = NULL;
+    bool done = false;
+
+    switch (Int_val(update)) {
+    case 0: done = self->enable(self->probes, name, &error); break;
+    case 1: done = self->disable(self->probes, name, &error); break;
+    case 2: done = self->enable_regexp(self->probes, name, &error); break;
+    case 3: done = self->disable_regexp(self->probes, name, &error); break;
+    case 4: done = self->enable_all(self->probes, &error); break;
+    case 5: done = self->disable_all(self->probes, &error); break;
+    case 6: done = self->set(self->probes, name, true, &error); break;
+    case 7: done = self->set(self->probes, name, false, &error); break;
+    case 8: done = self->set_all(self->probes, true, &error); break;
+    case 9: done = self->set_all(self->probes, false, &error); break;
+    }
+    if (!done)
+        raise_and_free(self->error_free, error);
+    CAMLreturn(Val_unit);
+}
+
+CAMLprim value probes_self_state(value v, value name)
+{
+    CAMLparam2(v, name);
+    const struct self *self = SELF(v);
+    char *error = NULL;
+    int state = self->state(self->probes, name_of(name), &error);
+
+    if (state == PROBES_FAILED)
+        raise_and_free(self->error_free, error);
+    CAMLreturn(Val_int(state));
+}
+
+CAMLprim value probes_self_states(value v)
+{
+    CAMLparam1(v);
+    CAMLlocal3(rows, row, name);
+    /* A copy: what it was copied from may move from here on. */
+    struct self self = *SELF(v);
+    char *error = NULL;
+    ProbesStates *states = self.states(self.probes, &error);
+
+    if (states == NULL)
+        raise_and_free(self.error_free, error);
+    rows = caml_alloc(states->len, 0);
+    for (size_t i = 0; i < states->len; i++) {
+        const ProbesState *state = &states->probes[i];
+        name = caml_copy_string(state->name);
+        row = caml_alloc_tuple(3);
+        Store_field(row, 0, name);
+        Store_field(row, 1, Val_int(state->state));
+        Store_field(row, 2, Val_int(state->counter));
+        Store_field(rows, i, row);
+    }
+    self.states_free(states);
+    CAMLreturn(rows);
+}
