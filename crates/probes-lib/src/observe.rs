@@ -158,6 +158,12 @@ impl Target {
         let memory = self.bare_memory()?;
         let cave = place::cave(process, &memory, &maps)?;
         let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
+        // As much as can be is done before the process stands.
+        let codes = arenas.iter().map(Arena::code_bytes);
+        let pid = process.pid();
+        let mut codes = codes
+            .collect::<std::result::Result<Vec<_>, _>>()
+            .map_err(|_| ErrorKind::NoRoom { pid })?;
         let stopped = with_tracer(&[process], |tracer| {
             let begun = Instant::now();
             let work = Work {
@@ -181,7 +187,7 @@ impl Target {
                 );
                 stopped = work.run(stopped, &[code, data])?;
             }
-            let written = work.write(&stopped, &arenas, &sites, &program);
+            let written = work.write(&stopped, &arenas, &sites, &mut codes, &program);
             if let Err(error) = written {
                 for arena in &arenas {
                     stopped = work.run(stopped, &[unmap(arena)])?;
@@ -470,10 +476,11 @@ impl<'w> Work<'w> {
         stopped: &Stopped<'_>,
         arenas: &[Arena],
         sites: &[Vec<usize>],
+        codes: &mut [Vec<u8>],
         program: &Program,
     ) -> Result<()> {
         let mut changes = Vec::new();
-        for (arena, sites) in arenas.iter().zip(sites) {
+        for ((arena, sites), code) in arenas.iter().zip(sites).zip(codes) {
             let found = self.read_sites(arena)?;
             for (index, code) in sites.iter().zip(&found) {
                 let site = program.site(*index);
@@ -487,11 +494,15 @@ impl<'w> Work<'w> {
                     .into());
                 }
             }
-            let enabled = |index: usize| found[index].enabled() == Some(true);
-            let code = arena.code_bytes(enabled).map_err(|_| ErrorKind::NoRoom {
-                pid: self.process.pid(),
-            })?;
-            self.put(stopped, arena.code, &code)?;
+            for (index, _) in found
+                .iter()
+                .enumerate()
+                .filter(|(_, it)| it.enabled() == Some(true))
+            {
+                let tail = (arena.tail(index).0 - arena.code.0) as usize;
+                code[tail] = stub::tail_byte(true);
+            }
+            self.put(stopped, arena.code, code)?;
             changes.extend(found.iter().enumerate().map(|(index, code)| Change {
                 site: arena.entries[index].site,
                 before: code.tail(),

@@ -94,12 +94,12 @@ impl Arena {
         displacement(self.entries[index].site.plus(6), self.stub(index))
     }
 
-    /// All bytes of the code, `enabled` telling which sites are enabled.
+    /// All bytes of the code, for sites that are all disabled.
     ///
     /// # Errors
     ///
     /// If it is too far from its counters.
-    pub(crate) fn code_bytes(&self, enabled: impl Fn(usize) -> bool) -> Result<Vec<u8>, IcedError> {
+    pub(crate) fn code_bytes(&self) -> Result<Vec<u8>, IcedError> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
@@ -124,7 +124,7 @@ impl Arena {
                 row_bits: self.row_bits(),
                 offset: 8 * index as u32,
             };
-            bytes.extend(stub::counting(at, counter, wrapper, enabled(index))?);
+            bytes.extend(stub::counting(at, counter, wrapper)?);
         }
         bytes.resize(self.code_len() as usize, 0);
         Ok(bytes)

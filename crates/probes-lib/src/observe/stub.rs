@@ -41,7 +41,7 @@ pub(crate) fn tail_byte(enabled: bool) -> u8 {
     if enabled { JMP } else { RET }
 }
 
-/// The stub at `at`.
+/// The stub at `at`, of a site that is disabled.
 ///
 /// # Errors
 ///
@@ -50,13 +50,12 @@ pub(crate) fn counting(
     at: LiveAddr,
     counter: Counter,
     wrapper: LiveAddr,
-    enabled: bool,
 ) -> Result<[u8; STUB_LEN as usize], IcedError> {
     let mut stub = [NOP; STUB_LEN as usize];
     let code = count(at, counter)?;
     let (work, tail) = stub.split_at_mut(TAIL as usize);
     work[..code.len()].copy_from_slice(&code);
-    tail[0] = tail_byte(enabled);
+    tail[0] = RET;
     tail[1..5].copy_from_slice(&displacement(at.plus(TAIL + 5), wrapper));
     Ok(stub)
 }
@@ -95,7 +94,9 @@ mod tests {
             row_bits: 12,
             offset: 0x1f8,
         };
-        let code = counting(at, counter, LiveAddr(0x5555_4000_0000), true).unwrap();
+        let mut code = counting(at, counter, LiveAddr(0x5555_4000_0000)).unwrap();
+        assert_eq!(code[TAIL as usize], tail_byte(false));
+        code[TAIL as usize] = tail_byte(true);
         assert_eq!(code.len() as u64, STUB_LEN);
         let scratch = Scratch::new();
         let file = scratch.file("stub");
