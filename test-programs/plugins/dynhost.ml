@@ -2,7 +2,13 @@
 
      load PATH   answers `loaded`
      run         runs the plugins and this program, answers `round NAME=HITS ...`
-                 with the hits so far of each in turn *)
+                 with the hits so far of each in turn
+     fork        the same in a child, which says `at exit` then
+     create PATH a program in a child; it takes over stdin and stdout until it ends
+     system PATH the same, by the shell
+       each of these answers `started S`, S being its exit status
+     exec PATH   executes a program
+     quit *)
 
 let shared = ref 0
 
@@ -17,6 +23,12 @@ let round n =
   List.iter (fun (name, count) -> Printf.printf " %s=%d" name count) (hits ());
   print_newline ()
 
+let started = function
+  | Unix.WEXITED status -> Printf.printf "started %d\n%!" status
+  | Unix.WSIGNALED _ | Unix.WSTOPPED _ -> print_endline "started and killed"
+
+let wait pid = started (snd (Unix.waitpid [] pid))
+
 let () =
   let count = ref 0 in
   Rounds.ready ();
@@ -29,4 +41,20 @@ let () =
         let path = String.sub line (i + 1) (String.length line - i - 1) in
         Dynlink.loadfile_private path;
         print_endline "loaded"
+      | None when line = "quit" -> exit 0
+      | None when line = "fork" -> (
+        match Unix.fork () with
+        | 0 ->
+          at_exit (fun () -> print_endline "at exit");
+          round 1;
+          exit 0
+        | child -> wait child)
+      | Some i -> (
+        let path = String.sub line (i + 1) (String.length line - i - 1) in
+        match String.sub line 0 i with
+        | "create" ->
+          wait (Unix.create_process path [| path |] Unix.stdin Unix.stdout Unix.stderr)
+        | "system" -> started (Unix.WEXITED (Sys.command (Filename.quote path)))
+        | "exec" -> Unix.execv path [| path |]
+        | _ -> Printf.printf "unknown command %S\n" line)
       | _ -> Printf.printf "unknown command %S\n" line)

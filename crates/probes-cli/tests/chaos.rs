@@ -37,6 +37,10 @@ mod tracers;
 #[path = "chaos/unstopped.rs"]
 mod unstopped;
 
+// Processes that are followed.
+#[path = "chaos/follow.rs"]
+mod follow;
+
 // Programs started with their probes set.
 #[path = "chaos/launches.rs"]
 mod launches;

@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
@@ -27,22 +28,28 @@ use crate::process::Process;
 use crate::report::Report;
 use crate::select::{Actions, Choice, choose, choose_present};
 use crate::session::{Options, Target};
-use crate::sys::herd::{Herd, News};
+use crate::sys::herd::{Herd, News, TICK};
 use crate::sys::mem::ProcessMemory;
-use crate::sys::threads::{Stopped, Tracer, with_tracer};
+use crate::sys::threads::{Stopped, Tracer, with_listener, with_tracer};
 use crate::turn::Turn;
 use crate::update::{Subject, Wish};
 
 /// How long letting all processes go may take.
 const PARTING: Duration = Duration::from_secs(2);
 
+/// How often to try it.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a process may take to stand that is to be let go, before others are looked after.
+const HOLDING: Duration = Duration::from_millis(100);
+
 /// What has happened to processes that are followed.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Followed<'e> {
+pub enum Followed {
     /// Probes were set: of the process itself, of a program that it has executed, or of objects that
     /// it has loaded.
-    Set(&'e Report),
+    Set(Report),
     /// A process has started another, which has the same probes, and is followed, too.
     Forked {
         /// Who has started it.
@@ -89,11 +96,13 @@ pub enum Followed<'e> {
 /// without probes are let go.
 ///
 /// Returns when all have ended, or soon after `is_over`. Probes stay as they are then. `tell` is
-/// told what happens; a target that cannot be changed is one that [`Followed::Failed`].
+/// told what happens, by a thread of its own: nothing waits for it. A target that cannot be changed is
+/// one that [`Followed::Failed`].
 ///
 /// The processes are traced, with all their threads, as long as this runs: nobody else can, and a
 /// program that changes the user it runs as when it is executed (set-user-ID) does not. If this
-/// process dies, they go on by themselves.
+/// process dies, they go on by themselves. A target that is a child of this process is not to be waited
+/// for before this has returned: the kernel would tell of what it stands for, and take that away.
 ///
 /// # Errors
 ///
@@ -102,19 +111,24 @@ pub fn follow(
     targets: &[Target],
     actions: &Actions,
     options: Options,
-    tell: &mut (dyn FnMut(Followed<'_>) + Send),
+    tell: &mut (dyn FnMut(Followed) + Send),
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Result<()> {
     let processes: Vec<&Process> = targets.iter().map(Target::process).collect();
-    with_tracer(&processes, |tracer| {
-        let mut following = Following::new(tracer, actions, options, tell);
-        for target in targets {
-            following.begin(target);
-        }
-        following.until(is_over);
-        Ok(())
+    with_listener(tell, |teller| {
+        with_tracer(&processes, |tracer| {
+            let mut following = Following::new(tracer, actions, options, teller);
+            for target in targets {
+                following.begin(target);
+            }
+            following.until(is_over);
+            Ok(())
+        })
     })
 }
+
+/// Where what happens is told.
+pub(crate) type Teller = Sender<Followed>;
 
 /// A process that is followed.
 struct One {
@@ -122,6 +136,10 @@ struct One {
     /// Its objects that have been set, or could not be.
     known: Vec<Object>,
     hook: Option<Hook>,
+    /// Those that have been looked into since it executed its program.
+    files: Arc<Files>,
+    /// Who has started it, whose memory it may share until it executes a program; or 0.
+    parent: i32,
     /// Whether its loader has not mapped all that its program is linked with.
     is_loading: bool,
     /// Whether it is to be let go as soon as it can.
@@ -134,8 +152,7 @@ pub(crate) struct Following<'f> {
     processes: HashMap<i32, One>,
     actions: &'f Actions,
     options: Options,
-    files: Arc<Files>,
-    tell: &'f mut dyn FnMut(Followed<'_>),
+    teller: Teller,
 }
 
 impl<'f> Following<'f> {
@@ -143,15 +160,14 @@ impl<'f> Following<'f> {
         tracer: &'f Tracer<'f>,
         actions: &'f Actions,
         options: Options,
-        tell: &'f mut dyn FnMut(Followed<'_>),
+        teller: Teller,
     ) -> Following<'f> {
         Following {
             herd: Herd::new(tracer),
             processes: HashMap::new(),
             actions,
             options,
-            files: Arc::default(),
-            tell,
+            teller,
         }
     }
 
@@ -164,15 +180,12 @@ impl<'f> Following<'f> {
         };
         match self.change(target, &mut one) {
             Ok(report) => {
-                (self.tell)(Followed::Set(&report));
+                self.tell(Followed::Set(report));
                 self.watch_loader(&mut one);
             }
             Err(error) => {
                 self.failed(pid, error.leaving(Effect::NothingChanged));
-                if !self.herd.has(pid) {
-                    return;
-                }
-                one.part();
+                return self.herd.give_up(pid);
             }
         }
         self.processes.insert(pid, one);
@@ -180,19 +193,37 @@ impl<'f> Following<'f> {
 
     fn change(&mut self, target: &Target, one: &mut One) -> Result<Report> {
         target.check(self.actions, self.options)?;
-        let image = Image::of(&one.process, self.files.clone())?;
+        let deadline = Instant::now() + self.options.deadline;
+        loop {
+            // Here, so that its files have been read when it stands.
+            choose(&one.image()?.program, self.actions)?;
+            let held = self.herd.hold(&one.process, self.options.deadline)?;
+            match self.set_all(one, &held) {
+                // It stands while it loads or unloads the object: once more.
+                Err(error) if target.is_unloaded(&error) && Instant::now() < deadline => {
+                    held.release();
+                }
+                changed => {
+                    self.herd.go_on(&one.process, held);
+                    let (known, report) = changed?;
+                    one.known = known;
+                    return Ok(report);
+                }
+            }
+        }
+    }
+
+    fn set_all(&self, one: &One, held: &Stopped<'_>) -> Result<(Vec<Object>, Report)> {
+        let image = one.image()?;
         let choices = choose(&image.program, self.actions)?;
-        let held = self.herd.hold(&one.process, self.options.deadline)?;
-        let report = set(one, &image, &choices, self.options, &held);
-        self.herd.go_on(&one.process, held);
-        one.known = image.program.objects().to_vec();
-        report
+        let report = set(one, &image, &choices, self.options, held)?;
+        Ok((image.program.objects().to_vec(), report))
     }
 
     /// Follows a process whose probes have been set, and which stands, traced by the same thread.
     pub(crate) fn begin_with(&mut self, process: Process, stopped: Stopped<'_>) {
         let mut one = One::of(process);
-        if let Ok(image) = Image::of(&one.process, self.files.clone()) {
+        if let Ok(image) = one.image() {
             one.known = image.program.objects().to_vec();
         }
         self.watch_loader(&mut one);
@@ -214,18 +245,24 @@ impl<'f> Following<'f> {
             }
             // There is nothing to be seen.
             Err(NoHook::NoLoader) => {}
-            Err(NoHook::Impossible(reason)) => (self.tell)(Followed::Blind { pid, reason }),
+            Err(NoHook::Impossible(reason)) => self.tell(Followed::Blind { pid, reason }),
         }
     }
 
     /// Tells what happens, until all have ended or it is over.
     pub(crate) fn until(&mut self, is_over: &dyn Fn() -> bool) {
         let mut end = None;
+        let mut next_try = Instant::now();
         loop {
-            while let Some(news) = self.herd.next() {
+            let tick = Instant::now() + TICK;
+            while let Some(news) = self.herd.next(tick) {
                 self.take(news);
             }
-            self.let_go();
+            if Instant::now() >= next_try {
+                self.let_go();
+                // Threads that are in the stub need a moment to leave it.
+                next_try = Instant::now() + PAUSE;
+            }
             if self.herd.is_empty() || end.is_some_and(|end| Instant::now() > end) {
                 // Whoever could not be let go is by the kernel, when this thread ends.
                 return;
@@ -249,7 +286,7 @@ impl<'f> Following<'f> {
             }
             News::Ended { pid } => {
                 if self.processes.remove(&pid).is_some_and(|one| !one.parting) {
-                    (self.tell)(Followed::Ended { pid });
+                    self.tell(Followed::Ended { pid });
                 }
             }
         }
@@ -263,22 +300,28 @@ impl<'f> Following<'f> {
             // It has been killed, which is told of next.
             return;
         };
-        let one = match self.processes.get(&parent) {
-            Some(parent) => One {
-                process,
-                known: parent.known.clone(),
-                hook: parent.hook.clone(),
-                ..*parent
-            },
-            // Its parent was let go meanwhile.
-            None => One {
-                parting: true,
-                ..One::of(process)
-            },
-        };
+        let mut one = One::of(process);
+        match self.processes.get(&parent) {
+            Some(of_parent) => {
+                one.known = of_parent.known.clone();
+                one.files = of_parent.files.clone();
+                one.hook = one.inherited(of_parent.hook.as_ref());
+                one.parent = parent;
+                one.is_loading = of_parent.is_loading;
+                one.parting = of_parent.parting;
+            }
+            None => {
+                // Its parent was let go meanwhile.
+                one.hook = one.inherited(None);
+                one.parting = true;
+            }
+        }
         self.herd.watch(pid, one.hook.as_ref().map(Hook::range));
-        if !one.parting {
-            (self.tell)(Followed::Forked { parent, pid });
+        if one.parting {
+            // Its parent was told when it had been started already, perhaps.
+            one.part();
+        } else {
+            self.tell(Followed::Forked { parent, pid });
         }
         self.processes.insert(pid, one);
     }
@@ -294,14 +337,14 @@ impl<'f> Following<'f> {
         }
         let program = process.look(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
         if let Ok(program) = program {
-            (self.tell)(Followed::Executed { pid, program });
+            self.tell(Followed::Executed { pid, program });
         }
         let mut one = One::of(process);
         self.watch_loader(&mut one);
         one.is_loading = one.hook.is_some();
         self.catch_up(&mut one, Moment::Exec);
         if one.known.is_empty() && !one.is_loading {
-            (self.tell)(Followed::LetGo { pid });
+            self.tell(Followed::LetGo { pid });
             return self.release(&one.process);
         }
         self.processes.insert(pid, one);
@@ -326,7 +369,7 @@ impl<'f> Following<'f> {
             one.is_loading = false;
             if one.known.is_empty() {
                 one.part();
-                (self.tell)(Followed::LetGo { pid });
+                self.tell(Followed::LetGo { pid });
             }
         }
         self.processes.insert(pid, one);
@@ -334,7 +377,7 @@ impl<'f> Following<'f> {
 
     /// Sets the objects of a process that are new.
     fn catch_up(&mut self, one: &mut One, moment: Moment) {
-        let set = match Image::of(&one.process, self.files.clone()) {
+        let set = match one.image() {
             Ok(image) => {
                 let objects = image.program.objects().to_vec();
                 let is_new = |object: &&Object| !one.known.iter().any(|it| it.is_same(object));
@@ -353,7 +396,7 @@ impl<'f> Following<'f> {
         };
         match set {
             Ok(report) if report.changed.is_empty() => {}
-            Ok(report) => (self.tell)(Followed::Set(&report)),
+            Ok(report) => self.tell(Followed::Set(report)),
             Err(error) => self.failed(one.pid(), error),
         }
     }
@@ -376,29 +419,36 @@ impl<'f> Following<'f> {
         }
     }
 
-    fn failed(&mut self, pid: i32, error: Error) {
-        (self.tell)(Followed::Failed { pid, error });
+    fn tell(&self, event: Followed) {
+        // Whoever listens does so until this is dropped.
+        let _ = self.teller.send(event);
+    }
+
+    fn failed(&self, pid: i32, error: Error) {
+        self.tell(Followed::Failed { pid, error });
     }
 
     /// Lets those go that are to be, and can.
     fn let_go(&mut self) {
-        let parting = self.processes.values().filter(|one| one.parting);
+        // After vfork(2), a child has the memory of its parent, which may be in the stub.
+        let can_part = |one: &&One| one.parting && !self.processes.contains_key(&one.parent);
+        let parting = self.processes.values().filter(can_part);
         let pids: Vec<i32> = parting.map(One::pid).collect();
         for pid in pids {
             let Some(one) = self.processes.get(&pid) else {
                 continue;
             };
-            let Ok(held) = self.herd.hold(&one.process, self.options.deadline) else {
+            let Ok(held) = self.herd.hold(&one.process, HOLDING) else {
                 // It has ended, or executes a program, or is busy: later.
                 continue;
             };
-            if self.herd.is_in_stub(pid, &held) {
-                self.herd.go_on(&one.process, held);
-                continue;
-            }
             if let (Some(hook), Ok(memory)) = (&one.hook, one.memory()) {
-                // Unreachable as it is, it does no harm.
-                let _ = hook.clear(&memory);
+                if self.herd.is_in_stub(pid, &held, &memory) {
+                    self.herd.go_on(&one.process, held);
+                    continue;
+                }
+                // It fails only if the process has been killed.
+                let _ = hook.remove(&memory);
             }
             held.release();
             self.herd.forget(pid);
@@ -422,6 +472,8 @@ impl One {
             process,
             known: Vec::new(),
             hook: None,
+            files: Arc::default(),
+            parent: 0,
             is_loading: false,
             parting: false,
         }
@@ -429,6 +481,19 @@ impl One {
 
     fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    fn image(&self) -> Result<Image> {
+        Image::of(&self.process, self.files.clone())
+    }
+
+    /// The stub that its memory has been copied with: that of its parent, if that is the one.
+    fn inherited(&self, of_parent: Option<&Hook>) -> Option<Hook> {
+        let memory = self.memory().ok()?;
+        match of_parent.filter(|hook| hook.is_in(&memory)) {
+            Some(hook) => Some(hook.clone()),
+            None => Hook::left_in(&self.process, &memory),
+        }
     }
 
     fn memory(&self) -> Result<ProcessMemory> {

@@ -119,6 +119,18 @@ impl Hook {
         self.stub.0..self.stub.plus(STUB.len() as u64).0
     }
 
+    /// The stub that is in a process already.
+    pub(crate) fn left_in(process: &Process, memory: &ProcessMemory) -> Option<Hook> {
+        let hook = Hook::find(process, memory).ok()?;
+        hook.is_in(memory).then_some(hook)
+    }
+
+    /// Whether the stub is in that memory, closed or not.
+    pub(crate) fn is_in(&self, memory: &impl ReadMemory) -> bool {
+        let mut stub = [0; STUB.len()];
+        memory.read(self.stub, &mut stub).is_ok() && stub == STUB
+    }
+
     fn find(process: &Process, memory: &ProcessMemory) -> Result<Hook, NoHook> {
         let unknown = |_| NoHook::UNKNOWN;
         let auxv = process.read_program("auxv").map_err(unknown)?;
@@ -185,8 +197,11 @@ impl Hook {
         let (mut call, mut stub) = ([0; JMP_LEN], [0; STUB.len()]);
         memory.read(self.call, &mut call)?;
         memory.read(self.stub, &mut stub)?;
-        // Or one of ours that was killed has left it so.
-        let is_free = stub == [0; STUB.len()] || stub == STUB;
+        // Or one of ours that was killed has left it so, half written perhaps.
+        let is_free = stub
+            .iter()
+            .zip(STUB)
+            .all(|(&is, ours)| is == 0 || is == ours);
         let is_ours = call[0] == RET && call[1..] == self.jump()[1..] || call == self.jump();
         Ok(is_free && (call == self.original || is_ours && stub == STUB))
     }
@@ -216,8 +231,9 @@ impl Hook {
         memory.write_code(self.call.plus(1), &self.original[1..])
     }
 
-    /// Takes the stub away, which was closed, and which nobody is in.
-    pub(crate) fn clear(&self, memory: &ProcessMemory) -> io::Result<()> {
+    /// Takes the stub away, which nobody is in.
+    pub(crate) fn remove(&self, memory: &ProcessMemory) -> io::Result<()> {
+        self.close(memory)?;
         let mut memory = memory.while_it_runs();
         memory.write_code(self.stub, &[0; STUB.len()])
     }
@@ -270,4 +286,126 @@ fn r_debug(auxv: &[u8], memory: &impl ReadMemory) -> Option<LiveAddr> {
         .ok()?;
     // Pairs of words, as the auxiliary vector is.
     bias::auxv_value(&bytes, DT_DEBUG).map(LiveAddr)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::fcntl::OFlag;
+    use test_support::{Scratch, output};
+
+    use super::*;
+
+    /// What objdump is to say of the stub, without addresses.
+    const LISTING: [&str; 45] = [
+        "push rax",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r10",
+        "push r11",
+        "push 0xffffffffffffffff",
+        "push rax",
+        "push 0xe",
+        "pop rax",
+        "xor edi,edi",
+        "lea rsi,[rsp+0x8]",
+        "mov rdx,rsp",
+        "push 0x8",
+        "pop r10",
+        "syscall",
+        "mov edi,0x50f00",
+        "xor esi,esi",
+        "push 0x38",
+        "pop rax",
+        "syscall",
+        "test eax,eax",
+        "jne 0x33",
+        "mov al,0x3c",
+        "syscall",
+        "push 0xe",
+        "pop rax",
+        "push 0x2",
+        "pop rdi",
+        "mov rsi,rsp",
+        "xor edx,edx",
+        "push 0x8",
+        "pop r10",
+        "syscall",
+        "pop rax",
+        "pop rax",
+        "pop r11",
+        "pop r10",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "pop rax",
+        "ret",
+    ];
+
+    fn printed(command: &mut Command) -> String {
+        let output = output(command);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[test]
+    fn the_stub_is_what_objdump_says_it_is() {
+        let folder = Scratch::new();
+        let file = folder.file("stub");
+        // Without the name behind its end.
+        std::fs::write(&file, &STUB[..STUB.len() - 4]).unwrap();
+        let mut objdump = Command::new("objdump");
+        objdump.args(["-D", "-b", "binary", "-m", "i386:x86-64", "-M", "intel"]);
+        let listing = printed(objdump.arg("--no-show-raw-insn").arg(&file));
+        let lines = listing.lines().filter_map(|line| line.split_once(":\t"));
+        let lines: Vec<(&str, String)> = lines
+            .map(|(at, code)| {
+                (
+                    at.trim(),
+                    code.split_whitespace().collect::<Vec<_>>().join(" "),
+                )
+            })
+            .collect();
+        let code: Vec<&str> = lines.iter().map(|(_, code)| code.as_str()).collect();
+        assert_eq!(code, LISTING);
+        // Where the thread goes on that has started the other: behind its exit.
+        assert_eq!((lines[25].1.as_str(), lines[26].0), ("syscall", "33"));
+    }
+
+    #[test]
+    fn the_hook_is_where_readelf_says_that_the_function_is() {
+        let own = Process::open(std::process::id() as i32).unwrap();
+        let memory = ProcessMemory::open(&own, OFlag::O_RDWR).unwrap();
+        let hook = Hook::find(&own, &memory).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let loader = maps.lines().find(|line| line.contains("/ld-")).unwrap();
+        let (start, path) = (
+            loader.split('-').next().unwrap(),
+            loader.split(' ').next_back(),
+        );
+        let base = u64::from_str_radix(start, 16).unwrap();
+        let symbols = printed(Command::new("readelf").args(["-W", "--dyn-syms", path.unwrap()]));
+        let symbol = symbols
+            .lines()
+            .find(|line| line.contains(FUNCTION))
+            .unwrap();
+        let value = symbol.split_whitespace().nth(1).unwrap();
+        let function = base + u64::from_str_radix(value, 16).unwrap();
+        let mut code = [0; ENDBR64.len()];
+        memory.read(LiveAddr(function), &mut code).unwrap();
+        let skipped = if code == ENDBR64 { 4 } else { 0 };
+        assert_eq!(hook.call.0, function + skipped);
+        // Its jump leads to the stub.
+        let jump = hook.jump();
+        let by = i32::from_le_bytes(jump[1..].try_into().unwrap());
+        assert_eq!(
+            hook.call.0.wrapping_add_signed(5 + i64::from(by)),
+            hook.stub.0
+        );
+        assert!(!hook.is_in(&memory));
+    }
 }

@@ -332,7 +332,16 @@ impl Target {
             };
             subject.prepare(self.wish(&choices, options)).map(drop)
         };
-        check().map_err(|error: Error| self.tell_exec(error).leaving(Effect::NothingChanged))
+        let deadline = Instant::now() + options.deadline;
+        loop {
+            match check() {
+                Err(error) if self.is_unloaded(&error) && Instant::now() < deadline => {}
+                done => {
+                    return done
+                        .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged));
+                }
+            }
+        }
     }
 
     /// Takes back what an update of this process did: each counter goes down by what was added to
@@ -464,7 +473,7 @@ impl Target {
     }
 
     /// Whether something was missing of an object that can be unloaded, and perhaps loaded again.
-    fn is_unloaded(&self, error: &Error) -> bool {
+    pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::NotMapped { path, .. } => *path != self.program,
             ErrorKind::ReadMemory { address, .. } => {

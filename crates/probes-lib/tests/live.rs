@@ -44,6 +44,10 @@ mod unstopped;
 #[path = "live/endurance.rs"]
 mod endurance;
 
+// Followed.
+#[path = "live/follow.rs"]
+mod follow;
+
 // Programs started with their probes set.
 #[path = "live/launch.rs"]
 mod launch;

@@ -174,6 +174,27 @@ fn maps(pid: i32) -> Vec<(u64, u64, String, u64, String)> {
         .collect()
 }
 
+/// Whether the code of a process's dynamic loader is not as the loader's file has it. A program
+/// without one has nothing that could differ.
+pub fn is_loader_changed(pid: i32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let is_code = |line: &&str| line.contains(" r-xp ") && line.contains("/ld-");
+    let Some(line) = maps.lines().find(is_code) else {
+        return false;
+    };
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let (start, end) = words[0].split_once('-').expect("start-end");
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).expect("an address");
+    let read = |file: PathBuf, at| {
+        let mut bytes = vec![0; (hex(end) - hex(start)) as usize];
+        let read = File::open(file).and_then(|file| file.read_exact_at(&mut bytes, at));
+        read.ok().map(|()| bytes)
+    };
+    let found = read(format!("/proc/{pid}/mem").into(), hex(start));
+    // A process that has ended has nothing of ours, either.
+    found.is_some() && found != read(words[5].into(), hex(words[2]))
+}
+
 fn memory(pid: i32, write: bool) -> File {
     look(pid, "the memory", |task| {
         let mut options = File::options();

@@ -9,5 +9,7 @@ let run n =
   if n > 0 then [%probe "plug_only" (mine := !mine + String.length "x")]
 
 let () =
+  (* When it is loaded. *)
+  run 0;
   Registry.add
     { run; hits = (fun () -> [ ("shared", !shared); ("plug_only", !mine) ]) }

@@ -22,11 +22,11 @@ pub(super) fn attached(
     let mut failures: Vec<Failure> = Vec::new();
     // If the only one cannot be changed, that is the answer.
     let mut is_begun = targets.len() > 1;
-    let mut tell = |event: Followed<'_>| match event {
+    let mut tell = |event: Followed| match event {
         Followed::Set(report) => {
             is_begun = true;
             let messages = messages.about(report.pid);
-            let said = attach::answer(request.answer.format, messages, report, true);
+            let said = attach::answer(request.answer.format, messages, &report, true);
             if answered.is_ok() {
                 answered = said;
             }
@@ -61,11 +61,11 @@ pub(super) fn launched(
     let endings = Endings::hold_back()?;
     let messages = answer.messages;
     let mut is_begun = false;
-    let mut tell = |event: Followed<'_>| match event {
+    let mut tell = |event: Followed| match event {
         Followed::Set(report) => {
             let said = match is_begun {
-                false => trace::say_started(answer, &program, report),
-                true => trace::say_set(answer, report),
+                false => trace::say_started(answer, &program, &report),
+                true => trace::say_set(answer, &report),
             };
             is_begun = true;
             // They are set whether it can be said or not.
@@ -92,7 +92,7 @@ pub(super) fn launched(
     }
 }
 
-fn say(messages: &Messages, event: &Followed<'_>) {
+fn say(messages: &Messages, event: &Followed) {
     match event {
         Followed::Forked { parent, pid } => {
             messages.step(format_args!("process {parent} has started process {pid}"));

@@ -1,4 +1,4 @@
-//! docs/reliability.md: every test that it names exists.
+//! docs/reliability.md and the README: every test that they name exists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,10 +32,22 @@ fn has_test(folder: &Path, module: &str, name: &str) -> bool {
     text.contains(&format!("fn {name}(")) && text.contains("#[test]")
 }
 
-#[test]
-fn every_test_that_the_page_on_reliability_names_exists() {
+/// The tests that a page names, of the form `kind::module::name`, by the rows of its tables.
+fn rows(page: &str) -> impl Iterator<Item = (&str, Vec<&str>)> {
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    rows.map(|row| {
+        (
+            row,
+            row.split('`')
+                .filter(|it| it.matches("::").count() == 2)
+                .collect(),
+        )
+    })
+}
+
+/// Reads a page, and finds all tests that it names, which have to exist.
+fn page_with_tests(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let page = fs::read_to_string(root.join("docs/reliability.md")).unwrap();
     let folders = [
         ("unit", "crates/probes-lib/src"),
         ("live", "crates/probes-lib/tests/live"),
@@ -44,24 +56,50 @@ fn every_test_that_the_page_on_reliability_names_exists() {
         ("rooms", "crates/probes-cli/tests/rooms"),
         ("interface", "crates/probes-c/tests/interface"),
     ];
-    let mut named = 0;
-    let mut missing = Vec::new();
-    for row in page.lines().filter(|line| line.starts_with("| ")) {
-        let tests = row.split('`').filter(|word| word.contains("::"));
-        for test in tests {
-            let words: Vec<&str> = test.split("::").collect();
-            let [kind, module, name] = words[..] else {
-                panic!("{test} is no kind::module::name");
-            };
-            let (_, folder) = folders.iter().find(|(it, _)| *it == kind).unwrap();
-            named += 1;
-            if !has_test(&root.join(folder), module, name) {
-                missing.push(test);
-            }
-        }
+    let page = fs::read_to_string(root.join(path)).unwrap();
+    let is_missing = |test: &&str| {
+        let words: Vec<&str> = test.split("::").collect();
+        let (_, folder) = folders.iter().find(|(it, _)| *it == words[0]).unwrap();
+        !has_test(&root.join(folder), words[1], words[2])
+    };
+    let missing: Vec<&str> = rows(&page)
+        .flat_map(|(_, tests)| tests)
+        .filter(is_missing)
+        .collect();
+    assert!(missing.is_empty(), "{path}: {missing:#?}");
+    page
+}
+
+#[test]
+fn every_test_that_the_page_on_reliability_names_exists() {
+    let page = page_with_tests("docs/reliability.md");
+    let named: usize = rows(&page).map(|(_, tests)| tests.len()).sum();
+    assert!(named > 50, "{named}");
+    for (row, tests) in rows(&page) {
         let is_head = row.starts_with("| promise |");
-        assert!(is_head || row.contains("::"), "no test: {row}");
+        assert!(is_head || !tests.is_empty(), "no test: {row}");
     }
-    assert!(missing.is_empty(), "{missing:#?}");
-    assert!(named > 80, "{named}");
+}
+
+#[test]
+fn every_cell_of_what_it_works_with_names_a_test_that_exists() {
+    let page = page_with_tests("README.md");
+    let start = page.find("## Works with").unwrap();
+    let section = page[start..].split("\n## ").next().unwrap();
+    let mut cells = 0;
+    for (row, _) in rows(section) {
+        let is_head =
+            row.starts_with("| compiled by |") || row.starts_with("| where the code is |");
+        for cell in row
+            .split('|')
+            .skip(2)
+            .map(str::trim)
+            .filter(|it| !it.is_empty())
+        {
+            let is_named = cell.matches("::").count() >= 2;
+            assert!(is_head || is_named || cell == "–", "no test: {cell}");
+            cells += 1;
+        }
+    }
+    assert!(cells > 30, "{cells}");
 }

@@ -1,15 +1,16 @@
 //! `attach -follow` and `trace -follow`: what a process starts, executes and loads, and how it is let
 //! go.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io::{BufReader, Read};
+use std::path::Path;
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use test_support::process::{self, status};
-use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
+use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::support::{Folder, command, run, states};
 
@@ -27,7 +28,9 @@ impl Following {
 
     fn started(tool: &mut std::process::Command, pid: i32) -> Following {
         let following = Following(Talker::spawn(tool));
-        eventually("its loader is watched", || is_watched(pid).then_some(()));
+        eventually("its loader is watched", || {
+            process::is_loader_changed(pid).then_some(())
+        });
         following
     }
 
@@ -38,46 +41,16 @@ impl Following {
     }
 }
 
-/// The code of the loader in a process, and what its file has there.
-fn loader(pid: i32) -> (Vec<u8>, Vec<u8>) {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let is_code = |line: &&str| {
-        line.contains(" r-xp ") && (line.contains("ld-linux") || line.contains("musl"))
-    };
-    let line = maps.lines().find(is_code).unwrap_or_default();
-    let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let Some((start, end)) = words.first().and_then(|range| range.split_once('-')) else {
-        return Default::default();
-    };
-    let hex = |text| u64::from_str_radix(text, 16).unwrap();
-    let (start, end) = (hex(start), hex(end));
-    let read = |file: &Path, at| {
-        let mut bytes = vec![0; (end - start) as usize];
-        File::open(file)
-            .unwrap()
-            .read_exact_at(&mut bytes, at)
-            .map(|()| bytes)
-            .unwrap_or_default()
-    };
-    let memory = PathBuf::from(format!("/proc/{pid}/mem"));
-    (
-        read(&memory, start),
-        read(Path::new(words[5]), hex(words[2])),
-    )
-}
-
-fn is_watched(pid: i32) -> bool {
-    let (found, of_file) = loader(pid);
-    found != of_file
-}
-
 /// Nothing of ours is left in a process, and nobody traces it.
 #[track_caller]
 fn assert_left_alone(pid: i32) {
     eventually("nobody traces it", || {
         (status(pid, "TracerPid") == "0").then_some(())
     });
-    assert!(!is_watched(pid), "the loader of {pid} is not as it was");
+    assert!(
+        !process::is_loader_changed(pid),
+        "the loader of {pid} is not as it was"
+    );
 }
 
 fn quit(mut talker: Talker) {
@@ -209,7 +182,7 @@ fn a_tool_that_is_killed_leaves_processes_that_go_on_and_the_next_one_cleans_up(
         kill(Pid::from_raw(following.0.pid()), Signal::SIGKILL).unwrap();
         following.0.guard().wait();
         // What is left in its loader does no harm.
-        assert!(is_watched(pid));
+        assert!(process::is_loader_changed(pid));
         talker.ask("unload 0", "unloaded");
         talker.ask(&churn, "churned 200");
         talker.ask(&load, "loaded 0");
@@ -355,5 +328,224 @@ fn a_follower_of_its_own_goes_on_when_the_tool_has_returned() {
         eventually("the program ends", || {
             fs::metadata(format!("/proc/{pid}")).is_err().then_some(())
         });
+    }
+}
+
+/// What its parent, this process, is told of a process: of its stops and when it is continued.
+fn told(pid: i32) -> WaitStatus {
+    let flags = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
+    eventually("its parent is told", || {
+        match waitpid(Pid::from_raw(pid), Some(flags)).unwrap() {
+            WaitStatus::StillAlive => None,
+            told => Some(told),
+        }
+    })
+}
+
+#[test]
+fn a_followed_process_is_stopped_and_continued_as_without_and_its_parent_is_told() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let pid = Pid::from_raw(talker.pid());
+        let following = Following::attach(talker.pid());
+        for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
+            for _ in 0..20 {
+                kill(pid, signal).unwrap();
+                assert_eq!(told(talker.pid()), WaitStatus::Stopped(pid, signal));
+                kill(pid, Signal::SIGCONT).unwrap();
+                assert_eq!(told(talker.pid()), WaitStatus::Continued(pid));
+                assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+                talker.expect("started 0");
+            }
+        }
+        // It stays so when it is not followed any more, ...
+        kill(pid, Signal::SIGSTOP).unwrap();
+        assert_eq!(
+            told(talker.pid()),
+            WaitStatus::Stopped(pid, Signal::SIGSTOP)
+        );
+        following.end();
+        assert_left_alone(talker.pid());
+        assert!(process::state(talker.pid()) == Some('T'));
+        // ... and when it is followed again.
+        let following = Following(Talker::spawn(&mut {
+            let mut tool = command(["attach", "-follow", "-quiet", "-disable-all", "-pid"]);
+            tool.arg(talker.pid().to_string());
+            tool
+        }));
+        eventually("its loader is watched", || {
+            process::is_loader_changed(talker.pid()).then_some(())
+        });
+        talker.send("fork");
+        let flags = Some(WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG);
+        assert_eq!(waitpid(pid, flags).unwrap(), WaitStatus::StillAlive);
+        kill(pid, Signal::SIGCONT).unwrap();
+        assert_eq!(told(talker.pid()), WaitStatus::Continued(pid));
+        talker.expect("child hits ping=0 pong=0");
+        talker.expect("started 0");
+        following.end();
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+}
+
+#[test]
+fn signals_of_a_followed_process_arrive_once_in_order_and_say_what_they_said() {
+    for signals in fixture_forms("signals") {
+        let mut talker = Talker::start(&signals);
+        let following = Following::attach(talker.pid());
+        talker.ask("send", "sending");
+        let received = talker.ask("received", "received");
+        assert!(received.ends_with("lost 0 disordered 0"), "{received}");
+        following.end();
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+    for siginfo in fixture_forms("siginfo") {
+        let mut talker = Talker::start(&siginfo);
+        let following = Following::attach(talker.pid());
+        for _ in 0..50 {
+            let report = talker.ask("report", "report");
+            assert!(report.ends_with("wrong=0"), "{report}");
+        }
+        following.end();
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+}
+
+#[test]
+fn who_waits_in_vfork_or_has_lost_its_first_thread_is_followed_as_far_as_can_be() {
+    for vforker in fixture_forms("vforker") {
+        let mut talker = Talker::start(&vforker);
+        let following = Following::attach(talker.pid());
+        talker.ask("vfork", "vforking");
+        // It cannot be stopped to be let go; its loader tells nobody any more.
+        following.end();
+        eventually("nobody traces it", || {
+            (status(talker.pid(), "TracerPid") == "0").then_some(())
+        });
+        talker.ask("go", "vforked");
+        // One that is in vfork already is said to be busy, in time.
+        talker.ask("vfork", "vforking");
+        let pid = talker.pid();
+        let failure = run(&format!(
+            "attach -follow -quiet -enable-all -force -pid {pid}"
+        ))
+        .failure();
+        assert!(failure.contains("uninterruptible sleep"), "{failure}");
+        talker.ask("go", "vforked");
+        quit(talker);
+    }
+    for zombie in fixture_forms("zombie_leader") {
+        let mut talker = Talker::start(&zombie);
+        let mut tool = command(["attach", "-follow", "-quiet", "-enable-all", "-pid"]);
+        let mut following = Talker::spawn(tool.arg(talker.pid().to_string()));
+        eventually("it runs its handlers", || {
+            (talker.hits().iter().map(|(_, hits)| hits).sum::<u64>() > 0).then_some(())
+        });
+        quit(talker);
+        assert_eq!(following.guard().wait().code(), Some(0), "nobody is left");
+    }
+}
+
+#[test]
+fn a_program_whose_loader_may_not_start_threads_is_said_to_be_blind() {
+    for seccomp in fixture_forms("seccomp") {
+        let mut talker = Talker::start(&seccomp);
+        let mut tool = command(["attach", "-follow", "-enable-all", "-pid"]);
+        tool.arg(talker.pid().to_string());
+        tool.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut tool = Guard::spawn(&mut tool);
+        eventually("its probes are on", || {
+            (talker.hits().iter().map(|(_, hits)| hits).sum::<u64>() > 0).then_some(())
+        });
+        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+        assert_eq!(tool.wait().code(), Some(0));
+        let mut said = String::new();
+        let stderr = tool.child().stderr.take().unwrap();
+        BufReader::new(stderr).read_to_string(&mut said).unwrap();
+        assert!(
+            said.contains("will not be seen: a seccomp filter"),
+            "{said}"
+        );
+        assert_left_alone(talker.pid());
+    }
+}
+
+#[test]
+fn a_program_is_followed_on_when_who_has_started_it_is_killed() {
+    for family in fixture_forms("family") {
+        let mut tool = command([
+            "trace",
+            "-follow",
+            "-wait",
+            "-quiet",
+            "-enable-all",
+            "-prog",
+        ]);
+        let mut talker = Talker::spawn(tool.arg(&family));
+        talker.expect("ready");
+        let pid = program_of(&talker);
+        kill(Pid::from_raw(talker.pid()), Signal::SIGKILL).unwrap();
+        talker.guard().wait();
+        talker.ask(&format!("exec {}", family.display()), "ready");
+        assert_eq!(first_round(&mut talker), 4);
+        talker.send("quit");
+        eventually("the program ends", || {
+            fs::metadata(format!("/proc/{pid}")).is_err().then_some(())
+        });
+    }
+}
+
+/// `dynhost`, whose plugin executes a site when it is loaded, does all that OCaml's library can.
+fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
+    let plugin = file.with_file_name("plug.cmxs");
+    let load = format!("load {}", plugin.display());
+    for way in ["create", "system", "exec"] {
+        assert!(
+            talker
+                .ask("fork", "round")
+                .starts_with("round host.shared=1")
+        );
+        assert_eq!(talker.expect("at exit"), "at exit");
+        talker.expect("started 0");
+        talker.ask(&format!("{way} {}", file.display()), "ready");
+        // The shell executes what it is told to, and has no probes.
+        let hits = u64::from(way != "system");
+        talker.ask(&load, "loaded");
+        let round = talker.ask("run", "round");
+        let expected = format!(
+            "round host.shared={hits} shared={} plug_only={hits}",
+            2 * hits
+        );
+        assert_eq!(round, expected, "{way}");
+        if way != "exec" {
+            talker.ask("quit", "started 0");
+        }
+    }
+}
+
+#[test]
+fn ocaml_programs_are_followed_with_the_plugins_that_they_load() {
+    for file in program_forms("plugins/dynhost") {
+        let mut talker = Talker::start(&file);
+        let following = Following::attach(talker.pid());
+        start_all_that_ocaml_can(&mut talker, &file);
+        following.end();
+        assert_left_alone(talker.pid());
+        quit(talker);
+        let mut tool = command([
+            "trace",
+            "-follow",
+            "-wait",
+            "-quiet",
+            "-enable-all",
+            "-prog",
+        ]);
+        let mut talker = Talker::spawn(tool.arg(&file));
+        talker.expect("ready");
+        start_all_that_ocaml_can(&mut talker, &file);
+        quit(talker);
     }
 }

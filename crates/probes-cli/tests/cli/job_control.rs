@@ -115,7 +115,9 @@ impl Shell {
         let of_job = |&pid: &i32| stat(pid, SESSION) == shell && stat(pid, GROUP) != shell;
         eventually("all of the job stands", || {
             let mut job = processes().into_iter().filter(of_job);
-            job.all(|pid| state(pid) == Some('T')).then_some(())
+            // Who is followed is traced.
+            job.all(|pid| matches!(state(pid), Some('T' | 't')))
+                .then_some(())
         });
     }
 
@@ -126,12 +128,18 @@ impl Shell {
     }
 }
 
-/// `template` with the program started directly, and with the tool, which is to make no difference.
+/// `template` with the program started directly, and with the tool, which is to make no difference,
+/// whether it follows the program or not.
 fn both_ways(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
     let direct = file.display().to_string();
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
-    let tool = format!("{tool} trace -wait -quiet -disable-all -prog {direct}");
-    let [direct, tool] = [direct, tool].map(|program| {
+    let with_tool = |options| format!("{tool} trace {options} -quiet -disable-all -prog {direct}");
+    let programs = [
+        direct.clone(),
+        with_tool("-wait"),
+        with_tool("-follow -wait"),
+    ];
+    let [direct, waiting, following] = programs.map(|program| {
         let command = template.replace("PROGRAM", &program);
         let mut shell = Shell::start();
         scenario(&mut shell, &command);
@@ -141,7 +149,8 @@ fn both_ways(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
             .collect();
         shown
     });
-    assert_eq!(tool, direct, "{template}");
+    assert_eq!(waiting, direct, "{template}");
+    assert_eq!(following, direct, "{template}, followed");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
 
 use nix::errno::Errno;
 
@@ -23,7 +24,7 @@ use super::{
     Launch, Launched, check_names, is_shell_instead, of_launch, refuse_setuid, resolve, set_up,
 };
 use crate::error::{Effect, ErrorKind, Result};
-use crate::follow::{Followed, Following};
+use crate::follow::{Followed, Following, Teller};
 use crate::process::Process;
 use crate::report::Report;
 use crate::select::Actions;
@@ -31,7 +32,7 @@ use crate::session::Options;
 use crate::sys::fork;
 use crate::sys::signals::SignalsAtLaunch;
 use crate::sys::spawn::{self, AtExec, ChildsEnds, TracedBy, TracersEnds, Untraced};
-use crate::sys::threads::{Tracer, with_tracer};
+use crate::sys::threads::{Tracer, with_listener, with_tracer};
 
 /// What this process is from [`Launch::split`] on.
 pub enum Split {
@@ -187,17 +188,27 @@ impl Follower {
     /// the [`Starter`] to say, and not an error here.
     pub fn run(
         &mut self,
-        tell: &mut (dyn FnMut(Followed<'_>) + Send),
+        tell: &mut (dyn FnMut(Followed) + Send),
         is_over: &(dyn Fn() -> bool + Sync),
     ) -> Result<()> {
-        with_tracer(&[], |tracer| self.follow(tracer, tell, is_over))
-            .map_err(|error| error.with_effect(Effect::NotStarted))
+        // Before the program runs, and can say anything.
+        let (has_told, is_told) = mpsc::channel();
+        let mut tell = |event| {
+            tell(event);
+            // Nobody waits for all that follows.
+            let _ = has_told.send(());
+        };
+        with_listener(&mut tell, |teller| {
+            with_tracer(&[], |tracer| self.follow(tracer, teller, is_told, is_over))
+        })
+        .map_err(|error| error.with_effect(Effect::NotStarted))
     }
 
     fn follow(
         &mut self,
         tracer: &Tracer<'_>,
-        tell: &mut dyn FnMut(Followed<'_>),
+        teller: Teller,
+        is_told: Receiver<()>,
         is_over: &dyn Fn() -> bool,
     ) -> Result<()> {
         let Some(ends) = self.ends.take() else {
@@ -220,12 +231,14 @@ impl Follower {
         }
         let (stopped, report) =
             set_up(tracer, &at_exec, &self.program, &self.actions, self.options)?;
-        tell(Followed::Set(&report));
+        let _ = teller.send(Followed::Set(report));
+        let _ = is_told.recv();
+        drop(is_told);
         if let Some(mut verdict) = self.verdict.take() {
             // Nobody reads it if the starter has been killed; the program goes on.
             let _ = verdict.write_all(&[RUNS]);
         }
-        let mut following = Following::new(tracer, &self.actions, self.options, tell);
+        let mut following = Following::new(tracer, &self.actions, self.options, teller);
         following.begin_with(Process::open(pid)?, stopped);
         following.until(is_over);
         Ok(())

@@ -19,16 +19,25 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use crate::addr::LiveAddr;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::ReadMemory;
 use crate::process::Process;
+use crate::spans::PAGE;
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::threads::{Stopped, Tracer};
 
-/// How often those look whose SIGCHLD another thread of this process may have taken.
-const TICK: Duration = Duration::from_millis(10);
+/// How often to look, whatever happens: another thread of this process may have taken our SIGCHLD.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// How long a thread of our stub may take to end.
 const ENDING: Duration = Duration::from_millis(100);
+
+/// How long a process may take to stand before we look who keeps it from that.
+const STANDING: Duration = Duration::from_millis(20);
+
+/// How much of a stack is searched for the frame of a signal, which is where the handler began.
+const STACK: u64 = 1 << 20;
 
 /// Processes that are traced by this thread until it ends.
 pub(crate) struct Herd<'t> {
@@ -38,6 +47,8 @@ pub(crate) struct Herd<'t> {
     /// Where the stub is, in each process that has one: threads that it starts tell that the
     /// process's loader has done something.
     stubs: HashMap<i32, Range<u64>>,
+    /// Processes that go by themselves, thread by thread, as soon as one stands.
+    given_up: HashSet<i32>,
     /// Children of our own process that have ended, which it may want to wait for.
     left: HashSet<i32>,
 }
@@ -65,6 +76,7 @@ impl<'t> Herd<'t> {
             tracer,
             threads: HashMap::new(),
             stubs: HashMap::new(),
+            given_up: HashSet::new(),
             left: HashSet::new(),
         }
     }
@@ -75,7 +87,7 @@ impl<'t> Herd<'t> {
     }
 
     /// Whether the process is in the herd.
-    pub(crate) fn has(&self, pid: i32) -> bool {
+    fn has(&self, pid: i32) -> bool {
         self.threads.values().any(|&process| process == pid)
     }
 
@@ -85,12 +97,44 @@ impl<'t> Herd<'t> {
     ///
     /// As of [`Tracer::stop`]. Threads that have been stopped go on by [`Herd::next`].
     pub(crate) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
-        self.tracer.hold(process, limit)
+        match self.tracer.hold(process, limit.min(STANDING)) {
+            Err(error) if is_late(&error) => {
+                self.let_others_go_on(process.pid());
+                self.tracer.hold(process, limit)
+            }
+            done => done,
+        }
+    }
+
+    /// Lets go on what stands of other processes. A thread in vfork(2) stands only when its child
+    /// has executed a program, and that may wait for us.
+    fn let_others_go_on(&self, pid: i32) {
+        for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
+            match ptrace::peek(tid) {
+                Wait::Signal(signal) => ptrace::go_on(tid, signal),
+                Wait::Trapped => ptrace::go_on(tid, 0),
+                // They have something to tell, or do not stand.
+                Wait::Suspended
+                | Wait::Cloned(_)
+                | Wait::Executed
+                | Wait::Running
+                | Wait::Ended
+                | Wait::Gone => {}
+            }
+        }
+    }
+
+    /// Gives up a process that could not be changed: its threads are let go as they come to stand.
+    pub(crate) fn give_up(&mut self, pid: i32) {
+        self.forget(pid);
+        self.given_up.insert(pid);
     }
 
     /// Lets a process go on that `hold` has stopped.
     pub(crate) fn go_on(&mut self, process: &Process, held: Stopped<'_>) {
         let pid = process.pid();
+        // Others have ended, and were reaped when it was stopped.
+        self.threads.retain(|_, other| *other != pid);
         self.threads
             .extend(held.leave().into_iter().map(|tid| (tid, pid)));
     }
@@ -126,12 +170,18 @@ impl<'t> Herd<'t> {
         };
     }
 
-    /// Whether any thread of a process that stands is in the stub.
-    pub(crate) fn is_in_stub(&self, pid: i32, held: &Stopped<'_>) -> bool {
+    /// Whether any thread of a process that stands is in the stub, or in the handler of a signal that
+    /// it has received there.
+    pub(crate) fn is_in_stub(
+        &self,
+        pid: i32,
+        held: &Stopped<'_>,
+        memory: &impl ReadMemory,
+    ) -> bool {
         let stub = self.stubs.get(&pid);
         stub.is_some_and(|stub| {
-            let mut at = held.tids().map(ptrace::program_counter);
-            at.any(|at| at.is_ok_and(|at| stub.contains(&at)))
+            let mut places = held.tids().filter_map(|tid| ptrace::place(tid).ok());
+            places.any(|(at, stack)| stub.contains(&at) || points_to(memory, stack, stub))
         })
     }
 
@@ -142,16 +192,24 @@ impl<'t> Herd<'t> {
     }
 
     /// Waits, not for long, until something may have happened.
-    pub(crate) fn wait(&self) {
-        self.tracer.wait_up_to(TICK);
+    pub(crate) fn wait(&mut self) {
+        if self.any_news().is_none() {
+            self.tracer.wait_up_to(TICK);
+        }
     }
 
-    /// What has happened, if anything has. All threads go on but those that it says stand.
-    pub(crate) fn next(&mut self) -> Option<News> {
-        loop {
+    /// What has happened, if anything has. All threads go on but those that it says stand. Looks no
+    /// longer than to `end`: where things happen without a pause, there is always something.
+    pub(crate) fn next(&mut self, end: Instant) -> Option<News> {
+        while Instant::now() < end {
             let tid = self.any_news()?;
             let pid = self.threads.get(&tid).copied();
-            match ptrace::peek(tid) {
+            let what = ptrace::peek(tid);
+            if pid.is_none() && self.is_given_up(tid) {
+                see_out(tid, what);
+                continue;
+            }
+            match what {
                 Wait::Signal(signal) => ptrace::go_on(tid, signal),
                 Wait::Suspended => ptrace::listen(tid),
                 Wait::Trapped => {
@@ -168,7 +226,9 @@ impl<'t> Herd<'t> {
                     }
                     None => {
                         self.threads.remove(&child);
-                        let news = self.meet(child);
+                        // It may have been let go, if this thread took its time to stop.
+                        let is_traced = ptrace::peek(child) != Wait::Gone;
+                        let news = is_traced.then(|| self.meet(child)).flatten();
                         ptrace::go_on(tid, 0);
                         if news.is_some() {
                             return news;
@@ -187,15 +247,23 @@ impl<'t> Herd<'t> {
                         self.reap(tid);
                     }
                     self.threads.remove(&tid);
-                    if pid == Some(tid) {
-                        self.forget(tid);
-                        return Some(News::Ended { pid: tid });
+                    // The first thread is the last to be told of, but perhaps it was no more.
+                    if let Some(pid) = pid.filter(|pid| *pid == tid || !self.has(*pid)) {
+                        self.forget(pid);
+                        return Some(News::Ended { pid });
                     }
                 }
                 // Killed this moment.
                 Wait::Running => {}
             }
         }
+        None
+    }
+
+    fn is_given_up(&self, tid: i32) -> bool {
+        let process = || Process::open(tid).ok()?.status().ok();
+        !self.given_up.is_empty()
+            && process().is_some_and(|status| self.given_up.contains(&status.tgid))
     }
 
     fn any_news(&mut self) -> Option<i32> {
@@ -238,8 +306,14 @@ impl<'t> Herd<'t> {
         let begun = Instant::now();
         while begun.elapsed() < ENDING {
             match ptrace::peek(tid) {
-                Wait::Ended => return ptrace::reap(tid),
-                Wait::Gone => return,
+                ended @ (Wait::Ended | Wait::Gone) => {
+                    if ended == Wait::Ended {
+                        ptrace::reap(tid);
+                    }
+                    // It may have been met before its creator.
+                    self.threads.remove(&tid);
+                    return;
+                }
                 Wait::Running | Wait::Suspended => {
                     self.tracer.wait_for_news();
                 }
@@ -265,4 +339,42 @@ impl<'t> Herd<'t> {
             ptrace::reap(tid);
         }
     }
+}
+
+fn is_late(error: &Error) -> bool {
+    use ErrorKind::{Busy, ThreadsKeepStarting};
+    matches!(error.kind(), Busy { .. } | ThreadsKeepStarting { .. })
+}
+
+/// Lets a thread go for good, which stands for `what`, or reaps it.
+fn see_out(tid: i32, what: Wait) {
+    let signal = match what {
+        Wait::Ended => return ptrace::reap(tid),
+        Wait::Gone | Wait::Running => return,
+        Wait::Signal(signal) => signal,
+        Wait::Trapped | Wait::Suspended | Wait::Cloned(_) | Wait::Executed => 0,
+    };
+    // It fails only if the thread has been killed, which is told of next.
+    let _ = ptrace::detach(tid, signal);
+}
+
+/// Whether a word on a stack that ends at `top` is an address of `code`.
+fn points_to(memory: &impl ReadMemory, top: LiveAddr, code: &Range<u64>) -> bool {
+    let mut at = top.0.next_multiple_of(8);
+    let end = at.saturating_add(STACK);
+    let mut page = [0; PAGE as usize];
+    while at < end {
+        let rest = &mut page[(at % PAGE) as usize..];
+        if memory.read(LiveAddr(at), rest).is_err() {
+            // Here the stack begins.
+            return false;
+        }
+        let mut words = rest.chunks_exact(8);
+        let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes);
+        if words.any(|bytes| word(bytes).is_ok_and(|word| code.contains(&word))) {
+            return true;
+        }
+        at += rest.len() as u64;
+    }
+    false
 }

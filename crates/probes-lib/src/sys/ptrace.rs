@@ -121,7 +121,13 @@ pub(super) fn is_at_exec(tid: i32) -> bool {
 
 /// Where a standing thread goes on.
 pub(super) fn program_counter(tid: i32) -> Result<u64, Errno> {
-    Ok(ptrace::getregs(Pid::from_raw(tid))?.rip)
+    Ok(place(tid)?.0)
+}
+
+/// Where a standing thread goes on, and where its stack ends.
+pub(super) fn place(tid: i32) -> Result<(u64, LiveAddr), Errno> {
+    let registers = ptrace::getregs(Pid::from_raw(tid))?;
+    Ok((registers.rip, LiveAddr(registers.rsp)))
 }
 
 /// Makes a standing thread go on at `address`.

@@ -73,6 +73,23 @@ pub(crate) fn with_tracer<T: Send>(
     result
 }
 
+/// Runs `job`, and has `listen` hear what it tells: from a thread of its own, as those that are traced
+/// may stand until the tracer goes on, and who listens may wait for them.
+pub(crate) fn with_listener<E: Send, T>(
+    listen: &mut (dyn FnMut(E) + Send),
+    job: impl FnOnce(mpsc::Sender<E>) -> Result<T>,
+) -> Result<T> {
+    let (teller, told) = mpsc::channel();
+    // SIGCHLD is for the tracer alone.
+    let _held_back = SignalsHeldBack::new();
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .spawn_scoped(scope, || told.into_iter().for_each(listen))
+            .map_err(|source| ErrorKind::NoThread { source })?;
+        job(teller)
+    })
+}
+
 fn run_watched<T: Send>(
     targets: &[&Process],
     sigchld_taken: &AtomicBool,
@@ -125,6 +142,20 @@ fn reap_for_exec(target: &Process) {
     }
 }
 
+/// Whether this thread traces a thread, which is made to stand then.
+///
+/// To be asked before `PTRACE_SEIZE`, which waits for an execve in progress even if it is to be
+/// refused: for one that waits for us to reap its siblings, perhaps, and the watchdog knows only
+/// the processes that were there at the beginning.
+fn is_traced(tid: i32) -> bool {
+    match ptrace::peek(tid) {
+        Wait::Gone => false,
+        Wait::Trapped | Wait::Suspended | Wait::Cloned(_) | Wait::Executed => true,
+        // Or a child of our own that nobody traces.
+        Wait::Running | Wait::Signal(_) | Wait::Ended => ptrace::interrupt(tid).is_ok(),
+    }
+}
+
 fn reap_if_ended(target: &Process, tid: i32) {
     if ptrace::peek(tid) == Wait::Ended {
         reap(target, tid);
@@ -162,7 +193,10 @@ impl Tracer<'_> {
         limit: Duration,
         scope: Scope,
     ) -> Result<Stopped<'p>> {
-        signals::raise_priority();
+        if scope == Scope::Threads {
+            // Not of who stays, and may have to do without a pause.
+            signals::raise_priority();
+        }
         let since = Instant::now();
         let mut stopping = Stopping {
             tracer: self,
@@ -383,6 +417,10 @@ impl Stopping<'_, '_> {
                 continue;
             }
             clean = false;
+            if self.scope == Scope::Descendants && is_traced(tid) {
+                self.add(tid, Tracee::Running);
+                continue;
+            }
             match self.tracer.seize(tid, self.scope) {
                 Ok(()) => {
                     self.add(tid, Tracee::Running);

@@ -1,0 +1,399 @@
+//! `attach -follow` of processes that fork, execute, load and start threads all the time. It is killed
+//! or told to end at any moment, or its calls fail: the process goes on, with all its children, and
+//! nobody traces it.
+
+use std::path::Path;
+use std::process::{ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use probes_lib::{Action, State};
+use test_support::process::{descriptors, is_loader_changed, status};
+use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture, fixture_forms};
+
+use crate::case::Case;
+use crate::storm::Storm;
+use crate::subject::{Subject, after, is_traced};
+use crate::tool;
+
+/// Followers of each program that are killed or told to end, in the short form.
+const LEAST: usize = 30;
+
+/// How long the longest of them follows.
+const LONGEST: Duration = Duration::from_millis(25);
+
+/// Faults of each kind, in the short form.
+const FAULTS: u64 = 12;
+
+fn follow(pid: i32, action: Action, force: bool) -> Command {
+    let mut command = tool::attach(pid, action, force);
+    command.arg("-follow");
+    command
+}
+
+/// What is done to a follower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Killed,
+    Told,
+}
+
+/// A follower that has begun, or has failed to.
+fn begin(pid: i32, action: Action, force: bool) -> Guard {
+    let mut tool = Guard::spawn(&mut follow(pid, action, force));
+    wait_until_begun(pid, &mut tool);
+    tool
+}
+
+fn wait_until_begun(pid: i32, tool: &mut Guard) {
+    eventually("the tool traces the process, or ends", || {
+        (is_traced(pid) || !tool.is_running()).then_some(())
+    });
+}
+
+/// Ends a follower at any moment; `None` if it has failed to begin.
+fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
+    let end = match case.random(3) {
+        0 => End::Told,
+        _ => End::Killed,
+    };
+    let longest = [LONGEST / 10, LONGEST][case.random(2) as usize];
+    let delay = Duration::from_nanos(case.random(longest.as_nanos() as u64));
+    let begun = Instant::now();
+    while begun.elapsed() < delay {
+        std::hint::spin_loop();
+    }
+    let signal = match end {
+        End::Killed => Signal::SIGKILL,
+        End::Told => Signal::SIGTERM,
+    };
+    let _ = kill(Pid::from_raw(tool.pid()), signal);
+    let status = tool.wait();
+    eventually("nobody traces it", || (!is_traced(pid)).then_some(()));
+    match (end, status.code()) {
+        (End::Killed, None) => case.count("followers killed"),
+        (End::Told, Some(0)) => case.count("followers told to end"),
+        // It did not stop in time.
+        (_, Some(1)) => {
+            case.count("followers that could not begin");
+            return None;
+        }
+        other => panic!("{other:?}: {status}"),
+    }
+    Some(end)
+}
+
+/// Many followers of one process, which runs on.
+fn meet_many(case: &mut Case, subject: &mut Subject, followers: usize) {
+    let mut begun = 0;
+    while begun < followers {
+        let states = subject.truth();
+        let has = |expected| states.values().any(|&(_, state)| state == expected);
+        let action = match has(State::Disabled) {
+            true => Action::Enable,
+            false => Action::Disable,
+        };
+        // Objects that were loaded unfollowed are not as the others.
+        let tool = begin(subject.pid(), action, true);
+        if let Some(end) = end_at_random(case, subject.pid(), tool) {
+            begun += 1;
+            let is_changed = is_loader_changed(subject.pid());
+            assert!(end == End::Killed || !is_changed, "its loader is as it was");
+            case.add("followers that left a stub", u64::from(is_changed));
+        }
+        subject.assert_released();
+        let is_half = has(State::Inconsistent);
+        case.add("followers that left half an update", u64::from(is_half));
+    }
+    subject.go_round();
+    // Whatever they have left, the next one takes away.
+    let mut last = Guard::spawn(&mut follow(subject.pid(), Action::Enable, true));
+    eventually("its loader is watched", || {
+        (is_traced(subject.pid()) && is_loader_changed(subject.pid())).then_some(())
+    });
+    tell_to_end(&mut last);
+    assert!(!is_loader_changed(subject.pid()), "its loader is as it was");
+    let states = subject.truth();
+    assert!(states.values().all(|&state| state == after(Action::Enable)));
+    subject.go_round();
+}
+
+fn tell_to_end(follower: &mut Guard) {
+    kill(Pid::from_raw(follower.pid()), Signal::SIGTERM).unwrap();
+    assert_eq!(follower.wait().code(), Some(0));
+}
+
+/// `host` with threads that load and unload an object each, all the time.
+fn churning_host(file: &Path, folder: &Scratch) -> Subject {
+    let mut host = Subject::start(file, [] as [&str; 0]);
+    churn(&mut host, folder);
+    host
+}
+
+fn churn(host: &mut Subject, folder: &Scratch) {
+    for number in 0..3 {
+        let plugin = folder.copy(&fixture("objects/plugin.so"), &format!("{number}.so"));
+        let line = format!("churner {}", plugin.display());
+        host.talker.ask(&line, "churner");
+    }
+}
+
+/// A program that executes itself all the time.
+struct Executing(Talker);
+
+impl Executing {
+    fn start(file: &Path, folder: &Scratch) -> Executing {
+        Executing(Talker::start_with(file, [folder.file("state")]))
+    }
+
+    /// Has it begin, or go on.
+    fn go(&mut self) {
+        self.0.ask("go", "going");
+    }
+
+    /// Halts it: images so far, and those that have run no handler.
+    fn halt(&mut self) -> [u64; 2] {
+        let report = self.0.ask("report", "ready");
+        assert_eq!(report, "ready");
+        let report = self.0.expect("report");
+        let mut words = report.split(' ').skip(1).map(|word| word.parse().unwrap());
+        [words.next().unwrap(), words.next().unwrap()]
+    }
+
+    /// Halts it when there have been so many more.
+    fn halt_after(&mut self, more: u64) -> [u64; 2] {
+        let [then, _] = self.halt();
+        eventually("it executes itself again and again", || {
+            self.go();
+            std::thread::yield_now();
+            let now = self.halt();
+            (now[0] >= then + more).then_some(now)
+        })
+    }
+}
+
+#[test]
+fn a_follower_that_ends_at_any_moment_leaves_processes_that_go_on_with_all_their_children() {
+    let mut case = Case::begin("followers killed at any moment", 15);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for name in ["fork_storm", "churn"] {
+            for file in fixture_forms(name) {
+                let mut subject = Subject::start(&file, [] as [&str; 0]);
+                meet_many(&mut case, &mut subject, LEAST);
+                subject.end();
+            }
+        }
+        for file in fixture_forms("objects/host") {
+            let folder = Scratch::new();
+            let mut host = churning_host(&file, &folder);
+            meet_many(&mut case, &mut host, LEAST);
+            host.end();
+        }
+        for file in fixture_forms("exec_storm") {
+            let folder = Scratch::new();
+            let mut executing = Executing::start(&file, &folder);
+            let pid = executing.0.pid();
+            for _ in 0..LEAST {
+                let tool = begin(pid, Action::Enable, false);
+                eventually("its loader is watched", || {
+                    is_loader_changed(pid).then_some(())
+                });
+                executing.go();
+                assert!(end_at_random(&mut case, pid, tool).is_some());
+                executing.halt_after(2);
+            }
+            executing.0.hang_up();
+            assert!(executing.0.guard().wait().success());
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("followers told to end") > 0);
+}
+
+/// A follower whose answers nobody reads before its end.
+struct Follower {
+    tool: Guard,
+    answers: ChildStdout,
+}
+
+impl Follower {
+    /// Of a process whose loader nobody watches.
+    fn of(pid: i32) -> Follower {
+        let mut follow = follow(pid, Action::Enable, true);
+        let mut tool = Guard::spawn(follow.stdout(Stdio::piped()));
+        let answers = tool.child().stdout.take().unwrap();
+        fcntl(&answers, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+        wait_until_begun(pid, &mut tool);
+        eventually("its loader is watched", || {
+            is_loader_changed(pid).then_some(())
+        });
+        Follower { tool, answers }
+    }
+
+    /// Open descriptors, and KiB of memory.
+    fn holds(&self) -> (usize, u64) {
+        let resident = status(self.tool.pid(), "VmRSS");
+        let resident = resident.split(' ').next().unwrap().parse().unwrap();
+        (descriptors(self.tool.pid()).len(), resident)
+    }
+
+    /// It holds about what it held.
+    #[track_caller]
+    fn assert_holds(&self, (descriptors, resident): (usize, u64)) {
+        // Those of children that have not been told of yet.
+        eventually("descriptors are closed", || {
+            (self.holds().0 <= descriptors + 16).then_some(())
+        });
+        let now = self.holds().1;
+        assert!(now < resident + 4096, "{resident} KiB, then {now} KiB");
+    }
+
+    fn end(mut self, pid: i32) {
+        kill(Pid::from_raw(self.tool.pid()), Signal::SIGTERM).unwrap();
+        eventually("nobody traces it", || (!is_traced(pid)).then_some(()));
+        std::io::copy(&mut self.answers, &mut std::io::sink()).unwrap();
+        assert_eq!(self.tool.wait().code(), Some(0));
+    }
+}
+
+/// Born, loaded or executed under one follower, in the short form.
+const MANY: u64 = 2000;
+
+#[test]
+fn followed_through_thousands_of_forks_loads_and_execs_nothing_is_missed_and_nothing_piles_up() {
+    let mut case = Case::begin("followed without an end", 10);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("fork_storm") {
+            let mut subject = Subject::start(&file, [] as [&str; 0]);
+            let follower = Follower::of(subject.pid());
+            let held = follower.holds();
+            let many = rounds_of(&mut subject, MANY);
+            case.add("forks followed", many);
+            follower.assert_holds(held);
+            follower.end(subject.pid());
+            subject.end();
+        }
+        for file in fixture_forms("objects/host") {
+            let folder = Scratch::new();
+            let mut host = churning_host(&file, &folder);
+            let follower = Follower::of(host.pid());
+            // What was being loaded is not counted.
+            host.go_round();
+            let (held, missed) = (follower.holds(), host.talker.ask("missed", "missed"));
+            case.add("loads followed", rounds_of(&mut host, MANY / 4));
+            assert_eq!(host.talker.ask("missed", "missed"), missed);
+            follower.assert_holds(held);
+            follower.end(host.pid());
+            host.end();
+        }
+        for file in fixture_forms("exec_storm") {
+            let folder = Scratch::new();
+            let mut executing = Executing::start(&file, &folder);
+            let follower = Follower::of(executing.0.pid());
+            let held = follower.holds();
+            executing.go();
+            let [images, without_hits] = executing.halt_after(MANY / 4);
+            assert_eq!(without_hits, 0, "of {images} images");
+            case.add("execs followed", images);
+            follower.assert_holds(held);
+            follower.end(executing.0.pid());
+            executing.0.hang_up();
+            assert!(executing.0.guard().wait().success());
+        }
+        rounds += 1;
+    }
+}
+
+/// Waits until a program has done so much more; says how much.
+fn rounds_of(subject: &mut Subject, more: u64) -> u64 {
+    let then = subject.rounds().iter().sum::<u64>();
+    let begun = Instant::now();
+    loop {
+        let now = subject.rounds().iter().sum::<u64>() - then;
+        if now >= more {
+            return now;
+        }
+        assert!(begun.elapsed() < 4 * DEADLINE, "{now} of {more}");
+        std::thread::yield_now();
+    }
+}
+
+/// Follows a process that loads something, with a fault.
+fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
+    let pid = host.pid();
+    let mut tool = tool::start(follow(pid, Action::Enable, true), fault);
+    wait_until_begun(pid, &mut tool);
+    let plugin = fixture("objects/plugin.so");
+    // Who cannot even wait is of no help until it ends.
+    host.talker.send(&format!("churn 4 {}", plugin.display()));
+    let begun = Instant::now();
+    while begun.elapsed() < LONGEST && tool.is_running() {
+        std::thread::yield_now();
+    }
+    let _ = kill(Pid::from_raw(tool.pid()), Signal::SIGTERM);
+    case.count(match tool.wait().code() {
+        Some(0) => "faults: followed to the end",
+        Some(1) => "faults: told",
+        other => panic!("{fault}: {other:?}"),
+    });
+    host.assert_released();
+    host.talker.expect("churned 4");
+    host.truth();
+    host.run();
+}
+
+#[test]
+fn whatever_call_of_a_follower_fails_the_process_goes_on() {
+    let mut case = Case::begin("failing calls of a follower", 5);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("objects/host") {
+            let mut host = Subject::start(&file, [] as [&str; 0]);
+            for fault in [
+                "error",
+                "errors",
+                "error-write",
+                "error-within",
+                "errors-write",
+            ] {
+                for number in 0..FAULTS {
+                    // The more, the farther apart: an update comes first.
+                    let nth = 1 + number * number / 2 + case.random(1 + number);
+                    let error = case.random(3);
+                    follow_with_fault(&mut case, &mut host, &format!("{fault}:{nth}:#{error}"));
+                }
+            }
+            host.end();
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("faults: told") > 0);
+}
+
+#[test]
+fn followers_that_come_and_go_under_a_storm_of_signals_lose_none() {
+    let mut case = Case::begin("followed under a storm of signals", 10);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("threads_spin") {
+            let (mut storm, mut subject) = Storm::over(&file, "8");
+            meet_many(&mut case, &mut subject, LEAST / 2);
+            storm.end(&mut case);
+            subject.end();
+        }
+        // Some of the signals are received in the stub.
+        for file in fixture_forms("objects/host") {
+            let folder = Scratch::new();
+            let (mut storm, mut host) = Storm::over(&file, "0");
+            churn(&mut host, &folder);
+            meet_many(&mut case, &mut host, LEAST / 2);
+            storm.end(&mut case);
+            host.end();
+        }
+        rounds += 1;
+    }
+}

@@ -1,0 +1,75 @@
+//! Following, in the process that has started what is followed.
+
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use probes_lib::{Action, Actions, Followed, Options, Selector, Target, follow};
+use test_support::{Talker, eventually, fixture_forms};
+
+/// Follows a program while `scenario` goes on; what was told, in the words of `Debug`, without what
+/// each was told with.
+fn followed(talker: &mut Talker, scenario: impl FnOnce(&mut Talker, &AtomicBool)) -> Vec<String> {
+    let target = Target::open_to_change(talker.pid()).unwrap();
+    let (is_over, told) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let actions = Actions::of(Action::Enable, Selector::All);
+    std::thread::scope(|scope| {
+        let following = scope.spawn(|| {
+            let mut tell = |event: Followed| {
+                let event = format!("{event:?}");
+                let word = event.split([' ', '(']).next().unwrap_or_default();
+                told.lock().unwrap().push(word.to_owned());
+            };
+            let is_over = || is_over.load(Ordering::Relaxed);
+            follow(&[target], &actions, Options::default(), &mut tell, &is_over)
+        });
+        eventually("it is followed", || {
+            (!told.lock().unwrap().is_empty()).then_some(())
+        });
+        scenario(talker, &is_over);
+        following.join().unwrap().unwrap();
+    });
+    told.into_inner().unwrap()
+}
+
+#[test]
+fn the_status_of_a_followed_child_of_our_own_is_left_to_who_waits_for_it() {
+    for family in fixture_forms("family") {
+        for is_killed in [false, true] {
+            let mut talker = Talker::start(&family);
+            let told = followed(&mut talker, |talker, _| {
+                assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+                talker.expect("started 0");
+                match is_killed {
+                    true => kill(Pid::from_raw(talker.pid()), Signal::SIGKILL).unwrap(),
+                    false => talker.send("quit"),
+                }
+            });
+            // It has returned, as nobody is left.
+            assert_eq!(told, ["Set", "Forked", "Ended", "Ended"]);
+            let status = talker.guard().wait();
+            let expected = match is_killed {
+                true => (None, Some(Signal::SIGKILL as i32)),
+                false => (Some(0), None),
+            };
+            assert_eq!((status.code(), status.signal()), expected);
+        }
+    }
+}
+
+#[test]
+fn a_child_of_our_own_goes_on_when_it_is_over() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        followed(&mut talker, |_, is_over| {
+            is_over.store(true, Ordering::Relaxed)
+        });
+        assert!(!test_support::process::is_loader_changed(talker.pid()));
+        assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+        talker.expect("started 0");
+        talker.send("quit");
+        assert_eq!(talker.guard().wait().code(), Some(0));
+    }
+}
