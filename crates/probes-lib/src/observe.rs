@@ -17,6 +17,7 @@ mod rewrite;
 pub(crate) mod stub;
 pub(crate) mod veil;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ use crate::memory::{ReadMemory, WriteMemory};
 use crate::object::Object;
 use crate::observe::arena::{Arena, Entry};
 use crate::observe::rewrite::Change;
+use crate::observe::veil::Veil;
 use crate::process::Process;
 use crate::program::Program;
 use crate::select::{Actions, Selector, choose};
@@ -174,24 +176,15 @@ impl Target {
                 limit: options.deadline,
             };
             let mut stopped = tracer.stop(process, options.deadline)?;
-            for arena in &arenas {
-                let code = detour::map(
-                    arena.code,
-                    arena.code_len(),
-                    libc::PROT_READ | libc::PROT_EXEC,
-                );
-                let data = detour::map(
-                    arena.data(),
-                    arena.data_len(),
-                    libc::PROT_READ | libc::PROT_WRITE,
-                );
-                stopped = work.run(stopped, &[code, data])?;
+            for (arena, bytes) in arenas.iter().zip(&codes) {
+                // Until it has a header, the detour tells what was mapped.
+                stopped = work.run(stopped, &map(arena))?;
+                work.put(&stopped, arena.code, bytes)?;
             }
-            let written = work.write(&stopped, &arenas, &sites, &mut codes, &program);
+            work.clear(&stopped)?;
+            let written = work.retarget(&stopped, &arenas, &sites, &mut codes, &program);
             if let Err(error) = written {
-                for arena in &arenas {
-                    stopped = work.run(stopped, &[unmap(arena)])?;
-                }
+                work.unmap_all(stopped, arenas.iter().map(unmap))?.release();
                 return Err(error);
             }
             stopped.release();
@@ -236,12 +229,50 @@ impl Target {
     /// The caller has the turn.
     fn put_back_observed(&self, options: Options) -> Result<usize> {
         let memory = self.bare_memory()?;
-        let arenas = find(&memory, &read_maps(self.process())?);
-        if arenas.is_empty() {
-            return Ok(0);
+        let maps = read_maps(self.process())?;
+        let arenas = find(&memory, &maps);
+        let left = Left::find(self.process(), &memory, &maps, &arenas);
+        if !arenas.is_empty() || left.is_some() {
+            put_back(self.process(), &memory, &arenas, left, options)?;
         }
-        put_back(self.process(), &memory, &arenas, options)?;
         Ok(arenas.iter().map(|arena| arena.entries.len()).sum())
+    }
+}
+
+/// What somebody has left who was killed before there was a header.
+struct Left {
+    /// What he has mapped.
+    maps: Vec<Range<u64>>,
+}
+
+impl Left {
+    fn find(
+        process: &Process,
+        memory: &ProcessMemory,
+        maps: &[Mapping],
+        arenas: &[Arena],
+    ) -> Option<Left> {
+        let cave = place::cave(process, memory, maps).ok()?;
+        let mut bytes = [0; detour::ROOM];
+        memory.read(cave, &mut bytes).ok()?;
+        if bytes == [0; detour::ROOM] {
+            return None;
+        }
+        let is_left = |range: &Range<u64>| {
+            let is_whole = |mapping: &Mapping| {
+                let of_nobody = mapping.inode == 0 && !mapping.shared;
+                of_nobody && (mapping.start.0..mapping.end.0) == *range
+            };
+            let has_header = arenas.iter().any(|arena| {
+                let len = arena.code_len() + arena.data_len();
+                (arena.code.0..arena.code.plus(len).0).contains(&range.start)
+            });
+            !has_header && maps.iter().any(is_whole)
+        };
+        let maps = detour::mapped_by(&bytes).into_iter().filter(is_left);
+        Some(Left {
+            maps: maps.collect(),
+        })
     }
 }
 
@@ -271,7 +302,7 @@ impl Observer<'_> {
         let process = self.target.process();
         let _turn = Turn::wait(process, Instant::now() + self.options.deadline)?;
         let memory = self.target.bare_memory()?;
-        let data = put_back(process, &memory, &self.arenas, self.options)?;
+        let data = put_back(process, &memory, &self.arenas, None, self.options)?;
         Ok(self.counts_of(&data))
     }
 
@@ -285,6 +316,12 @@ impl Observer<'_> {
         let program = self.program.clone();
         Counts { program, hits }
     }
+}
+
+/// The memory of a process, with sites that are observed behind a veil.
+pub(crate) fn behind_veil(process: &Process, memory: ProcessMemory) -> Result<ProcessMemory> {
+    let arenas = find(&memory, &read_maps(process)?);
+    Ok(memory.behind(Veil::over(&arenas)))
 }
 
 /// The observations that a process has in its memory.
@@ -322,6 +359,14 @@ fn read_error(pid: i32, address: LiveAddr, source: std::io::Error) -> Error {
     .into()
 }
 
+fn map(arena: &Arena) -> [detour::Call; 2] {
+    let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+    [
+        detour::map(arena.code, arena.code_len(), read | execute),
+        detour::map(arena.data(), arena.data_len(), read | write),
+    ]
+}
+
 fn unmap(arena: &Arena) -> detour::Call {
     detour::unmap(arena.code, arena.code_len() + arena.data_len())
 }
@@ -332,6 +377,7 @@ fn put_back(
     process: &Process,
     memory: &ProcessMemory,
     arenas: &[Arena],
+    left: Option<Left>,
     options: Options,
 ) -> Result<Vec<Vec<u8>>> {
     let maps = read_maps(process)?;
@@ -358,10 +404,10 @@ fn put_back(
             stopped = tracer.stop(process, options.deadline)?;
         }
         let data = read_data(process.pid(), memory, arenas)?;
-        for arena in arenas {
-            stopped = work.run(stopped, &[unmap(arena)])?;
-        }
-        stopped.release();
+        let left = left.into_iter().flat_map(|left| left.maps);
+        let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
+        let unmapped = work.unmap_all(stopped, arenas.iter().map(unmap).chain(left))?;
+        unmapped.release();
         Ok(data)
     })
 }
@@ -412,11 +458,13 @@ impl<'w> Work<'w> {
     /// Makes a thread run system calls.
     fn run(&self, stopped: Stopped<'w>, calls: &[detour::Call]) -> Result<Stopped<'w>> {
         let pid = self.process.pid();
-        let range = self.cave.0..self.cave.plus(detour::ROOM as u64).0;
+        let range = self.detour();
         let mut stopped = stopped;
         let begun = Instant::now();
         let (tid, registers) = loop {
-            match stopped.traveller() {
+            // Nobody may be on an earlier one, whose tool was killed.
+            let traveller = stopped.traveller().filter(|_| !stopped.is_within(&range));
+            match traveller {
                 Some(found) => break found,
                 None if begun.elapsed() > self.limit => {
                     return Err(ErrorKind::NoTraveller { pid }.into());
@@ -428,16 +476,45 @@ impl<'w> Work<'w> {
             }
         };
         let code = detour::code(calls, &registers);
-        self.put(&stopped, self.cave, &code)?;
+        let (mark, code) = code.split_at(detour::MARK_LEN);
+        self.put(&stopped, self.cave, mark)?;
+        self.put(&stopped, detour::entry(self.cave), code)?;
         let entry = detour::entry(self.cave).0;
         let stopped = self
             .tracer
             .send(self.process, stopped, tid, entry, &range, self.limit)?;
-        if !stopped.is_within(&range) {
-            self.put(&stopped, self.cave, &[0; detour::ROOM])?;
-        }
         self.check(calls)?;
         Ok(stopped)
+    }
+
+    /// Runs calls that unmap, each by itself, and leaves nothing where the detours were.
+    fn unmap_all(
+        &self,
+        mut stopped: Stopped<'w>,
+        calls: impl Iterator<Item = detour::Call>,
+    ) -> Result<Stopped<'w>> {
+        for call in calls {
+            stopped = self.run(stopped, &[call])?;
+        }
+        self.clear(&stopped)?;
+        Ok(stopped)
+    }
+
+    /// Takes the last detour away.
+    fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
+        match stopped.is_within(&self.detour()) {
+            // Sent there by somebody who was killed; the next one takes it away.
+            true => Ok(()),
+            false => {
+                let entry = detour::entry(self.cave);
+                self.put(stopped, entry, &[0; detour::ROOM - detour::MARK_LEN])?;
+                self.put(stopped, self.cave, &[0; detour::MARK_LEN])
+            }
+        }
+    }
+
+    fn detour(&self) -> Range<u64> {
+        self.cave.0..self.cave.plus(detour::ROOM as u64).0
     }
 
     /// Makes sure that calls have done what they were to do.
@@ -470,8 +547,8 @@ impl<'w> Work<'w> {
         })
     }
 
-    /// Writes the stubs, and retargets the sites.
-    fn write(
+    /// Makes the sites call the stubs.
+    fn retarget(
         &self,
         stopped: &Stopped<'_>,
         arenas: &[Arena],
@@ -494,15 +571,17 @@ impl<'w> Work<'w> {
                     .into());
                 }
             }
-            for (index, _) in found
+            let enabled = found
                 .iter()
                 .enumerate()
-                .filter(|(_, it)| it.enabled() == Some(true))
-            {
+                .filter(|(_, it)| it.enabled() == Some(true));
+            for (index, _) in enabled.clone() {
                 let tail = (arena.tail(index).0 - arena.code.0) as usize;
                 code[tail] = stub::tail_byte(true);
             }
-            self.put(stopped, arena.code, code)?;
+            if enabled.count() > 0 {
+                self.put(stopped, arena.code, code)?;
+            }
             changes.extend(found.iter().enumerate().map(|(index, code)| Change {
                 site: arena.entries[index].site,
                 before: code.tail(),
@@ -535,13 +614,16 @@ impl<'w> Work<'w> {
                 .read(arena.code, &mut code)
                 .map_err(|source| read_error(self.process.pid(), arena.code, source))?;
             for (index, entry) in arena.entries.iter().enumerate() {
-                if found[index].tail() != observed(arena, index) {
+                let before = found[index].tail();
+                if before != observed(arena, index)
+                    && !entry.is_cut_short(before, arena.call(index))
+                {
                     continue;
                 }
                 let tail = code[(arena.tail(index).0 - arena.code.0) as usize];
                 changes.push(Change {
                     site: entry.site,
-                    before: observed(arena, index),
+                    before,
                     after: entry.own(tail == stub::JMP),
                 });
             }
@@ -563,6 +645,15 @@ fn observed(arena: &Arena, index: usize) -> [u8; 5] {
 }
 
 impl Entry {
+    /// Whether this follows the nop of a site whose rewriting was cut short, across the border of two
+    /// pages: disabled, with a displacement that is in part the one and in part the other.
+    fn is_cut_short(&self, found: [u8; 5], call: [u8; 4]) -> bool {
+        let [opcode, displacement @ ..] = found;
+        let mut bytes = displacement.iter().zip(self.operand).zip(call);
+        let is_between = bytes.all(|((&byte, own), call)| byte == own || byte == call);
+        opcode == crate::site::CMP && is_between && rewrite::crosses_pages(self.site)
+    }
+
     /// What follows the nop of the site when it is not observed.
     fn own(&self, enabled: bool) -> [u8; 5] {
         let opcode = if enabled {

@@ -14,7 +14,7 @@ use crate::image::{Image, read_maps};
 use crate::maps::Mapping;
 use crate::object::{Object, PassedOver};
 use crate::objects::Files;
-use crate::observe::{self, veil::Veil};
+use crate::observe;
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::program::Program;
@@ -539,8 +539,7 @@ impl Target {
     /// The memory, with sites that are observed behind a veil.
     fn memory(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
         let memory = self.bare_memory_for(operation, flags)?;
-        let arenas = observe::find(&memory, &read_maps(&self.process)?);
-        Ok(memory.behind(Veil::over(&arenas)))
+        observe::behind_veil(&self.process, memory)
     }
 
     /// The memory as it is, to be changed.

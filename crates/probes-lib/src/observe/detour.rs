@@ -9,6 +9,8 @@
 //! The thread is only sent there: all else is in the code itself. So it comes back, with all its
 //! registers, whether we are there to see it or not. The code keeps the flags, and uses no stack.
 
+use std::ops::Range;
+
 use crate::addr::LiveAddr;
 
 /// The registers of a thread that a detour changes.
@@ -69,9 +71,34 @@ pub(crate) fn entry(at: LiveAddr) -> LiveAddr {
     at.plus(MARK.len() as u64)
 }
 
-/// Whether a detour may be put where these bytes are.
+/// How many bytes of a detour are the mark, which is written first and taken away last: a detour that
+/// was written in part is known by it.
+pub(crate) const MARK_LEN: usize = MARK.len();
+
+/// Whether a detour may be put where these bytes are: nothing, or one that nobody needs.
 pub(crate) fn is_free(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0) || bytes.starts_with(&MARK)
+    let (mark, code) = bytes.split_at(MARK_LEN.min(bytes.len()));
+    let is_part = mark
+        .iter()
+        .zip(MARK)
+        .all(|(&byte, of_mark)| byte == 0 || byte == of_mark);
+    mark == MARK || is_part && code.iter().all(|&byte| byte == 0)
+}
+
+/// The memory that a detour was to map which is still there: whoever made it was killed.
+pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Range<u64>> {
+    let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
+    let number = |call: &[u8], index: usize| {
+        let word = call[MOV_LEN * index + 2..][..8].try_into();
+        word.map_or(0, u64::from_le_bytes)
+    };
+    let is_call = |call: &&[u8]| call.ends_with(&SYSCALL);
+    let calls = calls
+        .chunks_exact(7 * MOV_LEN + SYSCALL.len())
+        .take_while(is_call);
+    let maps = calls.filter(|call| number(call, 6) == libc::SYS_mmap as u64);
+    maps.map(|call| number(call, 0)..number(call, 0).saturating_add(number(call, 1)))
+        .collect()
 }
 
 /// The code for a thread with these registers.
@@ -115,12 +142,13 @@ const R9: u8 = 9;
 const R10: u8 = 10;
 const R11: u8 = 11;
 
+const MOV_LEN: usize = 10;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const JUMP_BY_NEXT_WORD: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
 
 /// `movabs $number,%register`.
-fn set(register: u8, number: u64) -> [u8; 10] {
-    let mut code = [0; 10];
+fn set(register: u8, number: u64) -> [u8; MOV_LEN] {
+    let mut code = [0; MOV_LEN];
     code[0] = if register < 8 { 0x48 } else { 0x49 };
     code[1] = 0xb8 | (register & 7);
     code[2..].copy_from_slice(&number.to_le_bytes());
@@ -190,7 +218,11 @@ mod tests {
         let call = map(LiveAddr(0x1000), 0x1000, libc::PROT_READ);
         let code = code(&[call, call], &IN_READ);
         assert!(code.len() <= ROOM, "{}", code.len());
-        assert!(is_free(&code) && is_free(&[0; ROOM]) && !is_free(b"o-p has"));
+        assert!(is_free(&code) && is_free(&[0; ROOM]));
+        assert!(is_free(b"o-p \0\0\0\0\0") && is_free(b"\0\0\0\0goes\0"));
+        assert!(!is_free(b"o-p hash\0") && !is_free(b"o-p \0\0\0\0x"));
         assert!(code.ends_with(&IN_READ.continued().rip.to_le_bytes()));
+        assert_eq!(mapped_by(&code), [0x1000..0x2000, 0x1000..0x2000]);
+        assert_eq!(mapped_by(&[0; ROOM]), []);
     }
 }

@@ -28,7 +28,7 @@ impl Change {
     }
 
     fn crosses_pages(&self) -> bool {
-        self.at().0 / PAGE != self.site.plus(SITE_LEN as u64 - 1).0 / PAGE
+        crosses_pages(self.site)
     }
 
     fn back(&self) -> Change {
@@ -38,6 +38,11 @@ impl Change {
             after: self.before,
         }
     }
+}
+
+/// Whether what follows the nop of a site lies on two pages, and is not written at once.
+pub(crate) fn crosses_pages(site: LiveAddr) -> bool {
+    site.plus(1).0 / PAGE != site.plus(SITE_LEN as u64 - 1).0 / PAGE
 }
 
 /// Reads sites, in few calls.
