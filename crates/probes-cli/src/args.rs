@@ -58,6 +58,8 @@ pub(crate) enum Typed {
     Info(InfoArgs),
     /// Show the probes of a file that is not running
     List(ListArgs),
+    /// Count how often the probes of a running process are hit
+    Count(CountArgs),
     /// Show the running processes that have OCaml probes
     Ps(PsArgs),
     /// Print the version
@@ -217,6 +219,44 @@ pub(crate) struct PsArgs {
     #[command(flatten)]
     pub(crate) answer: AnswerArgs,
 }
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = COUNT_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct CountArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// Only these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) probe: Vec<String>,
+    /// Only the probes whose name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) regexp: Option<String>,
+    /// Count each site by itself
+    #[arg(long)]
+    pub(crate) sites: bool,
+    /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) duration: Option<String>,
+    /// Show what was counted so far every 1s; on a terminal, always
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) interval: Option<String>,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const COUNT_HELP: &str = "\
+Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. In the end
+(the time is over, Ctrl-C, or the process has ended) it puts everything back and prints, plain as
+    HITS RATE NAME
+most hits first, with hits a second; with -sites, as
+    HITS RATE NAME ADDRESS FUNCTION FILE:LINE
+With -interval it prints the hits since the last time as well, each line after the seconds so far;
+on a terminal, a table that is renewed. With -json each time is one line.
+
+If it is killed, the process counts on, which does no harm: `info` says so, and the next count puts
+everything back.";
 
 const PS_HELP: &str = "\
 Plain, it is a line for each process, sorted by pid:

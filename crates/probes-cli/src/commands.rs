@@ -1,6 +1,7 @@
 //! The subcommands: each does what its request says and writes the answer.
 
 mod attach;
+mod count;
 mod failures;
 mod follow;
 mod info;
@@ -167,6 +168,7 @@ pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
         Request::Info(request) => info::run(&request),
         Request::List(request) => list::run(&request),
         Request::Ps(request) => ps::run(&request),
+        Request::Count(request) => count::run(&request),
     }
     .map(|()| ExitCode::SUCCESS)
 }

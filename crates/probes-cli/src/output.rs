@@ -1,5 +1,6 @@
 //! Answers, on standard output: plain, as a table, or as JSON.
 
+mod counted;
 mod plain;
 mod table;
 mod view;
@@ -7,6 +8,7 @@ mod view;
 use std::fmt;
 use std::io::{self, BufWriter, Write, stdout};
 
+pub(crate) use counted::Counted;
 pub(crate) use view::{Changes, Detail, Listing, Processes};
 
 use crate::commands::Failure;
@@ -59,6 +61,30 @@ pub(crate) fn print_changes(
         Format::Json => json(changes)?,
     };
     print(&text)
+}
+
+/// Writes what was counted.
+pub(crate) fn print_counted(format: Format, counted: &Counted<'_>) -> Result<(), Failure> {
+    let text = match format {
+        Format::Plain => counted.plain(),
+        Format::Table => counted.table(),
+        Format::Json => json(counted)?,
+    };
+    print(&text)
+}
+
+/// Writes a table over the one before, which had so many `lines`; says how many it has.
+pub(crate) fn print_live(counted: &Counted<'_>, lines: usize) -> Result<usize, Failure> {
+    /// ECMA-48: the cursor goes to the start of a line so many lines up, and what follows is erased.
+    fn up(lines: usize) -> String {
+        match lines {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}F\x1b[J"),
+        }
+    }
+    let table = counted.table();
+    print(&(up(lines) + &table))?;
+    Ok(table.lines().count())
 }
 
 /// Writes `text` as it is.

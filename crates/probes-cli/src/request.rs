@@ -22,6 +22,7 @@ pub(crate) enum Request {
     Info(Info),
     List(List),
     Ps(Ps),
+    Count(Count),
 }
 
 #[derive(Debug)]
@@ -66,6 +67,18 @@ pub(crate) struct Info {
 pub(crate) struct List {
     pub(crate) file: PathBuf,
     pub(crate) sites: bool,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Count {
+    pub(crate) pid: i32,
+    pub(crate) selectors: Vec<Selector>,
+    pub(crate) sites: bool,
+    /// How long, if not until told to end.
+    pub(crate) duration: Option<Duration>,
+    /// How often what was counted so far is shown.
+    pub(crate) interval: Option<Duration>,
     pub(crate) answer: Answer,
 }
 
@@ -134,6 +147,28 @@ impl Request {
                     answer: check.answer(&args.answer)?,
                 })
             }
+            Typed::Count(args) => {
+                let check = Check("count");
+                let Some(pid) = &args.pid else {
+                    return check.refuse("no -pid N given");
+                };
+                let selectors = match (args.probe.is_empty(), &args.regexp) {
+                    (true, None) => vec![Selector::All],
+                    (true, Some(pattern)) => vec![check.regexp("-regexp", pattern)?],
+                    (false, None) => check.selectors("-probe", &args.probe)?,
+                    (false, Some(_)) => {
+                        return check.refuse("-probe and -regexp cannot be combined");
+                    }
+                };
+                Request::Count(Count {
+                    pid: check.pid(pid)?,
+                    selectors,
+                    sites: args.sites,
+                    duration: check.duration("-for", args.duration)?,
+                    interval: check.duration("-interval", args.interval)?,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
             Typed::Ps(args) => Request::Ps(Ps {
                 answer: Check("ps").answer(&args.answer)?,
             }),
@@ -150,6 +185,7 @@ impl Request {
         | Request::Attach(Attach { answer, .. })
         | Request::Info(Info { answer, .. })
         | Request::List(List { answer, .. })
+        | Request::Count(Count { answer, .. })
         | Request::Ps(Ps { answer })) = self;
         answer.messages
     }
@@ -319,6 +355,19 @@ impl Check {
             }
         }
         Ok(actions)
+    }
+
+    /// Probes by their names, each once.
+    fn selectors(&self, flag: &str, lists: &[String]) -> Result<Vec<Selector>, UsageError> {
+        let mut names: Vec<&str> = Vec::new();
+        for name in lists.iter().flat_map(|list| list.split(',')) {
+            self.name(flag, name)?;
+            if names.contains(&name) {
+                return self.refuse(format!("{flag} has \"{name}\" twice"));
+            }
+            names.push(name);
+        }
+        Ok(names.into_iter().map(Selector::name).collect())
     }
 
     fn name(&self, flag: &str, name: &str) -> Result<(), UsageError> {

@@ -41,6 +41,10 @@ mod unstopped;
 #[path = "chaos/follow.rs"]
 mod follow;
 
+// Hits that are counted meanwhile.
+#[path = "chaos/observe.rs"]
+mod observe;
+
 // Programs started with their probes set.
 #[path = "chaos/launches.rs"]
 mod launches;

@@ -15,6 +15,8 @@ mod bad_processes; // processes that are gone, not ours, traced, of the kernel
 mod confined; // what a container lacks: capabilities, ptrace, namespaces
 #[path = "cli/containers.rs"]
 mod containers; // programs in namespaces of their own, and the tool there
+#[path = "cli/count.rs"]
+mod count; // hits of running programs
 #[path = "cli/documents.rs"]
 mod documents; // what the documentation says to be tested is
 #[path = "cli/follow.rs"]

@@ -264,6 +264,32 @@ pub enum ErrorKind {
         /// The bytes that the file has, or that were written.
         expected: SiteCode,
     },
+    /// A probe that is to be observed has no site, only a counter.
+    #[error("no probe of process {pid} that is to be observed has a site")]
+    NoSites {
+        /// The process.
+        pid: i32,
+    },
+    /// There is no place in the process for what observing it takes.
+    #[error("there is no room in the memory of process {pid} for what observing it takes")]
+    NoRoom {
+        /// The process.
+        pid: i32,
+    },
+    /// No thread of the process can be made to map memory.
+    #[error("no thread of process {pid} can be made to map memory: all are busy with signals")]
+    NoTraveller {
+        /// The process.
+        pid: i32,
+    },
+    /// The process may not map memory that it executes.
+    #[error(
+        "process {pid} cannot map memory for what observing it takes: its kernel or a seccomp filter refuses"
+    )]
+    MapRefused {
+        /// The process.
+        pid: i32,
+    },
     /// A probe's memory is not mapped where the file and the process's maps put it.
     #[error("{what} of {} at {address} is not mapped in process {pid}", path.display())]
     NotMapped {

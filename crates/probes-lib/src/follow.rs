@@ -23,6 +23,7 @@ use crate::image::Image;
 use crate::loader::{self, Hook, NoHook};
 use crate::object::Object;
 use crate::objects::Files;
+use crate::observe;
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::report::Report;
@@ -538,7 +539,7 @@ fn set(
     standing: &Stopped<'_>,
 ) -> Result<Report> {
     let _turn = Turn::wait(&one.process, Instant::now() + options.deadline)?;
-    let memory = one.memory()?;
+    let memory = observe::behind_veil(&one.process, one.memory()?)?;
     let subject = Subject {
         process: &one.process,
         image,

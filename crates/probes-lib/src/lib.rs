@@ -45,6 +45,7 @@ mod maps;
 mod memory;
 mod object;
 mod objects;
+mod observe;
 mod patch;
 mod plan;
 mod process;
@@ -73,6 +74,7 @@ pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result
 pub use follow::{Followed, follow};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
 pub use object::{Object, PassedOver};
+pub use observe::{Counts, Observer, SiteHits};
 pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use select::{Action, Actions, Selector};
 pub use session::{Options, Target};

@@ -14,6 +14,7 @@ use crate::image::{Image, read_maps};
 use crate::maps::Mapping;
 use crate::object::{Object, PassedOver};
 use crate::objects::Files;
+use crate::observe;
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::program::Program;
@@ -393,7 +394,7 @@ impl Target {
         }
     }
 
-    fn look_at_objects(&self) -> Result<Arc<Image>> {
+    pub(crate) fn look_at_objects(&self) -> Result<Arc<Image>> {
         Ok(self.look_again(&self.maps()?))
     }
 
@@ -535,7 +536,23 @@ impl Target {
         error
     }
 
+    /// The memory, with sites that are observed behind a veil.
     fn memory(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
+        let memory = self.bare_memory_for(operation, flags)?;
+        observe::behind_veil(&self.process, memory)
+    }
+
+    /// The memory as it is, to be changed.
+    pub(crate) fn bare_memory(&self) -> Result<ProcessMemory> {
+        self.bare_memory_for("attach to", OFlag::O_RDWR)
+    }
+
+    /// The memory as it is, to be read.
+    pub(crate) fn bare_memory_to_read(&self) -> Result<ProcessMemory> {
+        self.bare_memory_for("look into", OFlag::O_RDONLY)
+    }
+
+    fn bare_memory_for(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
         let memory = ProcessMemory::open(&self.process, flags)
             .map_err(|source| denial::or_lost(&self.process, operation, source))?;
         // Asked afterwards: what was opened is then the memory of the program that we know.

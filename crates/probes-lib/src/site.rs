@@ -15,8 +15,8 @@ pub const SITE_LEN: usize = 6;
 pub(crate) const OPCODE_OFFSET: u64 = 1;
 
 const NOP: u8 = 0x90;
-const CMP: u8 = 0x3d;
-const CALL: u8 = 0xe8;
+pub(crate) const CMP: u8 = 0x3d;
+pub(crate) const CALL: u8 = 0xe8;
 
 /// The breakpoint instruction of debuggers and uprobes.
 pub(crate) const INT3: u8 = 0xcc;
@@ -72,8 +72,14 @@ impl SiteCode {
         self.is_pristine() && other.is_pristine() && self.operand() == other.operand()
     }
 
+    /// What follows the nop.
+    pub(crate) fn tail(self) -> [u8; 5] {
+        let [_, tail @ ..] = self.0;
+        tail
+    }
+
     /// The displacement of the wrapper, as it stands there.
-    fn operand(self) -> [u8; 4] {
+    pub(crate) fn operand(self) -> [u8; 4] {
         let [_, _, operand @ ..] = self.0;
         operand
     }

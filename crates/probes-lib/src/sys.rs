@@ -7,6 +7,7 @@ pub(crate) mod entry;
 pub mod faults;
 pub(crate) mod fork;
 pub(crate) mod herd;
+pub(crate) mod inject;
 pub(crate) mod loaded;
 pub(crate) mod mem;
 pub(crate) mod own;

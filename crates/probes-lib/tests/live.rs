@@ -81,5 +81,7 @@ mod refusals;
 // Other people's tools, and the examples.
 #[path = "live/examples.rs"]
 mod examples;
+#[path = "live/observe.rs"]
+mod observe;
 #[path = "live/oracles.rs"]
 mod oracles;

@@ -39,7 +39,28 @@ fn show(
     let listing = Listing::of_process(target, states, &detail);
     output::print_listing(answer.format, &listing, request.sites, several)?;
     warn(&answer.messages, target.pid(), states);
+    say_observed(&answer.messages, target);
     Ok(())
+}
+
+/// Says that hits are counted, by somebody who may have been killed.
+fn say_observed(messages: &Messages, target: &Target) {
+    match target.observed_sites() {
+        Ok(0) | Err(_) => {}
+        Ok(sites) => {
+            let pid = target.pid();
+            let are = match sites {
+                1 => "1 site is".to_owned(),
+                sites => format!("{sites} sites are"),
+            };
+            messages.warning(
+                &format!("{are} observed: by an ocaml-probes that runs, or by one that was killed"),
+                &format!(
+                    "if none runs, `ocaml-probes count -pid {pid} -for 1ms` puts everything back"
+                ),
+            );
+        }
+    }
 }
 
 /// Names the probes whose counters and sites disagree.

@@ -120,7 +120,7 @@ pub(super) fn processes(processes: &Processes) -> String {
     table(&head, rows)
 }
 
-fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut builder = Builder::new();
     builder.push_record(head.iter().copied());
     for row in rows {

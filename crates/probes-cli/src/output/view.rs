@@ -11,7 +11,7 @@ use probes_lib::{
 use serde::{Serialize, Serializer};
 
 /// Of the form of all JSON output.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// The probes of a process, or of a file that is not running: then all that is of a process is
 /// `None`.

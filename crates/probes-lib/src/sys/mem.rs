@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 
 use crate::addr::LiveAddr;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
+use crate::observe::veil::Veil;
 use crate::process::Process;
 use crate::sys::{can_end_early, can_fail, can_fail_within, ptrace};
 use crate::table::COUNTER_LEN;
@@ -23,9 +24,12 @@ const MAX_IOVECS: usize = 1024;
 
 /// The address space that a process had when this was opened. If the process executes another
 /// program, reads and writes find nothing, instead of reaching the new one.
+///
+/// Code that is observed looks as if it were not ([`Veil`]), once it is known.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
     file: File,
+    veil: Veil,
 }
 
 impl ProcessMemory {
@@ -39,7 +43,39 @@ impl ProcessMemory {
                 Ok(_) | Err(_) => Ok(Some(file)),
             }
         })?;
-        Ok(ProcessMemory { file })
+        let veil = Veil::default();
+        Ok(ProcessMemory { file, veil })
+    }
+
+    /// The same, with what is observed behind a veil.
+    pub(crate) fn behind(mut self, veil: Veil) -> ProcessMemory {
+        self.veil = veil;
+        self
+    }
+
+    /// Writes code, `write` being how, as it is to be seen.
+    fn write_seen(
+        &self,
+        at: LiveAddr,
+        bytes: &[u8],
+        write: impl Fn(LiveAddr, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if self.veil.is_empty() {
+            return write(at, bytes);
+        }
+        let behind = self
+            .veil
+            .behind(at, bytes, |at, bytes| self.read_bare(at, bytes))?;
+        if let Some(bytes) = behind.bytes {
+            write(at, &bytes)?;
+        }
+        let mut tails = behind.tails.into_iter();
+        tails.try_for_each(|(at, byte)| write(at, &[byte]))
+    }
+
+    fn read_bare(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+        can_fail!(ReadMemory);
+        self.file.read_exact_at(bytes, at.0)
     }
 
     fn write(&self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
@@ -67,6 +103,10 @@ impl ProcessMemory {
     /// Writes one byte of code that is already there: the kernel gives the process its own copy of
     /// the page now, and not while it has to stand still, or says that it does not.
     pub(crate) fn touch(&self, at: LiveAddr, byte: u8) -> io::Result<()> {
+        if self.veil.covers(at) {
+            // The page is the process's own already.
+            return Ok(());
+        }
         self.write(at, &[byte])
     }
 
@@ -78,8 +118,13 @@ impl ProcessMemory {
 
 impl ReadMemory for ProcessMemory {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
-        can_fail!(ReadMemory);
-        self.file.read_exact_at(bytes, at.0)
+        self.read_bare(at, bytes)?;
+        match self.veil.is_empty() {
+            true => Ok(()),
+            false => self
+                .veil
+                .show(at, bytes, |at, bytes| self.read_bare(at, bytes)),
+        }
     }
 }
 
@@ -96,7 +141,8 @@ impl ReadMemory for RunningMemory<'_> {
 
 impl WriteMemory for RunningMemory<'_> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
-        self.0.write(at, bytes)
+        self.0
+            .write_seen(at, bytes, |at, bytes| self.0.write(at, bytes))
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
@@ -170,14 +216,15 @@ impl ReadMemory for StoppedMemory<'_> {
 
 impl WriteMemory for StoppedMemory<'_> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
-        match self.memory.write(at, bytes) {
+        let write = |at, bytes: &[u8]| match self.memory.write(at, bytes) {
             // From Linux 6.12 on, proc_mem.force_override=never keeps /proc/PID/mem from writing
             // to read-only pages; ptrace itself still may.
             Err(error) if error.raw_os_error() == Some(libc::EIO) => {
                 ptrace::poke_text(self.tid, at, bytes).map_err(|_| error)
             }
             result => result,
-        }
+        };
+        self.memory.write_seen(at, bytes, write)
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {

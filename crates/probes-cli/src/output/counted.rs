@@ -1,0 +1,200 @@
+//! What was counted, in one shape for all formats. The field names are those of the JSON output.
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::fmt::Write;
+use std::time::Duration;
+
+use probes_lib::{Counts, LiveAddr, SourceMap, Target};
+use serde::{Serialize, Serializer};
+
+use super::{Escaped, table};
+
+/// The hits of the probes of a process, most first.
+#[derive(Debug, Serialize)]
+pub(crate) struct Counted<'c> {
+    version: u32,
+    pid: i32,
+    program: Cow<'c, str>,
+    /// Since the beginning, if it is not over.
+    #[serde(serialize_with = "seconds_or_null")]
+    at: Option<Duration>,
+    /// In which the hits were counted.
+    #[serde(serialize_with = "seconds")]
+    seconds: Duration,
+    probes: Vec<Row<'c>>,
+}
+
+/// A probe, or a site of one.
+#[derive(Clone, Debug, Serialize)]
+struct Row<'c> {
+    name: &'c str,
+    hits: u64,
+    /// Hits a second.
+    rate: f64,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    site: Option<SiteRow<'c>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct SiteRow<'c> {
+    object: Cow<'c, str>,
+    #[serde(serialize_with = "text")]
+    address: LiveAddr,
+    function: Option<String>,
+    file: Option<String>,
+    line: Option<u32>,
+}
+
+impl<'c> Counted<'c> {
+    /// All hits; those of each site if there are `sources`, one for each object.
+    pub(crate) fn new(
+        target: &'c Target,
+        counts: &'c Counts,
+        sources: &[Option<SourceMap>],
+    ) -> Counted<'c> {
+        let probes = counts.probes();
+        let rows = probes.flat_map(|(name, hits)| match sources.is_empty() {
+            true => vec![Row {
+                name,
+                hits,
+                rate: 0.0,
+                site: None,
+            }],
+            false => site_rows(counts, name, sources),
+        });
+        Counted {
+            version: super::view::VERSION,
+            pid: target.pid(),
+            program: target.program().to_string_lossy(),
+            at: None,
+            seconds: Duration::ZERO,
+            probes: rows.collect(),
+        }
+    }
+
+    /// Only what is new, the last `seconds` long, since `before`.
+    pub(crate) fn since(mut self, before: Option<&Counts>, seconds: Duration) -> Counted<'c> {
+        if let Some(before) = before {
+            for row in &mut self.probes {
+                let hits = match &row.site {
+                    Some(site) => before
+                        .sites(row.name)
+                        .find(|one| one.address == site.address)
+                        .map(|one| one.hits),
+                    None => before.hits(row.name),
+                };
+                row.hits = row.hits.saturating_sub(hits.unwrap_or(0));
+            }
+        }
+        self.seconds = seconds;
+        for row in &mut self.probes {
+            row.rate = row.hits as f64 / seconds.as_secs_f64().max(f64::MIN_POSITIVE);
+        }
+        self.probes.sort_by_key(|row| Reverse(row.hits));
+        self
+    }
+
+    /// Says when that was.
+    pub(crate) fn at(mut self, at: Duration) -> Counted<'c> {
+        self.at = Some(at);
+        self
+    }
+
+    /// A line for each.
+    pub(super) fn plain(&self) -> String {
+        let mut text = String::new();
+        for row in &self.probes {
+            if let Some(at) = self.at {
+                // Writing to a string does not fail.
+                let _ = write!(text, "{:.1} ", at.as_secs_f64());
+            }
+            let _ = write!(text, "{} {:.1} {}", row.hits, row.rate, Escaped(row.name));
+            if let Some(site) = &row.site {
+                let _ = write!(
+                    text,
+                    " {} {} {}",
+                    site.address,
+                    site.function(),
+                    site.source()
+                );
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// A table.
+    pub(super) fn table(&self) -> String {
+        let has_sites = self.probes.iter().any(|row| row.site.is_some());
+        let mut head = vec!["probe", "hits", "hits/s"];
+        if has_sites {
+            head.extend(["address", "function", "source"]);
+        }
+        let rows = self.probes.iter().map(|row| {
+            let mut cells = vec![
+                Escaped(row.name).to_string(),
+                row.hits.to_string(),
+                format!("{:.0}", row.rate),
+            ];
+            if let Some(site) = &row.site {
+                cells.extend([site.address.to_string(), site.function(), site.source()]);
+            }
+            cells
+        });
+        table::table(&head, rows)
+    }
+}
+
+fn site_rows<'c>(counts: &'c Counts, name: &'c str, sources: &[Option<SourceMap>]) -> Vec<Row<'c>> {
+    let sites = counts.sites(name).map(|one| {
+        let mut objects = counts.objects().iter();
+        let index = objects.position(|object| std::ptr::eq(object, one.object));
+        let source = index.and_then(|index| sources.get(index)?.as_ref());
+        let location = source.map(|source| source.locate(one.site.address()));
+        let location = location.unwrap_or_default();
+        Row {
+            name,
+            hits: one.hits,
+            rate: 0.0,
+            site: Some(SiteRow {
+                object: one.object.path().to_string_lossy(),
+                address: one.address,
+                function: location.function,
+                file: location.file,
+                line: location.line,
+            }),
+        }
+    });
+    sites.collect()
+}
+
+impl SiteRow<'_> {
+    fn function(&self) -> String {
+        let function = self.function.as_deref();
+        function.map_or_else(|| "-".to_owned(), |name| Escaped(name).to_string())
+    }
+
+    fn source(&self) -> String {
+        match (&self.file, self.line) {
+            (Some(file), Some(line)) => format!("{}:{line}", Escaped(file)),
+            (Some(file), None) => Escaped(file).to_string(),
+            (None, _) => "-".to_owned(),
+        }
+    }
+}
+
+fn seconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(value.as_secs_f64())
+}
+
+fn seconds_or_null<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => seconds(value, to),
+        None => to.serialize_none(),
+    }
+}
+
+fn text<S: Serializer>(value: &LiveAddr, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}

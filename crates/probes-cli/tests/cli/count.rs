@@ -1,0 +1,161 @@
+//! `count`: hits of running programs, in all formats.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{Talker, eventually, fixture_forms};
+
+use crate::support::{both_forms, command, image, run, states};
+
+/// The tool, once it counts.
+fn counting(line: &str, pid: i32) -> Talker {
+    let line = format!("count -pid {pid} {line}");
+    let tool = Talker::spawn(&mut command(line.split(' ')));
+    // Memory is mapped first, and sites are changed in the end.
+    eventually("its sites are observed", || {
+        let info = run(&format!("info -pid {pid}"));
+        info.stderr.contains("observed").then_some(())
+    });
+    tool
+}
+
+fn is_observed(pid: i32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.lines()
+        .any(|line| line.contains(" r-xp 00000000 00:00 0") && !line.ends_with(']'))
+}
+
+fn end(mut tool: Talker, signal: Signal) -> Vec<String> {
+    kill(Pid::from_raw(tool.pid()), signal).unwrap();
+    let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+    assert_eq!(tool.guard().wait().code(), Some(0));
+    lines
+}
+
+/// Hits and names of plain lines.
+fn hits(lines: &[String]) -> Vec<String> {
+    let hit = |line: &String| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let rate: f64 = words[1].parse().unwrap();
+        assert!(rate >= 0.0);
+        format!("{} {}", words[0], words[2])
+    };
+    lines.iter().map(hit).collect()
+}
+
+#[test]
+fn hits_are_counted_until_told_to_end_and_everything_is_put_back() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let before = image(pid);
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            let tool = counting("-quiet", pid);
+            for _ in 0..10 {
+                target.hits();
+            }
+            assert_eq!(hits(&end(tool, signal)), ["30 shared", "10 only_alpha"]);
+            assert!(!is_observed(pid));
+        }
+        let after = image(pid);
+        // The program counts its own runs.
+        assert_eq!(before.len(), after.len());
+        assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
+    }
+}
+
+#[test]
+fn only_those_are_counted_that_are_asked_for() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        for line in ["-probe only_alpha", "-regexp only"] {
+            let tool = counting(&format!("-quiet {line}"), pid);
+            target.hits();
+            assert_eq!(hits(&end(tool, Signal::SIGINT)), ["1 only_alpha"]);
+        }
+        let tool = counting("-quiet -probe only_alpha,shared -sites", pid);
+        target.hits();
+        let lines = end(tool, Signal::SIGINT);
+        assert_eq!(
+            hits(&lines),
+            ["1 only_alpha", "1 shared", "1 shared", "1 shared"]
+        );
+        assert!(lines.iter().all(|line| line.contains(" 0x")), "{lines:?}");
+    }
+}
+
+#[test]
+fn in_json_each_time_is_a_line_with_what_is_new_and_the_last_has_all() {
+    for mut target in both_forms("gen_ocaml") {
+        let mut tool = counting("-quiet -json -interval 1ms -for 1h", target.pid());
+        let answer =
+            |tool: &mut Talker| -> Value { serde_json::from_str(&tool.line().unwrap()).unwrap() };
+        let first = answer(&mut tool);
+        assert_eq!(first["pid"], target.pid());
+        assert_eq!(first["version"], 1);
+        target.hits();
+        let mut seen = 0;
+        while seen < 3 {
+            let next = answer(&mut tool);
+            assert!(next["at"].as_f64() > first["at"].as_f64());
+            let probes = next["probes"].as_array().unwrap();
+            let shared = probes
+                .iter()
+                .find(|probe| probe["name"] == "shared")
+                .unwrap();
+            seen += shared["hits"].as_u64().unwrap();
+        }
+        let lines = end(tool, Signal::SIGINT);
+        let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+        assert_eq!(last["at"], Value::Null);
+        assert_eq!(last["probes"][0]["name"], "shared");
+        assert_eq!(last["probes"][0]["hits"], 3);
+    }
+}
+
+#[test]
+fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let timed = run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
+        let lines: Vec<String> = timed.lines().map(str::to_owned).collect();
+        assert_eq!(hits(&lines), ["0 only_alpha", "0 shared"]);
+        let mut tool = counting("-interval 1ms", pid);
+        tool.line().unwrap();
+        target.send("quit");
+        while tool.line().is_some() {}
+        assert_eq!(tool.guard().wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
+    for file in fixture_forms("gen_ocaml") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut tool = counting("-quiet", pid);
+        kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
+        tool.guard().wait();
+        assert!(is_observed(pid));
+        target.hits();
+        let info = run(&format!("info -pid {pid}"));
+        assert!(
+            info.stderr.contains("4 sites are observed"),
+            "{}",
+            info.stderr
+        );
+        assert_eq!(info.answer(), "only_alpha disabled\nshared disabled\n");
+        run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
+        assert!(!is_observed(pid));
+        target.hits();
+    }
+}
+
+#[test]
+fn names_and_processes_that_are_not_there_are_errors_as_ever() {
+    for target in both_forms("gen_ocaml") {
+        let failure = run(&format!("count -pid {} -probe nothing", target.pid())).failure();
+        assert!(failure.contains("no probe \"nothing\""), "{failure}");
+        assert!(failure.contains("nothing was changed"), "{failure}");
+        assert!(!is_observed(target.pid()));
+    }
+}

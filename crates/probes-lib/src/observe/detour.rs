@@ -1,0 +1,228 @@
+//! A detour: system calls that a stopped thread is made to run, and back to where it was. Pure.
+//!
+//! ```text
+//! mark     whose it is
+//! calls    mov registers, numbers; syscall        for each call
+//! back     mov registers, what they were; jmp *(rip), where it was
+//! ```
+//!
+//! The thread is only sent there: all else is in the code itself. So it comes back, with all its
+//! registers, whether we are there to see it or not. The code keeps the flags, and uses no stack.
+
+use std::ops::Range;
+
+use crate::addr::LiveAddr;
+
+/// The registers of a thread that a detour changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Registers {
+    pub(crate) rax: u64,
+    pub(crate) rcx: u64,
+    pub(crate) rdx: u64,
+    pub(crate) rsi: u64,
+    pub(crate) rdi: u64,
+    pub(crate) r8: u64,
+    pub(crate) r9: u64,
+    pub(crate) r10: u64,
+    pub(crate) r11: u64,
+    pub(crate) rip: u64,
+    /// The system call that it is in; -1 if it is in none.
+    pub(crate) orig_rax: u64,
+}
+
+/// A system call: its number and arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) number: u32,
+    pub(crate) arguments: [u64; 6],
+}
+
+impl Call {
+    pub(crate) fn is_map(&self) -> bool {
+        self.number == libc::SYS_mmap as u32
+    }
+}
+
+/// Maps memory of nobody's at an address where nothing is.
+pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> Call {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    Call {
+        number: libc::SYS_mmap as u32,
+        arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
+    }
+}
+
+/// Unmaps memory.
+pub(crate) fn unmap(at: LiveAddr, len: u64) -> Call {
+    Call {
+        number: libc::SYS_munmap as u32,
+        arguments: [at.0, len, 0, 0, 0, 0],
+    }
+}
+
+/// What every detour begins with, where nobody goes.
+const MARK: [u8; 8] = *b"o-p goes";
+
+/// Room for a detour of two calls.
+pub(crate) const ROOM: usize = 320;
+
+/// Where a thread is sent.
+pub(crate) fn entry(at: LiveAddr) -> LiveAddr {
+    at.plus(MARK.len() as u64)
+}
+
+/// How many bytes of a detour are the mark, which is written first and taken away last: a detour that
+/// was written in part is known by it.
+pub(crate) const MARK_LEN: usize = MARK.len();
+
+/// Whether a detour may be put where these bytes are: nothing, or one that nobody needs.
+pub(crate) fn is_free(bytes: &[u8]) -> bool {
+    let (mark, code) = bytes.split_at(MARK_LEN.min(bytes.len()));
+    let is_part = mark
+        .iter()
+        .zip(MARK)
+        .all(|(&byte, of_mark)| byte == 0 || byte == of_mark);
+    mark == MARK || is_part && code.iter().all(|&byte| byte == 0)
+}
+
+/// The memory that a detour was to map which is still there: whoever made it was killed.
+pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Range<u64>> {
+    let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
+    let number = |call: &[u8], index: usize| {
+        let word = call[MOV_LEN * index + 2..][..8].try_into();
+        word.map_or(0, u64::from_le_bytes)
+    };
+    let is_call = |call: &&[u8]| call.ends_with(&SYSCALL);
+    let calls = calls
+        .chunks_exact(7 * MOV_LEN + SYSCALL.len())
+        .take_while(is_call);
+    let maps = calls.filter(|call| number(call, 6) == libc::SYS_mmap as u64);
+    maps.map(|call| number(call, 0)..number(call, 0).saturating_add(number(call, 1)))
+        .collect()
+}
+
+/// The code for a thread with these registers.
+pub(crate) fn code(calls: &[Call], registers: &Registers) -> Vec<u8> {
+    let back = registers.continued();
+    let mut code = MARK.to_vec();
+    for call in calls {
+        let [rdi, rsi, rdx, r10, r8, r9] = call.arguments;
+        let numbers = [rdi, rsi, rdx, r10, r8, r9, u64::from(call.number)];
+        for (register, number) in [RDI, RSI, RDX, R10, R8, R9, RAX].into_iter().zip(numbers) {
+            code.extend(set(register, number));
+        }
+        code.extend(SYSCALL);
+    }
+    for (register, number) in [
+        (RDI, back.rdi),
+        (RSI, back.rsi),
+        (RDX, back.rdx),
+        (R10, back.r10),
+        (R8, back.r8),
+        (R9, back.r9),
+        (RAX, back.rax),
+        (RCX, back.rcx),
+        (R11, back.r11),
+    ] {
+        code.extend(set(register, number));
+    }
+    code.extend(JUMP_BY_NEXT_WORD);
+    code.extend(back.rip.to_le_bytes());
+    code
+}
+
+// Numbers of registers, as instructions have them.
+const RAX: u8 = 0;
+const RCX: u8 = 1;
+const RDX: u8 = 2;
+const RSI: u8 = 6;
+const RDI: u8 = 7;
+const R8: u8 = 8;
+const R9: u8 = 9;
+const R10: u8 = 10;
+const R11: u8 = 11;
+
+const MOV_LEN: usize = 10;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const JUMP_BY_NEXT_WORD: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
+
+/// `movabs $number,%register`.
+fn set(register: u8, number: u64) -> [u8; MOV_LEN] {
+    let mut code = [0; MOV_LEN];
+    code[0] = if register < 8 { 0x48 } else { 0x49 };
+    code[1] = 0xb8 | (register & 7);
+    code[2..].copy_from_slice(&number.to_le_bytes());
+    code
+}
+
+impl Registers {
+    /// The same as the kernel would leave them if the thread were let go now: a system call that was
+    /// interrupted by the stop begins anew (signal(7); arch_do_signal_or_restart of the kernel).
+    fn continued(self) -> Registers {
+        const RESTART_BLOCK: i64 = -516;
+        let anew = |rax| Registers {
+            rax,
+            rip: self.rip.wrapping_sub(SYSCALL.len() as u64),
+            ..self
+        };
+        match self.rax as i64 {
+            _ if (self.orig_rax as i64).is_negative() => self,
+            // ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND
+            -514..=-512 => anew(self.orig_rax),
+            RESTART_BLOCK => anew(libc::SYS_restart_syscall as u64),
+            _ => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IN_READ: Registers = Registers {
+        rax: -512_i64 as u64,
+        rcx: 1,
+        rdx: 2,
+        rsi: 3,
+        rdi: 4,
+        r8: 5,
+        r9: 6,
+        r10: 7,
+        r11: 8,
+        rip: 0x7f00_0000_1002,
+        orig_rax: 0,
+    };
+
+    #[test]
+    fn a_system_call_that_was_interrupted_begins_anew() {
+        let again = IN_READ.continued();
+        assert_eq!((again.rax, again.rip), (0, 0x7f00_0000_1000));
+        let sleeps = Registers {
+            rax: -516_i64 as u64,
+            orig_rax: 230,
+            ..IN_READ
+        };
+        assert_eq!(sleeps.continued().rax, 219);
+        // One that is over, or none at all.
+        let over = Registers { rax: 17, ..IN_READ };
+        assert_eq!(over.continued(), over);
+        let outside = Registers {
+            orig_rax: u64::MAX,
+            ..IN_READ
+        };
+        assert_eq!(outside.continued(), outside);
+    }
+
+    #[test]
+    fn two_calls_fit() {
+        let call = map(LiveAddr(0x1000), 0x1000, libc::PROT_READ);
+        let code = code(&[call, call], &IN_READ);
+        assert!(code.len() <= ROOM, "{}", code.len());
+        assert!(is_free(&code) && is_free(&[0; ROOM]));
+        assert!(is_free(b"o-p \0\0\0\0\0") && is_free(b"\0\0\0\0goes\0"));
+        assert!(!is_free(b"o-p hash\0") && !is_free(b"o-p \0\0\0\0x"));
+        assert!(code.ends_with(&IN_READ.continued().rip.to_le_bytes()));
+        assert_eq!(mapped_by(&code), [0x1000..0x2000, 0x1000..0x2000]);
+        assert_eq!(mapped_by(&[0; ROOM]), []);
+    }
+}

@@ -1,0 +1,279 @@
+//! Counting hits inside a process: exactly, without touching what is enabled, and without a trace
+//! when it is over.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use probes_lib::{Action, Counts, ErrorKind, Options, Selector, State, Target};
+use test_support::process::Image;
+use test_support::{Talker, fixture, fixture_forms};
+
+use crate::session::{all, named};
+
+fn hits(counts: &Counts) -> BTreeMap<String, u64> {
+    let probes = counts.probes();
+    probes.map(|(name, hits)| (name.to_owned(), hits)).collect()
+}
+
+fn options() -> Options {
+    Options {
+        deadline: test_support::DEADLINE,
+        ..Options::default()
+    }
+}
+
+/// Mappings of code that are no file's.
+fn strange_code(pid: i32) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let is_strange = |line: &&str| line.contains(" r-xp ") && line.contains(" 00:00 0");
+    let lines = maps.lines().filter(is_strange);
+    lines
+        .filter(|line| !line.contains("[v"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for name in [
+        "gen_ocaml",
+        "gen_ocaml_dot1",
+        "gen_ocaml_1",
+        "gen_ocaml_2_static",
+        "mixed_generations",
+        "page_borders",
+        "segments",
+        "multi_semaphore",
+    ] {
+        files.extend(fixture_forms(name));
+    }
+    for file in files {
+        let mut talker = Talker::start(&file);
+        let name = file.display();
+        talker.hits();
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let sites: BTreeMap<String, u64> = target
+            .states()
+            .unwrap()
+            .probes()
+            .map(|probe| (probe.name().to_owned(), probe.site_count() as u64))
+            .filter(|(_, sites)| *sites > 0)
+            .collect();
+        let observer = target.observe(&[Selector::All], options()).unwrap();
+        let times = |times: u64| -> BTreeMap<String, u64> {
+            let sites = sites.iter();
+            sites
+                .map(|(name, sites)| (name.clone(), times * sites))
+                .collect()
+        };
+        assert_eq!(hits(&observer.counts().unwrap()), times(0), "{name}");
+        for round in 1..=5 {
+            talker.hits();
+            assert_eq!(hits(&observer.counts().unwrap()), times(round), "{name}");
+        }
+        let counts = observer.remove().unwrap();
+        assert_eq!(hits(&counts), times(5), "{name}");
+        assert_eq!(counts.total(), 5 * sites.values().sum::<u64>());
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        talker.hits();
+    }
+}
+
+#[test]
+fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
+    let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
+    files.extend(fixture_forms("page_borders"));
+    files.extend(fixture_forms("churn"));
+    for file in files {
+        let talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let states = || {
+            let states = target.states().unwrap();
+            let states: Vec<_> = states
+                .probes()
+                .map(|it| (it.counter(), it.state()))
+                .collect();
+            assert!(states.windows(2).all(|two| two[0] == two[1]), "{states:?}");
+            states[0]
+        };
+        let on = (1, State::Enabled);
+        let off = (0, State::Disabled);
+        for live in [false, true] {
+            let options = Options { live, ..options() };
+            target.update_with(&all(Action::Enable), options).unwrap();
+            let observer = target.observe(&[Selector::All], options).unwrap();
+            assert_eq!(states(), on);
+            target.update_with(&all(Action::Disable), options).unwrap();
+            assert_eq!(states(), off);
+            target.update_with(&all(Action::Enable), options).unwrap();
+            assert_eq!(states(), on);
+            target.update_with(&all(Action::Disable), options).unwrap();
+            observer.remove().unwrap();
+            assert_eq!(states(), off);
+            let observer = target.observe(&[Selector::All], options).unwrap();
+            target.update_with(&all(Action::Enable), options).unwrap();
+            observer.remove().unwrap();
+            assert_eq!(states(), on);
+            target.update_with(&all(Action::Disable), options).unwrap();
+        }
+    }
+}
+
+#[test]
+fn handlers_run_as_ever_while_they_are_observed() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let observer = target
+            .observe(&[Selector::name("plain")], options())
+            .unwrap();
+        let of = |talker: &mut Talker| BTreeMap::from_iter(talker.hits())["plain"];
+        assert_eq!(of(&mut talker), 0);
+        target.update(&named(Action::Enable, "plain")).unwrap();
+        assert_eq!(of(&mut talker), 1);
+        assert_eq!(of(&mut talker), 2);
+        target.update(&named(Action::Disable, "plain")).unwrap();
+        assert_eq!(of(&mut talker), 2);
+        assert_eq!(hits(&observer.remove().unwrap())["plain"], 4);
+    }
+}
+
+#[test]
+fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
+    for file in fixture_forms("idle_threads") {
+        for threads in [1_u64, 4, 16, 200] {
+            let mut talker = Talker::start_with(&file, [threads.to_string()]);
+            let target = Target::open(talker.pid()).unwrap();
+            let observer = target.observe(&[Selector::All], options()).unwrap();
+            for _ in 0..20 {
+                talker.ask("round", "round");
+            }
+            let counts = hits(&observer.remove().unwrap());
+            assert_eq!(counts["ping"], 20 * 3 * threads);
+            assert_eq!(counts["pong"], 20 * threads);
+        }
+    }
+}
+
+#[test]
+fn observations_come_and_go_under_threads_that_do_not_rest() {
+    let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
+    files.extend(fixture_forms("churn"));
+    for file in files {
+        const THREADS: u64 = 4;
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let mut total = 0;
+        for _ in 0..20 {
+            let observer = target.observe(&[Selector::All], options()).unwrap();
+            let counts = observer.remove().unwrap();
+            // Each thread executes one site after the other, over and over.
+            let mut sites = Vec::new();
+            for name in ["ping", "pong"] {
+                sites.extend(counts.sites(name).map(|site| site.hits));
+            }
+            let (least, most) = (sites.iter().min().unwrap(), sites.iter().max().unwrap());
+            assert!(most - least <= THREADS, "{sites:?}");
+            total += counts.total();
+        }
+        assert!(total > 0);
+        talker.ask("report", "report");
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+    }
+}
+
+#[test]
+fn what_an_observation_has_left_is_told_and_put_back() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        assert_eq!(target.observed_sites().unwrap(), 0);
+        drop(target.observe(&[Selector::All], options()).unwrap());
+        talker.hits();
+        assert_eq!(target.observed_sites().unwrap(), 2);
+        // The next one begins anew.
+        drop(
+            target
+                .observe(&[Selector::name("plain")], options())
+                .unwrap(),
+        );
+        assert_eq!(target.observed_sites().unwrap(), 1);
+        assert_eq!(target.clean(options()).unwrap(), 1);
+        assert_eq!(target.clean(options()).unwrap(), 0);
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+    }
+}
+
+#[test]
+fn calls_that_wait_go_on_when_their_thread_has_mapped_memory() {
+    for file in fixture_forms("gen_ocaml_2") {
+        // Its only thread waits for a line.
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        for _ in 0..20 {
+            target
+                .observe(&[Selector::All], options())
+                .unwrap()
+                .remove()
+                .unwrap();
+        }
+        talker.hits();
+    }
+}
+
+#[test]
+fn probes_of_objects_are_counted_with_those_of_the_program() {
+    for file in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&file);
+        let plugin = fixture("objects/plugin.so");
+        talker.ask(&format!("load {}", plugin.display()), "loaded");
+        let target = Target::open(talker.pid()).unwrap();
+        let observer = target.observe(&[Selector::All], options()).unwrap();
+        talker.hits();
+        talker.ask("plugins", "plugins");
+        let counts = observer.remove().unwrap();
+        assert_eq!(hits(&counts)["ping"], 3 + 1);
+        assert_eq!(hits(&counts)["plug"], 2);
+        assert_eq!(
+            counts
+                .sites("ping")
+                .map(|site| site.hits)
+                .collect::<Vec<_>>(),
+            [1; 4]
+        );
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+    }
+}
+
+#[test]
+fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let refused = |selector| match target.observe(&[selector], options()) {
+            Ok(_) => panic!("it is observed"),
+            Err(error) => error,
+        };
+        let error = refused(Selector::name("flag"));
+        assert!(matches!(error.kind(), ErrorKind::NoSites { .. }), "{error}");
+        let error = refused(Selector::name("nothing"));
+        assert!(
+            matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+            "{error}"
+        );
+        assert!(
+            error.to_string().ends_with("nothing was changed"),
+            "{error}"
+        );
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+    }
+}
