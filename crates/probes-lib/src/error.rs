@@ -282,6 +282,15 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
+    /// The process has a seccomp filter that its parent has not, which may kill it for what observing
+    /// takes.
+    #[error(
+        "process {pid} has set itself a seccomp filter, which may kill it for what observing it takes"
+    )]
+    Filtered {
+        /// The process.
+        pid: i32,
+    },
     /// The process may not map memory that it executes.
     #[error(
         "process {pid} cannot map memory for what observing it takes: its kernel or a seccomp filter refuses"

@@ -174,8 +174,7 @@ impl Hook {
 
     fn find(process: &Process, memory: &ProcessMemory) -> Result<Hook, NoHook> {
         let loader = Loader::of(process)?;
-        let status = process.status().map_err(|_| NoHook::UNKNOWN)?;
-        if status.seccomp != 0 {
+        if process.has_filtered_itself().map_err(|_| NoHook::UNKNOWN)? {
             return Err(NoHook::FILTERED);
         }
         let hook = Hook::at(&loader).ok_or(NoHook::UNKNOWN)?;

@@ -129,7 +129,8 @@ impl Target {
     /// # Errors
     ///
     /// If no probe is selected, none of them has a site, a site does not hold what its file says,
-    /// the process cannot be stopped, or memory cannot be mapped into it: seccomp may forbid that.
+    /// the process cannot be stopped, or memory cannot be mapped into it: the process has set itself a
+    /// seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses.
     /// [`Error::effect`] says what it is left with.
     pub fn observe(&self, selectors: &[Selector], options: Options) -> Result<Observer<'_>> {
         self.try_observe(selectors, options)
@@ -158,6 +159,11 @@ impl Target {
         let maps = read_maps(process)?;
         let laid_out = place::lay_out(process, &program, &wanted, &maps)?;
         let memory = self.bare_memory()?;
+        let is_filtered = process.has_filtered_itself();
+        if is_filtered.map_err(|source| process.lost(source))? {
+            let pid = process.pid();
+            return Err(ErrorKind::Filtered { pid }.into());
+        }
         let cave = place::cave(process, &memory, &maps)?;
         let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
         // As much as can be is done before the process stands.

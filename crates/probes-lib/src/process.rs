@@ -52,8 +52,10 @@ pub(crate) struct Status {
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
     pub(crate) threads: usize,
-    /// 0 if no seccomp filter is in force.
+    /// 0 if no seccomp filter is in force, 1 if nothing but read(2) and write(2) is allowed.
     pub(crate) seccomp: u32,
+    /// How many filters there are.
+    pub(crate) filters: u32,
     /// Capabilities, as bits.
     pub(crate) permitted: u64,
     pub(crate) effective: u64,
@@ -182,6 +184,22 @@ impl Process {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let file = self.open_file("task", flags)?;
         Ok(ThreadList(Dir::from_fd(OwnedFd::from(file))?))
+    }
+
+    /// Whether the process has forbidden itself system calls, for any of which the kernel may kill it.
+    /// What it has from its parent, a container's filter or a service's, lets programs be loaded and map
+    /// memory.
+    pub(crate) fn has_filtered_itself(&self) -> io::Result<bool> {
+        let status = self.status()?;
+        if status.seccomp == 0 {
+            return Ok(false);
+        }
+        let parent = Process::open(status.ppid).map(|parent| parent.status());
+        let is_parents = match parent {
+            Ok(Ok(parent)) => parent.seccomp == status.seccomp && parent.filters == status.filters,
+            Ok(Err(_)) | Err(_) => false,
+        };
+        Ok(status.seccomp == 1 || status.filters == 0 || !is_parents)
     }
 
     /// Whether the thread has begun to exit: the kernel refuses to trace it, and it will be gone.
@@ -427,6 +445,7 @@ fn parse_status(bytes: &[u8]) -> Status {
             b"Uid" => status.uid = first.parse().unwrap_or(0),
             b"Threads" => status.threads = first.parse().unwrap_or(0),
             b"Seccomp" => status.seccomp = first.parse().unwrap_or(0),
+            b"Seccomp_filters" => status.filters = first.parse().unwrap_or(0),
             b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
             b"CapBnd" => status.bounding = u64::from_str_radix(first, 16).unwrap_or(0),
             b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),

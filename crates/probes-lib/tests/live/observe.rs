@@ -254,6 +254,22 @@ fn probes_of_objects_are_counted_with_those_of_the_program() {
 }
 
 #[test]
+fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
+    for file in fixture_forms("seccomp") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let Err(error) = target.observe(&[Selector::All], options()) else {
+            panic!("it is observed");
+        };
+        assert!(
+            matches!(error.kind(), ErrorKind::Filtered { .. }),
+            "{error}"
+        );
+        talker.hits();
+    }
+}
+
+#[test]
 fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
     for file in fixture_forms("gen_ocaml_2") {
         let talker = Talker::start(&file);
