@@ -107,7 +107,8 @@ status is the program's, or 128 and the number of the signal that ended it.
 
 With -follow a second process of ocaml-probes traces the program, what it starts, and the programs that
 these execute, until all have ended or it is sent SIGTERM. Names that another program or a library
-lacks are passed over there; processes without probes are let go. -v says what happens.
+lacks are passed over there; processes without probes (a shell) are let go, with what they start.
+What the program itself lacks is warned of. -v says what happens.
 
 RE is an extended regular expression, as in grep -E.
 
@@ -155,7 +156,8 @@ from the start, as by nohup); what others have done meanwhile stays. It prints t
 
 With -follow it stays, tracing the processes, what they start, and the programs that these execute,
 until all have ended, or Ctrl-C or SIGTERM: probes stay as they are then. Names that another program
-or a library lacks are passed over there; processes without probes are let go. -v says what happens.
+or a library lacks are passed over there; processes without probes (a shell) are let go, with what
+they start. What a process lacks itself is warned of. -v says what happens.
 
 RE is an extended regular expression, as in grep -E.
 

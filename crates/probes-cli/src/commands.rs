@@ -80,6 +80,8 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Failure::Target(subject, error) => hint::of(error.kind(), subject),
+            // It is about no process.
+            Failure::Survey(error) => hint::of(error.kind(), &Subject::Process(0)),
             Failure::NotPutBack(_, hint) => Some(hint.clone()),
             Failure::LeftOver(_, hint) => Some(format!("once it is gone, {hint}")),
             Failure::NobodyCalled(_) => {
@@ -87,7 +89,6 @@ impl Failure {
             }
             Failure::Several { .. }
             | Failure::Followed(_)
-            | Failure::Survey(_)
             | Failure::Output(_)
             | Failure::Unanswered(..)
             | Failure::Waiting(..) => None,

@@ -67,6 +67,9 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
         ErrorKind::Setuid { .. } => {
             "start it without ocaml-probes, then `attach` to it with sudo".to_owned()
         }
+        ErrorKind::ForeignProc | ErrorKind::NoProc => {
+            "`mount -t proc proc /proc` shows the processes of this pid namespace; `unshare --mount-proc` and `nsenter -m` do so, too".to_owned()
+        }
         ErrorKind::NoSuchProcess { pid } => match few(&known_inside_as(*pid)) {
             Some(others) => {
                 format!("it has exited, or it is one that has this pid in its container: {others}")

@@ -264,6 +264,12 @@ pub enum ErrorKind {
         /// The bytes that the file has, or that were written.
         expected: SiteCode,
     },
+    /// /proc is of another pid namespace than this process's.
+    #[error("/proc shows another pid namespace than the one that this process is in")]
+    ForeignProc,
+    /// There is no /proc.
+    #[error("/proc is not mounted, or does not show this process")]
+    NoProc,
     /// A probe that is to be observed has no site, only a counter.
     #[error("no probe of process {pid} that is to be observed has a site")]
     NoSites {

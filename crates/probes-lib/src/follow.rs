@@ -19,7 +19,7 @@ use nix::fcntl::OFlag;
 
 use crate::denial;
 use crate::error::{Effect, Error, ErrorKind, Result};
-use crate::image::Image;
+use crate::image::{Image, read_maps};
 use crate::loader::{self, Hook, NoHook};
 use crate::object::Object;
 use crate::objects::Files;
@@ -51,6 +51,14 @@ pub enum Followed {
     /// Probes were set: of the process itself, of a program that it has executed, or of objects that
     /// it has loaded.
     Set(Report),
+    /// What was asked for does not fit a process that is to be followed: a name that is not there, or no
+    /// probes at all. It is followed nevertheless, for what it executes and loads.
+    NotYet {
+        /// The process.
+        pid: i32,
+        /// What is not there.
+        error: Error,
+    },
     /// A process has started another, which has the same probes, and is followed, too.
     Forked {
         /// Who has started it.
@@ -180,10 +188,7 @@ impl<'f> Following<'f> {
             Err(error) => return self.failed(pid, error),
         };
         match self.change(target, &mut one) {
-            Ok(report) => {
-                self.tell(Followed::Set(report));
-                self.watch_loader(&mut one);
-            }
+            Ok(report) => self.tell(Followed::Set(report)),
             Err(error) => {
                 self.failed(pid, error.leaving(Effect::NothingChanged));
                 return self.herd.give_up(pid);
@@ -193,11 +198,19 @@ impl<'f> Following<'f> {
     }
 
     fn change(&mut self, target: &Target, one: &mut One) -> Result<Report> {
-        target.check(self.actions, self.options)?;
+        match target.check(self.actions, self.options) {
+            Err(error) if is_not_yet(error.kind()) => {}
+            checked => checked?,
+        }
+        let (.., missing) = wanted(&one.process, one.files.clone(), self.actions)?;
+        if let Some(error) = missing {
+            let pid = one.pid();
+            self.tell(Followed::NotYet { pid, error });
+        }
         let deadline = Instant::now() + self.options.deadline;
         loop {
             // Here, so that its files have been read when it stands.
-            choose(&one.image()?.program, self.actions)?;
+            wanted(&one.process, one.files.clone(), self.actions)?;
             let held = self.herd.hold(&one.process, self.options.deadline)?;
             match self.set_all(one, &held) {
                 // It stands while it loads or unloads the object: once more.
@@ -205,9 +218,14 @@ impl<'f> Following<'f> {
                     held.release();
                 }
                 changed => {
+                    // Before it loads anything more.
+                    let hook = match changed {
+                        Ok(_) => self.watch_loader(one),
+                        Err(_) => None,
+                    };
                     self.herd.go_on(&one.process, held);
                     let (known, report) = changed?;
-                    one.known = known;
+                    (one.known, one.hook) = (known, hook);
                     return Ok(report);
                 }
             }
@@ -215,8 +233,7 @@ impl<'f> Following<'f> {
     }
 
     fn set_all(&self, one: &One, held: &Stopped<'_>) -> Result<(Vec<Object>, Report)> {
-        let image = one.image()?;
-        let choices = choose(&image.program, self.actions)?;
+        let (image, choices, _) = wanted(&one.process, one.files.clone(), self.actions)?;
         let report = set(one, &image, &choices, self.options, held)?;
         Ok((image.program.objects().to_vec(), report))
     }
@@ -227,13 +244,13 @@ impl<'f> Following<'f> {
         if let Ok(image) = one.image() {
             one.known = image.program.objects().to_vec();
         }
-        self.watch_loader(&mut one);
+        one.hook = self.watch_loader(&one);
         self.herd.adopt(&one.process, stopped);
         self.processes.insert(one.pid(), one);
     }
 
     /// Makes the loader of a process tell.
-    fn watch_loader(&mut self, one: &mut One) {
+    fn watch_loader(&mut self, one: &One) -> Option<Hook> {
         let pid = one.pid();
         let hook = match one.memory() {
             Ok(memory) => Hook::install(&one.process, &memory),
@@ -242,12 +259,13 @@ impl<'f> Following<'f> {
         match hook {
             Ok(hook) => {
                 self.herd.watch(pid, Some(hook.range()));
-                one.hook = Some(hook);
+                return Some(hook);
             }
             // There is nothing to be seen.
             Err(NoHook::NoLoader) => {}
             Err(NoHook::Impossible(reason)) => self.tell(Followed::Blind { pid, reason }),
         }
+        None
     }
 
     /// Tells what happens, until all have ended or it is over.
@@ -345,7 +363,7 @@ impl<'f> Following<'f> {
             self.tell(Followed::Executed { pid, program });
         }
         let mut one = One::of(process);
-        self.watch_loader(&mut one);
+        one.hook = self.watch_loader(&one);
         one.is_loading = one.hook.is_some();
         self.catch_up(&mut one, Moment::Exec);
         if one.known.is_empty() && !one.is_loading {
@@ -530,6 +548,44 @@ impl One {
     }
 }
 
+/// What a process that is to be followed has, what of it is meant, and what is missing so far.
+///
+/// # Errors
+///
+/// If the process cannot be looked into, or the actions contradict each other.
+pub(crate) fn wanted(
+    process: &Process,
+    files: Arc<Files>,
+    actions: &Actions,
+) -> Result<(Image, Vec<Choice>, Option<Error>)> {
+    let image = match Image::of(process, files.clone()) {
+        Err(error) if is_not_yet(error.kind()) => {
+            return Ok((
+                Image::even_without(process, files)?,
+                Vec::new(),
+                Some(error),
+            ));
+        }
+        image => image?,
+    };
+    match choose(&image.program, actions) {
+        Err(error) if is_not_yet(error.kind()) => {
+            let present = choose_present(&image.program, actions)?;
+            Ok((image, present, Some(error)))
+        }
+        choices => Ok((image, choices?, None)),
+    }
+}
+
+/// Whether something is missing that may come, with a program that is executed or an object that is
+/// loaded.
+pub(crate) fn is_not_yet(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
+    )
+}
+
 /// Carries out what was chosen among the probes of `image`, which the process is to have.
 fn set(
     one: &One,
@@ -539,7 +595,7 @@ fn set(
     standing: &Stopped<'_>,
 ) -> Result<Report> {
     let _turn = Turn::wait(&one.process, Instant::now() + options.deadline)?;
-    let memory = observe::behind_veil(&one.process, one.memory()?)?;
+    let memory = observe::behind_veil(one.memory()?, &read_maps(&one.process)?);
     let subject = Subject {
         process: &one.process,
         image,

@@ -46,6 +46,19 @@ impl Image {
     ///
     /// If none has probes, or the executable cannot be read.
     pub(crate) fn of(process: &Process, files: Arc<Files>) -> Result<Image> {
+        match Image::look(process, files)? {
+            (_, Some(error)) => Err(error),
+            (image, None) => Ok(image),
+        }
+    }
+
+    /// As `of`, of a process that may have no probes yet.
+    pub(crate) fn even_without(process: &Process, files: Arc<Files>) -> Result<Image> {
+        Ok(Image::look(process, files)?.0)
+    }
+
+    /// The image, and what is wrong if it has no probes.
+    fn look(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
         let denied = |source: io::Error| denial::or_lost(process, "look into", source);
         let auxv = process.read_program("auxv").map_err(denied)?;
         // In the midst of an exec it is empty, and the new program not mapped yet.
@@ -99,25 +112,29 @@ impl Image {
             passed_over,
         } = objects::others(process, &maps, executable, &files);
         let mut objects = Vec::with_capacity(1 + others.len());
-        match known {
-            Some((elf, table)) => objects.push(Object {
+        if let Some((elf, table)) = known {
+            objects.push(Object {
                 bias: bias_of_executable(process, &table, executable, &auxv, &maps)?,
                 table,
                 elf,
                 file: executable,
-            }),
-            None if others.is_empty() => return Err(none_but(passed_over, has_none)),
-            None => {}
+            });
         }
         objects.extend(others);
-        Ok(Image {
-            program: Arc::new(Program::of(path, objects).beside(passed_over)),
+        let program = Program::of(path, objects);
+        let (program, none) = match program.objects().is_empty() {
+            true => (program, Some(none_but(passed_over, has_none))),
+            false => (program.beside(passed_over), None),
+        };
+        let image = Image {
+            program: Arc::new(program),
             auxv,
             executable,
             files,
             code: code(&maps),
             loaded: None,
-        })
+        };
+        Ok((image, none))
     }
 
     /// The image as it is now, if objects have been loaded or unloaded since. Where it is known which

@@ -22,6 +22,7 @@ use crate::bias;
 use crate::denial;
 use crate::elf::ElfFile;
 use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::follow::{is_not_yet, wanted};
 use crate::image::Image;
 use crate::loader;
 use crate::patch::Outcome;
@@ -136,7 +137,8 @@ impl Launch {
                 let program = program.clone();
                 return Err(ErrorKind::Exec { program, source }.into());
             }
-            let (stopped, report) = set_up(tracer, &at_exec, &program, &actions, options)?;
+            let (stopped, report, _) =
+                set_up(tracer, &at_exec, &program, &actions, options, false)?;
             stopped.release();
             let child = at_exec.keep()?;
             Ok(Launched { child, report })
@@ -157,7 +159,8 @@ fn set_up<'s>(
     program: &Path,
     actions: &Actions,
     options: Options,
-) -> Result<(Stopped<'s>, Report)> {
+    follows: bool,
+) -> Result<(Stopped<'s>, Report, Option<Error>)> {
     let process = at_exec.process();
     // Before `stopped` lets it go.
     let killed = |error| {
@@ -173,13 +176,14 @@ fn set_up<'s>(
         Some(entry) => run_until_loaded(tracer, at_exec, stopped, &memory, entry, options.deadline)
             .map_err(|reason| killed(not_reached(reason, process, program)))?,
     };
-    let report = set_probes(process, &memory, &stopped, actions, options).map_err(killed)?;
+    let set = set_probes(process, &memory, &stopped, actions, options, follows);
+    let (report, missing) = set.map_err(killed)?;
     if tracer.is_told_to_end() {
         // A Ctrl-C before the child was there has reached us alone.
         let program = program.to_owned();
         return Err(killed(ErrorKind::Interrupted { program }.into()));
     }
-    Ok((stopped, report))
+    Ok((stopped, report, missing))
 }
 
 /// Lets a program run until its loader has mapped all that it is linked with, of which nothing has run
@@ -284,9 +288,16 @@ fn set_probes(
     stopped: &Stopped<'_>,
     actions: &Actions,
     options: Options,
-) -> Result<Report> {
-    let image = Image::of(process, Arc::default())?;
-    let choices = choose(&image.program, actions)?;
+    follows: bool,
+) -> Result<(Report, Option<Error>)> {
+    let (image, choices, missing) = match follows {
+        true => wanted(process, Arc::default(), actions)?,
+        false => {
+            let image = Image::of(process, Arc::default())?;
+            let choices = choose(&image.program, actions)?;
+            (image, choices, None)
+        }
+    };
     let subject = Subject {
         process,
         image: &image,
@@ -300,7 +311,7 @@ fn set_probes(
     if !job.is_done() && job.carry_out(stopped)? == Outcome::Outdated {
         return Err(ErrorKind::KeepsChanging { pid: process.pid() }.into());
     }
-    Ok(job.report(Duration::ZERO))
+    Ok((job.report(Duration::ZERO), missing))
 }
 
 /// Chooses among the probes of a file, so that a wrong name is found before anything is started.
@@ -309,16 +320,9 @@ fn check_names(file: &Path, actions: &Actions) -> Result<()> {
     let elf = ElfFile::open(file)?;
     let is_loaded = elf.interpreter().is_some();
     match choose_in(elf, actions) {
-        Err(error) if is_loaded && may_be_elsewhere(error.kind()) => Ok(()),
+        Err(error) if is_loaded && is_not_yet(error.kind()) => Ok(()),
         checked => checked,
     }
-}
-
-fn may_be_elsewhere(kind: &ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
-    )
 }
 
 fn choose_in(elf: ElfFile, actions: &Actions) -> Result<()> {

@@ -206,17 +206,6 @@ impl Target {
         })
     }
 
-    /// Whether the process is observed, or was by somebody who was killed: how many of its sites.
-    ///
-    /// # Errors
-    ///
-    /// If the process has ended, or may not be looked into.
-    pub fn observed_sites(&self) -> Result<usize> {
-        let maps = read_maps(self.process())?;
-        let arenas = find(&self.bare_memory_to_read()?, &maps);
-        Ok(arenas.iter().map(|arena| arena.entries.len()).sum())
-    }
-
     /// Puts back what observations have left in the process; says how many sites that were.
     ///
     /// # Errors
@@ -325,19 +314,23 @@ impl Observer<'_> {
 }
 
 /// The memory of a process, with sites that are observed behind a veil.
-pub(crate) fn behind_veil(process: &Process, memory: ProcessMemory) -> Result<ProcessMemory> {
-    let arenas = find(&memory, &read_maps(process)?);
-    Ok(memory.behind(Veil::over(&arenas)))
+pub(crate) fn behind_veil(memory: ProcessMemory, maps: &[Mapping]) -> ProcessMemory {
+    let arenas = find(&memory, maps);
+    memory.behind(Veil::over(&arenas))
 }
 
 /// The observations that a process has in its memory.
 pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
-    let may_be = |mapping: &&Mapping| mapping.executable && mapping.inode == 0 && !mapping.shared;
+    let may_be = |mapping: &&Mapping| {
+        // The kernel's own have names: [vdso], [vsyscall].
+        let is_nobodys = mapping.inode == 0 && !mapping.path().starts_with(b"[v");
+        mapping.executable && is_nobodys && !mapping.shared
+    };
     let found = maps.iter().filter(may_be).map(|mapping| {
         let len = mapping.end.0 - mapping.start.0;
         Arena::find(mapping.start, len, |at, bytes| memory.read(at, bytes))
     });
-    // What cannot be read is the kernel's own: vsyscall.
+    // What cannot be read is none.
     found.filter_map(|arena| arena.ok().flatten()).collect()
 }
 

@@ -10,6 +10,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::dir::Dir;
 use nix::errno::Errno;
@@ -52,6 +53,8 @@ pub(crate) struct Status {
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
     pub(crate) threads: usize,
+    /// How many pid namespaces it has a number in, from that of this /proc on.
+    pub(crate) levels: usize,
     /// 0 if no seccomp filter is in force, 1 if nothing but read(2) and write(2) is allowed.
     pub(crate) seccomp: u32,
     /// How many filters there are.
@@ -65,6 +68,12 @@ pub(crate) struct Status {
 impl Process {
     /// Opens `/proc/pid`. Says nothing yet of whether the process can be worked on.
     pub(crate) fn open(pid: i32) -> Result<Process> {
+        refuse_foreign_proc()?;
+        Process::open_as(pid)
+    }
+
+    /// As `open`, `pid` being the number that this /proc has.
+    fn open_as(pid: i32) -> Result<Process> {
         let gone = || crate::Error::from(ErrorKind::NoSuchProcess { pid });
         if pid <= 0 {
             return Err(gone());
@@ -91,7 +100,7 @@ impl Process {
             number.ok_or_else(|| io::Error::other("it names no process"))
         });
         let pid = number.map_err(|source| ErrorKind::OpenFile { path, source })?;
-        Process::open(pid)
+        Process::open_as(pid)
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -374,6 +383,31 @@ impl Process {
     }
 }
 
+/// Refuses a /proc that has other numbers for processes than ptrace(2) takes: that of another pid
+/// namespace, in which one of ours may have the number of a stranger.
+///
+/// # Errors
+///
+/// [`ErrorKind::ForeignProc`], [`ErrorKind::NoProc`].
+pub(crate) fn refuse_foreign_proc() -> Result<()> {
+    /// For which of us it has been found to be right.
+    static RIGHT_FOR: AtomicU32 = AtomicU32::new(0);
+    let own = std::process::id();
+    if RIGHT_FOR.load(Ordering::Relaxed) == own {
+        return Ok(());
+    }
+    let own_process = Process::own();
+    let status = own_process.map(|process| (process.status(), process.pid()));
+    match status {
+        Ok((Ok(status), pid)) if status.levels <= 1 && pid.unsigned_abs() == own => {
+            RIGHT_FOR.store(own, Ordering::Relaxed);
+            Ok(())
+        }
+        Ok((Ok(_), _)) => Err(ErrorKind::ForeignProc.into()),
+        Ok((Err(_), _)) | Err(_) => Err(ErrorKind::NoProc.into()),
+    }
+}
+
 fn open_folder(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
     can_fail!(OpenProcess);
     open(path, flags, Mode::empty())
@@ -441,6 +475,7 @@ fn parse_status(bytes: &[u8]) -> Status {
             b"State" => status.state = first.chars().next().unwrap_or('?'),
             b"Tgid" => status.tgid = first.parse().unwrap_or(0),
             b"PPid" => status.ppid = first.parse().unwrap_or(0),
+            b"NSpid" => status.levels = value.split_ascii_whitespace().count(),
             b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
             b"Uid" => status.uid = first.parse().unwrap_or(0),
             b"Threads" => status.threads = first.parse().unwrap_or(0),

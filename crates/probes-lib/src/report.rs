@@ -17,11 +17,17 @@ pub struct ProbeStates {
     pub(crate) snapshot: Snapshot,
     /// By id of the probe.
     readings: Vec<Reading>,
+    observed_sites: usize,
 }
 
 impl ProbeStates {
-    pub(crate) fn of(program: Arc<Program>, snapshot: Snapshot) -> ProbeStates {
+    pub(crate) fn of(
+        program: Arc<Program>,
+        snapshot: Snapshot,
+        observed_sites: usize,
+    ) -> ProbeStates {
         ProbeStates {
+            observed_sites,
             readings: program
                 .probes()
                 .map(|probe| snapshot.reading(probe))
@@ -44,6 +50,12 @@ impl ProbeStates {
     /// The objects that have probes: the executable if it has any, then others by address.
     pub fn objects(&self) -> &[Object] {
         self.program.objects()
+    }
+
+    /// How many sites are observed ([`Target::observe`](crate::Target::observe)): by somebody who does so
+    /// now, or who was killed.
+    pub fn observed_sites(&self) -> usize {
+        self.observed_sites
     }
 
     /// Whether every probe is either on or off.

@@ -133,13 +133,17 @@ impl Target {
 
     fn of(process: Process, files: Arc<Files>, own: Option<u32>) -> Result<Target> {
         let image = Image::of(&process, files)?;
-        Ok(Target {
+        Ok(Target::with(process, image, own))
+    }
+
+    fn with(process: Process, image: Image, own: Option<u32>) -> Target {
+        Target {
             process,
             program: image.program.path().to_owned(),
             own,
             changing: Mutex::default(),
             image: Mutex::new(Arc::new(image)),
-        })
+        }
     }
 
     /// As [`Target::open`], for who is going to change the process: errors say that nothing was
@@ -150,6 +154,22 @@ impl Target {
     /// See [`Target::open`].
     pub fn open_to_change(pid: i32) -> Result<Target> {
         Target::open(pid).map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
+    /// As [`Target::open_to_change`], of a process that is to be followed ([`follow`](crate::follow())):
+    /// it may have no probes yet.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open`].
+    pub fn open_to_follow(pid: i32) -> Result<Target> {
+        let open = || {
+            let process = Process::open(pid)?;
+            process.refuse_unworkable()?;
+            let image = Image::even_without(&process, Arc::default())?;
+            Ok(Target::with(process, image, None))
+        };
+        open().map_err(|error: Error| error.leaving(Effect::NothingChanged))
     }
 
     /// The process's id.
@@ -240,9 +260,9 @@ impl Target {
         let maps = self.maps().map_err(|error| self.tell_exec(error))?;
         let image = self.look_again(&maps);
         let program = &image.program;
-        let untouched = Untouched::of(&self.process, program.objects(), maps);
         // Opened afterwards: that is when an exec is noticed.
-        let memory = self.memory("look into", OFlag::O_RDONLY)?;
+        let memory = observe::behind_veil(self.bare_memory_to_read()?, &maps);
+        let untouched = Untouched::of(&self.process, program.objects(), maps);
         let is_the_files = |start, len| {
             let untouched = untouched.as_ref();
             untouched.is_some_and(|untouched| untouched.holds(start, len))
@@ -251,7 +271,7 @@ impl Target {
         let snapshot = layout
             .read_states(self.pid(), &memory, program, is_the_files)
             .map_err(|error| self.tell_exec(error))?;
-        let states = ProbeStates::of(program.clone(), snapshot);
+        let states = ProbeStates::of(program.clone(), snapshot, memory.observed_sites());
         if !states.is_consistent() && !image.is_as_in(&read_maps(&self.process)?) {
             return Err(ErrorKind::KeepsChanging { pid: self.pid() }.into());
         }
@@ -324,7 +344,7 @@ impl Target {
             }
             let image = self.look_at_objects()?;
             let choices = choose(&image.program, actions)?;
-            let memory = self.memory("attach to", OFlag::O_RDWR)?;
+            let memory = self.memory()?;
             let subject = Subject {
                 process: &self.process,
                 image: &image,
@@ -429,7 +449,7 @@ impl Target {
     }
 
     fn change(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
-        let memory = self.memory("attach to", OFlag::O_RDWR)?;
+        let memory = self.memory()?;
         for _ in 0..ATTEMPTS {
             match self.in_peace(|| self.try_to_change(choose, options, &memory)) {
                 Ok(Some(report)) => return Ok(report),
@@ -536,10 +556,10 @@ impl Target {
         error
     }
 
-    /// The memory, with sites that are observed behind a veil.
-    fn memory(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
-        let memory = self.bare_memory_for(operation, flags)?;
-        observe::behind_veil(&self.process, memory)
+    /// The memory, to be changed, with sites that are observed behind a veil.
+    fn memory(&self) -> Result<ProcessMemory> {
+        let maps = read_maps(&self.process)?;
+        Ok(observe::behind_veil(self.bare_memory()?, &maps))
     }
 
     /// The memory as it is, to be changed.

@@ -11,7 +11,7 @@ use std::thread;
 
 use crate::error::{ErrorKind, Result};
 use crate::objects::Files;
-use crate::process::Process;
+use crate::process::{Process, refuse_foreign_proc};
 use crate::session::Target;
 use crate::snapshot::State;
 use crate::table::Generation;
@@ -25,7 +25,7 @@ pub struct Survey {
     /// The processes with probes, by pid.
     pub processes: Vec<Surveyed>,
     /// Processes that could not be looked into: of other users, mostly.
-    pub denied: usize,
+    pub denied: Vec<i32>,
 }
 
 /// A process with probes.
@@ -54,6 +54,7 @@ pub struct Surveyed {
 ///
 /// If the processes cannot be listed.
 pub fn survey() -> Result<Survey> {
+    refuse_foreign_proc()?;
     let pids = pids().map_err(|source| ErrorKind::OpenFile {
         path: "/proc".into(),
         source,
@@ -65,7 +66,7 @@ pub fn survey() -> Result<Survey> {
         while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
             match look(pid, &files) {
                 Ok(process) => found.processes.extend(process),
-                Err(Denied) => found.denied += 1,
+                Err(Denied) => found.denied.push(pid),
             }
         }
         found
@@ -80,7 +81,7 @@ pub fn survey() -> Result<Survey> {
             match other.join() {
                 Ok(found) => {
                     survey.processes.extend(found.processes);
-                    survey.denied += found.denied;
+                    survey.denied.extend(found.denied);
                 }
                 Err(panic) => std::panic::resume_unwind(panic),
             }

@@ -7,7 +7,7 @@ use probes_lib::{Options, ProbeChange, Report, Target};
 use super::failures::Failures;
 use super::follow;
 use super::put_back::{Endings, Over, put_back, refuse_leftovers};
-use super::whom::pids;
+use super::whom::{has_ended_since, pids};
 use super::{Failure, answer_change, few, say_passed_over, say_what};
 use crate::messages::Messages;
 use crate::output::Format;
@@ -20,8 +20,8 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
         gigatext: request.gigatext,
         ..Options::default()
     };
-    let pids = pids(&request.whom)?;
-    let mut failures = Failures::of(pids.len(), messages);
+    let pids = pids(&request.whom, &messages)?;
+    let mut failures = Failures::of(&request.whom, pids.len(), messages);
     let targets = open(request, &pids, options, &mut failures)?;
     for target in &targets {
         say_what(&failures.messages(target.pid()), target);
@@ -83,11 +83,22 @@ fn open(
 ) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::with_capacity(pids.len());
     for &pid in pids {
-        targets.extend(failures.but(pid, Target::open_to_change(pid)));
+        let opened = match request.follow {
+            true => Target::open_to_follow(pid),
+            false => Target::open_to_change(pid),
+        };
+        match opened {
+            Err(error) if has_ended_since(&request.whom, pid, &error) => {}
+            opened => targets.extend(failures.but(pid, opened)),
+        }
     }
     if pids.len() > 1 {
         for target in &targets {
-            failures.but(target.pid(), target.check(&request.actions, options));
+            match target.check(&request.actions, options) {
+                // It may come.
+                Err(error) if request.follow && follow::is_not_yet(&error) => {}
+                checked => drop(failures.but(target.pid(), checked)),
+            }
         }
     }
     failures.end("nothing was changed in any")?;

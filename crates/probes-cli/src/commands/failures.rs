@@ -2,18 +2,23 @@
 
 use super::{Failure, Subject};
 use crate::messages::Messages;
+use crate::request::Whom;
 
 /// What could not be done to some of several processes; of one alone it is the failure of all.
 pub(super) struct Failures {
     total: usize,
+    /// Whether it is to be said which process something is about.
+    several: bool,
     messages: Messages,
     list: Vec<Failure>,
 }
 
 impl Failures {
-    pub(super) fn of(total: usize, messages: Messages) -> Failures {
+    /// Those picked by a name are several even if it is one: what is printed has one form.
+    pub(super) fn of(whom: &Whom, total: usize, messages: Messages) -> Failures {
         Failures {
             total,
+            several: total > 1 || whom.name.is_some(),
             messages,
             list: Vec::new(),
         }
@@ -21,7 +26,7 @@ impl Failures {
 
     /// Whether it is to be said which process something is about.
     pub(super) fn several(&self) -> bool {
-        self.total > 1
+        self.several
     }
 
     /// Says things of one of the processes.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use probes_lib::{Followed, Follower, Options, Target};
+use probes_lib::{Error, ErrorKind, Followed, Follower, Options, Target};
 
 use super::put_back::Endings;
 use super::{Failure, Subject, attach, trace};
@@ -92,8 +92,21 @@ pub(super) fn launched(
     }
 }
 
+/// Whether something is missing that may come, with a program that is executed or an object that is
+/// loaded.
+pub(super) fn is_not_yet(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
+    )
+}
+
 fn say(messages: &Messages, event: &Followed) {
     match event {
+        Followed::NotYet { pid, error } => messages.about(*pid).warning(
+            &format!("{error}, so far"),
+            "it is followed for what it executes and loads",
+        ),
         Followed::Forked { parent, pid } => {
             messages.step(format_args!("process {parent} has started process {pid}"));
         }

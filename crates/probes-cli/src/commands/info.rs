@@ -3,7 +3,7 @@
 use probes_lib::{Object, ProbeState, ProbeStates, State, Target};
 
 use super::failures::Failures;
-use super::whom::pids;
+use super::whom::{has_ended_since, pids};
 use super::{Failure, detail, few, say_what};
 use crate::hint;
 use crate::messages::Messages;
@@ -11,10 +11,17 @@ use crate::output::{self, Listing};
 use crate::request::{Answer, Info};
 
 pub(super) fn run(request: &Info) -> Result<(), Failure> {
-    let pids = pids(&request.whom)?;
-    let mut failures = Failures::of(pids.len(), request.answer.messages);
+    let messages = request.answer.messages;
+    let pids = pids(&request.whom, &messages)?;
+    let mut failures = Failures::of(&request.whom, pids.len(), messages);
     for pid in pids {
         let read = Target::open(pid).and_then(|target| Ok((target.states()?, target)));
+        if read
+            .as_ref()
+            .is_err_and(|error| has_ended_since(&request.whom, pid, error))
+        {
+            continue;
+        }
         if let Some((states, target)) = failures.but(pid, read) {
             let answer = Answer {
                 messages: failures.messages(pid),
@@ -39,28 +46,21 @@ fn show(
     let listing = Listing::of_process(target, states, &detail);
     output::print_listing(answer.format, &listing, request.sites, several)?;
     warn(&answer.messages, target.pid(), states);
-    say_observed(&answer.messages, target);
+    say_observed(&answer.messages, target.pid(), states.observed_sites());
     Ok(())
 }
 
 /// Says that hits are counted, by somebody who may have been killed.
-fn say_observed(messages: &Messages, target: &Target) {
-    match target.observed_sites() {
-        Ok(0) | Err(_) => {}
-        Ok(sites) => {
-            let pid = target.pid();
-            let are = match sites {
-                1 => "1 site is".to_owned(),
-                sites => format!("{sites} sites are"),
-            };
-            messages.warning(
-                &format!("{are} observed: by an ocaml-probes that runs, or by one that was killed"),
-                &format!(
-                    "if none runs, `ocaml-probes count -pid {pid} -for 1ms` puts everything back"
-                ),
-            );
-        }
-    }
+fn say_observed(messages: &Messages, pid: i32, sites: usize) {
+    let are = match sites {
+        0 => return,
+        1 => "1 site is".to_owned(),
+        sites => format!("{sites} sites are"),
+    };
+    messages.warning(
+        &format!("{are} observed: by an ocaml-probes that runs, or by one that was killed"),
+        &format!("if none runs, `ocaml-probes count -pid {pid} -for 1ms` puts everything back"),
+    );
 }
 
 /// Names the probes whose counters and sites disagree.

@@ -11,11 +11,14 @@ pub(super) fn run(request: &Ps) -> Result<(), Failure> {
     let answer = request.answer;
     let survey = survey().map_err(Failure::Survey)?;
     output::print_processes(answer.format, &Processes::of(&survey, user_name))?;
-    if survey.denied > 0 {
-        answer.messages.step(format_args!(
-            "{} processes could not be looked into; sudo shows those of other users",
-            survey.denied
-        ));
+    match survey.denied.len() {
+        0 => {}
+        1 => answer
+            .messages
+            .step(format_args!("1 process could not be looked into")),
+        denied => answer
+            .messages
+            .step(format_args!("{denied} processes could not be looked into")),
     }
     Ok(())
 }

@@ -244,7 +244,7 @@ impl Processes {
         Processes {
             version: VERSION,
             processes: survey.processes.iter().map(view).collect(),
-            denied: survey.denied,
+            denied: survey.denied.len(),
         }
     }
 }

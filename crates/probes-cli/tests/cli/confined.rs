@@ -234,3 +234,29 @@ fn a_pid_that_a_process_has_in_its_container_is_told_from_outside() {
         files.next();
     }
 }
+
+#[test]
+fn where_proc_shows_another_pid_namespace_nobody_is_mistaken_for_another() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let outside = Talker::start(&file);
+        let before = image(outside.pid());
+        let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+        let pid = outside.pid();
+        for line in [
+            format!("attach -enable-all -pid {pid}"),
+            format!("attach -live -enable-all -pid {pid}"),
+            format!("info -pid {pid}"),
+            "ps".to_owned(),
+            format!("trace -prog {}", file.display()),
+        ] {
+            let mut unshare = Command::new("unshare");
+            // The numbers in its /proc are not those that the kernel takes from it.
+            unshare.args(["--user", "--map-root-user", "--pid", "--fork", tool]);
+            let failure = run_command(unshare.args(line.split(' '))).failure();
+            let why = "/proc shows another pid namespace than the one that this process is in";
+            assert!(failure.contains(why), "{line}: {failure}");
+            assert!(failure.contains("mount -t proc"), "{line}: {failure}");
+        }
+        assert!(image(pid) == before);
+    }
+}

@@ -286,22 +286,65 @@ fn program_of(tool: &Talker) -> i32 {
 fn a_followed_program_that_cannot_be_started_is_an_error_as_without() {
     let cases = [
         (
-            "trace -follow -enable nothing -prog",
-            "family.pie",
-            "no probe \"nothing\" in family.pie",
-        ),
-        ("trace -follow -prog", "no_probes.pie", "no OCaml probes in"),
-        (
             "trace -follow -prog",
             "corrupt/not_elf",
             "is not an ELF file",
         ),
+        ("trace -follow -prog", "nowhere", "No such file"),
     ];
     for (line, program, message) in cases {
         let mut tool = command(line.split(' '));
-        let failure = crate::support::run_command(tool.arg(fixture(program))).failure();
+        let folder = fixture("family.pie").parent().unwrap().to_owned();
+        let failure = crate::support::run_command(tool.arg(folder.join(program))).failure();
         assert!(failure.contains(message), "{failure}");
         assert!(failure.contains("the program was not started"), "{failure}");
+    }
+}
+
+#[test]
+fn what_a_process_has_no_probes_for_yet_is_set_when_they_come() {
+    let plugin = fixture("objects/eager.so");
+    for (program, missing) in [
+        ("objects/host", "no probe \"plug\" in host."),
+        ("family", "no probe \"plug\" in family."),
+        ("no_probes", "no OCaml probes in "),
+    ] {
+        for file in fixture_forms(program) {
+            let mut trace = command(["trace", "-follow", "-wait", "-enable", "plug", "-prog"]);
+            trace.arg(&file).stderr(Stdio::piped());
+            let mut traced = Talker::spawn(&mut trace);
+            traced.expect("ready");
+            let mut running = Talker::start(&file);
+            let pid = running.pid();
+            let mut attach = command(["attach", "-follow", "-enable", "plug", "-pid"]);
+            attach.arg(pid.to_string()).stderr(Stdio::piped());
+            let mut following = Following::started(&mut attach, pid);
+            for talker in [&mut traced, &mut running] {
+                match program {
+                    "objects/host" => {
+                        talker.ask(&format!("load {}", plugin.display()), "loaded");
+                        let hits = talker.ask("plugins", "plugins");
+                        assert_eq!(hits, "plugins 0:ping=0,plug=4");
+                    }
+                    "family" => {
+                        let eager = fixture("objects/eager.pie");
+                        talker.ask(&format!("spawn {}", eager.display()), "ready");
+                        let hits = talker.ask("plugins", "plugins");
+                        assert_eq!(hits, "plugins 0:ping=0,plug=4");
+                        talker.ask("quit", "started 0");
+                    }
+                    _ => drop(talker.ask("run", "hits")),
+                }
+                talker.send("quit");
+            }
+            for tool in [&mut traced, &mut following.0] {
+                let said = tool.guard().child().stderr.take().unwrap();
+                assert_eq!(tool.guard().wait().code(), Some(0));
+                let said = read(said);
+                assert!(said.contains("ocaml-probes: warning: "), "{said}");
+                assert!(said.contains(missing), "{said}");
+            }
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
     Launch, Launched, check_names, is_shell_instead, of_launch, refuse_setuid, resolve, set_up,
 };
 use crate::error::{Effect, ErrorKind, Result};
-use crate::follow::{Followed, Following, Teller};
+use crate::follow::{Followed, Following, Teller, is_not_yet};
 use crate::process::Process;
 use crate::report::Report;
 use crate::select::Actions;
@@ -88,7 +88,11 @@ impl Launch {
         let file = resolve(&self.command);
         if let Some(file) = &file {
             refuse_setuid(file)?;
-            check_names(file, &self.actions)?;
+            match check_names(file, &self.actions) {
+                // What it lacks may come with what it executes and loads.
+                Err(error) if is_not_yet(error.kind()) => {}
+                checked => checked?,
+            }
         }
         let failed = |source| ErrorKind::Exec {
             program: program.clone(),
@@ -229,8 +233,17 @@ impl Follower {
             let (program, source) = (self.program.clone(), Errno::ENOEXEC.into());
             return Err(ErrorKind::Exec { program, source }.into());
         }
-        let (stopped, report) =
-            set_up(tracer, &at_exec, &self.program, &self.actions, self.options)?;
+        let (stopped, report, missing) = set_up(
+            tracer,
+            &at_exec,
+            &self.program,
+            &self.actions,
+            self.options,
+            true,
+        )?;
+        if let Some(error) = missing {
+            let _ = teller.send(Followed::NotYet { pid, error });
+        }
         let _ = teller.send(Followed::Set(report));
         let _ = is_told.recv();
         drop(is_told);

@@ -55,6 +55,11 @@ impl Veil {
         Veil(veil)
     }
 
+    /// How many sites are observed.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

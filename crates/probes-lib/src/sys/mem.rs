@@ -53,6 +53,11 @@ impl ProcessMemory {
         self
     }
 
+    /// How many sites are behind the veil.
+    pub(crate) fn observed_sites(&self) -> usize {
+        self.veil.len()
+    }
+
     /// Writes code, `write` being how, as it is to be seen.
     fn write_seen(
         &self,

@@ -194,17 +194,17 @@ fn what_an_observation_has_left_is_told_and_put_back() {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
-        assert_eq!(target.observed_sites().unwrap(), 0);
+        assert_eq!(target.states().unwrap().observed_sites(), 0);
         drop(target.observe(&[Selector::All], options()).unwrap());
         talker.hits();
-        assert_eq!(target.observed_sites().unwrap(), 2);
+        assert_eq!(target.states().unwrap().observed_sites(), 2);
         // The next one begins anew.
         drop(
             target
                 .observe(&[Selector::name("plain")], options())
                 .unwrap(),
         );
-        assert_eq!(target.observed_sites().unwrap(), 1);
+        assert_eq!(target.states().unwrap().observed_sites(), 1);
         assert_eq!(target.clean(options()).unwrap(), 1);
         assert_eq!(target.clean(options()).unwrap(), 0);
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
