@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 mod commands;
 mod cost;
+mod count;
 mod document;
 mod failure;
 mod gdb;
@@ -107,7 +108,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The tables, by the names of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 12] = [
     "machine",
     "goals",
     "stillness",
@@ -116,6 +117,8 @@ const TABLES: [&str; 10] = [
     "gdb",
     "commands",
     "ps",
+    "count",
+    "count-stops",
     "syscalls",
     "parsing",
 ];
@@ -159,6 +162,12 @@ fn measure(request: Request) -> Result<()> {
     }
     if wants("ps") {
         document.add("ps", ps::table(&ready.targets, tool, request.rounds)?);
+    }
+    if wants("count") {
+        document.add("count", count::table(&ready.targets, request.rounds)?);
+    }
+    if wants("count-stops") {
+        document.add("count-stops", count::stops(programs, request.rounds)?);
     }
     if wants("syscalls") {
         document.add("syscalls", syscalls::table(programs, tool)?);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
-use crate::ps;
+use crate::{count, ps};
 
 const FIXTURES: &str = "test-programs/fixtures";
 
@@ -56,12 +56,11 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
     let wanted = PROGRAMS
         .iter()
         .map(|(name, _)| format!("./{FIXTURES}/{name}"));
-    let of_ps = ps::FILES
-        .iter()
-        .map(|file| format!("./test-programs/{file}"));
+    let others = ps::FILES.iter().chain([&count::FILE]);
+    let others = others.map(|file| format!("./test-programs/{file}"));
     run(Command::new("dune")
         .arg("build")
-        .args(wanted.chain(of_ps))
+        .args(wanted.chain(others))
         .current_dir(&root))?;
     if with_tool {
         run(cargo(&root).args(["build", "--release", "-p", "probes-cli"]))?;
