@@ -13,38 +13,32 @@
 pub(crate) mod arena;
 pub(crate) mod detour;
 mod place;
+mod put_back;
 mod rewrite;
 pub(crate) mod stub;
 pub(crate) mod veil;
+mod work;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::addr::LiveAddr;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::read_maps;
-use crate::maps::{self, Mapping};
-use crate::memory::{ReadMemory, WriteMemory};
+use crate::maps::Mapping;
+use crate::memory::ReadMemory;
 use crate::object::Object;
-use crate::observe::arena::{Arena, Entry};
-use crate::observe::rewrite::Change;
+use crate::observe::arena::Arena;
+use crate::observe::put_back::{Left, put_back};
 use crate::observe::veil::Veil;
-use crate::process::Process;
+use crate::observe::work::{Work, map, read_data, unmap};
 use crate::program::Program;
 use crate::select::{Actions, Selector, choose};
 use crate::session::{Options, Target};
-use crate::site::SiteCode;
 use crate::sys::mem::ProcessMemory;
-use crate::sys::threads::{Stopped, Tracer, with_tracer};
+use crate::sys::threads::with_tracer;
 use crate::table::Site;
 use crate::turn::Turn;
-
-/// How long threads are given to get out of the stubs.
-const LEAVING: Duration = Duration::from_secs(2);
-
-/// How much of a stack is looked at, from its top.
-const MOST_STACK: u64 = 8 << 20;
 
 /// Counts the hits of probes of a process until it is removed. Whether probes are enabled is not
 /// touched: those that are off are counted as well, and can be switched meanwhile.
@@ -234,43 +228,6 @@ impl Target {
     }
 }
 
-/// What somebody has left who was killed before there was a header.
-struct Left {
-    /// What he has mapped.
-    maps: Vec<Range<u64>>,
-}
-
-impl Left {
-    fn find(
-        process: &Process,
-        memory: &ProcessMemory,
-        maps: &[Mapping],
-        arenas: &[Arena],
-    ) -> Option<Left> {
-        let cave = place::cave(process, memory, maps).ok()?;
-        let mut bytes = [0; detour::ROOM];
-        memory.read(cave, &mut bytes).ok()?;
-        if bytes == [0; detour::ROOM] {
-            return None;
-        }
-        let is_left = |range: &Range<u64>| {
-            let is_whole = |mapping: &Mapping| {
-                let of_nobody = mapping.inode == 0 && !mapping.shared;
-                of_nobody && (mapping.start.0..mapping.end.0) == *range
-            };
-            let has_header = arenas.iter().any(|arena| {
-                let len = arena.code_len() + arena.data_len();
-                (arena.code.0..arena.code.plus(len).0).contains(&range.start)
-            });
-            !has_header && maps.iter().any(is_whole)
-        };
-        let maps = detour::mapped_by(&bytes).into_iter().filter(is_left);
-        Some(Left {
-            maps: maps.collect(),
-        })
-    }
-}
-
 impl Observer<'_> {
     /// How long the process stood still to be observed, at most.
     pub fn stopped(&self) -> Duration {
@@ -332,335 +289,4 @@ pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
     });
     // What cannot be read is none.
     found.filter_map(|arena| arena.ok().flatten()).collect()
-}
-
-fn read_data(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<Vec<Vec<u8>>> {
-    let read = |arena: &Arena| {
-        let mut data = vec![0; arena.data_len() as usize];
-        memory
-            .read(arena.data(), &mut data)
-            .map_err(|source| read_error(pid, arena.data(), source))?;
-        Ok(data)
-    };
-    arenas.iter().map(read).collect()
-}
-
-fn read_error(pid: i32, address: LiveAddr, source: std::io::Error) -> Error {
-    match source.kind() {
-        std::io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
-        _ => ErrorKind::ReadMemory {
-            pid,
-            what: "what was counted",
-            address,
-            source,
-        },
-    }
-    .into()
-}
-
-fn map(arena: &Arena) -> [detour::Call; 2] {
-    let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
-    [
-        detour::map(arena.code, arena.code_len(), read | execute),
-        detour::map(arena.data(), arena.data_len(), read | write),
-    ]
-}
-
-fn unmap(arena: &Arena) -> detour::Call {
-    detour::unmap(arena.code, arena.code_len() + arena.data_len())
-}
-
-/// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; says
-/// what the counters were then.
-fn put_back(
-    process: &Process,
-    memory: &ProcessMemory,
-    arenas: &[Arena],
-    left: Option<Left>,
-    options: Options,
-) -> Result<Vec<Vec<u8>>> {
-    let maps = read_maps(process)?;
-    let cave = place::cave(process, memory, &maps)?;
-    with_tracer(&[process], |tracer| {
-        let work = Work {
-            tracer,
-            process,
-            memory,
-            cave,
-            limit: options.deadline,
-        };
-        let mut stopped = tracer.stop(process, options.deadline)?;
-        let changes = work.changes_back(&stopped, arenas)?;
-        rewrite::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
-        let begun = Instant::now();
-        while is_inside(process, memory, &stopped, arenas)? {
-            stopped.release();
-            if begun.elapsed() > LEAVING {
-                // Whoever is inside comes out by himself, some day; nobody gets in any more.
-                return read_data(process.pid(), memory, arenas);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-            stopped = tracer.stop(process, options.deadline)?;
-        }
-        let data = read_data(process.pid(), memory, arenas)?;
-        let left = left.into_iter().flat_map(|left| left.maps);
-        let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
-        let unmapped = work.unmap_all(stopped, arenas.iter().map(unmap).chain(left))?;
-        unmapped.release();
-        Ok(data)
-    })
-}
-
-/// Whether a thread is in the stubs, or will return to them from a signal's handler.
-fn is_inside(
-    process: &Process,
-    memory: &ProcessMemory,
-    stopped: &Stopped<'_>,
-    arenas: &[Arena],
-) -> Result<bool> {
-    let is_in = |address: u64| arenas.iter().any(|arena| arena.holds_code(address));
-    let maps = read_maps(process)?;
-    for (counter, stack) in stopped.places() {
-        if is_in(counter) {
-            return Ok(true);
-        }
-        let Some(mapping) = maps::find(&maps, LiveAddr(stack), 1) else {
-            continue;
-        };
-        let len = (mapping.end.0 - stack).min(MOST_STACK) & !7;
-        let mut words = vec![0; len as usize];
-        memory
-            .read(LiveAddr(stack), &mut words)
-            .map_err(|source| read_error(process.pid(), LiveAddr(stack), source))?;
-        let mut words = words.chunks_exact(8);
-        if words.any(|word| {
-            word.try_into()
-                .is_ok_and(|word| is_in(u64::from_le_bytes(word)))
-        }) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// What is done to a process that stands.
-struct Work<'w> {
-    tracer: &'w Tracer<'w>,
-    process: &'w Process,
-    memory: &'w ProcessMemory,
-    /// Where a detour can be put.
-    cave: LiveAddr,
-    limit: Duration,
-}
-
-impl<'w> Work<'w> {
-    /// Makes a thread run system calls.
-    fn run(&self, stopped: Stopped<'w>, calls: &[detour::Call]) -> Result<Stopped<'w>> {
-        let pid = self.process.pid();
-        let range = self.detour();
-        let mut stopped = stopped;
-        let begun = Instant::now();
-        let (tid, registers) = loop {
-            // Nobody may be on an earlier one, whose tool was killed.
-            let traveller = stopped.traveller().filter(|_| !stopped.is_within(&range));
-            match traveller {
-                Some(found) => break found,
-                None if begun.elapsed() > self.limit => {
-                    return Err(ErrorKind::NoTraveller { pid }.into());
-                }
-                None => {
-                    stopped.release();
-                    stopped = self.tracer.stop(self.process, self.limit)?;
-                }
-            }
-        };
-        let code = detour::code(calls, &registers);
-        let (mark, code) = code.split_at(detour::MARK_LEN);
-        self.put(&stopped, self.cave, mark)?;
-        self.put(&stopped, detour::entry(self.cave), code)?;
-        let entry = detour::entry(self.cave).0;
-        let stopped = self
-            .tracer
-            .send(self.process, stopped, tid, entry, &range, self.limit)?;
-        self.check(calls)?;
-        Ok(stopped)
-    }
-
-    /// Runs calls that unmap, each by itself, and leaves nothing where the detours were.
-    fn unmap_all(
-        &self,
-        mut stopped: Stopped<'w>,
-        calls: impl Iterator<Item = detour::Call>,
-    ) -> Result<Stopped<'w>> {
-        for call in calls {
-            stopped = self.run(stopped, &[call])?;
-        }
-        self.clear(&stopped)?;
-        Ok(stopped)
-    }
-
-    /// Takes the last detour away.
-    fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
-        match stopped.is_within(&self.detour()) {
-            // Sent there by somebody who was killed; the next one takes it away.
-            true => Ok(()),
-            false => {
-                let entry = detour::entry(self.cave);
-                self.put(stopped, entry, &[0; detour::ROOM - detour::MARK_LEN])?;
-                self.put(stopped, self.cave, &[0; detour::MARK_LEN])
-            }
-        }
-    }
-
-    fn detour(&self) -> Range<u64> {
-        self.cave.0..self.cave.plus(detour::ROOM as u64).0
-    }
-
-    /// Makes sure that calls have done what they were to do.
-    fn check(&self, calls: &[detour::Call]) -> Result<()> {
-        let maps = read_maps(self.process)?;
-        for call in calls {
-            let [at, ..] = call.arguments;
-            let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
-            if is_mapped != call.is_map() {
-                let pid = self.process.pid();
-                return Err(ErrorKind::MapRefused { pid }.into());
-            }
-        }
-        Ok(())
-    }
-
-    fn put(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
-        let mut memory = stopped.memory(self.memory)?;
-        memory.write_code(at, bytes).map_err(|source| {
-            let pid = self.process.pid();
-            Error::from(match source.kind() {
-                std::io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
-                _ => ErrorKind::WriteMemory {
-                    pid,
-                    what: "a stub",
-                    address: at,
-                    source,
-                },
-            })
-        })
-    }
-
-    /// Makes the sites call the stubs.
-    fn retarget(
-        &self,
-        stopped: &Stopped<'_>,
-        arenas: &[Arena],
-        sites: &[Vec<usize>],
-        codes: &mut [Vec<u8>],
-        program: &Program,
-    ) -> Result<()> {
-        let mut changes = Vec::new();
-        for ((arena, sites), code) in arenas.iter().zip(sites).zip(codes) {
-            let found = self.read_sites(arena)?;
-            for (index, code) in sites.iter().zip(&found) {
-                let site = program.site(*index);
-                if !code.same_but_for_opcode(site.site.code()) {
-                    return Err(ErrorKind::UnexpectedSite {
-                        name: name_of(program, *index),
-                        address: site.address(),
-                        found: *code,
-                        expected: site.site.code(),
-                    }
-                    .into());
-                }
-            }
-            let enabled = found
-                .iter()
-                .enumerate()
-                .filter(|(_, it)| it.enabled() == Some(true));
-            for (index, _) in enabled.clone() {
-                let tail = (arena.tail(index).0 - arena.code.0) as usize;
-                code[tail] = stub::tail_byte(true);
-            }
-            if enabled.count() > 0 {
-                self.put(stopped, arena.code, code)?;
-            }
-            changes.extend(found.iter().enumerate().map(|(index, code)| Change {
-                site: arena.entries[index].site,
-                before: code.tail(),
-                after: observed(arena, index),
-            }));
-        }
-        rewrite::carry_out(
-            self.process.pid(),
-            &mut stopped.memory(self.memory)?,
-            &changes,
-        )
-    }
-
-    fn read_sites(&self, arena: &Arena) -> Result<Vec<SiteCode>> {
-        rewrite::read(
-            self.process.pid(),
-            self.memory,
-            arena.entries.iter().map(|it| it.site),
-        )
-    }
-
-    /// What gives the sites their own calls back; those that are not as they were left stay.
-    fn changes_back(&self, stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<Vec<Change>> {
-        let mut changes = Vec::new();
-        for arena in arenas {
-            let found = self.read_sites(arena)?;
-            let mut code = vec![0; arena.code_len() as usize];
-            stopped
-                .memory(self.memory)?
-                .read(arena.code, &mut code)
-                .map_err(|source| read_error(self.process.pid(), arena.code, source))?;
-            for (index, entry) in arena.entries.iter().enumerate() {
-                let before = found[index].tail();
-                if before != observed(arena, index)
-                    && !entry.is_cut_short(before, arena.call(index))
-                {
-                    continue;
-                }
-                let tail = code[(arena.tail(index).0 - arena.code.0) as usize];
-                changes.push(Change {
-                    site: entry.site,
-                    before,
-                    after: entry.own(tail == stub::JMP),
-                });
-            }
-        }
-        Ok(changes)
-    }
-}
-
-fn name_of(program: &Program, site: usize) -> String {
-    let mut probes = program.probes();
-    let probe = probes.find(|probe| probe.sites().any(|one| one == site));
-    probe.map_or_else(String::new, |probe| probe.name().to_owned())
-}
-
-/// What follows the nop of a site that is observed.
-fn observed(arena: &Arena, index: usize) -> [u8; 5] {
-    let [a, b, c, d] = arena.call(index);
-    [crate::site::CALL, a, b, c, d]
-}
-
-impl Entry {
-    /// Whether this follows the nop of a site whose rewriting was cut short, across the border of two
-    /// pages: disabled, with a displacement that is in part the one and in part the other.
-    fn is_cut_short(&self, found: [u8; 5], call: [u8; 4]) -> bool {
-        let [opcode, displacement @ ..] = found;
-        let mut bytes = displacement.iter().zip(self.operand).zip(call);
-        let is_between = bytes.all(|((&byte, own), call)| byte == own || byte == call);
-        opcode == crate::site::CMP && is_between && rewrite::crosses_pages(self.site)
-    }
-
-    /// What follows the nop of the site when it is not observed.
-    fn own(&self, enabled: bool) -> [u8; 5] {
-        let opcode = if enabled {
-            crate::site::CALL
-        } else {
-            crate::site::CMP
-        };
-        let [a, b, c, d] = self.operand;
-        [opcode, a, b, c, d]
-    }
 }

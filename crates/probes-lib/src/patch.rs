@@ -181,7 +181,13 @@ fn read_back(
     }
 }
 
-fn write_error(pid: i32, what: &'static str, address: LiveAddr, source: io::Error) -> Error {
+/// What a write that failed means.
+pub(crate) fn write_error(
+    pid: i32,
+    what: &'static str,
+    address: LiveAddr,
+    source: io::Error,
+) -> Error {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
         // The thread was killed through which it was written, while it stood.

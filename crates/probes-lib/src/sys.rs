@@ -15,6 +15,7 @@ pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 pub(crate) mod signals;
 pub(crate) mod spawn;
+mod stacks;
 pub(crate) mod threads;
 
 /// Stands before a system call that the chaos suite makes fail: returns its error. Nothing at all

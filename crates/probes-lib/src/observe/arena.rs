@@ -10,6 +10,8 @@
 //! What is needed to put everything back stands in the code part, which is never written again: a
 //! tool that dies leaves it to the next one.
 
+use std::ops::Range;
+
 use iced_x86::IcedError;
 
 use crate::addr::LiveAddr;
@@ -84,9 +86,9 @@ impl Arena {
         self.stub(index).plus(stub::TAIL)
     }
 
-    /// Whether an address lies in the stubs.
-    pub(crate) fn holds_code(&self, address: u64) -> bool {
-        (self.stub(0).0..self.stub(self.entries.len()).0).contains(&address)
+    /// Where the stubs are.
+    pub(crate) fn stubs(&self) -> Range<u64> {
+        self.stub(0).0..self.stub(self.entries.len()).0
     }
 
     /// What follows the opcode of an observed site: the displacement of its stub.

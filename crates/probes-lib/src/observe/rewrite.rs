@@ -7,8 +7,9 @@
 use std::io;
 
 use crate::addr::LiveAddr;
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, ErrorKind, Result};
 use crate::memory::{ReadMemory, WriteMemory};
+use crate::patch::write_error;
 use crate::site::{CMP, SITE_LEN, SiteCode};
 use crate::snapshot::SITE;
 use crate::spans::{self, PAGE};
@@ -64,7 +65,7 @@ pub(crate) fn read(
         bytes.resize(run.len as usize, 0);
         memory
             .read(LiveAddr(run.start), &mut bytes)
-            .map_err(|source| fault(pid, LiveAddr(run.start), source))?;
+            .map_err(|source| write_error(pid, SITE, LiveAddr(run.start), source))?;
         for &index in &order[run.range()] {
             let at = (sites[index].0 - run.start) as usize;
             found[index].0.copy_from_slice(&bytes[at..at + SITE_LEN]);
@@ -142,7 +143,7 @@ fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[Change]) -> Result<(
             }
         };
         if let Err(source) = std::mem::replace(&mut written, Ok(())) {
-            return Err(fault(pid, start, source));
+            return Err(write_error(pid, SITE, start, source));
         }
     }
     Ok(())
@@ -152,17 +153,4 @@ fn write_in_steps(memory: &mut impl WriteMemory, change: &Change) -> io::Result<
     memory.write_code(change.at(), &[CMP])?;
     memory.write_code(change.at().plus(1), &change.after[1..])?;
     memory.write_code(change.at(), &change.after[..1])
-}
-
-fn fault(pid: i32, address: LiveAddr, source: io::Error) -> Error {
-    match source.kind() {
-        io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
-        _ => ErrorKind::WriteMemory {
-            pid,
-            what: SITE,
-            address,
-            source,
-        },
-    }
-    .into()
 }

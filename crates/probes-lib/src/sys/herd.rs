@@ -21,11 +21,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::prctl;
 
-use crate::addr::LiveAddr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::spans::PAGE;
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::threads::{Stopped, Tracer};
 
@@ -40,9 +38,6 @@ const ENDING: Duration = Duration::from_millis(100);
 
 /// How long a process may take to stand before we look who keeps it from that.
 const STANDING: Duration = Duration::from_millis(20);
-
-/// How much of a stack is searched for the frame of a signal, which is where the handler began.
-const STACK: u64 = 1 << 20;
 
 /// Processes that are traced by this thread until it ends.
 pub(crate) struct Herd<'t> {
@@ -186,10 +181,7 @@ impl<'t> Herd<'t> {
         memory: &impl ReadMemory,
     ) -> bool {
         let stub = self.stubs.get(&pid);
-        stub.is_some_and(|stub| {
-            let mut places = held.tids().filter_map(|tid| ptrace::place(tid).ok());
-            places.any(|(at, stack)| stub.contains(&at) || points_to(memory, stack, stub))
-        })
+        stub.is_some_and(|stub| held.leads_into(memory, stub))
     }
 
     /// Forgets a process that is not to be followed any more.
@@ -363,25 +355,4 @@ fn see_out(tid: i32, what: Wait) {
     };
     // It fails only if the thread has been killed, which is told of next.
     let _ = ptrace::detach(tid, signal);
-}
-
-/// Whether a word on a stack that ends at `top` is an address of `code`.
-fn points_to(memory: &impl ReadMemory, top: LiveAddr, code: &Range<u64>) -> bool {
-    let mut at = top.0.next_multiple_of(8);
-    let end = at.saturating_add(STACK);
-    let mut page = [0; PAGE as usize];
-    while at < end {
-        let rest = &mut page[(at % PAGE) as usize..];
-        if memory.read(LiveAddr(at), rest).is_err() {
-            // Here the stack begins.
-            return false;
-        }
-        let mut words = rest.chunks_exact(8);
-        let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes);
-        if words.any(|bytes| word(bytes).is_ok_and(|word| code.contains(&word))) {
-            return true;
-        }
-        at += rest.len() as u64;
-    }
-    false
 }

@@ -48,15 +48,6 @@ impl Stopped<'_> {
         let mut at = self.tids().map(ptrace::program_counter);
         at.any(|at| at.is_ok_and(|at| code.contains(&at)))
     }
-
-    /// Program counter and stack pointer of each thread.
-    pub(crate) fn places(&self) -> Vec<(u64, u64)> {
-        let place = |tid| nix_ptrace::getregs(Pid::from_raw(tid)).ok();
-        self.tids()
-            .filter_map(place)
-            .map(|registers| (registers.rip, registers.rsp))
-            .collect()
-    }
 }
 
 impl Tracer<'_> {

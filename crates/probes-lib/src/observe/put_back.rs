@@ -1,0 +1,103 @@
+//! Ends an observation: the sites get their own calls back, and the memory is unmapped once nobody is
+//! in it any more.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::addr::LiveAddr;
+use crate::error::Result;
+use crate::image::read_maps;
+use crate::maps::Mapping;
+use crate::memory::ReadMemory;
+use crate::observe::arena::Arena;
+use crate::observe::work::{Work, read_data, unmap};
+use crate::observe::{detour, place, rewrite};
+use crate::process::Process;
+use crate::session::Options;
+use crate::sys::mem::ProcessMemory;
+use crate::sys::threads::{Stopped, with_tracer};
+
+/// How long threads are given to get out of the stubs.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// What somebody has left who was killed before there was a header.
+pub(crate) struct Left {
+    /// What he has mapped.
+    maps: Vec<Range<u64>>,
+}
+
+impl Left {
+    pub(crate) fn find(
+        process: &Process,
+        memory: &ProcessMemory,
+        maps: &[Mapping],
+        arenas: &[Arena],
+    ) -> Option<Left> {
+        let cave = place::cave(process, memory, maps).ok()?;
+        let mut bytes = [0; detour::ROOM];
+        memory.read(cave, &mut bytes).ok()?;
+        if bytes == [0; detour::ROOM] {
+            return None;
+        }
+        let is_left = |range: &Range<u64>| {
+            let is_whole = |mapping: &Mapping| {
+                let of_nobody = mapping.inode == 0 && !mapping.shared;
+                of_nobody && (mapping.start.0..mapping.end.0) == *range
+            };
+            let has_header = arenas.iter().any(|arena| {
+                let len = arena.code_len() + arena.data_len();
+                (arena.code.0..arena.code.plus(len).0).contains(&range.start)
+            });
+            !has_header && maps.iter().any(is_whole)
+        };
+        let maps = detour::mapped_by(&bytes).into_iter().filter(is_left);
+        Some(Left {
+            maps: maps.collect(),
+        })
+    }
+}
+
+/// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; says
+/// what the counters were then.
+pub(crate) fn put_back(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: &[Arena],
+    left: Option<Left>,
+    options: Options,
+) -> Result<Vec<Vec<u8>>> {
+    let maps = read_maps(process)?;
+    let cave = place::cave(process, memory, &maps)?;
+    with_tracer(&[process], |tracer| {
+        let work = Work {
+            tracer,
+            process,
+            memory,
+            cave,
+            limit: options.deadline,
+        };
+        let mut stopped = tracer.stop(process, options.deadline)?;
+        let changes = work.changes_back(&stopped, arenas)?;
+        rewrite::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
+        let begun = Instant::now();
+        let is_inside = |stopped: &Stopped<'_>| {
+            let mut arenas = arenas.iter();
+            arenas.any(|arena| stopped.leads_into(memory, &arena.stubs()))
+        };
+        while is_inside(&stopped) {
+            stopped.release();
+            if begun.elapsed() > LEAVING {
+                // Whoever is inside comes out by himself, some day; nobody gets in any more.
+                return read_data(process.pid(), memory, arenas);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            stopped = tracer.stop(process, options.deadline)?;
+        }
+        let data = read_data(process.pid(), memory, arenas)?;
+        let left = left.into_iter().flat_map(|left| left.maps);
+        let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
+        let unmapped = work.unmap_all(stopped, arenas.iter().map(unmap).chain(left))?;
+        unmapped.release();
+        Ok(data)
+    })
+}

@@ -1,0 +1,272 @@
+//! [`Work`]: what is done for an observation to a process that stands.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::addr::LiveAddr;
+use crate::error::{Error, ErrorKind, Result};
+use crate::image::read_maps;
+use crate::maps;
+use crate::memory::{ReadMemory, WriteMemory};
+use crate::observe::arena::{Arena, Entry};
+use crate::observe::rewrite::Change;
+use crate::observe::{detour, rewrite, stub};
+use crate::patch::write_error;
+use crate::process::Process;
+use crate::program::Program;
+use crate::site::{CALL, CMP, SiteCode};
+use crate::sys::mem::ProcessMemory;
+use crate::sys::threads::{Stopped, Tracer};
+
+/// What is done to a process that stands.
+pub(crate) struct Work<'w> {
+    pub(crate) tracer: &'w Tracer<'w>,
+    pub(crate) process: &'w Process,
+    pub(crate) memory: &'w ProcessMemory,
+    /// Where a detour can be put.
+    pub(crate) cave: LiveAddr,
+    pub(crate) limit: Duration,
+}
+
+impl<'w> Work<'w> {
+    /// Makes a thread run system calls.
+    pub(crate) fn run(&self, stopped: Stopped<'w>, calls: &[detour::Call]) -> Result<Stopped<'w>> {
+        let pid = self.process.pid();
+        let range = self.detour();
+        let mut stopped = stopped;
+        let begun = Instant::now();
+        let (tid, registers) = loop {
+            // Nobody may be on an earlier one, whose tool was killed.
+            let traveller = stopped.traveller().filter(|_| !stopped.is_within(&range));
+            match traveller {
+                Some(found) => break found,
+                None if begun.elapsed() > self.limit => {
+                    return Err(ErrorKind::NoTraveller { pid }.into());
+                }
+                None => {
+                    stopped.release();
+                    stopped = self.tracer.stop(self.process, self.limit)?;
+                }
+            }
+        };
+        let code = detour::code(calls, &registers);
+        let (mark, code) = code.split_at(detour::MARK_LEN);
+        self.put(&stopped, self.cave, mark)?;
+        self.put(&stopped, detour::entry(self.cave), code)?;
+        let entry = detour::entry(self.cave).0;
+        let stopped = self
+            .tracer
+            .send(self.process, stopped, tid, entry, &range, self.limit)?;
+        self.check(calls)?;
+        Ok(stopped)
+    }
+
+    /// Runs calls that unmap, each by itself, and leaves nothing where the detours were.
+    pub(crate) fn unmap_all(
+        &self,
+        mut stopped: Stopped<'w>,
+        calls: impl Iterator<Item = detour::Call>,
+    ) -> Result<Stopped<'w>> {
+        for call in calls {
+            stopped = self.run(stopped, &[call])?;
+        }
+        self.clear(&stopped)?;
+        Ok(stopped)
+    }
+
+    /// Takes the last detour away.
+    pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
+        match stopped.is_within(&self.detour()) {
+            // Sent there by somebody who was killed; the next one takes it away.
+            true => Ok(()),
+            false => {
+                let entry = detour::entry(self.cave);
+                self.put(stopped, entry, &[0; detour::ROOM - detour::MARK_LEN])?;
+                self.put(stopped, self.cave, &[0; detour::MARK_LEN])
+            }
+        }
+    }
+
+    fn detour(&self) -> Range<u64> {
+        self.cave.0..self.cave.plus(detour::ROOM as u64).0
+    }
+
+    /// Makes sure that calls have done what they were to do.
+    fn check(&self, calls: &[detour::Call]) -> Result<()> {
+        let maps = read_maps(self.process)?;
+        for call in calls {
+            let [at, ..] = call.arguments;
+            let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
+            if is_mapped != call.is_map() {
+                let pid = self.process.pid();
+                return Err(ErrorKind::MapRefused { pid }.into());
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn put(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
+        let mut memory = stopped.memory(self.memory)?;
+        memory
+            .write_code(at, bytes)
+            .map_err(|source| write_error(self.process.pid(), "a stub", at, source))
+    }
+
+    /// Makes the sites call the stubs.
+    pub(crate) fn retarget(
+        &self,
+        stopped: &Stopped<'_>,
+        arenas: &[Arena],
+        sites: &[Vec<usize>],
+        codes: &mut [Vec<u8>],
+        program: &Program,
+    ) -> Result<()> {
+        let mut changes = Vec::new();
+        for ((arena, sites), code) in arenas.iter().zip(sites).zip(codes) {
+            let found = self.read_sites(arena)?;
+            for (index, code) in sites.iter().zip(&found) {
+                let site = program.site(*index);
+                if !code.same_but_for_opcode(site.site.code()) {
+                    return Err(ErrorKind::UnexpectedSite {
+                        name: name_of(program, *index),
+                        address: site.address(),
+                        found: *code,
+                        expected: site.site.code(),
+                    }
+                    .into());
+                }
+            }
+            let enabled = found
+                .iter()
+                .enumerate()
+                .filter(|(_, it)| it.enabled() == Some(true));
+            for (index, _) in enabled.clone() {
+                let tail = (arena.tail(index).0 - arena.code.0) as usize;
+                code[tail] = stub::tail_byte(true);
+            }
+            if enabled.count() > 0 {
+                self.put(stopped, arena.code, code)?;
+            }
+            changes.extend(found.iter().enumerate().map(|(index, code)| Change {
+                site: arena.entries[index].site,
+                before: code.tail(),
+                after: observed(arena, index),
+            }));
+        }
+        rewrite::carry_out(
+            self.process.pid(),
+            &mut stopped.memory(self.memory)?,
+            &changes,
+        )
+    }
+
+    fn read_sites(&self, arena: &Arena) -> Result<Vec<SiteCode>> {
+        rewrite::read(
+            self.process.pid(),
+            self.memory,
+            arena.entries.iter().map(|it| it.site),
+        )
+    }
+
+    /// What gives the sites their own calls back; those that are not as they were left stay.
+    pub(crate) fn changes_back(
+        &self,
+        stopped: &Stopped<'_>,
+        arenas: &[Arena],
+    ) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        for arena in arenas {
+            let found = self.read_sites(arena)?;
+            let mut code = vec![0; arena.code_len() as usize];
+            stopped
+                .memory(self.memory)?
+                .read(arena.code, &mut code)
+                .map_err(|source| read_error(self.process.pid(), arena.code, source))?;
+            for (index, entry) in arena.entries.iter().enumerate() {
+                let before = found[index].tail();
+                if before != observed(arena, index)
+                    && !entry.is_cut_short(before, arena.call(index))
+                {
+                    continue;
+                }
+                let tail = code[(arena.tail(index).0 - arena.code.0) as usize];
+                changes.push(Change {
+                    site: entry.site,
+                    before,
+                    after: entry.own(tail == stub::JMP),
+                });
+            }
+        }
+        Ok(changes)
+    }
+}
+
+fn name_of(program: &Program, site: usize) -> String {
+    let mut probes = program.probes();
+    let probe = probes.find(|probe| probe.sites().any(|one| one == site));
+    probe.map_or_else(String::new, |probe| probe.name().to_owned())
+}
+
+/// What follows the nop of a site that is observed.
+fn observed(arena: &Arena, index: usize) -> [u8; 5] {
+    let [a, b, c, d] = arena.call(index);
+    [CALL, a, b, c, d]
+}
+
+impl Entry {
+    /// Whether this follows the nop of a site whose rewriting was cut short, across the border of two
+    /// pages: disabled, with a displacement that is in part the one and in part the other.
+    fn is_cut_short(&self, found: [u8; 5], call: [u8; 4]) -> bool {
+        let [opcode, displacement @ ..] = found;
+        let mut bytes = displacement.iter().zip(self.operand).zip(call);
+        let is_between = bytes.all(|((&byte, own), call)| byte == own || byte == call);
+        opcode == CMP && is_between && rewrite::crosses_pages(self.site)
+    }
+
+    /// What follows the nop of the site when it is not observed.
+    fn own(&self, enabled: bool) -> [u8; 5] {
+        let opcode = if enabled { CALL } else { CMP };
+        let [a, b, c, d] = self.operand;
+        [opcode, a, b, c, d]
+    }
+}
+
+pub(crate) fn map(arena: &Arena) -> [detour::Call; 2] {
+    let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+    [
+        detour::map(arena.code, arena.code_len(), read | execute),
+        detour::map(arena.data(), arena.data_len(), read | write),
+    ]
+}
+
+pub(crate) fn unmap(arena: &Arena) -> detour::Call {
+    detour::unmap(arena.code, arena.code_len() + arena.data_len())
+}
+
+pub(crate) fn read_data(
+    pid: i32,
+    memory: &impl ReadMemory,
+    arenas: &[Arena],
+) -> Result<Vec<Vec<u8>>> {
+    let read = |arena: &Arena| {
+        let mut data = vec![0; arena.data_len() as usize];
+        memory
+            .read(arena.data(), &mut data)
+            .map_err(|source| read_error(pid, arena.data(), source))?;
+        Ok(data)
+    };
+    arenas.iter().map(read).collect()
+}
+
+fn read_error(pid: i32, address: LiveAddr, source: std::io::Error) -> Error {
+    match source.kind() {
+        std::io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+        _ => ErrorKind::ReadMemory {
+            pid,
+            what: "what was counted",
+            address,
+            source,
+        },
+    }
+    .into()
+}
