@@ -21,6 +21,8 @@ pub(crate) struct Listing<'t> {
     pub(super) pid: Option<i32>,
     pub(super) program: Cow<'t, str>,
     build_id: Option<String>,
+    /// How many sites hits are counted at just now.
+    observed_sites: Option<usize>,
     pub(super) probes: Vec<ProbeView<'t>>,
 }
 
@@ -93,6 +95,7 @@ impl<'t> Listing<'t> {
             pid: Some(target.pid()),
             program: target.program().to_string_lossy(),
             build_id: build_id.map(ToString::to_string),
+            observed_sites: Some(states.observed_sites()),
             probes: states.probes().map(view).collect(),
         }
     }
@@ -106,6 +109,7 @@ impl<'t> Listing<'t> {
             pid: None,
             program: object.clone(),
             build_id: table.build_id().map(ToString::to_string),
+            observed_sites: None,
             probes: table.probes().map(view).collect(),
         }
     }

@@ -138,6 +138,8 @@ fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
         assert!(is_observed(pid));
         target.hits();
         let info = run(&format!("info -pid {pid}"));
+        let json = run(&format!("info -quiet -json -pid {pid}")).json();
+        assert_eq!(json["observed_sites"], 4);
         assert!(
             info.stderr.contains("4 sites are observed"),
             "{}",

@@ -45,7 +45,15 @@ fn json_has_exactly_the_fields_that_were_promised() {
         assert_eq!(program, file.canonicalize().unwrap());
         assert_eq!(
             keys(&json),
-            ["build_id", "pid", "probes", "program", "version"].into()
+            [
+                "build_id",
+                "observed_sites",
+                "pid",
+                "probes",
+                "program",
+                "version"
+            ]
+            .into()
         );
 
         let twice = probe(&json, "starts_on_twice");
