@@ -101,7 +101,7 @@ fn open(
             }
         }
     }
-    failures.end("nothing was changed in any")?;
+    failures.end_with("nothing was changed in any")?;
     Ok(targets)
 }
 

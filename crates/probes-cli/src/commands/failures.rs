@@ -57,15 +57,24 @@ impl Failures {
         }
     }
 
-    /// Fails if one has; `rest` says what became of the others.
-    pub(super) fn end(&mut self, rest: &'static str) -> Result<(), Failure> {
+    /// Fails if one has; `others` says what became of the others, if there are any.
+    pub(super) fn end(&mut self, others: &'static str) -> Result<(), Failure> {
+        let rest = match self.list.len() < self.total {
+            true => others,
+            false => "",
+        };
+        self.end_with(rest)
+    }
+
+    /// Fails if one has; `rest` says what became of all.
+    pub(super) fn end_with(&mut self, rest: &'static str) -> Result<(), Failure> {
         match self.list.len() {
             0 => Ok(()),
             1 if !self.several() => Err(self.list.remove(0)),
             failed => Err(Failure::Several {
                 failed,
                 total: self.total,
-                rest: if failed == self.total { "" } else { rest },
+                rest,
             }),
         }
     }

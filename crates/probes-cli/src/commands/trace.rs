@@ -65,18 +65,23 @@ pub(super) fn run(request: Trace) -> Result<ExitCode, Failure> {
 /// Says that the program runs.
 pub(super) fn say_started(answer: Answer, program: &Path, report: &Report) -> Result<(), Failure> {
     say_passed_over(&answer.messages, report);
-    answer.messages.step(format_args!(
-        "started {} as process {}, {} probes changed",
-        program.display(),
-        report.pid,
-        report.changed.len()
-    ));
+    let (program, pid) = (program.display(), report.pid);
+    let messages = answer.messages;
+    messages.step(format_args!("started {program} as process {pid}"));
     say_set(answer, report)
 }
 
 /// Says which probes were set. Standard output is the program's, too: nothing of ours goes there
 /// unless it is asked for.
 pub(super) fn say_set(answer: Answer, report: &Report) -> Result<(), Failure> {
+    let pid = report.pid;
+    let what = match report.changed.len() {
+        1 => "1 probe".to_owned(),
+        count => format!("{count} probes"),
+    };
+    answer
+        .messages
+        .step(format_args!("process {pid}: {what} changed"));
     match answer.format {
         Format::Json => answer_change(Format::Json, report, false, || {
             format!("the program runs as process {}", report.pid)
