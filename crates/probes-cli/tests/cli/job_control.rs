@@ -311,7 +311,7 @@ fn without_wait_the_program_goes_on_in_the_session_of_the_terminal() {
     assert_eq!(shell.shown.pop().unwrap(), "status 0");
     let said = fs::read_to_string(&log).unwrap();
     let pid = said.split("as process ").nth(1).unwrap();
-    let pid: i32 = pid.split(',').next().unwrap().parse().unwrap();
+    let pid: i32 = pid.lines().next().unwrap().parse().unwrap();
     let _killed = Orphan(pid);
 
     shell.say("jobs; echo listed", "listed");
