@@ -84,6 +84,15 @@ let allocated () =
   done;
   Gc.minor_words () -. before
 
+(* But a float that is in no block gets one, of two words. *)
+let boxed () =
+  let before = Gc.minor_words () in
+  for i = 1 to 1000 do
+    let half = float_of_int i /. 2. in
+    [%probe "boxed" (print_float half) [@probe.args half]]
+  done;
+  Gc.minor_words () -. before
+
 let () =
   none ();
   Printf.printf "ints %d\n" (ints 0 1 (-1) 42 max_int min_int);
@@ -97,4 +106,4 @@ let () =
     (polymorphic Fun.id "text");
   Printf.printf "collecting %b\n" (collecting 100);
   if Sys.backend_type = Sys.Native then
-    Printf.printf "allocated %g\n" (allocated ())
+    Printf.printf "allocated %g, boxed %g\n" (allocated ()) (boxed ())
