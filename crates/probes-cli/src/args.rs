@@ -60,6 +60,12 @@ pub(crate) enum Typed {
     List(ListArgs),
     /// Count how often the probes of a running process are hit
     Count(CountArgs),
+    /// Show how long a running process takes from one probe to another
+    Latency(LatencyArgs),
+    /// Show the hits of a running process one by one, with their arguments
+    Watch(WatchArgs),
+    /// Put back what an observation has left that was killed
+    Observe(ObserveArgs),
     /// Show the running processes that have OCaml probes
     Ps(PsArgs),
     /// Print the version
@@ -259,6 +265,97 @@ on a terminal, a table that is renewed. With -json each time is one line.
 
 If it is killed, the process counts on, which does no harm: `info` says so, and the next count puts
 everything back.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes latency -pid N -pair START,STOP [FLAGS]")]
+#[command(after_help = LATENCY_HELP, next_help_heading = "Flags")]
+pub(crate) struct LatencyArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// From each hit of START to the next of STOP in its thread; may be repeated
+    #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
+    pub(crate) pair: Vec<String>,
+    /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) duration: Option<String>,
+    /// Show all times so far every 1s; on a terminal, always
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) interval: Option<String>,
+    /// Draw the times into FILE, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const LATENCY_HELP: &str = "\
+Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
+of its thread that has not ended yet, so that pairs may be nested. In the end (the time is over,
+Ctrl-C, or the process has ended) it puts everything back and prints, plain as
+    COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
+in nanoseconds; STARTS and STOPS had no other end, and LOST could not be timed: they were nested
+deeper than 120, or of more than a thousand threads. As a table, with a chart of the times in powers
+of two. With -interval each line begins with the seconds so far.
+
+START and STOP may be the same: then it is from each hit to the next.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes watch -pid N -probe NAMES [FLAGS]")]
+#[command(after_help = WATCH_HELP, next_help_heading = "Flags")]
+pub(crate) struct WatchArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// These probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) probe: Vec<String>,
+    /// The probes whose name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) regexp: Option<String>,
+    /// Stop when K hits were shown
+    #[arg(long, value_name = "K", allow_hyphen_values = true)]
+    pub(crate) limit: Option<String>,
+    /// Show no more than R hits a second, and say how many were skipped
+    #[arg(long, value_name = "R", allow_hyphen_values = true)]
+    pub(crate) rate: Option<String>,
+    /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) duration: Option<String>,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const WATCH_HELP: &str = "\
+Prints a line for each hit, whether its probe is enabled or not:
+    TIME THREAD NAME ADDRESS FUNCTION FILE:LINE ARGUMENTS
+with the time of day in UTC. The arguments are those that the note of the site tells of, six at most:
+ints, strings (their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n);
+of other blocks the tag and how many words, <0:3>. What may not be read there is shown as an address,
+and what is not looked for as ?. With -json each hit is an object on a line.
+
+Hits that come faster than they can be read are lost, and said to be, on standard error (with -json,
+on a line of their own); so are those that -rate skips. In the end everything is put back.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes observe -clean -pid N [FLAGS]")]
+#[command(after_help = OBSERVE_HELP, next_help_heading = "Flags")]
+pub(crate) struct ObserveArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// Give its sites their own code back
+    #[arg(long)]
+    pub(crate) clean: bool,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const OBSERVE_HELP: &str = "\
+A process that is observed when its observer is killed goes on as it is, which does no harm. `info`
+says so, and this puts everything back; so does the next count, latency or watch. Plain, it prints
+how many sites that were:
+    PID SITES";
 
 const PS_HELP: &str = "\
 Plain, it is a line for each process, sorted by pid:

@@ -1,15 +1,19 @@
 //! The subcommands: each does what its request says and writes the answer.
 
 mod attach;
+mod clean;
 mod count;
 mod failures;
 mod follow;
 mod info;
+mod latency;
 mod list;
+mod observing;
 mod ps;
 mod put_back;
 mod trace;
 mod wait;
+mod watch;
 mod whom;
 
 use std::fmt;
@@ -50,6 +54,8 @@ pub(crate) enum Failure {
     NotPutBack(probes_lib::Error, String),
     /// These probes stay as they are, though the others were put back; and what to do by hand.
     LeftOver(String, String),
+    /// A file that was to be written cannot be.
+    File(PathBuf, io::Error),
     /// We cannot wait for the time to be over, or for a program to end.
     Waiting(&'static str, io::Error),
 }
@@ -91,6 +97,7 @@ impl Failure {
             | Failure::Followed(_)
             | Failure::Output(_)
             | Failure::Unanswered(..)
+            | Failure::File(..)
             | Failure::Waiting(..) => None,
         }
     }
@@ -129,6 +136,9 @@ impl fmt::Display for Failure {
                 f,
                 "cannot put back {names}: something else, such as a breakpoint, is in their code"
             ),
+            Failure::File(path, error) => {
+                write!(f, "cannot write {}: {}", path.display(), reason(error))
+            }
             Failure::Waiting(what, error) => write!(f, "cannot {what}: {}", reason(error)),
             Failure::Unanswered(done, error) => {
                 write!(f, "cannot write the answer: {}; {done}", reason(error))
@@ -170,6 +180,9 @@ pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
         Request::List(request) => list::run(&request),
         Request::Ps(request) => ps::run(&request),
         Request::Count(request) => count::run(&request),
+        Request::Latency(request) => latency::run(&request),
+        Request::Watch(request) => watch::run(&request),
+        Request::Clean(request) => clean::run(&request),
     }
     .map(|()| ExitCode::SUCCESS)
 }

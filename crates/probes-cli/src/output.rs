@@ -1,7 +1,10 @@
 //! Answers, on standard output: plain, as a table, or as JSON.
 
 mod counted;
+mod hits;
+mod latencies;
 mod plain;
+mod svg;
 mod table;
 mod view;
 
@@ -9,6 +12,8 @@ use std::fmt;
 use std::io::{self, BufWriter, Write, stdout};
 
 pub(crate) use counted::Counted;
+pub(crate) use hits::Hits;
+pub(crate) use latencies::Latencies;
 pub(crate) use view::{Changes, Detail, Listing, Processes};
 
 use crate::commands::Failure;
@@ -73,8 +78,41 @@ pub(crate) fn print_counted(format: Format, counted: &Counted<'_>) -> Result<(),
     print(&text)
 }
 
+/// Writes how many sites of a process were given their own code back.
+pub(crate) fn print_cleaned(format: Format, pid: i32, sites: usize) -> Result<(), Failure> {
+    #[derive(serde::Serialize)]
+    struct Cleaned {
+        version: u32,
+        pid: i32,
+        sites: usize,
+    }
+    let text = match format {
+        Format::Plain => format!("{pid} {sites}\n"),
+        Format::Table => table::table(
+            &["pid", "sites"],
+            std::iter::once(vec![pid.to_string(), sites.to_string()]),
+        ),
+        Format::Json => json(&Cleaned {
+            version: view::VERSION,
+            pid,
+            sites,
+        })?,
+    };
+    print(&text)
+}
+
+/// Writes what pairs took.
+pub(crate) fn print_latencies(format: Format, latencies: &Latencies<'_>) -> Result<(), Failure> {
+    let text = match format {
+        Format::Plain => latencies.plain(),
+        Format::Table => latencies.charts(),
+        Format::Json => json(latencies)?,
+    };
+    print(&text)
+}
+
 /// Writes a table over the one before, which had so many `lines`; says how many it has.
-pub(crate) fn print_live(counted: &Counted<'_>, lines: usize) -> Result<usize, Failure> {
+pub(crate) fn print_live(table: &str, lines: usize) -> Result<usize, Failure> {
     /// ECMA-48: the cursor goes to the start of a line so many lines up, and what follows is erased.
     fn up(lines: usize) -> String {
         match lines {
@@ -82,8 +120,7 @@ pub(crate) fn print_live(counted: &Counted<'_>, lines: usize) -> Result<usize, F
             lines => format!("\x1b[{lines}F\x1b[J"),
         }
     }
-    let table = counted.table();
-    print(&(up(lines) + &table))?;
+    print(&(up(lines) + table))?;
     Ok(table.lines().count())
 }
 

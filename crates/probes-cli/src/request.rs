@@ -23,6 +23,9 @@ pub(crate) enum Request {
     List(List),
     Ps(Ps),
     Count(Count),
+    Latency(Latency),
+    Watch(Watch),
+    Clean(Clean),
 }
 
 #[derive(Debug)]
@@ -79,6 +82,39 @@ pub(crate) struct Count {
     pub(crate) duration: Option<Duration>,
     /// How often what was counted so far is shown.
     pub(crate) interval: Option<Duration>,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Latency {
+    pub(crate) pid: i32,
+    /// Starts and stops.
+    pub(crate) pairs: Vec<(String, String)>,
+    /// How long, if not until told to end.
+    pub(crate) duration: Option<Duration>,
+    /// How often the times so far are shown.
+    pub(crate) interval: Option<Duration>,
+    /// Where a picture of them is to be drawn.
+    pub(crate) picture: Option<PathBuf>,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) pid: i32,
+    pub(crate) selectors: Vec<Selector>,
+    /// How many hits, if not all.
+    pub(crate) limit: Option<u64>,
+    /// How many hits a second, if not all.
+    pub(crate) rate: Option<u64>,
+    /// How long, if not until told to end.
+    pub(crate) duration: Option<Duration>,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Clean {
+    pub(crate) pid: i32,
     pub(crate) answer: Answer,
 }
 
@@ -149,23 +185,53 @@ impl Request {
             }
             Typed::Count(args) => {
                 let check = Check("count");
-                let Some(pid) = &args.pid else {
-                    return check.refuse("no -pid N given");
-                };
-                let selectors = match (args.probe.is_empty(), &args.regexp) {
-                    (true, None) => vec![Selector::All],
-                    (true, Some(pattern)) => vec![check.regexp("-regexp", pattern)?],
-                    (false, None) => check.selectors("-probe", &args.probe)?,
-                    (false, Some(_)) => {
-                        return check.refuse("-probe and -regexp cannot be combined");
-                    }
-                };
                 Request::Count(Count {
-                    pid: check.pid(pid)?,
-                    selectors,
+                    pid: check.the_pid(args.pid)?,
+                    selectors: check
+                        .chosen(&args.probe, args.regexp.as_deref())?
+                        .unwrap_or_else(|| vec![Selector::All]),
                     sites: args.sites,
                     duration: check.duration("-for", args.duration)?,
                     interval: check.duration("-interval", args.interval)?,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Latency(args) => {
+                let check = Check("latency");
+                Request::Latency(Latency {
+                    pid: check.the_pid(args.pid)?,
+                    pairs: check.pairs(&args.pair)?,
+                    duration: check.duration("-for", args.duration)?,
+                    interval: check.duration("-interval", args.interval)?,
+                    picture: args.svg.map(PathBuf::from),
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Watch(args) => {
+                let check = Check("watch");
+                let pid = check.the_pid(args.pid)?;
+                let chosen = check.chosen(&args.probe, args.regexp.as_deref())?;
+                let Some(selectors) = chosen else {
+                    return check.refuse("no -probe NAMES given, and no -regexp RE");
+                };
+                Request::Watch(Watch {
+                    pid,
+                    selectors,
+                    limit: check.number("-limit", args.limit)?,
+                    rate: check.number("-rate", args.rate)?,
+                    duration: check.duration("-for", args.duration)?,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Observe(args) => {
+                let check = Check("observe");
+                let pid = check.the_pid(args.pid)?;
+                if !args.clean {
+                    return check
+                        .refuse("no -clean given; it is count, latency and watch that observe");
+                }
+                Request::Clean(Clean {
+                    pid,
                     answer: check.answer(&args.answer)?,
                 })
             }
@@ -186,6 +252,9 @@ impl Request {
         | Request::Info(Info { answer, .. })
         | Request::List(List { answer, .. })
         | Request::Count(Count { answer, .. })
+        | Request::Latency(Latency { answer, .. })
+        | Request::Watch(Watch { answer, .. })
+        | Request::Clean(Clean { answer, .. })
         | Request::Ps(Ps { answer })) = self;
         answer.messages
     }
@@ -237,6 +306,58 @@ impl Check {
         match typed.parse() {
             Ok(pid) if digits && pid > 0 => Ok(pid),
             _ => self.refuse(format!("\"{typed}\" is not a pid")),
+        }
+    }
+
+    /// The pid of a command that takes one.
+    fn the_pid(&self, typed: Option<String>) -> Result<i32, UsageError> {
+        match typed {
+            Some(pid) => self.pid(&pid),
+            None => self.refuse("no -pid N given"),
+        }
+    }
+
+    /// The probes that are to be observed; `None` if that is not said.
+    fn chosen(
+        &self,
+        names: &[String],
+        pattern: Option<&str>,
+    ) -> Result<Option<Vec<Selector>>, UsageError> {
+        Ok(match (names.is_empty(), pattern) {
+            (true, None) => None,
+            (true, Some(pattern)) => Some(vec![self.regexp("-regexp", pattern)?]),
+            (false, None) => Some(self.selectors("-probe", names)?),
+            (false, Some(_)) => return self.refuse("-probe and -regexp cannot be combined"),
+        })
+    }
+
+    /// The pairs that are to be timed, each once.
+    fn pairs(&self, typed: &[String]) -> Result<Vec<(String, String)>, UsageError> {
+        let mut pairs = Vec::with_capacity(typed.len());
+        for names in typed {
+            let (start, stop) = self.two_names("-pair", names)?;
+            let pair = (start.to_owned(), stop.to_owned());
+            if pairs.contains(&pair) {
+                return self.refuse(format!("-pair {names} is given twice"));
+            }
+            pairs.push(pair);
+        }
+        match pairs.is_empty() {
+            true => self.refuse("no -pair START,STOP given"),
+            false => Ok(pairs),
+        }
+    }
+
+    /// A number of things, at least one.
+    fn number(&self, flag: &str, typed: Option<String>) -> Result<Option<u64>, UsageError> {
+        let Some(typed) = typed else {
+            return Ok(None);
+        };
+        // `parse` would also take a sign.
+        let digits = typed.bytes().all(|byte| byte.is_ascii_digit());
+        match typed.parse() {
+            Ok(number) if digits && number > 0 => Ok(Some(number)),
+            _ => self.refuse(format!("{flag}: \"{typed}\" is not a number from 1 on")),
         }
     }
 
@@ -390,6 +511,17 @@ impl Check {
     }
 
     fn pair(&self, flag: &str, names: &str) -> Result<Selector, UsageError> {
+        let (start, stop) = self.two_names(flag, names)?;
+        if start == stop {
+            return self.refuse(format!("{flag} has \"{start}\" twice"));
+        }
+        Ok(Selector::Pair {
+            start: start.to_owned(),
+            stop: stop.to_owned(),
+        })
+    }
+
+    fn two_names<'n>(&self, flag: &str, names: &'n str) -> Result<(&'n str, &'n str), UsageError> {
         let pair: Vec<&str> = names.split(',').collect();
         let &[start, stop] = pair.as_slice() else {
             return self.refuse(format!(
@@ -398,13 +530,7 @@ impl Check {
         };
         self.name(flag, start)?;
         self.name(flag, stop)?;
-        if start == stop {
-            return self.refuse(format!("{flag} has \"{start}\" twice"));
-        }
-        Ok(Selector::Pair {
-            start: start.to_owned(),
-            stop: stop.to_owned(),
-        })
+        Ok((start, stop))
     }
 }
 

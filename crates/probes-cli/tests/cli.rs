@@ -27,6 +27,8 @@ mod help; // help and version, word for word
 mod info; // states of running programs, in all formats
 #[path = "cli/job_control.rs"]
 mod job_control; // trace on a terminal, with and without -wait
+#[path = "cli/latency.rs"]
+mod latency; // times between probes of running programs
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
 #[path = "cli/objects.rs"]
@@ -47,3 +49,5 @@ mod trace; // programs started with their probes set
 mod usage; // spellings that are the same, and arguments that make no sense
 #[path = "cli/wait.rs"]
 mod wait; // trace -wait: exit status, signals, what the program inherits
+#[path = "cli/watch.rs"]
+mod watch; // hits of running programs, one by one

@@ -77,16 +77,16 @@ impl Endings {
             if running.is_empty() {
                 return Ok(Over::Exited);
             }
-            if left.is_zero() {
-                return Ok(Over::Time);
-            }
             let signals = std::iter::once(self.0.as_fd());
             let mut ends: Vec<PollFd<'_>> = signals
                 .chain(running.iter().map(AsFd::as_fd))
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
             // Rounded up, so that it is not asked again and again in the last millisecond.
-            let timeout = left.saturating_add(Duration::from_millis(1));
+            let timeout = match left.is_zero() {
+                true => Duration::ZERO,
+                false => left.saturating_add(Duration::from_millis(1)),
+            };
             let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
             match poll(&mut ends, timeout) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -98,6 +98,10 @@ impl Endings {
             if is_readable[0] && !running.is_empty() {
                 self.is_told();
                 return Ok(Over::Told);
+            }
+            // Last, so that it is told to end whatever the time is.
+            if left.is_zero() && !running.is_empty() {
+                return Ok(Over::Time);
             }
         }
     }

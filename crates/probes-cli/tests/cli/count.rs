@@ -1,5 +1,7 @@
 //! `count`: hits of running programs, in all formats.
 
+use std::ffi::OsStr;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -9,8 +11,22 @@ use crate::support::{both_forms, command, image, run, states};
 
 /// The tool, once it counts.
 fn counting(line: &str, pid: i32) -> Talker {
-    let line = format!("count -pid {pid} {line}");
-    let tool = Talker::spawn(&mut command(line.split(' ')));
+    observing(&format!("count {line}"), pid)
+}
+
+/// The tool, once it observes a process.
+pub(crate) fn observing(line: &str, pid: i32) -> Talker {
+    observing_with(line.split(' '), pid)
+}
+
+/// The same, with words that may have spaces in them.
+pub(crate) fn observing_with<W: AsRef<OsStr>>(
+    words: impl IntoIterator<Item = W>,
+    pid: i32,
+) -> Talker {
+    let mut tool = command(words);
+    tool.args(["-pid", &pid.to_string()]);
+    let tool = Talker::spawn(&mut tool);
     // Memory is mapped first, and sites are changed in the end.
     eventually("its sites are observed", || {
         let info = run(&format!("info -pid {pid}"));
@@ -19,13 +35,13 @@ fn counting(line: &str, pid: i32) -> Talker {
     tool
 }
 
-fn is_observed(pid: i32) -> bool {
+pub(crate) fn is_observed(pid: i32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines()
         .any(|line| line.contains(" r-xp 00000000 00:00 0") && !line.ends_with(']'))
 }
 
-fn end(mut tool: Talker, signal: Signal) -> Vec<String> {
+pub(crate) fn end(mut tool: Talker, signal: Signal) -> Vec<String> {
     kill(Pid::from_raw(tool.pid()), signal).unwrap();
     let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
     assert_eq!(tool.guard().wait().code(), Some(0));
