@@ -60,6 +60,8 @@ pub(crate) enum Typed {
     List(ListArgs),
     /// Count how often the probes of a running process are hit
     Count(CountArgs),
+    /// Show how often probes are hit, live, and switch them, on a terminal
+    Top(TopArgs),
     /// Show the running processes that have OCaml probes
     Ps(PsArgs),
     /// Print the version
@@ -259,6 +261,47 @@ on a terminal, a table that is renewed. With -json each time is one line.
 
 If it is killed, the process counts on, which does no harm: `info` says so, and the next count puts
 everything back.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = TOP_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct TopArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// Only these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) probe: Vec<String>,
+    /// Only the probes whose name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) regexp: Option<String>,
+    /// How often the screen is renewed: 1s, or 200ms, 5s
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) interval: Option<String>,
+    /// Say what is done, on standard error, before and after the screen
+    #[arg(short, long, overrides_with = "verbose")]
+    pub(crate) verbose: bool,
+    /// Say nothing but errors on standard error
+    #[arg(short, long, overrides_with = "quiet")]
+    pub(crate) quiet: bool,
+}
+
+const TOP_HELP: &str = "\
+Counts as `count` does, and shows of each probe whether it is on, its hits, hits a second, its share of
+them, and how that was lately. Keys:
+    arrows j k PgUp PgDn Home End   select a probe
+    e Enter space                   enable the selected probe, or disable it
+    s, r                            sort by rate, hits or name; the other way round
+    /                               filter by a part of the name: Enter keeps it, Esc gives it up
+    p                               pause: what is shown stands still, counting goes on
+    ?                               show the keys
+    Ctrl-Z, Ctrl-L                  suspend, draw anew
+    q Esc Ctrl-C                    quit
+
+When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), the process is put back as it was
+found: it counts no more, and what was added to a probe's counter or taken from it is taken back, which
+is said. If it is killed, the process counts on, which does no harm, and probes stay as they are; the
+next count or top puts back what counts.";
 
 const PS_HELP: &str = "\
 Plain, it is a line for each process, sorted by pid:

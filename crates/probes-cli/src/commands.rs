@@ -8,6 +8,7 @@ mod info;
 mod list;
 mod ps;
 mod put_back;
+mod top;
 mod trace;
 mod wait;
 mod whom;
@@ -50,6 +51,8 @@ pub(crate) enum Failure {
     NotPutBack(probes_lib::Error, String),
     /// These probes stay as they are, though the others were put back; and what to do by hand.
     LeftOver(String, String),
+    /// There is no terminal for a screen about a process: why.
+    NoTerminal(String, i32),
     /// We cannot wait for the time to be over, or for a program to end.
     Waiting(&'static str, io::Error),
 }
@@ -87,6 +90,9 @@ impl Failure {
             Failure::NobodyCalled(_) => {
                 Some("`ocaml-probes ps` lists those that there are".to_owned())
             }
+            Failure::NoTerminal(_, pid) => Some(format!(
+                "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
+            )),
             Failure::Several { .. }
             | Failure::Followed(_)
             | Failure::Output(_)
@@ -129,6 +135,7 @@ impl fmt::Display for Failure {
                 f,
                 "cannot put back {names}: something else, such as a breakpoint, is in their code"
             ),
+            Failure::NoTerminal(why, _) => write!(f, "top needs a terminal, and {why}"),
             Failure::Waiting(what, error) => write!(f, "cannot {what}: {}", reason(error)),
             Failure::Unanswered(done, error) => {
                 write!(f, "cannot write the answer: {}; {done}", reason(error))
@@ -170,6 +177,7 @@ pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
         Request::List(request) => list::run(&request),
         Request::Ps(request) => ps::run(&request),
         Request::Count(request) => count::run(&request),
+        Request::Top(request) => top::run(&request),
     }
     .map(|()| ExitCode::SUCCESS)
 }

@@ -14,6 +14,9 @@ use crate::messages::{Level, Messages};
 use crate::output::Format;
 use crate::usage::{Stop, UsageError};
 
+/// More often than that, a screen only costs.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+
 /// What to do, ready to be done.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -23,6 +26,7 @@ pub(crate) enum Request {
     List(List),
     Ps(Ps),
     Count(Count),
+    Top(Top),
 }
 
 #[derive(Debug)]
@@ -80,6 +84,15 @@ pub(crate) struct Count {
     /// How often what was counted so far is shown.
     pub(crate) interval: Option<Duration>,
     pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Top {
+    pub(crate) pid: i32,
+    pub(crate) selectors: Vec<Selector>,
+    /// How often the screen is renewed.
+    pub(crate) interval: Duration,
+    pub(crate) messages: Messages,
 }
 
 #[derive(Debug)]
@@ -149,24 +162,31 @@ impl Request {
             }
             Typed::Count(args) => {
                 let check = Check("count");
-                let Some(pid) = &args.pid else {
-                    return check.refuse("no -pid N given");
-                };
-                let selectors = match (args.probe.is_empty(), &args.regexp) {
-                    (true, None) => vec![Selector::All],
-                    (true, Some(pattern)) => vec![check.regexp("-regexp", pattern)?],
-                    (false, None) => check.selectors("-probe", &args.probe)?,
-                    (false, Some(_)) => {
-                        return check.refuse("-probe and -regexp cannot be combined");
-                    }
-                };
                 Request::Count(Count {
-                    pid: check.pid(pid)?,
-                    selectors,
+                    pid: check.one_pid(args.pid.as_deref())?,
+                    selectors: check.selection(&args.probe, args.regexp.as_deref())?,
                     sites: args.sites,
                     duration: check.duration("-for", args.duration)?,
                     interval: check.duration("-interval", args.interval)?,
                     answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Top(args) => {
+                let check = Check("top");
+                let interval = check.duration("-interval", args.interval)?;
+                let interval = interval.unwrap_or(Duration::from_secs(1));
+                if interval < SHORTEST_INTERVAL {
+                    return check.refuse(format!(
+                        "-interval {} is too short for a screen; {} is the shortest",
+                        humantime::format_duration(interval),
+                        humantime::format_duration(SHORTEST_INTERVAL),
+                    ));
+                }
+                Request::Top(Top {
+                    pid: check.one_pid(args.pid.as_deref())?,
+                    selectors: check.selection(&args.probe, args.regexp.as_deref())?,
+                    interval,
+                    messages: Messages::new(check.level(args.quiet, args.verbose)?),
                 })
             }
             Typed::Ps(args) => Request::Ps(Ps {
@@ -181,13 +201,15 @@ impl Request {
 
     /// Where its messages go.
     pub(crate) fn messages(&self) -> Messages {
-        let (Request::Trace(Trace { answer, .. })
-        | Request::Attach(Attach { answer, .. })
-        | Request::Info(Info { answer, .. })
-        | Request::List(List { answer, .. })
-        | Request::Count(Count { answer, .. })
-        | Request::Ps(Ps { answer })) = self;
-        answer.messages
+        match self {
+            Request::Trace(Trace { answer, .. })
+            | Request::Attach(Attach { answer, .. })
+            | Request::Info(Info { answer, .. })
+            | Request::List(List { answer, .. })
+            | Request::Count(Count { answer, .. })
+            | Request::Ps(Ps { answer }) => answer.messages,
+            Request::Top(Top { messages, .. }) => *messages,
+        }
     }
 }
 
@@ -231,6 +253,13 @@ impl Check {
         Ok(Whom { pids, name })
     }
 
+    fn one_pid(&self, typed: Option<&str>) -> Result<i32, UsageError> {
+        match typed {
+            Some(typed) => self.pid(typed),
+            None => self.refuse("no -pid N given"),
+        }
+    }
+
     fn pid(&self, typed: &str) -> Result<i32, UsageError> {
         // `parse` would also take a sign.
         let digits = typed.bytes().all(|byte| byte.is_ascii_digit());
@@ -271,16 +300,19 @@ impl Check {
                 ));
             }
         };
-        let level = match (args.quiet, args.verbose) {
-            (true, true) => return self.refuse("-quiet and -verbose cannot be combined"),
-            (true, false) => Level::Errors,
-            (false, false) => Level::Warnings,
-            (false, true) => Level::Steps,
-        };
         Ok(Answer {
             format,
-            messages: Messages::new(level),
+            messages: Messages::new(self.level(args.quiet, args.verbose)?),
         })
+    }
+
+    fn level(&self, quiet: bool, verbose: bool) -> Result<Level, UsageError> {
+        match (quiet, verbose) {
+            (true, true) => self.refuse("-quiet and -verbose cannot be combined"),
+            (true, false) => Ok(Level::Errors),
+            (false, false) => Ok(Level::Warnings),
+            (false, true) => Ok(Level::Steps),
+        }
     }
 
     /// The actions, of one family; `None` if there are none.
@@ -355,6 +387,20 @@ impl Check {
             }
         }
         Ok(actions)
+    }
+
+    /// The probes that are counted: those of -probe or -regexp, or all.
+    fn selection(
+        &self,
+        names: &[String],
+        pattern: Option<&str>,
+    ) -> Result<Vec<Selector>, UsageError> {
+        match (names.is_empty(), pattern) {
+            (true, None) => Ok(vec![Selector::All]),
+            (true, Some(pattern)) => Ok(vec![self.regexp("-regexp", pattern)?]),
+            (false, None) => self.selectors("-probe", names),
+            (false, Some(_)) => self.refuse("-probe and -regexp cannot be combined"),
+        }
     }
 
     /// Probes by their names, each once.
