@@ -84,8 +84,9 @@ impl Drop for Screen {
 fn take() -> io::Result<()> {
     // Whatever fails from here on, the rest is given back.
     IS_TAKEN.store(true, Ordering::SeqCst);
-    let taken =
-        enable_raw_mode().and_then(|()| execute!(Output::open(None)?, EnterAlternateScreen, Hide));
+    let taken = enable_raw_mode()
+        .and_then(|()| Output::open(None))
+        .and_then(|mut output| execute!(output, EnterAlternateScreen, Hide));
     taken.inspect_err(|_| {
         give_back();
     })
