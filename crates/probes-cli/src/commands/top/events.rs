@@ -82,7 +82,9 @@ impl<'e> Events<'e> {
                 true => left.min(SEQUENCE),
                 false => left,
             };
-            let is_ready = self.poll(left)?;
+            let Some(is_ready) = self.poll(left)? else {
+                continue;
+            };
             if is_ready.ending && self.endings.is_told() {
                 return Ok(Event::Over(Over::Told));
             }
@@ -109,7 +111,8 @@ impl<'e> Events<'e> {
         }
     }
 
-    fn poll(&self, left: Duration) -> Result<Ready, Failure> {
+    /// `None` if a signal came in between.
+    fn poll(&self, left: Duration) -> Result<Option<Ready>, Failure> {
         let input = stdin();
         let ends = [
             self.endings.as_fd(),
@@ -123,17 +126,17 @@ impl<'e> Events<'e> {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         match poll(&mut ends, timeout) {
             Ok(_) => {}
-            Err(Errno::EINTR) => return Ok(Ready::default()),
+            Err(Errno::EINTR) => return Ok(None),
             Err(errno) => return Err(Failure::Waiting("wait", errno.into())),
         }
         // A terminal that is gone is readable, and says so when it is read.
         let [ending, exit, signal, input] = ends.map(|end| end.any() == Some(true));
-        Ok(Ready {
+        Ok(Some(Ready {
             ending,
             exit,
             signal,
             input,
-        })
+        }))
     }
 
     fn typed(&mut self) -> io::Result<Vec<Key>> {
@@ -160,7 +163,7 @@ impl<'e> Events<'e> {
     }
 }
 
-#[derive(Default)]
+/// What can be read.
 struct Ready {
     ending: bool,
     exit: bool,

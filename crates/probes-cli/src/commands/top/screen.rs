@@ -66,7 +66,7 @@ const HISTORY_WIDTH: u16 = 20;
 
 /// Draws all of it.
 pub(super) fn draw(frame: &mut Frame<'_>, head: &Head, model: &Model, scroll: &mut Scroll) {
-    let foot = foot(model);
+    let foot = foot(model, frame.area().width);
     let heights = [
         Constraint::Length(2),
         Constraint::Fill(1),
@@ -112,7 +112,7 @@ fn title(head: &Head, model: &Model) -> Text<'static> {
     Text::from(vec![first, second.into()])
 }
 
-fn foot(model: &Model) -> Vec<Line<'static>> {
+fn foot(model: &Model, width: u16) -> Vec<Line<'static>> {
     if model.is_typing() {
         let filter = Escaped(model.filter()).to_string();
         return vec![Line::from(vec![
@@ -123,12 +123,34 @@ fn foot(model: &Model) -> Vec<Line<'static>> {
     }
     let mut lines: Vec<Line<'static>> = Vec::new();
     if let Some(message) = model.message() {
-        lines.push(Line::from(Escaped(message).to_string()).bold());
+        let message = wrapped(&Escaped(message).to_string(), usize::from(width));
+        lines.extend(message.into_iter().map(|line| Line::from(line).bold()));
     }
     match model.has_help() {
         true => lines.extend(HELP.map(Line::from)),
         false if lines.is_empty() => lines.push(KEYS.into()),
         false => {}
+    }
+    lines
+}
+
+/// Breaks a message into lines between its words, as few as can be; some of it, if it is endless.
+fn wrapped(message: &str, width: usize) -> Vec<String> {
+    const MOST: usize = 4;
+    let mut lines = vec![String::new()];
+    for word in message.split(' ') {
+        let Some(line) = lines.last_mut() else { break };
+        let joined = match line.is_empty() {
+            true => word.to_owned(),
+            false => format!("{line} {word}"),
+        };
+        if line.is_empty() || Line::from(joined.as_str()).width() <= width {
+            *line = joined;
+        } else if lines.len() < MOST {
+            lines.push(word.to_owned());
+        } else {
+            break;
+        }
     }
     lines
 }

@@ -178,6 +178,15 @@ fn the_last_line_is_for_what_is_typed_and_what_is_said() {
     assert!(lines[1].ends_with("; 2 with \"t\""), "{}", lines[1]);
     model.say("cannot do\x1b that");
     assert_eq!(last(&model), "cannot do\\u{1b} that");
+    model.say(format!(
+        "{} what is too long for one line",
+        "word ".repeat(14).trim()
+    ));
+    let lines = screen(&model, 80, 12);
+    assert_eq!(lines[11], "too long for one line");
+    assert!(lines[10].ends_with("word what is"), "{lines:?}");
+    model.say("word ".repeat(1000));
+    assert_eq!(screen(&model, 20, 12)[7], "");
     model.press(Key::Character('?'), 5);
     assert_eq!(screen(&model, 100, 12)[8..], HELP);
     assert!(HELP.iter().all(|line| line.len() <= 100));
