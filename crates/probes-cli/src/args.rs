@@ -275,7 +275,7 @@ pub(crate) struct TopArgs {
     /// Only the probes whose name RE matches from its start
     #[arg(long, value_name = "RE")]
     pub(crate) regexp: Option<String>,
-    /// How often the screen is renewed: 1s, or 200ms, 5s
+    /// How often the screen is renewed; 1s by default
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub(crate) interval: Option<String>,
     /// Say what is done, on standard error, before and after the screen
@@ -300,8 +300,8 @@ them, and how that was lately. Keys:
 
 When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), the process is put back as it was
 found: it counts no more, and what was added to a probe's counter or taken from it is taken back, which
-is said. If it is killed, the process counts on, which does no harm, and probes stay as they are; the
-next count or top puts back what counts.";
+is said. If it is killed by SIGKILL, the process counts on, which does no harm, and probes stay as they
+are; the next count or top puts back what counts.";
 
 const PS_HELP: &str = "\
 Plain, it is a line for each process, sorted by pid:

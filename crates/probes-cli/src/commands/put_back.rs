@@ -167,7 +167,7 @@ pub(super) fn refuse_leftovers(report: &Report, back: &Report) -> Result<(), Fai
     Err(Failure::LeftOver(names, by_hand(report, is_left)))
 }
 
-fn has_ended(kind: &ErrorKind) -> bool {
+pub(super) fn has_ended(kind: &ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::Exited { .. } | ErrorKind::NoSuchProcess { .. } | ErrorKind::Zombie { .. }

@@ -19,7 +19,7 @@ use self::model::{Model, Wish};
 use self::screen::{Head, Scroll};
 use self::session::Session;
 use self::terminal::Screen;
-use super::put_back::Endings;
+use super::put_back::{Endings, has_ended};
 use super::{Failure, Subject, few, say_what};
 use crate::messages::{Level, Messages};
 use crate::request::Top;
@@ -72,24 +72,18 @@ fn end(
     messages: &Messages,
     pid: i32,
 ) -> Result<(), Failure> {
-    let has_ended = matches!(over, Ok(Over::Exited));
-    let back = match has_ended {
-        true => Ok(Vec::new()),
-        false => session.switch_back(endings, messages),
-    };
-    if let Err(error) = session.remove() {
-        if !has_ended {
-            if let Err(failure) = back {
-                messages.error(&failure.to_string(), failure.hint());
-            }
-            return Err(session.failed(error));
-        }
-        let what = match error.kind() {
-            ErrorKind::Executed { .. } => "has executed another program",
-            _ => "has ended",
-        };
+    let removed = session.remove();
+    if let Some(what) = removed.as_ref().err().and_then(nothing_is_left) {
+        session.forget();
         messages.note(&format!("process {pid} {what}"));
-        return Ok(());
+        return over.map(drop);
+    }
+    let back = session.switch_back(endings, messages);
+    if let Err(error) = removed {
+        if let Err(failure) = back {
+            messages.error(&failure.to_string(), failure.hint());
+        }
+        return Err(session.failed(error));
     }
     if let Some(names) = few(&back?) {
         messages.note(&format!("put back as they were found: {names}"));
@@ -100,6 +94,14 @@ fn end(
         Over::Quit | Over::Exited => {}
     }
     Ok(())
+}
+
+/// What has become of a process in which there is nothing to put back.
+fn nothing_is_left(error: &probes_lib::Error) -> Option<&'static str> {
+    match error.kind() {
+        ErrorKind::Executed { .. } => Some("has executed another program"),
+        kind => has_ended(kind).then_some("has ended"),
+    }
 }
 
 /// A screen that shows what is counted.

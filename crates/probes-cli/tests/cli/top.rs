@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::process::state;
 use test_support::tmux::Terminal;
-use test_support::{Guard, Scratch, Talker, eventually, fixture};
+use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
 use crate::support::{both_forms, is_observed, run, run_command, states};
 
@@ -318,6 +318,22 @@ fn it_ends_with_the_process_and_says_so() {
         target.send("quit");
         target.guard().wait();
         assert_eq!(top.ended(), format!("process {pid} has ended"));
+    }
+}
+
+#[test]
+fn it_ends_when_the_process_executes_another_program() {
+    for file in fixture_forms("exec_self") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let top = Top::start(pid, "-interval 10ms");
+        top.terminal.press(&["Down", "Enter"]);
+        top.terminal.wait_for("0 -> 1");
+        target.send("exec");
+        target.expect("ready");
+        let said = format!("process {pid} has executed another program");
+        assert_eq!(top.ended(), said);
+        assert!(!states(pid).contains("enabled"));
     }
 }
 

@@ -103,6 +103,12 @@ impl<'t> Session<'t> {
         }
     }
 
+    /// There is nothing to put back any more.
+    pub(super) fn forget(&mut self) {
+        self.observer = None;
+        self.switched.clear();
+    }
+
     /// What a failure to remove it is.
     pub(super) fn failed(&self, error: probes_lib::Error) -> Failure {
         Failure::Target(Subject::Process(self.target.pid()), error)
