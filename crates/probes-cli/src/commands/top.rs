@@ -146,8 +146,18 @@ impl<'l, 't> Live<'l, 't> {
 
     fn until_it_is_over(&mut self, events: &mut Events<'_>) -> Result<Over, Failure> {
         self.look_at_states();
-        let mut next = Instant::now() + self.interval;
+        // `None`: after more time than there is.
+        let mut next = Instant::now().checked_add(self.interval);
         loop {
+            // Before keys are looked for, which may come without a pause.
+            if next.is_some_and(|next| next <= Instant::now()) {
+                if !self.sample() {
+                    // It has ended, or executed another program.
+                    return Ok(Over::Exited);
+                }
+                // From now on: where looking takes long, it is not all that we do.
+                next = Instant::now().checked_add(self.interval);
+            }
             let (head, model, scroll) = (&self.head, &self.model, &mut self.scroll);
             let drawn = self
                 .screen
@@ -155,17 +165,12 @@ impl<'l, 't> Live<'l, 't> {
             if let Err(error) = drawn {
                 return Ok(lost(&error));
             }
-            let left = next.saturating_duration_since(Instant::now());
+            let left = next.map_or(Duration::MAX, |next| {
+                next.saturating_duration_since(Instant::now())
+            });
             let done = match events.wait(left)? {
                 Event::Over(over) => return Ok(over),
-                Event::Time => {
-                    next = Instant::now() + self.interval;
-                    match self.sample() {
-                        true => Ok(None),
-                        // It has ended, which is told of next, or executed another program.
-                        false => return Ok(Over::Exited),
-                    }
-                }
+                Event::Time => Ok(None),
                 Event::Keys(keys) => self.press(&keys),
                 Event::Suspend => self.screen.lend(|| stop(false)).map(|()| None),
                 Event::Redraw { was_stopped: true } => self.screen.lend(|| ()).map(|()| None),
