@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, Actions, Options, Selector, Target};
+use probes_lib::{Action, Actions, Observation, Options, Selector, Target};
 use test_support::{Guard, Talker, eventually};
 
 use crate::document::{Table, ms};
@@ -85,7 +85,8 @@ pub(crate) fn table(targets: &Path, rounds: usize) -> Result<String> {
             let (mut bare, mut counted) = <(Samples, Samples)>::default();
             for _ in 0..rounds {
                 bare.push(spinning.sample());
-                let observer = target.observe(&[Selector::All], Options::default());
+                let observer =
+                    target.observe(&Observation::new().count(Selector::All), Options::default());
                 let observer = observer.map_err(failed())?;
                 counted.push(spinning.sample());
                 observer.remove().map_err(failed())?;
@@ -157,7 +158,8 @@ pub(crate) fn stops(programs: &[Program], rounds: usize) -> Result<String> {
         let target = Target::open(talker.pid()).map_err(failed())?;
         let (mut began, mut ended) = <(Samples, Samples)>::default();
         for _ in 0..rounds {
-            let observer = target.observe(&[Selector::All], Options::default());
+            let observer =
+                target.observe(&Observation::new().count(Selector::All), Options::default());
             let observer = observer.map_err(failed())?;
             began.push_time(observer.stopped());
             let begun = Instant::now();

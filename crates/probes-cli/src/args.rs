@@ -275,6 +275,9 @@ pub(crate) struct TopArgs {
     /// Only the probes whose name RE matches from its start
     #[arg(long, value_name = "RE")]
     pub(crate) regexp: Option<String>,
+    /// Also show the times from START to STOP in a thread; may be repeated
+    #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
+    pub(crate) pair: Vec<String>,
     /// How often the screen is renewed; 1s by default
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub(crate) interval: Option<String>,
@@ -288,7 +291,8 @@ pub(crate) struct TopArgs {
 
 const TOP_HELP: &str = "\
 Counts as `count` does, and shows of each probe whether it is on, its hits, hits a second, its share of
-them, and how that was lately. Keys:
+them, and how that was lately; below, of each pair how many times were taken, their mean, median, 99th
+percentile, and the longest. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or disable it
     s, r                            sort by rate, hits or name; the other way round

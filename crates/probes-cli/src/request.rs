@@ -90,6 +90,8 @@ pub(crate) struct Count {
 pub(crate) struct Top {
     pub(crate) pid: i32,
     pub(crate) selectors: Vec<Selector>,
+    /// Those that the times are taken of: start and stop.
+    pub(crate) pairs: Vec<(String, String)>,
     /// How often the screen is renewed.
     pub(crate) interval: Duration,
     pub(crate) messages: Messages,
@@ -185,6 +187,7 @@ impl Request {
                 Request::Top(Top {
                     pid: check.one_pid(args.pid.as_deref())?,
                     selectors: check.selection(&args.probe, args.regexp.as_deref())?,
+                    pairs: check.timed("-pair", &args.pair)?,
                     interval,
                     messages: Messages::new(check.level(args.quiet, args.verbose)?),
                 })
@@ -436,6 +439,27 @@ impl Check {
     }
 
     fn pair(&self, flag: &str, names: &str) -> Result<Selector, UsageError> {
+        let (start, stop) = self.two_names(flag, names)?;
+        if start == stop {
+            return self.refuse(format!("{flag} has \"{start}\" twice"));
+        }
+        Ok(Selector::Pair { start, stop })
+    }
+
+    /// The pairs that times are taken of, each once. One probe can be both: from hit to hit.
+    fn timed(&self, flag: &str, typed: &[String]) -> Result<Vec<(String, String)>, UsageError> {
+        let mut pairs = Vec::new();
+        for names in typed {
+            let pair = self.two_names(flag, names)?;
+            if pairs.contains(&pair) {
+                return self.refuse(format!("{flag} {names} is given twice"));
+            }
+            pairs.push(pair);
+        }
+        Ok(pairs)
+    }
+
+    fn two_names(&self, flag: &str, names: &str) -> Result<(String, String), UsageError> {
         let pair: Vec<&str> = names.split(',').collect();
         let &[start, stop] = pair.as_slice() else {
             return self.refuse(format!(
@@ -444,13 +468,7 @@ impl Check {
         };
         self.name(flag, start)?;
         self.name(flag, stop)?;
-        if start == stop {
-            return self.refuse(format!("{flag} has \"{start}\" twice"));
-        }
-        Ok(Selector::Pair {
-            start: start.to_owned(),
-            stop: stop.to_owned(),
-        })
+        Ok((start.to_owned(), stop.to_owned()))
     }
 }
 

@@ -297,6 +297,19 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
+    /// No times can be taken on this machine.
+    #[error(
+        "the time stamp counters of this machine's processors do not go evenly: no times can be taken by them"
+    )]
+    UnevenTicks,
+    /// More pairs than can be timed together.
+    #[error("{given} pairs are too many to be timed together: {most} at most")]
+    TooManyPairs {
+        /// How many there were.
+        given: usize,
+        /// How many there can be.
+        most: usize,
+    },
     /// The process may not map memory that it executes.
     #[error(
         "process {pid} cannot map memory for what observing it takes: its kernel or a seccomp filter refuses"

@@ -74,7 +74,9 @@ pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result
 pub use follow::{Followed, follow};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
 pub use object::{Object, PassedOver};
-pub use observe::{Counts, Observer, SiteHits};
+pub use observe::{
+    Counts, Event, Events, Latency, Observation, Observed, Observer, SiteHits, Value,
+};
 pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use select::{Action, Actions, Selector};
 pub use session::{Options, Target};

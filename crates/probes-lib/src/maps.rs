@@ -32,6 +32,11 @@ impl Mapping {
                 .is_some_and(|end| end <= self.end.0)
     }
 
+    pub(crate) fn is_readable(&self) -> bool {
+        let mut fields = self.line.splitn(3, |&byte| byte == b' ');
+        fields.nth(1).is_some_and(|access| access.starts_with(b"r"))
+    }
+
     /// Whether it can be read and executed, not written, and is not shared.
     pub(crate) fn is_plain_code(&self) -> bool {
         let mut fields = self.line.splitn(3, |&byte| byte == b' ');

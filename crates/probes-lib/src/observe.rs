@@ -1,9 +1,11 @@
-//! [`Observer`]: counts hits inside a process, without the kernel.
+//! [`Observer`]: counts hits inside a process, takes the times between them, and shows them one by one,
+//! without the kernel.
 //!
 //! ```text
-//! choose ─▶ lay out ─▶ stop ─▶ map memory ─▶ write stubs ─▶ retarget sites ─▶ let go
-//! select    arena      sys     detour        stub           rewrite
-//!                                                               count, as long as wanted
+//! what is wanted ─▶ roles ─▶ lay out ─▶ stop ─▶ map memory ─▶ write stubs ─▶ retarget ─▶ let go
+//! observation       role     arena      sys     detour        stub           rewrite
+//!                            shared
+//!               counts · pairs · events, as long as wanted: counts, latency, ring ─▶ events
 //! let go ◀─ unmap ◀─ nobody inside? ◀─ give sites their own calls back ◀─ stop
 //! ```
 //!
@@ -11,162 +13,141 @@
 //! we are killed.
 
 pub(crate) mod arena;
+mod counts;
 pub(crate) mod detour;
+mod events;
+mod latency;
+mod observation;
+mod pages;
 mod place;
 mod put_back;
 mod rewrite;
+mod ring;
+mod role;
+mod shared;
 pub(crate) mod stub;
+mod value;
 pub(crate) mod veil;
 mod work;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::addr::LiveAddr;
+pub use self::counts::{Counts, SiteHits};
+pub use self::events::{Event, Events};
+pub use self::latency::Latency;
+pub use self::observation::Observation;
+pub use self::value::Value;
+
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
-use crate::object::Object;
 use crate::observe::arena::Arena;
+use crate::observe::events::Watch;
+use crate::observe::pages::Pages;
 use crate::observe::put_back::{Left, put_back};
+use crate::observe::role::Role;
+use crate::observe::shared::PAIR_LEN;
 use crate::observe::veil::Veil;
-use crate::observe::work::{Work, map, read_data, unmap};
+use crate::observe::work::{Work, map, read, read_error, unmap};
+use crate::process::Process;
 use crate::program::Program;
-use crate::select::{Actions, Selector, choose};
 use crate::session::{Options, Target};
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::with_tracer;
-use crate::table::Site;
+use crate::sys::ticks::{self, Clock, Ticks};
 use crate::turn::Turn;
 
-/// Counts the hits of probes of a process until it is removed. Whether probes are enabled is not
-/// touched: those that are off are counted as well, and can be switched meanwhile.
+/// Learns of the hits of probes of a process until it is removed. Whether probes are enabled is not
+/// touched: those that are off are observed as well, and can be switched meanwhile.
 ///
-/// If it is dropped without [`Observer::remove`], the process goes on counting, which does no harm;
+/// If it is dropped without [`Observer::remove`], the process goes on as it is, which does no harm;
 /// [`Target::clean`] puts everything back.
 pub struct Observer<'t> {
     target: &'t Target,
-    program: Arc<Program>,
     options: Options,
-    arenas: Vec<Arena>,
-    /// Of each entry of each arena, its index in the program.
-    sites: Vec<Vec<usize>>,
+    ground: Ground,
+    watch: Watch,
     stopped: Duration,
 }
 
-/// How often the sites of probes were executed since they have been observed.
-#[derive(Clone, Debug)]
-pub struct Counts {
+/// What is observed, and where that is kept.
+struct Ground {
     program: Arc<Program>,
-    /// By index in the program; `None` of sites that are not observed.
-    hits: Vec<Option<u64>>,
+    arenas: Vec<Arena>,
+    /// Of each entry of each arena, its index in the program.
+    sites: Vec<Vec<usize>>,
+    /// By index in the program.
+    roles: Vec<Role>,
+    pairs: Vec<(String, String)>,
+    ticks: Ticks,
 }
 
-/// How often one site was executed.
-#[derive(Clone, Copy, Debug)]
-pub struct SiteHits<'c> {
-    /// The object that it is in.
-    pub object: &'c Object,
-    /// The site.
-    pub site: Site<'c>,
-    /// Where its nop is in the process.
-    pub address: LiveAddr,
-    /// How often it was executed, enabled or not.
-    pub hits: u64,
-}
-
-impl Counts {
-    /// Each probe that is observed, by name, and its hits at all of its sites.
-    pub fn probes(&self) -> impl Iterator<Item = (&str, u64)> {
-        let names = self.program.probes().map(|probe| probe.name());
-        names.filter_map(|name| Some((name, self.hits(name)?)))
-    }
-
-    /// The hits of one probe at all of its sites, if it is observed.
-    pub fn hits(&self, name: &str) -> Option<u64> {
-        let sites = self.program.probe(name)?.sites();
-        sites
-            .filter_map(|site| self.hits[site])
-            .reduce(|sum, hits| sum + hits)
-    }
-
-    /// Each site of a probe that is observed, object by object, by address.
-    pub fn sites(&self, name: &str) -> impl Iterator<Item = SiteHits<'_>> {
-        let probe = self.program.probe(name).into_iter();
-        probe.flat_map(|probe| probe.sites()).filter_map(|index| {
-            let site = self.program.site(index);
-            Some(SiteHits {
-                object: site.object,
-                site: site.site,
-                address: site.address(),
-                hits: self.hits[index]?,
-            })
-        })
-    }
-
-    /// The objects that are observed, as of the beginning.
-    pub fn objects(&self) -> &[Object] {
-        self.program.objects()
-    }
-
-    /// All hits together.
-    pub fn total(&self) -> u64 {
-        self.hits.iter().flatten().sum()
-    }
+/// All that was learnt of the hits of a process.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// To the last hit.
+    pub counts: Counts,
+    /// Of each pair, in the order in which they were wanted.
+    pub latencies: Vec<Latency>,
+    /// Those that had not been read yet.
+    pub events: Events,
 }
 
 impl Target {
-    /// Counts the hits of the probes of `selectors` from now on. What an earlier observation has left
-    /// is put back first.
+    /// Learns of hits from now on. What an earlier observation has left is put back first.
     ///
     /// # Errors
     ///
-    /// If no probe is selected, none of them has a site, a site does not hold what its file says,
-    /// the process cannot be stopped, or memory cannot be mapped into it: the process has set itself a
-    /// seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses.
+    /// If a probe is not there, or none that is wanted has a site; if a site does not hold what its file
+    /// says, the process cannot be stopped, or memory cannot be mapped into it: the process has set
+    /// itself a seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses; if times are wanted, and
+    /// the processors' clocks do not go evenly ([`ErrorKind::UnevenTicks`]).
     /// [`Error::effect`] says what it is left with.
-    pub fn observe(&self, selectors: &[Selector], options: Options) -> Result<Observer<'_>> {
-        self.try_observe(selectors, options)
+    pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
+        self.try_observe(observation, options)
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
 
-    fn try_observe(&self, selectors: &[Selector], options: Options) -> Result<Observer<'_>> {
+    fn try_observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
         let process = self.process();
         process.refuse_own_family()?;
-        // To choose by; nothing is enabled.
-        let actions = selectors
-            .iter()
-            .cloned()
-            .fold(Actions::new(), Actions::enable);
-        choose(&self.look_at_objects()?.program, &actions)?;
+        observation.roles(&self.look_at_objects()?.program)?;
         let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
         self.put_back_observed(options)?;
         let image = self.look_at_objects()?;
         let program = image.program.clone();
-        let mut wanted = vec![false; program.site_count()];
-        for choice in choose(&program, &actions)? {
-            for site in program.by_id(choice.probe).sites() {
-                wanted[site] = true;
-            }
+        let roles = observation.roles(&program)?;
+        let is_timed = roles.iter().any(Role::is_timed);
+        if is_timed && !ticks::are_even() {
+            return Err(ErrorKind::UnevenTicks.into());
         }
+        let layout = observation.shared(&roles);
         let maps = read_maps(process)?;
-        let laid_out = place::lay_out(process, &program, &wanted, &maps)?;
+        let laid_out = place::lay_out(process, &program, &roles, layout, &maps)?;
         let memory = self.bare_memory()?;
         let is_filtered = process.has_filtered_itself();
+        let pid = process.pid();
         if is_filtered.map_err(|source| process.lost(source))? {
-            let pid = process.pid();
             return Err(ErrorKind::Filtered { pid }.into());
         }
         let cave = place::cave(process, &memory, &maps)?;
         let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
+        let sharing = arenas.first().ok_or(ErrorKind::NoSites { pid })?;
         // As much as can be is done before the process stands.
-        let codes = arenas.iter().map(Arena::code_bytes);
-        let pid = process.pid();
+        let codes = arenas.iter().zip(&sites).map(|(arena, sites)| {
+            let roles = sites.iter().map(|site| &roles[*site]);
+            arena.code_bytes(roles, sharing)
+        });
         let mut codes = codes
             .collect::<std::result::Result<Vec<_>, _>>()
             .map_err(|_| ErrorKind::NoRoom { pid })?;
-        let stopped = with_tracer(&[process], |tracer| {
+        let pages = match layout.record_len {
+            0 => Pages::default(),
+            _ => Pages::of(&maps),
+        };
+        let (stopped, has_tids) = with_tracer(&[process], |tracer| {
             let begun = Instant::now();
             let work = Work {
                 tracer,
@@ -182,20 +163,34 @@ impl Target {
                 work.put(&stopped, arena.code, bytes)?;
             }
             work.clear(&stopped)?;
-            let written = work.retarget(&stopped, &arenas, &sites, &mut codes, &program);
+            let tid_offset = match is_timed {
+                true => stopped.tid_offset(process, &memory),
+                false => None,
+            };
+            let written = work
+                .share(&stopped, sharing, tid_offset, &pages)
+                .and_then(|()| work.retarget(&stopped, &arenas, &sites, &mut codes, &program));
             if let Err(error) = written {
                 work.unmap_all(stopped, arenas.iter().map(unmap))?.release();
                 return Err(error);
             }
             stopped.release();
-            Ok(begun.elapsed())
+            Ok((begun.elapsed(), tid_offset.is_some()))
         })?;
+        let shared = (sharing.shared_at(), layout);
+        let watch = Watch::begin(program.clone(), &roles, shared, has_tids, pages);
         Ok(Observer {
             target: self,
-            program,
             options,
-            arenas,
-            sites,
+            ground: Ground {
+                program,
+                arenas,
+                sites,
+                roles,
+                pairs: observation.pairs().to_vec(),
+                ticks: Ticks::begin(),
+            },
+            watch,
             stopped,
         })
     }
@@ -222,7 +217,7 @@ impl Target {
         let arenas = find(&memory, &maps);
         let left = Left::find(self.process(), &memory, &maps, &arenas);
         if !arenas.is_empty() || left.is_some() {
-            put_back(self.process(), &memory, &arenas, left, options)?;
+            put_back(self.process(), &memory, &arenas, left, options, || Ok(()))?;
         }
         Ok(arenas.iter().map(|arena| arena.entries.len()).sum())
     }
@@ -241,32 +236,113 @@ impl Observer<'_> {
     /// If the process has ended or executed another program.
     pub fn counts(&self) -> Result<Counts> {
         let memory = self.target.bare_memory_to_read()?;
-        let data = read_data(self.target.pid(), &memory, &self.arenas)?;
-        Ok(self.counts_of(&data))
+        self.ground.counts(self.target.pid(), &memory)
     }
 
-    /// Puts everything back; says how often the sites were executed, to the last one.
+    /// The times so far of each pair. Does not stop the process.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Observer::counts`].
+    pub fn latencies(&self) -> Result<Vec<Latency>> {
+        let memory = self.target.bare_memory_to_read()?;
+        let pairs = self.ground.read_pairs(self.target.pid(), &memory)?;
+        Ok(self.ground.latencies(&pairs))
+    }
+
+    /// The hits to be shown that have come since they were last asked for. Does not stop the process. It
+    /// holds about a megabyte of them for each of 16 groups of threads: whoever asks seldom loses some.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Observer::counts`].
+    pub fn events(&mut self) -> Result<Events> {
+        let (process, sharing) = (self.target.process(), self.ground.arenas.first());
+        if let Some(sharing) = sharing.filter(|_| self.watch.is_due()) {
+            let changes = self.watch.renew(&read_maps(process)?);
+            if !changes.is_empty() {
+                let memory = self.target.bare_memory()?;
+                work::put_shared(process.pid(), &memory, sharing, &changes)?;
+            }
+        }
+        let memory = self.target.bare_memory_to_read()?;
+        let clock = self.ground.ticks.clock();
+        read_events(&mut self.watch, process, &memory, &clock, false)
+    }
+
+    /// Puts everything back; says what was learnt, to the last hit.
     ///
     /// # Errors
     ///
     /// If the process has ended, or cannot be stopped.
-    pub fn remove(self) -> Result<Counts> {
+    pub fn remove(self) -> Result<Observed> {
         let process = self.target.process();
+        let (ground, mut watch) = (self.ground, self.watch);
         let _turn = Turn::wait(process, Instant::now() + self.options.deadline)?;
         let memory = self.target.bare_memory()?;
-        let data = put_back(process, &memory, &self.arenas, None, self.options)?;
-        Ok(self.counts_of(&data))
+        let clock = ground.ticks.clock();
+        let read = || {
+            let counts = ground.counts(process.pid(), &memory)?;
+            let pairs = ground.read_pairs(process.pid(), &memory)?;
+            let events = read_events(&mut watch, process, &memory, &clock, true)?;
+            Ok((counts, pairs, events))
+        };
+        let options = self.options;
+        let (counts, pairs, events) =
+            put_back(process, &memory, &ground.arenas, None, options, read)?;
+        Ok(Observed {
+            counts,
+            latencies: ground.latencies(&pairs),
+            events,
+        })
     }
+}
 
-    fn counts_of(&self, data: &[Vec<u8>]) -> Counts {
+/// `is_over` says that nobody writes any more.
+fn read_events(
+    watch: &mut Watch,
+    process: &Process,
+    memory: &impl ReadMemory,
+    clock: &Clock,
+    is_over: bool,
+) -> Result<Events> {
+    let events = watch.read(process, memory, clock, is_over);
+    events.map_err(|source| read_error(process.pid(), watch.shared(), source))
+}
+
+impl Ground {
+    fn counts(&self, pid: i32, memory: &impl ReadMemory) -> Result<Counts> {
         let mut hits = vec![None; self.program.site_count()];
-        for ((arena, sites), data) in self.arenas.iter().zip(&self.sites).zip(data) {
-            for (site, count) in sites.iter().zip(arena.hits(data)) {
-                hits[*site] = Some(count);
+        for (arena, sites) in self.arenas.iter().zip(&self.sites) {
+            let data = read(pid, memory, arena.data(), arena.counters_len())?;
+            for (site, count) in sites.iter().zip(arena.hits(&data)) {
+                hits[*site] = self.roles[*site].is_counted.then_some(count);
             }
         }
         let program = self.program.clone();
-        Counts { program, hits }
+        Ok(Counts { program, hits })
+    }
+
+    /// The bytes of each pair.
+    fn read_pairs(&self, pid: i32, memory: &impl ReadMemory) -> Result<Vec<Vec<u8>>> {
+        let Some(sharing) = self.arenas.first() else {
+            return Ok(Vec::new());
+        };
+        let place = |pair| sharing.shared_at().plus(sharing.shared.pair(pair));
+        let pairs = 0..sharing.shared.pairs;
+        pairs
+            .map(|pair| read(pid, memory, place(pair), PAIR_LEN))
+            .collect()
+    }
+
+    fn latencies(&self, pairs: &[Vec<u8>]) -> Vec<Latency> {
+        if pairs.is_empty() {
+            return Vec::new();
+        }
+        let nanoseconds = self.ticks.nanoseconds();
+        let both = self.pairs.iter().zip(pairs);
+        both.map(|(names, pair)| Latency::of(names, pair, nanoseconds))
+            .collect()
     }
 }
 

@@ -55,6 +55,8 @@ pub(crate) struct Status {
     pub(crate) threads: usize,
     /// How many pid namespaces it has a number in, from that of this /proc on.
     pub(crate) levels: usize,
+    /// Its id in the innermost of them, which is what it knows of itself.
+    pub(crate) innermost: i32,
     /// 0 if no seccomp filter is in force, 1 if nothing but read(2) and write(2) is allowed.
     pub(crate) seccomp: u32,
     /// How many filters there are.
@@ -475,7 +477,11 @@ fn parse_status(bytes: &[u8]) -> Status {
             b"State" => status.state = first.chars().next().unwrap_or('?'),
             b"Tgid" => status.tgid = first.parse().unwrap_or(0),
             b"PPid" => status.ppid = first.parse().unwrap_or(0),
-            b"NSpid" => status.levels = value.split_ascii_whitespace().count(),
+            b"NSpid" => {
+                status.levels = value.split_ascii_whitespace().count();
+                let last = value.split_ascii_whitespace().next_back();
+                status.innermost = last.and_then(|id| id.parse().ok()).unwrap_or(0);
+            }
             b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
             b"Uid" => status.uid = first.parse().unwrap_or(0),
             b"Threads" => status.threads = first.parse().unwrap_or(0),

@@ -16,7 +16,9 @@ pub(crate) mod ptrace;
 pub(crate) mod signals;
 pub(crate) mod spawn;
 mod stacks;
+mod tcb;
 pub(crate) mod threads;
+pub(crate) mod ticks;
 
 /// Stands before a system call that the chaos suite makes fail: returns its error. Nothing at all
 /// without the feature `fault-injection`.

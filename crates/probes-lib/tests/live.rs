@@ -78,10 +78,16 @@ mod files;
 #[path = "live/refusals.rs"]
 mod refusals;
 
+// What is learnt of hits.
+#[path = "live/latency.rs"]
+mod latency;
+#[path = "live/observe.rs"]
+mod observe;
+#[path = "live/watch.rs"]
+mod watch;
+
 // Other people's tools, and the examples.
 #[path = "live/examples.rs"]
 mod examples;
-#[path = "live/observe.rs"]
-mod observe;
 #[path = "live/oracles.rs"]
 mod oracles;

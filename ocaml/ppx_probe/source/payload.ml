@@ -5,6 +5,7 @@ open Ppxlib
 type probe =
   { name : string
   ; enabled_at_init : bool
+  ; arguments : expression list
   ; handler : expression
   }
 
@@ -43,12 +44,71 @@ let bool_of expr =
   | _ ->
     fail expr.pexp_loc "enabled_at_init must be the literal true or false"
 
+let args = "probe.args"
+
+let is_args attribute = String.equal attribute.attr_name.txt args
+
+let misplaced attribute =
+  ( attribute.attr_loc
+  , "[@probe.args] has no meaning here: it belongs inside of a probe, after \
+     the handler, as in [%probe \"name\" (handler) [@probe.args x, y]]" )
+
+let variable expr =
+  match expr.pexp_desc with
+  | Pexp_ident _ -> expr
+  | _ ->
+    fail expr.pexp_loc
+      "only a variable can be passed, x or M.x, for the site computes nothing: \
+       bind this with let, and name that"
+
+let arguments_of attribute =
+  let most = List.length Use.argument_registers in
+  match attribute.attr_payload with
+  | PStr [] -> []
+  | PStr [ { pstr_desc = Pstr_eval (expr, []); _ } ] ->
+    let values =
+      match expr.pexp_desc with Pexp_tuple values -> values | _ -> [ expr ]
+    in
+    (match List.nth_opt values most with
+    | None -> List.map variable values
+    | Some surplus ->
+      fail surplus.pexp_loc
+        "too many values: these are %d, and a site passes at most %d, as many \
+         as there are registers for: leave out the others"
+        (List.length values) most)
+  | PStr _ | PSig _ | PTyp _ | PPat _ ->
+    fail attribute.attr_loc
+      "expected [@probe.args x, y, ...], with at most %d variables" most
+
+(* A misspelt one would be ignored without a word. *)
+let check_attribute attribute =
+  let { txt; loc } = attribute.attr_name in
+  if String.starts_with ~prefix:"probe." txt && not (is_args attribute) then
+    fail loc "unknown attribute %s: a probe has [@probe.args x, y] only" txt
+
+(* [%probe "name" (handler) [@probe.args x]] has it on the application,
+   [%probe "name" (handler [@probe.args x])] on the handler. *)
+let arguments_and_handler payload handler =
+  let attributes = payload.pexp_attributes @ handler.pexp_attributes in
+  List.iter check_attribute attributes;
+  let named, others = List.partition is_args handler.pexp_attributes in
+  let handler = { handler with pexp_attributes = others } in
+  match List.filter is_args payload.pexp_attributes @ named with
+  | [] -> ([], handler)
+  | [ attribute ] -> (arguments_of attribute, handler)
+  | _ :: second :: _ ->
+    fail second.attr_loc
+      "[@probe.args] is given twice: name all values in one"
+
 let single_expression ~loc ~usage = function
   | PStr [ { pstr_desc = Pstr_eval (expr, []); _ } ] -> expr
+  | PStr [ { pstr_desc = Pstr_eval (_, attribute :: _); _ } ]
+    when is_args attribute ->
+    fail attribute.attr_loc "write [@probe.args ...], with one @"
   | PStr [] -> fail loc "the probe has no name: %s" usage
   | PStr _ | PSig _ | PTyp _ | PPat _ -> fail loc "%s" usage
 
-let probe_of_arguments name_expr arguments =
+let probe_of_arguments payload name_expr arguments =
   let name = name_of ~usage name_expr in
   let add (enabled, handler) (label, (arg : expression)) =
     let loc = arg.pexp_loc in
@@ -70,7 +130,12 @@ let probe_of_arguments name_expr arguments =
   | _, None ->
     fail name_expr.pexp_loc "the probe has no handler: %s" usage
   | enabled, Some handler ->
-    { name; enabled_at_init = Option.value enabled ~default:false; handler }
+    let arguments, handler = arguments_and_handler payload handler in
+    { name
+    ; enabled_at_init = Option.value enabled ~default:false
+    ; arguments
+    ; handler
+    }
 
 let catch f = try Ok (f ()) with Malformed (loc, msg) -> Error (loc, msg)
 
@@ -78,13 +143,16 @@ let probe ~loc payload =
   catch @@ fun () ->
   let expr = single_expression ~loc ~usage payload in
   match expr.pexp_desc with
-  | Pexp_apply (name_expr, arguments) -> probe_of_arguments name_expr arguments
-  | _ -> probe_of_arguments expr []
+  | Pexp_apply (name_expr, arguments) ->
+    probe_of_arguments expr name_expr arguments
+  | _ -> probe_of_arguments expr expr []
 
 let test ~loc payload =
   catch @@ fun () ->
   let usage = test_usage in
   let expr = single_expression ~loc ~usage payload in
+  if List.exists is_args expr.pexp_attributes then
+    fail loc "[%%probe_is_enabled] passes no values: %s" usage;
   match expr.pexp_desc with
   | Pexp_apply (name_expr, (_, first) :: _) ->
     ignore (name_of ~usage name_expr : string);

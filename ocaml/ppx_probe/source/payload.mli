@@ -7,8 +7,16 @@ open Ppxlib
 type probe =
   { name : string
   ; enabled_at_init : bool
+  ; arguments : expression list  (** identifiers, at most six *)
   ; handler : expression
   }
+
+(** Whether this is [[@probe.args]], which has no meaning but where [probe]
+    looks for it: on the whole payload or on the handler. *)
+val is_args : attribute -> bool
+
+(** What is wrong with one elsewhere. *)
+val misplaced : attribute -> Location.t * string
 
 val probe : loc:Location.t -> payload -> (probe, Location.t * string) result
 

@@ -49,27 +49,37 @@ let check_initial_state t ~loc ~name enabled_at_init =
     Error (loc, message)
 
 (* A local module keeps the external out of the unit's signature, where it
-   would have to be hidden by every .mli and could clash under [include]. *)
-let call (use : Use.t) =
+   would have to be hidden by every .mli and could clash under [include]. Of
+   any type, the arguments are passed as they are: as values, in registers. *)
+let call (use : Use.t) arguments =
   let loc = { use.loc with loc_ghost = true } in
   let open Ast_builder.Default in
   let noalloc =
     attribute ~loc ~name:{ txt = "noalloc"; loc } ~payload:(PStr [])
   in
+  let arguments, types =
+    match arguments with
+    | [] -> ([ [%expr ()] ], [ [%type: unit] ])
+    | _ :: _ ->
+      let variable i _ = ptyp_var ~loc (Printf.sprintf "a%d" i) in
+      (arguments, List.mapi variable arguments)
+  in
+  let type_ =
+    List.fold_right (ptyp_arrow ~loc Nolabel) types [%type: bool]
+  in
   let primitive =
-    value_description ~loc ~name:{ txt = "call"; loc }
-      ~type_:[%type: unit -> bool]
+    value_description ~loc ~name:{ txt = "call"; loc } ~type_
       ~prim:[ Use.bytecode_primitive; Use.symbol use ]
   in
   let primitive = { primitive with pval_attributes = [ noalloc ] } in
   pexp_letmodule ~loc
     { txt = Some "Ppx_probe"; loc }
     (pmod_structure ~loc [ pstr_primitive ~loc primitive ])
-    [%expr Ppx_probe.call ()]
+    (eapply ~loc [%expr Ppx_probe.call] arguments)
 
-let site use handler =
+let site use arguments handler =
   let loc = use.Use.loc in
-  [%expr if [%e call use] then ([%e handler] : unit)]
+  [%expr if [%e call use arguments] then ([%e handler] : unit)]
 
 let warn_about_length ~loc name expr =
   let length = String.length name in
@@ -112,19 +122,23 @@ class rewriter t =
     method private probe ~loc payload =
       match Payload.probe ~loc payload with
       | Error error -> error_expression t error
-      | Ok { name; enabled_at_init; handler } -> (
+      | Ok { name; enabled_at_init; arguments; handler } -> (
         match check_initial_state t ~loc ~name enabled_at_init with
         | Error error -> error_expression t error
         | Ok () ->
-          let use = self#record ~loc (Site { enabled_at_init }) name in
-          warn_about_length ~loc name (site use (self#expression handler)))
+          let kind =
+            Use.Site { enabled_at_init; arguments = List.length arguments }
+          in
+          let use = self#record ~loc kind name in
+          warn_about_length ~loc name
+            (site use arguments (self#expression handler)))
 
     method private test ~loc payload =
       match Payload.test ~loc payload with
       | Error error -> error_expression t error
       | Ok name ->
         let use = self#record ~loc Test name in
-        warn_about_length ~loc name (call use)
+        warn_about_length ~loc name (call use [])
 
     method! value_binding binding =
       self#inside (bound_name binding.pvb_pat) (fun () ->
@@ -145,10 +159,16 @@ class rewriter t =
           pexp_attributes = expanded.pexp_attributes @ expr.pexp_attributes
         }
       in
-      match expr.pexp_desc with
-      | Pexp_extension ({ txt = "probe"; _ }, payload) ->
+      match expr with
+      | { pexp_attributes; _ } when List.exists Payload.is_args pexp_attributes
+        ->
+        List.find Payload.is_args pexp_attributes
+        |> Payload.misplaced |> error_expression t
+      | { pexp_desc = Pexp_extension ({ txt = "probe"; _ }, payload); _ } ->
         keep_attributes (self#probe ~loc payload)
-      | Pexp_extension ({ txt = "probe_is_enabled"; _ }, payload) ->
+      | { pexp_desc = Pexp_extension ({ txt = "probe_is_enabled"; _ }, payload)
+        ; _
+        } ->
         keep_attributes (self#test ~loc payload)
       | _ -> super#expression expr
 

@@ -3,7 +3,10 @@
 open Ppxlib
 
 type kind =
-  | Site of { enabled_at_init : bool }
+  | Site of
+      { enabled_at_init : bool
+      ; arguments : int
+      }
   | Test
 
 type t =
@@ -12,6 +15,9 @@ type t =
   ; loc : Location.t
   ; enclosing : string option
   }
+
+(* System V ABI, AMD64 supplement, 3.2.3. Ocamlopt keeps to it for externals. *)
+let argument_registers = [ "rdi"; "rsi"; "rdx"; "rcx"; "r8"; "r9" ]
 
 let bytecode_primitive = "ppx_probe_bytecode_false"
 
@@ -49,7 +55,7 @@ let function_name t =
   let name = enclosing_name t in
   if is_operator name then "operator" else plain name
 
-let site_symbol t ~enabled_at_init =
+let site_symbol t ~enabled_at_init ~arguments =
   let pos = position t in
   let parts =
     [ file t
@@ -59,6 +65,7 @@ let site_symbol t ~enabled_at_init =
     ; string_of_int pos.pos_lnum
     ; string_of_int (pos.pos_cnum - pos.pos_bol)
     ]
+    @ if arguments = 0 then [] else [ string_of_int arguments ]
   in
   Printf.sprintf "caml%s__%s_%s"
     (plain (unit_name t))
@@ -67,5 +74,6 @@ let site_symbol t ~enabled_at_init =
 
 let symbol t =
   match t.kind with
-  | Site { enabled_at_init } -> site_symbol t ~enabled_at_init
+  | Site { enabled_at_init; arguments } ->
+    site_symbol t ~enabled_at_init ~arguments
   | Test -> "caml_probes_is_enabled_" ^ t.name

@@ -14,7 +14,7 @@ let prelude =
 #define VISIBLE_IN_THIS_OBJECT __attribute__((weak, visibility("hidden")))
 
 /* pc, base, semaphore, then three strings; see `readelf -n`. */
-#define NOTE(pc, name)                                                        \
+#define NOTE(pc, name, arguments)                                             \
   ".pushsection .note.stapsdt,\"?\",@note\n"                                  \
   ".balign 4\n"                                                               \
   ".4byte 992f - 991f, 994f - 993f, 3\n"                                      \
@@ -25,13 +25,14 @@ let prelude =
   ".8byte caml_probes_semaphore_" name "\n"                                   \
   ".asciz \"ocaml_2\"\n"                                                      \
   ".asciz \"" name "\"\n"                                                     \
-  ".asciz \"\"\n"                                                             \
+  ".asciz \"" arguments "\"\n"                                               \
   "994: .balign 4\n"                                                          \
   ".popsection\n"
 
 /* OCaml's false, then the site: opcode 3d compares and goes on, e8 calls the
-   wrapper, which makes it OCaml's true. */
-#define SITE(symbol, name, opcode)                                            \
+   wrapper, which makes it OCaml's true. The arguments are where the caller has
+   put them. */
+#define SITE(symbol, name, opcode, arguments)                                 \
   long symbol(void) VISIBLE_IN_THIS_OBJECT;                                   \
   __attribute__((naked)) long symbol(void)                                    \
   {                                                                           \
@@ -44,7 +45,7 @@ let prelude =
             "995: mov $3, %eax\n"                                             \
             "ret\n"                                                           \
             ".popsection\n"                                                   \
-            NOTE("990b", name));                                              \
+            NOTE("990b", name, arguments));                                   \
   }
 
 /* Two counters: SystemTap's, then OCaml's. */
@@ -58,7 +59,7 @@ let prelude =
           "caml_probes_semaphore_" name ": .2byte 0, " initial "\n"           \
           ".popsection\n");
 
-#define NO_SITE(name) __asm__(NOTE("0", name));
+#define NO_SITE(name) __asm__(NOTE("0", name, ""));
 
 #define IS_ENABLED(symbol, semaphore)                                         \
   extern volatile unsigned short semaphore[2]                                 \
@@ -105,15 +106,22 @@ let distinct key elements =
       is_new)
     elements
 
+(* As a note tells them: 8 bytes in each register. *)
+let locations arguments =
+  List.filteri (fun i _ -> i < arguments) Use.argument_registers
+  |> List.map (( ^ ) "8@%")
+  |> String.concat " "
+
 (* A site or a test; [#line] makes the line table point into the OCaml file. *)
 let print_function out (use : Use.t) =
   let pos = use.loc.loc_start in
   let symbol = Use.symbol use in
   Printf.fprintf out "#line %d %s\n" pos.pos_lnum (c_string pos.pos_fname);
   match use.kind with
-  | Site { enabled_at_init } ->
+  | Site { enabled_at_init; arguments } ->
     let opcode = if enabled_at_init then "0xe8" else "0x3d" in
-    Printf.fprintf out "SITE(%s, \"%s\", \"%s\")\n" symbol use.name opcode
+    Printf.fprintf out "SITE(%s, \"%s\", \"%s\", \"%s\")\n" symbol use.name
+      opcode (locations arguments)
   | Test ->
     Printf.fprintf out "IS_ENABLED(%s, caml_probes_semaphore_%s)\n" symbol
       use.name
@@ -123,7 +131,7 @@ let is_site (use : Use.t) =
 
 let starts_enabled (use : Use.t) =
   match use.kind with
-  | Site { enabled_at_init } -> enabled_at_init
+  | Site { enabled_at_init; _ } -> enabled_at_init
   | Test -> false
 
 (* The semaphore of a name, and a note without site if nothing else has one. *)

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, stdout};
 use std::iter;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Counts, Object, Observer, Options, SourceMap, Target};
+use probes_lib::{Counts, Object, Observation, Observer, Options, SourceMap, Target};
 
 use super::put_back::{Endings, Over};
 use super::{Failure, Subject, say_what};
@@ -21,15 +21,17 @@ pub(super) fn run(request: &Count) -> Result<(), Failure> {
     say_what(&messages, &target);
     // From here on, so that everything is put back whenever they come.
     let endings = Endings::hold_back()?;
+    let selectors = request.selectors.iter().cloned();
+    let observation = selectors.fold(Observation::new(), Observation::count);
     let observer = target
-        .observe(&request.selectors, Options::default())
+        .observe(&observation, Options::default())
         .map_err(failed)?;
     messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
     let mut counting = Counting::begin(request, &target);
     let over = counting.until_it_is_over(&observer, &endings);
     // Whatever has gone wrong so far, it is put back.
     let counts = match (&over, observer.remove()) {
-        (_, Ok(counts)) => counts,
+        (_, Ok(observed)) => observed.counts,
         (Ok(Over::Exited), Err(_)) => {
             messages.note("the process has ended: this is what was read last");
             match counting.last.take() {

@@ -12,10 +12,10 @@ use std::io::{self, IsTerminal, stdin, stdout};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use probes_lib::{ErrorKind, Target};
+use probes_lib::{ErrorKind, Latency, Observation, Target};
 
 use self::events::{Event, Events, Over, stop};
-use self::model::{Model, Wish};
+use self::model::{Model, Times, Wish};
 use self::screen::{Head, Scroll};
 use self::session::Session;
 use self::terminal::Screen;
@@ -35,7 +35,7 @@ pub(super) fn run(request: &Top) -> Result<(), Failure> {
     let endings = Endings::hold_back()?;
     let exit = target.pidfd().map_err(failed)?;
     let mut events = Events::new(&endings, exit)?;
-    let mut session = Session::begin(&target, &request.selectors).map_err(failed)?;
+    let mut session = Session::begin(&target, &observation(request)).map_err(failed)?;
     messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
     let (over, is_given_back) = match Screen::take(endings.as_fd()) {
         Ok(screen) => Live::begin(request, &target, screen, &mut session).run(&mut events),
@@ -48,6 +48,14 @@ pub(super) fn run(request: &Top) -> Result<(), Failure> {
     };
     // Whatever has gone wrong so far, it is put back.
     end(&mut session, over, &endings, &messages, pid)
+}
+
+/// What is to be learnt.
+fn observation(request: &Top) -> Observation {
+    let selectors = request.selectors.iter().cloned();
+    let counted = selectors.fold(Observation::new(), Observation::count);
+    let pairs = request.pairs.iter();
+    pairs.fold(counted, |all, (start, stop)| all.time(start, stop))
 }
 
 fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
@@ -123,8 +131,8 @@ impl<'l, 't> Live<'l, 't> {
     ) -> Live<'l, 't> {
         let program = target.program();
         let name = program.file_name().unwrap_or(program.as_os_str());
-        let counts = session.counts();
-        let names = counts.iter().flat_map(|(_, counts)| counts.probes());
+        let sample = session.sample();
+        let names = sample.iter().flat_map(|(_, counts, _)| counts.probes());
         Live {
             interval: request.interval,
             model: Model::new(names.map(|(name, _)| name)),
@@ -186,9 +194,10 @@ impl<'l, 't> Live<'l, 't> {
 
     /// Says whether the process is still there.
     fn sample(&mut self) -> bool {
-        let Some((at, counts)) = self.session.counts() else {
+        let Some((at, counts, latencies)) = self.session.sample() else {
             return false;
         };
+        self.model.time(latencies.iter().map(times).collect());
         self.model.count(at, |name| counts.hits(name));
         self.look_at_states();
         true
@@ -224,6 +233,18 @@ impl<'l, 't> Live<'l, 't> {
         };
         self.model.say(said);
         self.look_at_states();
+    }
+}
+
+fn times(latency: &Latency) -> Times {
+    Times {
+        start: latency.start().to_owned(),
+        stop: latency.stop().to_owned(),
+        count: latency.count(),
+        mean: latency.mean(),
+        p50: latency.quantile(0.5),
+        p99: latency.quantile(0.99),
+        max: latency.max(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use probes_lib::{Action, Options, Selector, State, Target};
+use probes_lib::{Action, Observation, Options, Selector, State, Target};
 use test_support::{Guard, fixture_forms, program_forms};
 
 use crate::case::Case;
@@ -146,10 +146,12 @@ fn observations_come_and_go_under_load_and_lose_nobody() {
                     live: cycle % 2 == 0,
                     ..patient()
                 };
-                let observer = target.observe(&[Selector::All], options).unwrap();
+                let observer = target
+                    .observe(&Observation::new().count(Selector::All), options)
+                    .unwrap();
                 target.update_with(&all(Action::Enable), options).unwrap();
                 target.update_with(&all(Action::Disable), options).unwrap();
-                hits += observer.remove().unwrap().total();
+                hits += observer.remove().unwrap().counts.total();
             }
             assert!(hits > 0);
             case.add("cycles", each as u64);

@@ -40,6 +40,20 @@ fn sites_stand_below_their_names_with_what_the_file_tells_of_them() {
 }
 
 #[test]
+fn values_that_an_ocaml_probe_names_are_arguments_in_registers() {
+    let registers = ["rdi", "rsi", "rdx", "rcx", "r8", "r9"].map(|name| format!("8@%{name}"));
+    for file in program_forms("shown") {
+        let json = run_on("list -json", &file).json();
+        for (name, named) in [("nothing", 0), ("numbered", 5), ("ints", 6)] {
+            let arguments = &probe(&json, name)["sites"][0]["arguments"];
+            assert_eq!(*arguments, serde_json::json!(registers[..named]), "{name}");
+        }
+        let plain = run_on("list -sites", &file).answer();
+        assert!(plain.contains(&format!(" {}\n", registers.join(" "))));
+    }
+}
+
+#[test]
 fn json_has_the_fields_of_info_and_null_for_what_only_a_process_has() {
     for file in program_forms("twolibs") {
         let json = run_on("list -json", &file).json();

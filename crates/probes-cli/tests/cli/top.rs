@@ -116,6 +116,45 @@ fn probes_are_shown_with_their_states_hits_and_rates() {
 }
 
 #[test]
+fn times_of_pairs_are_shown_below() {
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let top = Top::start(
+            target.pid(),
+            "-interval 10ms -probe start -pair start,stop -pair start,start",
+        );
+        target.ask("do (.)(.)(.)", "done");
+        let screen = top.terminal.wait_until("all times", |screen| {
+            let count = |pair| row(screen, pair).get(1).cloned();
+            count("start,stop").as_deref() == Some("3")
+                && count("start,start").as_deref() == Some("2")
+        });
+        assert_eq!(names(&screen), ["start"]);
+        assert_eq!(row(&screen, "start")[2], "3");
+        // Each a millisecond at least, and not longer than we wait.
+        for time in &row(&screen, "start,stop")[2..] {
+            let (number, factor) = match time.strip_suffix("us") {
+                Some(number) => (number, 1e-3),
+                None => (time.strip_suffix("ms").unwrap(), 1.0),
+            };
+            let milliseconds = number.parse::<f64>().unwrap() * factor;
+            assert!((1.0..30_000.0).contains(&milliseconds), "{screen}");
+        }
+        top.terminal.press(&["q"]);
+        assert_eq!(top.ended(), "");
+        top.is_gone();
+    }
+    let target = Talker::start(&fixture("timed.pie"));
+    let terminal = Terminal::open(100, 10);
+    terminal.line(&format!(
+        "{TOOL} top -pid {} -pair start,sotp; echo \"status $?\"",
+        target.pid()
+    ));
+    let screen = terminal.wait_for("status 1");
+    assert!(screen.contains("no probe \"sotp\""), "{screen}");
+}
+
+#[test]
 fn keys_sort_and_filter_and_the_terminal_may_change_its_size() {
     for mut target in both_forms("gen_ocaml") {
         let top = Top::start(target.pid(), "-interval 10ms");

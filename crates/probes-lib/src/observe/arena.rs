@@ -1,34 +1,42 @@
 //! [`Arena`]: the memory that an observation maps into a process, as bytes. Pure.
 //!
 //! ```text
-//! code, R-X   header   magic, version, how many sites, where the counters are
+//! code, R-X   header   magic, version, how many sites, where the data are
 //!             table    of each site: its address, what it had there, its stub
-//!             stubs    64 bytes each (stub.rs)
+//!             stubs    all of the same length (stub.rs)
 //! data, RW-   counters: a row of one u64 a site for each of 16 groups of threads
+//!             what is shared by all sites, in the first arena (shared.rs)
 //! ```
 //!
 //! What is needed to put everything back stands in the code part, which is never written again: a
 //! tool that dies leaves it to the next one.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use iced_x86::IcedError;
 
 use crate::addr::LiveAddr;
-use crate::observe::stub::{self, STUB_LEN};
+use crate::observe::role::{End, Role};
+use crate::observe::shared::Shared;
+use crate::observe::stub::{self, LINE, Places, TAIL_LEN};
 use crate::spans::PAGE;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 pub(crate) const HEADER_LEN: usize = 64;
 const ENTRY_LEN: usize = 24;
 
-/// Where the header says where the counters are: stubs read it there.
+/// Where the header says where the counters are, and what is shared: stubs read it there.
 const DATA_AT: u64 = 32;
+const SHARED_AT: u64 = 48;
 
 /// More sites than any program has.
 const MAX_SITES: usize = 1 << 22;
+
+/// Longer than any stub.
+const MAX_STUB_LEN: u64 = 1 << 16;
 
 /// Groups of threads, each with counters of its own, so that they do not fight over them.
 pub(crate) const GROUPS: usize = 1 << GROUP_BITS;
@@ -49,6 +57,10 @@ pub(crate) struct Arena {
     /// Where its code begins, at a page.
     pub(crate) code: LiveAddr,
     pub(crate) entries: Vec<Entry>,
+    /// The bytes of a stub.
+    pub(crate) stub_len: u64,
+    /// What of its data is shared: nothing if another arena has it.
+    pub(crate) shared: Shared,
 }
 
 impl Arena {
@@ -65,7 +77,17 @@ impl Arena {
 
     /// In bytes, whole pages.
     pub(crate) fn data_len(&self) -> u64 {
+        (self.counters_len() + self.shared.len()).next_multiple_of(PAGE)
+    }
+
+    /// In bytes, whole pages.
+    pub(crate) fn counters_len(&self) -> u64 {
         (GROUPS as u64) << self.row_bits()
+    }
+
+    /// What is shared follows the counters.
+    pub(crate) fn shared_at(&self) -> LiveAddr {
+        self.data().plus(self.counters_len())
     }
 
     /// Binary logarithm of the bytes of a group's counters.
@@ -77,13 +99,13 @@ impl Arena {
     /// Where a stub begins.
     pub(crate) fn stub(&self, index: usize) -> LiveAddr {
         let table = HEADER_LEN + ENTRY_LEN * self.entries.len();
-        let stubs = (table as u64).next_multiple_of(STUB_LEN);
-        self.code.plus(stubs + STUB_LEN * index as u64)
+        let stubs = (table as u64).next_multiple_of(LINE);
+        self.code.plus(stubs + self.stub_len * index as u64)
     }
 
-    /// The byte that decides what a stub does when it has counted.
+    /// The byte that decides what a stub does when it has learnt of a hit.
     pub(crate) fn tail(&self, index: usize) -> LiveAddr {
-        self.stub(index).plus(stub::TAIL)
+        self.stub(index).plus(self.stub_len - TAIL_LEN)
     }
 
     /// Where the stubs are.
@@ -96,19 +118,27 @@ impl Arena {
         displacement(self.entries[index].site.plus(6), self.stub(index))
     }
 
-    /// All bytes of the code, for sites that are all disabled.
+    /// All bytes of the code, for sites that are all disabled and have these roles; the arena `sharing`
+    /// has what is shared.
     ///
     /// # Errors
     ///
     /// If it is too far from its counters.
-    pub(crate) fn code_bytes(&self) -> Result<Vec<u8>, IcedError> {
+    pub(crate) fn code_bytes<'r>(
+        &self,
+        roles: impl Iterator<Item = &'r Role>,
+        sharing: &Arena,
+    ) -> Result<Vec<u8>, IcedError> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend((self.entries.len() as u32).to_le_bytes());
-        bytes.extend(self.code_len().to_le_bytes());
+        bytes.extend((self.stub_len as u32).to_le_bytes());
+        bytes.extend(self.shared.pairs.to_le_bytes());
         bytes.extend(self.data().0.to_le_bytes());
         bytes.extend(self.data_len().to_le_bytes());
+        bytes.extend(sharing.shared_at().0.to_le_bytes());
+        bytes.extend(self.shared.record_len.to_le_bytes());
         bytes.resize(HEADER_LEN, 0);
         for (index, entry) in self.entries.iter().enumerate() {
             bytes.extend(entry.site.0.to_le_bytes());
@@ -118,15 +148,22 @@ impl Arena {
         }
         let first = (self.stub(0).0 - self.code.0) as usize;
         bytes.resize(first, 0);
-        for (index, entry) in self.entries.iter().enumerate() {
-            let wrapper = entry.wrapper();
-            let at = self.stub(index);
-            let counter = stub::Counter {
-                data: self.code.plus(DATA_AT),
+        for ((index, entry), role) in self.entries.iter().enumerate().zip(roles) {
+            let places = Places {
+                counters: self.code.plus(DATA_AT),
                 row_bits: self.row_bits(),
-                offset: 8 * index as u32,
+                counter: 8 * index as u32,
+                shared: self.code.plus(SHARED_AT),
+                layout: sharing.shared,
             };
-            bytes.extend(stub::counting(at, counter, wrapper)?);
+            let at = self.stub(index);
+            bytes.extend(stub::whole(
+                at,
+                self.stub_len,
+                role,
+                &places,
+                entry.wrapper(),
+            )?);
         }
         bytes.resize(self.code_len() as usize, 0);
         Ok(bytes)
@@ -158,15 +195,26 @@ impl Arena {
         }
         let mut table = vec![0; ENTRY_LEN * count];
         read(code.plus(HEADER_LEN as u64), &mut table)?;
-        let entries = table.chunks_exact(ENTRY_LEN).map(Entry::parse).collect();
-        let arena = Arena { code, entries };
+        let number =
+            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default());
+        let arena = Arena {
+            code,
+            entries: table.chunks_exact(ENTRY_LEN).map(Entry::parse).collect(),
+            stub_len: u64::from(number(24)),
+            shared: Shared {
+                pairs: number(28),
+                record_len: number(56),
+            },
+        };
+        let is_stub = (LINE..=MAX_STUB_LEN).contains(&arena.stub_len);
+        if !is_stub || arena.stub_len % LINE != 0 || !arena.shared.is_possible() {
+            return Ok(None);
+        }
         // It says of itself what follows from its count.
         let says =
             |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
-        let is_whole = arena.code_len() <= len
-            && says(24) == arena.code_len()
-            && says(32) == arena.data().0
-            && says(40) == arena.data_len();
+        let is_whole =
+            arena.code_len() <= len && says(32) == arena.data().0 && says(40) == arena.data_len();
         Ok(is_whole.then_some(arena))
     }
 
@@ -198,6 +246,35 @@ impl Entry {
             operand: bytes[8..12].try_into().unwrap_or_default(),
         }
     }
+}
+
+/// How long the longest stub of these roles is.
+///
+/// # Errors
+///
+/// As of [`stub::whole`].
+pub(crate) fn stub_len<'r>(
+    roles: impl Iterator<Item = &'r Role>,
+    layout: Shared,
+) -> Result<u64, IcedError> {
+    // Most have the same.
+    let mut lens: HashMap<(bool, Vec<bool>, Vec<_>), u64> = HashMap::new();
+    let mut longest = LINE;
+    for role in roles {
+        let sources = role.shown.iter().flat_map(|shown| shown.arguments.clone());
+        let stops = role.ends.iter().map(|end| matches!(end, End::Stop(_)));
+        let shape = (role.is_counted, stops.collect(), sources.collect());
+        let len = match lens.get(&shape) {
+            Some(len) => *len,
+            None => {
+                let len = stub::len(role, layout)?;
+                lens.insert(shape, len);
+                len
+            }
+        };
+        longest = longest.max(len);
+    }
+    Ok(longest)
 }
 
 /// From the end of an instruction to where it leads; the caller knows that it is near enough.

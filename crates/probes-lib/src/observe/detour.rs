@@ -45,7 +45,9 @@ impl Call {
 
 /// Maps memory of nobody's at an address where nothing is.
 pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> Call {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // Most of a large one is never touched, and is not to count as if it were.
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
     Call {
         number: libc::SYS_mmap as u32,
         arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],

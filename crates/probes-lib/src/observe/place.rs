@@ -6,8 +6,10 @@ use crate::error::{ErrorKind, Result};
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::objects;
-use crate::observe::arena::{Arena, Entry};
+use crate::observe::arena::{Arena, Entry, stub_len};
 use crate::observe::detour;
+use crate::observe::role::Role;
+use crate::observe::shared::Shared;
 use crate::process::Process;
 use crate::program::Program;
 use crate::spans::PAGE;
@@ -25,7 +27,8 @@ const STEP: u64 = 16 << 20;
 /// An arena, and of each of its entries the index of the site in the program.
 type Placed = (Arena, Vec<usize>);
 
-/// Lays out arenas for the `wanted` sites: one for all objects that lie near each other.
+/// Lays out arenas for the sites that have a role: one for all objects that lie near each other. The
+/// first has what they share.
 ///
 /// # Errors
 ///
@@ -33,13 +36,16 @@ type Placed = (Arena, Vec<usize>);
 pub(crate) fn lay_out(
     process: &Process,
     program: &Program,
-    wanted: &[bool],
+    roles: &[Role],
+    layout: Shared,
     maps: &[Mapping],
 ) -> Result<Vec<Placed>> {
     let pid = process.pid();
+    let observed = roles.iter().filter(|role| !role.is_empty());
+    let stub_len = stub_len(observed, layout).map_err(|_| ErrorKind::NoRoom { pid })?;
     let mut sites: Vec<(LiveAddr, usize)> = program
         .sites_by_address()
-        .filter(|site| wanted[site.index()])
+        .filter(|site| !roles[site.index()].is_empty())
         .map(|site| (site.address, site.index()))
         .collect();
     sites.sort_unstable_by_key(|(address, _)| *address);
@@ -51,10 +57,24 @@ pub(crate) fn lay_out(
         let near = rest.partition_point(|(address, _)| address.0 - first.0 < REACH / 2);
         let (these, others) = rest.split_at(near);
         rest = others;
-        let (arena, indices) = place(program, these, &taken).ok_or(ErrorKind::NoRoom { pid })?;
+        let shared = match placed.is_empty() {
+            true => layout,
+            false => Shared::default(),
+        };
+        let entries = these.iter().map(|&(site, index)| Entry {
+            site,
+            operand: program.site(index).site.code().operand(),
+        });
+        let mut arena = Arena {
+            code: LiveAddr(0),
+            entries: entries.collect(),
+            stub_len,
+            shared,
+        };
+        arena.code = place(&arena, &taken).ok_or(ErrorKind::NoRoom { pid })?;
         let end = arena.data().plus(arena.data_len());
         taken.push((arena.code.0, end.0));
-        placed.push((arena, indices));
+        placed.push((arena, these.iter().map(|(_, index)| *index).collect()));
     }
     match placed.is_empty() {
         true => Err(ErrorKind::NoSites { pid }.into()),
@@ -62,17 +82,10 @@ pub(crate) fn lay_out(
     }
 }
 
-fn place(program: &Program, sites: &[(LiveAddr, usize)], taken: &[(u64, u64)]) -> Option<Placed> {
-    let entries = sites.iter().map(|&(site, index)| Entry {
-        site,
-        operand: program.site(index).site.code().operand(),
-    });
-    let mut arena = Arena {
-        code: LiveAddr(0),
-        entries: entries.collect(),
-    };
+/// Where an arena can begin that its sites reach.
+fn place(arena: &Arena, taken: &[(u64, u64)]) -> Option<LiveAddr> {
     let len = arena.code_len() + arena.data_len();
-    let (first, last) = (sites.first()?.0.0, sites.last()?.0.0);
+    let (first, last) = (arena.entries.first()?.site.0, arena.entries.last()?.site.0);
     let is_free = |start: u64| {
         let (from, to) = (start.saturating_sub(GAP), start.saturating_add(len + GAP));
         taken.iter().all(|&(begin, end)| end <= from || begin >= to)
@@ -87,12 +100,9 @@ fn place(program: &Program, sites: &[(LiveAddr, usize)], taken: &[(u64, u64)]) -
         let highest = last.max(start.saturating_add(len));
         start >= STEP && highest < 1 << 47 && highest - lowest < REACH
     };
-    let start = below
-        .chain(above)
-        .map(|start| start & !(PAGE - 1))
-        .find(|&start| reaches(start) && is_free(start))?;
-    arena.code = LiveAddr(start);
-    Some((arena, sites.iter().map(|(_, index)| *index).collect()))
+    let starts = below.chain(above).map(|start| start & !(PAGE - 1));
+    let mut fit = starts.filter(|&start| reaches(start) && is_free(start));
+    fit.next().map(LiveAddr)
 }
 
 /// Finds room for a detour behind the code of some object: the rest of its last page.

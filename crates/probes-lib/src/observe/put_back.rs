@@ -10,7 +10,7 @@ use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::observe::arena::Arena;
-use crate::observe::work::{Work, read_data, unmap};
+use crate::observe::work::{Work, unmap};
 use crate::observe::{detour, place, rewrite};
 use crate::process::Process;
 use crate::session::Options;
@@ -57,15 +57,16 @@ impl Left {
     }
 }
 
-/// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; says
-/// what the counters were then.
-pub(crate) fn put_back(
+/// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; `read`
+/// reads what was learnt, just before.
+pub(crate) fn put_back<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
     arenas: &[Arena],
     left: Option<Left>,
     options: Options,
-) -> Result<Vec<Vec<u8>>> {
+    read: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
     let maps = read_maps(process)?;
     let cave = place::cave(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
@@ -88,12 +89,12 @@ pub(crate) fn put_back(
             stopped.release();
             if begun.elapsed() > LEAVING {
                 // Whoever is inside comes out by himself, some day; nobody gets in any more.
-                return read_data(process.pid(), memory, arenas);
+                return read();
             }
             std::thread::sleep(Duration::from_millis(1));
             stopped = tracer.stop(process, options.deadline)?;
         }
-        let data = read_data(process.pid(), memory, arenas)?;
+        let data = read()?;
         let left = left.into_iter().flat_map(|left| left.maps);
         let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
         let unmapped = work.unmap_all(stopped, arenas.iter().map(unmap).chain(left))?;

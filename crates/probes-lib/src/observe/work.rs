@@ -9,8 +9,9 @@ use crate::image::read_maps;
 use crate::maps;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::arena::{Arena, Entry};
+use crate::observe::pages::Pages;
 use crate::observe::rewrite::Change;
-use crate::observe::{detour, rewrite, stub};
+use crate::observe::{detour, rewrite, shared, stub};
 use crate::patch::write_error;
 use crate::process::Process;
 use crate::program::Program;
@@ -110,6 +111,23 @@ impl<'w> Work<'w> {
         memory
             .write_code(at, bytes)
             .map_err(|source| write_error(self.process.pid(), "a stub", at, source))
+    }
+
+    /// Tells the stubs what they need to know.
+    pub(crate) fn share(
+        &self,
+        stopped: &Stopped<'_>,
+        sharing: &Arena,
+        tid_offset: Option<u32>,
+        pages: &Pages,
+    ) -> Result<()> {
+        let tid_offset = tid_offset.map(|offset| (shared::TID_AT, offset.to_le_bytes().to_vec()));
+        let pages = pages.writes().into_iter();
+        let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
+        let writes: Vec<_> = tid_offset.into_iter().chain(pages).collect();
+        // All threads stand still.
+        let _ = stopped;
+        put_shared(self.process.pid(), self.memory, sharing, &writes)
     }
 
     /// Makes the sites call the stubs.
@@ -243,22 +261,30 @@ pub(crate) fn unmap(arena: &Arena) -> detour::Call {
     detour::unmap(arena.code, arena.code_len() + arena.data_len())
 }
 
-pub(crate) fn read_data(
+/// Writes into what is shared, at offsets in it.
+pub(crate) fn put_shared(
     pid: i32,
-    memory: &impl ReadMemory,
-    arenas: &[Arena],
-) -> Result<Vec<Vec<u8>>> {
-    let read = |arena: &Arena| {
-        let mut data = vec![0; arena.data_len() as usize];
-        memory
-            .read(arena.data(), &mut data)
-            .map_err(|source| read_error(pid, arena.data(), source))?;
-        Ok(data)
-    };
-    arenas.iter().map(read).collect()
+    memory: &ProcessMemory,
+    sharing: &Arena,
+    writes: &[(u64, Vec<u8>)],
+) -> Result<()> {
+    for (offset, bytes) in writes {
+        let at = sharing.shared_at().plus(*offset);
+        let written = memory.while_it_runs().write_code(at, bytes);
+        written.map_err(|source| write_error(pid, "what its stubs read", at, source))?;
+    }
+    Ok(())
 }
 
-fn read_error(pid: i32, address: LiveAddr, source: std::io::Error) -> Error {
+/// Reads what was learnt.
+pub(crate) fn read(pid: i32, memory: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
+    let mut data = vec![0; len as usize];
+    let read = memory.read(at, &mut data);
+    read.map_err(|source| read_error(pid, at, source))?;
+    Ok(data)
+}
+
+pub(crate) fn read_error(pid: i32, address: LiveAddr, source: std::io::Error) -> Error {
     match source.kind() {
         std::io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
         _ => ErrorKind::ReadMemory {

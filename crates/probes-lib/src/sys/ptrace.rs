@@ -135,6 +135,11 @@ pub(super) fn stack_pointer(tid: i32) -> Result<u64, Errno> {
     Ok(ptrace::getregs(Pid::from_raw(tid))?.rsp)
 }
 
+/// Where the control block of a standing thread is.
+pub(super) fn thread_pointer(tid: i32) -> Result<u64, Errno> {
+    Ok(ptrace::getregs(Pid::from_raw(tid))?.fs_base)
+}
+
 /// Makes a standing thread go on at `address`.
 pub(super) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Errno> {
     let tid = Pid::from_raw(tid);

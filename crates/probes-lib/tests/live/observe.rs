@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use probes_lib::{Action, Counts, ErrorKind, Options, Selector, State, Target};
+use probes_lib::{Action, Counts, ErrorKind, Observation, Options, Selector, State, Target};
 use test_support::process::Image;
 use test_support::{Talker, fixture, fixture_forms};
 
@@ -16,7 +16,7 @@ fn hits(counts: &Counts) -> BTreeMap<String, u64> {
     probes.map(|(name, hits)| (name.to_owned(), hits)).collect()
 }
 
-fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options {
         deadline: test_support::DEADLINE,
         ..Options::default()
@@ -24,7 +24,7 @@ fn options() -> Options {
 }
 
 /// Mappings of code that are no file's.
-fn strange_code(pid: i32) -> Vec<String> {
+pub(crate) fn strange_code(pid: i32) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let is_strange = |line: &&str| line.contains(" r-xp ") && line.contains(" 00:00 0");
     let lines = maps.lines().filter(is_strange);
@@ -62,7 +62,9 @@ fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
             .map(|probe| (probe.name().to_owned(), probe.site_count() as u64))
             .filter(|(_, sites)| *sites > 0)
             .collect();
-        let observer = target.observe(&[Selector::All], options()).unwrap();
+        let observer = target
+            .observe(&Observation::new().count(Selector::All), options())
+            .unwrap();
         let times = |times: u64| -> BTreeMap<String, u64> {
             let sites = sites.iter();
             sites
@@ -74,7 +76,7 @@ fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
             talker.hits();
             assert_eq!(hits(&observer.counts().unwrap()), times(round), "{name}");
         }
-        let counts = observer.remove().unwrap();
+        let counts = observer.remove().unwrap().counts;
         assert_eq!(hits(&counts), times(5), "{name}");
         assert_eq!(counts.total(), 5 * sites.values().sum::<u64>());
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
@@ -105,7 +107,9 @@ fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
         for live in [false, true] {
             let options = Options { live, ..options() };
             target.update_with(&all(Action::Enable), options).unwrap();
-            let observer = target.observe(&[Selector::All], options).unwrap();
+            let observer = target
+                .observe(&Observation::new().count(Selector::All), options)
+                .unwrap();
             assert_eq!(states(), on);
             target.update_with(&all(Action::Disable), options).unwrap();
             assert_eq!(states(), off);
@@ -114,7 +118,9 @@ fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
             target.update_with(&all(Action::Disable), options).unwrap();
             observer.remove().unwrap();
             assert_eq!(states(), off);
-            let observer = target.observe(&[Selector::All], options).unwrap();
+            let observer = target
+                .observe(&Observation::new().count(Selector::All), options)
+                .unwrap();
             target.update_with(&all(Action::Enable), options).unwrap();
             observer.remove().unwrap();
             assert_eq!(states(), on);
@@ -129,7 +135,10 @@ fn handlers_run_as_ever_while_they_are_observed() {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
         let observer = target
-            .observe(&[Selector::name("plain")], options())
+            .observe(
+                &Observation::new().count(Selector::name("plain")),
+                options(),
+            )
             .unwrap();
         let of = |talker: &mut Talker| BTreeMap::from_iter(talker.hits())["plain"];
         assert_eq!(of(&mut talker), 0);
@@ -138,7 +147,7 @@ fn handlers_run_as_ever_while_they_are_observed() {
         assert_eq!(of(&mut talker), 2);
         target.update(&named(Action::Disable, "plain")).unwrap();
         assert_eq!(of(&mut talker), 2);
-        assert_eq!(hits(&observer.remove().unwrap())["plain"], 4);
+        assert_eq!(hits(&observer.remove().unwrap().counts)["plain"], 4);
     }
 }
 
@@ -148,11 +157,13 @@ fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
         for threads in [1_u64, 4, 16, 200] {
             let mut talker = Talker::start_with(&file, [threads.to_string()]);
             let target = Target::open(talker.pid()).unwrap();
-            let observer = target.observe(&[Selector::All], options()).unwrap();
+            let observer = target
+                .observe(&Observation::new().count(Selector::All), options())
+                .unwrap();
             for _ in 0..20 {
                 talker.ask("round", "round");
             }
-            let counts = hits(&observer.remove().unwrap());
+            let counts = hits(&observer.remove().unwrap().counts);
             assert_eq!(counts["ping"], 20 * 3 * threads);
             assert_eq!(counts["pong"], 20 * threads);
         }
@@ -170,8 +181,10 @@ fn observations_come_and_go_under_threads_that_do_not_rest() {
         let target = Target::open(talker.pid()).unwrap();
         let mut total = 0;
         for _ in 0..20 {
-            let observer = target.observe(&[Selector::All], options()).unwrap();
-            let counts = observer.remove().unwrap();
+            let observer = target
+                .observe(&Observation::new().count(Selector::All), options())
+                .unwrap();
+            let counts = observer.remove().unwrap().counts;
             // Each thread executes one site after the other, over and over.
             let mut sites = Vec::new();
             for name in ["ping", "pong"] {
@@ -195,13 +208,20 @@ fn what_an_observation_has_left_is_told_and_put_back() {
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
         assert_eq!(target.states().unwrap().observed_sites(), 0);
-        drop(target.observe(&[Selector::All], options()).unwrap());
+        drop(
+            target
+                .observe(&Observation::new().count(Selector::All), options())
+                .unwrap(),
+        );
         talker.hits();
         assert_eq!(target.states().unwrap().observed_sites(), 2);
         // The next one begins anew.
         drop(
             target
-                .observe(&[Selector::name("plain")], options())
+                .observe(
+                    &Observation::new().count(Selector::name("plain")),
+                    options(),
+                )
                 .unwrap(),
         );
         assert_eq!(target.states().unwrap().observed_sites(), 1);
@@ -220,7 +240,7 @@ fn calls_that_wait_go_on_when_their_thread_has_mapped_memory() {
         let target = Target::open(talker.pid()).unwrap();
         for _ in 0..20 {
             target
-                .observe(&[Selector::All], options())
+                .observe(&Observation::new().count(Selector::All), options())
                 .unwrap()
                 .remove()
                 .unwrap();
@@ -236,10 +256,12 @@ fn probes_of_objects_are_counted_with_those_of_the_program() {
         let plugin = fixture("objects/plugin.so");
         talker.ask(&format!("load {}", plugin.display()), "loaded");
         let target = Target::open(talker.pid()).unwrap();
-        let observer = target.observe(&[Selector::All], options()).unwrap();
+        let observer = target
+            .observe(&Observation::new().count(Selector::All), options())
+            .unwrap();
         talker.hits();
         talker.ask("plugins", "plugins");
-        let counts = observer.remove().unwrap();
+        let counts = observer.remove().unwrap().counts;
         assert_eq!(hits(&counts)["ping"], 3 + 1);
         assert_eq!(hits(&counts)["plug"], 2);
         assert_eq!(
@@ -258,7 +280,7 @@ fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
-        let Err(error) = target.observe(&[Selector::All], options()) else {
+        let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
             panic!("it is observed");
         };
         assert!(
@@ -275,10 +297,11 @@ fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
         let talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
-        let refused = |selector| match target.observe(&[selector], options()) {
-            Ok(_) => panic!("it is observed"),
-            Err(error) => error,
-        };
+        let refused =
+            |selector| match target.observe(&Observation::new().count(selector), options()) {
+                Ok(_) => panic!("it is observed"),
+                Err(error) => error,
+            };
         let error = refused(Selector::name("flag"));
         assert!(matches!(error.kind(), ErrorKind::NoSites { .. }), "{error}");
         let error = refused(Selector::name("nothing"));

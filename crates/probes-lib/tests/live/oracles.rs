@@ -46,6 +46,7 @@ fn files() -> Vec<std::path::PathBuf> {
         "handlers",
         "init",
         "threads",
+        "shown",
         "twolibs",
         "many",
     ];

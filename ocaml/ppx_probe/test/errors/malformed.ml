@@ -26,6 +26,24 @@ let f x = [%probe_is_enabled "name"; x]
 
 [%%probe "name" (g ())]
 
+(* The values that a probe names. *)
+
+let f x = [%probe "name" (g x) [@probe.args x + 1]]
+let f x = [%probe "name" (g x) [@probe.args x, x.field]]
+let f x = [%probe "name" (g x) [@probe.args M.(x)]]
+let f x = [%probe "name" (g x) [@probe.args ()]]
+let f x = [%probe "name" (g x) [@probe.args x; x]]
+let f x = [%probe "name" (g x) [@probe.args: int]]
+let f x = [%probe "name" (g x) [@probe.args x, x, x, x, x, x, x, x]]
+let f x = [%probe "name" (g x) [@probe.args x] [@probe.args x]]
+let f x = [%probe "name" (g x [@probe.args x]) [@probe.args x]]
+let f x = [%probe "name" (g x) [@probe.arg x]]
+let f x = [%probe "name" (g x) [@@probe.args x]]
+let f x = [%probe "name" (g x)] [@probe.args x]
+let f x = [%probe "name" (g x; g x [@probe.args x])]
+let f x = [%probe_is_enabled "name" [@probe.args x]]
+let f x = g x [@probe.args x]
+
 (* One name, two values, in one file; the second one is wrong. *)
 
 let f x = [%probe "twice" ~enabled_at_init:true (g x)]

@@ -20,10 +20,9 @@ const LONGEST_FILTER: usize = 64;
 pub(super) struct Model {
     /// In the order of their names.
     probes: Vec<Probe>,
-    /// What was counted, of each probe.
-    now: Vec<Figures>,
+    now: Learnt,
     /// What is shown instead, while paused.
-    frozen: Option<Vec<Figures>>,
+    frozen: Option<Learnt>,
     /// When that was, since the beginning.
     at: Duration,
     sort: Sort,
@@ -43,6 +42,28 @@ pub(super) struct Model {
 struct Probe {
     name: String,
     state: Option<State>,
+}
+
+/// What was learnt of the hits.
+#[derive(Clone, Debug, Default)]
+struct Learnt {
+    /// Of each probe.
+    figures: Vec<Figures>,
+    /// Of each pair, in the order in which they were asked for.
+    times: Vec<Times>,
+}
+
+/// The times of a pair, from the beginning.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Times {
+    pub(super) start: String,
+    pub(super) stop: String,
+    /// How many there are.
+    pub(super) count: u64,
+    pub(super) mean: Duration,
+    pub(super) p50: Duration,
+    pub(super) p99: Duration,
+    pub(super) max: Duration,
 }
 
 /// What was counted of one probe.
@@ -98,7 +119,10 @@ impl Model {
         let mut probes: Vec<Probe> = probes.collect();
         probes.sort_by(|one, other| one.name.cmp(&other.name));
         let mut model = Model {
-            now: vec![Figures::default(); probes.len()],
+            now: Learnt {
+                figures: vec![Figures::default(); probes.len()],
+                times: Vec::new(),
+            },
             probes,
             frozen: None,
             at: Duration::ZERO,
@@ -119,7 +143,7 @@ impl Model {
     pub(super) fn count(&mut self, at: Duration, hits: impl Fn(&str) -> Option<u64>) {
         let seconds = at.saturating_sub(self.at).as_secs_f64();
         let mut total = 0.0;
-        for (probe, figures) in self.probes.iter().zip(&mut self.now) {
+        for (probe, figures) in self.probes.iter().zip(&mut self.now.figures) {
             let hits = hits(&probe.name).unwrap_or(figures.hits);
             let new = hits.saturating_sub(figures.hits) as f64;
             figures.hits = hits;
@@ -130,13 +154,18 @@ impl Model {
             figures.history.push_back(figures.rate);
             total += figures.rate;
         }
-        for figures in &mut self.now {
+        for figures in &mut self.now.figures {
             figures.share = figures.rate / total.max(f64::MIN_POSITIVE);
         }
         self.at = at;
         if self.frozen.is_none() {
             self.arrange();
         }
+    }
+
+    /// Takes the times of all pairs.
+    pub(super) fn time(&mut self, times: Vec<Times>) {
+        self.now.times = times;
     }
 
     /// Takes what is on and what is off.
@@ -230,7 +259,7 @@ impl Model {
     /// Filters and sorts.
     fn arrange(&mut self) {
         let before = self.selected_row();
-        let figures = self.frozen.as_ref().unwrap_or(&self.now);
+        let figures = &self.learnt().figures;
         let filter = self.filter.to_lowercase();
         let passes = |&probe: &usize| {
             let name = &self.probes[probe].name;
@@ -271,7 +300,7 @@ impl Model {
 
     /// Hits of all probes together, from the beginning and a second.
     pub(super) fn totals(&self) -> (u64, f64) {
-        let figures = self.figures().iter();
+        let figures = self.learnt().figures.iter();
         figures.fold((0, 0.0), |(hits, rate), one| {
             (u64::saturating_add(hits, one.hits), rate + one.rate)
         })
@@ -294,12 +323,17 @@ impl Model {
         shown.map(|&probe| Row {
             name: &self.probes[probe].name,
             state: self.probes[probe].state,
-            figures: &self.figures()[probe],
+            figures: &self.learnt().figures[probe],
             is_selected: self.selected == Some(probe),
         })
     }
 
-    fn figures(&self) -> &[Figures] {
+    /// The times of each pair.
+    pub(super) fn times(&self) -> &[Times] {
+        &self.learnt().times
+    }
+
+    fn learnt(&self) -> &Learnt {
         self.frozen.as_ref().unwrap_or(&self.now)
     }
 

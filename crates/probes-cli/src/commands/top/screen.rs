@@ -1,5 +1,7 @@
 //! The screen: a [`Model`] as text, for a terminal of any size.
 
+mod pairs;
+
 use probes_lib::State;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -67,14 +69,23 @@ const HISTORY_WIDTH: u16 = 20;
 /// Draws all of it.
 pub(super) fn draw(frame: &mut Frame<'_>, head: &Head, model: &Model, scroll: &mut Scroll) {
     let foot = foot(model, frame.area().width);
+    // Below a line that is empty; all of a screen is not for pairs.
+    let pairs = match model.times().len() {
+        0 => 0,
+        pairs => pairs
+            .saturating_add(2)
+            .min(usize::from(frame.area().height) / 2),
+    };
     let heights = [
         Constraint::Length(2),
         Constraint::Fill(1),
+        Constraint::Length(pairs as u16),
         Constraint::Length(foot.len() as u16),
     ];
-    let [top, middle, bottom] = Layout::vertical(heights).areas(frame.area());
+    let [top, middle, below, bottom] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(Paragraph::new(title(head, model)), top);
     draw_table(frame, middle, model, scroll);
+    pairs::draw(frame, below, model.times());
     frame.render_widget(Paragraph::new(foot), bottom);
 }
 

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Actions, Counts, Observer, Options, ProbeStates, Report, Result, Selector, Target,
+    Action, Actions, Counts, Latency, Observation, Observer, Options, ProbeStates, Report, Result,
+    Selector, Target,
 };
 
 use crate::commands::put_back::{Endings, put_back, refuse_leftovers};
@@ -22,10 +23,10 @@ pub(super) struct Session<'t> {
 }
 
 impl<'t> Session<'t> {
-    /// Begins to count.
-    pub(super) fn begin(target: &'t Target, selectors: &[Selector]) -> Result<Session<'t>> {
+    /// Begins to observe.
+    pub(super) fn begin(target: &'t Target, observation: &Observation) -> Result<Session<'t>> {
         Ok(Session {
-            observer: Some(target.observe(selectors, Options::default())?),
+            observer: Some(target.observe(observation, Options::default())?),
             target,
             begun: Instant::now(),
             switched: Vec::new(),
@@ -38,11 +39,12 @@ impl<'t> Session<'t> {
         observer.map_or(Duration::ZERO, Observer::stopped)
     }
 
-    /// What was counted so far, and since when; `None` if the process has ended or executed another
-    /// program.
-    pub(super) fn counts(&self) -> Option<(Duration, Counts)> {
-        let counts = self.observer.as_ref()?.counts().ok()?;
-        Some((self.begun.elapsed(), counts))
+    /// What was counted so far, and since when, and the times of pairs; `None` if the process has ended
+    /// or executed another program.
+    pub(super) fn sample(&self) -> Option<(Duration, Counts, Vec<Latency>)> {
+        let observer = self.observer.as_ref()?;
+        let (counts, latencies) = (observer.counts().ok()?, observer.latencies().ok()?);
+        Some((self.begun.elapsed(), counts, latencies))
     }
 
     /// What is on and what is off; `None` if that cannot be told just now.

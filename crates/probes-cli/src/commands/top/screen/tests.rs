@@ -8,6 +8,7 @@ use ratatui::buffer::Buffer;
 use ratatui::style::Modifier;
 
 use super::super::keys::Key;
+use super::super::model::Times;
 use super::*;
 
 fn head() -> Head {
@@ -110,6 +111,49 @@ fn screens_of_any_size_are_drawn() {
     let lines = screen(&model(), 1000, 400);
     assert!(lines[3].ends_with("▁▁▁▁▁▂▄█"), "{}", lines[3]);
     assert_eq!(lines[3].chars().count(), 1000);
+}
+
+fn timed(pairs: usize) -> Model {
+    let mut model = model();
+    let times = Times {
+        start: "req_start".to_owned(),
+        stop: "req_end".to_owned(),
+        count: 1_234_567,
+        mean: Duration::from_nanos(1_200),
+        p50: Duration::from_micros(100),
+        p99: Duration::from_millis(20),
+        max: Duration::from_secs(11),
+    };
+    model.time(vec![times; pairs]);
+    model
+}
+
+#[test]
+fn pairs_are_below_the_probes() {
+    let expected = [
+        "never            mixed              0            0.0    0.0%",
+        "",
+        "PAIR                             COUNT       MEAN        P50        P99        MAX",
+        "req_start,req_end            1,234,567     1200ns    100.0us     20.0ms      11.0s",
+        KEYS,
+    ];
+    assert_eq!(screen(&timed(1), 82, 10)[5..], expected);
+    let expected = [
+        "PAIR                         P50        P99",
+        "req_start,req_end        100.0us     20.0ms",
+    ];
+    assert_eq!(screen(&timed(1), 43, 10)[7..9], expected);
+}
+
+#[test]
+fn pairs_leave_room_for_probes() {
+    for height in 0..30 {
+        let lines = screen(&timed(100), 82, height);
+        let pairs = lines.iter().filter(|line| line.starts_with("req_start,"));
+        let expected = usize::from(height / 2).saturating_sub(2);
+        assert_eq!(pairs.count(), expected, "{height}");
+    }
+    screen(&timed(100), 1, 30);
 }
 
 #[test]

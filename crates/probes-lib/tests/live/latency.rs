@@ -1,0 +1,161 @@
+//! Times between hits, taken inside a process.
+
+use std::time::Duration;
+
+use probes_lib::{Latency, Observation, Observer, Selector, Target};
+use test_support::process::Image;
+use test_support::{Talker, fixture_forms};
+
+use crate::observe::options;
+
+fn observe(target: &Target) -> Observer<'_> {
+    let observation = Observation::new().time("start", "stop");
+    target.observe(&observation, options()).unwrap()
+}
+
+/// What a program answers in nanoseconds.
+fn took(talker: &mut Talker, line: &str) -> Duration {
+    let word = line.split_ascii_whitespace().next().unwrap();
+    let answer = talker.ask(line, if word == "do" { "done" } else { word });
+    let number = answer.split_ascii_whitespace().next_back().unwrap();
+    Duration::from_nanos(number.parse().unwrap())
+}
+
+fn is_about(time: Duration, wanted: Duration) -> bool {
+    time.abs_diff(wanted) <= wanted / 500 + Duration::from_nanos(1)
+}
+
+#[test]
+fn times_are_as_long_as_they_were() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let observer = observe(&target);
+        assert_eq!(observer.latencies().unwrap()[0].count(), 0);
+        let mut all = Duration::ZERO;
+        for _ in 0..20 {
+            all += took(&mut talker, "do (.)");
+        }
+        let so_far = observer.latencies().unwrap().remove(0);
+        assert_eq!((so_far.start(), so_far.stop()), ("start", "stop"));
+        let latency = observer.remove().unwrap().latencies.remove(0);
+        for latency in [so_far, latency] {
+            assert_eq!(latency.count(), 20);
+            let shortest = latency.times().next().unwrap().0;
+            assert!(shortest >= Duration::from_micros(998), "{latency:?}");
+            // What the program itself says it took has all of it in it.
+            let sum = latency.mean() * 20;
+            assert!(sum <= all + all / 100 && sum > Duration::from_millis(20));
+            assert!(latency.max() <= all && latency.max() >= latency.quantile(0.99));
+            assert!(
+                is_about(latency.quantile(1.0), latency.max()),
+                "{latency:?}"
+            );
+            assert!(latency.quantile(0.5) >= shortest && latency.mean() >= shortest);
+            assert_eq!(latency.times().map(|(_, many)| many).sum::<u64>(), 20);
+        }
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+    }
+}
+
+/// Count, starts and stops without the other, and what was lost.
+fn ends(latency: &Latency) -> [u64; 4] {
+    let unmatched = [latency.unmatched_starts(), latency.unmatched_stops()];
+    [latency.count(), unmatched[0], unmatched[1], latency.lost()]
+}
+
+#[test]
+fn pairs_are_matched_as_a_stack() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let (down, up) = ("(".repeat(130), ")".repeat(131));
+        for (words, expected) in [
+            (["()()", "()"], [3, 0, 0, 0]),
+            (["(()(", "()))"], [4, 0, 0, 0]),
+            ([")", "()"], [1, 0, 1, 0]),
+            (["(()", ""], [1, 1, 0, 0]),
+            ([")", ")"], [0, 0, 2, 0]),
+            ([&down, &up], [120, 0, 1, 10]),
+        ] {
+            let observer = observe(&target);
+            for words in words {
+                talker.ask(&format!("do {words}"), "done");
+            }
+            let latency = observer.remove().unwrap().latencies.remove(0);
+            assert_eq!(ends(&latency), expected, "{words:?}");
+        }
+        // The inner takes a millisecond, the outer three.
+        let observer = observe(&target);
+        talker.ask("do (.(.).)", "done");
+        let latency = observer.remove().unwrap().latencies.remove(0);
+        let times: Vec<Duration> = latency.times().map(|(time, _)| time).collect();
+        assert!(times[1] > times[0] * 3 / 2 && times[1] > Duration::from_millis(3) * 99 / 100);
+    }
+}
+
+#[test]
+fn starts_of_threads_that_have_ended_are_not_matched() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let observer = observe(&target);
+        // A thread gets the control block of the one before.
+        talker.ask("starts 50", "starts");
+        talker.ask("pairs 1 10", "pairs");
+        let latency = observer.remove().unwrap().latencies.remove(0);
+        assert_eq!(ends(&latency), [10, 50, 0, 0]);
+    }
+}
+
+#[test]
+fn every_pair_is_timed_whatever_the_number_of_threads() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        for (threads, each) in [(1, 1_000_000), (4, 200_000), (16, 20_000), (200, 1_000)] {
+            let observation = Observation::new()
+                .count(Selector::All)
+                .time("start", "stop")
+                .time("stop", "start")
+                .time("start", "start");
+            let observer = target.observe(&observation, options()).unwrap();
+            talker.ask(&format!("pairs {threads} {each}"), "pairs");
+            let observed = observer.remove().unwrap();
+            let all = threads * each;
+            let counts = &observed.counts;
+            assert_eq!(counts.hits("start"), Some(all));
+            assert_eq!(counts.hits("stop"), Some(all));
+            let [to, back, round] = &observed.latencies[..] else {
+                panic!("{:?}", observed.latencies);
+            };
+            assert_eq!(ends(to), [all, 0, 0, 0], "{threads} threads");
+            // A start comes first, and a stop last.
+            assert_eq!(ends(back), [all - threads, threads, threads, 0]);
+            assert_eq!(ends(round), [all - threads, threads, threads, 0]);
+            assert!(round.mean() >= to.mean(), "{round:?} {to:?}");
+        }
+    }
+}
+
+#[test]
+fn pairs_are_observed_and_put_back_while_threads_execute_them() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        talker.send("pairs 4 3000000");
+        let mut taken = 0;
+        for _ in 0..20 {
+            let latency = observe(&target).remove().unwrap().latencies.remove(0);
+            // Threads are between the two at the beginning and in the end.
+            assert!(latency.unmatched_stops() <= 4, "{latency:?}");
+            assert!(latency.unmatched_starts() <= 4, "{latency:?}");
+            taken += latency.count();
+        }
+        talker.expect("pairs");
+        assert!(taken > 0);
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+    }
+}

@@ -1,0 +1,146 @@
+//! Hits shown one by one, with their arguments.
+
+use std::time::{Duration, SystemTime};
+
+use probes_lib::{Event, Events, Observation, Observer, Selector, Target, Value};
+use test_support::process::Image;
+use test_support::{Talker, fixture_forms};
+
+use crate::observe::{options, strange_code};
+
+fn watch<'t>(target: &'t Target, selector: Selector) -> Observer<'t> {
+    let observation = Observation::new().watch(selector);
+    target.observe(&observation, options()).unwrap()
+}
+
+/// The values of each hit of a probe.
+fn values(events: &Events, name: &str) -> Vec<Vec<Value>> {
+    assert_eq!(events.lost, 0);
+    let events = events.events.iter().filter(|event| event.name() == name);
+    events.map(|event| event.arguments.clone()).collect()
+}
+
+fn ints(numbers: &[i64]) -> Vec<Value> {
+    numbers.iter().copied().map(Value::Int).collect()
+}
+
+#[test]
+fn arguments_are_shown_wherever_they_are() {
+    for file in fixture_forms("arguments") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let mut observer = watch(&target, Selector::All);
+        assert!(observer.events().unwrap().events.is_empty());
+        let begun = SystemTime::now();
+        talker.hits();
+        let events = observer.events().unwrap();
+        let ended = SystemTime::now();
+        // As target.h says what they are.
+        let hello = Value::String {
+            bytes: b"hello".to_vec(),
+            is_whole: true,
+        };
+        let places = values(&events, "places");
+        assert_eq!(places.len(), 2, "{places:?}");
+        assert!(matches!(places[0][0], Value::Int(index) if index / 1000 == 1));
+        assert_eq!(places[0][1..], [Value::Int(-1), hello]);
+        assert_eq!(places[1], [Value::Float(3.25), Value::Float(3.25)]);
+        assert_eq!(values(&events, "widths"), [ints(&[-7, -7, -7, 200])]);
+        assert_eq!(values(&events, "registers"), [ints(&[0, 1, 2, 3, 4, 5])]);
+        assert_eq!(values(&events, "silent"), [vec![]]);
+        let vector = &values(&events, "vector")[0];
+        let Value::Int(a) = vector[1] else {
+            panic!("{vector:?}");
+        };
+        assert_eq!(vector[0], Value::Float(f64::from_bits((2 * a + 1) as u64)));
+        let mut last = begun;
+        for event in &events.events {
+            assert_eq!(event.thread, Some(talker.pid()));
+            let early = last.duration_since(event.time).unwrap_or_default();
+            assert!(early < Duration::from_millis(1) && event.time < ended);
+            last = event.time;
+            let bias = event.object().load_bias();
+            assert_eq!(event.address(), bias.live(event.site().address()));
+        }
+        talker.hits();
+        let rest = observer.remove().unwrap().events;
+        let second = values(&rest, "places");
+        assert!(matches!(second[0][0], Value::Int(index) if index / 1000 == 2));
+        assert_eq!(rest.events.len(), events.events.len());
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+    }
+}
+
+#[test]
+fn every_hit_is_shown_once_and_those_that_are_not_are_told() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        for (threads, each) in [(1_u64, 200_000_u64), (4, 50_000)] {
+            let mut observer = watch(&target, Selector::name("start"));
+            talker.send(&format!("pairs {threads} {each}"));
+            let mut all: Vec<Event> = Vec::new();
+            let mut lost = 0;
+            let mut take = |events: Events| {
+                lost += events.lost;
+                all.extend(events.events);
+            };
+            for _ in 0..50 {
+                take(observer.events().unwrap());
+            }
+            talker.expect("pairs");
+            take(observer.remove().unwrap().events);
+            assert_eq!(all.len() as u64 + lost, threads * each, "{lost} lost");
+            // Of each thread, in their order: each tells its number.
+            let mut by_thread = std::collections::BTreeMap::<i32, Vec<i64>>::new();
+            for event in &all {
+                let Value::Int(number) = event.arguments[0] else {
+                    panic!("{event:?}");
+                };
+                let numbers = by_thread.entry(event.thread.unwrap()).or_default();
+                numbers.push(number);
+            }
+            let seen = by_thread.len() as u64;
+            assert!(seen == threads || seen < threads && lost > 0);
+            for numbers in by_thread.values() {
+                assert!(numbers.is_sorted_by(|one, other| one < other));
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_that_comes_is_read_and_memory_that_goes_is_not() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let mut observer = watch(&target, Selector::name("start"));
+        let is_fresh = |event: &Event| match &event.arguments[0] {
+            Value::String { bytes, is_whole } => {
+                assert_eq!((&bytes[..], *is_whole), (&b"fresh"[..], true));
+                true
+            }
+            Value::Unread(at) => {
+                assert_eq!(at % 4096, 8);
+                false
+            }
+            other => panic!("{other:?}"),
+        };
+        let (mut read, mut unread) = (0, 0);
+        for _ in 0..200 {
+            talker.ask("fresh 50", "fresh");
+            for event in observer.events().unwrap().events {
+                match is_fresh(&event) {
+                    true => read += 1,
+                    false => unread += 1,
+                }
+            }
+        }
+        // Whether the page was there when it was looked for is chance.
+        assert_eq!(read + unread, 200 * 50);
+        observer.remove().unwrap();
+        talker.hits();
+    }
+}
