@@ -1,16 +1,18 @@
 //! A terminal whose screen a test can read: a session of a tmux server of its own.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::process::{children, status};
-use crate::{DEADLINE, Scratch, eventually, output};
+use crate::{DEADLINE, Guard, Scratch, eventually, output};
 
 /// A session with a shell in it, which ends with this.
 #[derive(Debug)]
 pub struct Terminal {
     /// Holds the server's socket.
     scratch: Scratch,
+    _server: Guard,
     /// The shell.
     pid: i32,
 }
@@ -18,8 +20,19 @@ pub struct Terminal {
 impl Terminal {
     /// Opens a window of that size, and starts a shell in it.
     pub fn open(width: u16, height: u16) -> Terminal {
+        let scratch = Scratch::new();
+        let socket = scratch.file("tmux");
+        // In the foreground: it is ours to reap.
+        let server = Guard::spawn(tmux(&socket).arg("-D").stdin(Stdio::null()));
+        eventually("tmux takes commands", || {
+            let listed = output(tmux(&socket).arg("list-sessions"));
+            let errors = String::from_utf8_lossy(&listed.stderr);
+            let is_up = listed.status.success() || errors.starts_with("no sessions");
+            is_up.then_some(())
+        });
         let mut terminal = Terminal {
-            scratch: Scratch::new(),
+            scratch,
+            _server: server,
             pid: 0,
         };
         let (width, height) = (width.to_string(), height.to_string());
@@ -100,24 +113,24 @@ impl Terminal {
 
     /// Runs tmux; what it says.
     fn tmux(&self, words: &[&str]) -> String {
-        let output = output(&mut self.command(words));
+        let output = output(tmux(&self.scratch.file("tmux")).args(words));
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "tmux {words:?}: {errors}");
         String::from_utf8(output.stdout).expect("a screen is text")
     }
+}
 
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("tmux");
-        command.args(["-u", "-f", "/dev/null", "-S"]);
-        command.arg(self.scratch.file("tmux")).args(words);
-        command.env_remove("TMUX").env_remove("NO_COLOR");
-        command
-    }
+fn tmux(socket: &Path) -> Command {
+    let mut command = Command::new("tmux");
+    command.args(["-u", "-f", "/dev/null", "-S"]).arg(socket);
+    command.env_remove("TMUX").env_remove("NO_COLOR");
+    command
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The session may be gone, and the server with it.
-        let _ = output(&mut self.command(&["kill-server"]));
+        // It ends what runs in it.
+        let socket = self.scratch.file("tmux");
+        output(tmux(&socket).arg("kill-server"));
     }
 }
