@@ -66,6 +66,8 @@ pub(crate) enum Typed {
     Watch(WatchArgs),
     /// Put back what an observation has left that was killed
     Observe(ObserveArgs),
+    /// Show how often probes are hit, live, and switch them, on a terminal
+    Top(TopArgs),
     /// Show the running processes that have OCaml probes
     Ps(PsArgs),
     /// Print the version
@@ -356,6 +358,51 @@ A process that is observed when its observer is killed goes on as it is, which d
 says so, and this puts everything back; so does the next count, latency or watch. Plain, it prints
 how many sites that were:
     PID SITES";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = TOP_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct TopArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// Only these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) probe: Vec<String>,
+    /// Only the probes whose name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) regexp: Option<String>,
+    /// Also show the times from START to STOP in a thread; may be repeated
+    #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
+    pub(crate) pair: Vec<String>,
+    /// How often the screen is renewed; 1s by default
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) interval: Option<String>,
+    /// Say what is done, on standard error, before and after the screen
+    #[arg(short, long, overrides_with = "verbose")]
+    pub(crate) verbose: bool,
+    /// Say nothing but errors on standard error
+    #[arg(short, long, overrides_with = "quiet")]
+    pub(crate) quiet: bool,
+}
+
+const TOP_HELP: &str = "\
+Counts as `count` does, and shows of each probe whether it is on, its hits, hits a second, its share of
+them, and how that was lately; below, of each pair how many times were taken, their mean, median, 99th
+percentile, and the longest. Keys:
+    arrows j k PgUp PgDn Home End   select a probe
+    e Enter space                   enable the selected probe, or disable it
+    s, r                            sort by rate, hits or name; the other way round
+    /                               filter by a part of the name: Enter keeps it, Esc gives it up
+    p                               pause: what is shown stands still, counting goes on
+    ?                               show the keys
+    Ctrl-Z, Ctrl-L                  suspend, draw anew
+    q Esc Ctrl-C                    quit
+
+When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), the process is put back as it was
+found: it counts no more, and what was added to a probe's counter or taken from it is taken back, which
+is said. If it is killed by SIGKILL, the process counts on, which does no harm, and probes stay as they
+are; the next count or top puts back what counts.";
 
 const PS_HELP: &str = "\
 Plain, it is a line for each process, sorted by pid:

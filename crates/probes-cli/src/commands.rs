@@ -11,6 +11,7 @@ mod list;
 mod observing;
 mod ps;
 mod put_back;
+mod top;
 mod trace;
 mod wait;
 mod watch;
@@ -56,6 +57,8 @@ pub(crate) enum Failure {
     LeftOver(String, String),
     /// A file that was to be written cannot be.
     File(PathBuf, io::Error),
+    /// There is no terminal for a screen about a process: why.
+    NoTerminal(String, i32),
     /// We cannot wait for the time to be over, or for a program to end.
     Waiting(&'static str, io::Error),
 }
@@ -93,6 +96,9 @@ impl Failure {
             Failure::NobodyCalled(_) => {
                 Some("`ocaml-probes ps` lists those that there are".to_owned())
             }
+            Failure::NoTerminal(_, pid) => Some(format!(
+                "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
+            )),
             Failure::Several { .. }
             | Failure::Followed(_)
             | Failure::Output(_)
@@ -139,6 +145,7 @@ impl fmt::Display for Failure {
             Failure::File(path, error) => {
                 write!(f, "cannot write {}: {}", path.display(), reason(error))
             }
+            Failure::NoTerminal(why, _) => write!(f, "top needs a terminal, and {why}"),
             Failure::Waiting(what, error) => write!(f, "cannot {what}: {}", reason(error)),
             Failure::Unanswered(done, error) => {
                 write!(f, "cannot write the answer: {}; {done}", reason(error))
@@ -183,6 +190,7 @@ pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
         Request::Latency(request) => latency::run(&request),
         Request::Watch(request) => watch::run(&request),
         Request::Clean(request) => clean::run(&request),
+        Request::Top(request) => top::run(&request),
     }
     .map(|()| ExitCode::SUCCESS)
 }

@@ -45,6 +45,10 @@ mod follow;
 #[path = "chaos/observe.rs"]
 mod observe;
 
+// The screen that shows them.
+#[path = "chaos/top.rs"]
+mod top;
+
 // Programs started with their probes set.
 #[path = "chaos/launches.rs"]
 mod launches;

@@ -43,6 +43,8 @@ mod several; // several processes at once
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/system_calls.rs"]
 mod system_calls; // what it asks of the kernel, call by call
+#[path = "cli/top.rs"]
+mod top; // a live screen
 #[path = "cli/trace.rs"]
 mod trace; // programs started with their probes set
 #[path = "cli/usage.rs"]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -116,6 +116,13 @@ impl Endings {
     }
 }
 
+/// Can be read, as poll(2) says, once one of the signals has come.
+impl AsFd for Endings {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// Takes back what `report` says was done. Others who are in the way are waited for, unless told to
 /// end once more. `None` if nothing is left of it, because the process has ended or executed another
 /// program.
@@ -164,7 +171,7 @@ pub(super) fn refuse_leftovers(report: &Report, back: &Report) -> Result<(), Fai
     Err(Failure::LeftOver(names, by_hand(report, is_left)))
 }
 
-fn has_ended(kind: &ErrorKind) -> bool {
+pub(super) fn has_ended(kind: &ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::Exited { .. } | ErrorKind::NoSuchProcess { .. } | ErrorKind::Zombie { .. }

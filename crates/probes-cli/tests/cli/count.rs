@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Talker, eventually, fixture_forms};
 
-use crate::support::{both_forms, command, image, run, states};
+use crate::support::{both_forms, command, image, is_observed, run, states};
 
 /// The tool, once it counts.
 fn counting(line: &str, pid: i32) -> Talker {
@@ -33,12 +33,6 @@ pub(crate) fn observing_with<W: AsRef<OsStr>>(
         info.stderr.contains("observed").then_some(())
     });
     tool
-}
-
-pub(crate) fn is_observed(pid: i32) -> bool {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    maps.lines()
-        .any(|line| line.contains(" r-xp 00000000 00:00 0") && !line.ends_with(']'))
 }
 
 pub(crate) fn end(mut tool: Talker, signal: Signal) -> Vec<String> {

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::count::{end, is_observed, observing, observing_with};
-use crate::support::{both_forms, image, run};
+use crate::count::{end, observing, observing_with};
+use crate::support::{both_forms, image, is_observed, run};
 
 #[test]
 fn pairs_are_timed_until_told_to_end_and_everything_is_put_back() {

@@ -121,6 +121,18 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "attach -pid 7 -enable-all -follow -live",
         "attach -pid 7 -enable-all -follow -for 1s",
         "trace -prog x -disable-regexp [",
+        // A screen.
+        "top",
+        "top -pid 7 -pid 8",
+        "top -pid 7 -probe a -regexp b",
+        "top -pid 7 -pair a",
+        "top -pid 7 -pair a,b,c",
+        "top -pid 7 -pair a,",
+        "top -pid 7 -pair a,b -pair b,a -pair a,b",
+        "top -pid 7 -interval 9ms",
+        "top -pid 7 -interval soon",
+        "top -pid 7 -quiet -verbose",
+        "top -pid 7 -json",
     ];
     let mut text = String::new();
     for line in lines {

@@ -5,8 +5,8 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Talker, program_forms};
 
-use crate::count::{end, is_observed, observing};
-use crate::support::{both_forms, image, run};
+use crate::count::{end, observing};
+use crate::support::{both_forms, image, is_observed, run};
 
 /// The words after the source line of a plain line: the arguments.
 fn arguments(line: &str) -> (&str, Vec<&str>) {
