@@ -275,7 +275,7 @@ pub(crate) struct LatencyArgs {
     /// The process
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub(crate) pid: Option<String>,
-    /// From each hit of START to the next of STOP in its thread; may be repeated
+    /// From each START to the next STOP in its thread; may be repeated
     #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
     pub(crate) pair: Vec<String>,
     /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
