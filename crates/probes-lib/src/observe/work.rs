@@ -11,12 +11,14 @@ use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::arena::{Arena, Entry};
 use crate::observe::pages::Pages;
 use crate::observe::rewrite::Change;
+use crate::observe::source::SharedData;
 use crate::observe::{detour, rewrite, shared, stub};
 use crate::patch::write_error;
 use crate::process::Process;
 use crate::program::Program;
 use crate::site::{CALL, CMP, SiteCode};
 use crate::sys::mem::ProcessMemory;
+use crate::sys::spawn::AtExec;
 use crate::sys::threads::{Stopped, Tracer};
 
 /// What is done to a process that stands.
@@ -27,6 +29,15 @@ pub(crate) struct Work<'w> {
     /// Where a detour can be put.
     pub(crate) cave: LiveAddr,
     pub(crate) limit: Duration,
+    pub(crate) way: Way<'w>,
+}
+
+/// How a thread is sent on a detour.
+pub(crate) enum Way<'w> {
+    /// As it is among others: it goes on for a moment when it is back.
+    Sent,
+    /// As it is alone and has not begun: it stands again where it was.
+    BeforeItBegins(&'w AtExec),
 }
 
 impl<'w> Work<'w> {
@@ -37,6 +48,9 @@ impl<'w> Work<'w> {
         let mut stopped = stopped;
         let begun = Instant::now();
         let (tid, registers) = loop {
+            if let Way::BeforeItBegins(_) = self.way {
+                break stopped.first().ok_or(ErrorKind::Exited { pid })?;
+            }
             // Nobody may be on an earlier one, whose tool was killed.
             let traveller = stopped.traveller().filter(|_| !stopped.is_within(&range));
             match traveller {
@@ -55,9 +69,23 @@ impl<'w> Work<'w> {
         self.put(&stopped, self.cave, mark)?;
         self.put(&stopped, detour::entry(self.cave), code)?;
         let entry = detour::entry(self.cave).0;
-        let stopped = self
-            .tracer
-            .send(self.process, stopped, tid, entry, &range, self.limit)?;
+        let stopped = match self.way {
+            Way::Sent => self
+                .tracer
+                .send(self.process, stopped, tid, entry, &range, self.limit)?,
+            Way::BeforeItBegins(at_exec) => {
+                let back = LiveAddr(registers.rip);
+                let sent = at_exec.go_round(
+                    self.tracer,
+                    stopped,
+                    self.memory,
+                    LiveAddr(entry),
+                    back,
+                    self.limit,
+                );
+                sent.map_err(|_| ErrorKind::Exited { pid })?
+            }
+        };
         self.check(calls)?;
         Ok(stopped)
     }
@@ -98,7 +126,10 @@ impl<'w> Work<'w> {
         for call in calls {
             let [at, ..] = call.arguments;
             let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
-            if is_mapped != call.is_map() {
+            if call
+                .leaves_mapped()
+                .is_some_and(|leaves| leaves != is_mapped)
+            {
                 let pid = self.process.pid();
                 return Err(ErrorKind::MapRefused { pid }.into());
             }
@@ -249,11 +280,15 @@ impl Entry {
     }
 }
 
-pub(crate) fn map(arena: &Arena) -> [detour::Call; 2] {
+/// What maps an arena, its data `shared` with us if there is a file for them.
+pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [detour::Call; 2] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [
         detour::map(arena.code, arena.code_len(), read | execute),
-        detour::map(arena.data(), arena.data_len(), read | write),
+        match shared {
+            Some(shared) => shared.map(arena),
+            None => detour::map(arena.data(), arena.data_len(), read | write),
+        },
     ]
 }
 

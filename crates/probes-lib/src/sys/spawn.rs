@@ -84,6 +84,26 @@ impl AtExec {
         Ok((stopped, reached))
     }
 
+    /// Has the program, which stands at `back`, run from `entry` on until it is back there.
+    ///
+    /// # Errors
+    ///
+    /// As of [`AtExec::run_to`].
+    pub(crate) fn go_round<'s>(
+        &'s self,
+        tracer: &Tracer<'_>,
+        stopped: Stopped<'s>,
+        memory: &ProcessMemory,
+        entry: LiveAddr,
+        back: LiveAddr,
+        limit: Duration,
+    ) -> Result<Stopped<'s>, NotReached> {
+        let failed = |errno: Errno| NotReached::Failed(errno.into());
+        ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
+        let (stopped, _) = self.run_to(tracer, stopped, memory, &[back], limit)?;
+        Ok(stopped)
+    }
+
     /// Where the program will return to, which stands at the start of a function.
     pub(crate) fn return_address(&self, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
         entry::return_address(self.process.pid(), memory)
@@ -170,6 +190,18 @@ pub(crate) fn at_exec(
             (Err(source), _) => Err(exec_error(source).into()),
         }
     })
+}
+
+/// Has the program that `command` starts inherit a descriptor under its number.
+pub(crate) fn inherit(command: &mut Command, descriptor: RawFd) {
+    // SAFETY: `fcntl` is a plain system call, and the caller keeps the descriptor open until the program
+    // has been started.
+    unsafe {
+        command.pre_exec(move || {
+            Errno::result(libc::fcntl(descriptor, libc::F_SETFD, 0))?;
+            Ok(())
+        });
+    }
 }
 
 /// The child's ends of the pipes between it and its tracer.
