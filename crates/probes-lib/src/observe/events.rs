@@ -84,8 +84,7 @@ pub(crate) struct Watch {
     program: Arc<Program>,
     layout: Shared,
     rings: Rings,
-    /// Whether records tell threads by their ids.
-    has_tids: bool,
+    tids: Tids,
     /// Those that are shown, by index in the program.
     sites: HashMap<usize, Watched>,
     /// What is known of the operations of custom blocks.
@@ -94,6 +93,17 @@ pub(crate) struct Watch {
     threads: HashMap<i32, i32>,
     pages: Pages,
     renewed: Instant,
+}
+
+/// How records tell threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tids {
+    /// Not at all.
+    Unknown,
+    /// By ids that are ours, too.
+    Ours,
+    /// By ids of another pid namespace.
+    Others,
 }
 
 /// A site that is shown.
@@ -118,7 +128,7 @@ impl Watch {
         program: Arc<Program>,
         roles: &[Role],
         (shared, layout): (LiveAddr, Shared),
-        has_tids: bool,
+        tids: Tids,
         pages: Pages,
     ) -> Watch {
         let mut sites = HashMap::new();
@@ -145,7 +155,7 @@ impl Watch {
             program,
             layout,
             rings: Rings::at(shared, layout),
-            has_tids,
+            tids,
             kinds: HashMap::new(),
             threads: HashMap::new(),
             pages,
@@ -206,10 +216,7 @@ impl Watch {
         Some(Event {
             time: clock.time(word(record, record::TIME)),
             arguments: values,
-            thread: self
-                .has_tids
-                .then_some(tid)
-                .and_then(|tid| self.thread(process, tid)),
+            thread: self.thread(process, tid),
             program: self.program.clone(),
             site,
             probe,
@@ -239,12 +246,13 @@ impl Watch {
 
     /// Our id of the thread that knows itself by `tid`.
     fn thread(&mut self, process: &Process, tid: i32) -> Option<i32> {
+        match self.tids {
+            Tids::Unknown => return None,
+            Tids::Ours => return Some(tid),
+            Tids::Others => {}
+        }
         if let Some(known) = self.threads.get(&tid) {
             return Some(*known);
-        }
-        let status = process.status().ok()?;
-        if status.levels <= 1 {
-            return Some(tid);
         }
         for thread in process.threads().and_then(|mut list| list.read()).ok()? {
             if let Ok(status) = process.thread_status(thread) {

@@ -8,7 +8,7 @@ use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
 use crate::image::read_maps;
 use crate::observe::arena::Arena;
-use crate::observe::events::Watch;
+use crate::observe::events::{Tids, Watch};
 use crate::observe::observation::Observation;
 use crate::observe::pages::Pages;
 use crate::observe::role::Role;
@@ -37,6 +37,8 @@ pub(crate) struct Prepared {
     codes: Vec<Vec<u8>>,
     /// What the stubs may read.
     pages: Pages,
+    /// Whether the ids of its threads are ours, too.
+    is_in_our_namespace: bool,
     /// Where a detour can be put.
     pub(crate) cave: LiveAddr,
 }
@@ -81,6 +83,7 @@ impl Prepared {
             sites,
             codes,
             pages,
+            is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
             cave,
         })
     }
@@ -142,8 +145,13 @@ impl Prepared {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
         let shared = (shared_at, self.layout);
         let program = self.program.clone();
+        let tids = match (has_tids, self.is_in_our_namespace) {
+            (false, _) => Tids::Unknown,
+            (true, true) => Tids::Ours,
+            (true, false) => Tids::Others,
+        };
         Installed {
-            watch: Watch::begin(program, &self.roles, shared, has_tids, self.pages),
+            watch: Watch::begin(program, &self.roles, shared, tids, self.pages),
             ground: Ground {
                 program: self.program,
                 arenas: self.arenas,
