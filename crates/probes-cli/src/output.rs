@@ -13,7 +13,7 @@ use std::io::{self, BufWriter, Write, stdout};
 
 pub(crate) use counted::Counted;
 pub(crate) use hits::Hits;
-pub(crate) use latencies::Latencies;
+pub(crate) use latencies::{Latencies, in_words};
 pub(crate) use view::{Changes, Detail, Listing, Processes};
 
 use crate::commands::Failure;

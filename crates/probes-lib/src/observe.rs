@@ -47,7 +47,7 @@ use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::observe::arena::Arena;
-use crate::observe::events::Watch;
+use crate::observe::events::{BELIEVED, Watch};
 use crate::observe::prepare::Prepared;
 use crate::observe::put_back::{Left, put_back};
 use crate::observe::role::Role;
@@ -219,11 +219,10 @@ impl Observer<'_> {
     pub fn events(&mut self) -> Result<Events> {
         let (process, sharing) = (self.target.process(), self.ground.arenas.first());
         if let Some(sharing) = sharing.filter(|_| self.watch.is_due()) {
-            let changes = self.watch.renew(&read_maps(process)?);
-            if !changes.is_empty() {
-                let memory = self.target.bare_memory()?;
-                work::put_shared(process.pid(), &memory, sharing, &changes)?;
-            }
+            let until = self.ground.ticks.ahead(BELIEVED);
+            let changes = self.watch.renew(&read_maps(process)?, until);
+            let memory = self.target.bare_memory()?;
+            work::put_shared(process.pid(), &memory, sharing, &changes)?;
         }
         let clock = self.ground.ticks.clock();
         let source = match &self.ground.data {

@@ -11,7 +11,7 @@ use crate::object::Object;
 use crate::observe::pages::Pages;
 use crate::observe::ring::{Rings, word};
 use crate::observe::role::{Role, Source};
-use crate::observe::shared::{Shared, record};
+use crate::observe::shared::{self, Shared, record};
 use crate::observe::value::{Custom, Recorded, Value};
 use crate::process::Process;
 use crate::program::{ProbeId, Program};
@@ -74,6 +74,9 @@ impl Event {
 
 /// The mappings are read anew so often, at most.
 const RENEWAL: Duration = Duration::from_millis(100);
+
+/// How long the stubs believe what they were told of pages.
+pub(crate) const BELIEVED: Duration = Duration::from_secs(1);
 
 /// More kinds of custom blocks than a program has.
 const MOST_KINDS: usize = 1024;
@@ -267,8 +270,9 @@ impl Watch {
         self.layout.record_len > 0 && self.renewed.elapsed() > RENEWAL
     }
 
-    /// What tells the stubs which pages there are now: an offset in what is shared, and bytes.
-    pub(crate) fn renew(&mut self, maps: &[Mapping]) -> Vec<(u64, Vec<u8>)> {
+    /// What tells the stubs which pages there are now, to be believed `until` then: an offset in what is
+    /// shared, and bytes.
+    pub(crate) fn renew(&mut self, maps: &[Mapping], until: u64) -> Vec<(u64, Vec<u8>)> {
         let pages = Pages::of(maps);
         let changes = pages.changes(&self.pages);
         self.renewed = Instant::now();
@@ -277,6 +281,7 @@ impl Watch {
         let changes = changes.into_iter();
         changes
             .map(|write| (table + write.at, write.bytes))
+            .chain([believed_until(until)])
             .collect()
     }
 }
@@ -298,4 +303,9 @@ fn recorded(record: &[u8], index: usize, shape: Shape) -> Recorded<'_> {
         header: word(record, at + record::BLOCK),
         words: bytes.filter(|_| copied > 0),
     }
+}
+
+/// What tells the stubs until when to believe what they were told of pages.
+pub(crate) fn believed_until(until: u64) -> (u64, Vec<u8>) {
+    (shared::BELIEVED_UNTIL, until.to_le_bytes().to_vec())
 }

@@ -8,7 +8,7 @@ use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
 use crate::image::read_maps;
 use crate::observe::arena::Arena;
-use crate::observe::events::{Tids, Watch};
+use crate::observe::events::{BELIEVED, Tids, Watch};
 use crate::observe::observation::Observation;
 use crate::observe::pages::Pages;
 use crate::observe::role::Role;
@@ -37,8 +37,11 @@ pub(crate) struct Prepared {
     codes: Vec<Vec<u8>>,
     /// What the stubs may read.
     pages: Pages,
+    /// Until when, in ticks.
+    believed_until: u64,
     /// Whether the ids of its threads are ours, too.
     is_in_our_namespace: bool,
+    ticks: Ticks,
     /// Where a detour can be put.
     pub(crate) cave: LiveAddr,
 }
@@ -54,6 +57,7 @@ impl Prepared {
         observation: &Observation,
     ) -> Result<Prepared> {
         let pid = process.pid();
+        let ticks = Ticks::begin();
         let roles = observation.roles(&program)?;
         if roles.iter().any(Role::is_timed) && !ticks::are_even() {
             return Err(ErrorKind::UnevenTicks.into());
@@ -70,9 +74,9 @@ impl Prepared {
         });
         let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
         let codes = codes.map_err(|_| ErrorKind::NoRoom { pid })?;
-        let pages = match layout.record_len {
-            0 => Pages::default(),
-            _ => Pages::of(&maps),
+        let (pages, believed_until) = match layout.record_len {
+            0 => (Pages::default(), 0),
+            _ => (Pages::of(&maps), ticks.ahead(BELIEVED)),
         };
         Ok(Prepared {
             program,
@@ -83,7 +87,9 @@ impl Prepared {
             sites,
             codes,
             pages,
+            believed_until,
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
+            ticks,
             cave,
         })
     }
@@ -117,8 +123,9 @@ impl Prepared {
             true => stopped.tid_offset(work.process, work.memory),
             false => None,
         };
+        let until = self.believed_until;
         let written = work
-            .share(&stopped, sharing, tid_offset, &self.pages)
+            .share(&stopped, sharing, tid_offset, (&self.pages, until))
             .and_then(|()| {
                 let codes = &mut self.codes;
                 work.retarget(&stopped, arenas, &self.sites, codes, &self.program)
@@ -159,7 +166,7 @@ impl Prepared {
                 roles: self.roles,
                 pairs: self.pairs,
                 data,
-                ticks: Ticks::begin(),
+                ticks: self.ticks,
             },
             options,
             stopped,

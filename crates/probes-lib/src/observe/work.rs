@@ -9,6 +9,7 @@ use crate::image::read_maps;
 use crate::maps;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::arena::{Arena, Entry};
+use crate::observe::events::believed_until;
 use crate::observe::pages::Pages;
 use crate::observe::rewrite::Change;
 use crate::observe::source::SharedData;
@@ -150,12 +151,13 @@ impl<'w> Work<'w> {
         stopped: &Stopped<'_>,
         sharing: &Arena,
         tid_offset: Option<u32>,
-        pages: &Pages,
+        (pages, until): (&Pages, u64),
     ) -> Result<()> {
         let tid_offset = tid_offset.map(|offset| (shared::TID_AT, offset.to_le_bytes().to_vec()));
         let pages = pages.writes().into_iter();
         let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
-        let writes: Vec<_> = tid_offset.into_iter().chain(pages).collect();
+        let until = (!sharing.shared.is_empty()).then(|| believed_until(until));
+        let writes: Vec<_> = tid_offset.into_iter().chain(pages).chain(until).collect();
         // All threads stand still.
         let _ = stopped;
         put_shared(self.process.pid(), self.memory, sharing, &writes)

@@ -226,3 +226,28 @@ fn what_observes_a_program_from_its_start_is_put_back_like_any_other() {
         talker.hits();
     }
 }
+
+/// How long stubs believe what they were told, and a little more.
+const BELIEVED: Duration = Duration::from_millis(1100);
+
+#[test]
+fn nobody_reads_values_when_the_observer_has_gone() {
+    for file in fixture_forms("arguments") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let mut observer = watch(&target, Selector::name("places"));
+        talker.hits();
+        // It does not tell which pages there are meanwhile, as if it were dead.
+        std::thread::sleep(BELIEVED);
+        talker.hits();
+        let hits = values(&observer.events().unwrap(), "places");
+        let is_read = |hit: &[Value]| matches!(hit[2], Value::String { .. });
+        assert!(is_read(&hits[0]), "{hits:?}");
+        assert!(matches!(hits[2][2], Value::Unread(_)), "{hits:?}");
+        assert_eq!(hits[2][1], Value::Int(-2));
+        talker.hits();
+        let hits = values(&observer.events().unwrap(), "places");
+        assert!(is_read(&hits[0]), "{hits:?}");
+        observer.remove().unwrap();
+    }
+}
