@@ -131,7 +131,8 @@ impl Prepared {
                 work.retarget(&stopped, arenas, &self.sites, codes, &self.program)
             });
         if let Err(error) = written {
-            work.unmap_all(stopped, arenas.iter().map(unmap))?.release();
+            // It goes on, or is killed if it was not to run otherwise.
+            drop(work.unmap_all(stopped, arenas.iter().map(unmap))?);
             return Err(error);
         }
         Ok((stopped, tid_offset.is_some()))

@@ -56,9 +56,9 @@ impl AtExec {
         &self.process
     }
 
-    /// The process, standing; the tracer is the one that spawned it.
+    /// The process, standing; the tracer is the one that spawned it. It is killed unless it is released.
     pub(crate) fn stopped(&self, _: &Tracer<'_>) -> Stopped<'_> {
-        Stopped::adopt(&self.process)
+        Stopped::adopt(&self.process).or_killed()
     }
 
     /// Lets the program run to the first of `places` that it comes to, where all its threads stand
@@ -81,7 +81,7 @@ impl AtExec {
         let reached = entry::run_to(tracer, pid, memory, places)?;
         let failed = |error: crate::Error| NotReached::Failed(io::Error::other(error.to_string()));
         let stopped = tracer.stop(&self.process, limit).map_err(failed)?;
-        Ok((stopped, reached))
+        Ok((stopped.or_killed(), reached))
     }
 
     /// Has the program, which stands at `back`, run from `entry` on until it is back there.
