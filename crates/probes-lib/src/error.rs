@@ -297,6 +297,12 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
+    /// Another observation of the process has begun, and has put this one back.
+    #[error("process {pid} is observed by another now, who has put an end to this observation")]
+    ObservedByAnother {
+        /// The process.
+        pid: i32,
+    },
     /// No times can be taken on this machine.
     #[error(
         "the time stamp counters of this machine's processors do not go evenly: no times can be taken by them"

@@ -54,7 +54,7 @@ use crate::observe::role::Role;
 use crate::observe::shared::PAIR_LEN;
 use crate::observe::source::{SharedData, Source};
 use crate::observe::veil::Veil;
-use crate::observe::work::{Way, Work, read, read_error};
+use crate::observe::work::{Way, Work, read, read_error, refuse_replaced};
 use crate::process::Process;
 use crate::program::Program;
 use crate::session::{Options, Target};
@@ -197,7 +197,9 @@ impl Observer<'_> {
     ///
     /// If the process has ended or executed another program.
     pub fn counts(&self) -> Result<Counts> {
-        self.ground.counts(self.target.pid(), &self.source()?)
+        let pid = self.target.pid();
+        let read = |source: &Source<'_>| self.ground.counts(pid, source);
+        self.ground.read(self.target, read)
     }
 
     /// The times so far of each pair. Does not stop the process.
@@ -206,7 +208,9 @@ impl Observer<'_> {
     ///
     /// As of [`Observer::counts`].
     pub fn latencies(&self) -> Result<Vec<Latency>> {
-        let pairs = self.ground.read_pairs(self.target.pid(), &self.source()?)?;
+        let pid = self.target.pid();
+        let read = |source: &Source<'_>| self.ground.read_pairs(pid, source);
+        let pairs = self.ground.read(self.target, read)?;
         Ok(self.ground.latencies(&pairs))
     }
 
@@ -218,25 +222,20 @@ impl Observer<'_> {
     /// As of [`Observer::counts`].
     pub fn events(&mut self) -> Result<Events> {
         let (process, sharing) = (self.target.process(), self.ground.arenas.first());
-        if let Some(sharing) = sharing.filter(|_| self.watch.is_due()) {
+        let sharing = sharing.filter(|_| self.watch.is_due());
+        // Nobody else is to begin to observe it meanwhile; if somebody does, it is told next time.
+        let turn = sharing.map(|_| Turn::wait(process, Instant::now()));
+        if let (Some(sharing), Some(Ok(_turn))) = (sharing, turn) {
             let until = self.ground.ticks.ahead(BELIEVED);
             let changes = self.watch.renew(&read_maps(process)?, until);
             let memory = self.target.bare_memory()?;
+            refuse_replaced(process.pid(), &memory, &self.ground.arenas)?;
             work::put_shared(process.pid(), &memory, sharing, &changes)?;
         }
         let clock = self.ground.ticks.clock();
-        let source = match &self.ground.data {
-            Some(data) => Source::Shared(data),
-            None => Source::Process(self.target.bare_memory_to_read()?),
-        };
-        read_events(&mut self.watch, process, &source, &clock, false)
-    }
-
-    /// Where to read what was learnt.
-    fn source(&self) -> Result<Source<'_>> {
-        Ok(match &self.ground.data {
-            Some(data) => Source::Shared(data),
-            None => Source::Process(self.target.bare_memory_to_read()?),
+        let (ground, watch) = (&self.ground, &mut self.watch);
+        ground.read(self.target, |source| {
+            read_events(watch, process, source, &clock, false)
         })
     }
 
@@ -294,7 +293,7 @@ fn put_back_all<T: Send>(
     let memory = target.bare_memory()?;
     let read = || match &ground.data {
         Some(data) => learn(&Source::Shared(data)),
-        None => learn(&Source::Process(target.bare_memory_to_read()?)),
+        None => learn(&Source::Process(&memory)),
     };
     put_back(process, &memory, &ground.arenas, None, options, read)
 }
@@ -312,6 +311,18 @@ fn read_events(
 }
 
 impl Ground {
+    /// Reads what was learnt, and makes sure that it was ours.
+    fn read<T>(&self, target: &Target, read: impl FnOnce(&Source<'_>) -> Result<T>) -> Result<T> {
+        if let Some(data) = &self.data {
+            return read(&Source::Shared(data));
+        }
+        let memory = target.bare_memory_to_read()?;
+        let read = read(&Source::Process(&memory));
+        // Afterwards: it may have been put back while we read.
+        refuse_replaced(target.pid(), &memory, &self.arenas)?;
+        read
+    }
+
     fn counts(&self, pid: i32, memory: &impl ReadMemory) -> Result<Counts> {
         let mut hits = vec![None; self.program.site_count()];
         for (arena, sites) in self.arenas.iter().zip(&self.sites) {

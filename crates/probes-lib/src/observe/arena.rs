@@ -25,12 +25,15 @@ use crate::spans::PAGE;
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
 const VERSION: u32 = 2;
 
-pub(crate) const HEADER_LEN: usize = 64;
+pub(crate) const HEADER_LEN: usize = 128;
 const ENTRY_LEN: usize = 24;
 
 /// Where the header says where the counters are, and what is shared: stubs read it there.
 const DATA_AT: u64 = 32;
 const SHARED_AT: u64 = 48;
+
+/// Where the header has the id.
+const ID_AT: usize = 64;
 
 /// More sites than any program has.
 const MAX_SITES: usize = 1 << 22;
@@ -61,6 +64,8 @@ pub(crate) struct Arena {
     pub(crate) stub_len: u64,
     /// What of its data is shared: nothing if another arena has it.
     pub(crate) shared: Shared,
+    /// Tells it from others that may come to have its place.
+    pub(crate) id: u64,
 }
 
 impl Arena {
@@ -139,6 +144,8 @@ impl Arena {
         bytes.extend(self.data_len().to_le_bytes());
         bytes.extend(sharing.shared_at().0.to_le_bytes());
         bytes.extend(self.shared.record_len.to_le_bytes());
+        bytes.resize(ID_AT, 0);
+        bytes.extend(self.id.to_le_bytes());
         bytes.resize(HEADER_LEN, 0);
         for (index, entry) in self.entries.iter().enumerate() {
             bytes.extend(entry.site.0.to_le_bytes());
@@ -205,17 +212,27 @@ impl Arena {
                 pairs: number(28),
                 record_len: number(56),
             },
+            id: word(&header, ID_AT),
         };
         let is_stub = (LINE..=MAX_STUB_LEN).contains(&arena.stub_len);
         if !is_stub || arena.stub_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
         // It says of itself what follows from its count.
-        let says =
-            |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
+        let says = |at: usize| word(&header, at);
         let is_whole =
             arena.code_len() <= len && says(32) == arena.data().0 && says(40) == arena.data_len();
         Ok(is_whole.then_some(arena))
+    }
+
+    /// Whether it is still where it was: another observation may have put it back.
+    pub(crate) fn is_there<E>(
+        &self,
+        read: impl Fn(LiveAddr, &mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut header = [0; HEADER_LEN];
+        read(self.code, &mut header)?;
+        Ok(Arena::count_in(&header).is_some() && word(&header, ID_AT) == self.id)
     }
 
     /// The hits of each site, from the bytes of the counters.
@@ -246,6 +263,17 @@ impl Entry {
             operand: bytes[8..12].try_into().unwrap_or_default(),
         }
     }
+}
+
+fn word(header: &[u8; HEADER_LEN], at: usize) -> u64 {
+    u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default())
+}
+
+/// An id that no other has.
+pub(crate) fn new_id() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // Keyed anew at random.
+    RandomState::new().hash_one(std::process::id())
 }
 
 /// How long the longest stub of these roles is.

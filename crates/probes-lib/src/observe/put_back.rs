@@ -79,6 +79,7 @@ pub(crate) fn put_back<T: Send>(
             way: Way::Sent,
         };
         let mut stopped = tracer.stop(process, options.deadline)?;
+        work.refuse_replaced(arenas)?;
         let changes = work.changes_back(&stopped, arenas)?;
         rewrite::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
         let begun = Instant::now();

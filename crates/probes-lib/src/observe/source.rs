@@ -14,7 +14,7 @@ use crate::sys::mem::ProcessMemory;
 
 /// Where what was learnt is read.
 pub(crate) enum Source<'d> {
-    Process(ProcessMemory),
+    Process(&'d ProcessMemory),
     Shared(&'d SharedData),
 }
 

@@ -219,6 +219,11 @@ impl<'w> Work<'w> {
         )
     }
 
+    /// Makes sure that arenas are where they were put.
+    pub(crate) fn refuse_replaced(&self, arenas: &[Arena]) -> Result<()> {
+        refuse_replaced(self.process.pid(), self.memory, arenas)
+    }
+
     /// What gives the sites their own calls back; those that are not as they were left stay.
     pub(crate) fn changes_back(
         &self,
@@ -309,6 +314,18 @@ pub(crate) fn put_shared(
         let at = sharing.shared_at().plus(*offset);
         let written = memory.while_it_runs().write_code(at, bytes);
         written.map_err(|source| write_error(pid, "what its stubs read", at, source))?;
+    }
+    Ok(())
+}
+
+/// Makes sure that arenas are where they were put: another observation takes their place if it begins.
+pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<()> {
+    for arena in arenas {
+        // What cannot be read is not there.
+        let is_there = arena.is_there(|at, bytes| memory.read(at, bytes));
+        if !is_there.unwrap_or(false) {
+            return Err(ErrorKind::ObservedByAnother { pid }.into());
+        }
     }
     Ok(())
 }
