@@ -38,6 +38,9 @@ const ID_AT: usize = 64;
 /// More sites than any program has.
 const MAX_SITES: usize = 1 << 22;
 
+/// More than all stubs of any program take: they are reached by calls from where they are called.
+const MAX_CODE_LEN: u64 = 1 << 31;
+
 /// Longer than any stub.
 const MAX_STUB_LEN: u64 = 1 << 16;
 
@@ -308,4 +311,83 @@ pub(crate) fn stub_len<'r>(
 /// From the end of an instruction to where it leads; the caller knows that it is near enough.
 pub(crate) fn displacement(from: LiveAddr, to: LiveAddr) -> [u8; 4] {
     (to.0.wrapping_sub(from.0) as u32).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::observe::role::Shown;
+    use crate::observe::shared::record;
+
+    fn arena() -> (Arena, Vec<u8>) {
+        let entry = |index: u64| Entry {
+            site: LiveAddr(0x5555_0000_0000 + 16 * index),
+            operand: [1, 2, 3, index as u8],
+        };
+        let ends = vec![End::Stop(0), End::Start(1)];
+        let role = Role {
+            is_counted: true,
+            ends,
+            shown: Some(Shown::default()),
+        };
+        let roles = vec![role; 100];
+        let shared = Shared {
+            pairs: 2,
+            record_len: record::len(3),
+        };
+        let arena = Arena {
+            code: LiveAddr(0x5555_1000_0000),
+            entries: (0..100).map(entry).collect(),
+            stub_len: stub_len(roles.iter(), shared).unwrap(),
+            shared,
+            id: new_id(),
+        };
+        let bytes = arena.code_bytes(roles.iter(), &arena).unwrap();
+        (arena, bytes)
+    }
+
+    fn find(arena: &Arena, bytes: &[u8]) -> Option<Arena> {
+        let read = |at: LiveAddr, to: &mut [u8]| -> Result<(), ()> {
+            let start = at.0.checked_sub(arena.code.0).ok_or(())? as usize;
+            let from = bytes.get(start..).and_then(|rest| rest.get(..to.len()));
+            to.copy_from_slice(from.ok_or(())?);
+            Ok(())
+        };
+        let found = Arena::find(arena.code, bytes.len() as u64, read);
+        found.ok().flatten()
+    }
+
+    #[test]
+    fn all_that_is_needed_to_put_it_back_is_found_in_its_code() {
+        let (arena, bytes) = arena();
+        assert_eq!(bytes.len() as u64, arena.code_len());
+        assert_eq!(find(&arena, &bytes), Some(arena.clone()));
+        assert!(new_id() != arena.id);
+        for index in 0..100 {
+            let tail = (arena.tail(index).0 - arena.code.0) as usize;
+            assert_eq!(bytes[tail], stub::RET);
+        }
+        // Cut short, it is none.
+        for len in [0, HEADER_LEN - 1, HEADER_LEN, 1000, bytes.len() - 1] {
+            assert_eq!(find(&arena, &bytes[..len]), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_a_header_is_no_arena_or_one_that_fits(
+            places in prop::collection::vec((16..HEADER_LEN, any::<u8>()), 1..8),
+        ) {
+            let (arena, mut bytes) = arena();
+            for (at, byte) in places {
+                bytes[at] = byte;
+            }
+            if let Some(found) = find(&arena, &bytes) {
+                prop_assert!(found.code_len() <= bytes.len() as u64);
+                prop_assert!(found.data_len() < 1 << 40);
+            }
+        }
+    }
 }

@@ -224,6 +224,28 @@ impl<'w> Work<'w> {
         refuse_replaced(self.process.pid(), self.memory, arenas)
     }
 
+    /// The first bytes of the tails of all stubs.
+    fn read_tails(&self, stopped: &Stopped<'_>, arena: &Arena) -> Result<Vec<u8>> {
+        // In few calls, and not all at once.
+        const PIECE: u64 = 1 << 20;
+        let memory = stopped.memory(self.memory)?;
+        let end = arena.stub(arena.entries.len());
+        let (mut start, mut piece) = (end, Vec::new());
+        let tail = |index| {
+            let at = arena.tail(index);
+            let offset = at.0.wrapping_sub(start.0) as usize;
+            if let Some(&byte) = piece.get(offset).filter(|_| at >= start) {
+                return Ok(byte);
+            }
+            start = at;
+            piece.resize((end.0 - at.0).min(PIECE) as usize, 0);
+            let read = memory.read(at, &mut piece);
+            read.map_err(|source| read_error(self.process.pid(), at, source))?;
+            Ok(piece.first().copied().unwrap_or_default())
+        };
+        (0..arena.entries.len()).map(tail).collect()
+    }
+
     /// What gives the sites their own calls back; those that are not as they were left stay.
     pub(crate) fn changes_back(
         &self,
@@ -233,11 +255,7 @@ impl<'w> Work<'w> {
         let mut changes = Vec::new();
         for arena in arenas {
             let found = self.read_sites(arena)?;
-            let mut code = vec![0; arena.code_len() as usize];
-            stopped
-                .memory(self.memory)?
-                .read(arena.code, &mut code)
-                .map_err(|source| read_error(self.process.pid(), arena.code, source))?;
+            let tails = self.read_tails(stopped, arena)?;
             for (index, entry) in arena.entries.iter().enumerate() {
                 let before = found[index].tail();
                 if before != observed(arena, index)
@@ -245,11 +263,10 @@ impl<'w> Work<'w> {
                 {
                     continue;
                 }
-                let tail = code[(arena.tail(index).0 - arena.code.0) as usize];
                 changes.push(Change {
                     site: entry.site,
                     before,
-                    after: entry.own(tail == stub::JMP),
+                    after: entry.own(tails[index] == stub::JMP),
                 });
             }
         }
