@@ -90,6 +90,8 @@ pub(crate) struct Watch {
     sites: HashMap<usize, Watched>,
     /// What is known of the operations of custom blocks.
     kinds: HashMap<u64, Custom>,
+    /// Whether threads know themselves by other ids than we do, once it has been looked for.
+    is_elsewhere: Option<bool>,
     /// Our ids of threads that know themselves by others.
     threads: HashMap<i32, i32>,
     pages: Pages,
@@ -147,6 +149,7 @@ impl Watch {
             rings: Rings::at(shared, layout),
             has_tids,
             kinds: HashMap::new(),
+            is_elsewhere: None,
             threads: HashMap::new(),
             pages,
             renewed: Instant::now(),
@@ -242,8 +245,7 @@ impl Watch {
         if let Some(known) = self.threads.get(&tid) {
             return Some(*known);
         }
-        let status = process.status().ok()?;
-        if status.levels <= 1 {
+        if !self.is_elsewhere(process)? {
             return Some(tid);
         }
         for thread in process.threads().and_then(|mut list| list.read()).ok()? {
@@ -252,6 +254,14 @@ impl Watch {
             }
         }
         self.threads.get(&tid).copied()
+    }
+
+    /// Whether the process is in another pid namespace, where threads have other ids.
+    fn is_elsewhere(&mut self, process: &Process) -> Option<bool> {
+        if self.is_elsewhere.is_none() {
+            self.is_elsewhere = Some(process.status().ok()?.levels > 1);
+        }
+        self.is_elsewhere
     }
 
     /// Whether it is time to look which pages there are.
