@@ -32,13 +32,34 @@ pub(crate) struct Work<'w> {
 impl<'w> Work<'w> {
     /// Makes a thread run system calls.
     pub(crate) fn run(&self, stopped: Stopped<'w>, calls: &[detour::Call]) -> Result<Stopped<'w>> {
+        let mut stopped = stopped;
+        let begun = Instant::now();
+        loop {
+            let is_interrupted;
+            (stopped, is_interrupted) = self.try_to_run(stopped, calls, begun)?;
+            match self.check(calls) {
+                Ok(()) => return Ok(stopped),
+                // The handler of a signal has jumped away from there.
+                Err(_) if is_interrupted && begun.elapsed() <= self.limit => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Says whether a signal has come meanwhile.
+    fn try_to_run(
+        &self,
+        stopped: Stopped<'w>,
+        calls: &[detour::Call],
+        begun: Instant,
+    ) -> Result<(Stopped<'w>, bool)> {
         let pid = self.process.pid();
         let range = self.detour();
         let mut stopped = stopped;
-        let begun = Instant::now();
         let (tid, registers) = loop {
             // Nobody may be on an earlier one, whose tool was killed.
-            let traveller = stopped.traveller().filter(|_| !stopped.is_within(&range));
+            let traveller = stopped.traveller();
+            let traveller = traveller.filter(|_| !stopped.leads_into(self.memory, &range));
             match traveller {
                 Some(found) => break found,
                 None if begun.elapsed() > self.limit => {
@@ -54,12 +75,10 @@ impl<'w> Work<'w> {
         let (mark, code) = code.split_at(detour::MARK_LEN);
         self.put(&stopped, self.cave, mark)?;
         self.put(&stopped, detour::entry(self.cave), code)?;
-        let entry = detour::entry(self.cave).0;
-        let stopped = self
-            .tracer
-            .send(self.process, stopped, tid, entry, &range, self.limit)?;
-        self.check(calls)?;
-        Ok(stopped)
+        let sent = (tid, detour::entry(self.cave).0);
+        let (memory, limit) = (self.memory, self.limit);
+        self.tracer
+            .send(self.process, stopped, sent, &range, memory, limit)
     }
 
     /// Runs calls that unmap, each by itself, and leaves nothing where the detours were.
@@ -77,7 +96,7 @@ impl<'w> Work<'w> {
 
     /// Takes the last detour away.
     pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
-        match stopped.is_within(&self.detour()) {
+        match stopped.leads_into(self.memory, &self.detour()) {
             // Sent there by somebody who was killed; the next one takes it away.
             true => Ok(()),
             false => {

@@ -8,9 +8,11 @@ use nix::sys::ptrace as nix_ptrace;
 use nix::unistd::Pid;
 
 use crate::error::{ErrorKind, Result};
+use crate::memory::ReadMemory;
 use crate::observe::detour::Registers;
 use crate::process::Process;
 use crate::sys::ptrace::{self, Wait};
+use crate::sys::stacks::thread_leads_into;
 use crate::sys::threads::{Stopped, Tracer};
 
 /// How long a detour takes, about.
@@ -42,16 +44,11 @@ impl Stopped<'_> {
         }
         found
     }
-
-    /// Whether a thread is in code that it is not to be in.
-    pub(crate) fn is_within(&self, code: &Range<u64>) -> bool {
-        let mut at = self.tids().map(ptrace::program_counter);
-        at.any(|at| at.is_ok_and(|at| code.contains(&at)))
-    }
 }
 
 impl Tracer<'_> {
-    /// Sends a thread to `entry`, and stops all threads again once it is out of `detour`.
+    /// Sends a thread to `entry`, and stops all threads again once it is out of `detour`; says whether a
+    /// signal has come to it there, whose handler may have taken it somewhere else.
     ///
     /// # Errors
     ///
@@ -60,41 +57,38 @@ impl Tracer<'_> {
         &self,
         process: &'p Process,
         stopped: Stopped<'p>,
-        tid: i32,
-        entry: u64,
+        (tid, entry): (i32, u64),
         detour: &Range<u64>,
+        memory: &impl ReadMemory,
         limit: Duration,
-    ) -> Result<Stopped<'p>> {
+    ) -> Result<(Stopped<'p>, bool)> {
         depart(tid, entry).map_err(|errno| ErrorKind::System {
             pid: process.pid(),
             operation: "change the registers",
             source: errno.into(),
         })?;
-        self.go_on_out_of(process, stopped, tid, detour, limit)
-    }
-
-    /// Lets a thread run until it is out of `code`; all others stand, and then it, too.
-    pub(crate) fn go_on_out_of<'p>(
-        &self,
-        process: &'p Process,
-        stopped: Stopped<'p>,
-        tid: i32,
-        code: &Range<u64>,
-        limit: Duration,
-    ) -> Result<Stopped<'p>> {
         let mut stopped = stopped;
         let begun = Instant::now();
         let mut pause = RUNNING;
+        let mut is_interrupted = false;
         loop {
-            stopped.leave();
-            ptrace::go_on(tid, 0);
+            match ptrace::peek(tid) {
+                // Its handler may wait for other threads, so that all go on.
+                Wait::Signal(_) => {
+                    is_interrupted = true;
+                    stopped.release();
+                }
+                _ => {
+                    stopped.leave();
+                    ptrace::go_on(tid, 0);
+                }
+            }
             // Interrupted at once, it would stop before its first instruction.
             std::thread::sleep(pause);
             pause *= 2;
             stopped = self.stop(process, limit)?;
-            let is_out = ptrace::program_counter(tid).map_or(true, |at| !code.contains(&at));
-            if is_out {
-                return Ok(stopped);
+            if !thread_leads_into(tid, memory, detour) {
+                return Ok((stopped, is_interrupted));
             }
             if begun.elapsed() > limit {
                 let pid = process.pid();

@@ -21,9 +21,14 @@ const SEGMENTS: u64 = 0x002b_0000_0000_0033;
 impl Stopped<'_> {
     /// Whether a thread is in `code`, or may return there: from the handler of a signal, for one.
     pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
-        let mut places = self.tids().filter_map(|tid| ptrace::place(tid).ok());
-        places.any(|(at, stack)| code.contains(&at) || points_to(memory, stack, code))
+        self.tids().any(|tid| thread_leads_into(tid, memory, code))
     }
+}
+
+/// Whether a thread that stands is in `code`, or may return there.
+pub(crate) fn thread_leads_into(tid: i32, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
+    let place = ptrace::place(tid);
+    place.is_ok_and(|(at, stack)| code.contains(&at) || points_to(memory, stack, code))
 }
 
 /// Whether a word on a stack that ends at `top` is an address of `code`, or on one that was left for
