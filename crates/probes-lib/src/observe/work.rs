@@ -113,12 +113,12 @@ impl<'w> Work<'w> {
 
     /// Makes sure that calls have done what they were to do.
     fn check(&self, calls: &[detour::Call]) -> Result<()> {
+        let pid = self.process.pid();
         let maps = read_maps(self.process)?;
         for call in calls {
             let [at, ..] = call.arguments;
             let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
             if is_mapped != call.is_map() {
-                let pid = self.process.pid();
                 return Err(ErrorKind::MapRefused { pid }.into());
             }
         }
