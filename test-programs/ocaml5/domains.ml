@@ -55,10 +55,11 @@ let round worker =
   let n = worker.rounds in
   let slot = n land 63 in
   let alive = keep n in
-  [%probe "hit" (worker.hit <- worker.hit + 1)];
+  [%probe "hit" (worker.hit <- worker.hit + 1) [@probe.args n, alive]];
   [%probe "alloc"
     (worker.alloc <- worker.alloc + 1;
-     worker.kept.(slot) <- Some (keep (n * 3)))];
+     worker.kept.(slot) <- Some (keep (n * 3)))
+    [@probe.args slot, alive]];
   (match [%probe "raise" (raise Hit)] with
   | () -> ()
   | exception Hit -> worker.raised <- worker.raised + 1);
@@ -122,14 +123,21 @@ let rec collect () =
     Gc.compact ();
     collect ())
 
+let print { name; rounds; hit; alloc; raised; broken; _ } =
+  Printf.printf "worker %s rounds=%d hit=%d alloc=%d raise=%d broken=%d\n" name
+    rounds hit alloc raised broken
+
 let report workers =
-  while_all_stand (List.length workers) (fun () ->
-      List.iter
-        (fun { name; rounds; hit; alloc; raised; broken; _ } ->
-          Printf.printf "worker %s rounds=%d hit=%d alloc=%d raise=%d broken=%d\n"
-            name rounds hit alloc raised broken)
-        workers);
+  while_all_stand (List.length workers) (fun () -> List.iter print workers);
   print_endline "report end"
+
+(* Until the next line. *)
+let stand workers =
+  while_all_stand (List.length workers) (fun () ->
+      List.iter print workers;
+      print_endline "report end";
+      ignore (input_line stdin));
+  print_endline "going"
 
 let () =
   let argument i default =
@@ -149,6 +157,7 @@ let () =
   Rounds.ready ();
   Rounds.commands (function
     | "report" -> report (List.concat workers)
+    | "stand" -> stand (List.concat workers)
     | command -> Rounds.unknown command);
   Atomic.set stop true;
   List.iter Domain.join running

@@ -41,9 +41,15 @@ mod unstopped;
 #[path = "chaos/follow.rs"]
 mod follow;
 
-// Hits that are counted meanwhile.
+// Hits that are counted meanwhile, timed and shown.
+#[path = "chaos/learnt.rs"]
+mod learnt;
 #[path = "chaos/observe.rs"]
 mod observe;
+#[path = "chaos/observed.rs"]
+mod observed;
+#[path = "chaos/observers.rs"]
+mod observers;
 
 // The screen that shows them.
 #[path = "chaos/top.rs"]

@@ -5,7 +5,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-// What the cases are made of: programs shut in, and the command.
+// What the cases are made of: programs shut in, the command, and what an observation learns.
+#[path = "chaos/learnt.rs"]
+mod learnt;
 #[path = "rooms/room.rs"]
 mod room;
 #[path = "cli/support.rs"]
@@ -16,8 +18,10 @@ mod support;
 #[path = "rooms/programs.rs"]
 mod programs;
 
-// Domains and effects.
+// Domains and effects, also while they are observed.
 #[path = "rooms/domains.rs"]
 mod domains;
 #[path = "rooms/effects.rs"]
 mod effects;
+#[path = "rooms/observe.rs"]
+mod observe;

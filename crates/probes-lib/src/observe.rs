@@ -42,7 +42,7 @@ pub use self::latency::Latency;
 pub use self::observation::Observation;
 pub use self::value::Value;
 
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, ErrorKind, Result};
 use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
@@ -121,7 +121,7 @@ impl Target {
     /// [`Error::effect`] says what it is left with.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
         self.try_observe(observation, options)
-            .map_err(|error| error.leaving(Effect::NothingChanged))
+            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
     }
 
     fn try_observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
@@ -169,19 +169,29 @@ impl Target {
             let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
             self.put_back_observed(options)
         };
-        clean().map_err(|error: Error| error.leaving(Effect::NothingChanged))
+        clean().map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
     }
 
     /// The caller has the turn.
     fn put_back_observed(&self, options: Options) -> Result<usize> {
         let memory = self.bare_memory()?;
-        let maps = read_maps(self.process())?;
-        let arenas = find(&memory, &maps);
-        let left = Left::find(self.process(), &memory, &maps, &arenas);
-        if !arenas.is_empty() || left.is_some() {
-            put_back(self.process(), &memory, &arenas, left, options, || Ok(()))?;
+        let begun = Instant::now();
+        let mut sites = 0;
+        loop {
+            let maps = read_maps(self.process())?;
+            let arenas = find(&memory, &maps);
+            let left = Left::find(self.process(), &memory, &maps, &arenas);
+            let is_clear = left.is_none();
+            if !arenas.is_empty() || !is_clear {
+                put_back(self.process(), &memory, &arenas, left, options, || Ok(()))?;
+            }
+            let of_arenas = arenas.iter().map(|arena| arena.entries.len());
+            sites = sites.max(of_arenas.sum());
+            // A thread that was sent to map memory by somebody who was killed may do so only now.
+            if is_clear || begun.elapsed() > options.deadline {
+                return Ok(sites);
+            }
         }
-        Ok(arenas.iter().map(|arena| arena.entries.len()).sum())
     }
 }
 
@@ -246,6 +256,12 @@ impl Observer<'_> {
     ///
     /// If the process has ended, or cannot be stopped.
     pub fn remove(self) -> Result<Observed> {
+        let target = self.target;
+        self.try_to_remove()
+            .map_err(|error| target.tell_exec(error))
+    }
+
+    fn try_to_remove(self) -> Result<Observed> {
         let process = self.target.process();
         let (ground, mut watch) = (self.ground, self.watch);
         let clock = ground.ticks.clock();

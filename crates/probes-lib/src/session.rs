@@ -548,7 +548,7 @@ impl Target {
     }
 
     /// Tells an exec, which looks like an end to who has opened the old program.
-    fn tell_exec(&self, error: Error) -> Error {
+    pub(crate) fn tell_exec(&self, error: Error) -> Error {
         if self.image().is_replaced(&self.process) {
             let pid = self.pid();
             return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());

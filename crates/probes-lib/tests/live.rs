@@ -78,11 +78,15 @@ mod files;
 #[path = "live/refusals.rs"]
 mod refusals;
 
-// What is learnt of hits.
+// What is learnt of hits, to the last one.
+#[path = "live/exactness.rs"]
+mod exactness;
 #[path = "live/latency.rs"]
 mod latency;
 #[path = "live/observe.rs"]
 mod observe;
+#[path = "live/stubs.rs"]
+mod stubs;
 #[path = "live/watch.rs"]
 mod watch;
 

@@ -258,6 +258,11 @@ impl Talker {
 
 /// Runs `command` to its end, before the deadline, and returns what it printed.
 pub fn output(command: &mut Command) -> Output {
+    output_while(command, || {})
+}
+
+/// The same; `meanwhile` runs once it has been started.
+pub fn output_while(command: &mut Command, meanwhile: impl FnOnce()) -> Output {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -265,6 +270,7 @@ pub fn output(command: &mut Command) -> Output {
     let mut guard = Guard::spawn(command);
     let stdout = drain(guard.child().stdout.take());
     let stderr = drain(guard.child().stderr.take());
+    meanwhile();
     Output {
         status: guard.wait(),
         stdout: stdout

@@ -16,13 +16,13 @@ use crate::subject::{Subject, all, patient};
 use crate::tool;
 
 /// Killed at any moment, in the short form.
-const LEAST: usize = 500;
+const LEAST: usize = 200;
 
 /// Cycles under load, in the short form.
-const CYCLES: usize = 500;
+const CYCLES: usize = 200;
 
 /// Mappings of code that are no file's.
-fn strange_code(pid: i32) -> usize {
+pub(crate) fn strange_code(pid: i32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let lines = maps
         .lines()

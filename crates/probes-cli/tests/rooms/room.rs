@@ -30,6 +30,11 @@ pub(crate) struct Inmate {
 impl Inmate {
     /// Starts a program, named by its path here, and waits until it is ready.
     pub(crate) fn start(walls: Walls, program: &Path, args: &[&str]) -> Inmate {
+        Inmate::start_with(walls, program, args, "")
+    }
+
+    /// The same, with parameters for the runtime of OCaml.
+    pub(crate) fn start_with(walls: Walls, program: &Path, args: &[&str], runtime: &str) -> Inmate {
         let mut command = match walls {
             Walls::Root => Command::new("chroot"),
             Walls::Namespaces => {
@@ -39,7 +44,7 @@ impl Inmate {
             }
         };
         command.arg(room()).arg(inside(program)).args(args);
-        let mut talker = Talker::spawn(&mut command);
+        let mut talker = Talker::spawn(command.env("OCAMLRUNPARAM", runtime));
         let ready = talker.expect("ready");
         let pid = match walls {
             Walls::Root => talker.pid(),

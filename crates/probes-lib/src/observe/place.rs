@@ -3,6 +3,7 @@
 
 use crate::addr::{FileAddr, LiveAddr, LoadBias};
 use crate::error::{ErrorKind, Result};
+use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::objects;
@@ -145,5 +146,7 @@ pub(crate) fn cave(
             }
         }
     }
+    // Of one that has been killed meanwhile, no file can be opened.
+    read_maps(process)?;
     Err(ErrorKind::NoRoom { pid }.into())
 }

@@ -20,6 +20,9 @@ use crate::sys::threads::{Stopped, with_tracer};
 /// How long threads are given to get out of the stubs.
 const LEAVING: Duration = Duration::from_secs(2);
 
+/// How long they are given at first.
+const PAUSE: Duration = Duration::from_micros(100);
+
 /// What somebody has left who was killed before there was a header.
 pub(crate) struct Left {
     /// What he has mapped.
@@ -83,18 +86,21 @@ pub(crate) fn put_back<T: Send>(
         let changes = work.changes_back(&stopped, arenas)?;
         rewrite::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
         let begun = Instant::now();
+        let stubs: Vec<Range<u64>> = arenas.iter().map(Arena::stubs).collect();
         let is_inside = |stopped: &Stopped<'_>| {
-            let mut arenas = arenas.iter();
-            arenas.any(|arena| stopped.leads_into(memory, &arena.stubs()))
+            let mut stubs = stubs.iter();
+            stubs.any(|stubs| stopped.leads_into(memory, stubs))
         };
+        let mut pause = PAUSE;
         while is_inside(&stopped) {
-            stopped.release();
             if begun.elapsed() > LEAVING {
+                stopped.release();
                 // Whoever is inside comes out by himself, some day; nobody gets in any more.
                 return read();
             }
-            std::thread::sleep(Duration::from_millis(1));
-            stopped = tracer.stop(process, options.deadline)?;
+            stopped = tracer.let_out(process, stopped, &stubs, pause, options.deadline)?;
+            // Where there are many threads, it takes a while until it is somebody's turn.
+            pause = (pause * 2).min(LEAVING / 8);
         }
         let data = read()?;
         let left = left.into_iter().flat_map(|left| left.maps);

@@ -44,16 +44,37 @@ pub(crate) enum Way<'w> {
 impl<'w> Work<'w> {
     /// Makes a thread run system calls.
     pub(crate) fn run(&self, stopped: Stopped<'w>, calls: &[detour::Call]) -> Result<Stopped<'w>> {
+        let mut stopped = stopped;
+        let begun = Instant::now();
+        loop {
+            let is_interrupted;
+            (stopped, is_interrupted) = self.try_to_run(stopped, calls, begun)?;
+            match self.check(calls) {
+                Ok(()) => return Ok(stopped),
+                // The handler of a signal has jumped away from there.
+                Err(_) if is_interrupted && begun.elapsed() <= self.limit => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Says whether a signal has come meanwhile.
+    fn try_to_run(
+        &self,
+        stopped: Stopped<'w>,
+        calls: &[detour::Call],
+        begun: Instant,
+    ) -> Result<(Stopped<'w>, bool)> {
         let pid = self.process.pid();
         let range = self.detour();
         let mut stopped = stopped;
-        let begun = Instant::now();
         let (tid, registers) = loop {
             if let Way::BeforeItBegins(_) = self.way {
                 break stopped.first().ok_or(ErrorKind::Exited { pid })?;
             }
             // Nobody may be on an earlier one, whose tool was killed.
-            let traveller = stopped.traveller().filter(|_| !stopped.is_within(&range));
+            let traveller = stopped.traveller();
+            let traveller = traveller.filter(|_| !stopped.leads_into(self.memory, &range));
             match traveller {
                 Some(found) => break found,
                 None if begun.elapsed() > self.limit => {
@@ -70,25 +91,19 @@ impl<'w> Work<'w> {
         self.put(&stopped, self.cave, mark)?;
         self.put(&stopped, detour::entry(self.cave), code)?;
         let entry = detour::entry(self.cave).0;
-        let stopped = match self.way {
-            Way::Sent => self
-                .tracer
-                .send(self.process, stopped, tid, entry, &range, self.limit)?,
-            Way::BeforeItBegins(at_exec) => {
-                let back = LiveAddr(registers.rip);
-                let sent = at_exec.go_round(
-                    self.tracer,
-                    stopped,
-                    self.memory,
-                    LiveAddr(entry),
-                    back,
-                    self.limit,
-                );
-                sent.map_err(|_| ErrorKind::Exited { pid })?
+        let (memory, limit) = (self.memory, self.limit);
+        match self.way {
+            Way::Sent => {
+                let sent = (tid, entry);
+                self.tracer
+                    .send(self.process, stopped, sent, &range, memory, limit)
             }
-        };
-        self.check(calls)?;
-        Ok(stopped)
+            Way::BeforeItBegins(at_exec) => {
+                let (entry, back) = (LiveAddr(entry), LiveAddr(registers.rip));
+                let sent = at_exec.go_round(self.tracer, stopped, memory, entry, back, limit);
+                Ok((sent.map_err(|_| ErrorKind::Exited { pid })?, false))
+            }
+        }
     }
 
     /// Runs calls that unmap, each by itself, and leaves nothing where the detours were.
@@ -106,7 +121,7 @@ impl<'w> Work<'w> {
 
     /// Takes the last detour away.
     pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
-        match stopped.is_within(&self.detour()) {
+        match stopped.leads_into(self.memory, &self.detour()) {
             // Sent there by somebody who was killed; the next one takes it away.
             true => Ok(()),
             false => {
@@ -123,6 +138,7 @@ impl<'w> Work<'w> {
 
     /// Makes sure that calls have done what they were to do.
     fn check(&self, calls: &[detour::Call]) -> Result<()> {
+        let pid = self.process.pid();
         let maps = read_maps(self.process)?;
         for call in calls {
             let [at, ..] = call.arguments;
@@ -131,7 +147,6 @@ impl<'w> Work<'w> {
                 .leaves_mapped()
                 .is_some_and(|leaves| leaves != is_mapped)
             {
-                let pid = self.process.pid();
                 return Err(ErrorKind::MapRefused { pid }.into());
             }
         }

@@ -8,9 +8,11 @@ use nix::sys::ptrace as nix_ptrace;
 use nix::unistd::Pid;
 
 use crate::error::{ErrorKind, Result};
+use crate::memory::ReadMemory;
 use crate::observe::detour::Registers;
 use crate::process::Process;
 use crate::sys::ptrace::{self, Wait};
+use crate::sys::stacks::thread_leads_into;
 use crate::sys::threads::{Stopped, Tracer};
 
 /// How long a detour takes, about.
@@ -48,16 +50,11 @@ impl Stopped<'_> {
         let tid = self.tids().next()?;
         Some((tid, registers(tid).ok()?))
     }
-
-    /// Whether a thread is in code that it is not to be in.
-    pub(crate) fn is_within(&self, code: &Range<u64>) -> bool {
-        let mut at = self.tids().map(ptrace::program_counter);
-        at.any(|at| at.is_ok_and(|at| code.contains(&at)))
-    }
 }
 
 impl Tracer<'_> {
-    /// Sends a thread to `entry`, and stops all threads again once it is out of `detour`.
+    /// Sends a thread to `entry`, and stops all threads again once it is out of `detour`; says whether a
+    /// signal has come to it there, whose handler may have taken it somewhere else.
     ///
     /// # Errors
     ///
@@ -66,48 +63,99 @@ impl Tracer<'_> {
         &self,
         process: &'p Process,
         stopped: Stopped<'p>,
-        tid: i32,
-        entry: u64,
+        (tid, entry): (i32, u64),
         detour: &Range<u64>,
+        memory: &impl ReadMemory,
         limit: Duration,
-    ) -> Result<Stopped<'p>> {
-        depart(tid, entry).map_err(|errno| ErrorKind::System {
-            pid: process.pid(),
-            operation: "change the registers",
-            source: errno.into(),
+    ) -> Result<(Stopped<'p>, bool)> {
+        depart(tid, entry).map_err(|errno| {
+            ErrorKind::system(process.pid(), "change the registers", errno.into())
         })?;
-        self.go_on_out_of(process, stopped, tid, detour, limit)
-    }
-
-    /// Lets a thread run until it is out of `code`; all others stand, and then it, too.
-    pub(crate) fn go_on_out_of<'p>(
-        &self,
-        process: &'p Process,
-        stopped: Stopped<'p>,
-        tid: i32,
-        code: &Range<u64>,
-        limit: Duration,
-    ) -> Result<Stopped<'p>> {
         let mut stopped = stopped;
         let begun = Instant::now();
         let mut pause = RUNNING;
+        let mut is_interrupted = false;
         loop {
-            stopped.leave();
-            ptrace::go_on(tid, 0);
-            // Interrupted at once, it would stop before its first instruction.
-            std::thread::sleep(pause);
-            pause *= 2;
-            stopped = self.stop(process, limit)?;
-            let is_out = ptrace::program_counter(tid).map_or(true, |at| !code.contains(&at));
-            if is_out {
-                return Ok(stopped);
+            let others_too;
+            let code = std::slice::from_ref(detour);
+            (stopped, others_too) =
+                self.run_within(process, stopped, vec![tid], code, pause, limit)?;
+            // One that does not stand is gone, and may not have been there.
+            is_interrupted |= others_too || ptrace::place(tid).is_err();
+            if !thread_leads_into(tid, memory, detour) {
+                return Ok((stopped, is_interrupted));
             }
             if begun.elapsed() > limit {
                 let pid = process.pid();
                 return Err(ErrorKind::KeepsChanging { pid }.into());
             }
+            // Interrupted at once, it would stop before its first instruction.
+            pause *= 2;
         }
     }
+
+    /// Lets threads that are in `code` run for `pause`, and stops all again. All others stand meanwhile:
+    /// unless nobody is there, but in the handler of a signal, or about to receive one.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Tracer::stop`].
+    pub(crate) fn let_out<'p>(
+        &self,
+        process: &'p Process,
+        stopped: Stopped<'p>,
+        code: &[Range<u64>],
+        pause: Duration,
+        limit: Duration,
+    ) -> Result<Stopped<'p>> {
+        let tids = stopped.tids().filter(|tid| is_within(*tid, code)).collect();
+        let (stopped, _) = self.run_within(process, stopped, tids, code, pause, limit)?;
+        Ok(stopped)
+    }
+
+    /// Lets these threads run for a while, which are in `code`, and stops all again. If there is none,
+    /// or one that is not, or is about to receive a signal, all go on, as the handlers of signals may
+    /// wait for others; says whether that was so.
+    fn run_within<'p>(
+        &self,
+        process: &'p Process,
+        stopped: Stopped<'p>,
+        mut tids: Vec<i32>,
+        code: &[Range<u64>],
+        pause: Duration,
+        limit: Duration,
+    ) -> Result<(Stopped<'p>, bool)> {
+        let is_free =
+            |tid: &i32| is_within(*tid, code) && !matches!(ptrace::peek(*tid), Wait::Signal(_));
+        let others_too = tids.is_empty() || !tids.iter().all(is_free);
+        match others_too {
+            true => drop(stopped.release()),
+            false => drop(stopped.leave()),
+        }
+        tids.retain(|_| !others_too);
+        for tid in &tids {
+            ptrace::go_on(*tid, 0);
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < pause {
+            std::thread::sleep(if others_too { pause } else { RUNNING });
+            // A stop that begins or ends is told before the next instruction, and may be again and
+            // again.
+            for tid in &tids {
+                let is_told = matches!(ptrace::peek(*tid), Wait::Trapped | Wait::Suspended);
+                if is_told && is_within(*tid, code) {
+                    ptrace::go_on(*tid, 0);
+                }
+            }
+        }
+        Ok((self.stop(process, limit)?, others_too))
+    }
+}
+
+/// Whether a thread that stands is in `code`.
+fn is_within(tid: i32, code: &[Range<u64>]) -> bool {
+    let at = ptrace::program_counter(tid);
+    at.is_ok_and(|at| code.iter().any(|code| code.contains(&at)))
 }
 
 fn registers(tid: i32) -> Result<Registers, Errno> {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use probes_lib::{Action, Counts, ErrorKind, Observation, Options, Selector, State, Target};
-use test_support::process::Image;
+use test_support::process::{Image, children};
 use test_support::{Talker, fixture, fixture_forms};
 
 use crate::session::{all, named};
@@ -272,6 +272,53 @@ fn probes_of_objects_are_counted_with_those_of_the_program() {
             [1; 4]
         );
         assert_eq!(strange_code(talker.pid()), [""; 0]);
+    }
+}
+
+#[test]
+fn a_child_has_the_stubs_goes_on_and_is_put_back_by_itself() {
+    for file in fixture_forms("forker") {
+        let mut talker = Talker::start(&file);
+        let parent = talker.pid();
+        let before = Image::of(parent).text();
+        let target = Target::open(parent).unwrap();
+        let observation = Observation::new()
+            .count(Selector::All)
+            .time("ping", "pong")
+            .watch(Selector::All);
+        let observer = target.observe(&observation, options()).unwrap();
+        talker.hits();
+        talker.ask("fork", "forked");
+        talker.ask("child", "child");
+        let child = children(parent)[0];
+        talker.hits();
+        let its = Target::open(child).unwrap();
+        assert_eq!(its.states().unwrap().observed_sites(), 4);
+        // What it has of its parent's is put back first.
+        let own = its.observe(&observation, options()).unwrap();
+        talker.hits();
+        talker.hits();
+        let observed = own.remove().unwrap();
+        assert_eq!(observed.counts.total(), 2 * 4);
+        assert_eq!(observed.events.events.len(), 2 * 4);
+        let mut threads = observed.events.events.iter().map(|event| event.thread);
+        assert!(threads.all(|thread| thread == Some(child)));
+        assert_eq!(observed.latencies[0].count(), 2);
+        before.assert_same(&Image::of(child).text(), "the child");
+        assert_eq!(strange_code(child), [""; 0]);
+        // The next one leaves it to the tool.
+        talker.ask("quit", "forked");
+        talker.ask("child", "child");
+        let child = children(parent)[0];
+        assert_eq!(Target::open(child).unwrap().clean(options()).unwrap(), 4);
+        assert_eq!(strange_code(child), [""; 0]);
+        talker.hits();
+        talker.ask("quit", "forked");
+        let observed = observer.remove().unwrap();
+        assert_eq!(observed.counts.total(), 4, "those of the parent alone");
+        assert_eq!(observed.events.events.len(), 4);
+        before.assert_same(&Image::of(parent).text(), "the parent");
+        talker.hits();
     }
 }
 

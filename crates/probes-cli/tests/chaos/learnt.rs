@@ -1,0 +1,47 @@
+//! Observations that count, take times and show hits, all at once, and what holds of all that they
+//! learn.
+
+use probes_lib::{Events, Observation, Observed, Selector, Target};
+
+/// Everything of every probe, and two pairs.
+pub(crate) fn everything(target: &Target) -> Observation {
+    let states = target.states().unwrap();
+    let sites = states.probes().filter(|probe| probe.site_count() > 0);
+    let names: Vec<String> = sites.map(|probe| probe.name().to_owned()).collect();
+    let (first, last) = (names.first().unwrap(), names.last().unwrap());
+    Observation::new()
+        .count(Selector::All)
+        .time(last, first)
+        .time(first, first)
+        .watch(Selector::All)
+}
+
+/// What was learnt adds up.
+pub(crate) fn check(observed: &Observed, events: &Events, what: &str) {
+    let counts = &observed.counts;
+    let shown = events.events.len() as u64 + events.lost;
+    assert_eq!(shown, counts.total(), "{what}: {} lost", events.lost);
+    for latency in &observed.latencies {
+        let hits = |name| counts.hits(name).unwrap();
+        let all = latency.count() + latency.lost();
+        let what = format!("{what}: {latency:?}");
+        assert_eq!(latency.lost(), 0, "{what}");
+        // A hit that begins a pair and ends one is both.
+        assert_eq!(
+            all + latency.unmatched_starts(),
+            hits(latency.start()),
+            "{what}"
+        );
+        assert_eq!(
+            all + latency.unmatched_stops(),
+            hits(latency.stop()),
+            "{what}"
+        );
+    }
+    if events.lost == 0 {
+        for (name, hits) in counts.probes() {
+            let shown = events.events.iter().filter(|event| event.name() == name);
+            assert_eq!(shown.count() as u64, hits, "{what}: {name}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What may happen to a process while it is observed: it ends or executes another program before any
+//! call, it is stopped and goes on, it forks all the time.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use probes_lib::{ErrorKind, Observation, Observed, State, Target, faults};
+use test_support::process::{processes, state};
+use test_support::{eventually, fixture_forms, output_while, program_forms};
+
+use crate::case::Case;
+use crate::learnt::{check, everything};
+use crate::observe::strange_code;
+use crate::observers::{end, start};
+use crate::subject::{Subject, patient};
+use crate::tool;
+
+/// Processes of each kind that end so before a call of an observation, in the short form.
+const ENDS: usize = 20;
+
+/// Processes that end while `count` counts, in the short form.
+const LEAST: usize = 60;
+
+/// Cycles of each program that is stopped, or forks, meanwhile.
+const CYCLES: usize = 20;
+
+/// What happens to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Killed,
+    Exit,
+    Exec,
+}
+
+fn learn(target: &Target, observation: &Observation) -> probes_lib::Result<Observed> {
+    let mut observer = target.observe(observation, patient())?;
+    observer.events()?;
+    observer.counts()?;
+    observer.latencies()?;
+    observer.remove()
+}
+
+/// Observes a process that meets its end before the nth call; says how many calls that were.
+fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> usize {
+    let subject = Subject::start(file, args);
+    let pid = subject.pid();
+    let talker = Arc::new(Mutex::new(subject.talker));
+    let theirs = Arc::clone(&talker);
+    let tell = move |line: &str| {
+        let mut talker = theirs.lock().unwrap_or_else(PoisonError::into_inner);
+        talker.send(line);
+    };
+    let target = Target::open(pid).unwrap();
+    let observation = everything(&target);
+    faults::arm_event(nth, move || match end {
+        End::Killed => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
+        End::Exit => tell("quit"),
+        End::Exec => tell("exec"),
+    });
+    let result = learn(&target, &observation);
+    let calls = faults::disarm().calls.len();
+    let is_met = calls >= nth;
+    let what = format!("{end:?} before call {nth} of {}", file.display());
+    match &result {
+        Ok(_) => case.count(format!("{end:?}: done")),
+        Err(error) => match error.kind() {
+            _ if !is_met => panic!("{what}: {error}"),
+            ErrorKind::Exited { .. }
+            | ErrorKind::Zombie { .. }
+            | ErrorKind::NoSuchProcess { .. } => {
+                case.count(format!("{end:?}: said to have exited"))
+            }
+            ErrorKind::Executed { .. } => {
+                assert_eq!(end, End::Exec, "{what}: {error}");
+                case.count(format!("{end:?}: said to have executed"));
+            }
+            _ => panic!("{what}: {error}"),
+        },
+    }
+    let mut talker = talker.lock().unwrap();
+    if end == End::Exec && is_met {
+        talker.expect("ready");
+        // The new program has nothing of it.
+        let states = Target::open(pid).unwrap().states().unwrap();
+        assert_eq!(states.observed_sites(), 0, "{what}");
+        let mut states = states.probes().map(|probe| probe.state());
+        assert!(states.all(|state| state == State::Disabled), "{what}");
+        assert_eq!(strange_code(pid), 0, "{what}");
+        talker.hits();
+    }
+    talker.hang_up();
+    let status = talker.guard().wait();
+    let is_killed = end == End::Killed && is_met;
+    assert_eq!(status.success(), !is_killed, "{what}: {status}");
+    eventually("nothing is left of it", || {
+        (!processes().contains(&pid)).then_some(())
+    });
+    calls
+}
+
+/// Before so many of its calls, at random: how many there are depends on when its threads stop.
+fn sweep(case: &mut Case, file: &Path, args: &[&str], end: End) {
+    let calls = meet(case, file, args, end, usize::MAX);
+    let times = if case.is_long() { calls } else { ENDS };
+    for _ in 0..times {
+        let nth = 1 + case.random(calls as u64) as usize;
+        meet(case, file, args, end, nth);
+    }
+}
+
+#[test]
+fn a_process_that_ends_before_any_call_of_an_observation_is_said_to_have_ended() {
+    let mut case = Case::begin("ended while it was observed", 4);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("threads_spin") {
+            sweep(&mut case, &file, &["2"], End::Killed);
+            sweep(&mut case, &file, &["2"], End::Exit);
+        }
+        for file in program_forms("threads") {
+            sweep(&mut case, &file, &["2"], End::Killed);
+            sweep(&mut case, &file, &["2"], End::Exit);
+        }
+        for file in fixture_forms("exec_self") {
+            sweep(&mut case, &file, &[], End::Exec);
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("Killed: said to have exited") > 0);
+    assert!(case.counted("Exec: said to have executed") > 0);
+}
+
+#[test]
+fn a_process_that_ends_at_any_moment_ends_the_tool_that_counts_with_a_message() {
+    let mut case = Case::begin("ended while a tool counted", 2);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        let files = program_forms("parked")
+            .into_iter()
+            .chain(fixture_forms("exec_self"));
+        for file in files {
+            let is_exec = file.to_string_lossy().contains("exec_self");
+            for round in 0..LEAST / 4 {
+                let mut subject = start(&file, &[]);
+                // It may have executed itself before it was observed.
+                let time = if is_exec { "200ms" } else { "60s" };
+                let line = format!("count -for {time} -pid {}", subject.pid());
+                let mut tool = tool::command(&line);
+                let begun = Instant::now();
+                let output = output_while(&mut tool, || {
+                    let delay = Duration::from_micros(case.random(30_000));
+                    while begun.elapsed() < delay {
+                        std::hint::spin_loop();
+                    }
+                    match (is_exec, round % 2) {
+                        (true, _) => subject.talker.send("exec"),
+                        (false, 0) => subject.talker.guard().child().kill().unwrap(),
+                        (false, _) => subject.talker.hang_up(),
+                    }
+                });
+                let errors = String::from_utf8(output.stderr).unwrap();
+                let line = errors
+                    .lines()
+                    .find(|line| line.starts_with("ocaml-probes: "));
+                let line = line.or(errors.lines().next_back()).unwrap_or_default();
+                case.count(format!(
+                    "{:?}: {}",
+                    output.status.code(),
+                    line.replace(&subject.pid().to_string(), "N")
+                ));
+            }
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_and_continued_all_the_time_is_observed() {
+    let mut case = Case::begin("observed while it is stopped and continued", 2);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        let files = fixture_forms("threads_spin")
+            .into_iter()
+            .chain(program_forms("parked"));
+        for file in files {
+            let subject = start(&file, &["3"]);
+            let pid = subject.pid();
+            let send = |signal| kill(Pid::from_raw(pid), signal).unwrap();
+            let stands = || state(pid) == Some('T');
+            let target = Target::open(pid).unwrap();
+            let observation = everything(&target);
+            // One that stands stays so.
+            send(Signal::SIGSTOP);
+            eventually("it stands", || stands().then_some(()));
+            for _ in 0..5 {
+                let observer = target.observe(&observation, patient()).unwrap();
+                eventually("it stands again", || stands().then_some(()));
+                let counts = observer.counts().unwrap();
+                assert_eq!(counts.total(), 0);
+                observer.remove().unwrap();
+                eventually("it stands again", || stands().then_some(()));
+                case.count("observed while it stood");
+            }
+            assert_eq!(strange_code(pid), 0);
+            send(Signal::SIGCONT);
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
+                            send(signal);
+                            std::thread::sleep(Duration::from_millis(3));
+                        }
+                    }
+                });
+                for _ in 0..CYCLES {
+                    let observed = learn(&target, &observation);
+                    if observed.is_err() {
+                        is_over.store(true, Ordering::Relaxed);
+                    }
+                    case.add("hits counted", observed.unwrap().counts.total());
+                    case.count("observed while it was stopped and continued");
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            target.clean(patient()).unwrap();
+            assert_eq!(strange_code(pid), 0);
+            subject.assert_all((0, State::Disabled), "in the end");
+            end(subject);
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn a_process_that_forks_all_the_time_is_observed_and_its_children_end_well() {
+    let mut case = Case::begin("observed while it forks", 2);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in fixture_forms("fork_storm") {
+            let mut subject = Subject::start(&file, [] as [&str; 0]);
+            let born: u64 = subject.rounds().iter().sum();
+            let target = Target::open(subject.pid()).unwrap();
+            let observation = everything(&target);
+            for _ in 0..CYCLES {
+                let mut observer = target.observe(&observation, patient()).unwrap();
+                subject.go_round();
+                let events = observer.events().unwrap();
+                assert!(events.events.is_empty(), "those of children are their own");
+                let observed = observer.remove().unwrap();
+                check(&observed, &events, "forks");
+                case.count("cycles");
+            }
+            let born = subject.rounds().iter().sum::<u64>() - born;
+            case.add("children, each of which ended well", born);
+            subject.go_round();
+            assert_eq!(strange_code(subject.pid()), 0);
+            subject.assert_all((0, State::Disabled), "in the end");
+            subject.end();
+        }
+        rounds += 1;
+    }
+}

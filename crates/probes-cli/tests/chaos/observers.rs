@@ -1,0 +1,280 @@
+//! Observations that count, take times and show hits, all at once, of programs in OCaml whose minor
+//! heaps are small and whose threads stay in handlers: these sleep, raise, collect, and wait for each
+//! other. They come and go under load; whoever makes them is killed at any moment.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use probes_lib::{Action, Options, State, Target, faults};
+use test_support::{Guard, fixture_forms, program_forms};
+
+use crate::case::Case;
+use crate::learnt::{check, everything};
+use crate::observe::strange_code;
+use crate::storm::Storm;
+use crate::subject::{Subject, after, all, is_traced, patient};
+
+/// Killed at any moment, in the short form.
+const LEAST: usize = 500;
+
+/// Cycles under load, in the short form.
+const CYCLES: usize = 500;
+
+/// Cycles under a storm of signals, in the short form.
+const STORMY: usize = 100;
+
+/// Tells a test that it is run anew as an observer: of which process, and whether once only.
+const OBSERVED: &str = "CHAOS_OBSERVED";
+
+/// Small minor heaps, so that values are moved all the time.
+const RUNTIME: (&str, &str) = ("OCAMLRUNPARAM", "v=0,s=4k");
+
+pub(crate) fn start(file: &Path, args: &[&str]) -> Subject {
+    // Threads that do nothing but run would leave the tool the time of one of them.
+    let mut command = Command::new("nice");
+    command.args(["-n", "5", "--"]).arg(file).args(args);
+    Subject::spawn(file, command.env(RUNTIME.0, RUNTIME.1))
+}
+
+/// Ends a program, of whose values none was broken.
+pub(crate) fn end(mut subject: Subject) {
+    if subject.file.to_string_lossy().contains("parked") {
+        subject.talker.send("report");
+        loop {
+            let line = subject.talker.line().expect("a report");
+            match line.rsplit_once("broken=") {
+                Some((_, broken)) => assert_eq!(broken, "0", "{line}"),
+                None => break,
+            }
+        }
+    }
+    subject.end();
+}
+
+/// What an observer does until it is killed, or once.
+fn observe(what: &str) {
+    let (pid, times) = what.split_once(' ').unwrap();
+    let target = Target::open(pid.parse().unwrap()).unwrap();
+    let observation = everything(&target);
+    for _ in 0..times.parse::<u32>().unwrap() {
+        let mut observer = target.observe(&observation, patient()).unwrap();
+        observer.events().unwrap();
+        observer.latencies().unwrap();
+        observer.counts().unwrap();
+        observer.remove().unwrap();
+    }
+}
+
+/// Runs the test of this name anew, as an observer.
+fn observer(test: &str, pid: i32, times: u32) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--nocapture", test]);
+    command.env(OBSERVED, format!("{pid} {times}"));
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+/// Programs, and how many threads they have.
+fn programs() -> Vec<(PathBuf, &'static [&'static str])> {
+    let of = |name, args: &'static [&str]| program_forms(name).map(|file| (file, args));
+    let mut programs = Vec::from(of("parked", &["6"]));
+    programs.extend(of("threads", &["3"]));
+    programs
+}
+
+#[test]
+fn an_observer_killed_at_any_moment_leaves_threads_that_go_on() {
+    const NAME: &str = "observers::an_observer_killed_at_any_moment_leaves_threads_that_go_on";
+    if let Ok(what) = std::env::var(OBSERVED) {
+        return observe(&what);
+    }
+    let mut case = Case::begin("killed at any moment while it learns everything", 4);
+    let mut files = programs();
+    files.extend(fixture_forms("threads_spin").map(|file| (file, &["3"] as &[&str])));
+    let each = LEAST.div_ceil(2 * files.len());
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for (file, args) in &files {
+            for action in [Action::Disable, Action::Enable] {
+                let mut subject = start(file, args);
+                let pid = subject.pid();
+                subject.apply(&all(action));
+                let begun = Instant::now();
+                assert!(Guard::spawn(&mut observer(NAME, pid, 1)).wait().success());
+                let longest = begun.elapsed();
+                for kill in 0..each {
+                    let mut observer = Guard::spawn(&mut observer(NAME, pid, u32::MAX));
+                    // One somewhere in its run, the next soon after it has stopped the process.
+                    let mut longest = longest;
+                    if kill % 2 == 1 {
+                        let begun = Instant::now();
+                        while !is_traced(pid) {
+                            assert!(
+                                begun.elapsed() < test_support::DEADLINE && observer.is_running()
+                            );
+                        }
+                        longest /= 10;
+                    }
+                    let delay = case.random(longest.as_nanos() as u64);
+                    std::thread::sleep(Duration::from_nanos(delay));
+                    let is_met = is_traced(pid);
+                    observer.child().kill().unwrap();
+                    let status = observer.wait();
+                    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{status}");
+                    case.count("killed at random");
+                    case.add("killed at random, while it traced", u64::from(is_met));
+                    subject.assert_released();
+                    if kill % 10 == 0 {
+                        subject.talker.ask("report", "report");
+                    }
+                }
+                let target = Target::open(pid).unwrap();
+                target.clean(patient()).unwrap();
+                assert_eq!(strange_code(pid), 0);
+                let states = if action == Action::Enable {
+                    after(action)
+                } else {
+                    (0, State::Disabled)
+                };
+                subject.assert_all(states, "in the end");
+                end(subject);
+            }
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back() {
+    const NAME: &str =
+        "observers::an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back";
+    if let Ok(what) = std::env::var(OBSERVED) {
+        return observe(&what);
+    }
+    let mut case = Case::begin("killed before each call while it learns everything", 4);
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for (file, fault) in fixture_forms("timed")
+            .into_iter()
+            .zip(["kill", "kill-write"])
+        {
+            let mut subject = Subject::start(&file, [] as [&str; 0]);
+            subject.apply(&all(Action::Enable));
+            for nth in 1.. {
+                let mut observer = observer(NAME, subject.pid(), 1);
+                observer.env(faults::VARIABLE, format!("{fault}:{nth}"));
+                let status = Guard::spawn(&mut observer).wait();
+                let what = format!("{fault}:{nth}");
+                subject.assert_released();
+                assert_eq!(subject.run(), 2, "{what}");
+                let target = Target::open(subject.pid()).unwrap();
+                let left = target.clean(patient()).unwrap();
+                case.count(format!("{fault}: {left} sites were observed"));
+                assert_eq!(strange_code(subject.pid()), 0, "{what}");
+                subject.assert_all(after(Action::Enable), &what);
+                assert_eq!(subject.run(), 2, "{what}");
+                if status.success() {
+                    assert!(nth > 10, "{what}");
+                    break;
+                }
+                assert_eq!(
+                    status.signal(),
+                    Some(Signal::SIGKILL as i32),
+                    "{what}: {status}"
+                );
+            }
+            subject.end();
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("kill: 2 sites were observed") > 0);
+}
+
+#[test]
+fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
+    let mut case = Case::begin("everything learnt under load, over and over", 4);
+    let files = programs();
+    let each = CYCLES.div_ceil(files.len());
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for (file, args) in &files {
+            let subject = start(file, args);
+            let target = Target::open(subject.pid()).unwrap();
+            let observation = everything(&target);
+            let mut hits = 0;
+            for cycle in 0..each {
+                let options = Options {
+                    live: cycle % 2 == 0,
+                    ..patient()
+                };
+                let switch = |action| target.update_with(&all(action), options).unwrap();
+                // On from before to after; or on and off again meanwhile.
+                let stays_on = cycle % 4 < 2;
+                let what = format!("{}: cycle {cycle}", file.display());
+                if stays_on {
+                    switch(Action::Enable);
+                }
+                let mut observer = target.observe(&observation, options).unwrap();
+                if !stays_on {
+                    switch(Action::Enable);
+                }
+                let mut events = observer.events().unwrap();
+                if !stays_on {
+                    switch(Action::Disable);
+                }
+                let begun = Instant::now();
+                let mut observed = observer.remove().unwrap();
+                let late = begun.elapsed() > Duration::from_secs(2);
+                case.add("removed after two seconds only", u64::from(late));
+                events.lost += observed.events.lost;
+                events.events.append(&mut observed.events.events);
+                check(&observed, &events, &what);
+                hits += observed.counts.total();
+                case.add("hits shown", events.events.len() as u64);
+                case.add("hits lost", events.lost);
+                case.add("times taken", observed.latencies[0].count());
+                if stays_on {
+                    switch(Action::Disable);
+                }
+            }
+            assert!(hits > 0);
+            case.add("cycles", each as u64);
+            case.add("hits counted", hits);
+            target.clean(patient()).unwrap();
+            assert_eq!(strange_code(subject.pid()), 0);
+            subject.assert_all((0, State::Disabled), "in the end");
+            end(subject);
+        }
+        rounds += 1;
+    }
+}
+
+#[test]
+fn observations_of_every_kind_under_a_storm_of_signals_lose_none() {
+    let mut case = Case::begin("everything learnt under a storm of signals", 4);
+    let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
+    files.extend(program_forms("threads"));
+    let mut rounds = 0;
+    while case.goes_on(rounds, 1) {
+        for file in &files {
+            let (mut storm, subject) = Storm::over(file, "3");
+            let target = Target::open(subject.pid()).unwrap();
+            let observation = everything(&target);
+            for _ in 0..STORMY.div_ceil(files.len()) {
+                let observer = target.observe(&observation, patient()).unwrap();
+                let observed = observer.remove().unwrap();
+                case.add("hits counted", observed.counts.total());
+                case.count("cycles");
+            }
+            storm.end(&mut case);
+            target.clean(patient()).unwrap();
+            assert_eq!(strange_code(subject.pid()), 0);
+            subject.assert_all((0, State::Disabled), "in the end");
+            subject.end();
+        }
+        rounds += 1;
+    }
+}

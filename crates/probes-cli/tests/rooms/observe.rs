@@ -1,0 +1,172 @@
+//! Domains and threads whose hits are counted, timed and shown, over and over, while they collect.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use probes_lib::{Action, Actions, Options, Selector, Target};
+use test_support::{DEADLINE, Guard, Talker, eventually, program_forms};
+
+use crate::learnt::{check, everything};
+use crate::room::{Inmate, Walls};
+
+/// Observations of domains, and of system threads in them, of both programs together.
+const CYCLES: usize = 100;
+const CYCLES_OF_THREADS: usize = 40;
+
+/// Observers of each program that are killed.
+const KILLS: usize = 20;
+
+/// Tells a test that it is run anew as an observer, of which process.
+const OBSERVED: &str = "ROOMS_OBSERVED";
+
+/// Small minor heaps, so that values are moved all the time.
+const RUNTIME: &str = "v=0,s=4k";
+
+fn options() -> Options {
+    Options {
+        deadline: DEADLINE,
+        ..Options::default()
+    }
+}
+
+/// The rounds of all workers. Nothing that lives across a site, or that a handler has made, was found
+/// broken.
+fn rounds(talker: &mut Talker, ask: &str) -> u64 {
+    talker.send(ask);
+    let mut rounds = 0;
+    loop {
+        let line = talker.line().expect("a report");
+        if line == "report end" {
+            return rounds;
+        }
+        assert!(line.ends_with("broken=0"), "{line}");
+        let number = line.split_once("rounds=").expect("its rounds").1;
+        let number = number.split(' ').next().expect("a number");
+        rounds += number.parse::<u64>().expect("a number");
+    }
+}
+
+fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
+    let Inmate {
+        mut talker, pid, ..
+    } = Inmate::start_with(Walls::Root, file, args, RUNTIME);
+    let target = Target::open(pid).unwrap();
+    let observation = everything(&target);
+    for cycle in 0..cycles {
+        let what = format!("{}: cycle {cycle}", file.display());
+        let options = Options {
+            live: cycle % 2 == 1,
+            ..options()
+        };
+        let switch = |action| {
+            let actions = Actions::of(action, Selector::All);
+            target.update_with(&actions, options).unwrap();
+        };
+        // On from before to after, on and off again meanwhile, or off.
+        if cycle % 3 == 0 {
+            switch(Action::Enable);
+        }
+        // From one time when all stand to the next, every round is a hit of each.
+        let is_whole = cycle % 5 == 0;
+        let first = is_whole.then(|| rounds(&mut talker, "stand"));
+        let mut observer = target.observe(&observation, options).unwrap();
+        if is_whole {
+            talker.ask("go", "going");
+        }
+        if cycle % 3 == 1 {
+            switch(Action::Enable);
+            switch(Action::Disable);
+        }
+        eventually("there are hits", || {
+            (observer.counts().unwrap().total() > 0).then_some(())
+        });
+        let mut events = observer.events().unwrap();
+        let last = is_whole.then(|| rounds(&mut talker, "stand"));
+        let mut observed = observer.remove().unwrap();
+        if is_whole {
+            talker.ask("go", "going");
+        }
+        events.lost += observed.events.lost;
+        events.events.append(&mut observed.events.events);
+        check(&observed, &events, &what);
+        if let (Some(first), Some(last)) = (first, last) {
+            for (name, hits) in observed.counts.probes() {
+                assert_eq!(hits, last - first, "{what}: {name}");
+            }
+        }
+        if cycle % 3 == 0 {
+            switch(Action::Disable);
+        }
+    }
+    assert!(rounds(&mut talker, "report") > 0);
+    talker.hang_up();
+    assert!(talker.guard().wait().success());
+}
+
+#[test]
+fn domains_that_collect_are_observed_a_hundred_times_and_every_round_counts() {
+    for file in program_forms("ocaml5/domains") {
+        learn_of_domains(&file, &["8", "1", "collect"], CYCLES / 2);
+    }
+}
+
+#[test]
+fn system_threads_in_domains_are_observed() {
+    for file in program_forms("ocaml5/domains") {
+        learn_of_domains(&file, &["2", "3"], CYCLES_OF_THREADS / 2);
+    }
+}
+
+#[test]
+fn an_observer_killed_at_any_moment_leaves_domains_and_parked_threads_that_go_on() {
+    const NAME: &str =
+        "observe::an_observer_killed_at_any_moment_leaves_domains_and_parked_threads_that_go_on";
+    if let Ok(pid) = std::env::var(OBSERVED) {
+        let target = Target::open(pid.parse().unwrap()).unwrap();
+        let observation = everything(&target);
+        loop {
+            let mut observer = target.observe(&observation, options()).unwrap();
+            observer.events().unwrap();
+            observer.remove().unwrap();
+        }
+    }
+    let domains = program_forms("ocaml5/domains").map(|file| (file, vec!["4", "1", "collect"]));
+    let parked = program_forms("parked").map(|file| (file, vec!["4"]));
+    for (file, args) in domains.into_iter().chain(parked) {
+        let Inmate {
+            mut talker, pid, ..
+        } = Inmate::start_with(Walls::Root, &file, &args, RUNTIME);
+        let target = Target::open(pid).unwrap();
+        let actions = Actions::of(Action::Enable, Selector::All);
+        target.update_with(&actions, options()).unwrap();
+        for kill in 0..KILLS {
+            let mut observer = Command::new(std::env::current_exe().unwrap());
+            observer.args(["--exact", "--nocapture", NAME]);
+            observer.env(OBSERVED, pid.to_string());
+            observer.stdin(Stdio::null()).stdout(Stdio::null());
+            let mut observer = Guard::spawn(&mut observer);
+            // Spread over the first tenth of a second, the same in every run.
+            let delay = Duration::from_micros(kill as u64 * 7919 % 100_000);
+            let begun = Instant::now();
+            while begun.elapsed() < delay {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            observer.child().kill().unwrap();
+            assert_eq!(observer.wait().signal(), Some(9));
+            if kill % 10 == 0 {
+                rounds(&mut talker, "report");
+            }
+        }
+        target.clean(options()).unwrap();
+        let states = target.states().unwrap();
+        assert_eq!(states.observed_sites(), 0);
+        let before = rounds(&mut talker, "report");
+        eventually("it goes on", || {
+            (rounds(&mut talker, "report") > before).then_some(())
+        });
+        talker.hang_up();
+        assert!(talker.guard().wait().success());
+    }
+}

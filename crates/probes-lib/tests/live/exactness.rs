@@ -1,0 +1,275 @@
+//! What is learnt of hits, held against a program that counts them itself: to the last one, whatever
+//! its threads do when an observation begins and ends.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use probes_lib::{Action, Event, Events, Observation, Observed, Options, Selector, Target, Value};
+use test_support::process::Image;
+use test_support::{Talker, eventually, fixture_forms};
+
+use crate::observe::{options, strange_code};
+use crate::session::all;
+
+/// Observations of each number of threads, of both programs together.
+const CYCLES: usize = 100;
+
+/// What a thread says of itself.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    rounds: u64,
+    /// How often the sites called somebody: when they were observed, or on.
+    starts: u64,
+    stops: u64,
+}
+
+/// With so many threads, which stand. They leave the tool more than the time of one of them.
+fn start(file: &Path, threads: usize) -> Talker {
+    let mut command = Command::new("nice");
+    command.args(["-n", "10", "--"]).arg(file);
+    let mut talker = Talker::spawn(command.arg(threads.to_string()));
+    talker.expect("ready");
+    talker
+}
+
+/// What each thread says of itself, once all stand between two rounds.
+fn stand(talker: &mut Talker) -> Vec<Own> {
+    let line = talker.ask("stand", "standing");
+    let words = line.split_ascii_whitespace().skip(1);
+    let of = |word: &str| {
+        let numbers: Vec<u64> = word.split('/').map(|it| it.parse().unwrap()).collect();
+        Own {
+            rounds: numbers[0],
+            starts: numbers[1],
+            stops: numbers[2],
+        }
+    };
+    words.map(of).collect()
+}
+
+/// What a thread did meanwhile.
+fn since(before: &[Own], after: &[Own]) -> Vec<Own> {
+    let both = before.iter().zip(after);
+    both.map(|(before, after)| Own {
+        rounds: after.rounds - before.rounds,
+        starts: after.starts - before.starts,
+        stops: after.stops - before.stops,
+    })
+    .collect()
+}
+
+fn sum(own: &[Own], of: impl Fn(&Own) -> u64) -> u64 {
+    own.iter().map(of).sum()
+}
+
+/// How an observation meets the program.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// Whether all threads stand when it begins, and when it ends.
+    begins_at_rest: bool,
+    ends_at_rest: bool,
+    /// Whether the probes are switched on and off meanwhile.
+    switches: bool,
+    /// Whether hits are shown, and whether they are read meanwhile.
+    shows: bool,
+    reads: bool,
+    /// How many hits it waits for.
+    hits: u64,
+}
+
+impl Plan {
+    fn of(cycle: usize) -> Plan {
+        Plan {
+            begins_at_rest: cycle % 3 == 1,
+            ends_at_rest: cycle % 5 % 2 == 1,
+            switches: cycle % 7 >= 4,
+            // Where threads do not rest (every fourth time), reading takes long.
+            shows: cycle % 8 != 4,
+            reads: cycle % 9 < 5,
+            hits: [1, 100, 1000, 3000][cycle % 5 % 4],
+        }
+    }
+
+    fn observation(self) -> Observation {
+        let observation = Observation::new().count(Selector::All);
+        let observation = observation.time("start", "stop");
+        match self.shows {
+            true => observation.watch(Selector::name("start")),
+            false => observation,
+        }
+    }
+}
+
+/// The threads stand before and after. What was learnt, and all events, those that were read
+/// meanwhile among them.
+fn observe(talker: &mut Talker, target: &Target, plan: Plan) -> (Observed, Events, Vec<Own>) {
+    let mut observer = match plan.begins_at_rest {
+        true => {
+            let observer = target.observe(&plan.observation(), options()).unwrap();
+            talker.ask("go", "going");
+            observer
+        }
+        false => {
+            talker.ask("go", "going");
+            target.observe(&plan.observation(), options()).unwrap()
+        }
+    };
+    let mut events = Events::default();
+    eventually("there are hits", || {
+        if plan.reads {
+            let new = observer.events().unwrap();
+            events.lost += new.lost;
+            events.events.extend(new.events);
+        }
+        let total = observer.counts().unwrap().total();
+        (total >= plan.hits).then_some(())
+    });
+    if plan.switches {
+        for (action, live) in [(Action::Enable, false), (Action::Disable, true)] {
+            let options = Options { live, ..options() };
+            target.update_with(&all(action), options).unwrap();
+        }
+    }
+    let (mut observed, own) = match plan.ends_at_rest {
+        true => {
+            let own = stand(talker);
+            (observer.remove().unwrap(), own)
+        }
+        false => {
+            let observed = observer.remove().unwrap();
+            (observed, stand(talker))
+        }
+    };
+    events.lost += observed.events.lost;
+    events.events.append(&mut observed.events.events);
+    (observed, events, own)
+}
+
+/// Each hit is shown once, in its thread's order, or lost.
+fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
+    assert_eq!(
+        events.events.len() as u64 + events.lost,
+        sum(own, |own| own.starts),
+        "{what}"
+    );
+    let mut numbers = BTreeMap::<i64, Vec<u64>>::new();
+    let mut threads = BTreeMap::<i64, Option<i32>>::new();
+    for event in &events.events {
+        let Event { arguments, .. } = event;
+        let [Value::Int(number), Value::Int(1)] = arguments[..] else {
+            panic!("{what}: {event:?}");
+        };
+        let (thread, round) = (number >> 40, number & ((1 << 40) - 1));
+        numbers.entry(thread).or_default().push(round as u64);
+        let tid = *threads.entry(thread).or_insert(event.thread);
+        assert!(tid.is_some() && tid == event.thread, "{what}: {event:?}");
+    }
+    for (thread, rounds) in &numbers {
+        let (before, own) = (before[*thread as usize], own[*thread as usize]);
+        let all = before.rounds..before.rounds + own.rounds;
+        assert!(rounds.iter().all(|round| all.contains(round)), "{what}");
+        // Between processors, the clocks that they are sorted by may differ a little.
+        let mut sorted = rounds.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), rounds.len(), "{what}: shown twice");
+        assert!(sorted.len() as u64 <= own.starts, "{what}");
+        if events.lost == 0 {
+            assert_eq!(sorted.len() as u64, own.starts, "{what}");
+            assert!(sorted.windows(2).all(|two| two[0] + 1 == two[1]), "{what}");
+        }
+    }
+}
+
+fn check(plan: Plan, before: &[Own], after: &[Own], observed: &Observed, events: &Events) {
+    let own = since(before, after);
+    let (starts, stops) = (sum(&own, |own| own.starts), sum(&own, |own| own.stops));
+    let what = format!("{plan:?}: {own:?}");
+    let counts = &observed.counts;
+    assert_eq!(counts.hits("start"), Some(starts), "{what}");
+    assert_eq!(counts.hits("stop"), Some(stops), "{what}");
+    if plan.begins_at_rest && plan.ends_at_rest {
+        for own in &own {
+            assert_eq!((own.starts, own.stops), (own.rounds, own.rounds), "{what}");
+        }
+    }
+    // A thread is between the two at the beginning, or in the end, or is not.
+    let latency = &observed.latencies[0];
+    let unmatched = (latency.unmatched_starts(), latency.unmatched_stops());
+    assert_eq!(latency.count() + unmatched.0, starts, "{what}");
+    assert_eq!(latency.count() + unmatched.1, stops, "{what}");
+    assert_eq!(latency.lost(), 0, "{what}");
+    let most = |at_rest| if at_rest { 0 } else { own.len() as u64 };
+    assert!(unmatched.0 <= most(plan.ends_at_rest), "{what}");
+    assert!(unmatched.1 <= most(plan.begins_at_rest), "{what}");
+    if plan.shows {
+        check_events(events, before, &own, &what);
+    }
+}
+
+#[test]
+fn a_program_that_counts_its_own_hits_agrees_to_the_last_one() {
+    for file in fixture_forms("self_counting") {
+        for threads in [1, 4, 16] {
+            let begun = std::time::Instant::now();
+            let mut talker = start(&file, threads);
+            let text = Image::of(talker.pid()).text();
+            let target = Target::open(talker.pid()).unwrap();
+            let mut before = stand(&mut talker);
+            let (mut hits, mut lossless) = (0, 0);
+            for cycle in 0..CYCLES / 2 {
+                // Where threads sleep, no hit is lost.
+                let sleep = if cycle % 4 == 0 { 0 } else { 1 };
+                talker.ask(&format!("sleep {sleep}"), "sleeping");
+                let plan = Plan::of(cycle);
+                let (observed, events, after) = observe(&mut talker, &target, plan);
+                check(plan, &before, &after, &observed, &events);
+                hits += observed.counts.total();
+                lossless += usize::from(events.lost == 0);
+                before = after;
+            }
+            println!(
+                "{}: {threads} threads: {hits} hits, lossless: {lossless}, {:?}",
+                file.display(),
+                begun.elapsed()
+            );
+            assert!(lossless > 0);
+            text.assert_same(&Image::of(talker.pid()).text(), "the program");
+            assert_eq!(strange_code(talker.pid()), [""; 0]);
+        }
+    }
+}
+
+#[test]
+fn handlers_that_count_agree_with_an_observation_to_the_last_one() {
+    for file in fixture_forms("self_counting") {
+        for threads in [1, 4, 16] {
+            let mut talker = start(&file, threads);
+            let target = Target::open(talker.pid()).unwrap();
+            let mut before = stand(&mut talker);
+            for cycle in 0..10 {
+                let options = Options {
+                    live: cycle % 2 == 0,
+                    ..options()
+                };
+                let handled: BTreeMap<_, _> = talker.hits().into_iter().collect();
+                target.update_with(&all(Action::Enable), options).unwrap();
+                let plan = Plan {
+                    begins_at_rest: true,
+                    ends_at_rest: true,
+                    switches: false,
+                    ..Plan::of(cycle)
+                };
+                let (observed, events, after) = observe(&mut talker, &target, plan);
+                target.update_with(&all(Action::Disable), options).unwrap();
+                check(plan, &before, &after, &observed, &events);
+                for (name, hits) in talker.hits() {
+                    let counted = observed.counts.hits(&name);
+                    assert_eq!(counted, Some(hits - handled[&name]), "{name}");
+                }
+                before = after;
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Signals that a process receives in the stubs of an observation: whose handlers return there, jump
+//! out of them, or stay for a while.
+
+use std::collections::BTreeMap;
+
+use probes_lib::{Events, Observation, Observer, Selector, Target};
+use test_support::process::Image;
+use test_support::{Talker, eventually, fixture_forms};
+
+use crate::observe::{options, strange_code};
+
+fn observe(target: &Target) -> Observer<'_> {
+    let observation = Observation::new()
+        .count(Selector::All)
+        .time("pong", "ping")
+        .watch(Selector::All);
+    target.observe(&observation, options()).unwrap()
+}
+
+/// The numbers by name in a line.
+fn numbers(line: &str) -> BTreeMap<String, u64> {
+    let words = line.split_ascii_whitespace();
+    let both = words.filter_map(|word| word.split_once('='));
+    both.map(|(name, number)| (name.to_owned(), number.parse().unwrap()))
+        .collect()
+}
+
+#[test]
+fn observations_come_and_go_while_signals_are_handled_in_their_stubs() {
+    for file in fixture_forms("interrupted_stubs") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        talker.ask("storm", "storming");
+        let (mut hits, mut unseen) = (0, 0);
+        for _ in 0..25 {
+            let mut observer = observe(&target);
+            let Events { events, lost } = observer.events().unwrap();
+            let observed = observer.remove().unwrap();
+            let rest = observed.events;
+            let seen = events.len() as u64 + lost + rest.events.len() as u64 + rest.lost;
+            // Who jumps out of a stub may have been counted, and not shown yet.
+            let counted = observed.counts.total();
+            assert!(seen <= counted, "{seen} of {counted}");
+            unseen += counted - seen;
+            hits += counted;
+        }
+        let met = numbers(&talker.ask("calm", "calm"));
+        assert!(
+            hits > 0 && met["in_stubs"] > 0 && met["nested"] > 0,
+            "{met:?}"
+        );
+        assert!(unseen <= met["jumped"], "{unseen}: {met:?}");
+        target.clean(options()).unwrap();
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        talker.hits();
+    }
+}
+
+#[test]
+fn who_stays_in_the_handler_of_a_signal_finds_the_stub_when_it_is_over() {
+    let leaves = [["return", "jump"], ["jump", "return"]];
+    for (file, leaves) in fixture_forms("interrupted_stubs").into_iter().zip(leaves) {
+        for (stay, leave) in ["park", "park nested"].into_iter().zip(leaves) {
+            let mut talker = Talker::start_with(&file, ["2"]);
+            let before = Image::of(talker.pid()).text();
+            let target = Target::open(talker.pid()).unwrap();
+            let observer = observe(&target);
+            assert_eq!(talker.ask(stay, "parked"), "parked 2");
+            observer.remove().unwrap();
+            // Nobody gets in any more, but those who are inside have to get out.
+            assert_eq!(strange_code(talker.pid()).len(), 1, "{stay}, {leave}");
+            before.assert_same(&Image::of(talker.pid()).text(), "the program");
+            talker.ask(leave, "gone on");
+            eventually("it is put back", || {
+                target.clean(options()).unwrap();
+                strange_code(talker.pid()).is_empty().then_some(())
+            });
+            before.assert_same(&Image::of(talker.pid()).text(), "the program");
+            talker.hits();
+        }
+    }
+}
