@@ -23,8 +23,8 @@ Examples:
 prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
 whatever it looks like. `--` ends the flags.
 
-Exit status: 0 done, 1 it could not be done, 2 the arguments make no sense; with trace -wait, that
-of the program.";
+Exit status: 0 done, 1 it could not be done, 2 the arguments make no sense; with trace -wait, -count,
+-latency or -watch, that of the program.";
 
 /// See and steer the probes of live OCaml programs.
 #[derive(Debug, Parser)]
@@ -263,7 +263,7 @@ pub(crate) struct CountArgs {
     /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
     #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
     pub(crate) duration: Option<String>,
-    /// Show what was counted so far every 1s; on a terminal, always
+    /// Show what is new every 1s; on a terminal, always, all so far
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub(crate) interval: Option<String>,
     #[command(flatten)]
@@ -310,8 +310,8 @@ Takes the times inside the process, whether the probes are enabled or not: a STO
 of its thread that has not ended yet, so that pairs may be nested. In the end (the time is over,
 Ctrl-C, or the process has ended) it puts everything back and prints, plain as
     COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
-in nanoseconds; STARTS and STOPS had no other end, and LOST could not be timed: they were nested
-deeper than 120, or of more than a thousand threads. As a table, with a chart of the times in powers
+in nanoseconds; STARTS and STOPS had no other end, and LOST could not be timed: more than 64 starts
+waited in their thread, or there were more than a thousand threads. As a table, with a chart of the times in powers
 of two. With -interval each line begins with the seconds so far.
 
 START and STOP may be the same: then it is from each hit to the next.";

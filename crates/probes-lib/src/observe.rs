@@ -130,13 +130,37 @@ impl Target {
         observation.roles(&self.look_at_objects()?.program)?;
         let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
         self.put_back_observed(options)?;
-        let program = self.look_at_objects()?.program.clone();
-        let memory = self.bare_memory()?;
         let is_filtered = process.has_filtered_itself();
         if is_filtered.map_err(|source| process.lost(source))? {
             let pid = process.pid();
             return Err(ErrorKind::Filtered { pid }.into());
         }
+        let begun = Instant::now();
+        loop {
+            let error = match self.install(observation, options) {
+                Ok(installed) => return Ok(installed.observer(self)),
+                Err(error) => error,
+            };
+            // What it has come to is put back as if we had been killed.
+            if let Err(left) = self.put_back_observed(options) {
+                let is_there = !process.has_ended();
+                return Err(match is_there {
+                    true => left.leaving(Effect::HalfChanged),
+                    false => error,
+                });
+            }
+            let is_passing = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
+            if !is_passing || begun.elapsed() > options.deadline {
+                return Err(error.with_effect(Effect::NothingChanged));
+            }
+        }
+    }
+
+    /// The caller has the turn. If it fails, something may be left.
+    fn install(&self, observation: &Observation, options: Options) -> Result<Installed> {
+        let process = self.process();
+        let program = self.look_at_objects()?.program.clone();
+        let memory = self.bare_memory()?;
         let mut prepared = Prepared::of(process, program, &memory, observation)?;
         let (stopped, has_tids) = with_tracer(&[process], |tracer| {
             let begun = Instant::now();
@@ -153,8 +177,7 @@ impl Target {
             stopped.release();
             Ok((begun.elapsed(), has_tids))
         })?;
-        let installed = prepared.into_installed(has_tids, None, stopped, options);
-        Ok(installed.observer(self))
+        Ok(prepared.into_installed(has_tids, None, stopped, options))
     }
 
     /// Puts back what observations have left in the process; says how many sites that were.
@@ -244,8 +267,10 @@ impl Observer<'_> {
         }
         let clock = self.ground.ticks.clock();
         let (ground, watch) = (&self.ground, &mut self.watch);
+        // Of one that has ended, what is shared is there.
+        let memory = self.target.bare_memory_to_read().ok();
         ground.read(self.target, |source| {
-            read_events(watch, process, source, &clock, false)
+            read_events(watch, process, source, memory.as_ref(), &clock, false)
         })
     }
 
@@ -265,16 +290,19 @@ impl Observer<'_> {
         let process = self.target.process();
         let (ground, mut watch) = (self.ground, self.watch);
         let clock = ground.ticks.clock();
+        let memory = self.target.bare_memory_to_read().ok();
         let mut learn = |source: &Source<'_>| {
             let counts = ground.counts(process.pid(), source)?;
             let pairs = ground.read_pairs(process.pid(), source)?;
-            let events = read_events(&mut watch, process, source, &clock, true)?;
+            let events = read_events(&mut watch, process, source, memory.as_ref(), &clock, true)?;
             Ok((counts, pairs, events))
         };
         let removed = put_back_all(self.target, &ground, self.options, &mut learn);
         let (counts, pairs, events) = match (removed, &ground.data) {
-            // Whatever it was that it could not be put back for: nothing of it is left.
-            (Err(_), Some(data)) if process.has_ended() => learn(&Source::Shared(data))?,
+            // Nothing of it is left that could be put back.
+            (Err(error), Some(data)) if process.has_ended() || self.target.has_executed(&error) => {
+                learn(&Source::Shared(data))?
+            }
             (removed, _) => removed?,
         };
         Ok(Observed {
@@ -319,10 +347,11 @@ fn read_events(
     watch: &mut Watch,
     process: &Process,
     source: &Source<'_>,
+    memory: Option<&ProcessMemory>,
     clock: &Clock,
     is_over: bool,
 ) -> Result<Events> {
-    let events = watch.read(process, source, clock, is_over);
+    let events = watch.read(process, source, memory, clock, is_over);
     events.map_err(|source| read_error(process.pid(), watch.shared(), source))
 }
 

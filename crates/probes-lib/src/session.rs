@@ -547,6 +547,12 @@ impl Target {
         Ok(done.map(|(job, stood)| job.report(stood)))
     }
 
+    /// Whether an error is because of an exec.
+    pub(crate) fn has_executed(&self, error: &Error) -> bool {
+        matches!(error.kind(), ErrorKind::Executed { .. })
+            || self.image().is_replaced(&self.process)
+    }
+
     /// Tells an exec, which looks like an end to who has opened the old program.
     pub(crate) fn tell_exec(&self, error: Error) -> Error {
         if self.image().is_replaced(&self.process) {

@@ -218,6 +218,12 @@ impl Arena {
             id: word(&header, ID_AT),
         };
         let is_stub = (LINE..=MAX_STUB_LEN).contains(&arena.stub_len);
+        let mut sites = arena.entries.iter().map(|entry| entry.site);
+        let is_stub = is_stub && sites.all(|site| site.0 != 0);
+        let is_stub = is_stub
+            && arena
+                .entries
+                .is_sorted_by(|one, other| one.site < other.site);
         if !is_stub || arena.stub_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
@@ -255,7 +261,7 @@ impl Arena {
 
 impl Entry {
     /// Where the site's own displacement leads.
-    fn wrapper(&self) -> LiveAddr {
+    pub(crate) fn wrapper(&self) -> LiveAddr {
         let displacement = i64::from(i32::from_le_bytes(self.operand));
         self.site.plus(6).plus(displacement as u64)
     }

@@ -40,7 +40,7 @@ impl Counts {
         let sites = self.program.probe(name)?.sites();
         sites
             .filter_map(|site| self.hits[site])
-            .reduce(|sum, hits| sum + hits)
+            .reduce(u64::saturating_add)
     }
 
     /// Each site of a probe that is counted, object by object, by address.
@@ -64,6 +64,7 @@ impl Counts {
 
     /// All hits together.
     pub fn total(&self) -> u64 {
-        self.hits.iter().flatten().sum()
+        let hits = self.hits.iter().flatten();
+        hits.fold(0, |sum, hits| sum.saturating_add(*hits))
     }
 }

@@ -15,6 +15,7 @@ use crate::observe::shared::{self, Shared, record};
 use crate::observe::value::{Custom, Recorded, Value};
 use crate::process::Process;
 use crate::program::{ProbeId, Program};
+use crate::sys::mem::ProcessMemory;
 use crate::sys::ticks::Clock;
 use crate::table::Site;
 
@@ -75,6 +76,9 @@ impl Event {
 /// The mappings are read anew so often, at most.
 const RENEWAL: Duration = Duration::from_millis(100);
 
+/// For so long, whenever hits are read.
+const YOUNG: Duration = Duration::from_secs(1);
+
 /// How long the stubs believe what they were told of pages.
 pub(crate) const BELIEVED: Duration = Duration::from_secs(1);
 
@@ -93,8 +97,9 @@ pub(crate) struct Watch {
     /// What is known of the operations of custom blocks.
     kinds: HashMap<u64, Custom>,
     /// Our ids of threads that know themselves by others.
-    threads: HashMap<i32, i32>,
+    threads: HashMap<i32, Option<i32>>,
     pages: Pages,
+    begun: Instant,
     renewed: Instant,
 }
 
@@ -162,6 +167,7 @@ impl Watch {
             kinds: HashMap::new(),
             threads: HashMap::new(),
             pages,
+            begun: Instant::now(),
             renewed: Instant::now(),
         }
     }
@@ -171,15 +177,17 @@ impl Watch {
         self.rings.shared
     }
 
-    /// What is new; `is_over` says that nobody writes any more.
+    /// What is new, from `source`; `is_over` says that nobody writes any more. `memory` is the process's,
+    /// as long as there is one.
     pub(crate) fn read(
         &mut self,
         process: &Process,
-        memory: &impl ReadMemory,
+        source: &impl ReadMemory,
+        memory: Option<&ProcessMemory>,
         clock: &Clock,
         is_over: bool,
     ) -> std::io::Result<Events> {
-        let records = self.rings.read(memory, is_over)?;
+        let records = self.rings.read(source, is_over)?;
         let mut events = Events {
             events: Vec::new(),
             lost: records.lost,
@@ -200,7 +208,7 @@ impl Watch {
     fn event(
         &mut self,
         process: &Process,
-        memory: &impl ReadMemory,
+        memory: Option<&ProcessMemory>,
         clock: &Clock,
         record: &[u8],
     ) -> Option<Event> {
@@ -227,24 +235,23 @@ impl Watch {
     }
 
     /// What a custom block is, by its operations, the first of which is the address of their name.
-    fn custom(&mut self, memory: &impl ReadMemory, operations: u64) -> Custom {
+    fn custom(&mut self, memory: Option<&ProcessMemory>, operations: u64) -> Custom {
         if let Some(known) = self.kinds.get(&operations) {
             return *known;
         }
         let name = || {
             let mut at = [0; 8];
-            memory.read(LiveAddr(operations), &mut at).ok()?;
+            memory?.read(LiveAddr(operations), &mut at).ok()?;
             let mut name = [0; 3];
-            memory
-                .read(LiveAddr(u64::from_le_bytes(at)), &mut name)
-                .ok()?;
-            Some(name)
+            let at = LiveAddr(u64::from_le_bytes(at));
+            memory?.read(at, &mut name).ok()?;
+            Some(Custom::of(&name))
         };
-        let custom = name().map_or(Custom::Other, |name| Custom::of(&name));
-        if self.kinds.len() < MOST_KINDS {
+        let custom = name();
+        if let Some(custom) = custom.filter(|_| self.kinds.len() < MOST_KINDS) {
             self.kinds.insert(operations, custom);
         }
-        custom
+        custom.unwrap_or(Custom::Other)
     }
 
     /// Our id of the thread that knows itself by `tid`.
@@ -255,25 +262,28 @@ impl Watch {
             Tids::Others => {}
         }
         if let Some(known) = self.threads.get(&tid) {
-            return Some(*known);
+            return *known;
         }
         for thread in process.threads().and_then(|mut list| list.read()).ok()? {
             if let Ok(status) = process.thread_status(thread) {
-                self.threads.insert(status.innermost, thread);
+                self.threads.insert(status.innermost, Some(thread));
             }
         }
-        self.threads.get(&tid).copied()
+        // One that has ended is not looked for again, unless its id is another's in a while.
+        *self.threads.entry(tid).or_insert(None)
     }
 
-    /// Whether it is time to look which pages there are.
+    /// Whether it is time to look which pages there are: a program that has just begun maps its heap.
     pub(crate) fn is_due(&self) -> bool {
-        self.layout.record_len > 0 && self.renewed.elapsed() > RENEWAL
+        let is_young = self.begun.elapsed() < YOUNG;
+        self.layout.record_len > 0 && (is_young || self.renewed.elapsed() > RENEWAL)
     }
 
     /// What tells the stubs which pages there are now, to be believed `until` then: an offset in what is
     /// shared, and bytes.
     pub(crate) fn renew(&mut self, maps: &[Mapping], until: u64) -> Vec<(u64, Vec<u8>)> {
         self.renewed = Instant::now();
+        self.threads.retain(|_, thread| thread.is_some());
         let mut writes = Vec::new();
         if let Some(pages) = self.pages.renewed(maps) {
             let table = self.layout.pages();

@@ -81,8 +81,8 @@ impl Latency {
         self.unmatched_stops
     }
 
-    /// Times that were not taken: starts that were nested deeper than 120, and hits of more threads
-    /// than about a thousand.
+    /// Times that were not taken: those of the outer ones of more than 64 starts that wait in a thread, and
+    /// those of threads beyond about a thousand.
     pub fn lost(&self) -> u64 {
         self.lost
     }

@@ -87,7 +87,10 @@ pub(crate) fn lay_out(
 /// Where an arena can begin that its sites reach.
 fn place(arena: &Arena, taken: &[(u64, u64)]) -> Option<LiveAddr> {
     let len = arena.code_len() + arena.data_len();
-    let (first, last) = (arena.entries.first()?.site.0, arena.entries.last()?.site.0);
+    // Stubs call wrappers as sites call stubs.
+    let sites = arena.entries.iter();
+    let places = sites.flat_map(|entry| [entry.site.0, entry.wrapper().0]);
+    let (first, last) = (places.clone().min()?, places.max()?);
     let is_free = |start: u64| {
         let (from, to) = (start.saturating_sub(GAP), start.saturating_add(len + GAP));
         taken.iter().all(|&(begin, end)| end <= from || begin >= to)

@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
 use crate::image::read_maps;
-use crate::observe::arena::Arena;
+use crate::observe::arena::{Arena, HEADER_LEN};
 use crate::observe::events::{BELIEVED, Tids, Watch};
 use crate::observe::observation::Observation;
 use crate::observe::pages::Pages;
 use crate::observe::role::Role;
 use crate::observe::shared::Shared;
 use crate::observe::source::SharedData;
-use crate::observe::work::{Work, map, unmap};
+use crate::observe::work::{Work, map};
 use crate::observe::{Ground, Installed, place};
 use crate::process::Process;
 use crate::program::Program;
@@ -95,11 +95,12 @@ impl Prepared {
     }
 
     /// Begins; the data are `shared` with us if there is a file for them. Says whether threads can be told
-    /// by their ids.
+    /// by their ids. If it fails, what is left of it can be put back like any other observation.
     ///
     /// # Errors
     ///
-    /// If the process cannot map memory, or a site does not hold what its file says.
+    /// If the process cannot map memory, or a site does not hold what its file says;
+    /// [`ErrorKind::KeepsChanging`] if something else has come to be where it was to be.
     pub(crate) fn install<'s>(
         &mut self,
         work: &Work<'s>,
@@ -108,9 +109,12 @@ impl Prepared {
     ) -> Result<(Stopped<'s>, bool)> {
         let arenas = &self.arenas;
         for (arena, bytes) in arenas.iter().zip(&self.codes) {
-            // Until it has a header, the detour tells what was mapped.
+            work.refuse_taken(arena)?;
+            // Until it has a header, which comes last, the detour tells what was mapped.
             stopped = work.run(stopped, &map(arena, shared))?;
-            work.put(&stopped, arena.code, bytes)?;
+            let (header, rest) = bytes.split_at(HEADER_LEN.min(bytes.len()));
+            work.put(&stopped, arena.code.plus(header.len() as u64), rest)?;
+            work.put(&stopped, arena.code, header)?;
         }
         if let Some(shared) = shared {
             stopped = work.run(stopped, &[shared.close()])?;
@@ -123,18 +127,10 @@ impl Prepared {
             true => stopped.tid_offset(work.process, work.memory),
             false => None,
         };
-        let until = self.believed_until;
-        let written = work
-            .share(&stopped, sharing, tid_offset, (&self.pages, until))
-            .and_then(|()| {
-                let codes = &mut self.codes;
-                work.retarget(&stopped, arenas, &self.sites, codes, &self.program)
-            });
-        if let Err(error) = written {
-            // It goes on, or is killed if it was not to run otherwise.
-            drop(work.unmap_all(stopped, arenas.iter().map(unmap))?);
-            return Err(error);
-        }
+        let pages = (&self.pages, self.believed_until);
+        work.share(&stopped, sharing, tid_offset, pages)?;
+        let codes = &mut self.codes;
+        work.retarget(&stopped, arenas, &self.sites, codes, &self.program)?;
         Ok((stopped, tid_offset.is_some()))
     }
 

@@ -128,7 +128,7 @@ fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[Change]) -> Result<(
             continue;
         };
         let start = first.at();
-        let mut written = match (same, first.crosses_pages()) {
+        let written = match (same, first.crosses_pages()) {
             ([_], true) => write_in_steps(memory, first),
             _ => {
                 let end = last.site.plus(SITE_LEN as u64);
@@ -142,7 +142,7 @@ fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[Change]) -> Result<(
                 })
             }
         };
-        if let Err(source) = std::mem::replace(&mut written, Ok(())) {
+        if let Err(source) = written {
             return Err(write_error(pid, SITE, start, source));
         }
     }

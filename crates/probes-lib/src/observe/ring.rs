@@ -86,18 +86,18 @@ impl Rings {
         let oldest = self.head(memory, group)?.saturating_sub(room);
         let gone = oldest.clamp(first, end.max(first)) - first;
         bytes.drain(..gone as usize * len);
-        let known = &known[gone as usize..(end - first) as usize];
-        for (record, _) in bytes
-            .chunks_exact(len)
-            .zip(known)
-            .filter(|(_, known)| **known)
-        {
-            records.bytes.extend(record);
+        let known = known.iter().skip(gone as usize);
+        // One that was out of its time may have been written over it.
+        let both = bytes.chunks_exact(len).zip(first + gone + 1..).zip(known);
+        for ((record, number), known) in both {
+            match *known && is_complete(&(record, number)) {
+                true => records.bytes.extend(record),
+                false => records.lost += 1,
+            }
         }
-        records.lost += known.iter().filter(|known| !**known).count() as u64;
         first = first.max(oldest);
         let mut after = end.max(first);
-        records.lost += first - next;
+        records.lost = records.lost.saturating_add(first - next);
         self.waiting[group] = match after > next || after == head {
             true => None,
             false => self.waiting[group].or_else(|| Some(Instant::now())),

@@ -30,7 +30,7 @@ pub(crate) const SLOT_BITS: u32 = 10;
 /// How many slots from its own on a thread may have, so that there are more by as many.
 pub(crate) const SEEK: u64 = 16;
 /// Binary logarithm of the bytes of a slot.
-pub(crate) const SLOT_LEN_BITS: u32 = 10;
+pub(crate) const SLOT_LEN_BITS: u32 = 11;
 pub(crate) const SLOT_LEN: u64 = 1 << SLOT_LEN_BITS;
 
 /// What a slot holds, eight bytes each.
@@ -45,16 +45,18 @@ pub(crate) mod slot {
     pub(crate) const LEFT: u64 = 24;
     /// Stops without a start.
     pub(crate) const STOPS: u64 = 32;
-    /// Pairs that were nested too deep to be timed.
+    /// Stops whose start had been given up, as too many came after it.
     pub(crate) const DEEP: u64 = 40;
     /// All times together, in ticks.
     pub(crate) const SUM: u64 = 48;
     /// The longest, in ticks.
     pub(crate) const MAX: u64 = 56;
-    /// When the starts were that wait.
+    /// The starts that wait, the last ones of them: of each how deep it is, and when it was.
     pub(crate) const STARTS: u64 = 64;
-    /// How many of them there is room for.
-    pub(crate) const ROOM: u64 = (super::SLOT_LEN - STARTS) / 8;
+    /// How many of them are kept, a power of two.
+    pub(crate) const ROOM: u64 = 64;
+    /// Binary logarithm of the bytes of each.
+    pub(crate) const START_LEN_BITS: u32 = 4;
 }
 
 /// In the header of a pair: hits of threads for which there was no slot.
@@ -92,8 +94,8 @@ pub(crate) mod record {
     pub(crate) const VALUE: u64 = 0;
     pub(crate) const BLOCK: u64 = 8;
     pub(crate) const COPY: u64 = 16;
-    /// In words.
-    pub(crate) const COPY_WORDS: u64 = 8;
+    /// In words: one more than is shown, for the end of a string that just fits.
+    pub(crate) const COPY_WORDS: u64 = 9;
     pub(crate) const ARGUMENT_LEN: u64 = COPY + COPY_WORDS * 8;
 
     /// Of one with so many arguments, in bytes.

@@ -41,6 +41,9 @@ const STRING: u8 = 252;
 const DOUBLE: u8 = 253;
 const CUSTOM: u8 = 255;
 
+/// How much of a string is shown, in bytes.
+const SHOWN: usize = 64;
+
 /// What a custom block is, by the name of its operations (runtime/ints.c).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Custom {
@@ -133,12 +136,12 @@ fn string(words: &[u8], size: u64) -> Option<Value> {
     if words.is_empty() {
         return None;
     }
-    let is_whole = size <= record::COPY_WORDS;
-    let len = match (is_whole, words.last()) {
+    let len = match (size <= record::COPY_WORDS, words.last()) {
         (true, Some(&unused)) => words.len().checked_sub(1 + usize::from(unused))?,
         _ => words.len(),
     };
-    let bytes = words.get(..len)?.to_vec();
+    let is_whole = size <= record::COPY_WORDS && len <= SHOWN;
+    let bytes = words.get(..len.min(SHOWN))?.to_vec();
     Some(Value::String { bytes, is_whole })
 }
 
@@ -210,10 +213,17 @@ mod tests {
             block(252, 2, b"eight888\0\0\0\0\0\0\0\x07"),
             text(b"eight888")
         );
-        let start = [b'x'; 64];
-        let bytes = start.to_vec();
-        let is_whole = false;
-        assert_eq!(block(252, 9, &start), Value::String { bytes, is_whole });
+        let longer = [b'x'; 72];
+        let bytes = longer[..64].to_vec();
+        let cut = |is_whole| Value::String {
+            bytes: bytes.clone(),
+            is_whole,
+        };
+        assert_eq!(block(252, 10, &longer), cut(false));
+        // Of 64 bytes, and of 65.
+        let ends = |unused: u8| [&longer[..71], &[unused]].concat();
+        assert_eq!(block(252, 9, &ends(7)), cut(true));
+        assert_eq!(block(252, 9, &ends(6)), cut(false));
         // What is no string is told as what it is.
         let (tag, size) = (252, 1);
         assert_eq!(block(252, 1, &[0xff; 8]), Value::Block { tag, size });

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::addr::LiveAddr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::read_maps;
-use crate::maps;
+use crate::maps::{self, Mapping};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::arena::{Arena, Entry};
 use crate::observe::events::believed_until;
@@ -226,12 +226,39 @@ impl<'w> Work<'w> {
         )
     }
 
+    /// What the sites are; `None` of those whose object has been unloaded.
+    fn read_those_there(&self, arena: &Arena) -> Result<Vec<Option<SiteCode>>> {
+        if let Ok(all) = self.read_sites(arena) {
+            return Ok(all.into_iter().map(Some).collect());
+        }
+        // It may have ended.
+        read_maps(self.process)?;
+        let one = |entry: &Entry| {
+            let found = rewrite::read(self.process.pid(), self.memory, std::iter::once(entry.site));
+            found.ok()?.into_iter().next()
+        };
+        Ok(arena.entries.iter().map(one).collect())
+    }
+
     fn read_sites(&self, arena: &Arena) -> Result<Vec<SiteCode>> {
         rewrite::read(
             self.process.pid(),
             self.memory,
             arena.entries.iter().map(|it| it.site),
         )
+    }
+
+    /// Makes sure that nothing is where an arena is to be: it has come since it was laid out.
+    pub(crate) fn refuse_taken(&self, arena: &Arena) -> Result<()> {
+        let end = arena.data().plus(arena.data_len());
+        let is_within = |it: &Mapping| it.start < end && it.end > arena.code;
+        match read_maps(self.process)?.iter().any(is_within) {
+            true => Err(ErrorKind::KeepsChanging {
+                pid: self.process.pid(),
+            }
+            .into()),
+            false => Ok(()),
+        }
     }
 
     /// Makes sure that arenas are where they were put.
@@ -269,10 +296,12 @@ impl<'w> Work<'w> {
     ) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         for arena in arenas {
-            let found = self.read_sites(arena)?;
+            let found = self.read_those_there(arena)?;
             let tails = self.read_tails(stopped, arena)?;
             for (index, entry) in arena.entries.iter().enumerate() {
-                let before = found[index].tail();
+                let Some(before) = found[index].map(SiteCode::tail) else {
+                    continue;
+                };
                 if before != observed(arena, index)
                     && !entry.is_cut_short(before, arena.call(index))
                 {

@@ -35,12 +35,29 @@ struct Reading {
     at: Instant,
 }
 
+/// The counter when a clock was read. We may be interrupted between the two: the best of some readings.
+fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
+    const TRIES: usize = 5;
+    let read = || {
+        let before = now();
+        let time = clock();
+        let took = now().saturating_sub(before);
+        (took, before.saturating_add(took / 2), time)
+    };
+    let mut best = read();
+    for _ in 1..TRIES {
+        let next = read();
+        if next.0 < best.0 {
+            best = next;
+        }
+    }
+    (best.1, best.2)
+}
+
 impl Reading {
     fn take() -> Reading {
-        Reading {
-            ticks: now(),
-            at: Instant::now(),
-        }
+        let (ticks, at) = read_with(Instant::now);
+        Reading { ticks, at }
     }
 }
 
@@ -80,10 +97,12 @@ impl Ticks {
 
     /// What tells of ticks that were not long ago when they were.
     pub(crate) fn clock(&self) -> Clock {
+        let nanoseconds = self.nanoseconds();
+        let (ticks, time) = read_with(SystemTime::now);
         Clock {
-            nanoseconds: self.nanoseconds(),
-            ticks: now(),
-            time: SystemTime::now(),
+            ticks,
+            time,
+            nanoseconds,
         }
     }
 }

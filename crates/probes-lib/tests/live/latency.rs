@@ -77,7 +77,9 @@ fn pairs_are_matched_as_a_stack() {
             ([")", "()"], [1, 0, 1, 0]),
             (["(()", ""], [1, 1, 0, 0]),
             ([")", ")"], [0, 0, 2, 0]),
-            ([&down, &up], [120, 0, 1, 10]),
+            // The innermost are timed, however deep.
+            ([&down, &up], [64, 0, 1, 66]),
+            ([&down, "()()"], [2, 130, 0, 0]),
         ] {
             let observer = observe(&target);
             for words in words {

@@ -57,9 +57,9 @@ pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(),
         End::Start(_) => {
             a.mov(eax, 1)?;
             a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
-            a.cmp(rax, slot::ROOM as i32)?;
-            a.jae(over)?;
-            a.mov(qword_ptr(rcx + rax * 8 + slot::STARTS), rsi)?;
+            start(a)?;
+            a.mov(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
+            a.mov(qword_ptr(rcx + rdx + (slot::STARTS + 8)), rsi)?;
         }
         End::Stop(_) => {
             let mut alone = a.create_label();
@@ -68,8 +68,9 @@ pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(),
             a.sub(rax, 1)?;
             a.jc(alone)?;
             a.mov(qword_ptr(rcx + slot::DEPTH), rax)?;
-            a.cmp(rax, slot::ROOM as i32)?;
-            a.jae(deep)?;
+            start(a)?;
+            a.cmp(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
+            a.jne(deep)?;
             took(a, pair, layout)?;
             a.jmp(over)?;
             a.set_label(&mut deep)?;
@@ -84,13 +85,21 @@ pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(),
     a.nop()
 }
 
-/// The start is at rax in the slot at rcx of the thread rdi.
+/// Where the start at depth rax is among those of the slot, in rdx: the innermost are kept.
+fn start(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(edx, eax)?;
+    a.and(edx, slot::ROOM as i32 - 1)?;
+    a.shl(edx, slot::START_LEN_BITS)
+}
+
+/// The start is at rdx among those of the slot at rcx.
 fn took(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
     let mut fits = a.create_label();
-    a.mov(rdx, rsi)?;
-    a.sub(rdx, qword_ptr(rcx + rax * 8 + slot::STARTS))?;
+    a.mov(rax, rsi)?;
+    a.sub(rax, qword_ptr(rcx + rdx + (slot::STARTS + 8)))?;
+    a.mov(rdx, rax)?;
     // Between processors, time may go back a little.
     a.jnc(is_positive)?;
     a.xor(edx, edx)?;
