@@ -395,3 +395,55 @@ fn who_observes_a_process_is_told_when_another_does_in_his_place() {
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
     }
 }
+
+#[test]
+fn what_was_learnt_of_an_object_that_is_unloaded_is_kept() {
+    for file in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&file);
+        let plugin = fixture("objects/plugin.so");
+        talker.ask(&format!("load {}", plugin.display()), "loaded");
+        let target = Target::open(talker.pid()).unwrap();
+        let observation = Observation::new().count(Selector::All);
+        let observer = target.observe(&observation, options()).unwrap();
+        talker.hits();
+        talker.ask("plugins", "plugins");
+        talker.ask("unload 0", "unloaded");
+        talker.hits();
+        let counts = observer.remove().unwrap().counts;
+        assert_eq!(hits(&counts)["plug"], 2);
+        assert_eq!(hits(&counts)["ping"], 2 * 3 + 1);
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        assert_eq!(target.clean(options()).unwrap(), 0);
+        talker.hits();
+    }
+}
+
+#[test]
+fn objects_come_and_go_all_the_time_while_observations_do() {
+    for file in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&file);
+        let plugin = fixture("objects/plugin.so");
+        let target = Target::open(talker.pid()).unwrap();
+        talker.send(&format!("churn 2000 {}", plugin.display()));
+        let observation = Observation::new().count(Selector::All);
+        let mut done = 0;
+        for _ in 0..50 {
+            match target.observe(&observation, options()) {
+                Ok(observer) => {
+                    observer.remove().unwrap();
+                    done += 1;
+                }
+                // What was there was gone each time when it was its turn.
+                Err(error) => {
+                    let is_expected = error.to_string().ends_with("nothing was changed");
+                    assert!(is_expected, "{error}");
+                }
+            }
+        }
+        talker.expect("churned 2000");
+        assert!(done > 0);
+        assert_eq!(target.clean(options()).unwrap(), 0);
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        talker.hits();
+    }
+}
