@@ -93,6 +93,8 @@ pub struct Observed {
     pub latencies: Vec<Latency>,
     /// Those that had not been read yet.
     pub events: Events,
+    /// How long the process stood still to be put back, at most, all in all.
+    pub stopped: Duration,
 }
 
 impl Target {
@@ -288,12 +290,13 @@ impl Observer<'_> {
             Ok((counts, pairs, events))
         };
         let options = self.options;
-        let (counts, pairs, events) =
+        let ((counts, pairs, events), stopped) =
             put_back(process, &memory, &ground.arenas, None, options, read)?;
         Ok(Observed {
             counts,
             latencies: ground.latencies(&pairs),
             events,
+            stopped,
         })
     }
 }

@@ -58,7 +58,7 @@ impl Left {
 }
 
 /// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; `read`
-/// reads what was learnt, just before.
+/// reads what was learnt, just before. Says how long the process stood still for it, all in all.
 pub(crate) fn put_back<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
@@ -66,7 +66,7 @@ pub(crate) fn put_back<T: Send>(
     left: Option<Left>,
     options: Options,
     read: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
+) -> Result<(T, Duration)> {
     let maps = read_maps(process)?;
     let cave = place::cave(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
@@ -77,6 +77,8 @@ pub(crate) fn put_back<T: Send>(
             cave,
             limit: options.deadline,
         };
+        let mut stood = Duration::ZERO;
+        let mut since = Instant::now();
         let mut stopped = tracer.stop(process, options.deadline)?;
         let changes = work.changes_back(&stopped, arenas)?;
         rewrite::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
@@ -87,11 +89,13 @@ pub(crate) fn put_back<T: Send>(
         };
         while is_inside(&stopped) {
             stopped.release();
+            stood += since.elapsed();
             if begun.elapsed() > LEAVING {
                 // Whoever is inside comes out by himself, some day; nobody gets in any more.
-                return read();
+                return Ok((read()?, stood));
             }
             std::thread::sleep(Duration::from_millis(1));
+            since = Instant::now();
             stopped = tracer.stop(process, options.deadline)?;
         }
         let data = read()?;
@@ -99,6 +103,6 @@ pub(crate) fn put_back<T: Send>(
         let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
         let unmapped = work.unmap_all(stopped, arenas.iter().map(unmap).chain(left))?;
         unmapped.release();
-        Ok(data)
+        Ok((data, stood + since.elapsed()))
     })
 }
