@@ -17,11 +17,11 @@ use std::process::ExitCode;
 
 mod commands;
 mod cost;
-mod count;
 mod document;
 mod failure;
 mod gdb;
 mod machine;
+mod observe;
 mod parsing;
 mod prepare;
 mod prototype;
@@ -108,7 +108,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The tables, by the names of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 12] = [
+const TABLES: [&str; 14] = [
     "machine",
     "goals",
     "stillness",
@@ -117,8 +117,10 @@ const TABLES: [&str; 12] = [
     "gdb",
     "commands",
     "ps",
-    "count",
-    "count-stops",
+    "observe",
+    "observe-exact",
+    "observe-stops",
+    "observe-goals",
     "syscalls",
     "parsing",
 ];
@@ -163,12 +165,7 @@ fn measure(request: Request) -> Result<()> {
     if wants("ps") {
         document.add("ps", ps::table(&ready.targets, tool, request.rounds)?);
     }
-    if wants("count") {
-        document.add("count", count::table(&ready.targets, request.rounds)?);
-    }
-    if wants("count-stops") {
-        document.add("count-stops", count::stops(programs, request.rounds)?);
-    }
+    observing(&request, &ready, &mut document)?;
     if wants("syscalls") {
         document.add("syscalls", syscalls::table(programs, tool)?);
     }
@@ -185,4 +182,33 @@ fn measure(request: Request) -> Result<()> {
         document.print();
         Ok(())
     }
+}
+
+/// What observing hits costs; all of it, where its goals are wanted.
+fn observing(
+    request: &Request,
+    ready: &prepare::Ready,
+    document: &mut document::Tables,
+) -> Result<()> {
+    let has_goals = request.wants("observe-goals");
+    let wants = |table| has_goals || request.wants(table);
+    let rounds = request.rounds;
+    let (mut costs, mut exact, mut stops) = <(Vec<_>, Vec<_>, Vec<_>)>::default();
+    if wants("observe") {
+        costs = observe::measure(&ready.targets, rounds)?;
+        document.add("observe", observe::table(&costs));
+    }
+    if wants("observe-exact") {
+        exact = observe::exact::measure(&ready.targets.join(observe::PAIRS), rounds)?;
+        document.add("observe-exact", observe::exact::table(&exact));
+    }
+    if wants("observe-stops") {
+        stops = observe::stops::measure(&ready.programs, rounds)?;
+        document.add("observe-stops", observe::stops::table(&stops));
+    }
+    if has_goals {
+        let goals = observe::goals::table(&costs, &exact, &stops)?;
+        document.add("observe-goals", goals);
+    }
+    Ok(())
 }
