@@ -7,6 +7,8 @@
 //! cargo run --release -p bench -- [--tool FILE] [--rounds N] [--only TABLE]
 //!                                         another build of the tool, fewer rounds, one table; to
 //!                                         standard output only
+//! cargo run --release -p bench -- [--only TABLE] --into FILE
+//!                                         writes the tables into their places in a file
 //! cargo run --release -p bench -- --prototypes FOLDER
 //!                                         where to look for `bench_final.c` (see `prototype`)
 //! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); used by itself
@@ -48,6 +50,8 @@ struct Request {
     /// The only table that is wanted.
     only: Option<String>,
     prototypes: Option<PathBuf>,
+    /// Where tables are written to, rather than to standard output.
+    into: Option<PathBuf>,
 }
 
 impl Request {
@@ -79,7 +83,8 @@ fn main() -> ExitCode {
 
 fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> {
     let usage = || {
-        let text = "usage: bench [--tool FILE] [--rounds N] [--only TABLE] [--prototypes FOLDER]";
+        let text = "usage: bench [--tool FILE] [--rounds N] [--only TABLE] [--into FILE] \
+                    [--prototypes FOLDER]";
         Failure::new(text)
     };
     let mut request = Request {
@@ -87,11 +92,13 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
         rounds: ROUNDS,
         only: None,
         prototypes: None,
+        into: None,
     };
     while let Some(flag) = args.next() {
         let value = args.next().ok_or_else(usage)?;
         match flag.to_str() {
             Some("--tool") => request.tool = Some(value.into()),
+            Some("--into") => request.into = Some(value.into()),
             Some("--prototypes") => request.prototypes = Some(value.into()),
             Some("--rounds") => {
                 let number = value.to_str().and_then(|text| text.parse().ok());
@@ -134,7 +141,10 @@ fn measure(request: Request) -> Result<()> {
     let programs = &ready.programs;
 
     let mut document = document::Tables::default();
-    document.add("machine", machine);
+    // In a document it is said of all tables.
+    if request.into.is_none() || request.only.is_none() {
+        document.add("machine", machine);
+    }
     let stillness = if wants("stillness") || wants("goals") {
         stillness::measure(programs, request.rounds)?
     } else {
@@ -176,11 +186,13 @@ fn measure(request: Request) -> Result<()> {
         parsing::run(&ready.root, &ready.targets)?;
         document.add("parsing", parsing::table()?);
     }
-    if is_usual {
-        document.write(&ready.root.join("docs/benchmarks.md"))
-    } else {
-        document.print();
-        Ok(())
+    match request.into {
+        Some(file) => document.write(&file),
+        None if is_usual => document.write(&ready.root.join("docs/benchmarks.md")),
+        None => {
+            document.print();
+            Ok(())
+        }
     }
 }
 
