@@ -88,6 +88,15 @@ pub(crate) struct TraceArgs {
     /// Also in what it starts, executes and loads, before it runs
     #[arg(long)]
     pub(crate) follow: bool,
+    /// Count the hits of all probes, from the first to the last
+    #[arg(long)]
+    pub(crate) count: bool,
+    /// Time each START to the next STOP in its thread; may be repeated
+    #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
+    pub(crate) latency: Vec<String>,
+    /// Show each hit of these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) watch: Vec<String>,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     #[command(flatten)]
@@ -117,6 +126,11 @@ With -follow a second process of ocaml-probes traces the program, what it starts
 these execute, until all have ended or it is sent SIGTERM. Names that another program or a library
 lacks are passed over there; processes without probes (a shell) are let go, with what they start.
 What the program itself lacks is warned of. -v says what happens.
+
+With -count, -latency or -watch it stays as with -wait, and tells what `count`, `latency` and `watch`
+would have told from the first instruction to the last, on standard error, or with -json on standard
+output; without actions no probe is enabled then. What the program forks adds to the counts, and
+disturbs the times.
 
 RE is an extended regular expression, as in grep -E.
 

@@ -8,6 +8,7 @@ mod follow;
 mod info;
 mod latency;
 mod list;
+mod observed;
 mod observing;
 mod ps;
 mod put_back;

@@ -13,7 +13,7 @@ use std::io::{self, BufWriter, Write, stdout};
 
 pub(crate) use counted::Counted;
 pub(crate) use hits::Hits;
-pub(crate) use latencies::Latencies;
+pub(crate) use latencies::{Latencies, in_words};
 pub(crate) use view::{Changes, Detail, Listing, Processes};
 
 use crate::commands::Failure;
@@ -68,14 +68,13 @@ pub(crate) fn print_changes(
     print(&text)
 }
 
-/// Writes what was counted.
-pub(crate) fn print_counted(format: Format, counted: &Counted<'_>) -> Result<(), Failure> {
-    let text = match format {
-        Format::Plain => counted.plain(),
-        Format::Table => counted.table(),
-        Format::Json => json(counted)?,
-    };
-    print(&text)
+/// What was counted.
+pub(crate) fn counted(format: Format, counted: &Counted<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(counted.plain()),
+        Format::Table => Ok(counted.table()),
+        Format::Json => json(counted),
+    }
 }
 
 /// Writes how many sites of a process were given their own code back.
@@ -101,14 +100,13 @@ pub(crate) fn print_cleaned(format: Format, pid: i32, sites: usize) -> Result<()
     print(&text)
 }
 
-/// Writes what pairs took.
-pub(crate) fn print_latencies(format: Format, latencies: &Latencies<'_>) -> Result<(), Failure> {
-    let text = match format {
-        Format::Plain => latencies.plain(),
-        Format::Table => latencies.charts(),
-        Format::Json => json(latencies)?,
-    };
-    print(&text)
+/// What pairs took.
+pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(latencies.plain()),
+        Format::Table => Ok(latencies.charts()),
+        Format::Json => json(latencies),
+    }
 }
 
 /// Writes a table over the one before, which had so many `lines`; says how many it has.
@@ -129,6 +127,13 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = BufWriter::new(stdout().lock());
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(Failure::Output)
+}
+
+/// Writes `text` where it is no answer: standard output is a program's, too.
+pub(crate) fn print_beside(text: &str) -> Result<(), Failure> {
+    std::io::stderr()
+        .write_all(text.as_bytes())
+        .map_err(Failure::Output)
 }
 
 fn json(answer: &impl serde::Serialize) -> Result<String, Failure> {

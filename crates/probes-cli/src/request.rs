@@ -40,7 +40,18 @@ pub(crate) struct Trace {
     pub(crate) actions: Actions,
     pub(crate) wait: bool,
     pub(crate) follow: bool,
+    /// What is to be learnt of its hits.
+    pub(crate) observed: Option<Observed>,
     pub(crate) answer: Answer,
+}
+
+/// What is to be learnt of the hits of a program that is started.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    pub(crate) counts: bool,
+    /// Starts and stops.
+    pub(crate) pairs: Vec<(String, String)>,
+    pub(crate) watched: Vec<Selector>,
 }
 
 #[derive(Debug)]
@@ -153,12 +164,21 @@ impl Request {
             Typed::Trace(args) => {
                 let check = Check("trace");
                 let actions = check.actions(&args.actions)?;
+                let observed = check.observed(args.count, &args.latency, &args.watch)?;
+                if args.follow && observed.is_some() {
+                    return check.refuse("-follow goes with none of -count, -latency and -watch");
+                }
+                let otherwise = match observed {
+                    Some(_) => Actions::new(),
+                    None => Actions::of(Action::Enable, Selector::All),
+                };
                 Request::Trace(Trace {
                     program: check.given(args.prog, "-prog FILE")?,
                     arguments: args.arguments,
-                    actions: actions.unwrap_or(Actions::of(Action::Enable, Selector::All)),
-                    wait: args.wait,
+                    actions: actions.unwrap_or(otherwise),
+                    wait: args.wait || observed.is_some(),
                     follow: args.follow,
+                    observed,
                     answer: check.answer(&args.answer)?,
                 })
             }

@@ -33,6 +33,8 @@ mod latency; // times between probes of running programs
 mod list; // probes of files, in all formats
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
+#[path = "cli/observed.rs"]
+mod observed; // trace -count, -latency and -watch
 #[path = "cli/put_back.rs"]
 mod put_back; // `attach -for` and `attach -live`
 #[path = "cli/release.rs"]

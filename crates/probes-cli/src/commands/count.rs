@@ -91,7 +91,7 @@ impl<'c> Counting<'c> {
             .since(last.map(|(counts, _)| counts), at - since)
             .at(at);
         if !self.is_live {
-            return output::print_counted(self.request.answer.format, &counted);
+            return output::print(&output::counted(self.request.answer.format, &counted)?);
         }
         self.lines = output::print_live(&counted.table(), self.lines)?;
         Ok(())
@@ -101,7 +101,7 @@ impl<'c> Counting<'c> {
     fn show_total(&self, counts: &Counts, all: Duration) -> Result<(), Failure> {
         let counted = Counted::new(self.target, counts, &self.sources).since(None, all);
         match self.lines {
-            0 => output::print_counted(self.request.answer.format, &counted),
+            0 => output::print(&output::counted(self.request.answer.format, &counted)?),
             lines => output::print_live(&counted.table(), lines).map(drop),
         }
     }

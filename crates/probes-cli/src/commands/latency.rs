@@ -55,7 +55,7 @@ pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
     if timing.lines > 0 {
         output::print_live("", timing.lines)?;
     }
-    output::print_latencies(request.answer.format, &latencies)
+    output::print(&output::latencies(request.answer.format, &latencies)?)
 }
 
 /// What is shown of an observation.
@@ -82,7 +82,7 @@ impl Timing<'_> {
             let shown = Latencies::new(self.target, &latencies, at).so_far();
             match self.is_live {
                 true => self.lines = output::print_live(&shown.table(), self.lines)?,
-                false => output::print_latencies(self.request.answer.format, &shown)?,
+                false => output::print(&output::latencies(self.request.answer.format, &shown)?)?,
             }
         }
         self.last = Some((latencies, at));

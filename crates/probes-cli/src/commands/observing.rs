@@ -4,7 +4,7 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Object, Observation, Observed, Observer, Options, SourceMap, Target};
+use probes_lib::{ErrorKind, Object, Observation, Observed, Observer, Options, SourceMap, Target};
 
 use super::put_back::{Endings, Over};
 use super::{Failure, Subject, say_what};
@@ -87,7 +87,7 @@ impl<'t> Observing<'t> {
         let removed = self.observer.remove();
         match (over, removed) {
             (Ok(_), Ok(observed)) => Ok(Some(observed)),
-            (Ok(Over::Exited), Err(_)) => {
+            (Ok(Over::Exited), Err(error)) if !is_anothers(&error) => {
                 let what = "the process has ended: this is what was read last";
                 self.messages.note(what);
                 Ok(None)
@@ -122,6 +122,11 @@ impl<'t> Observing<'t> {
             next = after(at, pause);
         }
     }
+}
+
+/// Whether somebody else observes the process now.
+fn is_anothers(error: &probes_lib::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ObservedByAnother { .. })
 }
 
 /// The next of the times that are `pause` apart.

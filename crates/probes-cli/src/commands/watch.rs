@@ -6,13 +6,12 @@ use probes_lib::{Event, Events, Observation};
 
 use super::Failure;
 use super::observing::{self, Next, Observing};
-use crate::messages::Messages;
 use crate::output::{self, Format, Hits};
-use crate::request::Watch;
+use crate::request::{Answer, Watch};
 
 /// How often hits are read: what the process holds of them lasts for longer than this, if there are not
 /// some millions a second.
-const READING: Duration = Duration::from_millis(2);
+pub(super) const READING: Duration = Duration::from_millis(2);
 
 /// How often it is said what was lost or skipped.
 const TELLING: Duration = Duration::from_secs(1);
@@ -23,7 +22,9 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
     let selectors = request.selectors.iter().cloned();
     let observation = selectors.fold(Observation::new(), Observation::watch);
     let observing = Observing::begin(&target, &observation, request.duration, messages)?;
-    let mut watching = Watching::begin(request, Hits::of(&target, request.answer.format));
+    let hits = Hits::of(&target, request.answer.format);
+    let mut watching = Watching::begin(hits, request.answer, output::print);
+    (watching.limit, watching.rate) = (request.limit, request.rate);
     let observed = observing.until_it_is_over(READING, |observer, _| {
         // It has ended, which is told of next, or executed another program.
         match observer.events() {
@@ -37,12 +38,18 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
     watching.tell()
 }
 
+/// Writes text where hits are shown.
+type Print = fn(&str) -> Result<(), Failure>;
+
 /// What is shown of the hits.
-struct Watching<'w> {
-    request: &'w Watch,
+pub(super) struct Watching {
     hits: Hits,
-    messages: Messages,
-    /// How many were shown.
+    answer: Answer,
+    print: Print,
+    /// How many are shown, if not all.
+    limit: Option<u64>,
+    /// How many are shown in a second, if not all.
+    rate: Option<u64>,
     shown: u64,
     /// In the second that `begun` was the beginning of.
     shown_now: u64,
@@ -52,12 +59,14 @@ struct Watching<'w> {
     skipped: u64,
 }
 
-impl<'w> Watching<'w> {
-    fn begin(request: &'w Watch, hits: Hits) -> Watching<'w> {
+impl Watching {
+    pub(super) fn begin(hits: Hits, answer: Answer, print: Print) -> Watching {
         Watching {
-            request,
             hits,
-            messages: request.answer.messages,
+            answer,
+            print,
+            limit: None,
+            rate: None,
             shown: 0,
             shown_now: 0,
             begun: Instant::now(),
@@ -67,7 +76,7 @@ impl<'w> Watching<'w> {
         }
     }
 
-    fn show(&mut self, events: Events) -> Result<Next, Failure> {
+    pub(super) fn show(&mut self, events: Events) -> Result<Next, Failure> {
         self.lost += events.lost;
         let mut text = String::new();
         for event in &events.events {
@@ -80,7 +89,7 @@ impl<'w> Watching<'w> {
             }
         }
         if !text.is_empty() {
-            output::print(&text)?;
+            (self.print)(&text)?;
         }
         if self.told.elapsed() >= TELLING {
             self.tell()?;
@@ -99,12 +108,12 @@ impl<'w> Watching<'w> {
     }
 
     fn has_enough(&self) -> bool {
-        self.request.limit.is_some_and(|limit| self.shown >= limit)
+        self.limit.is_some_and(|limit| self.shown >= limit)
     }
 
     /// Whether the next may be shown in this second.
     fn is_wanted(&mut self) -> bool {
-        let Some(rate) = self.request.rate else {
+        let Some(rate) = self.rate else {
             return true;
         };
         if self.begun.elapsed() >= Duration::from_secs(1) {
@@ -114,7 +123,7 @@ impl<'w> Watching<'w> {
     }
 
     /// Says what was not shown since it was said last.
-    fn tell(&mut self) -> Result<(), Failure> {
+    pub(super) fn tell(&mut self) -> Result<(), Failure> {
         self.told = Instant::now();
         let (lost, skipped) = (
             std::mem::take(&mut self.lost),
@@ -123,15 +132,18 @@ impl<'w> Watching<'w> {
         if (lost, skipped) == (0, 0) {
             return Ok(());
         }
-        if self.request.answer.format == Format::Json {
-            return output::print(&self.hits.missing(lost, skipped)?);
+        if self.answer.format == Format::Json {
+            return (self.print)(&self.hits.missing(lost, skipped)?);
         }
         if skipped > 0 {
-            self.messages.note(&format!("{skipped} hits were skipped"));
+            self.answer
+                .messages
+                .note(&format!("{skipped} hits were skipped"));
         }
         if lost > 0 {
             let hint = "watch fewer probes, or count them, which loses none";
-            self.messages
+            self.answer
+                .messages
                 .warning(&format!("{lost} hits were lost"), hint);
         }
         Ok(())

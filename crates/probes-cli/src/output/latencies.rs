@@ -229,7 +229,7 @@ pub(super) fn of_nanoseconds(nanoseconds: u64) -> String {
 }
 
 /// To three digits, in the unit that fits.
-fn in_words(time: Duration) -> String {
+pub(crate) fn in_words(time: Duration) -> String {
     let nanoseconds = time.as_nanos() as f64;
     // What would be rounded to the next unit is one.
     let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];

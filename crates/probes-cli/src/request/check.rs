@@ -8,7 +8,7 @@ use std::time::Duration;
 use probes_lib::{Action, Actions, Selector};
 use regex::Regex;
 
-use super::{Answer, Whom};
+use super::{Answer, Observed, Whom};
 use crate::args::{ActionArgs, AnswerArgs, WhomArgs};
 use crate::messages::{Level, Messages};
 use crate::output::Format;
@@ -75,6 +75,25 @@ impl Check {
             Ok(pid) if digits && pid > 0 => Ok(pid),
             _ => self.refuse(format!("\"{typed}\" is not a pid")),
         }
+    }
+
+    /// What is to be learnt of a program that is started, if anything.
+    pub(super) fn observed(
+        &self,
+        counts: bool,
+        pairs: &[String],
+        watched: &[String],
+    ) -> Result<Option<Observed>, UsageError> {
+        let observed = Observed {
+            counts,
+            pairs: self.timed("-latency", pairs)?,
+            watched: match watched.is_empty() {
+                true => Vec::new(),
+                false => self.selectors("-watch", watched)?,
+            },
+        };
+        let is_any = counts || !pairs.is_empty() || !watched.is_empty();
+        Ok(is_any.then_some(observed))
     }
 
     /// A number of things, at least one.

@@ -1,6 +1,7 @@
 //! `count`: hits of running programs, in all formats.
 
 use std::ffi::OsStr;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -24,9 +25,11 @@ pub(crate) fn observing_with<W: AsRef<OsStr>>(
     words: impl IntoIterator<Item = W>,
     pid: i32,
 ) -> Talker {
-    let mut tool = command(words);
-    tool.args(["-pid", &pid.to_string()]);
-    let tool = Talker::spawn(&mut tool);
+    observing_by(&mut command(words), pid)
+}
+
+fn observing_by(tool: &mut Command, pid: i32) -> Talker {
+    let tool = Talker::spawn(tool.args(["-pid", &pid.to_string()]));
     // Memory is mapped first, and sites are changed in the end.
     eventually("its sites are observed", || {
         let info = run(&format!("info -pid {pid}"));
@@ -157,6 +160,27 @@ fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
         );
         assert_eq!(info.answer(), "only_alpha disabled\nshared disabled\n");
         run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
+        assert!(!is_observed(pid));
+        target.hits();
+    }
+}
+
+#[test]
+fn who_counts_is_told_when_another_does_in_his_place() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let mut first = command("count -quiet -interval 1ms".split(' '));
+        let mut first = observing_by(first.stderr(Stdio::piped()), pid);
+        first.line().unwrap();
+        let second = run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
+        assert_eq!(second.lines().count(), 2);
+        while first.line().is_some() {}
+        let mut why = String::new();
+        let mut stderr = first.guard().child().stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut stderr, &mut why).unwrap();
+        assert_eq!(first.guard().wait().code(), Some(1));
+        let told = format!("process {pid} is observed by another now");
+        assert!(why.contains(&told), "{why}");
         assert!(!is_observed(pid));
         target.hits();
     }

@@ -135,12 +135,13 @@ fn times_of_pairs_are_shown_below() {
         });
         assert_eq!(names(&screen), ["start"]);
         // Each a millisecond at least, and not longer than we wait.
-        for time in &row(&screen, "start,stop")[2..] {
-            let (number, factor) = match time.strip_suffix("us") {
-                Some(number) => (number, 1e-3),
-                None => (time.strip_suffix("ms").unwrap(), 1.0),
+        for time in row(&screen, "start,stop")[2..].chunks(2) {
+            let factor = match &*time[1] {
+                "us" => 1e-3,
+                "ms" => 1.0,
+                other => panic!("{other} in {screen}"),
             };
-            let milliseconds = number.parse::<f64>().unwrap() * factor;
+            let milliseconds = time[0].parse::<f64>().unwrap() * factor;
             assert!((1.0..30_000.0).contains(&milliseconds), "{screen}");
         }
         top.terminal.press(&["q"]);

@@ -43,6 +43,12 @@ impl Stopped<'_> {
         found
     }
 
+    /// A thread, and its registers: the only one of a process that has not begun.
+    pub(crate) fn first(&self) -> Option<(i32, Registers)> {
+        let tid = self.tids().next()?;
+        Some((tid, registers(tid).ok()?))
+    }
+
     /// Whether a thread is in code that it is not to be in.
     pub(crate) fn is_within(&self, code: &Range<u64>) -> bool {
         let mut at = self.tids().map(ptrace::program_counter);

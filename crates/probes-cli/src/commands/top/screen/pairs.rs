@@ -1,7 +1,5 @@
 //! The times of pairs, below the probes.
 
-use std::time::Duration;
-
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Rect};
 use ratatui::style::{Style, Stylize};
@@ -10,6 +8,7 @@ use ratatui::widgets::{Cell, Row, Table};
 
 use super::{GAP, clipped, grouped};
 use crate::commands::top::model::Times;
+use crate::output::in_words;
 
 /// The least that is left for names.
 const NAME_WIDTH: u16 = 12;
@@ -43,10 +42,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, times: &[Times]) {
     let rows = times.iter().take(room).map(|pair| {
         let figures = [
             grouped(pair.count),
-            time(pair.mean),
-            time(pair.p50),
-            time(pair.p99),
-            time(pair.max),
+            in_words(pair.mean),
+            in_words(pair.p50),
+            in_words(pair.p99),
+            in_words(pair.max),
         ];
         let shown = COLUMNS.iter().zip(figures);
         let shown = shown.filter(|((_, _, from), _)| is_wide(*from));
@@ -80,17 +79,6 @@ fn name(pair: &Times, width: usize) -> String {
     format!("{start},{stop}")
 }
 
-/// As `12.3us`, in at most nine columns while it is less than a year.
-fn time(time: Duration) -> String {
-    let nanoseconds = time.as_nanos();
-    match nanoseconds {
-        0..10_000 => format!("{nanoseconds}ns"),
-        10_000..10_000_000 => format!("{:.1}us", nanoseconds as f64 / 1e3),
-        10_000_000..10_000_000_000 => format!("{:.1}ms", nanoseconds as f64 / 1e6),
-        _ => format!("{:.1}s", time.as_secs_f64()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,20 +99,6 @@ mod tests {
             ("start", "stop", 1, "…,…"),
         ] {
             assert_eq!(name(&pair(start, stop), width), expected);
-        }
-    }
-
-    #[test]
-    fn times_have_the_unit_in_which_they_can_be_read() {
-        for (nanoseconds, expected) in [
-            (0, "0ns"),
-            (9_999, "9999ns"),
-            (10_000, "10.0us"),
-            (9_999_940, "9999.9us"),
-            (10_000_000, "10.0ms"),
-            (12_345_000_000, "12.3s"),
-        ] {
-            assert_eq!(time(Duration::from_nanos(nanoseconds)), expected);
         }
     }
 }
