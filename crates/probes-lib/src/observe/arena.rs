@@ -223,8 +223,9 @@ impl Arena {
         }
         // It says of itself what follows from its count.
         let says = |at: usize| word(&header, at);
-        let is_whole =
-            arena.code_len() <= len && says(32) == arena.data().0 && says(40) == arena.data_len();
+        let is_whole = arena.code_len() <= len.min(MAX_CODE_LEN)
+            && says(32) == arena.data().0
+            && says(40) == arena.data_len();
         Ok(is_whole.then_some(arena))
     }
 
