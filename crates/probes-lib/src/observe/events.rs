@@ -273,16 +273,16 @@ impl Watch {
     /// What tells the stubs which pages there are now, to be believed `until` then: an offset in what is
     /// shared, and bytes.
     pub(crate) fn renew(&mut self, maps: &[Mapping], until: u64) -> Vec<(u64, Vec<u8>)> {
-        let pages = Pages::of(maps);
-        let changes = pages.changes(&self.pages);
         self.renewed = Instant::now();
-        self.pages = pages;
-        let table = self.layout.pages();
-        let changes = changes.into_iter();
-        changes
-            .map(|write| (table + write.at, write.bytes))
-            .chain([believed_until(until)])
-            .collect()
+        let mut writes = Vec::new();
+        if let Some(pages) = self.pages.renewed(maps) {
+            let table = self.layout.pages();
+            let changes = pages.changes(&self.pages).into_iter();
+            writes.extend(changes.map(|write| (table + write.at, write.bytes)));
+            self.pages = pages;
+        }
+        writes.push(believed_until(until));
+        writes
     }
 }
 
