@@ -84,6 +84,11 @@ pub(crate) fn median_p99(samples: &Samples) -> String {
     format!("{} / {}", ms(samples.median()), ms(samples.p99()))
 }
 
+/// Of samples in nanoseconds.
+pub(crate) fn median_max(samples: &Samples) -> String {
+    format!("{} / {}", ms(samples.median()), ms(samples.max()))
+}
+
 /// Nanoseconds in µs.
 pub(crate) fn us(ns: f64) -> String {
     format!("{:.2} µs", ns / 1e3)

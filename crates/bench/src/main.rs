@@ -7,6 +7,8 @@
 //! cargo run --release -p bench -- [--tool FILE] [--rounds N] [--only TABLE]
 //!                                         another build of the tool, fewer rounds, one table; to
 //!                                         standard output only
+//! cargo run --release -p bench -- [--only TABLE] --into FILE
+//!                                         writes the tables into their places in a file
 //! cargo run --release -p bench -- --prototypes FOLDER
 //!                                         where to look for `bench_final.c` (see `prototype`)
 //! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); used by itself
@@ -17,11 +19,11 @@ use std::process::ExitCode;
 
 mod commands;
 mod cost;
-mod count;
 mod document;
 mod failure;
 mod gdb;
 mod machine;
+mod observe;
 mod parsing;
 mod prepare;
 mod prototype;
@@ -48,6 +50,8 @@ struct Request {
     /// The only table that is wanted.
     only: Option<String>,
     prototypes: Option<PathBuf>,
+    /// Where tables are written to, rather than to standard output.
+    into: Option<PathBuf>,
 }
 
 impl Request {
@@ -79,7 +83,8 @@ fn main() -> ExitCode {
 
 fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> {
     let usage = || {
-        let text = "usage: bench [--tool FILE] [--rounds N] [--only TABLE] [--prototypes FOLDER]";
+        let text = "usage: bench [--tool FILE] [--rounds N] [--only TABLE] [--into FILE] \
+                    [--prototypes FOLDER]";
         Failure::new(text)
     };
     let mut request = Request {
@@ -87,11 +92,13 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
         rounds: ROUNDS,
         only: None,
         prototypes: None,
+        into: None,
     };
     while let Some(flag) = args.next() {
         let value = args.next().ok_or_else(usage)?;
         match flag.to_str() {
             Some("--tool") => request.tool = Some(value.into()),
+            Some("--into") => request.into = Some(value.into()),
             Some("--prototypes") => request.prototypes = Some(value.into()),
             Some("--rounds") => {
                 let number = value.to_str().and_then(|text| text.parse().ok());
@@ -108,7 +115,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The tables, by the names of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 12] = [
+const TABLES: [&str; 14] = [
     "machine",
     "goals",
     "stillness",
@@ -117,8 +124,10 @@ const TABLES: [&str; 12] = [
     "gdb",
     "commands",
     "ps",
-    "count",
-    "count-stops",
+    "observe",
+    "observe-exact",
+    "observe-stops",
+    "observe-goals",
     "syscalls",
     "parsing",
 ];
@@ -132,7 +141,10 @@ fn measure(request: Request) -> Result<()> {
     let programs = &ready.programs;
 
     let mut document = document::Tables::default();
-    document.add("machine", machine);
+    // In a document it is said of all tables.
+    if request.into.is_none() || request.only.is_none() {
+        document.add("machine", machine);
+    }
     let stillness = if wants("stillness") || wants("goals") {
         stillness::measure(programs, request.rounds)?
     } else {
@@ -163,12 +175,7 @@ fn measure(request: Request) -> Result<()> {
     if wants("ps") {
         document.add("ps", ps::table(&ready.targets, tool, request.rounds)?);
     }
-    if wants("count") {
-        document.add("count", count::table(&ready.targets, request.rounds)?);
-    }
-    if wants("count-stops") {
-        document.add("count-stops", count::stops(programs, request.rounds)?);
-    }
+    observing(&request, &ready, &mut document)?;
     if wants("syscalls") {
         document.add("syscalls", syscalls::table(programs, tool)?);
     }
@@ -179,10 +186,41 @@ fn measure(request: Request) -> Result<()> {
         parsing::run(&ready.root, &ready.targets)?;
         document.add("parsing", parsing::table()?);
     }
-    if is_usual {
-        document.write(&ready.root.join("docs/benchmarks.md"))
-    } else {
-        document.print();
-        Ok(())
+    match request.into {
+        Some(file) => document.write(&file),
+        None if is_usual => document.write(&ready.root.join("docs/benchmarks.md")),
+        None => {
+            document.print();
+            Ok(())
+        }
     }
+}
+
+/// What observing hits costs; all of it, where its goals are wanted.
+fn observing(
+    request: &Request,
+    ready: &prepare::Ready,
+    document: &mut document::Tables,
+) -> Result<()> {
+    let has_goals = request.wants("observe-goals");
+    let wants = |table| has_goals || request.wants(table);
+    let rounds = request.rounds;
+    let (mut costs, mut exact, mut stops) = <(Vec<_>, Vec<_>, Vec<_>)>::default();
+    if wants("observe") {
+        costs = observe::measure(&ready.targets, rounds)?;
+        document.add("observe", observe::table(&costs));
+    }
+    if wants("observe-exact") {
+        exact = observe::exact::measure(&ready.targets.join(observe::PAIRS), rounds)?;
+        document.add("observe-exact", observe::exact::table(&exact));
+    }
+    if wants("observe-stops") {
+        stops = observe::stops::measure(&ready.programs, rounds)?;
+        document.add("observe-stops", observe::stops::table(&stops));
+    }
+    if has_goals {
+        let goals = observe::goals::table(&costs, &exact, &stops)?;
+        document.add("observe-goals", goals);
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
-use crate::{count, ps};
+use crate::{observe, ps};
 
 const FIXTURES: &str = "test-programs/fixtures";
 
@@ -56,7 +56,7 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
     let wanted = PROGRAMS
         .iter()
         .map(|(name, _)| format!("./{FIXTURES}/{name}"));
-    let others = ps::FILES.iter().chain([&count::FILE]);
+    let others = ps::FILES.iter().chain([&observe::FILE, &observe::PAIRS]);
     let others = others.map(|file| format!("./test-programs/{file}"));
     run(Command::new("dune")
         .arg("build")

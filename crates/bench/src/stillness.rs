@@ -33,8 +33,12 @@ pub(crate) struct Switch {
 
 impl Switch {
     pub(crate) fn take(&mut self, (report, gap): (Report, Duration)) {
+        self.push(report.stopped, gap);
+    }
+
+    pub(crate) fn push(&mut self, reported: Duration, gap: Duration) {
         self.gap.push_time(gap);
-        self.reported.push_time(report.stopped);
+        self.reported.push_time(reported);
     }
 }
 

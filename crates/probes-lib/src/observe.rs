@@ -107,6 +107,8 @@ pub struct Observed {
     pub latencies: Vec<Latency>,
     /// Those that had not been read yet.
     pub events: Events,
+    /// How long the process stood still to be put back, at most, all in all; zero if it had ended.
+    pub stopped: Duration,
 }
 
 impl Target {
@@ -298,10 +300,10 @@ impl Observer<'_> {
             Ok((counts, pairs, events))
         };
         let removed = put_back_all(self.target, &ground, self.options, &mut learn);
-        let (counts, pairs, events) = match (removed, &ground.data) {
+        let ((counts, pairs, events), stopped) = match (removed, &ground.data) {
             // Nothing of it is left that could be put back.
             (Err(error), Some(data)) if process.has_ended() || self.target.has_executed(&error) => {
-                learn(&Source::Shared(data))?
+                (learn(&Source::Shared(data))?, Duration::ZERO)
             }
             (removed, _) => removed?,
         };
@@ -309,6 +311,7 @@ impl Observer<'_> {
             counts,
             latencies: ground.latencies(&pairs),
             events,
+            stopped,
         })
     }
 }
@@ -331,7 +334,7 @@ fn put_back_all<T: Send>(
     ground: &Ground,
     options: Options,
     learn: &mut (impl FnMut(&Source<'_>) -> Result<T> + Send),
-) -> Result<T> {
+) -> Result<(T, Duration)> {
     let process = target.process();
     let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
     let memory = target.bare_memory()?;

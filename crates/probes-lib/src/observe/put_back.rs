@@ -61,7 +61,7 @@ impl Left {
 }
 
 /// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; `read`
-/// reads what was learnt, just before.
+/// reads what was learnt, just before. Says how long the process stood still for it, all in all.
 pub(crate) fn put_back<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
@@ -69,7 +69,7 @@ pub(crate) fn put_back<T: Send>(
     left: Option<Left>,
     options: Options,
     read: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
+) -> Result<(T, Duration)> {
     let maps = read_maps(process)?;
     let cave = place::cave(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
@@ -81,6 +81,7 @@ pub(crate) fn put_back<T: Send>(
             limit: options.deadline,
             way: Way::Sent,
         };
+        let since = Instant::now();
         let mut stopped = tracer.stop(process, options.deadline)?;
         work.refuse_replaced(arenas)?;
         let changes = work.changes_back(&stopped, arenas)?;
@@ -96,7 +97,8 @@ pub(crate) fn put_back<T: Send>(
             if begun.elapsed() > LEAVING {
                 stopped.release();
                 // Whoever is inside comes out by himself, some day; nobody gets in any more.
-                return read();
+                let stood = since.elapsed();
+                return Ok((read()?, stood));
             }
             stopped = tracer.let_out(process, stopped, &stubs, pause, options.deadline)?;
             // Where there are many threads, it takes a while until it is somebody's turn.
@@ -109,11 +111,11 @@ pub(crate) fn put_back<T: Send>(
         match work.unmap_all(stopped, calls) {
             Ok(unmapped) => {
                 unmapped.release();
-                Ok(data)
+                Ok((data, since.elapsed()))
             }
             // The sites are as they were, and what was learnt is known: what is still mapped is nobody's
             // any more, and the next one takes it away.
-            Err(error) if !arenas.is_empty() && is_passing(&error) => Ok(data),
+            Err(error) if !arenas.is_empty() && is_passing(&error) => Ok((data, since.elapsed())),
             Err(error) => Err(error),
         }
     })

@@ -100,6 +100,7 @@ fn every_fixture_is_started_with_all_its_probes_on() {
         if [
             "shared_text",
             "threads_spin",
+            "kinds_spin",
             "churn",
             "churn_1000",
             "fork_storm",

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use probes_lib::{Action, Counts, ErrorKind, Observation, Options, Selector, State, Target};
 use test_support::process::{Image, children};
@@ -76,7 +77,10 @@ fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
             talker.hits();
             assert_eq!(hits(&observer.counts().unwrap()), times(round), "{name}");
         }
-        let counts = observer.remove().unwrap().counts;
+        let begun = Instant::now();
+        let observed = observer.remove().unwrap();
+        assert!(observed.stopped > Duration::ZERO && observed.stopped <= begun.elapsed());
+        let counts = observed.counts;
         assert_eq!(hits(&counts), times(5), "{name}");
         assert_eq!(counts.total(), 5 * sites.values().sum::<u64>());
         before.assert_same(&Image::of(talker.pid()).text(), "the program");

@@ -1,0 +1,170 @@
+//! What it costs that hits are counted, timed and shown inside a process, beside what the same hits cost
+//! when others count them.
+
+use std::path::Path;
+
+use probes_lib::{Action, Actions, Selector, Target};
+
+use crate::document::Table;
+use crate::failure::Result;
+
+mod event;
+pub(crate) mod exact;
+pub(crate) mod goals;
+mod others;
+mod ours;
+pub(crate) mod stops;
+mod work;
+
+use others::{Adds, Tool};
+use ours::Ours;
+use work::Work;
+
+/// Below the built `test-programs`: its threads execute sites of one kind over and over.
+pub(crate) const FILE: &str = "fixtures/kinds_spin.pie";
+
+/// As many pairs as it is told to.
+pub(crate) const PAIRS: &str = "fixtures/timed.pie";
+
+const THREADS: [u64; 2] = [1, 4];
+
+const TOOLS: [Tool; 3] = [Tool::Bpftrace, Tool::Perf, Tool::Gdb];
+
+/// So many threads, with probes on or off.
+pub(crate) struct Costs {
+    threads: u64,
+    action: Action,
+    ours: Ours,
+    /// As of [`TOOLS`].
+    others: Vec<Adds>,
+}
+
+pub(crate) fn measure(targets: &Path, rounds: usize) -> Result<Vec<Costs>> {
+    let cells = THREADS.into_iter().flat_map(|threads| {
+        let actions = [Action::Disable, Action::Enable].into_iter();
+        actions.map(move |action| (threads, action))
+    });
+    cells
+        .map(|(threads, action)| of(&targets.join(FILE), threads, action, rounds))
+        .collect()
+}
+
+fn of(file: &Path, threads: u64, action: Action, rounds: usize) -> Result<Costs> {
+    eprintln!("bench: the hits of {threads} threads: {action:?}");
+    let mut work = Work::start(file, threads);
+    let target = Target::open(work.pid())?;
+    if action == Action::Enable {
+        target.update(&Actions::of(action, Selector::All))?;
+    }
+    let ours = ours::measure(&mut work, &target, rounds)?;
+    let mut others = Vec::new();
+    for tool in TOOLS {
+        eprintln!("bench: the same by {tool}");
+        others.push(others::adds(tool, &mut work, &target, file)?);
+    }
+    Ok(Costs {
+        threads,
+        action,
+        ours,
+        others,
+    })
+}
+
+impl Costs {
+    /// How many times more than ours a tool adds.
+    fn times(&self, tool: Tool) -> Option<f64> {
+        let mut all = TOOLS.iter().zip(&self.others);
+        let (_, adds) = all.find(|(one, _)| **one == tool)?;
+        let adds = adds.as_ref().ok()?;
+        Some(adds / self.ours.count.adds())
+    }
+
+    /// The beginning of its rows.
+    fn who(&self) -> [String; 2] {
+        let on = match self.action {
+            Action::Enable => "on",
+            Action::Disable => "off",
+        };
+        [self.threads.to_string(), on.to_owned()]
+    }
+}
+
+pub(crate) fn table(all: &[Costs]) -> String {
+    let mut table = Table::new(&[
+        "threads",
+        "probes",
+        "a bare site",
+        "count adds",
+        "latency adds, to an event",
+        "watch adds: no argument",
+        "an int",
+        "a string",
+        "shown of those",
+    ]);
+    for one in all {
+        let [threads, on] = one.who();
+        let ours = &one.ours;
+        let shown = [&ours.watch, &ours.watch_int, &ours.watch_string];
+        table.row([
+            threads,
+            on,
+            ns(ours.count.bare()),
+            ns(ours.count.adds()),
+            ns(ours.latency.adds()),
+            ns(ours.watch.adds()),
+            ns(ours.watch_int.adds()),
+            ns(ours.watch_string.adds()),
+            shown.map(|cost| share(cost.shown, cost.lost)).join(", "),
+        ]);
+    }
+    table.finish() + "\n" + &others_table(all)
+}
+
+fn others_table(all: &[Costs]) -> String {
+    let mut table = Table::new(&[
+        "threads",
+        "probes",
+        "count adds",
+        "bpftrace adds",
+        "times as much",
+        "`perf stat` adds",
+        "times as much",
+        "gdb adds",
+        "times as much",
+    ]);
+    let mut reasons: Vec<&str> = Vec::new();
+    for one in all {
+        let [threads, on] = one.who();
+        let mut cells = [const { String::new() }; 9];
+        cells[..3].clone_from_slice(&[threads, on, ns(one.ours.count.adds())]);
+        for (index, (tool, adds)) in TOOLS.iter().zip(&one.others).enumerate() {
+            let both = match (adds, one.times(*tool)) {
+                (Ok(adds), Some(times)) => [ns(*adds), format!("{times:.0}")],
+                _ => ["–", "–"].map(str::to_owned),
+            };
+            cells[3 + 2 * index..][..2].clone_from_slice(&both);
+            reasons.extend(adds.as_ref().err().map(String::as_str));
+        }
+        table.row(cells);
+    }
+    reasons.sort_unstable();
+    reasons.dedup();
+    let reasons = reasons.iter().map(|why| format!("\n–: {why}.\n"));
+    table.finish() + &reasons.collect::<String>()
+}
+
+/// Of picoseconds.
+fn ns(picoseconds: f64) -> String {
+    if picoseconds < 1e6 {
+        format!("{:.1} ns", picoseconds / 1e3)
+    } else {
+        format!("{:.0} ns", picoseconds / 1e3)
+    }
+}
+
+fn share(shown: u64, lost: u64) -> String {
+    format!(
+        "{:.1} %",
+        100.0 * shown as f64 / (shown + lost).max(1) as f64
+    )
+}

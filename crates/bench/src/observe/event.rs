@@ -1,0 +1,88 @@
+//! [`Event`]: a probe as perf counts it.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+
+use test_support::Guard;
+
+use crate::cost::NOT_THE_USERS;
+use crate::failure::{Failure, Result};
+
+/// An event that perf can count, which the kernel has for everybody until it is removed.
+pub(super) struct Event {
+    name: String,
+    cache: PathBuf,
+    remover: Guard,
+    /// The shell waits for its end.
+    input: Option<ChildStdin>,
+}
+
+/// A shell does it, so that the event is removed even if we are killed. Where there is one of that name
+/// already, perf takes another.
+const ADD_AND_REMOVE: &str = r#"
+trap '' HUP INT TERM
+perf --buildid-dir "$1" buildid-cache --add "$2"
+said=$(perf --buildid-dir "$1" probe "$3" 2>&1)
+event=$(echo "$said" | sed -n 's/^ *\(sdt_[^ ]*\) .*(on .*/\1/p')
+if [ -z "$event" ]; then
+    echo "failed $(echo "$said" | tail -n 1)"
+    exit
+fi
+echo "added $event"
+read -r _
+perf probe --quiet --del "$event"
+"#;
+
+impl Event {
+    /// Of a probe of a file; or why there is none. `cache` is a folder for what perf notes down.
+    pub(super) fn add(
+        file: &Path,
+        probe: &str,
+        cache: &Path,
+    ) -> Result<std::result::Result<Event, String>> {
+        let perf = Command::new("perf").arg("--version").output();
+        if perf.is_err() {
+            return Ok(Err("perf is not installed".to_owned()));
+        }
+        let event = format!("sdt_ocaml_2:{}", probe);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", ADD_AND_REMOVE, "sh"]);
+        shell.args([cache, file]).arg(event);
+        shell.env_remove(NOT_THE_USERS).stderr(Stdio::null());
+        let mut remover = Guard::spawn(shell.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let input = remover.child().stdin.take();
+        let mut line = String::new();
+        if let Some(output) = remover.child().stdout.take() {
+            let read = BufReader::new(output).read_line(&mut line);
+            read.map_err(Failure::of("cannot add an event to perf's"))?;
+        }
+        Ok(match line.trim_end().split_once(' ') {
+            Some(("added", name)) => Ok(Event {
+                name: name.to_owned(),
+                cache: cache.to_owned(),
+                remover,
+                input,
+            }),
+            _ => Err(format!(
+                "perf probe: {}",
+                line.trim_start_matches("failed").trim()
+            )),
+        })
+    }
+
+    /// Counts it, until it is interrupted.
+    pub(super) fn count(&self, pid: i32) -> Command {
+        let mut command = Command::new("perf");
+        command.arg("--buildid-dir").arg(&self.cache);
+        command.args(["stat", "-e", &self.name, "-p", &pid.to_string()]);
+        command
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.input = None;
+        self.remover.wait();
+    }
+}

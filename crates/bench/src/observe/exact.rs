@@ -1,0 +1,147 @@
+//! Whether all hits are counted, and all pairs timed, of a program that executes as many as it is told
+//! to, as fast as it can.
+
+use std::path::Path;
+use std::time::Duration;
+
+use probes_lib::{Observation, Observed, Options, Selector, Target};
+use test_support::Talker;
+
+use crate::document::Table;
+use crate::failure::{Failure, Result};
+use crate::stats::Samples;
+
+/// How long a round takes about.
+const ROUND: Duration = Duration::from_millis(300);
+
+/// To see how many pairs that is.
+const TRIAL: u64 = 100_000;
+
+const THREADS: [u64; 2] = [1, 4];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Hits,
+    Pairs,
+}
+
+/// What is done to one program.
+pub(crate) struct Exact {
+    pub(crate) what: What,
+    pub(crate) threads: u64,
+    /// By its own account, of all rounds.
+    executed: u64,
+    /// By ours.
+    learnt: u64,
+    /// How many were executed a second, of each round.
+    rates: Samples,
+}
+
+impl Exact {
+    pub(crate) fn rate(&self) -> u64 {
+        self.rates.median()
+    }
+
+    pub(crate) fn is_exact(&self) -> bool {
+        self.executed == self.learnt
+    }
+}
+
+pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<Exact>> {
+    let cells = [What::Hits, What::Pairs].into_iter();
+    let cells = cells.flat_map(|what| THREADS.map(|threads| (what, threads)));
+    cells
+        .map(|(what, threads)| of(file, what, threads, rounds))
+        .collect()
+}
+
+fn of(file: &Path, what: What, threads: u64, rounds: usize) -> Result<Exact> {
+    eprintln!("bench: whether all {what:?} of {threads} threads are seen");
+    let mut talker = Talker::start(file);
+    let target = Target::open(talker.pid())?;
+    let observation = match what {
+        What::Hits => Observation::new().count(Selector::All),
+        What::Pairs => Observation::new().time("start", "stop"),
+    };
+    let mut exact = Exact {
+        what,
+        threads,
+        executed: 0,
+        learnt: 0,
+        rates: Samples::default(),
+    };
+    let mut each = TRIAL;
+    for round in 0..=rounds {
+        let observer = target.observe(&observation, Options::default())?;
+        let took = execute(&mut talker, threads, each)?;
+        let learnt = exact.learn(&observer.remove()?)?;
+        let executed = threads * each * exact.of_each_pair();
+        if round > 0 {
+            exact.executed += executed;
+            exact.learnt += learnt;
+            let rate = executed as f64 / took.as_secs_f64();
+            exact.rates.push(rate as u64);
+        } else {
+            // Now it is known how long they take.
+            let rounds = ROUND.as_secs_f64() / took.as_secs_f64();
+            each = (each as f64 * rounds) as u64;
+        }
+    }
+    Ok(exact)
+}
+
+impl Exact {
+    fn of_each_pair(&self) -> u64 {
+        match self.what {
+            What::Hits => 2,
+            What::Pairs => 1,
+        }
+    }
+
+    /// How many hits or pairs there are in what was learnt.
+    fn learn(&self, observed: &Observed) -> Result<u64> {
+        match (self.what, &observed.latencies[..]) {
+            (What::Hits, _) => Ok(observed.counts.total()),
+            (What::Pairs, [pairs]) => {
+                let others = [pairs.unmatched_starts(), pairs.unmatched_stops()];
+                if others != [0; 2] || pairs.lost() > 0 {
+                    eprintln!("bench: {others:?} unmatched, {} lost", pairs.lost());
+                }
+                Ok(pairs.count())
+            }
+            (What::Pairs, _) => Err(Failure::new("there is no time of the pair")),
+        }
+    }
+}
+
+/// Lets each thread execute so many pairs; says how long that took, by the target's own clock.
+fn execute(talker: &mut Talker, threads: u64, each: u64) -> Result<Duration> {
+    let answer = talker.ask(&format!("pairs {threads} {each}"), "pairs");
+    let number = answer.split_ascii_whitespace().nth(1);
+    let number = number.and_then(|number| number.parse().ok());
+    let unclear = || Failure::new(format!("the target answers {answer:?}"));
+    number.map(Duration::from_nanos).ok_or_else(unclear)
+}
+
+pub(crate) fn table(all: &[Exact]) -> String {
+    let mut table = Table::new(&["what", "threads", "a second", "executed", "seen", "missed"]);
+    for one in all {
+        let what = match one.what {
+            What::Hits => "hits counted",
+            What::Pairs => "pairs timed",
+        };
+        table.row([
+            what.to_owned(),
+            one.threads.to_string(),
+            millions(one.rate()),
+            one.executed.to_string(),
+            one.learnt.to_string(),
+            (one.executed as i64 - one.learnt as i64).to_string(),
+        ]);
+    }
+    table.finish()
+}
+
+pub(crate) fn millions(number: u64) -> String {
+    format!("{:.1} million", number as f64 / 1e6)
+}

@@ -1,0 +1,128 @@
+//! [`Work`]: a program whose threads execute the sites of one kind over and over, and what each hit
+//! costs it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use test_support::{Talker, eventually};
+
+use crate::failure::{Failure, Result};
+
+/// How long a sample takes.
+const SAMPLE: Duration = Duration::from_millis(100);
+
+/// What threads execute: functions of `kinds.S`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Silent,
+    Int,
+    String,
+    /// Start and stop in turn.
+    Pair,
+}
+
+impl Kind {
+    /// The first function, and how many there are, each with one site.
+    fn functions(self) -> (u64, u64) {
+        match self {
+            Kind::Silent => (0, 1),
+            Kind::Int => (1, 1),
+            Kind::String => (2, 1),
+            Kind::Pair => (3, 2),
+        }
+    }
+
+    /// The probe, or the first of them.
+    pub(super) fn probe(self) -> &'static str {
+        match self {
+            Kind::Silent => "silent",
+            Kind::Int => "int",
+            Kind::String => "string",
+            Kind::Pair => "start",
+        }
+    }
+}
+
+/// A program at work.
+pub(super) struct Work {
+    talker: Talker,
+    kind: Kind,
+}
+
+/// What was seen of a program for a while.
+pub(super) struct Sample {
+    /// What a hit took of the time that threads had a processor for, in picoseconds.
+    pub(super) cpu_ps: u64,
+    /// What it took by the clock on the wall, all threads together, in picoseconds.
+    pub(super) wall_ps: u64,
+}
+
+impl Work {
+    pub(super) fn start(file: &Path, threads: u64) -> Work {
+        let talker = Talker::start_with(file, [threads.to_string()]);
+        let kind = Kind::Silent;
+        let mut work = Work { talker, kind };
+        work.only(kind);
+        work
+    }
+
+    pub(super) fn pid(&self) -> i32 {
+        self.talker.pid()
+    }
+
+    /// From now on, its threads execute this alone.
+    pub(super) fn only(&mut self, kind: Kind) {
+        let (first, count) = kind.functions();
+        self.talker.ask(&format!("only {first} {count}"), "only");
+        self.kind = kind;
+    }
+
+    /// What a hit costs now.
+    pub(super) fn sample(&mut self) -> Result<Sample> {
+        self.sample_while(|_| {
+            std::thread::sleep(SAMPLE);
+            Ok(())
+        })
+    }
+
+    /// The same while something is done, until the time that it is given.
+    pub(super) fn sample_while(
+        &mut self,
+        something: impl FnOnce(Instant) -> Result<()>,
+    ) -> Result<Sample> {
+        let (begun, before) = (Instant::now(), self.done()?);
+        something(begun + SAMPLE)?;
+        // With gdb, a hit may take longer than that.
+        let after = eventually("the target gets on", || match self.done() {
+            Ok(after) => (after.0 > before.0).then_some(Ok(after)),
+            Err(failure) => Some(Err(failure)),
+        })?;
+        let wall = begun.elapsed();
+        let hits = (after.0 - before.0) * self.kind.functions().1;
+        Ok(Sample {
+            cpu_ps: (after.1 - before.1) * 1000 / hits,
+            wall_ps: wall.as_nanos() as u64 * 1000 / hits,
+        })
+    }
+
+    /// Rounds, and nanoseconds of processors, of all threads so far.
+    fn done(&mut self) -> Result<(u64, u64)> {
+        let line = self.talker.ask("work", "work");
+        let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(rounds)), Some(Ok(nanoseconds))) => Ok((rounds, nanoseconds)),
+            _ => Err(Failure::new(format!("the target answers {line:?}"))),
+        }
+    }
+
+    /// Whether somebody has the kernel watch a probe: its SystemTap counter is not 0.
+    pub(super) fn is_traced(&mut self, kind: Kind) -> bool {
+        let line = self.talker.ask("counters", "sem");
+        let start = format!("{}:stap=", kind.probe());
+        let mut counters = line.split_ascii_whitespace();
+        counters.any(|word| {
+            let value = word.strip_prefix(&start);
+            value.is_some_and(|value| !value.starts_with("0,"))
+        })
+    }
+}
