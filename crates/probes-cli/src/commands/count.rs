@@ -6,7 +6,7 @@ use std::time::Duration;
 use probes_lib::{Counts, Observation, SourceMap, Target};
 
 use super::Failure;
-use super::observing::{self, Next, Observing};
+use super::observing::{self, Next, Observing, Pen};
 use crate::output::{self, Counted, Format};
 use crate::request::Count;
 
@@ -21,10 +21,10 @@ pub(super) fn run(request: &Count) -> Result<(), Failure> {
     let observing = Observing::begin(&target, &observation, request.duration, messages)?;
     let mut counting = Counting::begin(request, &target);
     let begun = std::time::Instant::now();
-    let observed = observing.until_it_is_over(counting.pause(), |observer, at| {
+    let observed = observing.until_it_is_over(counting.pause(), |observer, pen, at| {
         // It has ended, which is told of next, or executed another program.
         match observer.counts() {
-            Ok(counts) => counting.look(counts, at),
+            Ok(counts) => counting.look(counts, pen, at),
             Err(_) => Ok(Next::Gone),
         }
     })?;
@@ -75,26 +75,27 @@ impl<'c> Counting<'c> {
         self.shown().unwrap_or(observing::LOOKING)
     }
 
-    fn look(&mut self, counts: Counts, at: Duration) -> Result<Next, Failure> {
-        if self.shown().is_some() {
-            self.show(&counts, at)?;
-        }
+    fn look(&mut self, counts: Counts, pen: &Pen<'_>, at: Duration) -> Result<Next, Failure> {
+        let next = match self.shown() {
+            Some(_) => self.show(&counts, pen, at)?,
+            None => Next::GoOn,
+        };
         self.last = Some((counts, at));
-        Ok(Next::GoOn)
+        Ok(next)
     }
 
     /// What was counted since it was shown last; live, all that was counted.
-    fn show(&mut self, counts: &Counts, at: Duration) -> Result<(), Failure> {
+    fn show(&mut self, counts: &Counts, pen: &Pen<'_>, at: Duration) -> Result<Next, Failure> {
         let last = self.last.as_ref();
         let since = last.map_or(Duration::ZERO, |(_, at)| *at);
         let counted = Counted::new(self.target, counts, &self.sources)
             .since(last.map(|(counts, _)| counts), at - since)
             .at(at);
         if !self.is_live {
-            return output::print(&output::counted(self.request.answer.format, &counted)?);
+            return pen.write(&output::counted(self.request.answer.format, &counted)?);
         }
         self.lines = output::print_live(&counted.table(), self.lines)?;
-        Ok(())
+        Ok(Next::GoOn)
     }
 
     /// All that was counted.

@@ -1,6 +1,6 @@
 //! `latency`: how long it takes from one probe to another.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Latency, Observation, Target};
 
 use super::Failure;
-use super::observing::{self, LOOKING, Next, Observing};
+use super::observing::{self, LOOKING, Next, Observing, Pen};
 use crate::output::{self, Format, Latencies};
 use crate::request;
 
@@ -34,10 +34,10 @@ pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
         lines: 0,
     };
     let pause = timing.shown().unwrap_or(LOOKING);
-    let observed = observing.until_it_is_over(pause, |observer, at| {
+    let observed = observing.until_it_is_over(pause, |observer, pen, at| {
         // It has ended, which is told of next, or executed another program.
         match observer.latencies() {
-            Ok(latencies) => timing.look(latencies, at),
+            Ok(latencies) => timing.look(latencies, pen, at),
             Err(_) => Ok(Next::Gone),
         }
     })?;
@@ -77,16 +77,24 @@ impl Timing<'_> {
     }
 
     /// All times so far.
-    fn look(&mut self, latencies: Vec<Latency>, at: Duration) -> Result<Next, Failure> {
+    fn look(
+        &mut self,
+        latencies: Vec<Latency>,
+        pen: &Pen<'_>,
+        at: Duration,
+    ) -> Result<Next, Failure> {
+        let mut next = Next::GoOn;
         if self.shown().is_some() {
             let shown = Latencies::new(self.target, &latencies, at).so_far();
             match self.is_live {
                 true => self.lines = output::print_live(&shown.table(), self.lines)?,
-                false => output::print(&output::latencies(self.request.answer.format, &shown)?)?,
+                false => {
+                    next = pen.write(&output::latencies(self.request.answer.format, &shown)?)?;
+                }
             }
         }
         self.last = Some((latencies, at));
-        Ok(Next::GoOn)
+        Ok(next)
     }
 }
 
@@ -98,13 +106,17 @@ struct Picture {
 
 impl Picture {
     fn create(path: PathBuf) -> Result<Picture, Failure> {
-        match File::create(&path) {
+        // What was there stays until there is a new one.
+        let mut file = OpenOptions::new();
+        match file.write(true).create(true).truncate(false).open(&path) {
             Ok(file) => Ok(Picture { path, file }),
             Err(error) => Err(Failure::File(path, error)),
         }
     }
 
     fn write(mut self, picture: &str) -> Result<(), Failure> {
+        // A pipe or a terminal has no length.
+        let _ = self.file.set_len(0);
         let written = self.file.write_all(picture.as_bytes());
         written.map_err(|error| Failure::File(self.path, error))
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Installed, Launch, Launched, Observation, Observer, Target};
 
-use super::observing::LOOKING;
+use super::observing::{LOOKING, Next};
 use super::trace::say_started;
 use super::wait::Wait;
 use super::watch::{READING, Watching};
@@ -113,9 +113,10 @@ impl<'l> Learning<'l> {
         let observed = observer.remove();
         let pid = self.target.pid();
         let observed = observed.map_err(|error| Failure::Target(Subject::Process(pid), error))?;
-        self.watching.show(observed.events)?;
-        self.watching.tell()?;
         let (format, print) = (self.answer.format, printer(self.answer.format));
+        let write = |text: &str| print(text).map(|()| Next::GoOn);
+        self.watching.show(observed.events, write)?;
+        self.watching.tell()?;
         if self.wanted.counts {
             let counted = Counted::new(self.target, &observed.counts, &[]).since(None, all);
             print(&output::counted(format, &counted)?)?;
@@ -137,7 +138,9 @@ impl<'l> Learning<'l> {
     /// What cannot be read, because the process has just ended, is read in the end.
     fn watch(&mut self, observer: &mut Observer<'_>) -> Result<(), Failure> {
         if let (false, Ok(events)) = (self.wanted.watched.is_empty(), observer.events()) {
-            self.watching.show(events)?;
+            let print = printer(self.answer.format);
+            let write = |text: &str| print(text).map(|()| Next::GoOn);
+            self.watching.show(events, write)?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use probes_lib::{ErrorKind, Object, Observation, Observed, Observer, Options, So
 use super::put_back::{Endings, Over};
 use super::{Failure, Subject, say_what};
 use crate::messages::Messages;
+use crate::output;
 
 /// How often a process is looked at that ends some day: what was learnt until then is all there is.
 pub(super) const LOOKING: Duration = Duration::from_millis(200);
@@ -30,6 +31,33 @@ pub(super) enum Next {
     Enough,
     /// The process has ended, or executed another program.
     Gone,
+}
+
+/// Writes what is shown of an observation before it is over, unless nobody reads it when it is over.
+pub(super) struct Pen<'e> {
+    endings: &'e Endings,
+    end: Option<Instant>,
+}
+
+impl Pen<'_> {
+    /// Writes lines to standard output; [`Next::Enough`] if it is over before there is room for them.
+    pub(super) fn write(&self, text: &str) -> Result<Next, Failure> {
+        // poll(2) tells of a pipe that it can be written if there is room for PIPE_BUF.
+        const PIECE: usize = 4096;
+        let mut rest = text;
+        while !rest.is_empty() {
+            let mut len = rest.len().min(PIECE);
+            while !rest.is_char_boundary(len) {
+                len -= 1;
+            }
+            if !self.endings.wait_to_write(self.end)? {
+                return Ok(Next::Enough);
+            }
+            output::print(&rest[..len])?;
+            rest = &rest[len..];
+        }
+        Ok(Next::GoOn)
+    }
 }
 
 /// Opens a process to observe it.
@@ -70,26 +98,26 @@ impl<'t> Observing<'t> {
         })
     }
 
-    /// How long it has been observed.
-    pub(super) fn elapsed(&self) -> Duration {
-        self.begun.elapsed()
-    }
-
     /// Has `look` look every `pause` until it is over; puts everything back then. `None` if that cannot
     /// be, as the process has ended: then there is what was seen last.
     pub(super) fn until_it_is_over(
         mut self,
         pause: Duration,
-        look: impl FnMut(&mut Observer<'t>, Duration) -> Result<Next, Failure>,
+        look: impl FnMut(&mut Observer<'t>, &Pen<'_>, Duration) -> Result<Next, Failure>,
     ) -> Result<Option<Observed>, Failure> {
         let over = self.watch(pause, look);
         // Whatever has gone wrong so far, it is put back.
         let removed = self.observer.remove();
+        self.endings.let_through();
         match (over, removed) {
             (Ok(_), Ok(observed)) => Ok(Some(observed)),
             (Ok(Over::Exited), Err(error)) if !is_anothers(&error) => {
-                let what = "the process has ended: this is what was read last";
-                self.messages.note(what);
+                let what = match error.kind() {
+                    ErrorKind::Executed { .. } => "has executed another program",
+                    _ => "has ended",
+                };
+                let last = "this is what was read last";
+                self.messages.note(&format!("the process {what}: {last}"));
                 Ok(None)
             }
             (Err(failure), Ok(_)) => Err(failure),
@@ -100,21 +128,27 @@ impl<'t> Observing<'t> {
     fn watch(
         &mut self,
         pause: Duration,
-        mut look: impl FnMut(&mut Observer<'t>, Duration) -> Result<Next, Failure>,
+        mut look: impl FnMut(&mut Observer<'t>, &Pen<'_>, Duration) -> Result<Next, Failure>,
     ) -> Result<Over, Failure> {
+        let pen = Pen {
+            endings: &self.endings,
+            end: self
+                .duration
+                .and_then(|after| self.begun.checked_add(after)),
+        };
         let end = self.duration.unwrap_or(Duration::MAX);
         let mut next = pause;
         loop {
-            let left = end.min(next).saturating_sub(self.elapsed());
+            let left = end.min(next).saturating_sub(self.begun.elapsed());
             match self.endings.wait(iter::once(self.target), left)? {
                 Over::Time => {}
                 over => return Ok(over),
             }
-            if self.elapsed() >= end {
+            if self.begun.elapsed() >= end {
                 return Ok(Over::Time);
             }
-            let at = self.elapsed();
-            match look(&mut self.observer, at)? {
+            let at = self.begun.elapsed();
+            match look(&mut self.observer, &pen, at)? {
                 Next::GoOn => {}
                 Next::Enough => return Ok(Over::Time),
                 Next::Gone => return Ok(Over::Exited),

@@ -28,7 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The signals that end the waiting, held back from when this is made on.
-pub(super) struct Endings(SignalFd);
+pub(super) struct Endings {
+    signals: SignalFd,
+    held_back: SigSet,
+}
 
 /// Why the waiting is over.
 pub(super) enum Over {
@@ -51,9 +54,44 @@ impl Endings {
         let failed = |errno: nix::errno::Errno| Failure::Waiting("hold signals back", errno.into());
         signals.thread_block().map_err(failed)?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        SignalFd::with_flags(&signals, flags)
-            .map(Endings)
-            .map_err(failed)
+        Ok(Endings {
+            signals: SignalFd::with_flags(&signals, flags).map_err(failed)?,
+            held_back: signals,
+        })
+    }
+
+    /// Lets the signals do what they do, once there is nothing left to be put back.
+    pub(super) fn let_through(self) {
+        // It fails for no signals that there are.
+        let _ = self.held_back.thread_unblock();
+    }
+
+    /// Waits until a few kilobytes can be written to standard output, a pipe perhaps that nobody reads.
+    /// `false` if it is over first: told to end, or at `end`.
+    pub(super) fn wait_to_write(&self, end: Option<Instant>) -> Result<bool, Failure> {
+        let output = io::stdout();
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let timeout = left.map_or(PollTimeout::NONE, |left| {
+                let left = left.saturating_add(Duration::from_millis(1));
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            });
+            let mut ends = [
+                PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+                PollFd::new(output.as_fd(), PollFlags::POLLOUT),
+            ];
+            match poll(&mut ends, timeout) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(Failure::Waiting("write", errno.into())),
+            }
+            // What cannot be written any more is told by writing.
+            if ends[1].any() == Some(true) {
+                return Ok(true);
+            }
+            if self.is_told() || left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+        }
     }
 
     /// Waits for `duration`, or until told to end, or until all processes have ended.
@@ -77,7 +115,7 @@ impl Endings {
             if running.is_empty() {
                 return Ok(Over::Exited);
             }
-            let signals = std::iter::once(self.0.as_fd());
+            let signals = std::iter::once(self.signals.as_fd());
             let mut ends: Vec<PollFd<'_>> = signals
                 .chain(running.iter().map(AsFd::as_fd))
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
@@ -109,7 +147,7 @@ impl Endings {
     /// Whether one of the signals has come since this was asked.
     pub(super) fn is_told(&self) -> bool {
         let mut told = false;
-        while let Ok(Some(_)) = self.0.read_signal() {
+        while let Ok(Some(_)) = self.signals.read_signal() {
             told = true;
         }
         told
@@ -119,7 +157,7 @@ impl Endings {
 /// Can be read, as poll(2) says, once one of the signals has come.
 impl AsFd for Endings {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.signals.as_fd()
     }
 }
 

@@ -25,15 +25,25 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
     let hits = Hits::of(&target, request.answer.format);
     let mut watching = Watching::begin(hits, request.answer, output::print);
     (watching.limit, watching.rate) = (request.limit, request.rate);
-    let observed = observing.until_it_is_over(READING, |observer, _| {
+    let mut is_read = true;
+    let observed = observing.until_it_is_over(READING, |observer, pen, _| {
         // It has ended, which is told of next, or executed another program.
-        match observer.events() {
-            Ok(events) => watching.show(events),
-            Err(_) => Ok(Next::Gone),
-        }
+        let Ok(events) = observer.events() else {
+            return Ok(Next::Gone);
+        };
+        watching.show(events, |text| {
+            let next = pen.write(text)?;
+            is_read = matches!(next, Next::GoOn);
+            Ok(next)
+        })
     })?;
-    if let Some(observed) = observed {
-        watching.show(observed.events)?;
+    match observed {
+        Some(observed) if is_read => {
+            let print = |text: &str| output::print(text).map(|()| Next::GoOn);
+            watching.show(observed.events, print)?;
+        }
+        // It was told to end while nobody read what it had to show.
+        _ => {}
     }
     watching.tell()
 }
@@ -76,8 +86,13 @@ impl Watching {
         }
     }
 
-    pub(super) fn show(&mut self, events: Events) -> Result<Next, Failure> {
-        self.lost += events.lost;
+    /// Shows hits by `write`, which says whether there is enough.
+    pub(super) fn show(
+        &mut self,
+        events: Events,
+        write: impl FnOnce(&str) -> Result<Next, Failure>,
+    ) -> Result<Next, Failure> {
+        self.lost = self.lost.saturating_add(events.lost);
         let mut text = String::new();
         for event in &events.events {
             if self.has_enough() {
@@ -88,8 +103,8 @@ impl Watching {
                 false => self.skipped += 1,
             }
         }
-        if !text.is_empty() {
-            (self.print)(&text)?;
+        if let Next::Enough = write(&text)? {
+            return Ok(Next::Enough);
         }
         if self.told.elapsed() >= TELLING {
             self.tell()?;

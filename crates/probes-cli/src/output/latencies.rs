@@ -190,7 +190,8 @@ fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
     let mut counts = [0_u64; u64::BITS as usize];
     for (time, count) in times {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        counts[nanoseconds.max(1).ilog2() as usize] += count;
+        let sum = &mut counts[nanoseconds.max(1).ilog2() as usize];
+        *sum = sum.saturating_add(count);
     }
     let first = counts.iter().position(|&count| count > 0).unwrap_or(0);
     let end = counts.iter().rposition(|&count| count > 0);

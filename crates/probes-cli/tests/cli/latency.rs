@@ -130,6 +130,16 @@ fn what_cannot_be_is_an_error_before_anything_is_changed() {
         let why = "cannot write /nowhere/x.svg: No such file or directory";
         assert!(failure.contains(why), "{failure}");
         assert!(!is_observed(pid));
+        // A picture that is there stays as it is.
+        let picture = std::env::temp_dir().join(format!("ocaml-probes-{pid}.svg"));
+        std::fs::write(&picture, "there").unwrap();
+        let line = format!(
+            "latency -pid {pid} -pair start,x -svg {}",
+            picture.display()
+        );
+        run(&line).failure();
+        assert_eq!(std::fs::read_to_string(&picture).unwrap(), "there");
+        std::fs::remove_file(picture).unwrap();
         let many: Vec<String> = (0..65).map(|n| format!("-pair start,stop{n}")).collect();
         let failure = run(&format!("latency -pid {pid} {}", many.join(" "))).failure();
         assert!(failure.contains("65 pairs are too many"), "{failure}");

@@ -156,3 +156,21 @@ fn what_a_killed_tool_has_left_is_put_back_by_hand() {
         target.hits();
     }
 }
+
+#[test]
+fn it_ends_when_it_is_told_to_though_nobody_reads_what_it_shows() {
+    for mut target in both_forms("timed") {
+        let pid = target.pid();
+        for how in ["-quiet", "-quiet -for 300ms"] {
+            let mut tool = observing(&format!("watch {how} -probe start"), pid);
+            // More than a pipe holds.
+            target.ask("pairs 1 5000", "pairs");
+            tool.line().unwrap();
+            if how == "-quiet" {
+                kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+            }
+            assert_eq!(tool.guard().wait().code(), Some(0));
+            assert!(!is_observed(pid));
+        }
+    }
+}
