@@ -264,7 +264,8 @@ impl Observer<'_> {
             let until = self.ground.ticks.ahead(BELIEVED);
             let changes = self.watch.renew(&read_maps(process)?, until);
             let memory = self.target.bare_memory()?;
-            refuse_replaced(process.pid(), &memory, &self.ground.arenas)?;
+            refuse_replaced(process.pid(), &memory, &self.ground.arenas)
+                .map_err(|error| self.target.tell_exec(error))?;
             work::put_shared(process.pid(), &memory, sharing, &changes)?;
         }
         let clock = self.ground.ticks.clock();
@@ -367,8 +368,9 @@ impl Ground {
         let memory = target.bare_memory_to_read()?;
         let read = read(&Source::Process(&memory));
         // Afterwards: it may have been put back while we read.
-        refuse_replaced(target.pid(), &memory, &self.arenas)?;
-        read
+        refuse_replaced(target.pid(), &memory, &self.arenas)
+            .and(read)
+            .map_err(|error| target.tell_exec(error))
     }
 
     fn counts(&self, pid: i32, memory: &impl ReadMemory) -> Result<Counts> {
