@@ -15,7 +15,8 @@ let render key =
   | None ->
     [%probe "cache_miss"
       (incr misses;
-       Printf.printf "probe cache_miss key=%d\n%!" key)];
+       Printf.printf "probe cache_miss key=%d\n%!" key)
+      [@probe.args key]];
     if Hashtbl.length cache > 6 then Hashtbl.reset cache;
     let page = Printf.sprintf "<p>%d</p>" key in
     Hashtbl.add cache key page;
@@ -24,11 +25,14 @@ let render key =
 let serve request =
   [%probe "req_start"
     (incr starts;
-     Printf.printf "probe req_start request=%d\n%!" request)];
-  let bytes = String.length (render (request mod 7)) in
+     Printf.printf "probe req_start request=%d\n%!" request)
+    [@probe.args request]];
+  let page = render (request mod 7) in
   [%probe "req_end"
     (incr ends;
-     Printf.printf "probe req_end request=%d bytes=%d\n%!" request bytes)]
+     Printf.printf "probe req_end request=%d bytes=%d\n%!" request
+       (String.length page))
+    [@probe.args request, page]]
 
 let requests_per_tick = 3
 
@@ -53,7 +57,7 @@ let rec sleep seconds =
   if left > 0. then sleep left
 
 let tick n =
-  [%probe "tick" (Printf.printf "probe tick n=%d\n%!" n)];
+  [%probe "tick" (Printf.printf "probe tick n=%d\n%!" n) [@probe.args n]];
   for i = 0 to requests_per_tick - 1 do
     serve ((n * requests_per_tick) + i)
   done;

@@ -60,6 +60,14 @@ pub(crate) enum Typed {
     List(ListArgs),
     /// Count how often the probes of a running process are hit
     Count(CountArgs),
+    /// Show how long a running process takes from one probe to another
+    Latency(LatencyArgs),
+    /// Show the hits of a running process one by one, with their arguments
+    Watch(WatchArgs),
+    /// Put back what an observation has left that was killed
+    Observe(ObserveArgs),
+    /// Show how often probes are hit, live, and switch them, on a terminal
+    Top(TopArgs),
     /// Show the running processes that have OCaml probes
     Ps(PsArgs),
     /// Print the version
@@ -80,6 +88,15 @@ pub(crate) struct TraceArgs {
     /// Also in what it starts, executes and loads, before it runs
     #[arg(long)]
     pub(crate) follow: bool,
+    /// Count the hits of all probes, from the first to the last
+    #[arg(long)]
+    pub(crate) count: bool,
+    /// Time each START to the next STOP in its thread; may be repeated
+    #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
+    pub(crate) latency: Vec<String>,
+    /// Show each hit of these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) watch: Vec<String>,
     #[command(flatten)]
     pub(crate) actions: ActionArgs,
     #[command(flatten)]
@@ -109,6 +126,11 @@ With -follow a second process of ocaml-probes traces the program, what it starts
 these execute, until all have ended or it is sent SIGTERM. Names that another program or a library
 lacks are passed over there; processes without probes (a shell) are let go, with what they start.
 What the program itself lacks is warned of. -v says what happens.
+
+With -count, -latency or -watch it stays as with -wait, and tells what `count`, `latency` and `watch`
+would have told from the first instruction to the last, on standard error, or with -json on standard
+output; without actions no probe is enabled then. What the program forks adds to the counts, and
+disturbs the times.
 
 RE is an extended regular expression, as in grep -E.
 
@@ -259,6 +281,142 @@ on a terminal, a table that is renewed. With -json each time is one line.
 
 If it is killed, the process counts on, which does no harm: `info` says so, and the next count puts
 everything back.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes latency -pid N -pair START,STOP [FLAGS]")]
+#[command(after_help = LATENCY_HELP, next_help_heading = "Flags")]
+pub(crate) struct LatencyArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// From each START to the next STOP in its thread; may be repeated
+    #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
+    pub(crate) pair: Vec<String>,
+    /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) duration: Option<String>,
+    /// Show all times so far every 1s; on a terminal, always
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) interval: Option<String>,
+    /// Draw the times into FILE, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const LATENCY_HELP: &str = "\
+Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
+of its thread that has not ended yet, so that pairs may be nested. In the end (the time is over,
+Ctrl-C, or the process has ended) it puts everything back and prints, plain as
+    COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
+in nanoseconds; STARTS and STOPS had no other end, and LOST could not be timed: they were nested
+deeper than 120, or of more than a thousand threads. As a table, with a chart of the times in powers
+of two. With -interval each line begins with the seconds so far.
+
+START and STOP may be the same: then it is from each hit to the next.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes watch -pid N -probe NAMES [FLAGS]")]
+#[command(after_help = WATCH_HELP, next_help_heading = "Flags")]
+pub(crate) struct WatchArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// These probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) probe: Vec<String>,
+    /// The probes whose name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) regexp: Option<String>,
+    /// Stop when K hits were shown
+    #[arg(long, value_name = "K", allow_hyphen_values = true)]
+    pub(crate) limit: Option<String>,
+    /// Show no more than R hits a second, and say how many were skipped
+    #[arg(long, value_name = "R", allow_hyphen_values = true)]
+    pub(crate) rate: Option<String>,
+    /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) duration: Option<String>,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const WATCH_HELP: &str = "\
+Prints a line for each hit, whether its probe is enabled or not:
+    TIME THREAD NAME ADDRESS FUNCTION FILE:LINE ARGUMENTS
+with the time of day in UTC. The arguments are those that the note of the site tells of, six at most:
+ints, strings (their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n);
+of other blocks the tag and how many words, <0:3>. What may not be read there is shown as an address,
+and what is not looked for as ?. With -json each hit is an object on a line.
+
+Hits that come faster than they can be read are lost, and said to be, on standard error (with -json,
+on a line of their own); so are those that -rate skips. In the end everything is put back.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes observe -clean -pid N [FLAGS]")]
+#[command(after_help = OBSERVE_HELP, next_help_heading = "Flags")]
+pub(crate) struct ObserveArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// Give its sites their own code back
+    #[arg(long)]
+    pub(crate) clean: bool,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+const OBSERVE_HELP: &str = "\
+A process that is observed when its observer is killed goes on as it is, which does no harm. `info`
+says so, and this puts everything back; so does the next count, latency or watch. Plain, it prints
+how many sites that were:
+    PID SITES";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = TOP_HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct TopArgs {
+    /// The process
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) pid: Option<String>,
+    /// Only these probes, a comma list; may be repeated
+    #[arg(long, value_name = "NAMES", action = ArgAction::Append)]
+    pub(crate) probe: Vec<String>,
+    /// Only the probes whose name RE matches from its start
+    #[arg(long, value_name = "RE")]
+    pub(crate) regexp: Option<String>,
+    /// Also show the times from START to STOP in a thread; may be repeated
+    #[arg(long, value_name = "START,STOP", action = ArgAction::Append)]
+    pub(crate) pair: Vec<String>,
+    /// How often the screen is renewed; 1s by default
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub(crate) interval: Option<String>,
+    /// Say what is done, on standard error, before and after the screen
+    #[arg(short, long, overrides_with = "verbose")]
+    pub(crate) verbose: bool,
+    /// Say nothing but errors on standard error
+    #[arg(short, long, overrides_with = "quiet")]
+    pub(crate) quiet: bool,
+}
+
+const TOP_HELP: &str = "\
+Counts as `count` does, and shows of each probe whether it is on, its hits, hits a second, its share of
+them, and how that was lately; below, of each pair how many times were taken, their mean, median, 99th
+percentile, and the longest. Keys:
+    arrows j k PgUp PgDn Home End   select a probe
+    e Enter space                   enable the selected probe, or disable it
+    s, r                            sort by rate, hits or name; the other way round
+    /                               filter by a part of the name: Enter keeps it, Esc gives it up
+    p                               pause: what is shown stands still, counting goes on
+    ?                               show the keys
+    Ctrl-Z, Ctrl-L                  suspend, draw anew
+    q Esc Ctrl-C                    quit
+
+When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), the process is put back as it was
+found: it counts no more, and what was added to a probe's counter or taken from it is taken back, which
+is said. If it is killed by SIGKILL, the process counts on, which does no harm, and probes stay as they
+are; the next count or top puts back what counts.";
 
 const PS_HELP: &str = "\
 Plain, it is a line for each process, sorted by pid:

@@ -1,15 +1,21 @@
 //! The subcommands: each does what its request says and writes the answer.
 
 mod attach;
+mod clean;
 mod count;
 mod failures;
 mod follow;
 mod info;
+mod latency;
 mod list;
+mod observed;
+mod observing;
 mod ps;
 mod put_back;
+mod top;
 mod trace;
 mod wait;
+mod watch;
 mod whom;
 
 use std::fmt;
@@ -50,6 +56,10 @@ pub(crate) enum Failure {
     NotPutBack(probes_lib::Error, String),
     /// These probes stay as they are, though the others were put back; and what to do by hand.
     LeftOver(String, String),
+    /// A file that was to be written cannot be.
+    File(PathBuf, io::Error),
+    /// There is no terminal for a screen about a process: why.
+    NoTerminal(String, i32),
     /// We cannot wait for the time to be over, or for a program to end.
     Waiting(&'static str, io::Error),
 }
@@ -87,10 +97,14 @@ impl Failure {
             Failure::NobodyCalled(_) => {
                 Some("`ocaml-probes ps` lists those that there are".to_owned())
             }
+            Failure::NoTerminal(_, pid) => Some(format!(
+                "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
+            )),
             Failure::Several { .. }
             | Failure::Followed(_)
             | Failure::Output(_)
             | Failure::Unanswered(..)
+            | Failure::File(..)
             | Failure::Waiting(..) => None,
         }
     }
@@ -129,6 +143,10 @@ impl fmt::Display for Failure {
                 f,
                 "cannot put back {names}: something else, such as a breakpoint, is in their code"
             ),
+            Failure::File(path, error) => {
+                write!(f, "cannot write {}: {}", path.display(), reason(error))
+            }
+            Failure::NoTerminal(why, _) => write!(f, "top needs a terminal, and {why}"),
             Failure::Waiting(what, error) => write!(f, "cannot {what}: {}", reason(error)),
             Failure::Unanswered(done, error) => {
                 write!(f, "cannot write the answer: {}; {done}", reason(error))
@@ -170,6 +188,10 @@ pub(crate) fn run(request: Request) -> Result<ExitCode, Failure> {
         Request::List(request) => list::run(&request),
         Request::Ps(request) => ps::run(&request),
         Request::Count(request) => count::run(&request),
+        Request::Latency(request) => latency::run(&request),
+        Request::Watch(request) => watch::run(&request),
+        Request::Clean(request) => clean::run(&request),
+        Request::Top(request) => top::run(&request),
     }
     .map(|()| ExitCode::SUCCESS)
 }

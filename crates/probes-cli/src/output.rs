@@ -1,7 +1,10 @@
 //! Answers, on standard output: plain, as a table, or as JSON.
 
 mod counted;
+mod hits;
+mod latencies;
 mod plain;
+mod svg;
 mod table;
 mod view;
 
@@ -9,6 +12,8 @@ use std::fmt;
 use std::io::{self, BufWriter, Write, stdout};
 
 pub(crate) use counted::Counted;
+pub(crate) use hits::Hits;
+pub(crate) use latencies::{Latencies, in_words};
 pub(crate) use view::{Changes, Detail, Listing, Processes};
 
 use crate::commands::Failure;
@@ -63,18 +68,49 @@ pub(crate) fn print_changes(
     print(&text)
 }
 
-/// Writes what was counted.
-pub(crate) fn print_counted(format: Format, counted: &Counted<'_>) -> Result<(), Failure> {
+/// What was counted.
+pub(crate) fn counted(format: Format, counted: &Counted<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(counted.plain()),
+        Format::Table => Ok(counted.table()),
+        Format::Json => json(counted),
+    }
+}
+
+/// Writes how many sites of a process were given their own code back.
+pub(crate) fn print_cleaned(format: Format, pid: i32, sites: usize) -> Result<(), Failure> {
+    #[derive(serde::Serialize)]
+    struct Cleaned {
+        version: u32,
+        pid: i32,
+        sites: usize,
+    }
     let text = match format {
-        Format::Plain => counted.plain(),
-        Format::Table => counted.table(),
-        Format::Json => json(counted)?,
+        Format::Plain => format!("{pid} {sites}\n"),
+        Format::Table => table::table(
+            &["pid", "sites"],
+            std::iter::once(vec![pid.to_string(), sites.to_string()]),
+        ),
+        Format::Json => json(&Cleaned {
+            version: view::VERSION,
+            pid,
+            sites,
+        })?,
     };
     print(&text)
 }
 
+/// What pairs took.
+pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(latencies.plain()),
+        Format::Table => Ok(latencies.charts()),
+        Format::Json => json(latencies),
+    }
+}
+
 /// Writes a table over the one before, which had so many `lines`; says how many it has.
-pub(crate) fn print_live(counted: &Counted<'_>, lines: usize) -> Result<usize, Failure> {
+pub(crate) fn print_live(table: &str, lines: usize) -> Result<usize, Failure> {
     /// ECMA-48: the cursor goes to the start of a line so many lines up, and what follows is erased.
     fn up(lines: usize) -> String {
         match lines {
@@ -82,8 +118,7 @@ pub(crate) fn print_live(counted: &Counted<'_>, lines: usize) -> Result<usize, F
             lines => format!("\x1b[{lines}F\x1b[J"),
         }
     }
-    let table = counted.table();
-    print(&(up(lines) + &table))?;
+    print(&(up(lines) + table))?;
     Ok(table.lines().count())
 }
 
@@ -92,6 +127,13 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = BufWriter::new(stdout().lock());
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(Failure::Output)
+}
+
+/// Writes `text` where it is no answer: standard output is a program's, too.
+pub(crate) fn print_beside(text: &str) -> Result<(), Failure> {
+    std::io::stderr()
+        .write_all(text.as_bytes())
+        .map_err(Failure::Output)
 }
 
 fn json(answer: &impl serde::Serialize) -> Result<String, Failure> {

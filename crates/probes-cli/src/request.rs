@@ -1,18 +1,22 @@
 //! What is usable: checked as far as can be without the program it is about, before anything runs.
 
-use std::collections::HashMap;
+mod check;
+
 use std::ffi::OsString;
-use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use probes_lib::{Action, Actions, Selector};
 use regex::Regex;
 
-use crate::args::{ActionArgs, AnswerArgs, Typed, WhomArgs};
-use crate::messages::{Level, Messages};
+use self::check::Check;
+use crate::args::Typed;
+use crate::messages::Messages;
 use crate::output::Format;
-use crate::usage::{Stop, UsageError};
+use crate::usage::Stop;
+
+/// More often than that, a screen only costs.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What to do, ready to be done.
 #[derive(Debug)]
@@ -23,6 +27,10 @@ pub(crate) enum Request {
     List(List),
     Ps(Ps),
     Count(Count),
+    Latency(Latency),
+    Watch(Watch),
+    Clean(Clean),
+    Top(Top),
 }
 
 #[derive(Debug)]
@@ -32,7 +40,18 @@ pub(crate) struct Trace {
     pub(crate) actions: Actions,
     pub(crate) wait: bool,
     pub(crate) follow: bool,
+    /// What is to be learnt of its hits.
+    pub(crate) observed: Option<Observed>,
     pub(crate) answer: Answer,
+}
+
+/// What is to be learnt of the hits of a program that is started.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    pub(crate) counts: bool,
+    /// Starts and stops.
+    pub(crate) pairs: Vec<(String, String)>,
+    pub(crate) watched: Vec<Selector>,
 }
 
 #[derive(Debug)]
@@ -83,6 +102,50 @@ pub(crate) struct Count {
 }
 
 #[derive(Debug)]
+pub(crate) struct Latency {
+    pub(crate) pid: i32,
+    /// Starts and stops.
+    pub(crate) pairs: Vec<(String, String)>,
+    /// How long, if not until told to end.
+    pub(crate) duration: Option<Duration>,
+    /// How often the times so far are shown.
+    pub(crate) interval: Option<Duration>,
+    /// Where a picture of them is to be drawn.
+    pub(crate) picture: Option<PathBuf>,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) pid: i32,
+    pub(crate) selectors: Vec<Selector>,
+    /// How many hits, if not all.
+    pub(crate) limit: Option<u64>,
+    /// How many hits a second, if not all.
+    pub(crate) rate: Option<u64>,
+    /// How long, if not until told to end.
+    pub(crate) duration: Option<Duration>,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Clean {
+    pub(crate) pid: i32,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Top {
+    pub(crate) pid: i32,
+    pub(crate) selectors: Vec<Selector>,
+    /// Those that the times are taken of: start and stop.
+    pub(crate) pairs: Vec<(String, String)>,
+    /// How often the screen is renewed.
+    pub(crate) interval: Duration,
+    pub(crate) messages: Messages,
+}
+
+#[derive(Debug)]
 pub(crate) struct Ps {
     pub(crate) answer: Answer,
 }
@@ -101,12 +164,21 @@ impl Request {
             Typed::Trace(args) => {
                 let check = Check("trace");
                 let actions = check.actions(&args.actions)?;
+                let observed = check.observed(args.count, &args.latency, &args.watch)?;
+                if args.follow && observed.is_some() {
+                    return check.refuse("-follow goes with none of -count, -latency and -watch");
+                }
+                let otherwise = match observed {
+                    Some(_) => Actions::new(),
+                    None => Actions::of(Action::Enable, Selector::All),
+                };
                 Request::Trace(Trace {
                     program: check.given(args.prog, "-prog FILE")?,
                     arguments: args.arguments,
-                    actions: actions.unwrap_or(Actions::of(Action::Enable, Selector::All)),
-                    wait: args.wait,
+                    actions: actions.unwrap_or(otherwise),
+                    wait: args.wait || observed.is_some(),
                     follow: args.follow,
+                    observed,
                     answer: check.answer(&args.answer)?,
                 })
             }
@@ -149,24 +221,74 @@ impl Request {
             }
             Typed::Count(args) => {
                 let check = Check("count");
-                let Some(pid) = &args.pid else {
-                    return check.refuse("no -pid N given");
-                };
-                let selectors = match (args.probe.is_empty(), &args.regexp) {
-                    (true, None) => vec![Selector::All],
-                    (true, Some(pattern)) => vec![check.regexp("-regexp", pattern)?],
-                    (false, None) => check.selectors("-probe", &args.probe)?,
-                    (false, Some(_)) => {
-                        return check.refuse("-probe and -regexp cannot be combined");
-                    }
-                };
                 Request::Count(Count {
-                    pid: check.pid(pid)?,
-                    selectors,
+                    pid: check.one_pid(args.pid.as_deref())?,
+                    selectors: check.selection(&args.probe, args.regexp.as_deref())?,
                     sites: args.sites,
                     duration: check.duration("-for", args.duration)?,
                     interval: check.duration("-interval", args.interval)?,
                     answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Latency(args) => {
+                let check = Check("latency");
+                let pid = check.one_pid(args.pid.as_deref())?;
+                if args.pair.is_empty() {
+                    return check.refuse("no -pair START,STOP given");
+                }
+                Request::Latency(Latency {
+                    pid,
+                    pairs: check.timed("-pair", &args.pair)?,
+                    duration: check.duration("-for", args.duration)?,
+                    interval: check.duration("-interval", args.interval)?,
+                    picture: args.svg.map(PathBuf::from),
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Watch(args) => {
+                let check = Check("watch");
+                let pid = check.one_pid(args.pid.as_deref())?;
+                if args.probe.is_empty() && args.regexp.is_none() {
+                    return check.refuse("no -probe NAMES given, and no -regexp RE");
+                }
+                Request::Watch(Watch {
+                    pid,
+                    selectors: check.selection(&args.probe, args.regexp.as_deref())?,
+                    limit: check.number("-limit", args.limit)?,
+                    rate: check.number("-rate", args.rate)?,
+                    duration: check.duration("-for", args.duration)?,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Observe(args) => {
+                let check = Check("observe");
+                let pid = check.one_pid(args.pid.as_deref())?;
+                if !args.clean {
+                    return check
+                        .refuse("no -clean given; it is count, latency and watch that observe");
+                }
+                Request::Clean(Clean {
+                    pid,
+                    answer: check.answer(&args.answer)?,
+                })
+            }
+            Typed::Top(args) => {
+                let check = Check("top");
+                let interval = check.duration("-interval", args.interval)?;
+                let interval = interval.unwrap_or(Duration::from_secs(1));
+                if interval < SHORTEST_INTERVAL {
+                    return check.refuse(format!(
+                        "-interval {} is too short for a screen; {} is the shortest",
+                        humantime::format_duration(interval),
+                        humantime::format_duration(SHORTEST_INTERVAL),
+                    ));
+                }
+                Request::Top(Top {
+                    pid: check.one_pid(args.pid.as_deref())?,
+                    selectors: check.selection(&args.probe, args.regexp.as_deref())?,
+                    pairs: check.timed("-pair", &args.pair)?,
+                    interval,
+                    messages: Messages::new(check.level(args.quiet, args.verbose)?),
                 })
             }
             Typed::Ps(args) => Request::Ps(Ps {
@@ -181,230 +303,18 @@ impl Request {
 
     /// Where its messages go.
     pub(crate) fn messages(&self) -> Messages {
-        let (Request::Trace(Trace { answer, .. })
-        | Request::Attach(Attach { answer, .. })
-        | Request::Info(Info { answer, .. })
-        | Request::List(List { answer, .. })
-        | Request::Count(Count { answer, .. })
-        | Request::Ps(Ps { answer })) = self;
-        answer.messages
-    }
-}
-
-/// The checks of one subcommand, whose name is in their errors.
-struct Check(&'static str);
-
-impl Check {
-    fn refuse<T, E: From<UsageError>>(&self, message: impl Into<String>) -> Result<T, E> {
-        Err(UsageError::new(Some(self.0), message).into())
-    }
-
-    fn given(&self, value: Option<OsString>, flag: &str) -> Result<OsString, UsageError> {
-        match value {
-            Some(value) if !value.is_empty() => Ok(value),
-            Some(_) => self.refuse(format!("{flag} is empty")),
-            None => self.refuse(format!("no {flag} given")),
+        match self {
+            Request::Trace(Trace { answer, .. })
+            | Request::Attach(Attach { answer, .. })
+            | Request::Info(Info { answer, .. })
+            | Request::List(List { answer, .. })
+            | Request::Count(Count { answer, .. })
+            | Request::Latency(Latency { answer, .. })
+            | Request::Watch(Watch { answer, .. })
+            | Request::Clean(Clean { answer, .. })
+            | Request::Ps(Ps { answer }) => answer.messages,
+            Request::Top(Top { messages, .. }) => *messages,
         }
-    }
-
-    fn whom(&self, typed: WhomArgs) -> Result<Whom, UsageError> {
-        let mut pids = Vec::with_capacity(typed.pid.len());
-        for one in typed.pid {
-            let pid = self.pid(&one)?;
-            if pids.contains(&pid) {
-                return self.refuse(format!("-pid {pid} is given twice"));
-            }
-            pids.push(pid);
-        }
-        let name = match typed.name {
-            Some(name) => match Regex::new(&name) {
-                Ok(name) => Some(name),
-                Err(_) => {
-                    return self.refuse(format!("-name: \"{name}\" is not a regular expression"));
-                }
-            },
-            None => None,
-        };
-        if pids.is_empty() && name.is_none() {
-            return self.refuse("no -pid N given, and no -name RE");
-        }
-        Ok(Whom { pids, name })
-    }
-
-    fn pid(&self, typed: &str) -> Result<i32, UsageError> {
-        // `parse` would also take a sign.
-        let digits = typed.bytes().all(|byte| byte.is_ascii_digit());
-        match typed.parse() {
-            Ok(pid) if digits && pid > 0 => Ok(pid),
-            _ => self.refuse(format!("\"{typed}\" is not a pid")),
-        }
-    }
-
-    fn duration(&self, flag: &str, typed: Option<String>) -> Result<Option<Duration>, UsageError> {
-        let Some(typed) = typed else {
-            return Ok(None);
-        };
-        // humantime's M is a month, and people who type it mean minutes.
-        if typed.contains('M') {
-            return self.refuse(format!("{flag}: \"{typed}\" means months; minutes are m"));
-        }
-        match humantime::parse_duration(&typed) {
-            Ok(duration) if !duration.is_zero() => Ok(Some(duration)),
-            Ok(_) => self.refuse(format!("{flag} has to be longer than {typed}")),
-            Err(_) => self.refuse(format!(
-                "{flag}: \"{typed}\" is not a duration, such as 30s, 5m or 1h30m"
-            )),
-        }
-    }
-
-    fn answer(&self, args: &AnswerArgs) -> Result<Answer, UsageError> {
-        let format = match (args.json, args.format.as_deref()) {
-            (true, Some(_)) => return self.refuse("-json and -format cannot be combined"),
-            (true, None) | (false, Some("json")) => Format::Json,
-            (false, Some("plain")) => Format::Plain,
-            (false, Some("table")) => Format::Table,
-            (false, None) if stdout().is_terminal() => Format::Table,
-            (false, None) => Format::Plain,
-            (false, Some(other)) => {
-                return self.refuse(format!(
-                    "\"{other}\" is not a format: there are plain, table and json"
-                ));
-            }
-        };
-        let level = match (args.quiet, args.verbose) {
-            (true, true) => return self.refuse("-quiet and -verbose cannot be combined"),
-            (true, false) => Level::Errors,
-            (false, false) => Level::Warnings,
-            (false, true) => Level::Steps,
-        };
-        Ok(Answer {
-            format,
-            messages: Messages::new(level),
-        })
-    }
-
-    /// The actions, of one family; `None` if there are none.
-    fn actions(&self, args: &ActionArgs) -> Result<Option<Actions>, UsageError> {
-        let ActionArgs {
-            enable,
-            disable,
-            enable_all,
-            disable_all,
-            enable_regexp,
-            disable_regexp,
-            enable_pair,
-            disable_pair,
-        } = args;
-        let mut families: Vec<(&str, Actions)> = Vec::new();
-        match (enable.is_empty(), disable.is_empty()) {
-            (true, true) => {}
-            (false, true) => families.push(("-enable", self.names(enable, disable)?)),
-            (true, false) => families.push(("-disable", self.names(enable, disable)?)),
-            (false, false) => families.push(("-enable -disable", self.names(enable, disable)?)),
-        }
-        for (flag, given, action) in [
-            ("-enable-all", *enable_all, Action::Enable),
-            ("-disable-all", *disable_all, Action::Disable),
-        ] {
-            if given {
-                families.push((flag, Actions::of(action, Selector::All)));
-            }
-        }
-        for (flag, given, action) in [
-            ("-enable-regexp", enable_regexp, Action::Enable),
-            ("-disable-regexp", disable_regexp, Action::Disable),
-        ] {
-            if let Some(pattern) = given {
-                families.push((flag, Actions::of(action, self.regexp(flag, pattern)?)));
-            }
-        }
-        for (flag, given, action) in [
-            ("-enable-pair", enable_pair, Action::Enable),
-            ("-disable-pair", disable_pair, Action::Disable),
-        ] {
-            if let Some(names) = given {
-                families.push((flag, Actions::of(action, self.pair(flag, names)?)));
-            }
-        }
-        match families.as_slice() {
-            [(one, _), (other, _), ..] => {
-                self.refuse(format!("{one} and {other} cannot be combined"))
-            }
-            _ => Ok(families.pop().map(|(_, actions)| actions)),
-        }
-    }
-
-    fn names(&self, enable: &[String], disable: &[String]) -> Result<Actions, UsageError> {
-        let mut actions = Actions::new();
-        let mut sides: HashMap<&str, Action> = HashMap::new();
-        for (flag, lists, action) in [
-            ("-enable", enable, Action::Enable),
-            ("-disable", disable, Action::Disable),
-        ] {
-            for name in lists.iter().flat_map(|list| list.split(',')) {
-                self.name(flag, name)?;
-                match sides.insert(name, action) {
-                    None => actions = actions.and(action, Selector::name(name)),
-                    Some(before) if before == action => {
-                        return self.refuse(format!("{flag} has \"{name}\" twice"));
-                    }
-                    Some(_) => {
-                        return self.refuse(format!("both -enable and -disable have \"{name}\""));
-                    }
-                }
-            }
-        }
-        Ok(actions)
-    }
-
-    /// Probes by their names, each once.
-    fn selectors(&self, flag: &str, lists: &[String]) -> Result<Vec<Selector>, UsageError> {
-        let mut names: Vec<&str> = Vec::new();
-        for name in lists.iter().flat_map(|list| list.split(',')) {
-            self.name(flag, name)?;
-            if names.contains(&name) {
-                return self.refuse(format!("{flag} has \"{name}\" twice"));
-            }
-            names.push(name);
-        }
-        Ok(names.into_iter().map(Selector::name).collect())
-    }
-
-    fn name(&self, flag: &str, name: &str) -> Result<(), UsageError> {
-        if name.is_empty() {
-            return self.refuse(format!("{flag} has an empty name"));
-        }
-        if name.starts_with('-') {
-            return self.refuse(format!(
-                "{flag} has \"{name}\", which is not a probe's name"
-            ));
-        }
-        Ok(())
-    }
-
-    fn regexp(&self, flag: &str, pattern: &str) -> Result<Selector, UsageError> {
-        match Selector::regexp(pattern) {
-            Ok(selector) => Ok(selector),
-            Err(error) => self.refuse(format!("{flag}: {error}")),
-        }
-    }
-
-    fn pair(&self, flag: &str, names: &str) -> Result<Selector, UsageError> {
-        let pair: Vec<&str> = names.split(',').collect();
-        let &[start, stop] = pair.as_slice() else {
-            return self.refuse(format!(
-                "{flag} takes two names, START,STOP, not \"{names}\""
-            ));
-        };
-        self.name(flag, start)?;
-        self.name(flag, stop)?;
-        if start == stop {
-            return self.refuse(format!("{flag} has \"{start}\" twice"));
-        }
-        Ok(Selector::Pair {
-            start: start.to_owned(),
-            stop: stop.to_owned(),
-        })
     }
 }
 

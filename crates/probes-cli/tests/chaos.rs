@@ -51,6 +51,10 @@ mod observed;
 #[path = "chaos/observers.rs"]
 mod observers;
 
+// The screen that shows them.
+#[path = "chaos/top.rs"]
+mod top;
+
 // Programs started with their probes set.
 #[path = "chaos/launches.rs"]
 mod launches;

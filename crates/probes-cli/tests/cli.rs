@@ -27,10 +27,14 @@ mod help; // help and version, word for word
 mod info; // states of running programs, in all formats
 #[path = "cli/job_control.rs"]
 mod job_control; // trace on a terminal, with and without -wait
+#[path = "cli/latency.rs"]
+mod latency; // times between probes of running programs
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
+#[path = "cli/observed.rs"]
+mod observed; // trace -count, -latency and -watch
 #[path = "cli/put_back.rs"]
 mod put_back; // `attach -for` and `attach -live`
 #[path = "cli/release.rs"]
@@ -41,9 +45,13 @@ mod several; // several processes at once
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/system_calls.rs"]
 mod system_calls; // what it asks of the kernel, call by call
+#[path = "cli/top.rs"]
+mod top; // a live screen
 #[path = "cli/trace.rs"]
 mod trace; // programs started with their probes set
 #[path = "cli/usage.rs"]
 mod usage; // spellings that are the same, and arguments that make no sense
 #[path = "cli/wait.rs"]
 mod wait; // trace -wait: exit status, signals, what the program inherits
+#[path = "cli/watch.rs"]
+mod watch; // hits of running programs, one by one

@@ -297,11 +297,29 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
+    /// Another observation of the process has begun, and has put this one back.
+    #[error("process {pid} is observed by another now, who has put an end to this observation")]
+    ObservedByAnother {
+        /// The process.
+        pid: i32,
+    },
     /// No times can be taken on this machine.
     #[error(
         "the time stamp counters of this machine's processors do not go evenly: no times can be taken by them"
     )]
     UnevenTicks,
+    /// There can be no memory to share with a program.
+    #[error("cannot share memory with the program: {source}")]
+    NoSharedMemory {
+        /// What memfd_create(2) or ftruncate(2) says.
+        source: io::Error,
+    },
+    /// A program is to be followed and observed from its start.
+    #[error("cannot both follow {} and observe it from its start", program.display())]
+    FollowedAndObserved {
+        /// The program, as it was named.
+        program: PathBuf,
+    },
     /// More pairs than can be timed together.
     #[error("{given} pairs are too many to be timed together: {most} at most")]
     TooManyPairs {

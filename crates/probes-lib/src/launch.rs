@@ -3,6 +3,7 @@
 mod split;
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::Metadata;
 use std::io::{self, ErrorKind::NotFound};
 use std::os::fd::OwnedFd;
@@ -25,12 +26,14 @@ use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::follow::{is_not_yet, wanted};
 use crate::image::Image;
 use crate::loader;
+use crate::observe::at_launch::AtLaunch;
+use crate::observe::{Installed, Observation};
 use crate::patch::Outcome;
 use crate::process::Process;
 use crate::program::Program;
 use crate::report::Report;
 use crate::select::{Actions, choose};
-use crate::session::Options;
+use crate::session::{Options, Target};
 use crate::sys::entry::NotReached;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::pidfd;
@@ -62,6 +65,7 @@ pub struct Launch {
     actions: Actions,
     options: Options,
     attended: bool,
+    observation: Option<Observation>,
 }
 
 impl Launch {
@@ -72,6 +76,7 @@ impl Launch {
             actions: Actions::new(),
             options: Options::default(),
             attended: false,
+            observation: None,
         }
     }
 
@@ -86,6 +91,15 @@ impl Launch {
     #[must_use]
     pub fn options(mut self, options: Options) -> Launch {
         self.options = options;
+        self
+    }
+
+    /// Also learns of the hits of its probes, from the first one to the last, which is known when the
+    /// program has ended, too: see [`Launched::observed`]. Processes that it forks add to the counts
+    /// and events, and disturb the times of pairs.
+    #[must_use]
+    pub fn observe(mut self, observation: Observation) -> Launch {
+        self.observation = Some(observation);
         self
     }
 
@@ -114,10 +128,11 @@ impl Launch {
 
     fn try_spawn(self) -> Result<Launched> {
         let Launch {
-            command,
+            mut command,
             actions,
             options,
             attended,
+            observation,
         } = self;
         // What is wrong with the file or the names is better found before anything is started; the
         // file that counts is the one that the kernel has executed in the end.
@@ -127,6 +142,8 @@ impl Launch {
             check_names(file, &actions)?;
         }
         let program = PathBuf::from(command.get_program());
+        let at_launch = observation.map(|observation| AtLaunch::of(observation, &mut command));
+        let mut at_launch = at_launch.transpose()?;
         let signals = SignalsAtLaunch::new(attended);
         let inherited = signals.inherited();
         let launched = with_tracer(&[], |tracer| {
@@ -137,11 +154,30 @@ impl Launch {
                 let program = program.clone();
                 return Err(ErrorKind::Exec { program, source }.into());
             }
-            let (stopped, report, _) =
+            // Before `stopped` lets it go.
+            let killed = |error| {
+                at_exec.kill();
+                error
+            };
+            let memory;
+            let (mut stopped, report, _) =
                 set_up(tracer, &at_exec, &program, &actions, options, false)?;
+            let mut observed = None;
+            if let Some(at_launch) = at_launch.take() {
+                let target = Target::open(report.pid).map_err(killed)?;
+                memory = target.bare_memory().map_err(killed)?;
+                let program = target.look_at_objects().map_err(killed)?.program.clone();
+                let set = at_launch.install(tracer, &at_exec, stopped, &memory, program, options);
+                let (standing, installed) = set.map_err(killed)?;
+                (stopped, observed) = (standing, Some((target, installed)));
+            }
             stopped.release();
             let child = at_exec.keep()?;
-            Ok(Launched { child, report })
+            Ok(Launched {
+                child,
+                report,
+                observed,
+            })
         });
         let launched = launched.map_err(|error| of_launch(error, program, file.as_deref()))?;
         if attended {
@@ -369,16 +405,31 @@ fn resolve(command: &Command) -> Option<PathBuf> {
 }
 
 /// A program that was started with its probes set, and runs.
-#[derive(Debug)]
 pub struct Launched {
     child: Child,
     report: Report,
+    observed: Option<(Target, Installed)>,
+}
+
+impl fmt::Debug for Launched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Launched");
+        text.field("child", &self.child)
+            .field("report", &self.report);
+        text.finish_non_exhaustive()
+    }
 }
 
 impl Launched {
     /// What was done to its probes, and its pid.
     pub fn report(&self) -> &Report {
         &self.report
+    }
+
+    /// The program and its observation, if it was to be observed: [`Installed::observer`] makes them an
+    /// observer. `None` from the second time on.
+    pub fn observed(&mut self) -> Option<(Target, Installed)> {
+        self.observed.take()
     }
 
     /// The program as a child of this process: to wait for, or to drop and let it go on by itself.

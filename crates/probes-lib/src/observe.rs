@@ -13,6 +13,7 @@
 //! we are killed.
 
 pub(crate) mod arena;
+pub(crate) mod at_launch;
 mod counts;
 pub(crate) mod detour;
 mod events;
@@ -20,11 +21,13 @@ mod latency;
 mod observation;
 mod pages;
 mod place;
+mod prepare;
 mod put_back;
 mod rewrite;
 mod ring;
 mod role;
 mod shared;
+mod source;
 pub(crate) mod stub;
 mod value;
 pub(crate) mod veil;
@@ -44,19 +47,20 @@ use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::observe::arena::Arena;
-use crate::observe::events::Watch;
-use crate::observe::pages::Pages;
+use crate::observe::events::{BELIEVED, Watch};
+use crate::observe::prepare::Prepared;
 use crate::observe::put_back::{Left, put_back};
 use crate::observe::role::Role;
 use crate::observe::shared::PAIR_LEN;
+use crate::observe::source::{SharedData, Source};
 use crate::observe::veil::Veil;
-use crate::observe::work::{Work, map, read, read_error, unmap};
+use crate::observe::work::{Way, Work, read, read_error, refuse_replaced};
 use crate::process::Process;
 use crate::program::Program;
 use crate::session::{Options, Target};
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::with_tracer;
-use crate::sys::ticks::{self, Clock, Ticks};
+use crate::sys::ticks::{Clock, Ticks};
 use crate::turn::Turn;
 
 /// Learns of the hits of probes of a process until it is removed. Whether probes are enabled is not
@@ -72,6 +76,14 @@ pub struct Observer<'t> {
     stopped: Duration,
 }
 
+/// An observation that has begun: to be had from [`Launched::observed`](crate::Launched::observed).
+pub struct Installed {
+    ground: Ground,
+    watch: Watch,
+    options: Options,
+    stopped: Duration,
+}
+
 /// What is observed, and where that is kept.
 struct Ground {
     program: Arc<Program>,
@@ -81,6 +93,8 @@ struct Ground {
     /// By index in the program.
     roles: Vec<Role>,
     pairs: Vec<(String, String)>,
+    /// What the process shares with us, and is there when it has ended, if it does.
+    data: Option<SharedData>,
     ticks: Ticks,
 }
 
@@ -116,83 +130,31 @@ impl Target {
         observation.roles(&self.look_at_objects()?.program)?;
         let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
         self.put_back_observed(options)?;
-        let image = self.look_at_objects()?;
-        let program = image.program.clone();
-        let roles = observation.roles(&program)?;
-        let is_timed = roles.iter().any(Role::is_timed);
-        if is_timed && !ticks::are_even() {
-            return Err(ErrorKind::UnevenTicks.into());
-        }
-        let layout = observation.shared(&roles);
-        let maps = read_maps(process)?;
-        let laid_out = place::lay_out(process, &program, &roles, layout, &maps)?;
+        let program = self.look_at_objects()?.program.clone();
         let memory = self.bare_memory()?;
         let is_filtered = process.has_filtered_itself();
-        let pid = process.pid();
         if is_filtered.map_err(|source| process.lost(source))? {
+            let pid = process.pid();
             return Err(ErrorKind::Filtered { pid }.into());
         }
-        let cave = place::cave(process, &memory, &maps)?;
-        let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
-        let sharing = arenas.first().ok_or(ErrorKind::NoSites { pid })?;
-        // As much as can be is done before the process stands.
-        let codes = arenas.iter().zip(&sites).map(|(arena, sites)| {
-            let roles = sites.iter().map(|site| &roles[*site]);
-            arena.code_bytes(roles, sharing)
-        });
-        let mut codes = codes
-            .collect::<std::result::Result<Vec<_>, _>>()
-            .map_err(|_| ErrorKind::NoRoom { pid })?;
-        let pages = match layout.record_len {
-            0 => Pages::default(),
-            _ => Pages::of(&maps),
-        };
+        let mut prepared = Prepared::of(process, program, &memory, observation)?;
         let (stopped, has_tids) = with_tracer(&[process], |tracer| {
             let begun = Instant::now();
             let work = Work {
                 tracer,
                 process,
                 memory: &memory,
-                cave,
+                cave: prepared.cave,
                 limit: options.deadline,
+                way: Way::Sent,
             };
-            let mut stopped = tracer.stop(process, options.deadline)?;
-            for (arena, bytes) in arenas.iter().zip(&codes) {
-                // Until it has a header, the detour tells what was mapped.
-                stopped = work.run(stopped, &map(arena))?;
-                work.put(&stopped, arena.code, bytes)?;
-            }
-            work.clear(&stopped)?;
-            let tid_offset = match is_timed {
-                true => stopped.tid_offset(process, &memory),
-                false => None,
-            };
-            let written = work
-                .share(&stopped, sharing, tid_offset, &pages)
-                .and_then(|()| work.retarget(&stopped, &arenas, &sites, &mut codes, &program));
-            if let Err(error) = written {
-                work.unmap_all(stopped, arenas.iter().map(unmap))?.release();
-                return Err(error);
-            }
+            let stopped = tracer.stop(process, options.deadline)?;
+            let (stopped, has_tids) = prepared.install(&work, stopped, None)?;
             stopped.release();
-            Ok((begun.elapsed(), tid_offset.is_some()))
+            Ok((begun.elapsed(), has_tids))
         })?;
-        let shared = (sharing.shared_at(), layout);
-        let watch = Watch::begin(program.clone(), &roles, shared, has_tids, pages);
-        Ok(Observer {
-            target: self,
-            options,
-            ground: Ground {
-                program,
-                arenas,
-                sites,
-                roles,
-                pairs: observation.pairs().to_vec(),
-                ticks: Ticks::begin(),
-            },
-            watch,
-            stopped,
-        })
+        let installed = prepared.into_installed(has_tids, None, stopped, options);
+        Ok(installed.observer(self))
     }
 
     /// Puts back what observations have left in the process; says how many sites that were.
@@ -245,8 +207,9 @@ impl Observer<'_> {
     ///
     /// If the process has ended or executed another program.
     pub fn counts(&self) -> Result<Counts> {
-        let memory = self.target.bare_memory_to_read()?;
-        self.ground.counts(self.target.pid(), &memory)
+        let pid = self.target.pid();
+        let read = |source: &Source<'_>| self.ground.counts(pid, source);
+        self.ground.read(self.target, read)
     }
 
     /// The times so far of each pair. Does not stop the process.
@@ -255,8 +218,9 @@ impl Observer<'_> {
     ///
     /// As of [`Observer::counts`].
     pub fn latencies(&self) -> Result<Vec<Latency>> {
-        let memory = self.target.bare_memory_to_read()?;
-        let pairs = self.ground.read_pairs(self.target.pid(), &memory)?;
+        let pid = self.target.pid();
+        let read = |source: &Source<'_>| self.ground.read_pairs(pid, source);
+        let pairs = self.ground.read(self.target, read)?;
         Ok(self.ground.latencies(&pairs))
     }
 
@@ -268,19 +232,25 @@ impl Observer<'_> {
     /// As of [`Observer::counts`].
     pub fn events(&mut self) -> Result<Events> {
         let (process, sharing) = (self.target.process(), self.ground.arenas.first());
-        if let Some(sharing) = sharing.filter(|_| self.watch.is_due()) {
-            let changes = self.watch.renew(&read_maps(process)?);
-            if !changes.is_empty() {
-                let memory = self.target.bare_memory()?;
-                work::put_shared(process.pid(), &memory, sharing, &changes)?;
-            }
+        let sharing = sharing.filter(|_| self.watch.is_due());
+        // Nobody else is to begin to observe it meanwhile; if somebody does, it is told next time.
+        let turn = sharing.map(|_| Turn::wait(process, Instant::now()));
+        if let (Some(sharing), Some(Ok(_turn))) = (sharing, turn) {
+            let until = self.ground.ticks.ahead(BELIEVED);
+            let changes = self.watch.renew(&read_maps(process)?, until);
+            let memory = self.target.bare_memory()?;
+            refuse_replaced(process.pid(), &memory, &self.ground.arenas)?;
+            work::put_shared(process.pid(), &memory, sharing, &changes)?;
         }
-        let memory = self.target.bare_memory_to_read()?;
         let clock = self.ground.ticks.clock();
-        read_events(&mut self.watch, process, &memory, &clock, false)
+        let (ground, watch) = (&self.ground, &mut self.watch);
+        ground.read(self.target, |source| {
+            read_events(watch, process, source, &clock, false)
+        })
     }
 
-    /// Puts everything back; says what was learnt, to the last hit.
+    /// Puts everything back; says what was learnt, to the last hit. Of a program that was launched to be
+    /// observed, that is known when it has ended, too.
     ///
     /// # Errors
     ///
@@ -294,18 +264,19 @@ impl Observer<'_> {
     fn try_to_remove(self) -> Result<Observed> {
         let process = self.target.process();
         let (ground, mut watch) = (self.ground, self.watch);
-        let _turn = Turn::wait(process, Instant::now() + self.options.deadline)?;
-        let memory = self.target.bare_memory()?;
         let clock = ground.ticks.clock();
-        let read = || {
-            let counts = ground.counts(process.pid(), &memory)?;
-            let pairs = ground.read_pairs(process.pid(), &memory)?;
-            let events = read_events(&mut watch, process, &memory, &clock, true)?;
+        let mut learn = |source: &Source<'_>| {
+            let counts = ground.counts(process.pid(), source)?;
+            let pairs = ground.read_pairs(process.pid(), source)?;
+            let events = read_events(&mut watch, process, source, &clock, true)?;
             Ok((counts, pairs, events))
         };
-        let options = self.options;
-        let (counts, pairs, events) =
-            put_back(process, &memory, &ground.arenas, None, options, read)?;
+        let removed = put_back_all(self.target, &ground, self.options, &mut learn);
+        let (counts, pairs, events) = match (removed, &ground.data) {
+            // Whatever it was that it could not be put back for: nothing of it is left.
+            (Err(_), Some(data)) if process.has_ended() => learn(&Source::Shared(data))?,
+            (removed, _) => removed?,
+        };
         Ok(Observed {
             counts,
             latencies: ground.latencies(&pairs),
@@ -314,19 +285,60 @@ impl Observer<'_> {
     }
 }
 
+impl Installed {
+    /// The observer of the process, which has to be the one that was launched.
+    pub fn observer(self, target: &Target) -> Observer<'_> {
+        Observer {
+            target,
+            options: self.options,
+            ground: self.ground,
+            watch: self.watch,
+            stopped: self.stopped,
+        }
+    }
+}
+
+fn put_back_all<T: Send>(
+    target: &Target,
+    ground: &Ground,
+    options: Options,
+    learn: &mut (impl FnMut(&Source<'_>) -> Result<T> + Send),
+) -> Result<T> {
+    let process = target.process();
+    let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
+    let memory = target.bare_memory()?;
+    let read = || match &ground.data {
+        Some(data) => learn(&Source::Shared(data)),
+        None => learn(&Source::Process(&memory)),
+    };
+    put_back(process, &memory, &ground.arenas, None, options, read)
+}
+
 /// `is_over` says that nobody writes any more.
 fn read_events(
     watch: &mut Watch,
     process: &Process,
-    memory: &impl ReadMemory,
+    source: &Source<'_>,
     clock: &Clock,
     is_over: bool,
 ) -> Result<Events> {
-    let events = watch.read(process, memory, clock, is_over);
+    let events = watch.read(process, source, clock, is_over);
     events.map_err(|source| read_error(process.pid(), watch.shared(), source))
 }
 
 impl Ground {
+    /// Reads what was learnt, and makes sure that it was ours.
+    fn read<T>(&self, target: &Target, read: impl FnOnce(&Source<'_>) -> Result<T>) -> Result<T> {
+        if let Some(data) = &self.data {
+            return read(&Source::Shared(data));
+        }
+        let memory = target.bare_memory_to_read()?;
+        let read = read(&Source::Process(&memory));
+        // Afterwards: it may have been put back while we read.
+        refuse_replaced(target.pid(), &memory, &self.arenas)?;
+        read
+    }
+
     fn counts(&self, pid: i32, memory: &impl ReadMemory) -> Result<Counts> {
         let mut hits = vec![None; self.program.site_count()];
         for (arena, sites) in self.arenas.iter().zip(&self.sites) {

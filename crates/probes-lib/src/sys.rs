@@ -10,6 +10,7 @@ pub(crate) mod herd;
 pub(crate) mod inject;
 pub(crate) mod loaded;
 pub(crate) mod mem;
+pub(crate) mod memfd;
 pub(crate) mod own;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;

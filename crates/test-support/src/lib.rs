@@ -17,6 +17,7 @@ use nix::fcntl::{Flock, FlockArg};
 pub mod container;
 pub mod process;
 mod scratch;
+pub mod tmux;
 
 pub use scratch::Scratch;
 

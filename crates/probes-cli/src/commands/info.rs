@@ -59,7 +59,7 @@ fn say_observed(messages: &Messages, pid: i32, sites: usize) {
     };
     messages.warning(
         &format!("{are} observed: by an ocaml-probes that runs, or by one that was killed"),
-        &format!("if none runs, `ocaml-probes count -pid {pid} -for 1ms` puts everything back"),
+        &format!("if none runs, `ocaml-probes observe -clean -pid {pid}` puts everything back"),
     );
 }
 

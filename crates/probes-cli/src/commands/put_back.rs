@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -77,16 +77,16 @@ impl Endings {
             if running.is_empty() {
                 return Ok(Over::Exited);
             }
-            if left.is_zero() {
-                return Ok(Over::Time);
-            }
             let signals = std::iter::once(self.0.as_fd());
             let mut ends: Vec<PollFd<'_>> = signals
                 .chain(running.iter().map(AsFd::as_fd))
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
             // Rounded up, so that it is not asked again and again in the last millisecond.
-            let timeout = left.saturating_add(Duration::from_millis(1));
+            let timeout = match left.is_zero() {
+                true => Duration::ZERO,
+                false => left.saturating_add(Duration::from_millis(1)),
+            };
             let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
             match poll(&mut ends, timeout) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -99,6 +99,10 @@ impl Endings {
                 self.is_told();
                 return Ok(Over::Told);
             }
+            // Last, so that it is told to end whatever the time is.
+            if left.is_zero() && !running.is_empty() {
+                return Ok(Over::Time);
+            }
         }
     }
 
@@ -109,6 +113,13 @@ impl Endings {
             told = true;
         }
         told
+    }
+}
+
+/// Can be read, as poll(2) says, once one of the signals has come.
+impl AsFd for Endings {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -160,7 +171,7 @@ pub(super) fn refuse_leftovers(report: &Report, back: &Report) -> Result<(), Fai
     Err(Failure::LeftOver(names, by_hand(report, is_left)))
 }
 
-fn has_ended(kind: &ErrorKind) -> bool {
+pub(super) fn has_ended(kind: &ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::Exited { .. } | ErrorKind::NoSuchProcess { .. } | ErrorKind::Zombie { .. }

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use probes_lib::{Launch, Report, Split};
 
 use super::wait::Wait;
-use super::{Failure, Subject, answer_change, follow, say_passed_over};
+use super::{Failure, Subject, answer_change, follow, observed, say_passed_over};
 use crate::output::Format;
 use crate::request::{Answer, Trace};
 
@@ -17,6 +17,13 @@ pub(super) fn run(request: Trace) -> Result<ExitCode, Failure> {
     command.args(request.arguments);
     let mut launch = Launch::new(command).actions(request.actions);
     let failed = |source| Failure::Waiting("wait for the program", source);
+    if let Some(wanted) = &request.observed {
+        // First: once the program runs, there is no way back.
+        let wait = Wait::prepare().map_err(failed)?;
+        let launch = launch.attended();
+        let status = observed::run(launch, wait, wanted, answer, &program)?;
+        return Ok(ExitCode::from(status));
+    }
     let mut wait = None;
     if request.wait {
         // First: once the program runs, there is no way back.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use probes_lib::{Counts, LiveAddr, SourceMap, Target};
 use serde::{Serialize, Serializer};
 
+use super::plain::{function_or_not, source_or_not};
 use super::{Escaped, table};
 
 /// The hits of the probes of a process, most first.
@@ -125,7 +126,7 @@ impl<'c> Counted<'c> {
     }
 
     /// A table.
-    pub(super) fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let has_sites = self.probes.iter().any(|row| row.site.is_some());
         let mut head = vec!["probe", "hits", "hits/s"];
         if has_sites {
@@ -171,24 +172,22 @@ fn site_rows<'c>(counts: &'c Counts, name: &'c str, sources: &[Option<SourceMap>
 
 impl SiteRow<'_> {
     fn function(&self) -> String {
-        let function = self.function.as_deref();
-        function.map_or_else(|| "-".to_owned(), |name| Escaped(name).to_string())
+        function_or_not(self.function.as_deref())
     }
 
     fn source(&self) -> String {
-        match (&self.file, self.line) {
-            (Some(file), Some(line)) => format!("{}:{line}", Escaped(file)),
-            (Some(file), None) => Escaped(file).to_string(),
-            (None, _) => "-".to_owned(),
-        }
+        source_or_not(self.file.as_deref(), self.line)
     }
 }
 
-fn seconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn seconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(value.as_secs_f64())
 }
 
-fn seconds_or_null<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn seconds_or_null<S: Serializer>(
+    value: &Option<Duration>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
     match value {
         Some(value) => seconds(value, to),
         None => to.serialize_none(),

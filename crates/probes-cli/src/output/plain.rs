@@ -77,13 +77,20 @@ pub(super) fn site_state(site: &SiteView<'_>) -> String {
 
 /// The function of a site, in one word.
 pub(super) fn function(site: &SiteView<'_>) -> String {
-    let function = site.function.as_deref();
-    function.map_or_else(|| UNKNOWN.to_owned(), |name| Escaped(name).to_string())
+    function_or_not(site.function.as_deref())
 }
 
 /// `file:line` of a site.
 pub(super) fn source(site: &SiteView<'_>) -> String {
-    match (&site.file, site.line) {
+    source_or_not(site.file.as_deref(), site.line)
+}
+
+pub(super) fn function_or_not(function: Option<&str>) -> String {
+    function.map_or_else(|| UNKNOWN.to_owned(), |name| Escaped(name).to_string())
+}
+
+pub(super) fn source_or_not(file: Option<&str>, line: Option<u32>) -> String {
+    match (file, line) {
         (Some(file), Some(line)) => format!("{}:{line}", Escaped(file)),
         (Some(file), None) => Escaped(file).to_string(),
         (None, _) => UNKNOWN.to_owned(),

@@ -1,16 +1,35 @@
 //! `count`: hits of running programs, in all formats.
 
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Talker, eventually, fixture_forms};
 
-use crate::support::{both_forms, command, image, run, states};
+use crate::support::{both_forms, command, image, is_observed, run, states};
 
 /// The tool, once it counts.
 fn counting(line: &str, pid: i32) -> Talker {
-    let line = format!("count -pid {pid} {line}");
-    let tool = Talker::spawn(&mut command(line.split(' ')));
+    observing(&format!("count {line}"), pid)
+}
+
+/// The tool, once it observes a process.
+pub(crate) fn observing(line: &str, pid: i32) -> Talker {
+    observing_with(line.split(' '), pid)
+}
+
+/// The same, with words that may have spaces in them.
+pub(crate) fn observing_with<W: AsRef<OsStr>>(
+    words: impl IntoIterator<Item = W>,
+    pid: i32,
+) -> Talker {
+    observing_by(&mut command(words), pid)
+}
+
+fn observing_by(tool: &mut Command, pid: i32) -> Talker {
+    let tool = Talker::spawn(tool.args(["-pid", &pid.to_string()]));
     // Memory is mapped first, and sites are changed in the end.
     eventually("its sites are observed", || {
         let info = run(&format!("info -pid {pid}"));
@@ -19,13 +38,7 @@ fn counting(line: &str, pid: i32) -> Talker {
     tool
 }
 
-fn is_observed(pid: i32) -> bool {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    maps.lines()
-        .any(|line| line.contains(" r-xp 00000000 00:00 0") && !line.ends_with(']'))
-}
-
-fn end(mut tool: Talker, signal: Signal) -> Vec<String> {
+pub(crate) fn end(mut tool: Talker, signal: Signal) -> Vec<String> {
     kill(Pid::from_raw(tool.pid()), signal).unwrap();
     let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
     assert_eq!(tool.guard().wait().code(), Some(0));
@@ -147,6 +160,27 @@ fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
         );
         assert_eq!(info.answer(), "only_alpha disabled\nshared disabled\n");
         run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
+        assert!(!is_observed(pid));
+        target.hits();
+    }
+}
+
+#[test]
+fn who_counts_is_told_when_another_does_in_his_place() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let mut first = command("count -quiet -interval 1ms".split(' '));
+        let mut first = observing_by(first.stderr(Stdio::piped()), pid);
+        first.line().unwrap();
+        let second = run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
+        assert_eq!(second.lines().count(), 2);
+        while first.line().is_some() {}
+        let mut why = String::new();
+        let mut stderr = first.guard().child().stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut stderr, &mut why).unwrap();
+        assert_eq!(first.guard().wait().code(), Some(1));
+        let told = format!("process {pid} is observed by another now");
+        assert!(why.contains(&told), "{why}");
         assert!(!is_observed(pid));
         target.hits();
     }

@@ -5,7 +5,9 @@ use crate::support::{golden, run};
 #[test]
 fn help_of_the_program_and_of_each_subcommand_is_as_written_down() {
     golden("help.txt", &run("help").answer());
-    for subcommand in ["trace", "attach", "info", "list", "version"] {
+    for subcommand in [
+        "trace", "attach", "info", "list", "latency", "observe", "top", "watch", "version",
+    ] {
         let text = run(&format!("help {subcommand}")).answer();
         golden(&format!("help-{subcommand}.txt"), &text);
     }
@@ -37,7 +39,9 @@ fn the_version_can_be_asked_for_in_every_way() {
 
 #[test]
 fn every_flag_stands_in_the_help_with_a_sentence() {
-    for subcommand in ["trace", "attach", "info", "list", "ps"] {
+    for subcommand in [
+        "trace", "attach", "info", "list", "count", "latency", "observe", "top", "watch", "ps",
+    ] {
         let text = run(&format!("help {subcommand}")).answer();
         for line in text
             .lines()

@@ -180,6 +180,13 @@ pub(crate) fn probe<'j>(json: &'j Value, name: &str) -> &'j Value {
     probes.iter().find(|probe| probe["name"] == name).unwrap()
 }
 
+/// Whether it has code in its memory that is no file's.
+pub(crate) fn is_observed(pid: i32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.lines()
+        .any(|line| line.contains(" r-xp 00000000 00:00 0") && !line.ends_with(']'))
+}
+
 /// Plain `info`.
 #[track_caller]
 pub(crate) fn states(pid: i32) -> String {

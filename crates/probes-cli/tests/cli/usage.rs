@@ -23,7 +23,7 @@ fn a_word_cut_short_stands_for_the_only_one_that_begins_so() {
     let line = format!("att -p {pid} -gig -forc -form plain -q -enable plain");
     assert_eq!(run(&line).answer(), "plain 0 -> 1, 1 site\n");
     assert!(states(pid).contains("plain enabled"));
-    assert_eq!(run_on("l -j", &program("service")).code, Some(0));
+    assert_eq!(run_on("li -j", &program("service")).code, Some(0));
 }
 
 #[test]
@@ -54,6 +54,19 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "attach -pid 7 -enable a -live=yes",
         "info -pid 7 -live",
         "trace -prog x y",
+        // Observations of nothing.
+        "latency -pair a,b",
+        "latency -pid 7",
+        "latency -pid 7 -pair a",
+        "latency -pid 7 -pair a,b -pair a,b",
+        "latency -pid 7 -pair a, -for 1s",
+        "watch -pid 7",
+        "watch -probe a",
+        "watch -pid 7 -probe a -regexp b",
+        "watch -pid 7 -probe a -limit 0",
+        "watch -pid 7 -probe a -rate fast",
+        "observe -pid 7",
+        "observe -clean",
         // Flags of later versions.
         "trace -prog x -wait=yes",
         "info -pid 7 -wait",
@@ -108,6 +121,18 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
         "attach -pid 7 -enable-all -follow -live",
         "attach -pid 7 -enable-all -follow -for 1s",
         "trace -prog x -disable-regexp [",
+        // A screen.
+        "top",
+        "top -pid 7 -pid 8",
+        "top -pid 7 -probe a -regexp b",
+        "top -pid 7 -pair a",
+        "top -pid 7 -pair a,b,c",
+        "top -pid 7 -pair a,",
+        "top -pid 7 -pair a,b -pair b,a -pair a,b",
+        "top -pid 7 -interval 9ms",
+        "top -pid 7 -interval soon",
+        "top -pid 7 -quiet -verbose",
+        "top -pid 7 -json",
     ];
     let mut text = String::new();
     for line in lines {

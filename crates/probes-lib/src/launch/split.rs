@@ -85,6 +85,9 @@ impl Launch {
 
     fn try_split(self) -> Result<Split> {
         let program = PathBuf::from(self.command.get_program());
+        if self.observation.is_some() {
+            return Err(ErrorKind::FollowedAndObserved { program }.into());
+        }
         let file = resolve(&self.command);
         if let Some(file) = &file {
             refuse_setuid(file)?;
@@ -168,7 +171,11 @@ impl Starter {
                 signals.keep();
             }
             let report = Report::of_nothing(child.id() as i32);
-            return Ok(Some(Launched { child, report }));
+            return Ok(Some(Launched {
+                child,
+                report,
+                observed: None,
+            }));
         }
         let status = spawn::end(&mut child);
         if said == [FAILED] {

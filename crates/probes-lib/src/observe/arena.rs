@@ -25,15 +25,21 @@ use crate::spans::PAGE;
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
 const VERSION: u32 = 2;
 
-pub(crate) const HEADER_LEN: usize = 64;
+pub(crate) const HEADER_LEN: usize = 128;
 const ENTRY_LEN: usize = 24;
 
 /// Where the header says where the counters are, and what is shared: stubs read it there.
 const DATA_AT: u64 = 32;
 const SHARED_AT: u64 = 48;
 
+/// Where the header has the id.
+const ID_AT: usize = 64;
+
 /// More sites than any program has.
 const MAX_SITES: usize = 1 << 22;
+
+/// More than all stubs of any program take: they are reached by calls from where they are called.
+const MAX_CODE_LEN: u64 = 1 << 31;
 
 /// Longer than any stub.
 const MAX_STUB_LEN: u64 = 1 << 16;
@@ -61,6 +67,8 @@ pub(crate) struct Arena {
     pub(crate) stub_len: u64,
     /// What of its data is shared: nothing if another arena has it.
     pub(crate) shared: Shared,
+    /// Tells it from others that may come to have its place.
+    pub(crate) id: u64,
 }
 
 impl Arena {
@@ -139,6 +147,8 @@ impl Arena {
         bytes.extend(self.data_len().to_le_bytes());
         bytes.extend(sharing.shared_at().0.to_le_bytes());
         bytes.extend(self.shared.record_len.to_le_bytes());
+        bytes.resize(ID_AT, 0);
+        bytes.extend(self.id.to_le_bytes());
         bytes.resize(HEADER_LEN, 0);
         for (index, entry) in self.entries.iter().enumerate() {
             bytes.extend(entry.site.0.to_le_bytes());
@@ -205,17 +215,28 @@ impl Arena {
                 pairs: number(28),
                 record_len: number(56),
             },
+            id: word(&header, ID_AT),
         };
         let is_stub = (LINE..=MAX_STUB_LEN).contains(&arena.stub_len);
         if !is_stub || arena.stub_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
         // It says of itself what follows from its count.
-        let says =
-            |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
-        let is_whole =
-            arena.code_len() <= len && says(32) == arena.data().0 && says(40) == arena.data_len();
+        let says = |at: usize| word(&header, at);
+        let is_whole = arena.code_len() <= len.min(MAX_CODE_LEN)
+            && says(32) == arena.data().0
+            && says(40) == arena.data_len();
         Ok(is_whole.then_some(arena))
+    }
+
+    /// Whether it is still where it was: another observation may have put it back.
+    pub(crate) fn is_there<E>(
+        &self,
+        read: impl Fn(LiveAddr, &mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut header = [0; HEADER_LEN];
+        read(self.code, &mut header)?;
+        Ok(Arena::count_in(&header).is_some() && word(&header, ID_AT) == self.id)
     }
 
     /// The hits of each site, from the bytes of the counters.
@@ -246,6 +267,17 @@ impl Entry {
             operand: bytes[8..12].try_into().unwrap_or_default(),
         }
     }
+}
+
+fn word(header: &[u8; HEADER_LEN], at: usize) -> u64 {
+    u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default())
+}
+
+/// An id that no other has.
+pub(crate) fn new_id() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // Keyed anew at random.
+    RandomState::new().hash_one(std::process::id())
 }
 
 /// How long the longest stub of these roles is.
@@ -280,4 +312,83 @@ pub(crate) fn stub_len<'r>(
 /// From the end of an instruction to where it leads; the caller knows that it is near enough.
 pub(crate) fn displacement(from: LiveAddr, to: LiveAddr) -> [u8; 4] {
     (to.0.wrapping_sub(from.0) as u32).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::observe::role::Shown;
+    use crate::observe::shared::record;
+
+    fn arena() -> (Arena, Vec<u8>) {
+        let entry = |index: u64| Entry {
+            site: LiveAddr(0x5555_0000_0000 + 16 * index),
+            operand: [1, 2, 3, index as u8],
+        };
+        let ends = vec![End::Stop(0), End::Start(1)];
+        let role = Role {
+            is_counted: true,
+            ends,
+            shown: Some(Shown::default()),
+        };
+        let roles = vec![role; 100];
+        let shared = Shared {
+            pairs: 2,
+            record_len: record::len(3),
+        };
+        let arena = Arena {
+            code: LiveAddr(0x5555_1000_0000),
+            entries: (0..100).map(entry).collect(),
+            stub_len: stub_len(roles.iter(), shared).unwrap(),
+            shared,
+            id: new_id(),
+        };
+        let bytes = arena.code_bytes(roles.iter(), &arena).unwrap();
+        (arena, bytes)
+    }
+
+    fn find(arena: &Arena, bytes: &[u8]) -> Option<Arena> {
+        let read = |at: LiveAddr, to: &mut [u8]| -> Result<(), ()> {
+            let start = at.0.checked_sub(arena.code.0).ok_or(())? as usize;
+            let from = bytes.get(start..).and_then(|rest| rest.get(..to.len()));
+            to.copy_from_slice(from.ok_or(())?);
+            Ok(())
+        };
+        let found = Arena::find(arena.code, bytes.len() as u64, read);
+        found.ok().flatten()
+    }
+
+    #[test]
+    fn all_that_is_needed_to_put_it_back_is_found_in_its_code() {
+        let (arena, bytes) = arena();
+        assert_eq!(bytes.len() as u64, arena.code_len());
+        assert_eq!(find(&arena, &bytes), Some(arena.clone()));
+        assert!(new_id() != arena.id);
+        for index in 0..100 {
+            let tail = (arena.tail(index).0 - arena.code.0) as usize;
+            assert_eq!(bytes[tail], stub::RET);
+        }
+        // Cut short, it is none.
+        for len in [0, HEADER_LEN - 1, HEADER_LEN, 1000, bytes.len() - 1] {
+            assert_eq!(find(&arena, &bytes[..len]), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_a_header_is_no_arena_or_one_that_fits(
+            places in prop::collection::vec((16..HEADER_LEN, any::<u8>()), 1..8),
+        ) {
+            let (arena, mut bytes) = arena();
+            for (at, byte) in places {
+                bytes[at] = byte;
+            }
+            if let Some(found) = find(&arena, &bytes) {
+                prop_assert!(found.code_len() <= bytes.len() as u64);
+                prop_assert!(found.data_len() < 1 << 40);
+            }
+        }
+    }
 }

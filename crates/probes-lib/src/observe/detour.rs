@@ -38,8 +38,16 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn is_map(&self) -> bool {
-        self.number == libc::SYS_mmap as u32
+    /// Whether something is mapped afterwards at the address of its first argument; `None` if it is about
+    /// no memory.
+    pub(crate) fn leaves_mapped(&self) -> Option<bool> {
+        const MAP: u32 = libc::SYS_mmap as u32;
+        const UNMAP: u32 = libc::SYS_munmap as u32;
+        match self.number {
+            MAP => Some(true),
+            UNMAP => Some(false),
+            _ => None,
+        }
     }
 }
 
@@ -51,6 +59,31 @@ pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> Call {
     Call {
         number: libc::SYS_mmap as u32,
         arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
+    }
+}
+
+/// Maps the file of a descriptor at an address where nothing is, to be read and written.
+pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -> Call {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+    Call {
+        number: libc::SYS_mmap as u32,
+        arguments: [
+            at.0,
+            len,
+            protection as u64,
+            flags as u64,
+            descriptor as u64,
+            offset,
+        ],
+    }
+}
+
+/// Closes a descriptor.
+pub(crate) fn close(descriptor: i32) -> Call {
+    Call {
+        number: libc::SYS_close as u32,
+        arguments: [descriptor as u64, 0, 0, 0, 0, 0],
     }
 }
 

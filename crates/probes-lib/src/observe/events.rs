@@ -11,7 +11,7 @@ use crate::object::Object;
 use crate::observe::pages::Pages;
 use crate::observe::ring::{Rings, word};
 use crate::observe::role::{Role, Source};
-use crate::observe::shared::{Shared, record};
+use crate::observe::shared::{self, Shared, record};
 use crate::observe::value::{Custom, Recorded, Value};
 use crate::process::Process;
 use crate::program::{ProbeId, Program};
@@ -75,6 +75,9 @@ impl Event {
 /// The mappings are read anew so often, at most.
 const RENEWAL: Duration = Duration::from_millis(100);
 
+/// How long the stubs believe what they were told of pages.
+pub(crate) const BELIEVED: Duration = Duration::from_secs(1);
+
 /// More kinds of custom blocks than a program has.
 const MOST_KINDS: usize = 1024;
 
@@ -84,18 +87,26 @@ pub(crate) struct Watch {
     program: Arc<Program>,
     layout: Shared,
     rings: Rings,
-    /// Whether records tell threads by their ids.
-    has_tids: bool,
+    tids: Tids,
     /// Those that are shown, by index in the program.
     sites: HashMap<usize, Watched>,
     /// What is known of the operations of custom blocks.
     kinds: HashMap<u64, Custom>,
-    /// Whether threads know themselves by other ids than we do, once it has been looked for.
-    is_elsewhere: Option<bool>,
     /// Our ids of threads that know themselves by others.
     threads: HashMap<i32, i32>,
     pages: Pages,
     renewed: Instant,
+}
+
+/// How records tell threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tids {
+    /// Not at all.
+    Unknown,
+    /// By ids that are ours, too.
+    Ours,
+    /// By ids of another pid namespace.
+    Others,
 }
 
 /// A site that is shown.
@@ -120,7 +131,7 @@ impl Watch {
         program: Arc<Program>,
         roles: &[Role],
         (shared, layout): (LiveAddr, Shared),
-        has_tids: bool,
+        tids: Tids,
         pages: Pages,
     ) -> Watch {
         let mut sites = HashMap::new();
@@ -147,9 +158,8 @@ impl Watch {
             program,
             layout,
             rings: Rings::at(shared, layout),
-            has_tids,
+            tids,
             kinds: HashMap::new(),
-            is_elsewhere: None,
             threads: HashMap::new(),
             pages,
             renewed: Instant::now(),
@@ -209,10 +219,7 @@ impl Watch {
         Some(Event {
             time: clock.time(word(record, record::TIME)),
             arguments: values,
-            thread: self
-                .has_tids
-                .then_some(tid)
-                .and_then(|tid| self.thread(process, tid)),
+            thread: self.thread(process, tid),
             program: self.program.clone(),
             site,
             probe,
@@ -242,11 +249,13 @@ impl Watch {
 
     /// Our id of the thread that knows itself by `tid`.
     fn thread(&mut self, process: &Process, tid: i32) -> Option<i32> {
+        match self.tids {
+            Tids::Unknown => return None,
+            Tids::Ours => return Some(tid),
+            Tids::Others => {}
+        }
         if let Some(known) = self.threads.get(&tid) {
             return Some(*known);
-        }
-        if !self.is_elsewhere(process)? {
-            return Some(tid);
         }
         for thread in process.threads().and_then(|mut list| list.read()).ok()? {
             if let Ok(status) = process.thread_status(thread) {
@@ -256,30 +265,24 @@ impl Watch {
         self.threads.get(&tid).copied()
     }
 
-    /// Whether the process is in another pid namespace, where threads have other ids.
-    fn is_elsewhere(&mut self, process: &Process) -> Option<bool> {
-        if self.is_elsewhere.is_none() {
-            self.is_elsewhere = Some(process.status().ok()?.levels > 1);
-        }
-        self.is_elsewhere
-    }
-
     /// Whether it is time to look which pages there are.
     pub(crate) fn is_due(&self) -> bool {
         self.layout.record_len > 0 && self.renewed.elapsed() > RENEWAL
     }
 
-    /// What tells the stubs which pages there are now: an offset in what is shared, and bytes.
-    pub(crate) fn renew(&mut self, maps: &[Mapping]) -> Vec<(u64, Vec<u8>)> {
-        let pages = Pages::of(maps);
-        let changes = pages.changes(&self.pages);
+    /// What tells the stubs which pages there are now, to be believed `until` then: an offset in what is
+    /// shared, and bytes.
+    pub(crate) fn renew(&mut self, maps: &[Mapping], until: u64) -> Vec<(u64, Vec<u8>)> {
         self.renewed = Instant::now();
-        self.pages = pages;
-        let table = self.layout.pages();
-        let changes = changes.into_iter();
-        changes
-            .map(|write| (table + write.at, write.bytes))
-            .collect()
+        let mut writes = Vec::new();
+        if let Some(pages) = self.pages.renewed(maps) {
+            let table = self.layout.pages();
+            let changes = pages.changes(&self.pages).into_iter();
+            writes.extend(changes.map(|write| (table + write.at, write.bytes)));
+            self.pages = pages;
+        }
+        writes.push(believed_until(until));
+        writes
     }
 }
 
@@ -300,4 +303,9 @@ fn recorded(record: &[u8], index: usize, shape: Shape) -> Recorded<'_> {
         header: word(record, at + record::BLOCK),
         words: bytes.filter(|_| copied > 0),
     }
+}
+
+/// What tells the stubs until when to believe what they were told of pages.
+pub(crate) fn believed_until(until: u64) -> (u64, Vec<u8>) {
+    (shared::BELIEVED_UNTIL, until.to_le_bytes().to_vec())
 }

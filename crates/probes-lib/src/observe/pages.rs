@@ -10,7 +10,8 @@
 //! An entry is read by one instruction. It is changed in three steps, each of which leaves it true:
 //! no page, the other key, its pages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 
 use crate::maps::Mapping;
 use crate::spans::PAGE;
@@ -25,9 +26,12 @@ pub(crate) const LEN: u64 = ENTRIES * 8;
 /// Where user space ends.
 const END: u64 = 1 << 47;
 
-/// The entries of a table that tell of a page, by where they are.
+/// The entries of a table that tell of a page, by where they are; and of what ranges of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pages(BTreeMap<u32, Entry>);
+pub(crate) struct Pages {
+    entries: BTreeMap<u32, Entry>,
+    ranges: Vec<Range<u64>>,
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entry {
@@ -43,24 +47,34 @@ pub(crate) struct Write {
 }
 
 impl Pages {
-    /// The pages of values: private memory that can be read, of nobody or of an object.
+    /// The pages of values.
     pub(crate) fn of(maps: &[Mapping]) -> Pages {
+        Pages::covering(ranges(maps))
+    }
+
+    /// The pages that there are now; `None` if they are these.
+    pub(crate) fn renewed(&self, maps: &[Mapping]) -> Option<Pages> {
+        let ranges = ranges(maps);
+        (ranges != self.ranges).then(|| Pages::covering(ranges))
+    }
+
+    fn covering(ranges: Vec<Range<u64>>) -> Pages {
         let mut pages = Pages::default();
-        for mapping in maps.iter().filter(|it| holds_values(it, maps)) {
-            pages.add(mapping.start.0, mapping.end.0);
+        for range in &ranges {
+            pages.add(range.start, range.end);
         }
-        pages
+        Pages { ranges, ..pages }
     }
 
     /// What was there first stays where two want the same entry.
     fn add(&mut self, start: u64, end: u64) {
         let end = end.min(END);
         let mut at = start;
-        while at < end && (self.0.len() as u64) < ENTRIES {
+        while at < end && (self.entries.len() as u64) < ENTRIES {
             let key = (at >> KEY_SHIFT) as u32;
             let next = u64::from(key + 1) << KEY_SHIFT;
             let entry = self
-                .0
+                .entries
                 .entry(key % ENTRIES as u32)
                 .or_insert(Entry { pages: 0, key });
             if entry.key == key {
@@ -75,7 +89,7 @@ impl Pages {
     /// All of them, for a table that is empty.
     pub(crate) fn writes(&self) -> Vec<Write> {
         let mut writes: Vec<Write> = Vec::new();
-        for (&index, entry) in &self.0 {
+        for (&index, entry) in &self.entries {
             let at = u64::from(index) * 8;
             let bytes = entry.bytes();
             match writes.last_mut() {
@@ -91,10 +105,15 @@ impl Pages {
 
     /// What makes a table of `before` one of this, each step leaving it true. In this order.
     pub(crate) fn changes(&self, before: &Pages) -> Vec<Write> {
-        let mut indices: Vec<u32> = before.0.keys().chain(self.0.keys()).copied().collect();
+        let mut indices: Vec<u32> = before
+            .entries
+            .keys()
+            .chain(self.entries.keys())
+            .copied()
+            .collect();
         indices.sort_unstable();
         indices.dedup();
-        let of = |pages: &Pages, index| pages.0.get(&index).copied();
+        let of = |pages: &Pages, index| pages.entries.get(&index).copied();
         let mut writes = Vec::new();
         for index in indices {
             let (was, is) = (of(before, index), of(self, index));
@@ -126,15 +145,21 @@ impl Entry {
     }
 }
 
-fn holds_values(mapping: &Mapping, maps: &[Mapping]) -> bool {
-    // The kernel's own have names: [vdso], [vvar].
-    let is_nobodys = mapping.inode == 0 && !mapping.path().starts_with(b"[v");
-    let file = (mapping.device, mapping.inode);
-    let is_objects = || {
-        let mut code = maps.iter().filter(|it| it.executable && !it.shared);
-        mapping.inode != 0 && code.any(|code| (code.device, code.inode) == file)
+/// Where values may be: in private memory that can be read, of nobody or of an object.
+fn ranges(maps: &[Mapping]) -> Vec<Range<u64>> {
+    let file = |mapping: &Mapping| (mapping.device, mapping.inode);
+    let code = maps.iter().filter(|it| it.executable && !it.shared);
+    let objects: HashSet<_> = code.map(file).collect();
+    let holds_values = |mapping: &&Mapping| {
+        let is_values = match mapping.inode {
+            // The kernel's own have names: [vdso], [vvar].
+            0 => !mapping.path().starts_with(b"[v"),
+            _ => objects.contains(&file(mapping)),
+        };
+        is_values && mapping.is_readable() && !mapping.shared
     };
-    mapping.is_readable() && !mapping.shared && (is_nobodys || is_objects())
+    let values = maps.iter().filter(holds_values);
+    values.map(|it| it.start.0..it.end.0).collect()
 }
 
 #[cfg(test)]

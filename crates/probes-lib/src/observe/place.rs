@@ -7,7 +7,7 @@ use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::objects;
-use crate::observe::arena::{Arena, Entry, stub_len};
+use crate::observe::arena::{Arena, Entry, new_id, stub_len};
 use crate::observe::detour;
 use crate::observe::role::Role;
 use crate::observe::shared::Shared;
@@ -71,6 +71,7 @@ pub(crate) fn lay_out(
             entries: entries.collect(),
             stub_len,
             shared,
+            id: new_id(),
         };
         arena.code = place(&arena, &taken).ok_or(ErrorKind::NoRoom { pid })?;
         let end = arena.data().plus(arena.data_len());

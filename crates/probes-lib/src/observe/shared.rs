@@ -1,7 +1,7 @@
 //! [`Shared`]: the data that all sites of an observation share, as offsets. Pure.
 //!
 //! ```text
-//! header   64 bytes: where in its control block a thread has its id
+//! header   64 bytes: where in its control block a thread has its id, until when pages are believed
 //! pairs    of each: a header, a slot for each thread, a histogram for each group of threads
 //! rings    one for each group of threads: how many records were begun, and the last of them
 //! pages    which pages may be read
@@ -16,6 +16,10 @@ pub(crate) const HEADER_LEN: u64 = 64;
 
 /// Where in the header the offset from `fs` of the thread's id is, four bytes.
 pub(crate) const TID_AT: u64 = 0;
+
+/// Where in the header it is until when the table of pages is to be believed, in ticks: whoever keeps it
+/// up to date may be killed.
+pub(crate) const BELIEVED_UNTIL: u64 = 8;
 
 /// More pairs than anybody looks at.
 pub(crate) const MAX_PAIRS: u32 = 64;

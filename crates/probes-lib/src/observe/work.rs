@@ -9,14 +9,17 @@ use crate::image::read_maps;
 use crate::maps;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::arena::{Arena, Entry};
+use crate::observe::events::believed_until;
 use crate::observe::pages::Pages;
 use crate::observe::rewrite::Change;
+use crate::observe::source::SharedData;
 use crate::observe::{detour, rewrite, shared, stub};
 use crate::patch::write_error;
 use crate::process::Process;
 use crate::program::Program;
 use crate::site::{CALL, CMP, SiteCode};
 use crate::sys::mem::ProcessMemory;
+use crate::sys::spawn::AtExec;
 use crate::sys::threads::{Stopped, Tracer};
 
 /// What is done to a process that stands.
@@ -27,6 +30,15 @@ pub(crate) struct Work<'w> {
     /// Where a detour can be put.
     pub(crate) cave: LiveAddr,
     pub(crate) limit: Duration,
+    pub(crate) way: Way<'w>,
+}
+
+/// How a thread is sent on a detour.
+pub(crate) enum Way<'w> {
+    /// As it is among others: it goes on for a moment when it is back.
+    Sent,
+    /// As it is alone and has not begun: it stands again where it was.
+    BeforeItBegins(&'w AtExec),
 }
 
 impl<'w> Work<'w> {
@@ -57,6 +69,9 @@ impl<'w> Work<'w> {
         let range = self.detour();
         let mut stopped = stopped;
         let (tid, registers) = loop {
+            if let Way::BeforeItBegins(_) = self.way {
+                break stopped.first().ok_or(ErrorKind::Exited { pid })?;
+            }
             // Nobody may be on an earlier one, whose tool was killed.
             let traveller = stopped.traveller();
             let traveller = traveller.filter(|_| !stopped.leads_into(self.memory, &range));
@@ -75,10 +90,22 @@ impl<'w> Work<'w> {
         let (mark, code) = code.split_at(detour::MARK_LEN);
         self.put(&stopped, self.cave, mark)?;
         self.put(&stopped, detour::entry(self.cave), code)?;
-        let sent = (tid, detour::entry(self.cave).0);
+        let entry = detour::entry(self.cave).0;
         let (memory, limit) = (self.memory, self.limit);
-        self.tracer
-            .send(self.process, stopped, sent, &range, memory, limit)
+        match self.way {
+            Way::Sent => {
+                let sent = (tid, entry);
+                self.tracer
+                    .send(self.process, stopped, sent, &range, memory, limit)
+            }
+            Way::BeforeItBegins(at_exec) => {
+                let back = LiveAddr(registers.rip);
+                let entry = LiveAddr(entry);
+                let sent = at_exec.go_round(self.tracer, stopped, memory, entry, back, limit);
+                let stopped = sent.map_err(|_| ErrorKind::Exited { pid })?;
+                Ok((stopped, false))
+            }
+        }
     }
 
     /// Runs calls that unmap, each by itself, and leaves nothing where the detours were.
@@ -118,7 +145,8 @@ impl<'w> Work<'w> {
         for call in calls {
             let [at, ..] = call.arguments;
             let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
-            if is_mapped != call.is_map() {
+            let leaves = call.leaves_mapped();
+            if leaves.is_some_and(|leaves| leaves != is_mapped) {
                 return Err(ErrorKind::MapRefused { pid }.into());
             }
         }
@@ -138,12 +166,13 @@ impl<'w> Work<'w> {
         stopped: &Stopped<'_>,
         sharing: &Arena,
         tid_offset: Option<u32>,
-        pages: &Pages,
+        (pages, until): (&Pages, u64),
     ) -> Result<()> {
         let tid_offset = tid_offset.map(|offset| (shared::TID_AT, offset.to_le_bytes().to_vec()));
         let pages = pages.writes().into_iter();
         let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
-        let writes: Vec<_> = tid_offset.into_iter().chain(pages).collect();
+        let until = (!sharing.shared.is_empty()).then(|| believed_until(until));
+        let writes: Vec<_> = tid_offset.into_iter().chain(pages).chain(until).collect();
         // All threads stand still.
         let _ = stopped;
         put_shared(self.process.pid(), self.memory, sharing, &writes)
@@ -205,6 +234,33 @@ impl<'w> Work<'w> {
         )
     }
 
+    /// Makes sure that arenas are where they were put.
+    pub(crate) fn refuse_replaced(&self, arenas: &[Arena]) -> Result<()> {
+        refuse_replaced(self.process.pid(), self.memory, arenas)
+    }
+
+    /// The first bytes of the tails of all stubs.
+    fn read_tails(&self, stopped: &Stopped<'_>, arena: &Arena) -> Result<Vec<u8>> {
+        // In few calls, and not all at once.
+        const PIECE: u64 = 1 << 20;
+        let memory = stopped.memory(self.memory)?;
+        let end = arena.stub(arena.entries.len());
+        let (mut start, mut piece) = (end, Vec::new());
+        let tail = |index| {
+            let at = arena.tail(index);
+            let offset = at.0.wrapping_sub(start.0) as usize;
+            if let Some(&byte) = piece.get(offset).filter(|_| at >= start) {
+                return Ok(byte);
+            }
+            start = at;
+            piece.resize((end.0 - at.0).min(PIECE) as usize, 0);
+            let read = memory.read(at, &mut piece);
+            read.map_err(|source| read_error(self.process.pid(), at, source))?;
+            Ok(piece.first().copied().unwrap_or_default())
+        };
+        (0..arena.entries.len()).map(tail).collect()
+    }
+
     /// What gives the sites their own calls back; those that are not as they were left stay.
     pub(crate) fn changes_back(
         &self,
@@ -214,11 +270,7 @@ impl<'w> Work<'w> {
         let mut changes = Vec::new();
         for arena in arenas {
             let found = self.read_sites(arena)?;
-            let mut code = vec![0; arena.code_len() as usize];
-            stopped
-                .memory(self.memory)?
-                .read(arena.code, &mut code)
-                .map_err(|source| read_error(self.process.pid(), arena.code, source))?;
+            let tails = self.read_tails(stopped, arena)?;
             for (index, entry) in arena.entries.iter().enumerate() {
                 let before = found[index].tail();
                 if before != observed(arena, index)
@@ -226,11 +278,10 @@ impl<'w> Work<'w> {
                 {
                     continue;
                 }
-                let tail = code[(arena.tail(index).0 - arena.code.0) as usize];
                 changes.push(Change {
                     site: entry.site,
                     before,
-                    after: entry.own(tail == stub::JMP),
+                    after: entry.own(tails[index] == stub::JMP),
                 });
             }
         }
@@ -268,11 +319,15 @@ impl Entry {
     }
 }
 
-pub(crate) fn map(arena: &Arena) -> [detour::Call; 2] {
+/// What maps an arena, its data `shared` with us if there is a file for them.
+pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [detour::Call; 2] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [
         detour::map(arena.code, arena.code_len(), read | execute),
-        detour::map(arena.data(), arena.data_len(), read | write),
+        match shared {
+            Some(shared) => shared.map(arena),
+            None => detour::map(arena.data(), arena.data_len(), read | write),
+        },
     ]
 }
 
@@ -291,6 +346,18 @@ pub(crate) fn put_shared(
         let at = sharing.shared_at().plus(*offset);
         let written = memory.while_it_runs().write_code(at, bytes);
         written.map_err(|source| write_error(pid, "what its stubs read", at, source))?;
+    }
+    Ok(())
+}
+
+/// Makes sure that arenas are where they were put: another observation takes their place if it begins.
+pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<()> {
+    for arena in arenas {
+        // What cannot be read is not there.
+        let is_there = arena.is_there(|at, bytes| memory.read(at, bytes));
+        if !is_there.unwrap_or(false) {
+            return Err(ErrorKind::ObservedByAnother { pid }.into());
+        }
     }
     Ok(())
 }

@@ -9,6 +9,7 @@
 //! kill:17             SIGKILL to ourselves before the 17th call
 //! kill-write:3        … before the 3rd write
 //! kill-within:3       … when half of the 3rd write is made
+//! panic:17            a panic in the thread that makes the 17th call
 //! stop:17             SIGSTOP to ourselves, and on at SIGCONT; also `stop-write`, `stop-within`
 //! error:17:EIO        the 17th call fails with EIO; `error-write`, `error-within` as above
 //! error:17:#0         … with the first of the errors that this call can give
@@ -119,6 +120,7 @@ struct Script {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Kill,
+    Panic,
     Stop,
     Error(Errno),
     /// One of those that the call can give.
@@ -144,6 +146,7 @@ impl Script {
         };
         let fault = match (what, words.next()) {
             ("kill", None) => Fault::Kill,
+            ("panic", None) => Fault::Panic,
             ("stop", None) => Fault::Stop,
             ("error" | "errors", Some(error)) => match error.strip_prefix('#') {
                 Some(index) => Fault::OneOf(index.parse().ok()?),
@@ -258,6 +261,7 @@ enum Verdict {
     Made,
     CutShort,
     Failed(Errno),
+    Panicked,
     Signalled(Signal),
 }
 
@@ -287,6 +291,7 @@ impl Armed {
         self.cut = None;
         let errno = match script.fault {
             Fault::Kill => return Verdict::Signalled(Signal::SIGKILL),
+            Fault::Panic => return Verdict::Panicked,
             Fault::Stop => return Verdict::Signalled(Signal::SIGSTOP),
             Fault::Error(errno) => errno,
             Fault::OneOf(index) => match call.errors().get(index) {
@@ -330,6 +335,7 @@ impl Verdict {
         match self {
             Verdict::Made | Verdict::CutShort => Ok(()),
             Verdict::Failed(errno) => Err(errno),
+            Verdict::Panicked => panic!("a panic on demand"),
             // To this very thread, so that it does not go on meanwhile; it stops, or ends, all.
             Verdict::Signalled(signal) => raise(signal),
         }
@@ -364,7 +370,7 @@ pub(crate) fn cut_short(call: Call) -> Result<(), Errno> {
 pub(crate) fn made_in_part<T>(call: Call, part: T) -> Result<T, Errno> {
     let ours = |armed: &mut Armed| {
         let script = armed.script?;
-        let ours = matches!(script.fault, Fault::Kill | Fault::Stop);
+        let ours = matches!(script.fault, Fault::Kill | Fault::Panic | Fault::Stop);
         armed.cut = (!ours).then_some(call);
         ours.then(|| armed.fail(script, call))
     };
@@ -389,6 +395,7 @@ mod tests {
         };
         for (text, expected) in [
             ("kill:17", script(Fault::Kill, Place::BeforeCall, 17, false)),
+            ("panic:9", script(Fault::Panic, Place::BeforeCall, 9, false)),
             (
                 "kill-write:3",
                 script(Fault::Kill, Place::BeforeWrite, 3, false),

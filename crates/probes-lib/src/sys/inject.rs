@@ -44,6 +44,12 @@ impl Stopped<'_> {
         }
         found
     }
+
+    /// A thread, and its registers: the only one of a process that has not begun.
+    pub(crate) fn first(&self) -> Option<(i32, Registers)> {
+        let tid = self.tids().next()?;
+        Some((tid, registers(tid).ok()?))
+    }
 }
 
 impl Tracer<'_> {

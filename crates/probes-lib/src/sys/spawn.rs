@@ -56,9 +56,9 @@ impl AtExec {
         &self.process
     }
 
-    /// The process, standing; the tracer is the one that spawned it.
+    /// The process, standing; the tracer is the one that spawned it. It is killed unless it is released.
     pub(crate) fn stopped(&self, _: &Tracer<'_>) -> Stopped<'_> {
-        Stopped::adopt(&self.process)
+        Stopped::adopt(&self.process).or_killed()
     }
 
     /// Lets the program run to the first of `places` that it comes to, where all its threads stand
@@ -81,7 +81,27 @@ impl AtExec {
         let reached = entry::run_to(tracer, pid, memory, places)?;
         let failed = |error: crate::Error| NotReached::Failed(io::Error::other(error.to_string()));
         let stopped = tracer.stop(&self.process, limit).map_err(failed)?;
-        Ok((stopped, reached))
+        Ok((stopped.or_killed(), reached))
+    }
+
+    /// Has the program, which stands at `back`, run from `entry` on until it is back there.
+    ///
+    /// # Errors
+    ///
+    /// As of [`AtExec::run_to`].
+    pub(crate) fn go_round<'s>(
+        &'s self,
+        tracer: &Tracer<'_>,
+        stopped: Stopped<'s>,
+        memory: &ProcessMemory,
+        entry: LiveAddr,
+        back: LiveAddr,
+        limit: Duration,
+    ) -> Result<Stopped<'s>, NotReached> {
+        let failed = |errno: Errno| NotReached::Failed(errno.into());
+        ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
+        let (stopped, _) = self.run_to(tracer, stopped, memory, &[back], limit)?;
+        Ok(stopped)
     }
 
     /// Where the program will return to, which stands at the start of a function.
@@ -170,6 +190,18 @@ pub(crate) fn at_exec(
             (Err(source), _) => Err(exec_error(source).into()),
         }
     })
+}
+
+/// Has the program that `command` starts inherit a descriptor under its number.
+pub(crate) fn inherit(command: &mut Command, descriptor: RawFd) {
+    // SAFETY: `fcntl` is a plain system call, and the caller keeps the descriptor open until the program
+    // has been started.
+    unsafe {
+        command.pre_exec(move || {
+            Errno::result(libc::fcntl(descriptor, libc::F_SETFD, 0))?;
+            Ok(())
+        });
+    }
 }
 
 /// The child's ends of the pipes between it and its tracer.

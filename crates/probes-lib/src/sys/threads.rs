@@ -22,6 +22,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::denial;
 use crate::error::{ErrorKind, Result};
@@ -205,6 +207,7 @@ impl Tracer<'_> {
                 tracees: HashMap::new(),
                 since,
                 stays_traced: scope == Scope::Descendants,
+                is_doomed: false,
                 not_send: PhantomData,
             },
             scope,
@@ -262,6 +265,8 @@ pub(crate) struct Stopped<'p> {
     since: Instant,
     /// Whether it is to be left as it is when this is dropped.
     stays_traced: bool,
+    /// Whether it is to be killed then, as it is not to run as it is.
+    is_doomed: bool,
     not_send: PhantomData<*const ()>,
 }
 
@@ -282,8 +287,15 @@ impl<'p> Stopped<'p> {
             tracees: HashMap::from([(process.pid(), Tracee::Stopped(0))]),
             since: Instant::now(),
             stays_traced,
+            is_doomed: false,
             not_send: PhantomData,
         }
+    }
+
+    /// Has the process killed if this is dropped, and not released.
+    pub(super) fn or_killed(mut self) -> Stopped<'p> {
+        self.is_doomed = true;
+        self
     }
 
     /// Those that stand.
@@ -345,6 +357,10 @@ impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if self.stays_traced {
             return;
+        }
+        if self.is_doomed && !self.tracees.is_empty() {
+            // It fails only if the process has been killed already.
+            let _ = kill(Pid::from_raw(self.process.pid()), Signal::SIGKILL);
         }
         // A thread that has not stopped cannot be detached; it is let go when this thread ends.
         self.detach();

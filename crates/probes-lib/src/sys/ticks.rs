@@ -73,6 +73,11 @@ impl Ticks {
         (end.at - self.begun.at).as_nanos() as f64 / ticks as f64
     }
 
+    /// What the counter will be in a while.
+    pub(crate) fn ahead(&self, later: Duration) -> u64 {
+        now().saturating_add((later.as_nanos() as f64 / self.nanoseconds()) as u64)
+    }
+
     /// What tells of ticks that were not long ago when they were.
     pub(crate) fn clock(&self) -> Clock {
         Clock {

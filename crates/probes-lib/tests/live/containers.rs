@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use probes_lib::{Action, Target};
+use probes_lib::{Action, Observation, Selector, Target};
 use test_support::container::Container;
 use test_support::{Scratch, fixture, fixture_forms};
 
+use crate::observe::options;
 use crate::session::{Session, all, named};
 
 /// A container with a program, and the plugin at this path.
@@ -47,6 +48,27 @@ fn a_program_in_namespaces_of_its_own_is_changed_with_its_plugin() {
         assert_eq!(plugins(&mut session), "plugins 0:ping=1,plug=2");
         session.apply(&all(Action::Disable)).unwrap();
         assert_eq!(plugins(&mut session), "plugins 0:ping=1,plug=2");
+        session.end();
+    }
+}
+
+#[test]
+fn threads_of_a_container_are_told_as_we_see_them() {
+    let plugin = Path::new("/plugin.so");
+    for program in fixture_forms("objects/host") {
+        let container = container(&program, plugin);
+        let mut session = start(&container, plugin);
+        let pid = session.target.pid();
+        let observation = Observation::new().watch(Selector::name("plug"));
+        let mut observer = session.target.observe(&observation, options()).unwrap();
+        session.talker.ask("plugins", "plugins");
+        let events = observer.events().unwrap().events;
+        assert!(!events.is_empty());
+        assert!(
+            events.iter().all(|event| event.thread == Some(pid)),
+            "{events:?}"
+        );
+        observer.remove().unwrap();
         session.end();
     }
 }

@@ -363,3 +363,35 @@ fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
     }
 }
+
+#[test]
+fn who_observes_a_process_is_told_when_another_does_in_his_place() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        // The other has the same place, and the same sites.
+        let observation = Observation::new()
+            .count(Selector::All)
+            .time("start", "stop")
+            .watch(Selector::All);
+        let mut first = target.observe(&observation, options()).unwrap();
+        let second = target.observe(&observation, options()).unwrap();
+        talker.hits();
+        let is_told = |error: probes_lib::Error| {
+            let kind = error.kind();
+            assert!(
+                matches!(kind, ErrorKind::ObservedByAnother { .. }),
+                "{error}"
+            );
+        };
+        is_told(first.counts().unwrap_err());
+        is_told(first.latencies().unwrap_err());
+        is_told(first.events().unwrap_err());
+        is_told(first.remove().unwrap_err());
+        let observed = second.remove().unwrap();
+        assert_eq!(observed.counts.total(), 2);
+        assert_eq!(observed.events.events.len(), 2);
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+    }
+}

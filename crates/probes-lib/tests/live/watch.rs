@@ -1,10 +1,13 @@
 //! Hits shown one by one, with their arguments.
 
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use probes_lib::{Event, Events, Observation, Observer, Selector, Target, Value};
+use probes_lib::{Event, Events, Launch, Observation, Observed, Observer, Selector, Target, Value};
 use test_support::process::Image;
-use test_support::{Talker, fixture_forms};
+use test_support::{Guard, Scratch, Talker, fixture_forms};
 
 use crate::observe::{options, strange_code};
 
@@ -142,5 +145,109 @@ fn memory_that_comes_is_read_and_memory_that_goes_is_not() {
         assert_eq!(read + unread, 200 * 50);
         observer.remove().unwrap();
         talker.hits();
+    }
+}
+
+/// Runs a program with its words on standard input, to its end, observed from its start.
+fn observe_all(file: &Path, observation: Observation, words: &str) -> Observed {
+    let scratch = Scratch::new();
+    let (input, output) = (scratch.file("words"), scratch.file("said"));
+    fs::write(&input, words).unwrap();
+    let mut command = Command::new(file);
+    command.stdin(File::open(&input).unwrap());
+    command.stdout(File::create(&output).unwrap());
+    let launch = Launch::new(command).options(options()).observe(observation);
+    let mut launched = launch.spawn().unwrap();
+    let (target, installed) = launched.observed().unwrap();
+    assert!(launched.observed().is_none());
+    let observer = installed.observer(&target);
+    assert!(launched.child().wait().unwrap().success());
+    let said = fs::read_to_string(output).unwrap();
+    assert!(!said.is_empty());
+    observer.remove().unwrap()
+}
+
+#[test]
+fn programs_are_observed_from_their_first_hit_to_their_last() {
+    for name in ["timed", "gen_ocaml_2", "gen_ocaml_2_static", "objects/host"] {
+        for file in fixture_forms(name) {
+            let observation = Observation::new().count(Selector::All).watch(Selector::All);
+            // They have ended when they are asked what was seen.
+            let observed = observe_all(&file, observation, "run\nrun\nrun\nquit\n");
+            let name = file.display();
+            for (probe, hits) in observed.counts.probes() {
+                let sites = observed.counts.sites(probe).count() as u64;
+                assert_eq!(hits, 3 * sites, "{probe} in {name}");
+            }
+            assert_eq!(observed.events.lost, 0);
+            let all = observed.events.events.len() as u64;
+            assert_eq!(all, observed.counts.total(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn pairs_of_a_program_that_has_ended_are_known_to_the_last() {
+    for file in fixture_forms("timed") {
+        let observation = Observation::new()
+            .count(Selector::All)
+            .time("start", "stop");
+        let observed = observe_all(&file, observation, "pairs 4 50000\ndo (\nquit\n");
+        let latency = &observed.latencies[0];
+        assert_eq!(latency.count(), 4 * 50_000);
+        assert_eq!((latency.unmatched_starts(), latency.lost()), (1, 0));
+        assert_eq!(observed.counts.hits("start"), Some(4 * 50_000 + 1));
+    }
+}
+
+#[test]
+fn what_observes_a_program_from_its_start_is_put_back_like_any_other() {
+    for file in fixture_forms("timed") {
+        let mut command = Command::new(&file);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let launch = Launch::new(command)
+            .options(options())
+            .observe(Observation::new().count(Selector::All));
+        let mut launched = launch.spawn().unwrap();
+        let (target, installed) = launched.observed().unwrap();
+        let mut talker = Talker::of(Guard::from(launched.into_child()));
+        for descriptor in fs::read_dir(format!("/proc/{}/fd", target.pid())).unwrap() {
+            let file = fs::read_link(descriptor.unwrap().path()).unwrap();
+            assert!(!file.to_str().unwrap().contains("memfd"), "{file:?}");
+        }
+        let observer = installed.observer(&target);
+        talker.hits();
+        assert_eq!(observer.counts().unwrap().total(), 2);
+        let observed = observer.remove().unwrap();
+        assert_eq!(observed.counts.total(), 2);
+        assert_eq!(strange_code(target.pid()), [""; 0]);
+        let maps = fs::read_to_string(format!("/proc/{}/maps", target.pid())).unwrap();
+        assert!(!maps.contains("memfd"), "{maps}");
+        talker.hits();
+    }
+}
+
+/// How long stubs believe what they were told, and a little more.
+const BELIEVED: Duration = Duration::from_millis(1100);
+
+#[test]
+fn nobody_reads_values_when_the_observer_has_gone() {
+    for file in fixture_forms("arguments") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let mut observer = watch(&target, Selector::name("places"));
+        talker.hits();
+        // It does not tell which pages there are meanwhile, as if it were dead.
+        std::thread::sleep(BELIEVED);
+        talker.hits();
+        let hits = values(&observer.events().unwrap(), "places");
+        let is_read = |hit: &[Value]| matches!(hit[2], Value::String { .. });
+        assert!(is_read(&hits[0]), "{hits:?}");
+        assert!(matches!(hits[2][2], Value::Unread(_)), "{hits:?}");
+        assert_eq!(hits[2][1], Value::Int(-2));
+        talker.hits();
+        let hits = values(&observer.events().unwrap(), "places");
+        assert!(is_read(&hits[0]), "{hits:?}");
+        observer.remove().unwrap();
     }
 }

@@ -121,13 +121,17 @@ fn argument(
     a.nop()
 }
 
-/// Goes to `otherwise` unless the word at rax may be read. Uses rax, rdi and r9.
+/// Goes to `otherwise` unless the word at rax may be read, of what is known of pages now. Uses rax, rdi
+/// and r9.
 fn unless_readable(
     a: &mut CodeAssembler,
     layout: Shared,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     let page_bits = crate::spans::PAGE.trailing_zeros();
+    a.mov(r9, qword_ptr(rcx + record::TIME))?;
+    a.cmp(r9, qword_ptr(rbx + offset(shared::BELIEVED_UNTIL)))?;
+    a.ja(otherwise)?;
     a.mov(r9, rax)?;
     a.shr(r9, pages::KEY_SHIFT)?;
     a.and(r9d, pages::ENTRIES as i32 - 1)?;

@@ -1,0 +1,111 @@
+//! `latency`: how long it takes from one probe to another.
+
+use std::fs::File;
+use std::io::{IsTerminal, Write, stdout};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use probes_lib::{Latency, Observation, Target};
+
+use super::Failure;
+use super::observing::{self, LOOKING, Next, Observing};
+use crate::output::{self, Format, Latencies};
+use crate::request;
+
+/// How often the table on a terminal is renewed, unless it is said.
+const RENEWAL: Duration = Duration::from_secs(1);
+
+pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
+    let messages = request.answer.messages;
+    let target = observing::open(request.pid, &messages)?;
+    // Before anything is changed: it may be that it cannot be written.
+    let picture = request.picture.clone().map(Picture::create).transpose()?;
+    let pairs = request.pairs.iter();
+    let observation = pairs.fold(Observation::new(), |all, (start, stop)| {
+        all.time(start, stop)
+    });
+    let observing = Observing::begin(&target, &observation, request.duration, messages)?;
+    let begun = Instant::now();
+    let mut timing = Timing {
+        request,
+        target: &target,
+        is_live: request.answer.format == Format::Table && stdout().is_terminal(),
+        last: None,
+        lines: 0,
+    };
+    let pause = timing.shown().unwrap_or(LOOKING);
+    let observed = observing.until_it_is_over(pause, |observer, at| {
+        // It has ended, which is told of next, or executed another program.
+        match observer.latencies() {
+            Ok(latencies) => timing.look(latencies, at),
+            Err(_) => Ok(Next::Gone),
+        }
+    })?;
+    let total = match observed {
+        Some(observed) => Some((observed.latencies, begun.elapsed())),
+        None => timing.last.take(),
+    };
+    let Some((latencies, all)) = total else {
+        return Ok(());
+    };
+    let latencies = Latencies::new(&target, &latencies, all);
+    if let Some(picture) = picture {
+        picture.write(&latencies.picture())?;
+    }
+    if timing.lines > 0 {
+        output::print_live("", timing.lines)?;
+    }
+    output::print(&output::latencies(request.answer.format, &latencies)?)
+}
+
+/// What is shown of an observation.
+struct Timing<'t> {
+    request: &'t request::Latency,
+    target: &'t Target,
+    /// Whether it is shown as a table that is renewed.
+    is_live: bool,
+    /// What was seen last, and when.
+    last: Option<(Vec<Latency>, Duration)>,
+    /// How many lines of a table are on the terminal.
+    lines: usize,
+}
+
+impl Timing<'_> {
+    /// How often it is shown, if it is before the end.
+    fn shown(&self) -> Option<Duration> {
+        self.request.interval.or(self.is_live.then_some(RENEWAL))
+    }
+
+    /// All times so far.
+    fn look(&mut self, latencies: Vec<Latency>, at: Duration) -> Result<Next, Failure> {
+        if self.shown().is_some() {
+            let shown = Latencies::new(self.target, &latencies, at).so_far();
+            match self.is_live {
+                true => self.lines = output::print_live(&shown.table(), self.lines)?,
+                false => output::print(&output::latencies(self.request.answer.format, &shown)?)?,
+            }
+        }
+        self.last = Some((latencies, at));
+        Ok(Next::GoOn)
+    }
+}
+
+/// A file for a picture.
+struct Picture {
+    path: PathBuf,
+    file: File,
+}
+
+impl Picture {
+    fn create(path: PathBuf) -> Result<Picture, Failure> {
+        match File::create(&path) {
+            Ok(file) => Ok(Picture { path, file }),
+            Err(error) => Err(Failure::File(path, error)),
+        }
+    }
+
+    fn write(mut self, picture: &str) -> Result<(), Failure> {
+        let written = self.file.write_all(picture.as_bytes());
+        written.map_err(|error| Failure::File(self.path, error))
+    }
+}

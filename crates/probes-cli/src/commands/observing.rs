@@ -1,0 +1,158 @@
+//! What `count`, `latency` and `watch` have in common: a process is observed until it is over, looked at
+//! now and then, and everything is put back, whatever has happened.
+
+use std::iter;
+use std::time::{Duration, Instant};
+
+use probes_lib::{ErrorKind, Object, Observation, Observed, Observer, Options, SourceMap, Target};
+
+use super::put_back::{Endings, Over};
+use super::{Failure, Subject, say_what};
+use crate::messages::Messages;
+
+/// How often a process is looked at that ends some day: what was learnt until then is all there is.
+pub(super) const LOOKING: Duration = Duration::from_millis(200);
+
+/// A process that is observed.
+pub(super) struct Observing<'t> {
+    target: &'t Target,
+    observer: Observer<'t>,
+    endings: Endings,
+    begun: Instant,
+    duration: Option<Duration>,
+    messages: Messages,
+}
+
+/// What is done with what has been learnt when it was looked at.
+pub(super) enum Next {
+    GoOn,
+    /// There is enough.
+    Enough,
+    /// The process has ended, or executed another program.
+    Gone,
+}
+
+/// Opens a process to observe it.
+pub(super) fn open(pid: i32, messages: &Messages) -> Result<Target, Failure> {
+    let target = Target::open_to_change(pid);
+    let target = target.map_err(|error| Failure::Target(Subject::Process(pid), error))?;
+    say_what(messages, &target);
+    Ok(target)
+}
+
+/// The source lines of each object.
+pub(super) fn sources(target: &Target) -> Vec<Option<SourceMap>> {
+    let source = |object: &Object| object.source_map().ok();
+    target.objects().iter().map(source).collect()
+}
+
+impl<'t> Observing<'t> {
+    /// Observes a process, for so long or until told to end.
+    pub(super) fn begin(
+        target: &'t Target,
+        observation: &Observation,
+        duration: Option<Duration>,
+        messages: Messages,
+    ) -> Result<Observing<'t>, Failure> {
+        // From here on, so that everything is put back whenever they come.
+        let endings = Endings::hold_back()?;
+        let failed = |error| Failure::Target(Subject::Process(target.pid()), error);
+        let observer = target.observe(observation, Options::default());
+        let observer = observer.map_err(failed)?;
+        messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
+        Ok(Observing {
+            target,
+            observer,
+            endings,
+            begun: Instant::now(),
+            duration,
+            messages,
+        })
+    }
+
+    /// How long it has been observed.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Has `look` look every `pause` until it is over; puts everything back then. `None` if that cannot
+    /// be, as the process has ended: then there is what was seen last.
+    pub(super) fn until_it_is_over(
+        mut self,
+        pause: Duration,
+        look: impl FnMut(&mut Observer<'t>, Duration) -> Result<Next, Failure>,
+    ) -> Result<Option<Observed>, Failure> {
+        let over = self.watch(pause, look);
+        // Whatever has gone wrong so far, it is put back.
+        let removed = self.observer.remove();
+        match (over, removed) {
+            (Ok(_), Ok(observed)) => Ok(Some(observed)),
+            (Ok(Over::Exited), Err(error)) if !is_anothers(&error) => {
+                let what = "the process has ended: this is what was read last";
+                self.messages.note(what);
+                Ok(None)
+            }
+            (Err(failure), Ok(_)) => Err(failure),
+            (_, Err(error)) => Err(Failure::Target(Subject::Process(self.target.pid()), error)),
+        }
+    }
+
+    fn watch(
+        &mut self,
+        pause: Duration,
+        mut look: impl FnMut(&mut Observer<'t>, Duration) -> Result<Next, Failure>,
+    ) -> Result<Over, Failure> {
+        let end = self.duration.unwrap_or(Duration::MAX);
+        let mut next = pause;
+        loop {
+            let left = end.min(next).saturating_sub(self.elapsed());
+            match self.endings.wait(iter::once(self.target), left)? {
+                Over::Time => {}
+                over => return Ok(over),
+            }
+            if self.elapsed() >= end {
+                return Ok(Over::Time);
+            }
+            let at = self.elapsed();
+            match look(&mut self.observer, at)? {
+                Next::GoOn => {}
+                Next::Enough => return Ok(Over::Time),
+                Next::Gone => return Ok(Over::Exited),
+            }
+            next = after(at, pause);
+        }
+    }
+}
+
+/// Whether somebody else observes the process now.
+fn is_anothers(error: &probes_lib::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ObservedByAnother { .. })
+}
+
+/// The next of the times that are `pause` apart.
+fn after(at: Duration, pause: Duration) -> Duration {
+    let passed = at.as_nanos() % pause.as_nanos().max(1);
+    let left = pause.as_nanos().saturating_sub(passed);
+    // The rest of a pause: there is such a time for each that was asked for.
+    at.saturating_add(Duration::from_nanos(
+        u64::try_from(left).unwrap_or(u64::MAX),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_looked_at_once_in_each_pause() {
+        let ms = Duration::from_millis;
+        assert_eq!(after(ms(1000), ms(1000)), ms(2000));
+        assert_eq!(after(ms(1001), ms(1000)), ms(2000));
+        assert_eq!(after(ms(5900), ms(1000)), ms(6000));
+        assert_eq!(
+            after(ms(7), Duration::from_nanos(1)),
+            ms(7) + Duration::from_nanos(1)
+        );
+        assert_eq!(after(Duration::MAX, ms(1)), Duration::MAX);
+    }
+}

@@ -1,0 +1,190 @@
+//! Keys, as a terminal sends them: bytes in, keys out.
+//!
+//! Read here and not by crossterm, whose loop never comes back when the terminal is gone (its issue
+//! 793) or only half of a sequence has come: signals are held back meanwhile.
+
+use std::str;
+
+/// The longest sequence that a key of a terminal sends is shorter.
+const LONGEST: usize = 32;
+
+const ESCAPE: u8 = 0x1b;
+
+/// A key that was pressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Character(char),
+    /// With Ctrl, as a small letter.
+    Control(char),
+    Enter,
+    Escape,
+    Backspace,
+    Up,
+    Down,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+}
+
+/// Takes apart what a terminal sends, whatever the pieces it comes in.
+#[derive(Debug, Default)]
+pub(super) struct Keys {
+    /// The beginning of a sequence or of a character.
+    pending: Vec<u8>,
+}
+
+impl Keys {
+    /// The keys that `bytes` complete.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for &byte in bytes {
+            self.pending.push(byte);
+            self.take(&mut keys);
+        }
+        keys
+    }
+
+    /// Whether more has to come before it is clear what was pressed.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// What was pressed if nothing more comes: Esc, which is also how the sequences begin.
+    pub(super) fn give_up(&mut self) -> Option<Key> {
+        let is_escape = self.pending == [ESCAPE];
+        self.pending.clear();
+        is_escape.then_some(Key::Escape)
+    }
+
+    fn take(&mut self, keys: &mut Vec<Key>) {
+        match Read::of(&self.pending) {
+            Read::More if self.pending.len() < LONGEST => return,
+            Read::More | Read::Nothing => {}
+            Read::Key(key) => keys.push(key),
+            // The second one may begin a sequence.
+            Read::EscapeTwice => {
+                keys.push(Key::Escape);
+                self.pending = vec![ESCAPE];
+                return;
+            }
+        }
+        self.pending.clear();
+    }
+}
+
+/// What bytes are.
+enum Read {
+    Key(Key),
+    EscapeTwice,
+    /// No key that anything is done at.
+    Nothing,
+    /// Not complete.
+    More,
+}
+
+impl Read {
+    fn of(bytes: &[u8]) -> Read {
+        match bytes {
+            [] | [ESCAPE] | [ESCAPE, b'[' | b'O'] => Read::More,
+            [ESCAPE, ESCAPE] => Read::EscapeTwice,
+            // ECMA-48, 5.4: parameters and intermediate bytes, then a final one.
+            [ESCAPE, b'[', .., 0x20..=0x3f] => Read::More,
+            [ESCAPE, b'[', parameters @ .., end @ 0x40..=0x7e] => Read::sequence(parameters, *end),
+            [ESCAPE, b'O', end] => Read::sequence(&[], *end),
+            // With Alt, or what is no sequence.
+            [ESCAPE, ..] => Read::Nothing,
+            [b'\r' | b'\n'] => Read::Key(Key::Enter),
+            [0x7f | 0x08] => Read::Key(Key::Backspace),
+            [byte @ 1..=26] => Read::Key(Key::Control(char::from(byte - 1 + b'a'))),
+            [0..=0x1f] => Read::Nothing,
+            bytes => match str::from_utf8(bytes) {
+                Ok(text) => text.chars().next().map_or(Read::Nothing, Read::character),
+                Err(error) if error.error_len().is_none() => Read::More,
+                Err(_) => Read::Nothing,
+            },
+        }
+    }
+
+    fn character(character: char) -> Read {
+        match character.is_control() {
+            true => Read::Nothing,
+            false => Read::Key(Key::Character(character)),
+        }
+    }
+
+    /// Those of xterm and of the Linux console. What is pressed beside it (`1;5A`) does not matter.
+    fn sequence(parameters: &[u8], end: u8) -> Read {
+        let number = parameters.split(|&byte| byte == b';').next();
+        Read::Key(match (end, number) {
+            (b'A', _) => Key::Up,
+            (b'B', _) => Key::Down,
+            (b'H', _) | (b'~', Some(b"1" | b"7")) => Key::Home,
+            (b'F', _) | (b'~', Some(b"4" | b"8")) => Key::End,
+            (b'~', Some(b"5")) => Key::PageUp,
+            (b'~', Some(b"6")) => Key::PageDown,
+            (b'M', _) if parameters.is_empty() => Key::Enter,
+            _ => return Read::Nothing,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(bytes: &[u8]) -> Vec<Key> {
+        let mut keys = Keys::default();
+        let mut pressed = keys.feed(bytes);
+        pressed.extend(keys.give_up());
+        assert!(!keys.is_waiting());
+        pressed
+    }
+
+    #[test]
+    fn sequences_and_characters_are_keys_in_whatever_pieces_they_come() {
+        let typed = "a\x1b[A\x1bOB\x1b[5~\x1b[6;5~\x1b[H\x1b[4~é日\r\x7f\x03\x1a".as_bytes();
+        let expected = [
+            Key::Character('a'),
+            Key::Up,
+            Key::Down,
+            Key::PageUp,
+            Key::PageDown,
+            Key::Home,
+            Key::End,
+            Key::Character('é'),
+            Key::Character('日'),
+            Key::Enter,
+            Key::Backspace,
+            Key::Control('c'),
+            Key::Control('z'),
+        ];
+        assert_eq!(keys(typed), expected);
+        let mut one_by_one = Keys::default();
+        let pieces = typed.iter().flat_map(|&byte| one_by_one.feed(&[byte]));
+        assert_eq!(pieces.collect::<Vec<Key>>(), expected);
+    }
+
+    #[test]
+    fn escape_alone_is_known_when_nothing_follows() {
+        assert_eq!(keys(b"\x1b"), [Key::Escape]);
+        assert_eq!(keys(b"\x1b\x1b"), [Key::Escape, Key::Escape]);
+        assert_eq!(keys(b"\x1b\x1b[A"), [Key::Escape, Key::Up]);
+        let mut half = Keys::default();
+        assert!(half.feed(b"\x1b[").is_empty() && half.is_waiting());
+        assert_eq!(half.give_up(), None);
+    }
+
+    #[test]
+    fn what_is_no_key_is_passed_over_and_does_not_pile_up() {
+        assert_eq!(keys(b"\x1bx\x1b[200~\x1b[Zq"), [Key::Character('q')]);
+        assert_eq!(keys(b"\xff\xc3(\x00q"), [Key::Character('q')]);
+        let mut keys = Keys::default();
+        for byte in 0..=255u8 {
+            keys.feed(&[byte]);
+        }
+        keys.feed(b"\x1b[");
+        keys.feed(&[b'0'; 100_000]);
+        assert!(keys.pending.len() < LONGEST);
+    }
+}

@@ -1,0 +1,376 @@
+//! [`Model`]: what is shown, and how that changes with what is counted and what is typed. It knows
+//! neither a process nor a terminal.
+
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use probes_lib::State;
+
+use super::keys::Key;
+
+/// How many samples back a sparkline goes.
+pub(super) const HISTORY: usize = 60;
+
+/// As much of a filter as anybody types.
+const LONGEST_FILTER: usize = 64;
+
+/// What is shown.
+#[derive(Debug)]
+pub(super) struct Model {
+    /// In the order of their names.
+    probes: Vec<Probe>,
+    now: Learnt,
+    /// What is shown instead, while paused.
+    frozen: Option<Learnt>,
+    /// When that was, since the beginning.
+    at: Duration,
+    sort: Sort,
+    is_reversed: bool,
+    filter: String,
+    /// The filter before it was changed, while it is typed.
+    typing: Option<String>,
+    /// Those that the filter lets pass, in the order in which they are shown.
+    shown: Vec<usize>,
+    /// It stays so wherever it goes: what is switched is what was chosen.
+    selected: Option<usize>,
+    has_help: bool,
+    message: Option<String>,
+}
+
+#[derive(Debug)]
+struct Probe {
+    name: String,
+    state: Option<State>,
+}
+
+/// What was learnt of the hits.
+#[derive(Clone, Debug, Default)]
+struct Learnt {
+    /// Of each probe.
+    figures: Vec<Figures>,
+    /// Of each pair, in the order in which they were asked for.
+    times: Vec<Times>,
+}
+
+/// The times of a pair, from the beginning.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Times {
+    pub(super) start: String,
+    pub(super) stop: String,
+    /// How many there are.
+    pub(super) count: u64,
+    pub(super) mean: Duration,
+    pub(super) p50: Duration,
+    pub(super) p99: Duration,
+    pub(super) max: Duration,
+}
+
+/// What was counted of one probe.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Figures {
+    /// From the beginning.
+    pub(super) hits: u64,
+    /// Hits a second, since the sample before.
+    pub(super) rate: f64,
+    /// Its part of all hits since then, from 0 to 1.
+    pub(super) share: f64,
+    /// The rates of the last samples, the latest at the end.
+    pub(super) history: VecDeque<f64>,
+}
+
+/// What the probes are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    Rate,
+    Hits,
+    Name,
+}
+
+/// A line of the table.
+#[derive(Debug)]
+pub(super) struct Row<'m> {
+    pub(super) name: &'m str,
+    pub(super) state: Option<State>,
+    pub(super) figures: &'m Figures,
+    pub(super) is_selected: bool,
+}
+
+/// What a key asks of somebody else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    Quit,
+    /// To switch this probe on or off.
+    Switch {
+        name: String,
+        on: bool,
+    },
+    Suspend,
+    Redraw,
+}
+
+impl Model {
+    /// Nothing was counted yet.
+    pub(super) fn new<'n>(names: impl IntoIterator<Item = &'n str>) -> Model {
+        let probes = names.into_iter().map(|name| Probe {
+            name: name.to_owned(),
+            state: None,
+        });
+        let mut probes: Vec<Probe> = probes.collect();
+        probes.sort_by(|one, other| one.name.cmp(&other.name));
+        let mut model = Model {
+            now: Learnt {
+                figures: vec![Figures::default(); probes.len()],
+                times: Vec::new(),
+            },
+            probes,
+            frozen: None,
+            at: Duration::ZERO,
+            sort: Sort::Rate,
+            is_reversed: false,
+            filter: String::new(),
+            typing: None,
+            shown: Vec::new(),
+            selected: None,
+            has_help: false,
+            message: None,
+        };
+        model.arrange();
+        model
+    }
+
+    /// Takes what was counted until `at`, both from the beginning on.
+    pub(super) fn count(&mut self, at: Duration, hits: impl Fn(&str) -> Option<u64>) {
+        let seconds = at.saturating_sub(self.at).as_secs_f64();
+        let mut total = 0.0;
+        for (probe, figures) in self.probes.iter().zip(&mut self.now.figures) {
+            let hits = hits(&probe.name).unwrap_or(figures.hits);
+            let new = hits.saturating_sub(figures.hits) as f64;
+            figures.hits = hits;
+            figures.rate = new / seconds.max(0.001);
+            if figures.history.len() == HISTORY {
+                figures.history.pop_front();
+            }
+            figures.history.push_back(figures.rate);
+            total += figures.rate;
+        }
+        for figures in &mut self.now.figures {
+            figures.share = figures.rate / total.max(f64::MIN_POSITIVE);
+        }
+        self.at = at;
+        if self.frozen.is_none() {
+            self.arrange();
+        }
+    }
+
+    /// Takes the times of all pairs.
+    pub(super) fn time(&mut self, times: Vec<Times>) {
+        self.now.times = times;
+    }
+
+    /// Takes what is on and what is off.
+    pub(super) fn set_states(&mut self, state: impl Fn(&str) -> Option<State>) {
+        for probe in &mut self.probes {
+            probe.state = state(&probe.name);
+        }
+    }
+
+    /// Says something, until the next key.
+    pub(super) fn say(&mut self, message: impl Into<String>) {
+        self.message = Some(message.into());
+    }
+
+    /// Does what a key means; a page has so many `rows`.
+    pub(super) fn press(&mut self, key: Key, rows: usize) -> Option<Wish> {
+        self.message = None;
+        match key {
+            Key::Control('c') => return Some(Wish::Quit),
+            Key::Control('z') => return Some(Wish::Suspend),
+            Key::Control('l') => return Some(Wish::Redraw),
+            _ if self.typing.is_some() => self.type_filter(key),
+            Key::Character('q') | Key::Escape => return Some(Wish::Quit),
+            Key::Character('e' | ' ') | Key::Enter => return self.switch(),
+            Key::Character('s') => {
+                self.sort = self.sort.next();
+                self.is_reversed = false;
+                self.arrange();
+            }
+            Key::Character('r') => {
+                self.is_reversed = !self.is_reversed;
+                self.arrange();
+            }
+            Key::Character('/') => self.typing = Some(self.filter.clone()),
+            Key::Character('p') => {
+                self.frozen = match self.frozen {
+                    None => Some(self.now.clone()),
+                    Some(_) => None,
+                };
+                self.arrange();
+            }
+            Key::Character('?') => self.has_help = !self.has_help,
+            _ => self.select(key, rows.max(1)),
+        }
+        None
+    }
+
+    fn type_filter(&mut self, key: Key) {
+        match key {
+            Key::Enter => self.typing = None,
+            Key::Escape => self.filter = self.typing.take().unwrap_or_default(),
+            Key::Backspace => drop(self.filter.pop()),
+            Key::Control('u') => self.filter.clear(),
+            Key::Character(character) if self.filter.chars().count() < LONGEST_FILTER => {
+                self.filter.push(character);
+            }
+            _ => {}
+        }
+        self.arrange();
+    }
+
+    fn switch(&mut self) -> Option<Wish> {
+        let Some(probe) = self.selected.map(|selected| &self.probes[selected]) else {
+            self.say("no probe is selected: the arrow keys select one");
+            return None;
+        };
+        Some(Wish::Switch {
+            name: probe.name.clone(),
+            on: probe.state != Some(State::Enabled),
+        })
+    }
+
+    fn select(&mut self, key: Key, page: usize) {
+        let Some(last) = self.shown.len().checked_sub(1) else {
+            return;
+        };
+        let row = match (key, self.selected_row()) {
+            (Key::Down | Key::Character('j') | Key::PageDown, None) => 0,
+            (Key::Up | Key::Character('k') | Key::PageUp, None) => 0,
+            (Key::Down | Key::Character('j'), Some(row)) => row + 1,
+            (Key::Up | Key::Character('k'), Some(row)) => row.saturating_sub(1),
+            (Key::PageDown, Some(row)) => row.saturating_add(page),
+            (Key::PageUp, Some(row)) => row.saturating_sub(page),
+            (Key::Home, _) => 0,
+            (Key::End, _) => last,
+            _ => return,
+        };
+        self.selected = Some(self.shown[row.min(last)]);
+    }
+
+    /// Filters and sorts.
+    fn arrange(&mut self) {
+        let before = self.selected_row();
+        let figures = &self.learnt().figures;
+        let filter = self.filter.to_lowercase();
+        let passes = |&probe: &usize| {
+            let name = &self.probes[probe].name;
+            filter.is_empty() || name.to_lowercase().contains(&filter)
+        };
+        let mut shown: Vec<usize> = (0..self.probes.len()).filter(passes).collect();
+        // Equal ones stay in the order of their names.
+        shown.sort_by(|&one, &other| {
+            let order = match self.sort {
+                Sort::Rate => figures[other].rate.total_cmp(&figures[one].rate),
+                Sort::Hits => figures[other].hits.cmp(&figures[one].hits),
+                Sort::Name => one.cmp(&other),
+            };
+            match (self.is_reversed, order) {
+                (_, Ordering::Equal) | (false, _) => order,
+                (true, order) => order.reverse(),
+            }
+        });
+        self.shown = shown;
+        if self.selected_row().is_none() {
+            // It was filtered out: the one that stands there now.
+            let last = self.shown.len().checked_sub(1);
+            let row = before.and_then(|row| Some(row.min(last?)));
+            self.selected = row.map(|row| self.shown[row]);
+        }
+    }
+
+    /// How many probes there are, shown or not.
+    pub(super) fn len(&self) -> usize {
+        self.probes.len()
+    }
+
+    /// How many of them are on.
+    pub(super) fn enabled(&self) -> usize {
+        let is_on = |probe: &&Probe| probe.state == Some(State::Enabled);
+        self.probes.iter().filter(is_on).count()
+    }
+
+    /// Hits of all probes together, from the beginning and a second.
+    pub(super) fn totals(&self) -> (u64, f64) {
+        let figures = self.learnt().figures.iter();
+        figures.fold((0, 0.0), |(hits, rate), one| {
+            (u64::saturating_add(hits, one.hits), rate + one.rate)
+        })
+    }
+
+    /// How many probes the filter lets pass.
+    pub(super) fn shown(&self) -> usize {
+        self.shown.len()
+    }
+
+    /// Which row is selected, of those that are shown.
+    pub(super) fn selected_row(&self) -> Option<usize> {
+        let selected = self.selected?;
+        self.shown.iter().position(|&probe| probe == selected)
+    }
+
+    /// Some of the rows that are shown.
+    pub(super) fn rows(&self, from: usize, count: usize) -> impl Iterator<Item = Row<'_>> {
+        let shown = self.shown.iter().skip(from).take(count);
+        shown.map(|&probe| Row {
+            name: &self.probes[probe].name,
+            state: self.probes[probe].state,
+            figures: &self.learnt().figures[probe],
+            is_selected: self.selected == Some(probe),
+        })
+    }
+
+    /// The times of each pair.
+    pub(super) fn times(&self) -> &[Times] {
+        &self.learnt().times
+    }
+
+    fn learnt(&self) -> &Learnt {
+        self.frozen.as_ref().unwrap_or(&self.now)
+    }
+
+    pub(super) fn sort(&self) -> (Sort, bool) {
+        (self.sort, self.is_reversed)
+    }
+
+    pub(super) fn filter(&self) -> &str {
+        &self.filter
+    }
+
+    pub(super) fn is_typing(&self) -> bool {
+        self.typing.is_some()
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.frozen.is_some()
+    }
+
+    pub(super) fn has_help(&self) -> bool {
+        self.has_help
+    }
+
+    pub(super) fn message(&self) -> Option<&str> {
+        self.message.as_deref()
+    }
+}
+
+impl Sort {
+    fn next(self) -> Sort {
+        match self {
+            Sort::Rate => Sort::Hits,
+            Sort::Hits => Sort::Name,
+            Sort::Name => Sort::Rate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

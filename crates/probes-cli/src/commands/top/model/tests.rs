@@ -1,0 +1,239 @@
+//! What keys and samples make of a model.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// `b` is hit most, `a` has the most hits, `c` none.
+fn model() -> Model {
+    let mut model = Model::new(["c", "a", "b"]);
+    model.count(SECOND, |name| Some(if name == "a" { 100 } else { 0 }));
+    model.count(2 * SECOND, |name| {
+        Some(match name {
+            "a" => 110,
+            "b" => 30,
+            _ => 0,
+        })
+    });
+    model
+}
+
+fn names(model: &Model) -> String {
+    let rows = model.rows(0, usize::MAX);
+    rows.map(|row| row.name).collect()
+}
+
+fn selected(model: &Model) -> Option<&str> {
+    let mut rows = model.rows(0, usize::MAX);
+    rows.find(|row| row.is_selected).map(|row| row.name)
+}
+
+fn typed(model: &mut Model, text: &str) {
+    for character in text.chars() {
+        assert_eq!(model.press(Key::Character(character), 10), None);
+    }
+}
+
+#[test]
+fn rates_and_shares_are_of_the_time_since_the_sample_before() {
+    let model = model();
+    let figures: Vec<&Figures> = model.rows(0, 3).map(|row| row.figures).collect();
+    let of = |hits, rate, share, history: [f64; 2]| Figures {
+        hits,
+        rate,
+        share,
+        history: history.into(),
+    };
+    assert_eq!(*figures[0], of(30, 30.0, 0.75, [0.0, 30.0]));
+    assert_eq!(*figures[1], of(110, 10.0, 0.25, [100.0, 10.0]));
+    assert_eq!(*figures[2], of(0, 0.0, 0.0, [0.0, 0.0]));
+    assert_eq!(model.totals(), (140, 40.0));
+}
+
+#[test]
+fn odd_times_and_counts_give_finite_figures() {
+    let mut model = Model::new(["a", "b"]);
+    for (at, hits) in [(0, 0), (0, u64::MAX), (5, 3), (4, u64::MAX)] {
+        model.count(at * SECOND, |_| Some(hits));
+        model.count(at * SECOND, |_| None);
+        assert!(model.totals().1.is_finite());
+        for row in model.rows(0, 2) {
+            assert!((0.0..=1.0).contains(&row.figures.share), "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn the_history_keeps_the_latest_samples() {
+    let mut model = Model::new(["a"]);
+    for at in 1..=100 {
+        model.count(at * SECOND, |_| Some(u64::from(at * (at + 1) / 2)));
+    }
+    let row = model.rows(0, 1).next().unwrap();
+    assert_eq!(row.figures.history.len(), HISTORY);
+    assert_eq!(row.figures.history.back(), Some(&100.0));
+}
+
+#[test]
+fn keys_sort_by_rate_hits_and_name_and_the_other_way_round() {
+    let mut model = model();
+    assert_eq!(names(&model), "bac");
+    typed(&mut model, "s");
+    assert_eq!(names(&model), "abc");
+    typed(&mut model, "r");
+    assert_eq!(names(&model), "cba");
+    typed(&mut model, "s");
+    assert_eq!(
+        (names(&model).as_str(), model.sort()),
+        ("abc", (Sort::Name, false))
+    );
+    typed(&mut model, "r");
+    assert_eq!(names(&model), "cba");
+    typed(&mut model, "s");
+    assert_eq!(model.sort(), (Sort::Rate, false));
+}
+
+#[test]
+fn what_is_equal_is_in_the_order_of_names_either_way() {
+    let mut model = Model::new(["b", "a", "c"]);
+    assert_eq!(names(&model), "abc");
+    typed(&mut model, "r");
+    assert_eq!(names(&model), "abc");
+}
+
+#[test]
+fn the_selection_stays_with_its_probe() {
+    let mut model = model();
+    assert_eq!(selected(&model), None);
+    model.press(Key::Down, 10);
+    model.press(Key::Down, 10);
+    assert_eq!(selected(&model), Some("a"));
+    typed(&mut model, "s");
+    assert_eq!(
+        (selected(&model), model.selected_row()),
+        (Some("a"), Some(0))
+    );
+    model.count(3 * SECOND, |name| {
+        Some(if name == "c" { 1000 } else { 110 })
+    });
+    assert_eq!(
+        (selected(&model), model.selected_row()),
+        (Some("a"), Some(1))
+    );
+}
+
+#[test]
+fn the_selection_moves_within_what_is_shown() {
+    let names: Vec<String> = (0..100).map(|index| format!("p{index:02}")).collect();
+    let mut model = Model::new(names.iter().map(String::as_str));
+    for (key, expected) in [
+        (Key::Up, "p00"),
+        (Key::Up, "p00"),
+        (Key::PageDown, "p10"),
+        (Key::Character('j'), "p11"),
+        (Key::Character('k'), "p10"),
+        (Key::End, "p99"),
+        (Key::Down, "p99"),
+        (Key::PageUp, "p89"),
+        (Key::Home, "p00"),
+    ] {
+        model.press(key, 10);
+        assert_eq!(selected(&model), Some(expected), "{key:?}");
+    }
+    // Of no height at all, too.
+    model.press(Key::PageDown, 0);
+    assert_eq!(selected(&model), Some("p01"));
+    let mut empty = Model::new([]);
+    for key in [Key::Down, Key::End, Key::PageUp, Key::Home] {
+        assert_eq!(empty.press(key, 10), None);
+        assert_eq!(selected(&empty), None);
+    }
+}
+
+#[test]
+fn a_filter_is_applied_while_it_is_typed_and_kept_or_given_up() {
+    let mut model = Model::new(["req_start", "req_end", "tick"]);
+    typed(&mut model, "/REQ");
+    assert_eq!(names(&model), "req_endreq_start");
+    // Keys that do something else have no meaning here.
+    typed(&mut model, "q");
+    assert_eq!((names(&model).as_str(), model.shown()), ("", 0));
+    model.press(Key::Backspace, 10);
+    model.press(Key::Enter, 10);
+    assert_eq!((model.filter(), model.is_typing()), ("REQ", false));
+    typed(&mut model, "/_end");
+    assert_eq!(names(&model), "req_end");
+    model.press(Key::Escape, 10);
+    assert_eq!((model.filter(), model.shown()), ("REQ", 2));
+    typed(&mut model, "/");
+    model.press(Key::Control('u'), 10);
+    assert_eq!(model.shown(), 3);
+    assert_eq!(model.press(Key::Control('c'), 10), Some(Wish::Quit));
+    typed(&mut model, &"x".repeat(1000));
+    assert_eq!(model.filter().len(), LONGEST_FILTER);
+}
+
+#[test]
+fn what_was_selected_and_is_filtered_out_gives_way_to_the_next() {
+    let mut model = Model::new(["a1", "b2", "c1"]);
+    model.press(Key::Down, 10);
+    model.press(Key::Down, 10);
+    assert_eq!(selected(&model), Some("b2"));
+    typed(&mut model, "/1");
+    assert_eq!(selected(&model), Some("c1"));
+    typed(&mut model, "1");
+    assert_eq!(selected(&model), None);
+}
+
+#[test]
+fn what_is_shown_stands_still_while_paused_and_counting_goes_on() {
+    let mut model = model();
+    typed(&mut model, "p");
+    model.count(3 * SECOND, |_| Some(500));
+    model.time(vec![Times::default()]);
+    assert!(model.is_paused() && model.times().is_empty());
+    assert_eq!((names(&model).as_str(), model.totals().0), ("bac", 140));
+    // It can still be sorted.
+    typed(&mut model, "s");
+    assert_eq!(names(&model), "abc");
+    typed(&mut model, "p");
+    assert_eq!((model.totals(), model.times().len()), ((1500, 1360.0), 1));
+}
+
+#[test]
+fn the_selected_probe_is_switched_to_what_it_is_not() {
+    let mut model = model();
+    assert_eq!(model.press(Key::Enter, 10), None);
+    assert!(model.message().unwrap().contains("no probe is selected"));
+    model.press(Key::Down, 10);
+    assert_eq!(model.message(), None);
+    let wish = |on| {
+        let name = "b".to_owned();
+        Some(Wish::Switch { name, on })
+    };
+    for (state, on) in [
+        (None, true),
+        (Some(State::Disabled), true),
+        (Some(State::Inconsistent), true),
+        (Some(State::Enabled), false),
+    ] {
+        model.set_states(|_| state);
+        for key in [Key::Enter, Key::Character(' '), Key::Character('e')] {
+            assert_eq!(model.press(key, 10), wish(on));
+        }
+    }
+    assert_eq!(model.enabled(), 3);
+}
+
+#[test]
+fn keys_quit_and_suspend_and_others_do_nothing() {
+    let mut model = model();
+    for key in [Key::Character('q'), Key::Escape, Key::Control('c')] {
+        assert_eq!(model.press(key, 10), Some(Wish::Quit));
+    }
+    assert_eq!(model.press(Key::Control('z'), 10), Some(Wish::Suspend));
+    assert_eq!(model.press(Key::Control('l'), 10), Some(Wish::Redraw));
+    for key in [Key::Character('x'), Key::Backspace, Key::Control('x')] {
+        assert_eq!(model.press(key, 10), None);
+    }
+}

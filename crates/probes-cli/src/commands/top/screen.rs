@@ -1,0 +1,352 @@
+//! The screen: a [`Model`] as text, for a terminal of any size.
+
+mod pairs;
+
+use probes_lib::State;
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::symbols::bar;
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Cell, Paragraph, Row, Table};
+
+use super::model::{HISTORY, Model, Sort};
+use crate::output::Escaped;
+
+const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p pause  ? keys";
+
+const HELP: [&str; 4] = [
+    "arrows j k PgUp PgDn Home End: select   e Enter space: enable or disable the selected probe",
+    "s: sort by rate, hits, name   r: reverse   /: filter names, Enter keeps it, Esc gives it up",
+    "p: pause, counting goes on   Ctrl-L: draw anew   Ctrl-Z: suspend   q Esc Ctrl-C: quit",
+    "Quitting puts the process back: what was enabled or disabled here, too.   ?: less help",
+];
+
+/// What it is about.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) program: String,
+    pub(super) pid: i32,
+}
+
+/// What is drawn where. The rows of the table that are shown begin with `first`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Scroll {
+    first: usize,
+    /// How many rows there was room for.
+    pub(super) page: usize,
+}
+
+/// A column, and how wide it is, but for names, which have what is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Column {
+    Name,
+    State,
+    Hits,
+    Rate,
+    Share,
+    History,
+}
+
+/// As many as there is room for, the least important first to go.
+const COLUMNS: [(Column, u16, &str); 6] = [
+    (Column::Name, 12, "PROBE"),
+    (Column::State, 5, "STATE"),
+    (Column::Hits, 13, "HITS"),
+    (Column::Rate, 13, "HITS/S"),
+    (Column::Share, 6, "SHARE"),
+    (Column::History, HISTORY_WIDTH, "LATEST RATES"),
+];
+
+const LEAST_IMPORTANT_FIRST: [Column; 4] =
+    [Column::History, Column::Share, Column::Hits, Column::State];
+
+const GAP: u16 = 2;
+
+/// The least that a sparkline has.
+const HISTORY_WIDTH: u16 = 20;
+
+/// Draws all of it.
+pub(super) fn draw(frame: &mut Frame<'_>, head: &Head, model: &Model, scroll: &mut Scroll) {
+    let foot = foot(model, frame.area().width);
+    // Below a line that is empty; all of a screen is not for pairs.
+    let pairs = match model.times().len() {
+        0 => 0,
+        pairs => pairs
+            .saturating_add(2)
+            .min(usize::from(frame.area().height) / 2),
+    };
+    let heights = [
+        Constraint::Length(2),
+        Constraint::Fill(1),
+        Constraint::Length(pairs as u16),
+        Constraint::Length(foot.len() as u16),
+    ];
+    let [top, middle, below, bottom] = Layout::vertical(heights).areas(frame.area());
+    frame.render_widget(Paragraph::new(title(head, model)), top);
+    draw_table(frame, middle, model, scroll);
+    pairs::draw(frame, below, model.times());
+    frame.render_widget(Paragraph::new(foot), bottom);
+}
+
+fn title(head: &Head, model: &Model) -> Text<'static> {
+    let program = Escaped(&head.program).to_string();
+    let mut first = Line::from(vec![
+        "top".bold(),
+        format!(" {program}, process {}", head.pid).into(),
+    ]);
+    if model.is_paused() {
+        first.push_span("  PAUSED".bold());
+    }
+    let (hits, rate) = model.totals();
+    let (sort, is_reversed) = model.sort();
+    let by = match sort {
+        Sort::Rate => "rate",
+        Sort::Hits => "hits",
+        Sort::Name => "name",
+    };
+    let reversed = if is_reversed { ", reversed" } else { "" };
+    let probes = match model.len() {
+        1 => "1 probe".to_owned(),
+        many => format!("{many} probes"),
+    };
+    let mut second = format!(
+        "{probes}, {} on; {} hits, {}/s; by {by}{reversed}",
+        model.enabled(),
+        grouped(hits),
+        rate_text(rate),
+    );
+    if !model.filter().is_empty() {
+        let filter = Escaped(model.filter());
+        second += &format!("; {} with \"{filter}\"", model.shown());
+    }
+    Text::from(vec![first, second.into()])
+}
+
+fn foot(model: &Model, width: u16) -> Vec<Line<'static>> {
+    if model.is_typing() {
+        let filter = Escaped(model.filter()).to_string();
+        return vec![Line::from(vec![
+            "filter: ".bold(),
+            filter.into(),
+            "_".into(),
+        ])];
+    }
+    let mut lines: Vec<Line<'static>> = Vec::new();
+    if let Some(message) = model.message() {
+        let message = wrapped(&Escaped(message).to_string(), usize::from(width));
+        lines.extend(message.into_iter().map(|line| Line::from(line).bold()));
+    }
+    match model.has_help() {
+        true => lines.extend(HELP.map(Line::from)),
+        false if lines.is_empty() => lines.push(KEYS.into()),
+        false => {}
+    }
+    lines
+}
+
+/// Breaks a message into lines between its words, as few as can be; some of it, if it is endless.
+fn wrapped(message: &str, width: usize) -> Vec<String> {
+    const MOST: usize = 4;
+    let mut lines = vec![String::new()];
+    for word in message.split(' ') {
+        let Some(line) = lines.last_mut() else { break };
+        let joined = match line.is_empty() {
+            true => word.to_owned(),
+            false => format!("{line} {word}"),
+        };
+        if line.is_empty() || Line::from(joined.as_str()).width() <= width {
+            *line = joined;
+        } else if lines.len() < MOST {
+            lines.push(word.to_owned());
+        } else {
+            break;
+        }
+    }
+    lines
+}
+
+fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scroll) {
+    // Below the heads of the columns.
+    scroll.page = usize::from(area.height.saturating_sub(1));
+    scroll.first = first_row(model, *scroll);
+    let columns = columns(area.width);
+    let heads = COLUMNS
+        .iter()
+        .filter(|(column, ..)| columns.contains(column));
+    let history = history_width(area.width);
+    let (mut widths, mut titles) = (Vec::new(), Vec::new());
+    for (column, width, title) in heads {
+        widths.push(match column {
+            Column::Name => Constraint::Fill(1),
+            Column::History => Constraint::Length(history),
+            _ => Constraint::Length(*width),
+        });
+        titles.push(Cell::from(aligned(*column, (*title).to_owned())));
+    }
+    let name_width = name_width(area.width, &columns);
+    let history = usize::from(history);
+    let rows = model.rows(scroll.first, scroll.page).map(|row| {
+        let cells = columns.iter().map(|&column| {
+            let text = match column {
+                Column::Name => clipped(row.name, name_width),
+                Column::State => state(row.state).to_owned(),
+                Column::Hits => grouped(row.figures.hits),
+                Column::Rate => rate_text(row.figures.rate),
+                Column::Share => format!("{:.1}%", row.figures.share * 100.0),
+                Column::History => sparkline(row.figures.history.iter().copied(), history),
+            };
+            let cell = Cell::from(aligned(column, text));
+            match (column, row.state) {
+                (Column::State, Some(State::Enabled)) => cell.style(Style::new().fg(Color::Green)),
+                (Column::State, Some(State::Inconsistent)) => {
+                    cell.style(Style::new().fg(Color::Red))
+                }
+                _ => cell,
+            }
+        });
+        let style = match row.is_selected {
+            true => Style::new().reversed(),
+            false => Style::new(),
+        };
+        Row::new(cells.collect::<Vec<_>>()).style(style)
+    });
+    let table = Table::new(rows.collect::<Vec<_>>(), widths)
+        .header(Row::new(titles).style(Style::new().bold()))
+        .column_spacing(GAP);
+    frame.render_widget(table, area);
+}
+
+/// Where to begin, so that what is selected is shown.
+fn first_row(model: &Model, scroll: Scroll) -> usize {
+    let Some(selected) = model.selected_row() else {
+        return 0;
+    };
+    let last = model.shown().saturating_sub(scroll.page);
+    let least = (selected + 1).saturating_sub(scroll.page);
+    scroll.first.clamp(least, selected.max(least)).min(last)
+}
+
+/// The columns that there is room for.
+fn columns(width: u16) -> Vec<Column> {
+    let mut columns: Vec<Column> = COLUMNS.iter().map(|(column, ..)| *column).collect();
+    for column in LEAST_IMPORTANT_FIRST {
+        if needed(&columns) > width {
+            columns.retain(|one| *one != column);
+        }
+    }
+    columns
+}
+
+/// How wide they are with the least room for names.
+fn needed(columns: &[Column]) -> u16 {
+    let of_them = COLUMNS
+        .iter()
+        .filter(|(column, ..)| columns.contains(column));
+    let widths: u16 = of_them.map(|(_, width, _)| width + GAP).sum();
+    widths.saturating_sub(GAP)
+}
+
+fn name_width(width: u16, columns: &[Column]) -> usize {
+    let (_, least, _) = COLUMNS[0];
+    let history = match columns.contains(&Column::History) {
+        true => history_width(width) - HISTORY_WIDTH,
+        false => 0,
+    };
+    usize::from((width + least).saturating_sub(needed(columns) + history))
+}
+
+/// Half of what a wide terminal has to spare.
+fn history_width(width: u16) -> u16 {
+    let spare = width.saturating_sub(100) / 2;
+    HISTORY_WIDTH.saturating_add(spare).min(HISTORY as u16)
+}
+
+fn aligned(column: Column, text: String) -> Text<'static> {
+    let alignment = match column {
+        Column::Name | Column::State => Alignment::Left,
+        Column::Hits | Column::Rate | Column::Share | Column::History => Alignment::Right,
+    };
+    Text::from(text).alignment(alignment)
+}
+
+/// A name, which may be anything, in so many columns: what is left out is told by an ellipsis.
+fn clipped(name: &str, width: usize) -> String {
+    // Nothing is narrower than a column for four characters, marks above letters included.
+    let beginning: String = name.chars().take(4 * width + 4).collect();
+    let mut text = Escaped(&beginning).to_string();
+    if Line::from(text.as_str()).width() <= width && beginning.len() == name.len() {
+        return text;
+    }
+    while Line::from(text.as_str()).width() >= width.max(1) {
+        text.pop();
+    }
+    text + "…"
+}
+
+fn state(state: Option<State>) -> &'static str {
+    match state {
+        Some(State::Enabled) => "on",
+        Some(State::Disabled) => "off",
+        Some(State::Inconsistent) => "mixed",
+        None => "",
+    }
+}
+
+/// `1,234,567`; what is wider than its column in powers of a thousand.
+fn grouped(number: u64) -> String {
+    if number >= 10_000_000_000 {
+        let mut scaled = number as f64 / 1e9;
+        let mut units = ["G", "T", "P", "E"].into_iter();
+        let mut unit = units.next();
+        while scaled >= 999.9995 {
+            scaled /= 1000.0;
+            unit = units.next();
+        }
+        return format!("{scaled:.3}{}", unit.unwrap_or_default());
+    }
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn rate_text(rate: f64) -> String {
+    match rate {
+        rate if rate < 999.95 => format!("{rate:.1}"),
+        // Rounded; it is less than 2^64, or as good as.
+        rate => grouped(rate.round() as u64),
+    }
+}
+
+/// A bar for each rate, the highest as high as can be; none where nothing was counted.
+fn sparkline(rates: impl ExactSizeIterator<Item = f64> + Clone, width: usize) -> String {
+    const BARS: [&str; 8] = [
+        bar::ONE_EIGHTH,
+        bar::ONE_QUARTER,
+        bar::THREE_EIGHTHS,
+        bar::HALF,
+        bar::FIVE_EIGHTHS,
+        bar::THREE_QUARTERS,
+        bar::SEVEN_EIGHTHS,
+        bar::FULL,
+    ];
+    let latest = rates.clone().skip(rates.len().saturating_sub(width));
+    let highest = latest.clone().fold(0.0, f64::max);
+    let bars = latest.map(|rate| match rate {
+        rate if rate > 0.0 => {
+            let level = (rate / highest * BARS.len() as f64).ceil() as usize;
+            BARS[level.clamp(1, BARS.len()) - 1]
+        }
+        _ => " ",
+    });
+    bars.collect()
+}
+
+#[cfg(test)]
+mod tests;

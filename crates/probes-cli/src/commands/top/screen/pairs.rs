@@ -1,0 +1,104 @@
+//! The times of pairs, below the probes.
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Rect};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Cell, Row, Table};
+
+use super::{GAP, clipped, grouped};
+use crate::commands::top::model::Times;
+use crate::output::in_words;
+
+/// The least that is left for names.
+const NAME_WIDTH: u16 = 12;
+
+/// Behind the names: what stands there, how wide it is, and from how much room on.
+const COLUMNS: [(&str, u16, u16); 5] = [
+    ("COUNT", 13, 71),
+    ("MEAN", 9, 56),
+    ("P50", 9, 34),
+    ("P99", 9, 0),
+    ("MAX", 9, 45),
+];
+
+/// Draws those that there is room for, below an empty line.
+pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, times: &[Times]) {
+    let [_, area] =
+        ratatui::layout::Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+    let is_wide = |from: u16| area.width >= from;
+    let shown = COLUMNS.iter().filter(|(_, _, from)| is_wide(*from));
+    let others: u16 = shown.clone().map(|(_, width, _)| width + GAP).sum();
+    let names = area.width.saturating_sub(others).max(NAME_WIDTH);
+    let mut widths = vec![Constraint::Length(names)];
+    widths.extend(
+        shown
+            .clone()
+            .map(|(_, width, _)| Constraint::Length(*width)),
+    );
+    let mut head = vec![Cell::from("PAIR")];
+    head.extend(shown.map(|(title, ..)| right((*title).to_owned())));
+    let room = usize::from(area.height.saturating_sub(1));
+    let rows = times.iter().take(room).map(|pair| {
+        let figures = [
+            grouped(pair.count),
+            in_words(pair.mean),
+            in_words(pair.p50),
+            in_words(pair.p99),
+            in_words(pair.max),
+        ];
+        let shown = COLUMNS.iter().zip(figures);
+        let shown = shown.filter(|((_, _, from), _)| is_wide(*from));
+        let mut cells = vec![Cell::from(name(pair, usize::from(names)))];
+        cells.extend(shown.map(|(_, text)| right(text)));
+        Row::new(cells)
+    });
+    let table = Table::new(rows, widths)
+        .header(Row::new(head).style(Style::new().bold()))
+        .column_spacing(GAP);
+    frame.render_widget(table, area);
+}
+
+fn right(text: String) -> Cell<'static> {
+    Cell::from(Text::from(text).alignment(Alignment::Right))
+}
+
+/// Both names, each with half of the room, or with what the other leaves.
+fn name(pair: &Times, width: usize) -> String {
+    let room = width.saturating_sub(1);
+    let whole = |name: &str| Line::from(clipped(name, room)).width();
+    let (start, stop) = (whole(&pair.start), whole(&pair.stop));
+    let half = room / 2;
+    let for_start = match (start <= half, stop <= half) {
+        (true, _) => start,
+        (false, true) => room - stop,
+        (false, false) => half,
+    };
+    let start = clipped(&pair.start, for_start);
+    let stop = clipped(&pair.stop, room - for_start);
+    format!("{start},{stop}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_share_what_room_there_is() {
+        let pair = |start: &str, stop: &str| Times {
+            start: start.to_owned(),
+            stop: stop.to_owned(),
+            ..Times::default()
+        };
+        for (start, stop, width, expected) in [
+            ("a", "b", 12, "a,b"),
+            ("start", "a_very_long_stop", 12, "start,a_ver…"),
+            ("a_very_long_start", "stop", 12, "a_very…,stop"),
+            ("a_very_long_start", "a_very_long_stop", 12, "a_ve…,a_ver…"),
+            ("a\x1bb", "c", 30, "a\\u{1b}b,c"),
+            ("start", "stop", 1, "…,…"),
+        ] {
+            assert_eq!(name(&pair(start, stop), width), expected);
+        }
+    }
+}

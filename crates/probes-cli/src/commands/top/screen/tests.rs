@@ -1,0 +1,272 @@
+//! Screens of several sizes, on a terminal that is none.
+
+use std::time::Duration;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::style::Modifier;
+
+use super::super::keys::Key;
+use super::super::model::Times;
+use super::*;
+
+fn head() -> Head {
+    Head {
+        program: "server.exe".to_owned(),
+        pid: 4242,
+    }
+}
+
+fn buffer(model: &Model, width: u16, height: u16, scroll: &mut Scroll) -> Buffer {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal
+        .draw(|frame| draw(frame, &head(), model, scroll))
+        .unwrap();
+    terminal.backend().buffer().clone()
+}
+
+/// The lines of a screen, without the spaces at their ends.
+fn screen(model: &Model, width: u16, height: u16) -> Vec<String> {
+    let buffer = buffer(model, width, height, &mut Scroll::default());
+    let line = |y| {
+        let symbols = (0..width).map(|x| buffer[(x, y)].symbol());
+        symbols.collect::<String>().trim_end().to_owned()
+    };
+    (0..height).map(line).collect()
+}
+
+/// `req` is hit twice as often each second, `tick` once a second.
+fn model() -> Model {
+    let mut model = Model::new(["req_start", "tick", "never"]);
+    for at in 1..=8u32 {
+        model.count(Duration::from_secs(at.into()), |name| {
+            Some(match name {
+                "req_start" => 1000 * ((1 << at) - 1),
+                "tick" => u64::from(at),
+                _ => 0,
+            })
+        });
+    }
+    model.set_states(|name| {
+        Some(match name {
+            "tick" => State::Enabled,
+            "never" => State::Inconsistent,
+            _ => State::Disabled,
+        })
+    });
+    model
+}
+
+#[test]
+fn a_screen_of_the_usual_size_has_everything() {
+    let expected = [
+        "top server.exe, process 4242",
+        "3 probes, 1 on; 255,008 hits, 128,001/s; by rate",
+        "PROBE          STATE           HITS         HITS/S   SHARE          LATEST RATES",
+        "req_start      off          255,000        128,000  100.0%              ▁▁▁▁▁▂▄█",
+        "tick           on                 8            1.0    0.0%              ████████",
+        "never          mixed              0            0.0    0.0%",
+        "",
+        KEYS,
+    ];
+    assert_eq!(screen(&model(), 80, 8), expected);
+}
+
+#[test]
+fn columns_go_one_by_one_where_there_is_no_room_for_them() {
+    let heads = |width| {
+        let lines = screen(&model(), width, 8);
+        let head = lines.iter().find(|line| line.starts_with("PROBE"));
+        head.unwrap().split_ascii_whitespace().count()
+    };
+    // The last one has two words.
+    assert_eq!(
+        [79, 78, 57, 56, 49, 48, 34, 33, 27, 26].map(heads),
+        [7, 5, 5, 4, 4, 3, 3, 2, 2, 2]
+    );
+}
+
+#[test]
+fn a_tiny_screen_has_a_probe_and_its_rate() {
+    let expected = [
+        "top server.exe, proc",
+        "3 probes, 1 on; 255,",
+        "PROBE         HITS/S",
+        "req_…        128,000",
+        "q quit  s sort  r re",
+    ];
+    assert_eq!(screen(&model(), 20, 5), expected);
+}
+
+#[test]
+fn screens_of_any_size_are_drawn() {
+    let mut help = model();
+    help.press(Key::Character('?'), 10);
+    help.press(Key::End, 10);
+    for (width, height) in [(0, 0), (1, 1), (2, 100), (300, 1), (3, 3), (1000, 400)] {
+        screen(&help, width, height);
+        screen(&Model::new([]), width, height);
+    }
+    let lines = screen(&model(), 1000, 400);
+    assert!(lines[3].ends_with("▁▁▁▁▁▂▄█"), "{}", lines[3]);
+    assert_eq!(lines[3].chars().count(), 1000);
+}
+
+fn timed(pairs: usize) -> Model {
+    let mut model = model();
+    let times = Times {
+        start: "req_start".to_owned(),
+        stop: "req_end".to_owned(),
+        count: 1_234_567,
+        mean: Duration::from_nanos(1_200),
+        p50: Duration::from_micros(100),
+        p99: Duration::from_millis(20),
+        max: Duration::from_secs(11),
+    };
+    model.time(vec![times; pairs]);
+    model
+}
+
+#[test]
+fn pairs_are_below_the_probes() {
+    let expected = [
+        "never            mixed              0            0.0    0.0%",
+        "",
+        "PAIR                             COUNT       MEAN        P50        P99        MAX",
+        "req_start,req_end            1,234,567     1200ns    100.0us     20.0ms      11.0s",
+        KEYS,
+    ];
+    assert_eq!(screen(&timed(1), 82, 10)[5..], expected);
+    let expected = [
+        "PAIR                         P50        P99",
+        "req_start,req_end        100.0us     20.0ms",
+    ];
+    assert_eq!(screen(&timed(1), 43, 10)[7..9], expected);
+}
+
+#[test]
+fn pairs_leave_room_for_probes() {
+    for height in 0..30 {
+        let lines = screen(&timed(100), 82, height);
+        let pairs = lines.iter().filter(|line| line.starts_with("req_start,"));
+        let expected = usize::from(height / 2).saturating_sub(2);
+        assert_eq!(pairs.count(), expected, "{height}");
+    }
+    screen(&timed(100), 1, 30);
+}
+
+#[test]
+fn no_probe_at_all_is_a_table_without_rows() {
+    let lines = screen(&Model::new([]), 80, 6);
+    assert_eq!(lines[1], "0 probes, 0 on; 0 hits, 0.0/s; by rate");
+    assert_eq!(lines[3..5], ["", ""]);
+}
+
+#[test]
+fn names_of_any_kind_stay_in_their_column() {
+    let wide = "日本語の名前はとても長いです".repeat(10);
+    let marks = format!("e{}", "\u{301}".repeat(5000));
+    let names = ["\x1b[31mred\n\u{202e}", &wide, &marks, "", "\u{200b}"];
+    let mut model = Model::new(names);
+    model.count(Duration::from_secs(1), |_| Some(7));
+    for width in [20, 40, 80, 81, 200] {
+        let buffer = buffer(&model, width, 9, &mut Scroll::default());
+        for y in 3..8 {
+            let end: String = (width - 4..width)
+                .map(|x| buffer[(x, y)].symbol())
+                .collect();
+            let expected = if width < 50 { " 7.0" } else { "    █" };
+            assert_eq!(end.trim_start(), expected.trim_start(), "{width}");
+        }
+        let all: String = buffer.content().iter().map(|cell| cell.symbol()).collect();
+        assert!(!all.contains(['\x1b', '\n', '\u{202e}', '\u{200b}']));
+        assert!(width < 40 || all.contains("\\u{1b}[31"), "{all}");
+    }
+}
+
+#[test]
+fn what_is_selected_is_shown_and_marked() {
+    let names: Vec<String> = (0..100).map(|index| format!("probe{index:02}")).collect();
+    let mut model = Model::new(names.iter().map(String::as_str));
+    let mut scroll = Scroll::default();
+    for (key, first) in [
+        (Key::Down, "probe00"),
+        (Key::End, "probe94"),
+        (Key::Up, "probe94"),
+        (Key::PageUp, "probe92"),
+        (Key::PageUp, "probe86"),
+        (Key::Home, "probe00"),
+    ] {
+        model.press(key, scroll.page);
+        let buffer = buffer(&model, 80, 10, &mut scroll);
+        assert_eq!(scroll.page, 6);
+        let row = |y| -> String { (0..7).map(|x| buffer[(x, y)].symbol()).collect() };
+        assert_eq!(row(3), first, "{key:?}");
+        let is_marked = |&y: &u16| buffer[(0, y)].modifier.contains(Modifier::REVERSED);
+        let marked: Vec<String> = (0..10).filter(is_marked).map(row).collect();
+        let selected = model.rows(0, 100).find(|row| row.is_selected).unwrap();
+        assert_eq!(marked, [selected.name]);
+    }
+}
+
+#[test]
+fn the_last_line_is_for_what_is_typed_and_what_is_said() {
+    let mut model = model();
+    let last = |model: &Model| screen(model, 80, 12).pop().unwrap();
+    model.press(Key::Character('/'), 5);
+    model.press(Key::Character('t'), 5);
+    assert_eq!(last(&model), "filter: t_");
+    model.press(Key::Enter, 5);
+    let lines = screen(&model, 80, 12);
+    assert!(lines[1].ends_with("; 2 with \"t\""), "{}", lines[1]);
+    model.say("cannot do\x1b that");
+    assert_eq!(last(&model), "cannot do\\u{1b} that");
+    model.say(format!(
+        "{} what is too long for one line",
+        "word ".repeat(14).trim()
+    ));
+    let lines = screen(&model, 80, 12);
+    assert_eq!(lines[11], "too long for one line");
+    assert!(lines[10].ends_with("word what is"), "{lines:?}");
+    model.say("word ".repeat(1000));
+    assert_eq!(screen(&model, 20, 12)[7], "");
+    model.press(Key::Character('?'), 5);
+    assert_eq!(screen(&model, 100, 12)[8..], HELP);
+    assert!(HELP.iter().all(|line| line.len() <= 100));
+    model.press(Key::Character('p'), 5);
+    assert!(screen(&model, 80, 12)[0].ends_with("PAUSED"));
+}
+
+#[test]
+fn numbers_have_room_in_their_columns() {
+    for (number, expected) in [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1,000"),
+        (1_234_567, "1,234,567"),
+        (9_999_999_999, "9,999,999,999"),
+        (10_000_000_000, "10.000G"),
+        (999_999_999_999, "1.000T"),
+        (u64::MAX, "18.447E"),
+    ] {
+        assert_eq!(grouped(number), expected);
+    }
+    for (rate, expected) in [
+        (0.0, "0.0"),
+        (999.94, "999.9"),
+        (999.96, "1,000"),
+        (1e30, "18.447E"),
+    ] {
+        assert_eq!(rate_text(rate), expected);
+    }
+}
+
+#[test]
+fn a_sparkline_is_as_high_as_its_highest() {
+    let of = |rates: &[f64]| sparkline(rates.iter().copied(), 4);
+    assert_eq!(of(&[]), "");
+    assert_eq!(of(&[0.0, 0.0]), "  ");
+    assert_eq!(of(&[0.0, 1.0, 4.0, 8.0]), " ▁▄█");
+    assert_eq!(of(&[9.0, 0.001, 4.0, 8.0, 8.0]), "▁▄██");
+}

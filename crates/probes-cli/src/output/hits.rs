@@ -1,0 +1,279 @@
+//! Hits, a line each. The field names are those of the JSON output.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use probes_lib::{Event, LiveAddr, Object, SourceLocation, SourceMap, Target, Value};
+use serde::{Serialize, Serializer};
+
+use super::plain::{function_or_not, source_or_not};
+use super::{Escaped, Format, json};
+use crate::commands::Failure;
+
+/// Makes lines of hits.
+pub(crate) struct Hits {
+    format: Format,
+    /// Of each object.
+    sources: Vec<Option<SourceMap>>,
+    /// Of each site that was hit.
+    locations: HashMap<LiveAddr, SourceLocation>,
+}
+
+#[derive(Serialize)]
+struct Hit<'h> {
+    version: u32,
+    time: String,
+    thread: Option<i32>,
+    name: &'h str,
+    object: std::borrow::Cow<'h, str>,
+    address: String,
+    function: Option<&'h str>,
+    file: Option<&'h str>,
+    line: Option<u32>,
+    arguments: Vec<Argument<'h>>,
+}
+
+/// An argument, as an object that tells its kind.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Argument<'a> {
+    Int(i64),
+    #[serde(serialize_with = "float")]
+    Float(f64),
+    String {
+        text: String,
+        /// All that was read, each byte as two hexadecimal digits, if it is not all text.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bytes: Option<String>,
+        is_whole: bool,
+    },
+    Int32(i32),
+    Int64(i64),
+    Nativeint(i64),
+    Block {
+        tag: &'a u8,
+        size: &'a u64,
+    },
+    Unread(String),
+    Unknown,
+}
+
+/// What was not shown.
+#[derive(Serialize)]
+struct Missing {
+    version: u32,
+    lost: u64,
+    skipped: u64,
+}
+
+impl Hits {
+    pub(crate) fn of(target: &Target, format: Format) -> Hits {
+        let source = |object: &Object| object.source_map().ok();
+        Hits {
+            format,
+            sources: target.objects().iter().map(source).collect(),
+            locations: HashMap::new(),
+        }
+    }
+
+    /// A hit.
+    pub(crate) fn line(&mut self, event: &Event) -> Result<String, Failure> {
+        let source = self.sources.get(event.object_index());
+        let locate = || {
+            let source = source.and_then(Option::as_ref);
+            source.map(|source| source.locate(event.site().address()))
+        };
+        let location = self
+            .locations
+            .entry(event.address())
+            .or_insert_with(|| locate().unwrap_or_default());
+        match self.format {
+            Format::Json => json(&Hit::of(event, location)),
+            Format::Plain | Format::Table => Ok(plain(event, location)),
+        }
+    }
+
+    /// What was not shown.
+    pub(crate) fn missing(&self, lost: u64, skipped: u64) -> Result<String, Failure> {
+        json(&Missing {
+            version: super::view::VERSION,
+            lost,
+            skipped,
+        })
+    }
+}
+
+fn plain(event: &Event, location: &SourceLocation) -> String {
+    let time = humantime::format_rfc3339_micros(event.time).to_string();
+    let time = time.split_once('T').map_or(&*time, |(_, time)| time);
+    let thread = event.thread.map_or("-".to_owned(), |tid| tid.to_string());
+    let mut line = format!(
+        "{} {thread} {} {} {} {}",
+        time.trim_end_matches('Z'),
+        Escaped(event.name()),
+        event.address(),
+        function_or_not(location.function.as_deref()),
+        source_or_not(location.file.as_deref(), location.line),
+    );
+    for argument in &event.arguments {
+        // Writing to a string does not fail.
+        let _ = write!(line, " {}", in_ocaml(argument));
+    }
+    line.push('\n');
+    line
+}
+
+/// As it would be written in OCaml, where it could be.
+fn in_ocaml(value: &Value) -> String {
+    match value {
+        Value::Int(number) => number.to_string(),
+        Value::Int32(number) => format!("{number}l"),
+        Value::Int64(number) => format!("{number}L"),
+        Value::Nativeint(number) => format!("{number}n"),
+        Value::Float(number) => in_digits(*number),
+        Value::String { bytes, is_whole } => {
+            let text: String = bytes.iter().map(|byte| escaped(*byte)).collect();
+            let more = if *is_whole { "" } else { "..." };
+            format!("\"{text}\"{more}")
+        }
+        Value::Block { tag, size } => format!("<{tag}:{size}>"),
+        Value::Unread(at) => format!("{at:#x}"),
+        Value::Unknown => "?".to_owned(),
+    }
+}
+
+/// A float that can be told from an int, and is the same when it is read.
+fn in_digits(number: f64) -> String {
+    match number {
+        _ if number.is_nan() => "nan".to_owned(),
+        f64::INFINITY => "infinity".to_owned(),
+        f64::NEG_INFINITY => "neg_infinity".to_owned(),
+        _ => {
+            let text = format!("{number:?}");
+            text.strip_suffix(".0")
+                .map_or(text.clone(), |whole| format!("{whole}."))
+        }
+    }
+}
+
+/// As in a string of OCaml: its own escapes, and nothing that is not ASCII.
+fn escaped(byte: u8) -> String {
+    match byte {
+        b'"' => "\\\"".to_owned(),
+        b'\\' => "\\\\".to_owned(),
+        b'\n' => "\\n".to_owned(),
+        b'\t' => "\\t".to_owned(),
+        b'\r' => "\\r".to_owned(),
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("\\{byte:03}"),
+    }
+}
+
+impl<'h> Hit<'h> {
+    fn of(event: &'h Event, location: &'h SourceLocation) -> Hit<'h> {
+        Hit {
+            version: super::view::VERSION,
+            time: humantime::format_rfc3339_nanos(event.time).to_string(),
+            thread: event.thread,
+            name: event.name(),
+            object: event.object().path().to_string_lossy(),
+            address: event.address().to_string(),
+            function: location.function.as_deref(),
+            file: location.file.as_deref(),
+            line: location.line,
+            arguments: event.arguments.iter().map(Argument::of).collect(),
+        }
+    }
+}
+
+impl<'a> Argument<'a> {
+    fn of(value: &'a Value) -> Argument<'a> {
+        match value {
+            Value::Int(number) => Argument::Int(*number),
+            Value::Float(number) => Argument::Float(*number),
+            Value::String { bytes, is_whole } => {
+                let text = String::from_utf8_lossy(bytes).into_owned();
+                let is_text = text.as_bytes() == bytes;
+                let digits = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                Argument::String {
+                    bytes: (!is_text).then(digits),
+                    text,
+                    is_whole: *is_whole,
+                }
+            }
+            Value::Int32(number) => Argument::Int32(*number),
+            Value::Int64(number) => Argument::Int64(*number),
+            Value::Nativeint(number) => Argument::Nativeint(*number),
+            Value::Block { tag, size } => Argument::Block { tag, size },
+            Value::Unread(at) => Argument::Unread(format!("{at:#x}")),
+            Value::Unknown => Argument::Unknown,
+        }
+    }
+}
+
+/// JSON has no infinity, and nothing that is no number.
+fn float<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    match value.is_finite() {
+        true => to.serialize_f64(*value),
+        false => to.serialize_str(&in_digits(*value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_written_as_in_ocaml() {
+        let text = |bytes: &[u8], is_whole| Value::String {
+            bytes: bytes.to_vec(),
+            is_whole,
+        };
+        for (value, written) in [
+            (Value::Int(-7), "-7"),
+            (Value::Int64(7), "7L"),
+            (Value::Int32(7), "7l"),
+            (Value::Nativeint(7), "7n"),
+            (Value::Float(1.5), "1.5"),
+            (Value::Float(-2.0), "-2."),
+            (Value::Float(1e300), "1e300"),
+            (Value::Float(f64::NAN), "nan"),
+            (Value::Float(f64::NEG_INFINITY), "neg_infinity"),
+            (text(b"a \"b\"\\\n", true), "\"a \\\"b\\\"\\\\\\n\""),
+            (
+                text("é\0\x1b".as_bytes(), false),
+                "\"\\195\\169\\000\\027\"...",
+            ),
+            (Value::Block { tag: 0, size: 3 }, "<0:3>"),
+            (Value::Unread(0x7f00_0000_1000), "0x7f0000001000"),
+            (Value::Unknown, "?"),
+        ] {
+            assert_eq!(in_ocaml(&value), written);
+        }
+    }
+
+    #[test]
+    fn in_json_each_value_tells_its_kind() {
+        let json = |value: &Value| serde_json::to_string(&Argument::of(value)).unwrap();
+        assert_eq!(json(&Value::Int(7)), r#"{"int":7}"#);
+        assert_eq!(
+            json(&Value::Float(f64::INFINITY)),
+            r#"{"float":"infinity"}"#
+        );
+        let string = |bytes: &[u8]| Value::String {
+            bytes: bytes.to_vec(),
+            is_whole: true,
+        };
+        assert_eq!(
+            json(&string("é\n".as_bytes())),
+            r#"{"string":{"text":"é\n","is_whole":true}}"#
+        );
+        assert_eq!(
+            json(&string(b"a\xff")),
+            "{\"string\":{\"text\":\"a\u{fffd}\",\"bytes\":\"61ff\",\"is_whole\":true}}"
+        );
+        let block = Value::Block { tag: 0, size: 2 };
+        assert_eq!(json(&block), r#"{"block":{"tag":0,"size":2}}"#);
+        assert_eq!(json(&Value::Unknown), r#""unknown""#);
+    }
+}

@@ -1,0 +1,315 @@
+//! What pairs took, in one shape for all formats. The field names are those of the JSON output.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::time::Duration;
+
+use probes_lib::{Latency, Target};
+use serde::{Serialize, Serializer};
+
+use super::counted::{seconds, seconds_or_null};
+use super::{Escaped, table};
+
+/// The times of the pairs of a process.
+#[derive(Debug, Serialize)]
+pub(crate) struct Latencies<'l> {
+    version: u32,
+    pid: i32,
+    program: Cow<'l, str>,
+    /// Since the beginning, if it is not over.
+    #[serde(serialize_with = "seconds_or_null")]
+    at: Option<Duration>,
+    /// In which the times were taken.
+    #[serde(serialize_with = "seconds")]
+    seconds: Duration,
+    pub(super) pairs: Vec<Pair<'l>>,
+}
+
+/// The times of a pair.
+#[derive(Debug, Serialize)]
+pub(super) struct Pair<'l> {
+    pub(super) start: &'l str,
+    pub(super) stop: &'l str,
+    pub(super) count: u64,
+    #[serde(rename = "mean_ns", serialize_with = "nanoseconds")]
+    mean: Duration,
+    #[serde(rename = "p50_ns", serialize_with = "nanoseconds")]
+    p50: Duration,
+    #[serde(rename = "p90_ns", serialize_with = "nanoseconds")]
+    p90: Duration,
+    #[serde(rename = "p99_ns", serialize_with = "nanoseconds")]
+    p99: Duration,
+    #[serde(rename = "p999_ns", serialize_with = "nanoseconds")]
+    p999: Duration,
+    #[serde(rename = "max_ns", serialize_with = "nanoseconds")]
+    max: Duration,
+    unmatched_starts: u64,
+    unmatched_stops: u64,
+    lost: u64,
+    /// From the first that is not empty to the last.
+    pub(super) buckets: Vec<Bucket>,
+}
+
+/// How many times were at least one power of two of nanoseconds, and less than the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Bucket {
+    pub(super) from_ns: u64,
+    pub(super) to_ns: u64,
+    pub(super) count: u64,
+}
+
+/// The width of the longest bar, in columns.
+const BAR: u64 = 50;
+
+impl<'l> Latencies<'l> {
+    /// What was taken within so many `seconds`.
+    pub(crate) fn new(
+        target: &'l Target,
+        latencies: &'l [Latency],
+        seconds: Duration,
+    ) -> Latencies<'l> {
+        Latencies {
+            version: super::view::VERSION,
+            pid: target.pid(),
+            program: target.program().to_string_lossy(),
+            at: None,
+            seconds,
+            pairs: latencies.iter().map(Pair::of).collect(),
+        }
+    }
+
+    /// Says that it is not over.
+    pub(crate) fn so_far(mut self) -> Latencies<'l> {
+        self.at = Some(self.seconds);
+        self
+    }
+
+    /// A line for each pair.
+    pub(super) fn plain(&self) -> String {
+        let mut text = String::new();
+        for pair in &self.pairs {
+            if let Some(at) = self.at {
+                // Writing to a string does not fail.
+                let _ = write!(text, "{:.1} ", at.as_secs_f64());
+            }
+            let _ = write!(text, "{}", pair.count);
+            for time in pair.times() {
+                let _ = write!(text, " {}", time.as_nanos());
+            }
+            let [starts, stops, lost] = pair.others();
+            let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
+            let _ = writeln!(text, " {starts} {stops} {lost} {start},{stop}");
+        }
+        text
+    }
+
+    /// A table of all pairs.
+    pub(crate) fn table(&self) -> String {
+        let is_matched = self.pairs.iter().all(|pair| pair.others() == [0; 3]);
+        let mut head = vec![
+            "start", "stop", "count", "mean", "p50", "p90", "p99", "p99.9", "max",
+        ];
+        if !is_matched {
+            head.extend(["starts alone", "stops alone", "lost"]);
+        }
+        let rows = self.pairs.iter().map(|pair| {
+            let mut cells = vec![
+                Escaped(pair.start).to_string(),
+                Escaped(pair.stop).to_string(),
+                pair.count.to_string(),
+            ];
+            let is_none = pair.count == 0;
+            cells.extend(pair.times().map(|time| match is_none {
+                true => "-".to_owned(),
+                false => in_words(time),
+            }));
+            if !is_matched {
+                cells.extend(pair.others().map(|number| number.to_string()));
+            }
+            cells
+        });
+        table::table(&head, rows)
+    }
+
+    /// A table of all pairs, and a chart of the times of each.
+    pub(super) fn charts(&self) -> String {
+        let mut text = self.table();
+        for pair in self.pairs.iter().filter(|pair| pair.count > 0) {
+            let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "\n{start} to {stop}:");
+            text.push_str(&chart(&pair.buckets));
+        }
+        text
+    }
+}
+
+impl<'l> Pair<'l> {
+    fn of(latency: &'l Latency) -> Pair<'l> {
+        Pair {
+            start: latency.start(),
+            stop: latency.stop(),
+            count: latency.count(),
+            mean: latency.mean(),
+            p50: latency.quantile(0.5),
+            p90: latency.quantile(0.9),
+            p99: latency.quantile(0.99),
+            p999: latency.quantile(0.999),
+            max: latency.max(),
+            unmatched_starts: latency.unmatched_starts(),
+            unmatched_stops: latency.unmatched_stops(),
+            lost: latency.lost(),
+            buckets: buckets(latency.times()),
+        }
+    }
+
+    fn times(&self) -> [Duration; 6] {
+        [self.mean, self.p50, self.p90, self.p99, self.p999, self.max]
+    }
+
+    /// In a line.
+    pub(super) fn summary(&self) -> String {
+        let names = ["mean", "p50", "p90", "p99", "p99.9", "max"];
+        let times = names.iter().zip(self.times());
+        let times: Vec<String> = times
+            .map(|(name, time)| format!("{name} {}", in_words(time)))
+            .collect();
+        match self.count {
+            0 => "no times".to_owned(),
+            count => format!("{count} times: {}", times.join(", ")),
+        }
+    }
+
+    /// What was not matched, and what was lost.
+    fn others(&self) -> [u64; 3] {
+        [self.unmatched_starts, self.unmatched_stops, self.lost]
+    }
+}
+
+fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
+    let mut counts = [0_u64; u64::BITS as usize];
+    for (time, count) in times {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        counts[nanoseconds.max(1).ilog2() as usize] += count;
+    }
+    let first = counts.iter().position(|&count| count > 0).unwrap_or(0);
+    let end = counts.iter().rposition(|&count| count > 0);
+    let end = end.map_or(first, |last| last + 1);
+    let bucket = |power: usize| Bucket {
+        // What takes no time at all is in the first.
+        from_ns: if power == 0 { 0 } else { 1 << power },
+        to_ns: 1_u64.checked_shl(power as u32 + 1).unwrap_or(u64::MAX),
+        count: counts[power],
+    };
+    (first..end).map(bucket).collect()
+}
+
+/// A bar for each bucket.
+fn chart(buckets: &[Bucket]) -> String {
+    let most = buckets.iter().map(|it| it.count).max().unwrap_or(0).max(1);
+    let width = most.to_string().len();
+    let mut text = String::new();
+    for bucket in buckets {
+        let (from, to) = (of_nanoseconds(bucket.from_ns), of_nanoseconds(bucket.to_ns));
+        let len = (u128::from(bucket.count) * u128::from(BAR)).div_ceil(u128::from(most));
+        let bar = "@".repeat(len as usize);
+        let count = bucket.count;
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "{from:>8} .. {to:<8} {count:>width$} |{bar:<bars$}|",
+            bars = BAR as usize
+        );
+    }
+    text
+}
+
+pub(super) fn of_nanoseconds(nanoseconds: u64) -> String {
+    in_words(Duration::from_nanos(nanoseconds))
+}
+
+/// To three digits, in the unit that fits.
+pub(crate) fn in_words(time: Duration) -> String {
+    let nanoseconds = time.as_nanos() as f64;
+    // What would be rounded to the next unit is one.
+    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];
+    let fits = |(_, unit): &&(&str, f64)| nanoseconds / unit < 999.5;
+    let (name, unit) = units.iter().find(fits).unwrap_or(&units[3]);
+    let number = nanoseconds / unit;
+    let digits = match number {
+        _ if *unit == 1.0 => 0,
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{number:.digits$} {name}")
+}
+
+fn nanoseconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(u64::try_from(value.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_to_three_digits() {
+        let words = |nanoseconds| in_words(Duration::from_nanos(nanoseconds));
+        let told = [0, 7, 999, 1000, 1024, 12_345, 999_499, 999_500, 1_000_000].map(words);
+        let expected = [
+            "0 ns", "7 ns", "999 ns", "1.00 us", "1.02 us", "12.3 us", "999 us", "1.00 ms",
+            "1.00 ms",
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(words(61_000_000_000), "61.0 s");
+        assert_eq!(words(86_400_000_000_000), "86400 s");
+    }
+
+    #[test]
+    fn buckets_are_powers_of_two_from_the_first_to_the_last_that_is_not_empty() {
+        let times = [(1000, 3), (1023, 1), (1024, 2), (9000, 5)];
+        let times = times.map(|(time, count)| (Duration::from_nanos(time), count));
+        let found = buckets(times.into_iter());
+        let numbers: Vec<_> = found
+            .iter()
+            .map(|it| (it.from_ns, it.to_ns, it.count))
+            .collect();
+        assert_eq!(
+            numbers,
+            [
+                (512, 1024, 4),
+                (1024, 2048, 2),
+                (2048, 4096, 0),
+                (4096, 8192, 0),
+                (8192, 16384, 5)
+            ]
+        );
+        assert_eq!(buckets(std::iter::empty()), []);
+        let extremes = [(Duration::ZERO, 1), (Duration::MAX, u64::MAX)];
+        let extremes = buckets(extremes.into_iter());
+        assert_eq!((extremes.len(), extremes[0].from_ns), (64, 0));
+        assert_eq!(extremes[63].to_ns, u64::MAX);
+        assert!(chart(&extremes).lines().count() == 64);
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_share() {
+        let bucket = |from_ns, count| Bucket {
+            from_ns,
+            to_ns: 2 * from_ns,
+            count,
+        };
+        let chart = chart(&[bucket(512, 100), bucket(1024, 1), bucket(2048, 0)]);
+        let lines: Vec<&str> = chart.lines().collect();
+        assert_eq!(
+            lines[0],
+            format!("  512 ns .. 1.02 us  100 |{}|", "@".repeat(50))
+        );
+        assert_eq!(
+            lines[1],
+            format!(" 1.02 us .. 2.05 us    1 |@{}|", " ".repeat(49))
+        );
+        assert!(lines[2].ends_with(&format!("  0 |{}|", " ".repeat(50))));
+    }
+}

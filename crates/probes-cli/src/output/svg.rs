@@ -1,0 +1,105 @@
+//! The times of pairs as a picture: one chart of bars below the other.
+
+use std::fmt::{self, Write};
+
+use super::latencies::{Bucket, Latencies, Pair, of_nanoseconds};
+
+// In pixels.
+const WIDTH: u64 = 720;
+const MARGIN: u64 = 20;
+const LINE: u64 = 22;
+const LABELS: u64 = 170;
+const COUNTS: u64 = 100;
+
+impl Latencies<'_> {
+    /// A document of SVG 1.1.
+    pub(crate) fn picture(&self) -> String {
+        let lines = |pair: &Pair<'_>| 3 + pair.buckets.len().max(1) as u64;
+        let height = 2 * MARGIN + LINE * self.pairs.iter().map(lines).sum::<u64>();
+        let mut svg = String::new();
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            svg,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+             font-family=\"sans-serif\" font-size=\"13\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
+        );
+        let mut top = MARGIN;
+        for pair in &self.pairs {
+            chart(&mut svg, pair, top);
+            top += LINE * lines(pair);
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+}
+
+fn chart(svg: &mut String, pair: &Pair<'_>, top: u64) {
+    let mut line = top + LINE;
+    let title = format!("{} to {}", pair.start, pair.stop);
+    text(svg, MARGIN, line, "font-weight=\"bold\"", &title);
+    line += LINE;
+    text(svg, MARGIN, line, "fill=\"#555\"", &pair.summary());
+    let most = pair.buckets.iter().map(|it| it.count).max().unwrap_or(0);
+    for bucket in &pair.buckets {
+        line += LINE;
+        bar(svg, bucket, most.max(1), line);
+    }
+}
+
+fn bar(svg: &mut String, bucket: &Bucket, most: u64, line: u64) {
+    let range = format!(
+        "{} .. {}",
+        of_nanoseconds(bucket.from_ns),
+        of_nanoseconds(bucket.to_ns)
+    );
+    let left = MARGIN + LABELS;
+    text(svg, left - 10, line, "text-anchor=\"end\"", &range);
+    let room = WIDTH - 2 * MARGIN - LABELS - COUNTS;
+    let width = (bucket.count as f64 / most as f64) * room as f64;
+    let (y, height) = (line - LINE * 3 / 4, LINE - 4);
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        svg,
+        "<rect x=\"{left}\" y=\"{y}\" width=\"{width:.1}\" height=\"{height}\" fill=\"#c60\"/>"
+    );
+    let right = left + width.ceil() as u64 + 6;
+    text(svg, right, line, "", &bucket.count.to_string());
+}
+
+fn text(svg: &mut String, x: u64, y: u64, attributes: &str, text: &str) {
+    let text = Quoted(text);
+    // Writing to a string does not fail.
+    let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" {attributes}>{text}</text>");
+}
+
+/// What XML has for characters that it has another use for, or has not at all.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for character in self.0.chars() {
+            match character {
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '&' => f.write_str("&amp;")?,
+                character if super::is_unprintable(character) => {
+                    write!(f, "{}", character.escape_default())?;
+                }
+                character => f.write_char(character)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_no_markup() {
+        let quoted = Quoted("a<b>&\"c\"\u{1b}").to_string();
+        assert_eq!(quoted, "a&lt;b&gt;&amp;\"c\"\\u{1b}");
+    }
+}

@@ -1,0 +1,137 @@
+//! `latency`: times between probes of running programs, in all formats.
+
+use std::ffi::OsStr;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::count::{end, observing, observing_with};
+use crate::support::{both_forms, image, is_observed, run};
+
+#[test]
+fn pairs_are_timed_until_told_to_end_and_everything_is_put_back() {
+    for mut target in both_forms("timed") {
+        let pid = target.pid();
+        let before = image(pid);
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            let tool = observing("latency -quiet -pair start,stop -pair stop,stop", pid);
+            target.ask("do (.)((.)..)))(", "done");
+            let lines = end(tool, signal);
+            let fields: Vec<Vec<&str>> =
+                lines.iter().map(|line| line.split(' ').collect()).collect();
+            let [pair, same] = &fields[..] else {
+                panic!("{lines:?}");
+            };
+            let numbers: Vec<u64> = pair[..7].iter().map(|word| word.parse().unwrap()).collect();
+            let [count, mean, p50, p90, p99, p999, max] = numbers[..] else {
+                panic!("{lines:?}");
+            };
+            assert_eq!(count, 3);
+            assert!(mean >= 1_000_000 && mean <= max, "{lines:?}");
+            assert!([p50, p90, p99, p999, max].is_sorted(), "{lines:?}");
+            assert!(max >= 3_000_000, "{lines:?}");
+            // One start and two stops have no other end.
+            assert_eq!(pair[7..], ["1", "2", "0", "start,stop"]);
+            assert_eq!(
+                (same[0], &same[7..]),
+                ("4", &["1", "1", "0", "stop,stop"][..])
+            );
+            assert!(!is_observed(pid));
+        }
+        assert_eq!(before.len(), image(pid).len());
+    }
+}
+
+#[test]
+fn in_json_each_time_is_a_line_and_the_picture_shows_the_last() {
+    let scratch = test_support::Scratch::new();
+    for mut target in both_forms("timed") {
+        let picture = scratch.file("times.svg");
+        let line = "latency -quiet -json -interval 1ms -pair start,stop -svg";
+        let words = line.split(' ').map(OsStr::new);
+        let words = words.chain([picture.as_os_str()]);
+        let mut tool = observing_with(words, target.pid());
+        let first: Value = serde_json::from_str(&tool.line().unwrap()).unwrap();
+        assert_eq!(
+            (&first["pid"], &first["version"]),
+            (&target.pid().into(), &1.into())
+        );
+        assert!(first["at"].as_f64().unwrap() > 0.0);
+        for _ in 0..7 {
+            target.ask("do (.)", "done");
+        }
+        let lines = end(tool, Signal::SIGINT);
+        let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+        assert_eq!(last["at"], Value::Null);
+        let pair = &last["pairs"][0];
+        assert_eq!(
+            (&pair["start"], &pair["stop"]),
+            (&"start".into(), &"stop".into())
+        );
+        assert_eq!(pair["count"], 7);
+        let buckets = pair["buckets"].as_array().unwrap();
+        let sum: u64 = buckets.iter().map(|it| it["count"].as_u64().unwrap()).sum();
+        assert_eq!(sum, 7);
+        assert!(
+            buckets
+                .iter()
+                .all(|it| it["from_ns"].as_u64() < it["to_ns"].as_u64())
+        );
+        let svg = std::fs::read_to_string(&picture).unwrap();
+        assert!(
+            svg.starts_with("<svg ") && svg.ends_with("</svg>\n"),
+            "{svg}"
+        );
+        assert!(svg.contains(">start to stop</text>") && svg.contains("7 times: mean "));
+        assert_eq!(svg.matches("fill=\"#c60\"").count(), buckets.len());
+    }
+}
+
+#[test]
+fn as_a_table_each_pair_has_a_chart() {
+    for mut target in both_forms("timed") {
+        let tool = observing(
+            "latency -quiet -format table -pair start,stop -pair stop,start",
+            target.pid(),
+        );
+        target.ask("do (.)", "done");
+        let text = end(tool, Signal::SIGINT).join("\n");
+        assert!(text.contains(" start | stop  | 1     | "), "{text}");
+        assert!(text.contains("\nstart to stop:\n"), "{text}");
+        assert!(text.contains(&format!("1 |{}|", "@".repeat(50))), "{text}");
+        // There are none of the other.
+        assert!(!text.contains("stop to start:"), "{text}");
+    }
+}
+
+#[test]
+fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
+    for mut target in both_forms("timed") {
+        let pid = target.pid();
+        let line = format!("latency -quiet -for 1ms -pair start,stop -pid {pid}");
+        assert_eq!(run(&line).answer(), "0 0 0 0 0 0 0 0 0 0 start,stop\n");
+        let mut tool = observing("latency -interval 1ms -pair start,stop", pid);
+        tool.line().unwrap();
+        target.send("quit");
+        while tool.line().is_some() {}
+        assert_eq!(tool.guard().wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_an_error_before_anything_is_changed() {
+    for target in both_forms("timed") {
+        let pid = target.pid();
+        let failure = run(&format!("latency -pid {pid} -pair start,nothing")).failure();
+        assert!(failure.contains("no probe \"nothing\""), "{failure}");
+        assert!(failure.contains("nothing was changed"), "{failure}");
+        let line = format!("latency -pid {pid} -pair start,stop -svg /nowhere/x.svg");
+        let failure = run(&line).failure();
+        let why = "cannot write /nowhere/x.svg: No such file or directory";
+        assert!(failure.contains(why), "{failure}");
+        assert!(!is_observed(pid));
+        let many: Vec<String> = (0..65).map(|n| format!("-pair start,stop{n}")).collect();
+        let failure = run(&format!("latency -pid {pid} {}", many.join(" "))).failure();
+        assert!(failure.contains("65 pairs are too many"), "{failure}");
+    }
+}

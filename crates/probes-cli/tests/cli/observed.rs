@@ -1,0 +1,139 @@
+//! `trace -count`, `-latency`, `-watch`: programs observed from their first instruction to their last.
+
+use std::process::Command;
+
+use serde_json::Value;
+use test_support::{fixture_forms, program_forms};
+
+use crate::support::{Run, run_command};
+
+/// Runs the tool with `flags` on a program that gets `words` on standard input.
+fn trace(file: &std::path::Path, flags: &str, words: &str) -> Run {
+    let scratch = test_support::Scratch::new();
+    let input = scratch.file("words");
+    std::fs::write(&input, words).unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "input=$1; shift; exec \"$@\" < \"$input\"", "-"]);
+    shell.arg(&input).arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+    shell
+        .args(["trace", "-prog"])
+        .arg(file)
+        .args(flags.split(' '));
+    run_command(&mut shell)
+}
+
+/// The first and the last word of each line.
+fn ends(text: &str) -> Vec<(&str, &str)> {
+    let words = |line| {
+        let mut words = str::split_ascii_whitespace(line);
+        let first = words.next().unwrap();
+        (first, words.next_back().unwrap_or(first))
+    };
+    text.lines().map(words).collect()
+}
+
+#[test]
+fn hits_are_counted_from_the_first_to_the_last() {
+    for file in program_forms("terminating") {
+        let plain = run_command(&mut Command::new(&file));
+        let counted = trace(&file, "-count", "");
+        assert_eq!(counted.code, Some(0));
+        // Its own words are what they are without us: no handler has run.
+        assert_eq!(counted.stdout, plain.stdout);
+        let hits = [
+            ("112", "collatz"),
+            ("5", "fooia"),
+            ("2", "foobar"),
+            ("1", "finished"),
+        ];
+        assert_eq!(ends(&counted.stderr), hits, "{}", counted.stderr);
+        // Those that are enabled are counted as well.
+        let enabled = trace(&file, "-count -enable-all", "");
+        assert!(enabled.stdout != plain.stdout);
+        assert_eq!(ends(&enabled.stderr), hits);
+    }
+}
+
+#[test]
+fn times_and_hits_of_a_program_that_has_ended_are_told() {
+    for file in fixture_forms("timed") {
+        let words = "do (.)(.)\ndo (\nquit\n";
+        let run = trace(&file, "-latency start,stop -watch stop", words);
+        assert_eq!(run.code, Some(0));
+        let lines: Vec<&str> = run.stderr.lines().collect();
+        let [one, other, times] = lines[..] else {
+            panic!("{}", run.stderr);
+        };
+        assert!(one.ends_with(" 0") && one.contains(" stop 0x"), "{one}");
+        assert!(other.ends_with(" 0") && other > one, "{other}");
+        assert!(
+            times.starts_with("2 ") && times.ends_with(" 1 0 0 start,stop"),
+            "{times}"
+        );
+    }
+}
+
+#[test]
+fn in_json_it_is_on_standard_output_beside_the_programs_words() {
+    for file in fixture_forms("timed") {
+        let flags = "-json -count -latency start,stop -watch start";
+        let run = trace(&file, flags, "run\nquit\n");
+        assert_eq!((run.code, &*run.stderr), (Some(0), ""));
+        let ours = run.stdout.lines().filter(|line| line.starts_with('{'));
+        let ours: Vec<Value> = ours
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let [started, hit, counts, times] = &ours[..] else {
+            panic!("{}", run.stdout);
+        };
+        assert_eq!(started["changed"].as_array().unwrap().len(), 0);
+        assert_eq!(
+            (&hit["name"], &hit["thread"]),
+            (&"start".into(), &started["pid"])
+        );
+        assert_eq!(counts["probes"].as_array().unwrap().len(), 2);
+        assert!(
+            counts["probes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|it| it["hits"] == 1)
+        );
+        assert_eq!(times["pairs"][0]["count"], 1);
+        assert!(run.stdout.lines().any(|line| line.starts_with("hits ")));
+    }
+}
+
+#[test]
+fn what_is_known_of_a_program_that_is_killed_is_told() {
+    for file in fixture_forms("job") {
+        let run = trace(&file, "-count", "run\nraise 9\n");
+        assert_eq!(run.code, Some(128 + 9));
+        assert_eq!(
+            ends(&run.stderr),
+            [("3", "ping"), ("1", "pong")],
+            "{}",
+            run.stderr
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_observed_is_not_started() {
+    for file in fixture_forms("timed") {
+        for (flags, why) in [
+            ("-watch nothing", "no probe \"nothing\""),
+            ("-latency start,nothing", "no probe \"nothing\""),
+            (
+                "-count -follow",
+                "-follow goes with none of -count, -latency and -watch",
+            ),
+            ("-latency start", "-latency takes two names"),
+        ] {
+            let run = trace(&file, flags, "run\n");
+            assert!(matches!(run.code, Some(1 | 2)), "{flags}");
+            assert_eq!(run.stdout, "");
+            assert!(run.stderr.contains(why), "{}", run.stderr);
+        }
+    }
+}

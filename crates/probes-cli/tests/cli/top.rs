@@ -1,0 +1,467 @@
+//! `top`: a live screen, read back from a terminal.
+
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use test_support::process::state;
+use test_support::tmux::Terminal;
+use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
+
+use crate::support::{both_forms, is_observed, run, run_command, states};
+
+const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
+
+/// The line of a probe, word by word.
+fn row(screen: &str, name: &str) -> Vec<String> {
+    let mut lines = screen.lines().map(str::split_ascii_whitespace);
+    let line = lines.find(|words| words.clone().next() == Some(name));
+    line.into_iter().flatten().map(str::to_owned).collect()
+}
+
+/// The probes of a screen from top to bottom.
+fn names(screen: &str) -> Vec<&str> {
+    let lines = screen.lines().skip_while(|line| !line.starts_with("PROBE"));
+    let names = lines.skip(1).map(|line| line.split(' ').next().unwrap());
+    names.take_while(|name| !name.is_empty()).collect()
+}
+
+/// `top` on a terminal, once it shows something, and what is there before and after it.
+struct Top {
+    terminal: Terminal,
+    pid: i32,
+    tool: i32,
+}
+
+impl Top {
+    fn start(pid: i32, flags: &str) -> Top {
+        Top::start_by(pid, flags, "")
+    }
+
+    /// After a command of the shell.
+    fn start_by(pid: i32, flags: &str, before: &str) -> Top {
+        let terminal = Terminal::open(100, 30);
+        terminal.line(&format!(
+            "{before} clear; stty -g | md5sum; {TOOL} top -pid {pid} {flags}; echo \"status $?\"; \
+             stty -g | md5sum"
+        ));
+        terminal.wait_for(&format!(", process {pid}"));
+        Top {
+            tool: terminal.child("ocaml-probes"),
+            terminal,
+            pid,
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.tool), signal).unwrap();
+    }
+
+    /// Waits until it has ended well; what is on the terminal then, without what is always there.
+    fn ended(&self) -> String {
+        let screen = self.terminal.wait_until("its status", |screen| {
+            screen.contains("status 0") && screen.matches("  -").count() == 2
+        });
+        let sums: Vec<&str> = screen.lines().filter(|it| it.ends_with("  -")).collect();
+        assert_eq!(sums[0], sums[1], "the terminal is set as before");
+        let known = self.terminal.format("#{alternate_on} #{cursor_flag}");
+        assert_eq!(known, "0 1", "the main screen, and a cursor");
+        let said = screen.split(sums[0]).nth(1).unwrap();
+        said.split("status").next().unwrap().trim().to_owned()
+    }
+
+    /// Waits until the tool is gone, and asserts that it has put the process back.
+    fn is_gone(&self) {
+        eventually("the tool ends", || {
+            matches!(state(self.tool), None | Some('Z')).then_some(())
+        });
+        assert!(!is_observed(self.pid));
+    }
+}
+
+#[test]
+fn probes_are_shown_with_their_states_hits_and_rates() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        run(&format!("attach -quiet -enable only_alpha -pid {pid}")).answer();
+        let top = Top::start(pid, "-interval 10ms");
+        for _ in 0..10 {
+            target.hits();
+        }
+        let screen = top.terminal.wait_until("all hits", |screen| {
+            screen.contains("2 probes, 1 on; 40 hits, ")
+        });
+        assert_eq!(row(&screen, "only_alpha")[1..3], ["on", "10"]);
+        assert_eq!(row(&screen, "shared")[1..3], ["off", "30"]);
+        top.terminal.press(&["q"]);
+        assert_eq!(top.ended(), "");
+        // As it was found.
+        assert_eq!(states(pid), "only_alpha enabled\nshared disabled\n");
+    }
+    let target = Talker::start(&fixture("threads_spin.pie"));
+    let top = Top::start(target.pid(), "-interval 100ms -regexp .*");
+    let screen = top.terminal.wait_until("rates", |screen| {
+        let rows = names(screen).into_iter().map(|name| row(screen, name));
+        let mut rows = rows.peekable();
+        rows.peek().is_some() && rows.all(|row| row.len() == 6 && row[5].chars().count() > 3)
+    });
+    let number = |word: &str| -> f64 {
+        let word = word.trim_end_matches('%').replace(',', "");
+        word.parse().unwrap()
+    };
+    let rows: Vec<_> = names(&screen).iter().map(|it| row(&screen, it)).collect();
+    let shares: f64 = rows.iter().map(|row| number(&row[4])).sum();
+    assert!((99.0..101.0).contains(&shares), "{screen}");
+    assert!(rows.iter().all(|row| number(&row[3]) > 1000.0), "{screen}");
+}
+
+#[test]
+fn times_of_pairs_are_shown_below() {
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let top = Top::start(
+            target.pid(),
+            "-interval 10ms -probe start -pair start,stop -pair start,start",
+        );
+        target.ask("do (.)(.)(.)", "done");
+        let screen = top.terminal.wait_until("all times", |screen| {
+            let count = |name, column: usize| row(screen, name).get(column).cloned();
+            let counts = [
+                count("start", 2),
+                count("start,stop", 1),
+                count("start,start", 1),
+            ];
+            counts.map(Option::unwrap_or_default) == ["3", "3", "2"]
+        });
+        assert_eq!(names(&screen), ["start"]);
+        // Each a millisecond at least, and not longer than we wait.
+        for time in row(&screen, "start,stop")[2..].chunks(2) {
+            let factor = match &*time[1] {
+                "us" => 1e-3,
+                "ms" => 1.0,
+                other => panic!("{other} in {screen}"),
+            };
+            let milliseconds = time[0].parse::<f64>().unwrap() * factor;
+            assert!((1.0..30_000.0).contains(&milliseconds), "{screen}");
+        }
+        top.terminal.press(&["q"]);
+        assert_eq!(top.ended(), "");
+        top.is_gone();
+    }
+    let target = Talker::start(&fixture("timed.pie"));
+    let terminal = Terminal::open(100, 10);
+    terminal.line(&format!(
+        "{TOOL} top -pid {} -pair start,sotp; echo \"status $?\"",
+        target.pid()
+    ));
+    let screen = terminal.wait_for("status 1");
+    assert!(screen.contains("no probe \"sotp\""), "{screen}");
+}
+
+#[test]
+fn keys_sort_and_filter_and_the_terminal_may_change_its_size() {
+    for mut target in both_forms("gen_ocaml") {
+        let top = Top::start(target.pid(), "-interval 10ms");
+        target.hits();
+        let by = |key, text: &str, expected: [&str; 2]| {
+            top.terminal.press(&[key]);
+            let screen = top.terminal.wait_for(text);
+            assert_eq!(names(&screen), expected, "{screen}");
+        };
+        top.terminal.wait_for("; 4 hits");
+        by("s", "by hits", ["shared", "only_alpha"]);
+        by("r", "by hits, reversed", ["only_alpha", "shared"]);
+        by("s", "by name", ["only_alpha", "shared"]);
+        by("r", "by name, reversed", ["shared", "only_alpha"]);
+
+        top.terminal.press(&["/", "L", "Y", "q", "BSpace"]);
+        let screen = top.terminal.wait_for("filter: LY_");
+        assert_eq!(names(&screen), ["only_alpha"]);
+        top.terminal.press(&["Enter"]);
+        top.terminal.wait_for("1 with \"LY\"");
+        top.terminal.press(&["/", "x"]);
+        top.terminal.wait_for("filter: LYx_");
+        // What follows at once would be a key with Alt.
+        top.terminal.press(&["Escape"]);
+        let screen = top.terminal.wait_for("q quit");
+        assert_eq!(names(&screen), ["only_alpha"]);
+
+        top.terminal.press(&["?"]);
+        top.terminal.wait_for("Quitting puts the process back");
+        top.terminal.resize(40, 8);
+        let screen = top.terminal.wait_until("few columns", |screen| {
+            screen.contains("HITS/S") && !screen.contains("SHARE")
+        });
+        assert_eq!(screen.lines().count(), 8);
+        top.terminal.resize(90, 25);
+        top.terminal.wait_for("SHARE");
+        top.terminal.press(&["C-c"]);
+        top.ended();
+    }
+}
+
+#[test]
+fn a_probe_is_switched_by_a_key_and_back_in_the_end() {
+    for target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        run(&format!("attach -quiet -enable shared -pid {pid}")).answer();
+        let top = Top::start(pid, "-interval 10ms");
+        top.terminal.press(&["Enter"]);
+        top.terminal.wait_for("no probe is selected");
+        top.terminal.press(&["s", "s", "Down", "Enter"]);
+        top.terminal.wait_for("only_alpha 0 -> 1");
+        assert_eq!(states(pid), "only_alpha enabled\nshared enabled\n");
+        top.terminal.press(&["j", "Space"]);
+        let screen = top.terminal.wait_for("shared 1 -> 0");
+        assert_eq!(row(&screen, "only_alpha")[1], "on");
+        assert_eq!(row(&screen, "shared")[1], "off");
+        assert_eq!(states(pid), "only_alpha enabled\nshared disabled\n");
+        top.terminal.press(&["Escape"]);
+        assert_eq!(
+            top.ended(),
+            "put back as they were found: only_alpha, shared"
+        );
+        assert_eq!(states(pid), "only_alpha disabled\nshared enabled\n");
+
+        // Twice is not at all; and what others want as well stays on.
+        let top = Top::start(pid, "-interval 10ms");
+        top.terminal.press(&["s", "s", "Down", "e"]);
+        top.terminal.wait_for("only_alpha 0 -> 1");
+        run(&format!("attach -quiet -enable only_alpha -pid {pid}")).answer();
+        top.terminal.press(&["e"]);
+        top.terminal
+            .wait_for("only_alpha 2 -> 1: still on, as others have enabled it too");
+        top.terminal.press(&["q"]);
+        assert_eq!(top.ended(), "");
+        assert_eq!(states(pid), "only_alpha enabled\nshared enabled\n");
+    }
+}
+
+#[test]
+fn what_cannot_be_switched_is_said_and_nothing_ends() {
+    let target = Talker::start(&fixture("gen_ocaml.pie"));
+    let pid = target.pid();
+    let top = Top::start(pid, "-interval 10ms -probe shared");
+    // A debugger's.
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-q", "-nx", "-p", &pid.to_string()]);
+    gdb.args(["-ex", "echo \\nattached\\n"]);
+    let mut gdb = Talker::spawn(gdb.stderr(Stdio::null()));
+    gdb.expect("attached");
+    top.terminal.press(&["Down", "Enter"]);
+    top.terminal.wait_for("is already traced by");
+    gdb.send("detach");
+    gdb.hang_up();
+    gdb.guard().wait();
+    top.terminal.press(&["Enter"]);
+    top.terminal.wait_for("shared 0 -> 1");
+    top.terminal.press(&["q"]);
+    assert_eq!(top.ended(), "put back as they were found: shared");
+    top.is_gone();
+}
+
+#[test]
+fn what_is_shown_stands_still_while_paused() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let top = Top::start(pid, "-interval 10ms");
+        top.terminal.press(&["p"]);
+        top.terminal.wait_for("PAUSED");
+        target.hits();
+        // States are shown as they are: it has looked at the process since.
+        run(&format!("attach -quiet -enable shared -pid {pid}")).answer();
+        let screen = top.terminal.wait_for("1 on");
+        assert!(screen.contains("; 0 hits"), "{screen}");
+        top.terminal.press(&["p"]);
+        top.terminal.wait_for("; 4 hits");
+    }
+}
+
+#[test]
+fn however_it_is_told_to_end_terminal_and_process_are_as_before() {
+    for target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        for signal in [
+            Signal::SIGTERM,
+            Signal::SIGINT,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+        ] {
+            let top = Top::start(pid, "-interval 10ms");
+            top.terminal.press(&["Down", "Enter"]);
+            top.terminal.wait_for("0 -> 1");
+            assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
+            top.signal(signal);
+            assert!(top.ended().starts_with("put back as they were found: "));
+            top.is_gone();
+            assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
+        }
+    }
+}
+
+#[test]
+fn when_its_terminal_has_gone_it_puts_the_process_back() {
+    for target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        // By SIGHUP, or where that is ignored, by what reading says.
+        for before in ["", "trap '' HUP;"] {
+            let top = Top::start_by(pid, "-interval 10ms", before);
+            top.terminal.press(&["Down", "Enter"]);
+            top.terminal.wait_for("0 -> 1");
+            top.terminal.close();
+            top.is_gone();
+            assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
+        }
+    }
+}
+
+#[test]
+fn a_terminal_that_takes_nothing_keeps_nobody_from_ending() {
+    let target = Talker::start(&fixture("threads_spin.pie"));
+    let pid = target.pid();
+    let scratch = Scratch::new();
+    let typescript = scratch.file("typescript");
+    let mut script = Command::new("script");
+    let line = format!("stty cols 200 rows 60; exec {TOOL} top -interval 10ms -pid {pid}");
+    script
+        .args(["-qefc", &line])
+        .arg(&typescript)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null());
+    let script = Guard::spawn(&mut script);
+    let written = || std::fs::metadata(&typescript).map_or(0, |file| file.len());
+    eventually("it draws", || (written() > 10_000).then_some(()));
+    let tool = eventually("it runs", || {
+        let mut children = test_support::process::children(script.pid()).into_iter();
+        children.find(|&pid| test_support::process::status(pid, "Name") == "ocaml-probes")
+    });
+    let script = Pid::from_raw(script.pid());
+    kill(script, Signal::SIGSTOP).unwrap();
+    eventually("it waits for the terminal alone", || {
+        let call = std::fs::read_to_string(format!("/proc/{tool}/syscall")).unwrap();
+        // poll(2), without a limit.
+        let words: Vec<&str> = call.split(' ').collect();
+        (words[0] == "7" && words[2] == "0x2").then_some(())
+    });
+    kill(Pid::from_raw(tool), Signal::SIGTERM).unwrap();
+    eventually("it has ended", || {
+        matches!(state(tool), None | Some('Z')).then_some(())
+    });
+    assert!(!is_observed(pid));
+    kill(script, Signal::SIGCONT).unwrap();
+}
+
+#[test]
+fn it_ends_with_the_process_and_says_so() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let top = Top::start(pid, "");
+        top.terminal.press(&["Down", "Enter"]);
+        top.terminal.wait_for("0 -> 1");
+        target.send("quit");
+        target.guard().wait();
+        assert_eq!(top.ended(), format!("process {pid} has ended"));
+    }
+}
+
+#[test]
+fn it_ends_when_the_process_executes_another_program() {
+    for file in fixture_forms("exec_self") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let top = Top::start(pid, "-interval 10ms");
+        top.terminal.press(&["Down", "Enter"]);
+        top.terminal.wait_for("0 -> 1");
+        target.send("exec");
+        target.expect("ready");
+        let said = format!("process {pid} has executed another program");
+        assert_eq!(top.ended(), said);
+        assert!(!states(pid).contains("enabled"));
+    }
+}
+
+#[test]
+fn what_a_killed_one_has_left_is_put_back_by_the_next() {
+    for target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let top = Top::start(pid, "");
+        top.signal(Signal::SIGKILL);
+        top.terminal.wait_for("status 137");
+        assert!(is_observed(pid));
+        let top = Top::start(pid, "");
+        top.terminal.press(&["q"]);
+        top.ended();
+        top.is_gone();
+    }
+}
+
+#[test]
+fn it_can_be_suspended_and_goes_on_in_the_foreground() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let top = Top::start(pid, "-interval 10ms");
+        let suspend: [&dyn Fn(); 3] = [
+            &|| top.terminal.press(&["C-z"]),
+            &|| top.signal(Signal::SIGTSTP),
+            &|| top.signal(Signal::SIGSTOP),
+        ];
+        for (round, suspend) in suspend.iter().enumerate() {
+            suspend();
+            eventually("it stands", || (state(top.tool) == Some('T')).then_some(()));
+            if round < 2 {
+                assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "0 1");
+            }
+            target.hits();
+            top.terminal.line("fg");
+            let hits = 4 * (round + 1);
+            top.terminal.wait_for(&format!("; {hits} hits"));
+            assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
+        }
+        top.terminal.press(&["q"]);
+        top.is_gone();
+        assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "0 1");
+    }
+}
+
+#[test]
+fn where_no_shell_could_let_it_go_on_it_is_not_suspended() {
+    let mut target = Talker::start(&fixture("gen_ocaml.pie"));
+    let terminal = Terminal::open(100, 30);
+    let pid = target.pid();
+    terminal.line(&format!("exec {TOOL} top -interval 10ms -pid {pid}"));
+    terminal.wait_for(", process");
+    terminal.press(&["C-z"]);
+    target.hits();
+    terminal.wait_for("; 4 hits");
+}
+
+#[test]
+fn without_a_terminal_it_says_what_to_use_instead() {
+    let target = Talker::start(&fixture("gen_ocaml.pie"));
+    let pid = target.pid();
+    let hint = format!("hint: `ocaml-probes count -pid {pid} -interval 1s` prints lines instead");
+    let failure = run(&format!("top -pid {pid}")).failure();
+    assert_eq!(
+        failure,
+        format!("ocaml-probes: top needs a terminal, and standard input is none\n{hint}\n")
+    );
+    for (line, why) in [
+        (
+            format!("{TOOL} top -pid {pid} | cat"),
+            "standard output is none",
+        ),
+        (
+            format!("TERM=dumb {TOOL} top -pid {pid}"),
+            "TERM says it is dumb",
+        ),
+    ] {
+        let mut script = Command::new("script");
+        script.args(["-qec", &line, "/dev/null"]);
+        let shown = run_command(&mut script).stdout;
+        assert_eq!(
+            shown,
+            format!("ocaml-probes: top needs a terminal, and {why}\r\n{hint}\r\n")
+        );
+    }
+    assert!(!is_observed(pid));
+}

@@ -1,0 +1,158 @@
+//! `watch`: hits of running programs, one by one, with their arguments.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{Talker, program_forms};
+
+use crate::count::{end, observing};
+use crate::support::{both_forms, image, is_observed, run};
+
+/// The words after the source line of a plain line: the arguments.
+fn arguments(line: &str) -> (&str, Vec<&str>) {
+    let mut words = line.split(' ');
+    let (time, thread, name) = (
+        words.next().unwrap(),
+        words.next().unwrap(),
+        words.next().unwrap(),
+    );
+    assert!(time.len() == 15 && time.matches(':').count() == 2, "{line}");
+    assert!(thread.parse::<i32>().is_ok(), "{line}");
+    assert!(words.next().unwrap().starts_with("0x"), "{line}");
+    let _function = words.next().unwrap();
+    let _source = words.next().unwrap();
+    (name, words.collect())
+}
+
+#[test]
+fn each_hit_is_a_line_with_its_arguments() {
+    for mut target in both_forms("arguments") {
+        let pid = target.pid();
+        let before = image(pid);
+        let tool = observing("watch -quiet -regexp .", pid);
+        target.hits();
+        let lines = end(tool, Signal::SIGINT);
+        let hits: Vec<(&str, Vec<&str>)> = lines.iter().map(|line| arguments(line)).collect();
+        let expected = [
+            ("places", vec!["1000", "-1", "\"hello\""]),
+            ("places", vec!["3.25", "3.25"]),
+            ("widths", vec!["-7", "-7", "-7", "200"]),
+            ("registers", vec!["0", "1", "2", "3", "4", "5"]),
+            ("silent", vec![]),
+        ];
+        for hit in expected {
+            assert!(hits.contains(&hit), "{hit:?} in {lines:#?}");
+        }
+        assert_eq!(hits.len(), 6);
+        assert!(!is_observed(pid));
+        assert_eq!(before.len(), image(pid).len());
+    }
+}
+
+#[test]
+fn values_of_ocaml_are_shown_as_ocaml_has_them() {
+    for file in program_forms("shown") {
+        let mut program = Talker::start(&file);
+        let tool = observing("watch -quiet -regexp .", program.pid());
+        program.ask("hit 1", "done");
+        let lines = end(tool, Signal::SIGINT);
+        let of = |name: &str| {
+            let mut hits = lines.iter().map(|line| arguments(line));
+            let hit = hits.find(|(one, _)| *one == name);
+            hit.unwrap_or_else(|| panic!("{name} in {lines:#?}"))
+                .1
+                .join(" ")
+        };
+        assert_eq!(
+            of("ints"),
+            format!("0 1 -1 42 {} {}", i64::MAX >> 1, i64::MIN >> 1)
+        );
+        assert_eq!(of("floats"), "0.1 -0. infinity nan 1e300 5e-324");
+        assert!(
+            of("strings").starts_with("\"\" \"hello\" \"8 bytes.\" "),
+            "{lines:#?}"
+        );
+        assert!(of("strings").contains("\"..."), "{lines:#?}");
+        assert!(of("texts").starts_with("\"one\\ntwo\\ttab\\r\\n\" \"caf\\233 \\255\\254\" "));
+        assert!(of("customs").starts_with("5000000000L -9223372036854775808L -7l 99n <255:"));
+        assert_eq!(of("blocks"), "<0:2> <0:2> <0:1> <0:3> <0:3> <1:1>");
+        assert!(of("code").starts_with("<247:"), "{lines:#?}");
+        // What is not there is not read.
+        assert!(of("naked").starts_with("0x0 0x10 "), "{lines:#?}");
+        assert_eq!(of("nothing"), "");
+        program.ask("hit 1", "done");
+    }
+}
+
+#[test]
+fn in_json_each_hit_is_an_object() {
+    for mut target in both_forms("arguments") {
+        let mut tool = observing("watch -quiet -json -probe places", target.pid());
+        target.hits();
+        let first: Value = serde_json::from_str(&tool.line().unwrap()).unwrap();
+        assert_eq!(
+            (&first["version"], &first["name"]),
+            (&1.into(), &"places".into())
+        );
+        assert_eq!(first["thread"], target.pid());
+        let time = first["time"].as_str().unwrap();
+        let time = humantime::parse_rfc3339(time).unwrap();
+        assert!(time.elapsed().unwrap().as_secs() < 600);
+        let arguments = &first["arguments"];
+        assert_eq!(arguments[1]["int"], -1);
+        assert_eq!(arguments[2]["string"]["text"], "hello");
+        assert_eq!(arguments[2]["string"]["is_whole"], true);
+        assert_eq!(end(tool, Signal::SIGINT).len(), 1);
+    }
+}
+
+#[test]
+fn it_ends_with_the_last_hit_that_was_asked_for() {
+    for mut target in both_forms("arguments") {
+        let pid = target.pid();
+        let mut tool = observing("watch -quiet -regexp . -limit 8", pid);
+        target.hits();
+        target.hits();
+        target.hits();
+        let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+        assert_eq!(tool.guard().wait().code(), Some(0));
+        assert_eq!(lines.len(), 8);
+        assert!(!is_observed(pid));
+    }
+}
+
+#[test]
+fn what_is_skipped_is_told() {
+    for mut target in both_forms("timed") {
+        let tool = observing("watch -json -probe start -rate 1", target.pid());
+        target.ask("pairs 1 1000", "pairs");
+        let lines = end(tool, Signal::SIGINT);
+        let lines = lines.iter().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<Value> = lines.collect();
+        let (told, shown): (Vec<Value>, Vec<Value>) =
+            lines.into_iter().partition(|line| line["skipped"].is_u64());
+        let sum =
+            |field: &str| -> u64 { told.iter().map(|line| line[field].as_u64().unwrap()).sum() };
+        assert!((1..=3).contains(&shown.len()), "{shown:?}");
+        assert_eq!(sum("skipped") + sum("lost") + shown.len() as u64, 1000);
+    }
+}
+
+#[test]
+fn what_a_killed_tool_has_left_is_put_back_by_hand() {
+    for mut target in both_forms("arguments") {
+        let pid = target.pid();
+        let mut tool = observing("watch -quiet -regexp .", pid);
+        kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
+        tool.guard().wait();
+        target.hits();
+        assert!(is_observed(pid));
+        let line = format!("observe -clean -pid {pid}");
+        assert_eq!(run(&line).answer(), format!("{pid} 6\n"));
+        assert!(!is_observed(pid));
+        assert_eq!(run(&line).answer(), format!("{pid} 0\n"));
+        let json = run(&format!("{line} -json")).json();
+        assert_eq!((&json["pid"], &json["sites"]), (&pid.into(), &0.into()));
+        target.hits();
+    }
+}

@@ -1,0 +1,136 @@
+//! A terminal whose screen a test can read: a session of a tmux server of its own.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::process::{children, status};
+use crate::{DEADLINE, Guard, Scratch, eventually, output};
+
+/// A session with a shell in it, which ends with this.
+#[derive(Debug)]
+pub struct Terminal {
+    /// Holds the server's socket.
+    scratch: Scratch,
+    _server: Guard,
+    /// The shell.
+    pid: i32,
+}
+
+impl Terminal {
+    /// Opens a window of that size, and starts a shell in it.
+    pub fn open(width: u16, height: u16) -> Terminal {
+        let scratch = Scratch::new();
+        let socket = scratch.file("tmux");
+        // In the foreground: it is ours to reap.
+        let server = Guard::spawn(tmux(&socket).arg("-D").stdin(Stdio::null()));
+        eventually("tmux takes commands", || {
+            let listed = output(tmux(&socket).arg("list-sessions"));
+            let errors = String::from_utf8_lossy(&listed.stderr);
+            let is_up = listed.status.success() || errors.starts_with("no sessions");
+            is_up.then_some(())
+        });
+        let mut terminal = Terminal {
+            scratch,
+            _server: server,
+            pid: 0,
+        };
+        let (width, height) = (width.to_string(), height.to_string());
+        let shell = "PS1='$ ' PROMPT_COMMAND= exec bash --norc --noprofile";
+        let session = ["new-session", "-d", "-x", &width, "-y", &height, shell];
+        terminal.tmux(&session);
+        let pid = terminal.format("#{pane_pid}");
+        terminal.pid = pid.parse().expect("the pid of a shell");
+        terminal.wait_for("$");
+        terminal
+    }
+
+    /// The shell.
+    pub fn shell(&self) -> i32 {
+        self.pid
+    }
+
+    /// Types a line.
+    pub fn line(&self, line: &str) {
+        self.tmux(&["send-keys", "-l", &format!("{line}\r")]);
+    }
+
+    /// Presses keys, by the names that tmux has for them: `q`, `Enter`, `C-c`, `PageDown`.
+    pub fn press(&self, keys: &[&str]) {
+        let mut words = vec!["send-keys"];
+        words.extend(keys);
+        self.tmux(&words);
+    }
+
+    /// What is on the screen, with lines that were wrapped joined.
+    pub fn screen(&self) -> String {
+        self.tmux(&["capture-pane", "-p", "-J"])
+    }
+
+    /// Waits until the screen has `text`; what it is then.
+    pub fn wait_for(&self, text: &str) -> String {
+        self.wait_until(text, |screen| screen.contains(text))
+    }
+
+    /// Waits until the screen is so; what it is then.
+    pub fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let begun = Instant::now();
+        loop {
+            let screen = self.screen();
+            if is_so(&screen) {
+                return screen;
+            }
+            let has_time = begun.elapsed() < DEADLINE;
+            assert!(has_time, "the screen never has {what:?}, but:\n{screen}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What tmux knows of the window, as `#{alternate_on}`.
+    pub fn format(&self, format: &str) -> String {
+        let text = self.tmux(&["display-message", "-p", format]);
+        text.trim_end().to_owned()
+    }
+
+    /// Gives the window another size.
+    pub fn resize(&self, width: u16, height: u16) {
+        let (width, height) = (width.to_string(), height.to_string());
+        self.tmux(&["resize-window", "-x", &width, "-y", &height]);
+    }
+
+    /// The terminal goes away, as when its window is closed.
+    pub fn close(&self) {
+        self.tmux(&["kill-session"]);
+    }
+
+    /// The program of that name that the shell runs, once it does.
+    pub fn child(&self, name: &str) -> i32 {
+        eventually(&format!("the shell runs {name}"), || {
+            let mut running = children(self.pid).into_iter();
+            running.find(|&pid| status(pid, "Name") == name)
+        })
+    }
+
+    /// Runs tmux; what it says.
+    fn tmux(&self, words: &[&str]) -> String {
+        let output = output(tmux(&self.scratch.file("tmux")).args(words));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "tmux {words:?}: {errors}");
+        String::from_utf8(output.stdout).expect("a screen is text")
+    }
+}
+
+fn tmux(socket: &Path) -> Command {
+    let mut command = Command::new("tmux");
+    command.args(["-u", "-f", "/dev/null", "-S"]).arg(socket);
+    command.env_remove("TMUX").env_remove("NO_COLOR");
+    command
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It ends what runs in it.
+        let socket = self.scratch.file("tmux");
+        output(tmux(&socket).arg("kill-server"));
+    }
+}
