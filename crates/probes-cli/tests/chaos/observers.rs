@@ -133,7 +133,8 @@ fn an_observer_killed_at_any_moment_leaves_threads_that_go_on() {
                 }
                 let target = Target::open(pid).unwrap();
                 target.clean(patient()).unwrap();
-                assert_eq!(strange_code(pid), 0);
+                let observed = target.states().unwrap().observed_sites();
+                assert_eq!((strange_code(pid), observed), (0, 0));
                 let states = if action == Action::Enable {
                     after(action)
                 } else {

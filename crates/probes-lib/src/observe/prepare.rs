@@ -132,7 +132,7 @@ impl Prepared {
             });
         if let Err(error) = written {
             // It goes on, or is killed if it was not to run otherwise.
-            drop(work.unmap_all(stopped, arenas.iter().map(unmap))?);
+            drop(work.unmap_all(stopped, &[], arenas.iter().map(unmap))?);
             return Err(error);
         }
         Ok((stopped, tid_offset.is_some()))

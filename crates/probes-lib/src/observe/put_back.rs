@@ -105,7 +105,8 @@ pub(crate) fn put_back<T: Send>(
         let data = read()?;
         let left = left.into_iter().flat_map(|left| left.maps);
         let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
-        let unmapped = work.unmap_all(stopped, arenas.iter().map(unmap).chain(left))?;
+        let left: Vec<detour::Call> = left.collect();
+        let unmapped = work.unmap_all(stopped, &left, arenas.iter().map(unmap))?;
         unmapped.release();
         Ok(data)
     })
