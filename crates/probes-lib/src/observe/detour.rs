@@ -120,7 +120,8 @@ pub(crate) fn is_free(bytes: &[u8]) -> bool {
     mark == MARK || is_part && code.iter().all(|&byte| byte == 0)
 }
 
-/// The memory that a detour was to map which is still there: whoever made it was killed.
+/// The memory that a detour was to map, or to unmap because somebody else's had been to map it: it is
+/// left if whoever made the detour was killed.
 pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Range<u64>> {
     let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
     let number = |call: &[u8], index: usize| {
@@ -131,7 +132,8 @@ pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Range<u64>> {
     let calls = calls
         .chunks_exact(7 * MOV_LEN + SYSCALL.len())
         .take_while(is_call);
-    let maps = calls.filter(|call| number(call, 6) == libc::SYS_mmap as u64);
+    let of_memory = [libc::SYS_mmap as u64, libc::SYS_munmap as u64];
+    let maps = calls.filter(|call| of_memory.contains(&number(call, 6)));
     maps.map(|call| number(call, 0)..number(call, 0).saturating_add(number(call, 1)))
         .collect()
 }
@@ -259,5 +261,8 @@ mod tests {
         assert!(code.ends_with(&IN_READ.continued().rip.to_le_bytes()));
         assert_eq!(mapped_by(&code), [0x1000..0x2000, 0x1000..0x2000]);
         assert_eq!(mapped_by(&[0; ROOM]), []);
+        let call = unmap(LiveAddr(0x1000), 0x1000);
+        let code = super::code(&[call, call], &IN_READ);
+        assert_eq!(mapped_by(&code), [0x1000..0x2000, 0x1000..0x2000]);
     }
 }

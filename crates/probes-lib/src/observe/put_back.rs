@@ -107,8 +107,8 @@ pub(crate) fn put_back<T: Send>(
         let data = read()?;
         let left = left.into_iter().flat_map(|left| left.maps);
         let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
-        let calls = arenas.iter().map(unmap).chain(left);
-        match work.unmap_all(stopped, calls) {
+        let left: Vec<detour::Call> = left.collect();
+        match work.unmap_all(stopped, &left, arenas.iter().map(unmap)) {
             Ok(unmapped) => {
                 unmapped.release();
                 Ok((data, since.elapsed()))

@@ -106,12 +106,18 @@ impl<'w> Work<'w> {
         }
     }
 
-    /// Runs calls that unmap, each by itself, and leaves nothing where the detours were.
+    /// Runs calls that unmap what was `left`, at once, then others, each by itself, and leaves nothing
+    /// where the detours were.
     pub(crate) fn unmap_all(
         &self,
         mut stopped: Stopped<'w>,
+        left: &[detour::Call],
         calls: impl Iterator<Item = detour::Call>,
     ) -> Result<Stopped<'w>> {
+        if !left.is_empty() {
+            // The detour alone tells of it, all the time.
+            stopped = self.run(stopped, left)?;
+        }
         for call in calls {
             stopped = self.run(stopped, &[call])?;
         }
@@ -143,10 +149,8 @@ impl<'w> Work<'w> {
         for call in calls {
             let [at, ..] = call.arguments;
             let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
-            if call
-                .leaves_mapped()
-                .is_some_and(|leaves| leaves != is_mapped)
-            {
+            let leaves = call.leaves_mapped();
+            if leaves.is_some_and(|leaves| leaves != is_mapped) {
                 return Err(ErrorKind::MapRefused { pid }.into());
             }
         }
@@ -382,10 +386,13 @@ pub(crate) fn put_shared(
 /// Makes sure that arenas are where they were put: another observation takes their place if it begins.
 pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<()> {
     for arena in arenas {
-        // What cannot be read is not there.
-        let is_there = arena.is_there(|at, bytes| memory.read(at, bytes));
-        if !is_there.unwrap_or(false) {
-            return Err(ErrorKind::ObservedByAnother { pid }.into());
+        match arena.is_there(|at, bytes| memory.read(at, bytes)) {
+            Ok(true) => {}
+            Err(source) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
+                return Err(ErrorKind::Exited { pid }.into());
+            }
+            // What cannot be read is not there.
+            Ok(false) | Err(_) => return Err(ErrorKind::ObservedByAnother { pid }.into()),
         }
     }
     Ok(())
