@@ -149,10 +149,8 @@ impl<'w> Work<'w> {
         for call in calls {
             let [at, ..] = call.arguments;
             let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
-            if call
-                .leaves_mapped()
-                .is_some_and(|leaves| leaves != is_mapped)
-            {
+            let leaves = call.leaves_mapped();
+            if leaves.is_some_and(|leaves| leaves != is_mapped) {
                 return Err(ErrorKind::MapRefused { pid }.into());
             }
         }

@@ -101,6 +101,7 @@ fn every_fixture_is_started_with_all_its_probes_on() {
             "shared_text",
             "threads_spin",
             "kinds_spin",
+            "interrupted_stubs",
             "churn",
             "churn_1000",
             "fork_storm",
