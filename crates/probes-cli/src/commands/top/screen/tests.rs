@@ -134,13 +134,13 @@ fn pairs_are_below_the_probes() {
         "never            mixed              0            0.0    0.0%",
         "",
         "PAIR                             COUNT       MEAN        P50        P99        MAX",
-        "req_start,req_end            1,234,567     1200ns    100.0us     20.0ms      11.0s",
+        "req_start,req_end            1,234,567    1.20 us     100 us    20.0 ms     11.0 s",
         KEYS,
     ];
     assert_eq!(screen(&timed(1), 82, 10)[5..], expected);
     let expected = [
         "PAIR                         P50        P99",
-        "req_start,req_end        100.0us     20.0ms",
+        "req_start,req_end         100 us    20.0 ms",
     ];
     assert_eq!(screen(&timed(1), 43, 10)[7..9], expected);
 }
