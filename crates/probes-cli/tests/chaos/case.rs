@@ -69,6 +69,14 @@ impl Case {
         !self.share.is_zero()
     }
 
+    /// How many of something: all, or a part of them in the short form.
+    pub(crate) fn part_of(&self, all: usize) -> usize {
+        match self.is_long() {
+            true => all,
+            false => all / 6,
+        }
+    }
+
     /// Counts one.
     pub(crate) fn count(&mut self, what: impl Into<String>) {
         self.add(what, 1);

@@ -15,11 +15,11 @@ use crate::case::Case;
 use crate::subject::{Subject, all, patient};
 use crate::tool;
 
-/// Killed at any moment, in the short form.
-const LEAST: usize = 200;
+/// Killed at any moment; a sixth of them in the short form.
+const LEAST: usize = 500;
 
-/// Cycles under load, in the short form.
-const CYCLES: usize = 200;
+/// Cycles under load; a sixth of them in the short form.
+const CYCLES: usize = 500;
 
 /// Mappings of code that are no file's.
 pub(crate) fn strange_code(pid: i32) -> usize {
@@ -98,7 +98,7 @@ fn a_tool_killed_at_any_moment_while_it_counts_leaves_threads_that_go_on() {
         .into_iter()
         .chain(program_forms("threads"))
         .collect();
-    let each = LEAST.div_ceil(files.len());
+    let each = case.part_of(LEAST).div_ceil(files.len());
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for file in &files {
@@ -134,7 +134,7 @@ fn observations_come_and_go_under_load_and_lose_nobody() {
         .chain(program_forms("threads"))
         .chain(fixture_forms("churn"))
         .collect();
-    let each = CYCLES.div_ceil(files.len());
+    let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for file in &files {

@@ -17,14 +17,14 @@ use crate::observe::strange_code;
 use crate::storm::Storm;
 use crate::subject::{Subject, after, all, is_traced, patient};
 
-/// Killed at any moment, in the short form.
+/// Killed at any moment; a sixth of them in the short form.
 const LEAST: usize = 500;
 
-/// Cycles under load, in the short form.
+/// Cycles under load; a sixth of them in the short form.
 const CYCLES: usize = 500;
 
-/// Cycles under a storm of signals, in the short form.
-const STORMY: usize = 100;
+/// Cycles under a storm of signals; a sixth of them in the short form.
+const STORMY: usize = 200;
 
 /// Tells a test that it is run anew as an observer: of which process, and whether once only.
 const OBSERVED: &str = "CHAOS_OBSERVED";
@@ -94,7 +94,7 @@ fn an_observer_killed_at_any_moment_leaves_threads_that_go_on() {
     let mut case = Case::begin("killed at any moment while it learns everything", 4);
     let mut files = programs();
     files.extend(fixture_forms("threads_spin").map(|file| (file, &["3"] as &[&str])));
-    let each = LEAST.div_ceil(2 * files.len());
+    let each = case.part_of(LEAST).div_ceil(2 * files.len());
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for (file, args) in &files {
@@ -198,7 +198,7 @@ fn an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back() 
 fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
     let mut case = Case::begin("everything learnt under load, over and over", 4);
     let files = programs();
-    let each = CYCLES.div_ceil(files.len());
+    let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
         for (file, args) in &files {
@@ -272,7 +272,7 @@ fn observations_of_every_kind_under_a_storm_of_signals_lose_none() {
             let (mut storm, subject) = Storm::over(file, "3");
             let target = Target::open(subject.pid()).unwrap();
             let observation = everything(&target);
-            for _ in 0..STORMY.div_ceil(files.len()) {
+            for _ in 0..case.part_of(STORMY).div_ceil(files.len()) {
                 let observer = target.observe(&observation, patient()).unwrap();
                 let observed = observer.remove().unwrap();
                 case.add("hits counted", observed.counts.total());
