@@ -20,13 +20,13 @@ use crate::subject::{Subject, patient};
 use crate::tool;
 
 /// Processes of each kind that end so before a call of an observation, in the short form.
-const ENDS: usize = 20;
+const ENDS: usize = 7;
 
 /// Processes that end while `count` counts, in the short form.
-const LEAST: usize = 60;
+const LEAST: usize = 96;
 
 /// Cycles of each program that is stopped, or forks, meanwhile.
-const CYCLES: usize = 20;
+const CYCLES: usize = 36;
 
 /// What happens to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ fn a_process_that_ends_at_any_moment_ends_the_tool_that_counts_with_a_message() 
             .chain(fixture_forms("exec_self"));
         for file in files {
             let is_exec = file.to_string_lossy().contains("exec_self");
-            for round in 0..LEAST / 4 {
+            for round in 0..case.part_of(LEAST) / 4 {
                 let mut subject = start(&file, &[]);
                 // It may have executed itself before it was observed.
                 let time = if is_exec { "200ms" } else { "60s" };
@@ -217,7 +217,7 @@ fn a_process_that_is_stopped_and_continued_all_the_time_is_observed() {
                         }
                     }
                 });
-                for _ in 0..CYCLES {
+                for _ in 0..case.part_of(CYCLES) {
                     let observed = learn(&target, &observation);
                     if observed.is_err() {
                         is_over.store(true, Ordering::Relaxed);
@@ -246,7 +246,7 @@ fn a_process_that_forks_all_the_time_is_observed_and_its_children_end_well() {
             let born: u64 = subject.rounds().iter().sum();
             let target = Target::open(subject.pid()).unwrap();
             let observation = everything(&target);
-            for _ in 0..CYCLES {
+            for _ in 0..case.part_of(CYCLES) {
                 let mut observer = target.observe(&observation, patient()).unwrap();
                 subject.go_round();
                 let events = observer.events().unwrap();

@@ -12,11 +12,11 @@ use crate::learnt::{check, everything};
 use crate::room::{Inmate, Walls};
 
 /// Observations of domains, and of system threads in them, of both programs together.
-const CYCLES: usize = 40;
-const CYCLES_OF_THREADS: usize = 16;
+const CYCLES: usize = 12;
+const CYCLES_OF_THREADS: usize = 6;
 
 /// Observers of each program that are killed.
-const KILLS: usize = 10;
+const KILLS: usize = 4;
 
 /// Tells a test that it is run anew as an observer, of which process.
 const OBSERVED: &str = "ROOMS_OBSERVED";
