@@ -120,7 +120,7 @@ impl Target {
     /// says, the process cannot be stopped, or memory cannot be mapped into it: the process has set
     /// itself a seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses; if times are wanted, and
     /// the processors' clocks do not go evenly ([`ErrorKind::UnevenTicks`]).
-    /// [`Error::effect`] says what it is left with.
+    /// [`Error::effect`](crate::Error::effect) says what it is left with.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
         self.try_observe(observation, options)
             .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))

@@ -73,7 +73,7 @@ impl Case {
     pub(crate) fn part_of(&self, all: usize) -> usize {
         match self.is_long() {
             true => all,
-            false => all / 6,
+            false => all / 10,
         }
     }
 

@@ -15,10 +15,10 @@ use crate::case::Case;
 use crate::subject::{Subject, all, patient};
 use crate::tool;
 
-/// Killed at any moment; a sixth of them in the short form.
+/// Killed at any moment; a tenth of them in the short form.
 const LEAST: usize = 500;
 
-/// Cycles under load; a sixth of them in the short form.
+/// Cycles under load; a tenth of them in the short form.
 const CYCLES: usize = 500;
 
 /// Mappings of code that are no file's.

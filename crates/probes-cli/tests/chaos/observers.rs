@@ -17,13 +17,13 @@ use crate::observe::strange_code;
 use crate::storm::Storm;
 use crate::subject::{Subject, after, all, is_traced, patient};
 
-/// Killed at any moment; a sixth of them in the short form.
+/// Killed at any moment; a tenth of them in the short form.
 const LEAST: usize = 500;
 
-/// Cycles under load; a sixth of them in the short form.
+/// Cycles under load; a tenth of them in the short form.
 const CYCLES: usize = 500;
 
-/// Cycles under a storm of signals; a sixth of them in the short form.
+/// Cycles under a storm of signals; a tenth of them in the short form.
 const STORMY: usize = 200;
 
 /// Tells a test that it is run anew as an observer: of which process, and whether once only.
