@@ -233,7 +233,7 @@ impl Observer<'_> {
     /// If the process has ended or executed another program.
     pub fn counts(&self) -> Result<Counts> {
         let pid = self.target.pid();
-        let read = |source: &Source<'_>| self.ground.counts(pid, source);
+        let read = |source: &Source<'_>, _: Option<&_>| self.ground.counts(pid, source);
         self.ground.read(self.target, read)
     }
 
@@ -244,7 +244,7 @@ impl Observer<'_> {
     /// As of [`Observer::counts`].
     pub fn latencies(&self) -> Result<Vec<Latency>> {
         let pid = self.target.pid();
-        let read = |source: &Source<'_>| self.ground.read_pairs(pid, source);
+        let read = |source: &Source<'_>, _: Option<&_>| self.ground.read_pairs(pid, source);
         let pairs = self.ground.read(self.target, read)?;
         Ok(self.ground.latencies(&pairs))
     }
@@ -270,10 +270,8 @@ impl Observer<'_> {
         }
         let clock = self.ground.ticks.clock();
         let (ground, watch) = (&self.ground, &mut self.watch);
-        // Of one that has ended, what is shared is there.
-        let memory = self.target.bare_memory_to_read().ok();
-        ground.read(self.target, |source| {
-            read_events(watch, process, source, memory.as_ref(), &clock, false)
+        ground.read(self.target, |source, memory| {
+            read_events(watch, process, source, memory, &clock, false)
         })
     }
 
@@ -293,18 +291,17 @@ impl Observer<'_> {
         let process = self.target.process();
         let (ground, mut watch) = (self.ground, self.watch);
         let clock = ground.ticks.clock();
-        let memory = self.target.bare_memory_to_read().ok();
-        let mut learn = |source: &Source<'_>| {
+        let mut learn = |source: &Source<'_>, memory: Option<&_>| {
             let counts = ground.counts(process.pid(), source)?;
             let pairs = ground.read_pairs(process.pid(), source)?;
-            let events = read_events(&mut watch, process, source, memory.as_ref(), &clock, true)?;
+            let events = read_events(&mut watch, process, source, memory, &clock, true)?;
             Ok((counts, pairs, events))
         };
         let removed = put_back_all(self.target, &ground, self.options, &mut learn);
         let ((counts, pairs, events), stopped) = match (removed, &ground.data) {
             // Nothing of it is left that could be put back.
             (Err(error), Some(data)) if process.has_ended() || self.target.has_executed(&error) => {
-                (learn(&Source::Shared(data))?, Duration::ZERO)
+                (learn(&Source::Shared(data), None)?, Duration::ZERO)
             }
             (removed, _) => removed?,
         };
@@ -334,14 +331,14 @@ fn put_back_all<T: Send>(
     target: &Target,
     ground: &Ground,
     options: Options,
-    learn: &mut (impl FnMut(&Source<'_>) -> Result<T> + Send),
+    learn: &mut (impl FnMut(&Source<'_>, Option<&ProcessMemory>) -> Result<T> + Send),
 ) -> Result<(T, Duration)> {
     let process = target.process();
     let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
     let memory = target.bare_memory()?;
     let read = || match &ground.data {
-        Some(data) => learn(&Source::Shared(data)),
-        None => learn(&Source::Process(&memory)),
+        Some(data) => learn(&Source::Shared(data), Some(&memory)),
+        None => learn(&Source::Process(&memory), Some(&memory)),
     };
     put_back(process, &memory, &ground.arenas, None, options, read)
 }
@@ -360,13 +357,19 @@ fn read_events(
 }
 
 impl Ground {
-    /// Reads what was learnt, and makes sure that it was ours.
-    fn read<T>(&self, target: &Target, read: impl FnOnce(&Source<'_>) -> Result<T>) -> Result<T> {
+    /// Reads what was learnt, and makes sure that it was ours. The memory of the process, too, can be
+    /// read meanwhile, if there is one.
+    fn read<T>(
+        &self,
+        target: &Target,
+        read: impl FnOnce(&Source<'_>, Option<&ProcessMemory>) -> Result<T>,
+    ) -> Result<T> {
+        let memory = target.bare_memory_to_read();
         if let Some(data) = &self.data {
-            return read(&Source::Shared(data));
+            return read(&Source::Shared(data), memory.as_ref().ok());
         }
-        let memory = target.bare_memory_to_read()?;
-        let read = read(&Source::Process(&memory));
+        let memory = memory?;
+        let read = read(&Source::Process(&memory), Some(&memory));
         // Afterwards: it may have been put back while we read.
         refuse_replaced(target.pid(), &memory, &self.arenas)
             .and(read)

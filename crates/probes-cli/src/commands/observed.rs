@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Installed, Launch, Launched, Observation, Observer, Target};
 
-use super::observing::{LOOKING, Next};
+use super::observing::{LOOKING, sources};
 use super::trace::say_started;
 use super::wait::Wait;
 use super::watch::{READING, Watching};
@@ -94,7 +94,7 @@ impl<'l> Learning<'l> {
         answer: Answer,
         begun: Instant,
     ) -> Learning<'l> {
-        let hits = Hits::of(target, answer.format);
+        let hits = Hits::new(answer.format, sources(target));
         Learning {
             target,
             wanted,
@@ -114,8 +114,7 @@ impl<'l> Learning<'l> {
         let pid = self.target.pid();
         let observed = observed.map_err(|error| Failure::Target(Subject::Process(pid), error))?;
         let (format, print) = (self.answer.format, printer(self.answer.format));
-        let write = |text: &str| print(text).map(|()| Next::GoOn);
-        self.watching.show(observed.events, write)?;
+        self.watching.show_all(observed.events)?;
         self.watching.tell()?;
         if self.wanted.counts {
             let counted = Counted::new(self.target, &observed.counts, &[]).since(None, all);
@@ -138,9 +137,7 @@ impl<'l> Learning<'l> {
     /// What cannot be read, because the process has just ended, is read in the end.
     fn watch(&mut self, observer: &mut Observer<'_>) -> Result<(), Failure> {
         if let (false, Ok(events)) = (self.wanted.watched.is_empty(), observer.events()) {
-            let print = printer(self.answer.format);
-            let write = |text: &str| print(text).map(|()| Next::GoOn);
-            self.watching.show(events, write)?;
+            self.watching.show_all(events)?;
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use self::screen::{Head, Scroll};
 use self::session::Session;
 use self::terminal::Screen;
 use super::put_back::{Endings, has_ended};
-use super::{Failure, Subject, few, say_what};
+use super::{Failure, Subject, few, observing};
 use crate::messages::{Level, Messages};
 use crate::request::Top;
 
@@ -29,8 +29,7 @@ pub(super) fn run(request: &Top) -> Result<(), Failure> {
     refuse_no_terminal(pid)?;
     let messages = request.messages;
     let failed = |error| Failure::Target(Subject::Process(pid), error);
-    let target = Target::open_to_change(pid).map_err(failed)?;
-    say_what(&messages, &target);
+    let target = observing::open(pid, &messages)?;
     // From here on, so that everything is put back whenever they come.
     let endings = Endings::hold_back()?;
     let exit = target.pidfd().map_err(failed)?;

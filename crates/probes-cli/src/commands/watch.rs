@@ -22,7 +22,7 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
     let selectors = request.selectors.iter().cloned();
     let observation = selectors.fold(Observation::new(), Observation::watch);
     let observing = Observing::begin(&target, &observation, request.duration, messages)?;
-    let hits = Hits::of(&target, request.answer.format);
+    let hits = Hits::new(request.answer.format, observing::sources(&target));
     let mut watching = Watching::begin(hits, request.answer, output::print);
     (watching.limit, watching.rate) = (request.limit, request.rate);
     let mut is_read = true;
@@ -38,10 +38,7 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
         })
     })?;
     match observed {
-        Some(observed) if is_read => {
-            let print = |text: &str| output::print(text).map(|()| Next::GoOn);
-            watching.show(observed.events, print)?;
-        }
+        Some(observed) if is_read => watching.show_all(observed.events)?,
         // It was told to end while nobody read what it had to show.
         _ => {}
     }
@@ -113,6 +110,13 @@ impl Watching {
             true => Next::Enough,
             false => Next::GoOn,
         })
+    }
+
+    /// Shows hits where there is always room.
+    pub(super) fn show_all(&mut self, events: Events) -> Result<(), Failure> {
+        let print = self.print;
+        self.show(events, |text| print(text).map(|()| Next::GoOn))
+            .map(drop)
     }
 
     fn line(&mut self, event: &Event, text: &mut String) -> Result<(), Failure> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use probes_lib::{Event, LiveAddr, Object, SourceLocation, SourceMap, Target, Value};
+use probes_lib::{Event, LiveAddr, SourceLocation, SourceMap, Value};
 use serde::{Serialize, Serializer};
 
 use super::plain::{function_or_not, source_or_not};
@@ -67,11 +67,11 @@ struct Missing {
 }
 
 impl Hits {
-    pub(crate) fn of(target: &Target, format: Format) -> Hits {
-        let source = |object: &Object| object.source_map().ok();
+    /// With the source lines of each object.
+    pub(crate) fn new(format: Format, sources: Vec<Option<SourceMap>>) -> Hits {
         Hits {
             format,
-            sources: target.objects().iter().map(source).collect(),
+            sources,
             locations: HashMap::new(),
         }
     }

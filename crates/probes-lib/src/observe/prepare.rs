@@ -128,7 +128,7 @@ impl Prepared {
             false => None,
         };
         let pages = (&self.pages, self.believed_until);
-        work.share(&stopped, sharing, tid_offset, pages)?;
+        work.share(sharing, tid_offset, pages)?;
         let codes = &mut self.codes;
         work.retarget(&stopped, arenas, &self.sites, codes, &self.program)?;
         Ok((stopped, tid_offset.is_some()))

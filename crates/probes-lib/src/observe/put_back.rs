@@ -10,7 +10,7 @@ use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::observe::arena::Arena;
-use crate::observe::work::{Way, Work, unmap};
+use crate::observe::work::{Way, Work, refuse_replaced, unmap};
 use crate::observe::{detour, place, rewrite};
 use crate::process::Process;
 use crate::session::Options;
@@ -83,7 +83,7 @@ pub(crate) fn put_back<T: Send>(
         };
         let since = Instant::now();
         let mut stopped = tracer.stop(process, options.deadline)?;
-        work.refuse_replaced(arenas)?;
+        refuse_replaced(process.pid(), memory, arenas)?;
         let changes = work.changes_back(&stopped, arenas)?;
         rewrite::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
         let begun = Instant::now();

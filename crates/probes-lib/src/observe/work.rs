@@ -167,7 +167,6 @@ impl<'w> Work<'w> {
     /// Tells the stubs what they need to know.
     pub(crate) fn share(
         &self,
-        stopped: &Stopped<'_>,
         sharing: &Arena,
         tid_offset: Option<u32>,
         (pages, until): (&Pages, u64),
@@ -177,8 +176,6 @@ impl<'w> Work<'w> {
         let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
         let until = (!sharing.shared.is_empty()).then(|| believed_until(until));
         let writes: Vec<_> = tid_offset.into_iter().chain(pages).chain(until).collect();
-        // All threads stand still.
-        let _ = stopped;
         put_shared(self.process.pid(), self.memory, sharing, &writes)
     }
 
@@ -263,11 +260,6 @@ impl<'w> Work<'w> {
             .into()),
             false => Ok(()),
         }
-    }
-
-    /// Makes sure that arenas are where they were put.
-    pub(crate) fn refuse_replaced(&self, arenas: &[Arena]) -> Result<()> {
-        refuse_replaced(self.process.pid(), self.memory, arenas)
     }
 
     /// The first bytes of the tails of all stubs.
