@@ -6,12 +6,9 @@ use std::time::Duration;
 use probes_lib::{Counts, Observation, SourceMap, Target};
 
 use super::Failure;
-use super::observing::{self, Next, Observing, Pen};
+use super::observing::{self, LOOKING, Next, Observing, Pen, RENEWAL};
 use crate::output::{self, Counted, Format};
 use crate::request::Count;
-
-/// How often the table on a terminal is renewed, unless it is said.
-const RENEWAL: Duration = Duration::from_secs(1);
 
 pub(super) fn run(request: &Count) -> Result<(), Failure> {
     let messages = request.answer.messages;
@@ -72,7 +69,7 @@ impl<'c> Counting<'c> {
 
     /// How often it is looked at.
     fn pause(&self) -> Duration {
-        self.shown().unwrap_or(observing::LOOKING)
+        self.shown().unwrap_or(LOOKING)
     }
 
     fn look(&mut self, counts: Counts, pen: &Pen<'_>, at: Duration) -> Result<Next, Failure> {

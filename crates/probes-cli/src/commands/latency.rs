@@ -8,12 +8,9 @@ use std::time::{Duration, Instant};
 use probes_lib::{Latency, Observation, Target};
 
 use super::Failure;
-use super::observing::{self, LOOKING, Next, Observing, Pen};
+use super::observing::{self, LOOKING, Next, Observing, Pen, RENEWAL};
 use crate::output::{self, Format, Latencies};
 use crate::request;
-
-/// How often the table on a terminal is renewed, unless it is said.
-const RENEWAL: Duration = Duration::from_secs(1);
 
 pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
     let messages = request.answer.messages;

@@ -14,6 +14,9 @@ use crate::output;
 /// How often a process is looked at that ends some day: what was learnt until then is all there is.
 pub(super) const LOOKING: Duration = Duration::from_millis(200);
 
+/// How often a table on a terminal is renewed, unless it is said.
+pub(super) const RENEWAL: Duration = Duration::from_secs(1);
+
 /// A process that is observed.
 pub(super) struct Observing<'t> {
     target: &'t Target,
