@@ -35,12 +35,19 @@ impl Terminal {
             _server: server,
             pid: 0,
         };
+        // A shell that ends stays on the screen, with what it has said.
+        terminal.tmux(&["set-option", "-g", "remain-on-exit", "on"]);
         let (width, height) = (width.to_string(), height.to_string());
-        let shell = "PS1='$ ' PROMPT_COMMAND= exec bash --norc --noprofile";
-        let session = ["new-session", "-d", "-x", &width, "-y", &height, shell];
-        terminal.tmux(&session);
-        let pid = terminal.format("#{pane_pid}");
-        terminal.pid = pid.parse().expect("the pid of a shell");
+        let pid = terminal.tmux(
+            &[
+                &["new-session", "-d", "-P", "-F", "#{pane_pid}"][..],
+                &["-x", &width, "-y", &height, "-e", "PS1=$ "],
+                // Several words: tmux executes them itself, without the user's shell.
+                &["bash", "--norc", "--noprofile", "-i"],
+            ]
+            .concat(),
+        );
+        terminal.pid = pid.trim_end().parse().expect("the pid of a shell");
         terminal.wait_for("$");
         terminal
     }
@@ -120,10 +127,12 @@ impl Terminal {
     }
 }
 
+/// With what every terminal has in its environment, and nothing that the user or a CI has set.
 fn tmux(socket: &Path) -> Command {
     let mut command = Command::new("tmux");
     command.args(["-u", "-f", "/dev/null", "-S"]).arg(socket);
-    command.env_remove("TMUX").env_remove("NO_COLOR");
+    command.env_clear();
+    command.envs(["PATH", "HOME"].map(|name| (name, std::env::var_os(name).unwrap_or_default())));
     command
 }
 
