@@ -29,9 +29,16 @@ const USUAL_PROC_FILE: usize = 8 << 10;
 /// Bytes to read at a time where the first lines may be enough.
 const FEW_LINES: usize = 1 << 10;
 
-/// `PF_EXITING` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
+/// `PF_EXITING`, `PF_FORKNOEXEC` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
 const PF_EXITING: u64 = 0x4;
+const PF_FORKNOEXEC: u64 = 0x40;
 const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// `USER_HZ` of amd64: the unit of times in `stat`, in a second.
+const TICKS: f64 = 100.0;
+
+/// How long after its birth a process may be about to execute a program.
+const YOUTH: f64 = 1.0;
 
 /// How often the threads of a process without a leader are looked for anew.
 const ATTEMPTS: usize = 100;
@@ -264,6 +271,17 @@ impl Process {
         Ok(())
     }
 
+    /// Whether it was forked a moment ago and has executed nothing so far: it may be about to, as those
+    /// are that a shell starts.
+    pub(crate) fn is_newborn(&self) -> bool {
+        let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
+        let now = uptime.split_ascii_whitespace().next();
+        match (self.read("stat"), now.and_then(|now| now.parse().ok())) {
+            (Ok(stat), Some(now)) => is_newborn(&stat, now),
+            _ => false,
+        }
+    }
+
     /// Refuses to stop ourselves or a process that we descend from.
     ///
     /// # Errors
@@ -457,6 +475,15 @@ pub(crate) fn name_of(pid: i32) -> String {
 /// proc(5): "To parse this file, look for the last ')' character before parsing the remaining
 /// fields", the first of which, the state, is field 3.
 const FLAGS: usize = 9;
+const STARTTIME: usize = 22;
+
+/// `now` in seconds, as its start.
+fn is_newborn(stat: &[u8], now: f64) -> bool {
+    let (flags, start) = (stat_field(stat, FLAGS), stat_field(stat, STARTTIME));
+    let has_executed = flags.is_none_or(|flags| flags & PF_FORKNOEXEC == 0);
+    let age = start.map(|start| now - start as f64 / TICKS);
+    !has_executed && age.is_some_and(|age| age < YOUTH)
+}
 
 fn stat_field(stat: &[u8], field: usize) -> Option<u64> {
     let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
@@ -513,6 +540,20 @@ mod tests {
         assert_eq!(stat_field(stat, FLAGS), Some(PF_KTHREAD));
         assert_eq!(stat_field(b"42 (a", FLAGS), None);
         assert_eq!(stat_field(b"42 (a) R", FLAGS), None);
+    }
+
+    #[test]
+    fn newborn_is_who_was_forked_a_moment_ago_and_has_executed_nothing() {
+        let stat = |flags: u64| {
+            format!("42 (a) R 1 42 42 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3000 0").into_bytes()
+        };
+        assert!(is_newborn(&stat(PF_FORKNOEXEC), 30.0));
+        assert!(is_newborn(&stat(PF_FORKNOEXEC | 0x0040_0000), 30.99));
+        assert!(!is_newborn(&stat(PF_FORKNOEXEC), 31.01));
+        assert!(!is_newborn(&stat(0x0040_0000), 30.0));
+        assert!(!is_newborn(b"42 (a) R", 30.0));
+        // We have been executed.
+        assert!(!Process::own().unwrap().is_newborn());
     }
 
     #[test]

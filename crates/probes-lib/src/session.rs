@@ -32,6 +32,12 @@ use crate::update::{Job, Subject, Way, Wish};
 /// How often reading or updating starts again because somebody else changes the process meanwhile.
 const ATTEMPTS: usize = 5;
 
+/// How long a process may execute one program after the other before it is not opened.
+const EXECUTING: Duration = Duration::from_secs(1);
+
+/// How long until it is seen whether a process has executed its program.
+const MOMENT: Duration = Duration::from_millis(1);
+
 /// Whether the process could not be had because another update has it.
 fn is_passing(error: &Error) -> bool {
     matches!(
@@ -91,6 +97,9 @@ impl Target {
     /// The executable is read through `/proc/PID/exe`, so it may have been replaced or deleted
     /// since. Other files are read only if they are the ones that are mapped.
     ///
+    /// A process that was forked within the last second and has executed nothing so far is waited for
+    /// until it is older, as a shell says its number before it executes the program.
+    ///
     /// # Errors
     ///
     /// If there is no such process, it is a zombie or a kernel thread, the caller may not debug it,
@@ -98,7 +107,22 @@ impl Target {
     ///
     /// [`ProbeTable::read`]: crate::ProbeTable::read
     pub fn open(pid: i32) -> Result<Target> {
-        Target::open_among(pid, Arc::default())
+        let process = Process::open(pid)?;
+        process.refuse_unworkable()?;
+        let begun = Instant::now();
+        let mut is_grown = false;
+        loop {
+            match Image::of(&process, Arc::default()) {
+                Ok(image) => return Ok(Target::with(process, image, None)),
+                Err(error) => match error.kind() {
+                    // What it has executed before this was asked is what is read next.
+                    ErrorKind::NoProbes { .. } if !is_grown => is_grown = !process.is_newborn(),
+                    ErrorKind::Executed { .. } if begun.elapsed() < EXECUTING => {}
+                    _ => return Err(error),
+                },
+            }
+            std::thread::sleep(MOMENT);
+        }
     }
 
     /// Opens the process that this is: a program that switches its own probes, from any thread.

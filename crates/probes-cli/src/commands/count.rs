@@ -18,13 +18,11 @@ pub(super) fn run(request: &Count) -> Result<(), Failure> {
     let observing = Observing::begin(&target, &observation, request.duration, messages)?;
     let mut counting = Counting::begin(request, &target);
     let begun = std::time::Instant::now();
-    let observed = observing.until_it_is_over(counting.pause(), |observer, pen, at| {
-        // It has ended, which is told of next, or executed another program.
-        match observer.counts() {
-            Ok(counts) => counting.look(counts, pen, at),
-            Err(_) => Ok(Next::Gone),
-        }
-    })?;
+    let observed = observing.until_it_is_over(
+        counting.pause(),
+        |observer| observer.counts(),
+        |counts, pen, at| counting.look(counts, pen, at),
+    )?;
     match (observed, counting.last.take()) {
         (Some(observed), _) => counting.show_total(&observed.counts, begun.elapsed()),
         (None, Some((last, at))) => counting.show_total(&last, at),

@@ -31,13 +31,11 @@ pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
         lines: 0,
     };
     let pause = timing.shown().unwrap_or(LOOKING);
-    let observed = observing.until_it_is_over(pause, |observer, pen, at| {
-        // It has ended, which is told of next, or executed another program.
-        match observer.latencies() {
-            Ok(latencies) => timing.look(latencies, pen, at),
-            Err(_) => Ok(Next::Gone),
-        }
-    })?;
+    let observed = observing.until_it_is_over(
+        pause,
+        |observer| observer.latencies(),
+        |latencies, pen, at| timing.look(latencies, pen, at),
+    )?;
     let total = match observed {
         Some(observed) => Some((observed.latencies, begun.elapsed())),
         None => timing.last.take(),

@@ -4,9 +4,9 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use probes_lib::{ErrorKind, Object, Observation, Observed, Observer, Options, SourceMap, Target};
+use probes_lib::{Object, Observation, Observed, Observer, Options, SourceMap, Target};
 
-use super::put_back::{Endings, Over};
+use super::put_back::{Endings, Over, nothing_is_left};
 use super::{Failure, Subject, say_what};
 use crate::messages::Messages;
 use crate::output;
@@ -32,8 +32,15 @@ pub(super) enum Next {
     GoOn,
     /// There is enough.
     Enough,
-    /// The process has ended, or executed another program.
-    Gone,
+}
+
+/// Why there is nothing more to learn.
+enum End {
+    /// The time is over, somebody has told it to end, or there is enough.
+    Asked,
+    Exited,
+    /// What was counted cannot be read, as in a process that has executed another program.
+    Unread(probes_lib::Error),
 }
 
 /// Writes what is shown of an observation before it is over, unless nobody reads it when it is over.
@@ -101,38 +108,40 @@ impl<'t> Observing<'t> {
         })
     }
 
-    /// Has `look` look every `pause` until it is over; puts everything back then. `None` if that cannot
-    /// be, as the process has ended: then there is what was seen last.
-    pub(super) fn until_it_is_over(
+    /// Reads every `pause` and has `show` show it, until it is over; puts everything back then. `None` if
+    /// that cannot be, as the process has ended: then there is what was seen last.
+    pub(super) fn until_it_is_over<T>(
         mut self,
         pause: Duration,
-        look: impl FnMut(&mut Observer<'t>, &Pen<'_>, Duration) -> Result<Next, Failure>,
+        read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
+        show: impl FnMut(T, &Pen<'_>, Duration) -> Result<Next, Failure>,
     ) -> Result<Option<Observed>, Failure> {
-        let over = self.watch(pause, look);
+        let over = self.watch(pause, read, show);
         // Whatever has gone wrong so far, it is put back.
         let removed = self.observer.remove();
         self.endings.let_through();
-        match (over, removed) {
-            (Ok(_), Ok(observed)) => Ok(Some(observed)),
-            (Ok(Over::Exited), Err(error)) if !is_anothers(&error) => {
-                let what = match error.kind() {
-                    ErrorKind::Executed { .. } => "has executed another program",
-                    _ => "has ended",
-                };
+        let failed = |error| Failure::Target(Subject::Process(self.target.pid()), error);
+        let gone = removed.as_ref().err();
+        let gone = gone.and_then(|error| nothing_is_left(error.kind()));
+        match (over, removed, gone) {
+            (Ok(End::Asked | End::Exited), Ok(observed), _) => Ok(Some(observed)),
+            (Ok(End::Unread(error)), Ok(_), _) => Err(failed(error)),
+            (Ok(End::Exited | End::Unread(_)), Err(_), Some(what)) => {
                 let last = "this is what was read last";
                 self.messages.note(&format!("the process {what}: {last}"));
                 Ok(None)
             }
-            (Err(failure), Ok(_)) => Err(failure),
-            (_, Err(error)) => Err(Failure::Target(Subject::Process(self.target.pid()), error)),
+            (Err(failure), Ok(_), _) => Err(failure),
+            (_, Err(error), _) => Err(failed(error)),
         }
     }
 
-    fn watch(
+    fn watch<T>(
         &mut self,
         pause: Duration,
-        mut look: impl FnMut(&mut Observer<'t>, &Pen<'_>, Duration) -> Result<Next, Failure>,
-    ) -> Result<Over, Failure> {
+        mut read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
+        mut show: impl FnMut(T, &Pen<'_>, Duration) -> Result<Next, Failure>,
+    ) -> Result<End, Failure> {
         let pen = Pen {
             endings: &self.endings,
             end: self
@@ -145,25 +154,23 @@ impl<'t> Observing<'t> {
             let left = end.min(next).saturating_sub(self.begun.elapsed());
             match self.endings.wait(iter::once(self.target), left)? {
                 Over::Time => {}
-                over => return Ok(over),
+                Over::Told => return Ok(End::Asked),
+                Over::Exited => return Ok(End::Exited),
             }
             if self.begun.elapsed() >= end {
-                return Ok(Over::Time);
+                return Ok(End::Asked);
             }
             let at = self.begun.elapsed();
-            match look(&mut self.observer, &pen, at)? {
-                Next::GoOn => {}
-                Next::Enough => return Ok(Over::Time),
-                Next::Gone => return Ok(Over::Exited),
+            let seen = match read(&mut self.observer) {
+                Ok(seen) => seen,
+                Err(error) => return Ok(End::Unread(error)),
+            };
+            if let Next::Enough = show(seen, &pen, at)? {
+                return Ok(End::Asked);
             }
             next = after(at, pause);
         }
     }
-}
-
-/// Whether somebody else observes the process now.
-fn is_anothers(error: &probes_lib::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ObservedByAnother { .. })
 }
 
 /// The next of the times that are `pause` apart.

@@ -72,10 +72,7 @@ impl Endings {
         let output = io::stdout();
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let timeout = left.map_or(PollTimeout::NONE, |left| {
-                let left = left.saturating_add(Duration::from_millis(1));
-                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-            });
+            let timeout = left.map_or(PollTimeout::NONE, poll_timeout);
             let mut ends = [
                 PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
                 PollFd::new(output.as_fd(), PollFlags::POLLOUT),
@@ -120,12 +117,7 @@ impl Endings {
                 .chain(running.iter().map(AsFd::as_fd))
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
-            // Rounded up, so that it is not asked again and again in the last millisecond.
-            let timeout = match left.is_zero() {
-                true => Duration::ZERO,
-                false => left.saturating_add(Duration::from_millis(1)),
-            };
-            let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+            let timeout = poll_timeout(left);
             match poll(&mut ends, timeout) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(errno) => return Err(failed(errno.into())),
@@ -161,6 +153,12 @@ impl AsFd for Endings {
     }
 }
 
+/// Rounded up, so that it is not asked again and again in the last millisecond.
+pub(super) fn poll_timeout(left: Duration) -> PollTimeout {
+    let timeout = left.saturating_add(Duration::from_micros(999));
+    PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)
+}
+
 /// Takes back what `report` says was done. Others who are in the way are waited for, unless told to
 /// end once more. `None` if nothing is left of it, because the process has ended or executed another
 /// program.
@@ -179,23 +177,19 @@ pub(super) fn put_back(
         };
         let pid = report.pid;
         match error.kind() {
-            kind if has_ended(kind) => {
-                messages.note(&format!(
-                    "process {pid} has exited: there is nothing to put back"
-                ));
-                return Ok(None);
-            }
-            ErrorKind::Executed { .. } => {
-                messages.note(&format!(
-                    "process {pid} has executed another program: there is nothing to put back"
-                ));
-                return Ok(None);
-            }
             kind if is_passing(kind) && begun.elapsed() < PATIENCE && !endings.is_told() => {
                 messages.step(format_args!("put back later: {error}"));
                 std::thread::sleep(PAUSE);
             }
-            _ => return Err(Failure::NotPutBack(error, by_hand(report, |_| true))),
+            kind => match nothing_is_left(kind) {
+                Some(why) => {
+                    messages.note(&format!(
+                        "process {pid} {why}: there is nothing to put back"
+                    ));
+                    return Ok(None);
+                }
+                None => return Err(Failure::NotPutBack(error, by_hand(report, |_| true))),
+            },
         }
     }
 }
@@ -209,7 +203,15 @@ pub(super) fn refuse_leftovers(report: &Report, back: &Report) -> Result<(), Fai
     Err(Failure::LeftOver(names, by_hand(report, is_left)))
 }
 
-pub(super) fn has_ended(kind: &ErrorKind) -> bool {
+/// What has become of a process in which there is nothing to put back.
+pub(super) fn nothing_is_left(kind: &ErrorKind) -> Option<&'static str> {
+    match kind {
+        ErrorKind::Executed { .. } => Some("has executed another program"),
+        kind => has_ended(kind).then_some("has exited"),
+    }
+}
+
+fn has_ended(kind: &ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::Exited { .. } | ErrorKind::NoSuchProcess { .. } | ErrorKind::Zombie { .. }

@@ -12,14 +12,14 @@ use std::io::{self, IsTerminal, stdin, stdout};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use probes_lib::{ErrorKind, Latency, Observation, Target};
+use probes_lib::{Latency, Observation, Target};
 
 use self::events::{Event, Events, Over, stop};
 use self::model::{Model, Times, Wish};
 use self::screen::{Head, Scroll};
 use self::session::Session;
 use self::terminal::Screen;
-use super::put_back::{Endings, has_ended};
+use super::put_back::{Endings, nothing_is_left};
 use super::{Failure, Subject, few, observing};
 use crate::messages::{Level, Messages};
 use crate::request::Top;
@@ -80,7 +80,8 @@ fn end(
     pid: i32,
 ) -> Result<(), Failure> {
     let removed = session.remove();
-    if let Some(what) = removed.as_ref().err().and_then(nothing_is_left) {
+    let error = removed.as_ref().err();
+    if let Some(what) = error.and_then(|error| nothing_is_left(error.kind())) {
         session.forget();
         messages.note(&format!("process {pid} {what}"));
         return over.map(drop);
@@ -101,14 +102,6 @@ fn end(
         Over::Quit | Over::Exited => {}
     }
     Ok(())
-}
-
-/// What has become of a process in which there is nothing to put back.
-fn nothing_is_left(error: &probes_lib::Error) -> Option<&'static str> {
-    match error.kind() {
-        ErrorKind::Executed { .. } => Some("has executed another program"),
-        kind => has_ended(kind).then_some("has ended"),
-    }
 }
 
 /// A screen that shows what is counted.

@@ -26,17 +26,17 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
     let mut watching = Watching::begin(hits, request.answer, output::print);
     (watching.limit, watching.rate) = (request.limit, request.rate);
     let mut is_read = true;
-    let observed = observing.until_it_is_over(READING, |observer, pen, _| {
-        // It has ended, which is told of next, or executed another program.
-        let Ok(events) = observer.events() else {
-            return Ok(Next::Gone);
-        };
-        watching.show(events, |text| {
-            let next = pen.write(text)?;
-            is_read = matches!(next, Next::GoOn);
-            Ok(next)
-        })
-    })?;
+    let observed = observing.until_it_is_over(
+        READING,
+        |observer| observer.events(),
+        |events, pen, _| {
+            watching.show(events, |text| {
+                let next = pen.write(text)?;
+                is_read = matches!(next, Next::GoOn);
+                Ok(next)
+            })
+        },
+    )?;
     match observed {
         Some(observed) if is_read => watching.show_all(observed.events)?,
         // It was told to end while nobody read what it had to show.

@@ -105,7 +105,8 @@ fn a_tool_killed_at_any_moment_while_it_counts_leaves_threads_that_go_on() {
             let subject = Subject::start(file, ["3"]);
             let line = format!("count -for 1ms -pid {}", subject.pid());
             let begun = Instant::now();
-            assert!(Guard::spawn(&mut tool::command(&line)).wait().success());
+            let output = test_support::output(&mut tool::command(&line));
+            assert!(output.status.success(), "{output:?}");
             let longest = begun.elapsed().as_nanos() as u64;
             for _ in 0..each {
                 let mut tool = Guard::spawn(&mut tool::command(&line));

@@ -360,7 +360,7 @@ fn it_ends_with_the_process_and_says_so() {
         top.terminal.wait_for("0 -> 1");
         target.send("quit");
         target.guard().wait();
-        assert_eq!(top.ended(), format!("process {pid} has ended"));
+        assert_eq!(top.ended(), format!("process {pid} has exited"));
     }
 }
 

@@ -381,6 +381,20 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
 }
 
 #[test]
+fn a_process_that_a_shell_has_forked_is_opened_once_it_executes_its_program() {
+    for file in fixture_forms("gen_ocaml") {
+        // Its number is known before the program is executed, which ends with its input.
+        let late = "exec 3<&0; (sleep 0.2; exec \"$0\" <&3) & echo $!; wait";
+        let mut shell = Command::new("sh");
+        let mut shell = Talker::spawn(shell.args(["-c", late]).arg(&file));
+        let pid = shell.line().unwrap().parse().unwrap();
+        let target = Target::open(pid).unwrap();
+        assert_eq!(target.program(), file);
+        shell.expect("ready");
+    }
+}
+
+#[test]
 fn programs_without_our_probes_are_refused_by_name() {
     for name in ["no_probes", "foreign_only"] {
         for file in fixture_forms(name) {

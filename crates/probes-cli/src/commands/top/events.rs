@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal, kill, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Pid, read};
 
 use super::keys::{Key, Keys};
 use crate::commands::Failure;
-use crate::commands::put_back::Endings;
+use crate::commands::put_back::{Endings, poll_timeout};
 
 /// How long Esc may be the beginning of what another key sends.
 const SEQUENCE: Duration = Duration::from_millis(50);
@@ -121,9 +121,7 @@ impl<'e> Events<'e> {
             input.as_fd(),
         ];
         let mut ends = ends.map(|end| PollFd::new(end, PollFlags::POLLIN));
-        // Rounded up, so that it is not asked again and again in the last millisecond.
-        let timeout = left.saturating_add(Duration::from_micros(999));
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        let timeout = poll_timeout(left);
         match poll(&mut ends, timeout) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok(None),
