@@ -21,7 +21,7 @@ demo: setup
 
 test: setup
 	dune build
-	cargo build --release
+	cargo build --release --bin ocaml-probes
 	! grep -q OCAML_PROBES_FAULT target/release/ocaml-probes
 	cargo test --workspace
 	cargo test $(CHAOS)
@@ -40,7 +40,7 @@ chaos: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p probes-cli --test rooms -- -D warnings
+	cargo clippy --workspace --test rooms -- -D warnings
 	cargo clippy $(FAULTS) -p probes-lib -p probes-cli --lib --bins --test chaos -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
