@@ -288,10 +288,10 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
-    /// The process has a seccomp filter that its parent has not, which may kill it for what observing
-    /// takes.
+    /// Each thread of the process has a seccomp filter that its parent has not, which may kill it for what
+    /// observing takes.
     #[error(
-        "process {pid} has set itself a seccomp filter, which may kill it for what observing it takes"
+        "process {pid} has a seccomp filter that its parent has not, which may kill it for what observing it takes"
     )]
     Filtered {
         /// The process.

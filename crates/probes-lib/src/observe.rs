@@ -117,7 +117,7 @@ impl Target {
     /// # Errors
     ///
     /// If a probe is not there, or none that is wanted has a site; if a site does not hold what its file
-    /// says, the process cannot be stopped, or memory cannot be mapped into it: the process has set
+    /// says, the process cannot be stopped, or memory cannot be mapped into it: each thread has set
     /// itself a seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses; if times are wanted, and
     /// the processors' clocks do not go evenly ([`ErrorKind::UnevenTicks`]).
     /// [`Error::effect`](crate::Error::effect) says what it is left with.
@@ -132,11 +132,8 @@ impl Target {
         observation.roles(&self.look_at_objects()?.program)?;
         let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
         self.put_back_observed(options)?;
-        let is_filtered = process.has_filtered_itself();
-        if is_filtered.map_err(|source| process.lost(source))? {
-            let pid = process.pid();
-            return Err(ErrorKind::Filtered { pid }.into());
-        }
+        let threads = process.threads().and_then(|mut list| list.read());
+        process.refuse_filtered(threads.map_err(|source| process.lost(source))?)?;
         let begun = Instant::now();
         loop {
             let error = match self.install(observation, options) {

@@ -204,11 +204,11 @@ impl Process {
         Ok(ThreadList(Dir::from_fd(OwnedFd::from(file))?))
     }
 
-    /// Whether the process has forbidden itself system calls, for any of which the kernel may kill it.
-    /// What it has from its parent, a container's filter or a service's, lets programs be loaded and map
-    /// memory.
-    pub(crate) fn has_filtered_itself(&self) -> io::Result<bool> {
-        let status = self.status()?;
+    /// Whether a thread has forbidden itself system calls, for any of which the kernel may kill the
+    /// process. What it has from its parent, a container's filter or a service's, lets programs be loaded
+    /// and map memory: it is taken for that if both have as many filters.
+    fn is_filtered(&self, tid: i32) -> io::Result<bool> {
+        let status = self.thread_status(tid)?;
         if status.seccomp == 0 {
             return Ok(false);
         }
@@ -218,6 +218,42 @@ impl Process {
             Ok(Err(_)) | Err(_) => false,
         };
         Ok(status.seccomp == 1 || status.filters == 0 || !is_parents)
+    }
+
+    /// Whether any thread has forbidden itself system calls. seccomp(2): a filter is a thread's, and of
+    /// those that it starts afterwards.
+    pub(crate) fn has_filtered_itself(&self) -> io::Result<bool> {
+        for tid in self.threads()?.read()? {
+            match self.is_filtered(tid) {
+                Ok(false) => {}
+                Err(error) if is_gone(&error) => {}
+                is_filtered => return is_filtered,
+            }
+        }
+        Ok(false)
+    }
+
+    /// Makes sure that one of these threads can be made to make system calls.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Filtered`] if each has forbidden itself some.
+    pub(crate) fn refuse_filtered(&self, tids: impl IntoIterator<Item = i32>) -> Result<()> {
+        let mut is_any = false;
+        for tid in tids {
+            match self.is_filtered(tid) {
+                Ok(true) => is_any = true,
+                Ok(false) => return Ok(()),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(self.lost(error)),
+            }
+        }
+        let pid = self.pid;
+        Err(match is_any {
+            true => ErrorKind::Filtered { pid },
+            false => ErrorKind::Exited { pid },
+        }
+        .into())
     }
 
     /// Whether the thread has begun to exit: the kernel refuses to trace it, and it will be gone.

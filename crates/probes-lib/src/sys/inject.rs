@@ -24,7 +24,11 @@ const USER_64: u64 = 0x33;
 impl Stopped<'_> {
     /// A thread that can be sent on a detour, and its registers: one that is in no system call if
     /// there is one.
-    pub(crate) fn traveller(&self) -> Option<(i32, Registers)> {
+    ///
+    /// # Errors
+    ///
+    /// As of [`Stopped::refuse_filtered`].
+    pub(crate) fn traveller(&self) -> Result<Option<(i32, Registers)>> {
         let mut found = None;
         for tid in self.tids() {
             // One that is about to get a signal has to get it first.
@@ -35,14 +39,29 @@ impl Stopped<'_> {
                 continue;
             };
             let is_free = registers.orig_rax as i64 == -1;
-            if found.is_none() || is_free {
-                found = Some((tid, registers));
+            let is_wanted = found.is_none() || is_free;
+            if !is_wanted || self.process().refuse_filtered([tid]).is_err() {
+                continue;
             }
+            found = Some((tid, registers));
             if is_free {
                 break;
             }
         }
-        found
+        if found.is_none() {
+            self.refuse_filtered()?;
+        }
+        Ok(found)
+    }
+
+    /// Makes sure that a thread can be made to map and unmap memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Filtered`] if each has forbidden itself system calls: the kernel may kill the process
+    /// for those.
+    pub(crate) fn refuse_filtered(&self) -> Result<()> {
+        self.process().refuse_filtered(self.tids())
     }
 
     /// A thread, and its registers: the only one of a process that has not begun.

@@ -298,6 +298,10 @@ impl<'p> Stopped<'p> {
         self
     }
 
+    pub(super) fn process(&self) -> &'p Process {
+        self.process
+    }
+
     /// Those that stand.
     pub(super) fn tids(&self) -> impl Iterator<Item = i32> {
         let standing =

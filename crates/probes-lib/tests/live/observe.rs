@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Action, Counts, ErrorKind, Observation, Options, Selector, State, Target};
@@ -339,6 +340,64 @@ fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
             "{error}"
         );
         talker.hits();
+    }
+}
+
+/// seccomp(2): a filter is a thread's. The one that has it is in no system call, which is what is looked
+/// for first in who is to map memory.
+#[test]
+fn who_maps_memory_is_a_thread_that_would_not_be_killed_for_it() {
+    for file in fixture_forms("seccomp") {
+        let mut talker = Talker::start_with(&file, ["worker"]);
+        let target = Target::open(talker.pid()).unwrap();
+        for _ in 0..5 {
+            let observer = target
+                .observe(&Observation::new().count(Selector::All), options())
+                .unwrap();
+            talker.hits();
+            assert_eq!(observer.remove().unwrap().counts.total(), 4);
+        }
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        // Now both of them would.
+        talker.ask("forbid", "forbidden");
+        let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
+            panic!("it is observed");
+        };
+        assert!(
+            matches!(error.kind(), ErrorKind::Filtered { .. }),
+            "{error}"
+        );
+        talker.hits();
+    }
+}
+
+/// As in a container, or of a service: the program that is the first to have the filter is refused, as
+/// its parent has not got it, and those that it starts are not.
+#[test]
+fn a_filter_that_a_process_has_from_its_parent_is_no_hindrance() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let confined = fixture("without_ptrace.exe");
+        let mut talker = Talker::spawn(Command::new(&confined).arg(&file));
+        talker.expect("ready");
+        let target = Target::open(talker.pid()).unwrap();
+        let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
+            panic!("it is observed");
+        };
+        assert!(
+            matches!(error.kind(), ErrorKind::Filtered { .. }),
+            "{error}"
+        );
+        talker.hits();
+
+        let shell = ["sh", "-c", "\"$0\"; exit"];
+        let mut talker = Talker::spawn(Command::new(&confined).args(shell).arg(&file));
+        talker.expect("ready");
+        let target = Target::open(children(talker.pid())[0]).unwrap();
+        let observer = target
+            .observe(&Observation::new().count(Selector::All), options())
+            .unwrap();
+        talker.hits();
+        assert_eq!(observer.remove().unwrap().counts.total(), 2);
     }
 }
 
