@@ -14,12 +14,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use iced_x86::IcedError;
-
 use crate::addr::LiveAddr;
-use crate::observe::role::{End, Role};
+use crate::observe::role::Role;
 use crate::observe::shared::Shared;
-use crate::observe::stub::{self, LINE, Places, TAIL_LEN};
+use crate::observe::stub::{self, LINE, Misfit, Places, TAIL_LEN};
 use crate::spans::PAGE;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
@@ -131,12 +129,12 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// If it is too far from its counters.
+    /// If it is too far from its counters, or its stubs are longer than was said of them.
     pub(crate) fn code_bytes<'r>(
         &self,
         roles: impl Iterator<Item = &'r Role>,
         sharing: &Arena,
-    ) -> Result<Vec<u8>, IcedError> {
+    ) -> Result<Vec<u8>, Misfit> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
@@ -290,18 +288,19 @@ pub(crate) fn new_id() -> u64 {
 ///
 /// # Errors
 ///
-/// As of [`stub::whole`].
+/// As of [`stub::len`].
 pub(crate) fn stub_len<'r>(
     roles: impl Iterator<Item = &'r Role>,
     layout: Shared,
-) -> Result<u64, IcedError> {
-    // Most have the same.
-    let mut lens: HashMap<(bool, Vec<bool>, Vec<_>), u64> = HashMap::new();
+) -> Result<u64, Misfit> {
+    // Most have the same, but for which site it is.
+    let mut lens: HashMap<Role, u64> = HashMap::new();
     let mut longest = LINE;
     for role in roles {
-        let sources = role.shown.iter().flat_map(|shown| shown.arguments.clone());
-        let stops = role.ends.iter().map(|end| matches!(end, End::Stop(_)));
-        let shape = (role.is_counted, stops.collect(), sources.collect());
+        let mut shape = role.clone();
+        if let Some(shown) = &mut shape.shown {
+            shown.site = 0;
+        }
         let len = match lens.get(&shape) {
             Some(len) => *len,
             None => {
@@ -325,7 +324,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::observe::role::Shown;
+    use crate::observe::role::{End, Shown};
     use crate::observe::shared::record;
 
     fn arena() -> (Arena, Vec<u8>) {

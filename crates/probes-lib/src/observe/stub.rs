@@ -61,12 +61,22 @@ pub(crate) fn tail_byte(enabled: bool) -> u8 {
     if enabled { JMP } else { RET }
 }
 
+/// A stub that cannot be: what it needs is too far away, or it is longer than its place.
+#[derive(Debug)]
+pub(crate) struct Misfit;
+
+impl From<IcedError> for Misfit {
+    fn from(_: IcedError) -> Misfit {
+        Misfit
+    }
+}
+
 /// How many bytes the stub of a site has.
 ///
 /// # Errors
 ///
 /// As of [`whole`].
-pub(crate) fn len(role: &Role, layout: Shared) -> Result<u64, IcedError> {
+pub(crate) fn len(role: &Role, layout: Shared) -> Result<u64, Misfit> {
     let near = LiveAddr(1 << 20);
     let places = Places {
         counters: near,
@@ -83,18 +93,19 @@ pub(crate) fn len(role: &Role, layout: Shared) -> Result<u64, IcedError> {
 ///
 /// # Errors
 ///
-/// If what it needs is too far away.
+/// If what it needs is too far away, or it does not fit.
 pub(crate) fn whole(
     at: LiveAddr,
     len: u64,
     role: &Role,
     places: &Places,
     wrapper: LiveAddr,
-) -> Result<Vec<u8>, IcedError> {
+) -> Result<Vec<u8>, Misfit> {
     const SHORT_JMP: u8 = 0xeb;
     let mut stub = work(at, role, places)?;
     let tail = len.saturating_sub(TAIL_LEN) as usize;
-    let left = tail.saturating_sub(stub.len());
+    // One that is cut off kills whoever executes it.
+    let left = tail.checked_sub(stub.len()).ok_or(Misfit)?;
     match left {
         0 => {}
         1 => stub.push(NOP),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use probes_lib::{Events, Observation, Observer, Selector, Target};
+use probes_lib::{Events, Latency, Observation, Observer, Selector, Target};
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms};
 
@@ -77,6 +77,51 @@ fn who_stays_in_the_handler_of_a_signal_finds_the_stub_when_it_is_over() {
                 target.clean(options()).unwrap();
                 strange_code(talker.pid()).is_empty().then_some(())
             });
+            before.assert_same(&Image::of(talker.pid()).text(), "the program");
+            talker.hits();
+        }
+    }
+}
+
+/// Their sites have no arguments, one or two, by turns: probes 1 and 5 the same two, 2 and 6 none.
+#[test]
+fn sites_with_different_things_to_learn_have_stubs_that_fit() {
+    let name = |number: u32| format!("probe_{number}");
+    let time = |observation: Observation, (start, stop)| observation.time(name(start), name(stop));
+    let watch = |observation: Observation, number| observation.watch(Selector::name(name(number)));
+    let timed = |pairs: &[(u32, u32)]| pairs.iter().copied().fold(Observation::new(), time);
+    // What three runs make of it: hits that are counted, times of each pair, hits that are shown.
+    let observations: [(Observation, u64, &[u64], u64); 3] = [
+        // One that is only counted comes before one that is shown, though without arguments.
+        (
+            watch(Observation::new().count(Selector::All), 6),
+            30,
+            &[],
+            3,
+        ),
+        // Numbers of pairs take more bytes or fewer.
+        (
+            timed(&[(0, 1), (2, 1), (0, 4), (2, 4)]),
+            0,
+            &[3, 2, 3, 3],
+            0,
+        ),
+        (watch(watch(timed(&[(0, 1), (4, 5)]), 1), 5), 0, &[3, 3], 6),
+    ];
+    for file in fixture_forms("spin_10") {
+        for (observation, counted, timed, shown) in &observations {
+            let mut talker = Talker::start(&file);
+            let before = Image::of(talker.pid()).text();
+            let target = Target::open(talker.pid()).unwrap();
+            let observer = target.observe(observation, options()).unwrap();
+            for _ in 0..3 {
+                talker.hits();
+            }
+            let observed = observer.remove().unwrap();
+            let times: Vec<u64> = observed.latencies.iter().map(Latency::count).collect();
+            assert_eq!(observed.counts.total(), *counted);
+            assert_eq!(times, *timed);
+            assert_eq!(observed.events.events.len() as u64, *shown);
             before.assert_same(&Image::of(talker.pid()).text(), "the program");
             talker.hits();
         }

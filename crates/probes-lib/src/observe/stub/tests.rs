@@ -5,7 +5,8 @@ use std::process::Command;
 use test_support::Scratch;
 
 use super::*;
-use crate::observe::role::{End, Shown, Source};
+use crate::observe::arena::stub_len;
+use crate::observe::role::{End, MOST_ARGUMENTS, Shown, Source};
 use crate::observe::shared::record;
 
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
@@ -114,4 +115,102 @@ fn registers_are_kept_in_their_order_and_arguments_found_where_they_are_kept() {
     }
     assert!(listing.iter().any(|line| line.contains("movq %xmm3,")));
     assert_eq!(listing.iter().filter(|line| *line == "rdtsc").count(), 1);
+}
+
+/// Ends of pairs with these numbers: a start, a stop, both, several.
+fn all_ends(one: u32, other: u32) -> Vec<Vec<End>> {
+    vec![
+        vec![],
+        vec![End::Start(one)],
+        vec![End::Stop(one)],
+        vec![End::Stop(one), End::Start(one)],
+        vec![End::Stop(other), End::Start(one)],
+        vec![End::Start(one), End::Start(other)],
+        vec![End::Stop(one), End::Stop(other)],
+        vec![End::Stop(one), End::Stop(other), End::Start(one)],
+    ]
+}
+
+/// Roles, each with others that differ from it in one thing: whether they count, the numbers of their
+/// pairs, what they show.
+fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
+    let role = |is_counted, ends: &[End], many: Option<usize>, site| Role {
+        is_counted,
+        ends: ends.to_vec(),
+        shown: many.map(|many| Shown {
+            site,
+            arguments: vec![Source::Register(Register::R12); many],
+        }),
+    };
+    let shown = || (0..=MOST_ARGUMENTS).map(Some).chain([None]);
+    let mut all = Vec::new();
+    for (which, ends) in all_ends(0, 1).iter().enumerate() {
+        for (many, is_counted) in shown().flat_map(|many| [(many, false), (many, true)]) {
+            let mut likes = vec![role(!is_counted, ends, many, 0)];
+            for (one, other) in [(1, 0), (2, 63)] {
+                likes.push(role(is_counted, &all_ends(one, other)[which], many, 1));
+            }
+            let next = many.map_or(0, |many| many + 1);
+            for many in [None, Some(0), Some(next.min(MOST_ARGUMENTS))] {
+                likes.push(role(is_counted, ends, many, u32::MAX));
+            }
+            all.push((role(is_counted, ends, many, 0), likes));
+        }
+    }
+    all
+}
+
+#[test]
+fn every_stub_fits_its_place_whatever_the_other_sites_are() {
+    let layout = Shared {
+        pairs: 64,
+        record_len: record::len(MOST_ARGUMENTS),
+    };
+    for (role, likes) in roles_and_likes() {
+        for like in &likes {
+            for both in [[&role, like], [like, &role]] {
+                let len = stub_len(both.into_iter(), layout).unwrap();
+                assert_fits(&role, len, layout);
+                assert_fits(like, len, layout);
+            }
+        }
+    }
+}
+
+fn assert_fits(role: &Role, len: u64, layout: Shared) {
+    // Counters near the first have shorter addresses.
+    for counter in [0, 0x1f8] {
+        let places = Places {
+            counter,
+            ..places(layout)
+        };
+        let work = work(AT, role, &places).unwrap();
+        assert!(work.len() as u64 + TAIL_LEN <= len, "{role:?} in {len}");
+        let whole = whole(AT, len, role, &places, WRAPPER).unwrap();
+        assert!(whole.starts_with(&work), "{role:?}");
+        assert_eq!(whole.len() as u64, len);
+        assert_eq!(whole[(len - TAIL_LEN) as usize], RET);
+    }
+}
+
+#[test]
+fn a_stub_that_does_not_fit_is_not_cut_off() {
+    let role = Role {
+        is_counted: true,
+        ends: vec![End::Start(0)],
+        ..Role::default()
+    };
+    let layout = Shared {
+        pairs: 1,
+        record_len: 0,
+    };
+    let places = places(layout);
+    let needed = work(AT, &role, &places).unwrap().len() as u64 + TAIL_LEN;
+    for len in 0..needed {
+        assert!(whole(AT, len, &role, &places, WRAPPER).is_err(), "{len}");
+    }
+    for len in needed..needed + 200 {
+        let whole = whole(AT, len, &role, &places, WRAPPER).unwrap();
+        assert_eq!(whole.len() as u64, len);
+    }
 }
