@@ -37,6 +37,13 @@ impl Mapping {
         fields.nth(1).is_some_and(|access| access.starts_with(b"r"))
     }
 
+    pub(crate) fn is_writable(&self) -> bool {
+        let mut fields = self.line.splitn(3, |&byte| byte == b' ');
+        fields
+            .nth(1)
+            .is_some_and(|access| access.get(1) == Some(&b'w'))
+    }
+
     /// Whether it can be read and executed, not written, and is not shared.
     pub(crate) fn is_plain_code(&self) -> bool {
         let mut fields = self.line.splitn(3, |&byte| byte == b' ');

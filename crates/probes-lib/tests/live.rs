@@ -83,6 +83,8 @@ mod refusals;
 mod exactness;
 #[path = "live/latency.rs"]
 mod latency;
+#[path = "live/leftovers.rs"]
+mod leftovers;
 #[path = "live/observe.rs"]
 mod observe;
 #[path = "live/stubs.rs"]

@@ -12,7 +12,6 @@ use crate::memory::ReadMemory;
 use crate::observe::detour::Registers;
 use crate::process::Process;
 use crate::sys::ptrace::{self, Wait};
-use crate::sys::stacks::thread_leads_into;
 use crate::sys::threads::{Stopped, Tracer};
 
 /// How long a detour takes, about.
@@ -101,7 +100,7 @@ impl Tracer<'_> {
                 self.run_within(process, stopped, vec![tid], code, pause, limit)?;
             // One that does not stand is gone, and may not have been there.
             is_interrupted |= others_too || ptrace::place(tid).is_err();
-            if !thread_leads_into(tid, memory, detour) {
+            if !stopped.thread_leads_into(tid, memory, detour) {
                 return Ok((stopped, is_interrupted));
             }
             if begun.elapsed() > limit {

@@ -14,6 +14,7 @@
 //! ptrace belongs to a thread, and the kernel lets every tracee go when its tracer thread ends: so
 //! the path of dying is the path of recovery.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::marker::PhantomData;
@@ -31,6 +32,7 @@ use crate::process::{Process, ThreadList};
 use crate::sys::mem::{ProcessMemory, StoppedMemory};
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals::{self, SignalsHeldBack};
+use crate::sys::stacks::Stacks;
 
 /// How often those look who may not be told: the watchdog at the tracer, and the tracer at tracees
 /// whose SIGCHLD another thread of this process may have taken.
@@ -208,6 +210,7 @@ impl Tracer<'_> {
                 since,
                 stays_traced: scope == Scope::Descendants,
                 is_doomed: false,
+                stacks: OnceCell::new(),
                 not_send: PhantomData,
             },
             scope,
@@ -267,6 +270,8 @@ pub(crate) struct Stopped<'p> {
     stays_traced: bool,
     /// Whether it is to be killed then, as it is not to run as it is.
     is_doomed: bool,
+    /// Where its stacks are, if somebody has asked: nobody maps memory meanwhile.
+    stacks: OnceCell<Stacks>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -288,6 +293,7 @@ impl<'p> Stopped<'p> {
             since: Instant::now(),
             stays_traced,
             is_doomed: false,
+            stacks: OnceCell::new(),
             not_send: PhantomData,
         }
     }
@@ -307,6 +313,10 @@ impl<'p> Stopped<'p> {
         let standing =
             |(&tid, tracee): (&i32, &Tracee)| matches!(tracee, Tracee::Stopped(_)).then_some(tid);
         self.tracees.iter().filter_map(standing)
+    }
+
+    pub(super) fn stacks(&self) -> &Stacks {
+        self.stacks.get_or_init(|| Stacks::of(self.process))
     }
 
     /// The memory of the process, which nobody else changes now.
