@@ -8,6 +8,7 @@ mod follow;
 mod info;
 mod latency;
 mod list;
+mod live;
 mod observed;
 mod observing;
 mod ps;

@@ -9,7 +9,12 @@ mod table;
 mod view;
 
 use std::fmt;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write, stdout};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+use nix::fcntl::OFlag;
 
 pub(crate) use counted::Counted;
 pub(crate) use hits::Hits;
@@ -109,24 +114,23 @@ pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<Str
     }
 }
 
-/// Writes a table over the one before, which had so many `lines`; says how many it has.
-pub(crate) fn print_live(table: &str, lines: usize) -> Result<usize, Failure> {
-    /// ECMA-48: the cursor goes to the start of a line so many lines up, and what follows is erased.
-    fn up(lines: usize) -> String {
-        match lines {
-            0 => String::new(),
-            lines => format!("\x1b[{lines}F\x1b[J"),
-        }
-    }
-    print(&(up(lines) + table))?;
-    Ok(table.lines().count())
-}
-
 /// Writes `text` as it is.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = BufWriter::new(stdout().lock());
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(Failure::Output)
+}
+
+/// Standard output, which is a terminal, opened once more, so that no write waits for it and nobody else's
+/// are made not to. It may be another user's, as after su(1).
+pub(crate) fn terminal() -> io::Result<File> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(flags.bits());
+    match options.open("/proc/self/fd/1") {
+        Ok(file) => Ok(file),
+        Err(_) => Ok(stdout().as_fd().try_clone_to_owned()?.into()),
+    }
 }
 
 /// Writes `text` where it is no answer: standard output is a program's, too.

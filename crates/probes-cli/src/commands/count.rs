@@ -6,6 +6,7 @@ use std::time::Duration;
 use probes_lib::{Counts, Observation, SourceMap, Target};
 
 use super::Failure;
+use super::live::Live;
 use super::observing::{self, LOOKING, Next, Observing, Pen, RENEWAL};
 use crate::output::{self, Counted, Format};
 use crate::request::Count;
@@ -17,16 +18,18 @@ pub(super) fn run(request: &Count) -> Result<(), Failure> {
     let observation = selectors.fold(Observation::new(), Observation::count);
     let observing = Observing::begin(&target, &observation, request.duration, messages)?;
     let mut counting = Counting::begin(request, &target);
-    let begun = std::time::Instant::now();
-    let observed = observing.until_it_is_over(
+    let outcome = observing.until_it_is_over(
         counting.pause(),
         |observer| observer.counts(),
         |counts, pen, at| counting.look(counts, pen, at),
     )?;
-    match (observed, counting.last.take()) {
-        (Some(observed), _) => counting.show_total(&observed.counts, begun.elapsed()),
-        (None, Some((last, at))) => counting.show_total(&last, at),
-        (None, None) => Ok(()),
+    let total = match outcome.observed {
+        Some(observed) => Some((observed.counts, outcome.lasted)),
+        None => counting.last.take(),
+    };
+    match total {
+        Some((counts, all)) if outcome.is_read => counting.show_total(&counts, all),
+        _ => Ok(()),
     }
 }
 
@@ -40,8 +43,7 @@ struct Counting<'c> {
     is_live: bool,
     /// What was seen last, and when.
     last: Option<(Counts, Duration)>,
-    /// How many lines of a table are on the terminal.
-    lines: usize,
+    live: Live,
 }
 
 impl<'c> Counting<'c> {
@@ -56,7 +58,7 @@ impl<'c> Counting<'c> {
             sources,
             is_live: request.answer.format == Format::Table && stdout().is_terminal(),
             last: None,
-            lines: 0,
+            live: Live::default(),
         }
     }
 
@@ -70,7 +72,7 @@ impl<'c> Counting<'c> {
         self.shown().unwrap_or(LOOKING)
     }
 
-    fn look(&mut self, counts: Counts, pen: &Pen<'_>, at: Duration) -> Result<Next, Failure> {
+    fn look(&mut self, counts: Counts, pen: &mut Pen, at: Duration) -> Result<Next, Failure> {
         let next = match self.shown() {
             Some(_) => self.show(&counts, pen, at)?,
             None => Next::GoOn,
@@ -79,26 +81,24 @@ impl<'c> Counting<'c> {
         Ok(next)
     }
 
-    /// What was counted since it was shown last; live, all that was counted.
-    fn show(&mut self, counts: &Counts, pen: &Pen<'_>, at: Duration) -> Result<Next, Failure> {
-        let last = self.last.as_ref();
-        let since = last.map_or(Duration::ZERO, |(_, at)| *at);
-        let counted = Counted::new(self.target, counts, &self.sources)
-            .since(last.map(|(counts, _)| counts), at - since)
-            .at(at);
-        if !self.is_live {
-            return pen.write(&output::counted(self.request.answer.format, &counted)?);
+    /// What was counted since it was shown last; live, all that was counted, and how often lately.
+    fn show(&mut self, counts: &Counts, pen: &mut Pen, at: Duration) -> Result<Next, Failure> {
+        let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
+        let last = self.last.as_ref().map(|(counts, _)| counts);
+        let counted = Counted::new(self.target, counts, &self.sources);
+        if self.is_live {
+            return self
+                .live
+                .renew(&counted.lately(last, at - since).table(), pen);
         }
-        self.lines = output::print_live(&counted.table(), self.lines)?;
-        Ok(Next::GoOn)
+        let counted = counted.since(last, at - since).at(at);
+        pen.write(&output::counted(self.request.answer.format, &counted)?)
     }
 
     /// All that was counted.
     fn show_total(&self, counts: &Counts, all: Duration) -> Result<(), Failure> {
         let counted = Counted::new(self.target, counts, &self.sources).since(None, all);
-        match self.lines {
-            0 => output::print(&output::counted(self.request.answer.format, &counted)?),
-            lines => output::print_live(&counted.table(), lines).map(drop),
-        }
+        let text = output::counted(self.request.answer.format, &counted)?;
+        output::print(&(self.live.erased() + &text))
     }
 }

@@ -3,11 +3,12 @@
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use probes_lib::{Latency, Observation, Target};
 
 use super::Failure;
+use super::live::Live;
 use super::observing::{self, LOOKING, Next, Observing, Pen, RENEWAL};
 use crate::output::{self, Format, Latencies};
 use crate::request;
@@ -22,22 +23,21 @@ pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
         all.time(start, stop)
     });
     let observing = Observing::begin(&target, &observation, request.duration, messages)?;
-    let begun = Instant::now();
     let mut timing = Timing {
         request,
         target: &target,
         is_live: request.answer.format == Format::Table && stdout().is_terminal(),
         last: None,
-        lines: 0,
+        live: Live::default(),
     };
     let pause = timing.shown().unwrap_or(LOOKING);
-    let observed = observing.until_it_is_over(
+    let outcome = observing.until_it_is_over(
         pause,
         |observer| observer.latencies(),
         |latencies, pen, at| timing.look(latencies, pen, at),
     )?;
-    let total = match observed {
-        Some(observed) => Some((observed.latencies, begun.elapsed())),
+    let total = match outcome.observed {
+        Some(observed) => Some((observed.latencies, outcome.lasted)),
         None => timing.last.take(),
     };
     let Some((latencies, all)) = total else {
@@ -47,10 +47,11 @@ pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
     if let Some(picture) = picture {
         picture.write(&latencies.picture())?;
     }
-    if timing.lines > 0 {
-        output::print_live("", timing.lines)?;
+    if !outcome.is_read {
+        return Ok(());
     }
-    output::print(&output::latencies(request.answer.format, &latencies)?)
+    let text = output::latencies(request.answer.format, &latencies)?;
+    output::print(&(timing.live.erased() + &text))
 }
 
 /// What is shown of an observation.
@@ -61,8 +62,7 @@ struct Timing<'t> {
     is_live: bool,
     /// What was seen last, and when.
     last: Option<(Vec<Latency>, Duration)>,
-    /// How many lines of a table are on the terminal.
-    lines: usize,
+    live: Live,
 }
 
 impl Timing<'_> {
@@ -75,18 +75,16 @@ impl Timing<'_> {
     fn look(
         &mut self,
         latencies: Vec<Latency>,
-        pen: &Pen<'_>,
+        pen: &mut Pen,
         at: Duration,
     ) -> Result<Next, Failure> {
         let mut next = Next::GoOn;
         if self.shown().is_some() {
             let shown = Latencies::new(self.target, &latencies, at).so_far();
-            match self.is_live {
-                true => self.lines = output::print_live(&shown.table(), self.lines)?,
-                false => {
-                    next = pen.write(&output::latencies(self.request.answer.format, &shown)?)?;
-                }
-            }
+            next = match self.is_live {
+                true => self.live.renew(&shown.table(), pen)?,
+                false => pen.write(&output::latencies(self.request.answer.format, &shown)?)?,
+            };
         }
         self.last = Some((latencies, at));
         Ok(next)

@@ -1,6 +1,8 @@
 //! What `count`, `latency` and `watch` have in common: a process is observed until it is over, looked at
 //! now and then, and everything is put back, whatever has happened.
 
+use std::fs::File;
+use std::io::{self, IsTerminal, Write, stdout};
 use std::iter;
 use std::time::{Duration, Instant};
 
@@ -21,9 +23,9 @@ pub(super) const RENEWAL: Duration = Duration::from_secs(1);
 pub(super) struct Observing<'t> {
     target: &'t Target,
     observer: Observer<'t>,
-    endings: Endings,
     begun: Instant,
     duration: Option<Duration>,
+    pen: Pen,
     messages: Messages,
 }
 
@@ -34,40 +36,74 @@ pub(super) enum Next {
     Enough,
 }
 
-/// Why there is nothing more to learn.
-enum End {
-    /// The time is over, somebody has told it to end, or there is enough.
-    Asked,
-    Exited,
-    /// What was counted cannot be read, as in a process that has executed another program.
-    Unread(probes_lib::Error),
-}
-
 /// Writes what is shown of an observation before it is over, unless nobody reads it when it is over.
-pub(super) struct Pen<'e> {
-    endings: &'e Endings,
+pub(super) struct Pen {
+    endings: Endings,
     end: Option<Instant>,
+    /// If standard output is one.
+    terminal: Option<File>,
+    is_read: bool,
 }
 
-impl Pen<'_> {
+impl Pen {
+    fn take(endings: Endings) -> Result<Pen, Failure> {
+        let terminal = stdout().is_terminal().then(output::terminal).transpose();
+        Ok(Pen {
+            endings,
+            end: None,
+            terminal: terminal.map_err(Failure::Output)?,
+            is_read: true,
+        })
+    }
+
     /// Writes lines to standard output; [`Next::Enough`] if it is over before there is room for them.
-    pub(super) fn write(&self, text: &str) -> Result<Next, Failure> {
-        // poll(2) tells of a pipe that it can be written if there is room for PIPE_BUF.
-        const PIECE: usize = 4096;
-        let mut rest = text;
+    pub(super) fn write(&mut self, text: &str) -> Result<Next, Failure> {
+        let mut rest = text.as_bytes();
         while !rest.is_empty() {
-            let mut len = rest.len().min(PIECE);
-            while !rest.is_char_boundary(len) {
-                len -= 1;
-            }
-            if !self.endings.wait_to_write(self.end)? {
+            if let Some(over) = self.endings.wait_to_write(self.end)? {
+                self.is_read = !matches!(over, Over::Told);
                 return Ok(Next::Enough);
             }
-            output::print(&rest[..len])?;
-            rest = &rest[len..];
+            match self.write_some(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if is_for_later(&error) => {}
+                Err(error) => return Err(Failure::Output(error)),
+            }
         }
         Ok(Next::GoOn)
     }
+
+    /// Where there is room now.
+    fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        // poll(2) tells of a pipe that it can be written if there is room for PIPE_BUF.
+        const PIECE: usize = 4096;
+        if let Some(terminal) = &self.terminal {
+            let mut terminal = terminal;
+            return terminal.write(bytes);
+        }
+        let piece = &bytes[..bytes.len().min(PIECE)];
+        let mut output = stdout().lock();
+        output.write_all(piece)?;
+        output.flush()?;
+        Ok(piece.len())
+    }
+}
+
+fn is_for_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+/// What has come of an observation.
+pub(super) struct Outcome {
+    /// `None` if the process is gone: then there is what was read last.
+    pub(super) observed: Option<Observed>,
+    /// How long it took.
+    pub(super) lasted: Duration,
+    /// Whether nobody had to tell it to end because what it showed was not read.
+    pub(super) is_read: bool,
 }
 
 /// Opens a process to observe it.
@@ -93,80 +129,80 @@ impl<'t> Observing<'t> {
         messages: Messages,
     ) -> Result<Observing<'t>, Failure> {
         // From here on, so that everything is put back whenever they come.
-        let endings = Endings::hold_back()?;
+        let mut pen = Pen::take(Endings::hold_back()?)?;
         let failed = |error| Failure::Target(Subject::Process(target.pid()), error);
         let observer = target.observe(observation, Options::default());
         let observer = observer.map_err(failed)?;
         messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
+        let begun = Instant::now();
+        pen.end = duration.and_then(|after| begun.checked_add(after));
         Ok(Observing {
             target,
             observer,
-            endings,
-            begun: Instant::now(),
+            begun,
             duration,
+            pen,
             messages,
         })
     }
 
-    /// Reads every `pause` and has `show` show it, until it is over; puts everything back then. `None` if
-    /// that cannot be, as the process has ended: then there is what was seen last.
+    /// Reads every `pause` and has `show` show it, until it is over; puts everything back then.
     pub(super) fn until_it_is_over<T>(
         mut self,
         pause: Duration,
         read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
-        show: impl FnMut(T, &Pen<'_>, Duration) -> Result<Next, Failure>,
-    ) -> Result<Option<Observed>, Failure> {
-        let over = self.watch(pause, read, show);
+        show: impl FnMut(T, &mut Pen, Duration) -> Result<Next, Failure>,
+    ) -> Result<Outcome, Failure> {
+        let unread = self.watch(pause, read, show);
+        let lasted = self.begun.elapsed();
         // Whatever has gone wrong so far, it is put back.
         let removed = self.observer.remove();
-        self.endings.let_through();
+        self.pen.endings.let_through();
         let failed = |error| Failure::Target(Subject::Process(self.target.pid()), error);
-        let gone = removed.as_ref().err();
-        let gone = gone.and_then(|error| nothing_is_left(error.kind()));
-        match (over, removed, gone) {
-            (Ok(End::Asked | End::Exited), Ok(observed), _) => Ok(Some(observed)),
-            (Ok(End::Unread(error)), Ok(_), _) => Err(failed(error)),
-            (Ok(End::Exited | End::Unread(_)), Err(_), Some(what)) => {
+        let observed = match removed {
+            Ok(observed) => match unread? {
+                Some(error) => return Err(failed(error)),
+                None => Some(observed),
+            },
+            Err(error) => {
+                let Some(what) = nothing_is_left(error.kind()) else {
+                    return Err(failed(error));
+                };
+                unread?;
                 let last = "this is what was read last";
                 self.messages.note(&format!("the process {what}: {last}"));
-                Ok(None)
+                None
             }
-            (Err(failure), Ok(_), _) => Err(failure),
-            (_, Err(error), _) => Err(failed(error)),
-        }
+        };
+        Ok(Outcome {
+            observed,
+            lasted,
+            is_read: self.pen.is_read,
+        })
     }
 
+    /// What cannot be read, if that is why there is nothing more to learn.
     fn watch<T>(
         &mut self,
         pause: Duration,
         mut read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
-        mut show: impl FnMut(T, &Pen<'_>, Duration) -> Result<Next, Failure>,
-    ) -> Result<End, Failure> {
-        let pen = Pen {
-            endings: &self.endings,
-            end: self
-                .duration
-                .and_then(|after| self.begun.checked_add(after)),
-        };
+        mut show: impl FnMut(T, &mut Pen, Duration) -> Result<Next, Failure>,
+    ) -> Result<Option<probes_lib::Error>, Failure> {
         let end = self.duration.unwrap_or(Duration::MAX);
         let mut next = pause;
         loop {
             let left = end.min(next).saturating_sub(self.begun.elapsed());
-            match self.endings.wait(iter::once(self.target), left)? {
-                Over::Time => {}
-                Over::Told => return Ok(End::Asked),
-                Over::Exited => return Ok(End::Exited),
-            }
-            if self.begun.elapsed() >= end {
-                return Ok(End::Asked);
-            }
+            let over = self.pen.endings.wait(iter::once(self.target), left)?;
             let at = self.begun.elapsed();
+            if !matches!(over, Over::Time) || at >= end {
+                return Ok(None);
+            }
             let seen = match read(&mut self.observer) {
                 Ok(seen) => seen,
-                Err(error) => return Ok(End::Unread(error)),
+                Err(error) => return Ok(Some(error)),
             };
-            if let Next::Enough = show(seen, &pen, at)? {
-                return Ok(End::Asked);
+            if let Next::Enough = show(seen, &mut self.pen, at)? {
+                return Ok(None);
             }
             next = after(at, pause);
         }

@@ -62,13 +62,15 @@ impl Endings {
 
     /// Lets the signals do what they do, once there is nothing left to be put back.
     pub(super) fn let_through(self) {
+        // Those that have come are obeyed by now.
+        self.is_told();
         // It fails for no signals that there are.
         let _ = self.held_back.thread_unblock();
     }
 
     /// Waits until a few kilobytes can be written to standard output, a pipe perhaps that nobody reads.
-    /// `false` if it is over first: told to end, or at `end`.
-    pub(super) fn wait_to_write(&self, end: Option<Instant>) -> Result<bool, Failure> {
+    /// Why, if it is over first: told to end, or at `end`.
+    pub(super) fn wait_to_write(&self, end: Option<Instant>) -> Result<Option<Over>, Failure> {
         let output = io::stdout();
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -83,10 +85,13 @@ impl Endings {
             }
             // What cannot be written any more is told by writing.
             if ends[1].any() == Some(true) {
-                return Ok(true);
+                return Ok(None);
             }
-            if self.is_told() || left.is_some_and(|left| left.is_zero()) {
-                return Ok(false);
+            if self.is_told() {
+                return Ok(Some(Over::Told));
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(Some(Over::Time));
             }
         }
     }

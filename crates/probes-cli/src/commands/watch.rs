@@ -25,22 +25,16 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
     let hits = Hits::new(request.answer.format, observing::sources(&target));
     let mut watching = Watching::begin(hits, request.answer, output::print);
     (watching.limit, watching.rate) = (request.limit, request.rate);
-    let mut is_read = true;
-    let observed = observing.until_it_is_over(
+    let outcome = observing.until_it_is_over(
         READING,
         |observer| observer.events(),
-        |events, pen, _| {
-            watching.show(events, |text| {
-                let next = pen.write(text)?;
-                is_read = matches!(next, Next::GoOn);
-                Ok(next)
-            })
-        },
+        |events, pen, _| watching.show(events, |text| pen.write(text)),
     )?;
-    match observed {
-        Some(observed) if is_read => watching.show_all(observed.events)?,
+    match outcome.observed {
         // It was told to end while nobody read what it had to show.
-        _ => {}
+        _ if !outcome.is_read => return Ok(()),
+        Some(observed) => watching.show_all(observed.events)?,
+        None => {}
     }
     watching.tell()
 }
@@ -100,11 +94,11 @@ impl Watching {
                 false => self.skipped += 1,
             }
         }
+        if self.told.elapsed() >= TELLING {
+            text.push_str(&self.missing()?);
+        }
         if let Next::Enough = write(&text)? {
             return Ok(Next::Enough);
-        }
-        if self.told.elapsed() >= TELLING {
-            self.tell()?;
         }
         Ok(match self.has_enough() {
             true => Next::Enough,
@@ -143,16 +137,22 @@ impl Watching {
 
     /// Says what was not shown since it was said last.
     pub(super) fn tell(&mut self) -> Result<(), Failure> {
+        let text = self.missing()?;
+        (self.print)(&text)
+    }
+
+    /// The same, but for what is to be among the hits.
+    fn missing(&mut self) -> Result<String, Failure> {
         self.told = Instant::now();
         let (lost, skipped) = (
             std::mem::take(&mut self.lost),
             std::mem::take(&mut self.skipped),
         );
         if (lost, skipped) == (0, 0) {
-            return Ok(());
+            return Ok(String::new());
         }
         if self.answer.format == Format::Json {
-            return (self.print)(&self.hits.missing(lost, skipped)?);
+            return self.hits.missing(lost, skipped);
         }
         if skipped > 0 {
             self.answer
@@ -165,6 +165,6 @@ impl Watching {
                 .messages
                 .warning(&format!("{lost} hits were lost"), hint);
         }
-        Ok(())
+        Ok(String::new())
     }
 }

@@ -47,6 +47,23 @@ struct SiteRow<'c> {
     line: Option<u32>,
 }
 
+impl Row<'_> {
+    /// How many of its hits had come before.
+    fn hits_in(&self, before: Option<&Counts>) -> u64 {
+        let Some(before) = before else {
+            return 0;
+        };
+        let hits = match &self.site {
+            Some(site) => before
+                .sites(self.name)
+                .find(|one| one.address == site.address)
+                .map(|one| one.hits),
+            None => before.hits(self.name),
+        };
+        hits.unwrap_or(0)
+    }
+}
+
 impl<'c> Counted<'c> {
     /// All hits; those of each site if there are `sources`, one for each object.
     pub(crate) fn new(
@@ -74,23 +91,25 @@ impl<'c> Counted<'c> {
         }
     }
 
-    /// Only what is new, the last `seconds` long, since `before`.
+    /// Only what is new since `before`, `seconds` ago.
     pub(crate) fn since(mut self, before: Option<&Counts>, seconds: Duration) -> Counted<'c> {
-        if let Some(before) = before {
-            for row in &mut self.probes {
-                let hits = match &row.site {
-                    Some(site) => before
-                        .sites(row.name)
-                        .find(|one| one.address == site.address)
-                        .map(|one| one.hits),
-                    None => before.hits(row.name),
-                };
-                row.hits = row.hits.saturating_sub(hits.unwrap_or(0));
-            }
+        for row in &mut self.probes {
+            row.hits = row.hits.saturating_sub(row.hits_in(before));
         }
         self.seconds = seconds;
+        self.rated(None)
+    }
+
+    /// All hits so far, and how often they were since `before`, `seconds` ago.
+    pub(crate) fn lately(mut self, before: Option<&Counts>, seconds: Duration) -> Counted<'c> {
+        self.seconds = seconds;
+        self.rated(before)
+    }
+
+    fn rated(mut self, before: Option<&Counts>) -> Counted<'c> {
+        let seconds = self.seconds.as_secs_f64().max(f64::MIN_POSITIVE);
         for row in &mut self.probes {
-            row.rate = row.hits as f64 / seconds.as_secs_f64().max(f64::MIN_POSITIVE);
+            row.rate = row.hits.saturating_sub(row.hits_in(before)) as f64 / seconds;
         }
         self.probes.sort_by_key(|row| Reverse(row.hits));
         self

@@ -1,11 +1,13 @@
 //! `count`: hits of running programs, in all formats.
 
 use std::ffi::OsStr;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
+use test_support::tmux::Terminal;
 use test_support::{Talker, eventually, fixture_forms};
 
 use crate::support::{both_forms, command, image, is_observed, run, states};
@@ -137,6 +139,48 @@ fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
         target.send("quit");
         while tool.line().is_some() {}
         assert_eq!(tool.guard().wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn an_interrupt_that_ends_the_process_as_well_ends_it_with_what_was_read() {
+    for file in fixture_forms("gen_ocaml") {
+        for _ in 0..5 {
+            let mut target = Talker::spawn(Command::new(&file).process_group(0));
+            target.expect("ready");
+            let pid = target.pid();
+            let words = ["count", "-quiet", "-interval", "1ms"];
+            let mut tool = observing_by(command(words).process_group(pid), pid);
+            target.hits();
+            while !tool.line().unwrap().contains(" 3 ") {}
+            killpg(Pid::from_raw(pid), Signal::SIGINT).unwrap();
+            assert_eq!(target.guard().wait().signal(), Some(Signal::SIGINT as i32));
+            let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+            assert_eq!(tool.guard().wait().code(), Some(0), "{lines:?}");
+            let total = hits(&lines[lines.len() - 2..]);
+            assert_eq!(total, ["3 shared", "1 only_alpha"]);
+        }
+    }
+}
+
+#[test]
+fn on_a_terminal_a_table_of_all_hits_is_renewed() {
+    for mut target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let terminal = Terminal::open(40, 12);
+        let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+        terminal.line(&format!(
+            "clear; {tool} count -quiet -interval 10ms -pid {pid}"
+        ));
+        terminal.wait_for(" shared     | 0    | 0");
+        for hits in ["3", "6"] {
+            target.hits();
+            terminal.wait_for(&format!(" shared     | {hits}    | 0"));
+        }
+        terminal.press(&["C-c"]);
+        terminal.wait_for("$");
+        assert!(!is_observed(pid));
+        assert_eq!(terminal.screen().matches("hits/s").count(), 1);
     }
 }
 

@@ -319,10 +319,20 @@ fn when_its_terminal_has_gone_it_puts_the_process_back() {
 fn a_terminal_that_takes_nothing_keeps_nobody_from_ending() {
     let target = Talker::start(&fixture("threads_spin.pie"));
     let pid = target.pid();
+    for command in [
+        "top -interval 10ms",
+        "count -interval 10ms",
+        "latency -pair ping,pong -interval 10ms",
+    ] {
+        ends_though_the_terminal_takes_nothing(command, pid);
+    }
+}
+
+fn ends_though_the_terminal_takes_nothing(command: &str, pid: i32) {
     let scratch = Scratch::new();
     let typescript = scratch.file("typescript");
     let mut script = Command::new("script");
-    let line = format!("stty cols 200 rows 60; exec {TOOL} top -interval 10ms -pid {pid}");
+    let line = format!("stty cols 200 rows 60; exec {TOOL} {command} -pid {pid}");
     script
         .args(["-qefc", &line])
         .arg(&typescript)
@@ -341,13 +351,16 @@ fn a_terminal_that_takes_nothing_keeps_nobody_from_ending() {
         let call = std::fs::read_to_string(format!("/proc/{tool}/syscall")).unwrap();
         // poll(2), without a limit.
         let words: Vec<&str> = call.split(' ').collect();
-        (words[0] == "7" && words[2] == "0x2").then_some(())
+        let is_without = words
+            .get(3)
+            .is_some_and(|limit| limit.ends_with("ffffffff"));
+        (words[0] == "7" && words[2] == "0x2" && is_without).then_some(())
     });
     kill(Pid::from_raw(tool), Signal::SIGTERM).unwrap();
     eventually("it has ended", || {
         matches!(state(tool), None | Some('Z')).then_some(())
     });
-    assert!(!is_observed(pid));
+    assert!(!is_observed(pid), "{command}");
     kill(script, Signal::SIGCONT).unwrap();
 }
 

@@ -1,14 +1,12 @@
 //! The terminal: taken over for a screen, and given back as it was, however that ends.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write, stdout};
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::{Hide, Show};
@@ -19,6 +17,8 @@ use ratatui::crossterm::terminal::{
 };
 use ratatui::layout::Rect;
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
+
+use crate::output;
 
 /// How long a terminal may take to be given back: one that nobody reads from takes nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -132,17 +132,8 @@ struct Output {
 
 impl Output {
     fn open(ending: Option<OwnedFd>) -> io::Result<Output> {
-        // Opened once more, so that nobody else's writes are made not to wait. It may be another
-        // user's, as after su(1).
-        let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let mut options = OpenOptions::new();
-        options.write(true).custom_flags(flags.bits());
-        let file = match options.open("/proc/self/fd/1") {
-            Ok(file) => file,
-            Err(_) => stdout().as_fd().try_clone_to_owned()?.into(),
-        };
         Ok(Output {
-            file,
+            file: output::terminal()?,
             ending,
             unwritten: Vec::new(),
         })

@@ -1,0 +1,62 @@
+//! A table on a terminal that is renewed.
+
+use ratatui::crossterm::terminal::window_size;
+
+use super::Failure;
+use super::observing::{Next, Pen};
+
+/// The table, as far as it is on the terminal.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    lines: usize,
+}
+
+impl Live {
+    /// Shows a table in the place of the one before; of one that is larger than the terminal, as much as
+    /// there is room for.
+    pub(super) fn renew(&mut self, table: &str, pen: &mut Pen) -> Result<Next, Failure> {
+        let size = window_size().map_or((0, 0), |size| (size.columns, size.rows));
+        let table = clipped(table, size.0.into(), size.1.into());
+        let text = self.erased() + &table;
+        self.lines = table.lines().count();
+        pen.write(&text)
+    }
+
+    /// What erases the table. ECMA-48: the cursor goes to the start of a line so many lines up, and what
+    /// follows is erased.
+    pub(super) fn erased(&self) -> String {
+        match self.lines {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}F\x1b[J"),
+        }
+    }
+}
+
+/// What fits on a terminal with the cursor below it; a size of 0 is one that nobody knows.
+fn clipped(table: &str, columns: usize, rows: usize) -> String {
+    let limit = |size| if size == 0 { usize::MAX } else { size };
+    let lines = table.lines().take(limit(rows.saturating_sub(1)));
+    let line = |line: &str| line.chars().take(limit(columns)).chain(['\n']).collect();
+    lines.map(line).collect::<Vec<String>>().concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_on_the_terminal_is_left_out() {
+        let table = "name hits\nlong 1\nü 2\n";
+        assert_eq!(clipped(table, 80, 24), table);
+        assert_eq!(clipped(table, 0, 0), table);
+        assert_eq!(clipped(table, 9, 4), table);
+        assert_eq!(clipped(table, 4, 3), "name\nlong\n");
+        assert_eq!(clipped("", 4, 3), "");
+    }
+
+    #[test]
+    fn a_table_is_erased_before_the_next() {
+        assert_eq!(Live { lines: 0 }.erased(), "");
+        assert_eq!(Live { lines: 3 }.erased(), "\x1b[3F\x1b[J");
+    }
+}
