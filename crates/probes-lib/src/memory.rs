@@ -17,6 +17,12 @@ pub(crate) trait WriteMemory: ReadMemory {
     /// Writes `bytes` at `at`, in pages that the process itself may not be able to write.
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()>;
 
+    /// The same by one write within a page, which is made or not, even if we are killed meanwhile;
+    /// `false`, and nothing written, where code can only be written word by word.
+    fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+        self.write_code(at, bytes).map(|()| true)
+    }
+
     /// Sets counters, exactly two bytes each, in the order given.
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault>;
 }

@@ -327,13 +327,15 @@ fn observed(arena: &Arena, index: usize) -> [u8; 5] {
 }
 
 impl Entry {
-    /// Whether this follows the nop of a site whose rewriting was cut short, across the border of two
-    /// pages: disabled, with a displacement that is in part the one and in part the other.
+    /// Whether this follows the nop of a site whose rewriting was cut short: disabled, with a displacement
+    /// that is in part the one and in part the other. It may still be its own where sites are always
+    /// written in steps, across the border of two pages.
     fn is_cut_short(&self, found: [u8; 5], call: [u8; 4]) -> bool {
         let [opcode, displacement @ ..] = found;
         let mut bytes = displacement.iter().zip(self.operand).zip(call);
         let is_between = bytes.all(|((&byte, own), call)| byte == own || byte == call);
-        opcode == CMP && is_between && rewrite::crosses_pages(self.site)
+        let is_begun = displacement != self.operand || rewrite::crosses_pages(self.site);
+        opcode == CMP && is_between && is_begun
     }
 
     /// What follows the nop of the site when it is not observed.

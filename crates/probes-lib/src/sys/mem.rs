@@ -202,6 +202,12 @@ impl<'m> StoppedMemory<'m> {
     }
 }
 
+/// Whether /proc/PID/mem may not be written there, though it may by ptrace itself: from Linux 6.12 on,
+/// proc_mem.force_override=never keeps it from read-only pages.
+fn is_for_ptrace_alone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EIO)
+}
+
 /// One call: says how many bytes were written.
 fn write_vm(tid: i32, bytes: &[u8], remote: &[RemoteIoVec]) -> nix::Result<usize> {
     let write = |bytes: &[u8], remote| {
@@ -222,14 +228,20 @@ impl ReadMemory for StoppedMemory<'_> {
 impl WriteMemory for StoppedMemory<'_> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
         let write = |at, bytes: &[u8]| match self.memory.write(at, bytes) {
-            // From Linux 6.12 on, proc_mem.force_override=never keeps /proc/PID/mem from writing
-            // to read-only pages; ptrace itself still may.
-            Err(error) if error.raw_os_error() == Some(libc::EIO) => {
+            Err(error) if is_for_ptrace_alone(&error) => {
                 ptrace::poke_text(self.tid, at, bytes).map_err(|_| error)
             }
             result => result,
         };
         self.memory.write_seen(at, bytes, write)
+    }
+
+    fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+        let write = |at, bytes: &[u8]| self.memory.write(at, bytes);
+        match self.memory.write_seen(at, bytes, write) {
+            Err(error) if is_for_ptrace_alone(&error) => Ok(false),
+            result => result.map(|()| true),
+        }
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
