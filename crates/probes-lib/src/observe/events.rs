@@ -198,7 +198,7 @@ impl Watch {
         {
             match self.event(process, memory, clock, record) {
                 Some(event) => events.events.push(event),
-                None => events.lost += 1,
+                None => events.lost = events.lost.saturating_add(1),
             }
         }
         Ok(events)

@@ -75,7 +75,9 @@ impl Rings {
         let len = self.layout.record_len as usize;
         let is_complete = |(record, number): &(&[u8], u64)| word(record, record::NUMBER) == *number;
         let bytes = self.copy(memory, group, first, head)?;
-        let numbered = || bytes.chunks_exact(len).zip(first + 1..);
+        // A head is any number: one more than the last of them is none.
+        let numbers = |from: u64, to: u64| (from..to).map(|position| position + 1);
+        let numbered = || bytes.chunks_exact(len).zip(numbers(first, head));
         let end = match is_over {
             true => head,
             false => first + numbered().take_while(is_complete).count() as u64,
@@ -88,23 +90,26 @@ impl Rings {
         bytes.drain(..gone as usize * len);
         let known = known.iter().skip(gone as usize);
         // One that was out of its time may have been written over it.
-        let both = bytes.chunks_exact(len).zip(first + gone + 1..).zip(known);
+        let numbers = numbers(first + gone, end);
+        let both = bytes.chunks_exact(len).zip(numbers).zip(known);
         for ((record, number), known) in both {
             match *known && is_complete(&(record, number)) {
                 true => records.bytes.extend(record),
-                false => records.lost += 1,
+                false => records.lose(1),
             }
         }
         first = first.max(oldest);
         let mut after = end.max(first);
-        records.lost = records.lost.saturating_add(first - next);
+        records.lose(first - next);
         self.waiting[group] = match after > next || after == head {
             true => None,
             false => self.waiting[group].or_else(|| Some(Instant::now())),
         };
         if self.waiting[group].is_some_and(|since| since.elapsed() > PATIENCE) {
-            records.lost += 1;
+            records.lose(1);
             after += 1;
+            // The next one has its own time.
+            self.waiting[group] = None;
         }
         next = after;
         self.next[group] = next;
@@ -145,6 +150,10 @@ impl Rings {
 }
 
 impl Records {
+    fn lose(&mut self, many: u64) {
+        self.lost = self.lost.saturating_add(many);
+    }
+
     fn sort(&mut self, len: usize) {
         let mut order: Vec<&[u8]> = self.bytes.chunks_exact(len).collect();
         let time = |record: &&[u8]| word(record, record::TIME);
@@ -297,5 +306,48 @@ mod tests {
         hit(&mut memory.bytes.borrow_mut(), 0, 40);
         let records = rings.read(&memory, true).unwrap();
         assert_eq!((times(&records), records.lost), (vec![40], 1));
+    }
+    #[test]
+    fn each_record_that_is_not_complete_is_waited_for_as_long() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        for _ in 0..2 {
+            claim(&mut memory.bytes.borrow_mut(), 0);
+        }
+        hit(&mut memory.bytes.borrow_mut(), 0, 30);
+        for _ in 0..2 {
+            for _ in 0..3 {
+                let records = rings.read(&memory, false).unwrap();
+                assert_eq!((times(&records), records.lost), (vec![], 0));
+            }
+            let long_ago = Instant::now().checked_sub(2 * PATIENCE).unwrap();
+            rings.waiting[0] = rings.waiting[0].map(|_| long_ago);
+            assert_eq!(rings.read(&memory, false).unwrap().lost, 1);
+        }
+        assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
+    }
+
+    #[test]
+    fn whatever_head_there_is_can_be_read() {
+        let room = LAYOUT.records();
+        for heads in [
+            [u64::MAX, u64::MAX],
+            [u64::MAX - room, u64::MAX],
+            [1 << 63, u64::MAX],
+            [u64::MAX, 5],
+        ] {
+            for is_over in [false, true] {
+                let memory = memory();
+                let mut rings = Rings::at(BASE, LAYOUT);
+                for head in heads {
+                    for group in 0..GROUPS {
+                        let at = LAYOUT.ring(group) as usize;
+                        memory.bytes.borrow_mut()[at..at + 8].copy_from_slice(&head.to_le_bytes());
+                    }
+                    let records = rings.read(&memory, is_over).unwrap();
+                    assert!(records.bytes.is_empty());
+                }
+            }
+        }
     }
 }
