@@ -45,8 +45,8 @@ impl Latency {
         Duration::from_nanos(mean.unwrap_or(0) as u64)
     }
 
-    /// The time that this share of all, from 0 to 1, does not exceed; to a thousandth. Zero if there
-    /// are none.
+    /// The time that this share of all, from 0 to 1, does not exceed; to 0.2 %. Zero if there are
+    /// none.
     pub fn quantile(&self, share: f64) -> Duration {
         match self.count() {
             0 => Duration::ZERO,
@@ -62,7 +62,7 @@ impl Latency {
         self.longest
     }
 
-    /// Times, to a thousandth, and how many there are of each; the shortest first.
+    /// Times, to 0.2 %, and how many there are of each; the shortest first.
     pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
         let recorded = self.histogram.iter_recorded();
         recorded.map(|it| {
@@ -81,8 +81,8 @@ impl Latency {
         self.unmatched_stops
     }
 
-    /// Times that were not taken: those of the outer ones of more than 64 starts that wait in a thread, and
-    /// those of threads beyond about a thousand.
+    /// Times that were not taken, each counted when its stop came: those of the outer ones of more than 64
+    /// starts that wait in a thread, and those of threads beyond about a thousand.
     pub fn lost(&self) -> u64 {
         self.lost
     }

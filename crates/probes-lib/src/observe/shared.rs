@@ -59,7 +59,7 @@ pub(crate) mod slot {
     pub(crate) const START_LEN_BITS: u32 = 4;
 }
 
-/// In the header of a pair: hits of threads for which there was no slot.
+/// In the header of a pair: stops of threads for which there was no slot.
 pub(crate) const CROWDED: u64 = 0;
 
 /// Times are told apart by so many bits from the first that is set: to a thousandth.

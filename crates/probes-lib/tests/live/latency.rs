@@ -146,6 +146,21 @@ fn every_pair_is_timed_whatever_the_number_of_threads() {
 }
 
 #[test]
+fn times_of_threads_beyond_those_there_is_room_for_are_told_as_lost_one_by_one() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let (threads, each) = (1_200, 10);
+        let observer = observe(&target);
+        talker.ask(&format!("pairs {threads} {each}"), "pairs");
+        let latency = observer.remove().unwrap().latencies.remove(0);
+        let lost = latency.lost();
+        assert!(lost > 0 && lost % each == 0, "{lost}");
+        assert_eq!(ends(&latency), [threads * each - lost, 0, 0, lost]);
+    }
+}
+
+#[test]
 fn pairs_are_observed_and_put_back_while_threads_execute_them() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);

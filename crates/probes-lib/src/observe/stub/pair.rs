@@ -39,8 +39,11 @@ pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(),
     a.add(rcx, SLOT_LEN as i32)?;
     a.dec(edx)?;
     a.jne(again)?;
-    a.lock()
-        .inc(qword_ptr(rbx + offset(layout.pair(pair) + CROWDED)))?;
+    // It is a time that is not taken, and that has one stop.
+    if let End::Stop(_) = end {
+        a.lock()
+            .inc(qword_ptr(rbx + offset(layout.pair(pair) + CROWDED)))?;
+    }
     a.jmp(over)?;
     a.set_label(&mut found)?;
     // Another thread may have come to have the same control block.
