@@ -79,6 +79,8 @@ mod files;
 mod refusals;
 
 // What is learnt of hits, to the last one.
+#[path = "live/detours.rs"]
+mod detours;
 #[path = "live/exactness.rs"]
 mod exactness;
 #[path = "live/latency.rs"]

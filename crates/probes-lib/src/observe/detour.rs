@@ -12,6 +12,7 @@
 use std::ops::Range;
 
 use crate::addr::LiveAddr;
+use crate::maps::Mapping;
 
 /// The registers of a thread that a detour changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,17 +38,42 @@ pub(crate) struct Call {
     pub(crate) arguments: [u64; 6],
 }
 
+const MAP: u32 = libc::SYS_mmap as u32;
+const UNMAP: u32 = libc::SYS_munmap as u32;
+
 impl Call {
-    /// Whether something is mapped afterwards at the address of its first argument; `None` if it is about
-    /// no memory.
-    pub(crate) fn leaves_mapped(&self) -> Option<bool> {
-        const MAP: u32 = libc::SYS_mmap as u32;
-        const UNMAP: u32 = libc::SYS_munmap as u32;
-        match self.number {
-            MAP => Some(true),
-            UNMAP => Some(false),
-            _ => None,
-        }
+    pub(crate) fn maps(&self) -> bool {
+        self.number == MAP
+    }
+
+    pub(crate) fn unmaps(&self) -> bool {
+        self.number == UNMAP
+    }
+
+    /// What it maps or unmaps.
+    pub(crate) fn range(&self) -> Range<u64> {
+        let [at, len, ..] = self.arguments;
+        at..at.saturating_add(len)
+    }
+
+    /// Whether this is just what it maps, or what is said of what it unmaps: somebody else may have come
+    /// to map memory there.
+    pub(crate) fn is_about(&self, mapping: &Mapping) -> bool {
+        let [_, _, protection, flags, _, offset] = self.arguments;
+        let wants = |bit: i32| protection & bit as u64 != 0;
+        let is_shared = flags & libc::MAP_TYPE as u64 == libc::MAP_SHARED as u64;
+        let is_of_file = match is_shared {
+            true => mapping.inode != 0 && mapping.offset == offset,
+            false => mapping.inode == 0,
+        };
+        // personality(2): with READ_IMPLIES_EXEC, more can be executed.
+        let is_executable = mapping.executable || !wants(libc::PROT_EXEC);
+        (mapping.start.0..mapping.end.0) == self.range()
+            && mapping.is_readable() == wants(libc::PROT_READ)
+            && mapping.is_writable() == wants(libc::PROT_WRITE)
+            && is_executable
+            && mapping.shared == is_shared
+            && is_of_file
     }
 }
 
@@ -57,7 +83,7 @@ pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> Call {
     let flags =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
     Call {
-        number: libc::SYS_mmap as u32,
+        number: MAP,
         arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
     }
 }
@@ -67,7 +93,7 @@ pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
     Call {
-        number: libc::SYS_mmap as u32,
+        number: MAP,
         arguments: [
             at.0,
             len,
@@ -87,11 +113,13 @@ pub(crate) fn close(descriptor: i32) -> Call {
     }
 }
 
-/// Unmaps memory.
-pub(crate) fn unmap(at: LiveAddr, len: u64) -> Call {
+/// Unmaps memory, which has this protection in the beginning: the kernel does not ask for it, but who
+/// finds the detour knows by it what was there.
+pub(crate) fn unmap(range: &Range<u64>, protection: i32) -> Call {
+    let len = range.end.saturating_sub(range.start);
     Call {
-        number: libc::SYS_munmap as u32,
-        arguments: [at.0, len, 0, 0, 0, 0],
+        number: UNMAP,
+        arguments: [range.start, len, protection as u64, 0, 0, 0],
     }
 }
 
@@ -120,9 +148,9 @@ pub(crate) fn is_free(bytes: &[u8]) -> bool {
     mark == MARK || is_part && code.iter().all(|&byte| byte == 0)
 }
 
-/// The memory that a detour was to map, or to unmap because somebody else's had been to map it: it is
-/// left if whoever made the detour was killed.
-pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Range<u64>> {
+/// What unmaps the memory that a detour was to map, or to unmap because somebody else's had been to map
+/// it: it is left if whoever made the detour was killed.
+pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Call> {
     let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
     let number = |call: &[u8], index: usize| {
         let word = call[MOV_LEN * index + 2..][..8].try_into();
@@ -132,10 +160,13 @@ pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Range<u64>> {
     let calls = calls
         .chunks_exact(7 * MOV_LEN + SYSCALL.len())
         .take_while(is_call);
-    let of_memory = [libc::SYS_mmap as u64, libc::SYS_munmap as u64];
+    let of_memory = [MAP, UNMAP].map(u64::from);
     let maps = calls.filter(|call| of_memory.contains(&number(call, 6)));
-    maps.map(|call| number(call, 0)..number(call, 0).saturating_add(number(call, 1)))
-        .collect()
+    let unmaps = |call: &[u8]| {
+        let (at, len) = (number(call, 0), number(call, 1));
+        unmap(&(at..at.saturating_add(len)), number(call, 2) as i32)
+    };
+    maps.map(unmaps).collect()
 }
 
 /// The code for a thread with these registers.
@@ -195,7 +226,7 @@ fn set(register: u8, number: u64) -> [u8; MOV_LEN] {
 impl Registers {
     /// The same as the kernel would leave them if the thread were let go now: a system call that was
     /// interrupted by the stop begins anew (signal(7); arch_do_signal_or_restart of the kernel).
-    fn continued(self) -> Registers {
+    pub(crate) fn continued(self) -> Registers {
         const RESTART_BLOCK: i64 = -516;
         let anew = |rax| Registers {
             rax,
@@ -215,6 +246,7 @@ impl Registers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::maps;
 
     const IN_READ: Registers = Registers {
         rax: -512_i64 as u64,
@@ -259,10 +291,52 @@ mod tests {
         assert!(is_free(b"o-p \0\0\0\0\0") && is_free(b"\0\0\0\0goes\0"));
         assert!(!is_free(b"o-p hash\0") && !is_free(b"o-p \0\0\0\0x"));
         assert!(code.ends_with(&IN_READ.continued().rip.to_le_bytes()));
-        assert_eq!(mapped_by(&code), [0x1000..0x2000, 0x1000..0x2000]);
+        let unmaps = unmap(&(0x1000..0x2000), libc::PROT_READ);
+        assert_eq!(mapped_by(&code), [unmaps; 2]);
         assert_eq!(mapped_by(&[0; ROOM]), []);
-        let call = unmap(LiveAddr(0x1000), 0x1000);
-        let code = super::code(&[call, call], &IN_READ);
-        assert_eq!(mapped_by(&code), [0x1000..0x2000, 0x1000..0x2000]);
+        let code = super::code(&[unmaps; 2], &IN_READ);
+        assert_eq!(mapped_by(&code), [unmaps; 2]);
+    }
+
+    #[test]
+    fn memory_of_others_is_not_taken_for_what_a_call_has_mapped() {
+        let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+        let at = LiveAddr(0x40_0000);
+        let code = map(at, 0x2000, read | execute);
+        let data = map(at, 0x2000, read | write);
+        let shared = map_shared(at, 0x2000, 3, 0x1000);
+        let left = unmap(&(0x40_0000..0x40_2000), read | execute);
+        let about = |line: &str| {
+            let mapping = &maps::parse(line.as_bytes())[0];
+            [code, data, shared, left].map(|call| call.is_about(mapping))
+        };
+        let not = [false; 4];
+        assert_eq!(
+            about("400000-402000 r-xp 00000000 00:00 0 "),
+            [true, false, false, true]
+        );
+        assert_eq!(
+            about("400000-402000 rw-p 00000000 00:00 0 "),
+            [false, true, false, false]
+        );
+        assert_eq!(
+            about("400000-402000 rw-s 00001000 00:01 7 /memfd:x (deleted)"),
+            [false, false, true, false]
+        );
+        // With READ_IMPLIES_EXEC.
+        assert_eq!(
+            about("400000-402000 rwxp 00000000 00:00 0 "),
+            [false, true, false, false]
+        );
+        for other in [
+            "400000-401000 r-xp 00000000 00:00 0 ",
+            "400000-403000 r-xp 00000000 00:00 0 ",
+            "3ff000-402000 rw-p 00000000 00:00 0 ",
+            "400000-402000 ---p 00000000 00:00 0 ",
+            "400000-402000 r-xp 00000000 08:02 7 /usr/lib/x",
+            "400000-402000 rw-s 00000000 00:01 7 /memfd:x (deleted)",
+        ] {
+            assert_eq!(about(other), not, "{other}");
+        }
     }
 }

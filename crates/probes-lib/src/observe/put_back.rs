@@ -4,7 +4,6 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::addr::LiveAddr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::read_maps;
 use crate::maps::Mapping;
@@ -25,8 +24,8 @@ const PAUSE: Duration = Duration::from_micros(100);
 
 /// What somebody has left who was killed before there was a header.
 pub(crate) struct Left {
-    /// What he has mapped.
-    maps: Vec<Range<u64>>,
+    /// What unmaps what he has mapped.
+    calls: Vec<detour::Call>,
 }
 
 impl Left {
@@ -42,20 +41,16 @@ impl Left {
         if bytes == [0; detour::ROOM] {
             return None;
         }
-        let is_left = |range: &Range<u64>| {
-            let is_whole = |mapping: &Mapping| {
-                let of_nobody = mapping.inode == 0 && !mapping.shared;
-                of_nobody && (mapping.start.0..mapping.end.0) == *range
-            };
+        let is_left = |call: &detour::Call| {
             let has_header = arenas.iter().any(|arena| {
                 let len = arena.code_len() + arena.data_len();
-                (arena.code.0..arena.code.plus(len).0).contains(&range.start)
+                (arena.code.0..arena.code.plus(len).0).contains(&call.range().start)
             });
-            !has_header && maps.iter().any(is_whole)
+            !has_header && maps.iter().any(|mapping| call.is_about(mapping))
         };
-        let maps = detour::mapped_by(&bytes).into_iter().filter(is_left);
+        let calls = detour::mapped_by(&bytes).into_iter().filter(is_left);
         Some(Left {
-            maps: maps.collect(),
+            calls: calls.collect(),
         })
     }
 }
@@ -105,9 +100,7 @@ pub(crate) fn put_back<T: Send>(
             pause = (pause * 2).min(LEAVING / 8);
         }
         let data = read()?;
-        let left = left.into_iter().flat_map(|left| left.maps);
-        let left = left.map(|range| detour::unmap(LiveAddr(range.start), range.end - range.start));
-        let left: Vec<detour::Call> = left.collect();
+        let left: Vec<detour::Call> = left.into_iter().flat_map(|left| left.calls).collect();
         match work.unmap_all(stopped, &left, arenas.iter().map(unmap)) {
             Ok(unmapped) => {
                 unmapped.release();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::addr::LiveAddr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::read_maps;
-use crate::maps::{self, Mapping};
+use crate::maps::Mapping;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::arena::{Arena, Entry};
 use crate::observe::events::believed_until;
@@ -43,17 +43,28 @@ pub(crate) enum Way<'w> {
 
 impl<'w> Work<'w> {
     /// Makes a thread run system calls.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::KeepsChanging`] if somebody else has come to map memory where they were to;
+    /// [`ErrorKind::MapRefused`].
     pub(crate) fn run(&self, stopped: Stopped<'w>, calls: &[detour::Call]) -> Result<Stopped<'w>> {
         let mut stopped = stopped;
         let begun = Instant::now();
+        let before = match calls.iter().any(detour::Call::unmaps) {
+            true => read_maps(self.process)?,
+            false => Vec::new(),
+        };
         loop {
             let is_interrupted;
             (stopped, is_interrupted) = self.try_to_run(stopped, calls, begun)?;
-            match self.check(calls) {
-                Ok(()) => return Ok(stopped),
-                // The handler of a signal has jumped away from there.
-                Err(_) if is_interrupted && begun.elapsed() <= self.limit => {}
-                Err(error) => return Err(error),
+            let Err(error) = self.check(calls, &before) else {
+                return Ok(stopped);
+            };
+            let is_taken = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
+            // The signal had to be received first.
+            if is_taken || !is_interrupted || begun.elapsed() > self.limit {
+                return Err(error);
             }
         }
     }
@@ -142,15 +153,23 @@ impl<'w> Work<'w> {
         self.cave.0..self.cave.plus(detour::ROOM as u64).0
     }
 
-    /// Makes sure that calls have done what they were to do.
-    fn check(&self, calls: &[detour::Call]) -> Result<()> {
+    /// Makes sure that calls have done what they were to do. All threads may have run meanwhile: what is
+    /// there need not be what they have mapped, nor what they were to unmap.
+    fn check(&self, calls: &[detour::Call], before: &[Mapping]) -> Result<()> {
         let pid = self.process.pid();
         let maps = read_maps(self.process)?;
         for call in calls {
-            let [at, ..] = call.arguments;
-            let is_mapped = maps::find(&maps, LiveAddr(at), 1).is_some();
-            let leaves = call.leaves_mapped();
-            if leaves.is_some_and(|leaves| leaves != is_mapped) {
+            let range = call.range();
+            let is_within = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
+            let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
+            if call.maps() && !maps.iter().any(|it| call.is_about(it)) {
+                return Err(match maps.iter().any(is_within) {
+                    true => ErrorKind::KeepsChanging { pid },
+                    false => ErrorKind::MapRefused { pid },
+                }
+                .into());
+            }
+            if call.unmaps() && maps.iter().any(was_there) {
                 return Err(ErrorKind::MapRefused { pid }.into());
             }
         }
@@ -359,7 +378,8 @@ pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [detour::Call; 
 }
 
 pub(crate) fn unmap(arena: &Arena) -> detour::Call {
-    detour::unmap(arena.code, arena.code_len() + arena.data_len())
+    let end = arena.data().plus(arena.data_len());
+    detour::unmap(&(arena.code.0..end.0), libc::PROT_READ | libc::PROT_EXEC)
 }
 
 /// Writes into what is shared, at offsets in it.
