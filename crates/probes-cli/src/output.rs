@@ -83,13 +83,19 @@ pub(crate) fn counted(format: Format, counted: &Counted<'_>) -> Result<String, F
 }
 
 /// Writes how many sites of a process were given their own code back.
-pub(crate) fn print_cleaned(format: Format, pid: i32, sites: usize) -> Result<(), Failure> {
+pub(crate) fn print_cleaned(
+    format: Format,
+    pid: i32,
+    cleaned: probes_lib::Cleaned,
+) -> Result<(), Failure> {
     #[derive(serde::Serialize)]
     struct Cleaned {
         version: u32,
         pid: i32,
         sites: usize,
+        still_mapped: u64,
     }
+    let sites = cleaned.sites;
     let text = match format {
         Format::Plain => format!("{pid} {sites}\n"),
         Format::Table => table::table(
@@ -100,6 +106,7 @@ pub(crate) fn print_cleaned(format: Format, pid: i32, sites: usize) -> Result<()
             version: view::VERSION,
             pid,
             sites,
+            still_mapped: cleaned.still_mapped,
         })?,
     };
     print(&text)

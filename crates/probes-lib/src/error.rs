@@ -36,6 +36,9 @@ pub enum Effect {
     NothingChanged,
     /// Bytes were written, and put back: while every thread still stood, unless none was stopped.
     PutBack,
+    /// All probes are as they were, but memory of an observation may stay mapped, which does no harm;
+    /// [`Target::clean`](crate::Target::clean) unmaps it.
+    StillMapped,
     /// Bytes were written and could not be put back: some probes may be half changed.
     HalfChanged,
     /// A program that was to be started with its probes set was not started, or was ended before
@@ -89,6 +92,9 @@ impl fmt::Display for Error {
             Effect::None => return f.write_str(&kind),
             Effect::NothingChanged => "nothing was changed",
             Effect::PutBack => "what had been written was put back",
+            Effect::StillMapped => {
+                "all probes are as they were, but memory may stay mapped, which does no harm"
+            }
             Effect::HalfChanged => "some probes may be half changed",
             Effect::NotStarted => "the program was not started",
         };

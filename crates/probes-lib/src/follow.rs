@@ -595,7 +595,7 @@ fn set(
     standing: &Stopped<'_>,
 ) -> Result<Report> {
     let _turn = Turn::wait(&one.process, Instant::now() + options.deadline)?;
-    let memory = observe::behind_veil(one.memory()?, &read_maps(&one.process)?);
+    let memory = observe::behind_veil(&one.process, one.memory()?, &read_maps(&one.process)?);
     let subject = Subject {
         process: &one.process,
         image,

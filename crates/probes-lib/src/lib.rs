@@ -75,7 +75,8 @@ pub use follow::{Followed, follow};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
 pub use object::{Object, PassedOver};
 pub use observe::{
-    Counts, Event, Events, Installed, Latency, Observation, Observed, Observer, SiteHits, Value,
+    Cleaned, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer, SiteHits,
+    Value,
 };
 pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use select::{Action, Actions, Selector};

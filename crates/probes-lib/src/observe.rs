@@ -42,19 +42,19 @@ pub use self::latency::Latency;
 pub use self::observation::Observation;
 pub use self::value::Value;
 
-use crate::error::{Effect, ErrorKind, Result};
+use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
 use crate::observe::arena::Arena;
 use crate::observe::events::{BELIEVED, Watch};
 use crate::observe::prepare::Prepared;
-use crate::observe::put_back::{Left, put_back};
+use crate::observe::put_back::{Left, PutBack, put_back};
 use crate::observe::role::Role;
 use crate::observe::shared::PAIR_LEN;
 use crate::observe::source::{SharedData, Source};
 use crate::observe::veil::Veil;
-use crate::observe::work::{Way, Work, read, read_error, refuse_replaced};
+use crate::observe::work::{Way, Work, observed_of, read, read_error, refuse_replaced};
 use crate::process::Process;
 use crate::program::Program;
 use crate::session::{Options, Target};
@@ -109,6 +109,19 @@ pub struct Observed {
     pub events: Events,
     /// How long the process stood still to be put back, at most, all in all; zero if it had ended.
     pub stopped: Duration,
+    /// As [`Cleaned::still_mapped`].
+    pub still_mapped: u64,
+}
+
+/// What was put back of observations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleaned {
+    /// How many sites have got their own calls back.
+    pub sites: usize,
+    /// How many bytes that were mapped into the process stay there, which does no harm: a thread may
+    /// still return to a stub from the handler of a signal, as far as can be told by its stack, or the
+    /// process has set itself a seccomp filter since. [`Target::clean`] unmaps them when that is over.
+    pub still_mapped: u64,
 }
 
 impl Target {
@@ -131,9 +144,9 @@ impl Target {
         process.refuse_own_family()?;
         observation.roles(&self.look_at_objects()?.program)?;
         let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
-        self.put_back_observed(options)?;
         let threads = process.threads().and_then(|mut list| list.read());
         process.refuse_filtered(threads.map_err(|source| process.lost(source))?)?;
+        let mut cleaned = self.put_back_observed(options)?;
         let begun = Instant::now();
         loop {
             let error = match self.install(observation, options) {
@@ -141,16 +154,15 @@ impl Target {
                 Err(error) => error,
             };
             // What it has come to is put back as if we had been killed.
-            if let Err(left) = self.put_back_observed(options) {
-                let is_there = !process.has_ended();
-                return Err(match is_there {
-                    true => left.leaving(Effect::HalfChanged),
-                    false => error,
-                });
+            match self.put_back_observed(options) {
+                Err(_) if process.has_ended() => return Err(error),
+                Err(left) => return Err(left.leaving(Effect::HalfChanged)),
+                Ok(again) => cleaned.add(again),
             }
             let is_passing = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
             if !is_passing || begun.elapsed() > options.deadline {
-                return Err(error.with_effect(Effect::NothingChanged));
+                let effect = cleaned.effect(error.effect());
+                return Err(error.with_effect(effect));
             }
         }
     }
@@ -179,12 +191,12 @@ impl Target {
         Ok(prepared.into_installed(has_tids, None, stopped, options))
     }
 
-    /// Puts back what observations have left in the process; says how many sites that were.
+    /// Puts back what observations have left in the process; says what that was.
     ///
     /// # Errors
     ///
-    /// As of [`Observer::remove`].
-    pub fn clean(&self, options: Options) -> Result<usize> {
+    /// As of [`Observer::remove`]. [`Error::effect`](crate::Error::effect) says what it is left with.
+    pub fn clean(&self, options: Options) -> Result<Cleaned> {
         let clean = || {
             let process = self.process();
             process.refuse_own_family()?;
@@ -195,24 +207,61 @@ impl Target {
     }
 
     /// The caller has the turn.
-    fn put_back_observed(&self, options: Options) -> Result<usize> {
+    fn put_back_observed(&self, options: Options) -> Result<Cleaned> {
         let memory = self.bare_memory()?;
         let begun = Instant::now();
-        let mut sites = 0;
+        let mut cleaned = Cleaned::default();
         loop {
             let maps = read_maps(self.process())?;
             let arenas = find(&memory, &maps);
             let left = Left::find(self.process(), &memory, &maps, &arenas);
             let is_clear = left.is_none();
+            if !is_clear && begun.elapsed() > options.deadline {
+                return cleaned.unless_pending(self.pid());
+            }
+            cleaned.still_mapped = 0;
             if !arenas.is_empty() || !is_clear {
-                put_back(self.process(), &memory, &arenas, left, options, || Ok(()))?;
+                let done = put_back(self.process(), &memory, &arenas, left, options, || Ok(()));
+                let done = done.map_err(|error| match cleaned.sites {
+                    0 => error,
+                    _ => error.leaving(Effect::PutBack),
+                })?;
+                cleaned.add(Cleaned {
+                    sites: done.sites,
+                    still_mapped: done.still_mapped,
+                });
             }
-            let of_arenas = arenas.iter().map(|arena| arena.entries.len());
-            sites = sites.max(of_arenas.sum());
             // A thread that was sent to map memory by somebody who was killed may do so only now.
-            if is_clear || begun.elapsed() > options.deadline {
-                return Ok(sites);
+            if is_clear {
+                return Ok(cleaned);
             }
+        }
+    }
+}
+
+impl Cleaned {
+    /// Takes in what was put back later: what is still mapped is all that is.
+    fn add(&mut self, later: Cleaned) {
+        self.sites += later.sites;
+        self.still_mapped = later.still_mapped;
+    }
+
+    /// What there is to say if a thread is still on a detour: it may map memory after all.
+    fn unless_pending(self, pid: i32) -> Result<Cleaned> {
+        match self.still_mapped {
+            0 => Err(Error::from(ErrorKind::KeepsChanging { pid }).leaving(Effect::StillMapped)),
+            _ => Ok(self),
+        }
+    }
+
+    /// What an observation that has not begun leaves behind, whose failure had this effect before it was
+    /// put back.
+    fn effect(&self, before: Effect) -> Effect {
+        let is_written = matches!(before, Effect::PutBack | Effect::HalfChanged);
+        match self.still_mapped {
+            0 if self.sites == 0 && !is_written => Effect::NothingChanged,
+            0 => Effect::PutBack,
+            _ => Effect::StillMapped,
         }
     }
 }
@@ -227,7 +276,8 @@ impl Observer<'_> {
     ///
     /// # Errors
     ///
-    /// If the process has ended or executed another program.
+    /// If the process has ended or executed another program; if another observation of it has begun, which
+    /// has put an end to this one ([`ErrorKind::ObservedByAnother`]).
     pub fn counts(&self) -> Result<Counts> {
         let pid = self.target.pid();
         let read = |source: &Source<'_>, _: Option<&_>| self.ground.counts(pid, source);
@@ -295,10 +345,20 @@ impl Observer<'_> {
             Ok((counts, pairs, events))
         };
         let removed = put_back_all(self.target, &ground, self.options, &mut learn);
-        let ((counts, pairs, events), stopped) = match (removed, &ground.data) {
+        let PutBack {
+            learnt: (counts, pairs, events),
+            stopped,
+            still_mapped,
+            sites: _,
+        } = match (removed, &ground.data) {
             // Nothing of it is left that could be put back.
             (Err(error), Some(data)) if process.has_ended() || self.target.has_executed(&error) => {
-                (learn(&Source::Shared(data), None)?, Duration::ZERO)
+                PutBack {
+                    learnt: learn(&Source::Shared(data), None)?,
+                    sites: 0,
+                    still_mapped: 0,
+                    stopped: Duration::ZERO,
+                }
             }
             (removed, _) => removed?,
         };
@@ -307,6 +367,7 @@ impl Observer<'_> {
             latencies: ground.latencies(&pairs),
             events,
             stopped,
+            still_mapped,
         })
     }
 }
@@ -329,7 +390,7 @@ fn put_back_all<T: Send>(
     ground: &Ground,
     options: Options,
     learn: &mut (impl FnMut(&Source<'_>, Option<&ProcessMemory>) -> Result<T> + Send),
-) -> Result<(T, Duration)> {
+) -> Result<PutBack<T>> {
     let process = target.process();
     let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
     let memory = target.bare_memory()?;
@@ -409,9 +470,16 @@ impl Ground {
 }
 
 /// The memory of a process, with sites that are observed behind a veil.
-pub(crate) fn behind_veil(memory: ProcessMemory, maps: &[Mapping]) -> ProcessMemory {
+pub(crate) fn behind_veil(
+    process: &Process,
+    memory: ProcessMemory,
+    maps: &[Mapping],
+) -> ProcessMemory {
     let arenas = find(&memory, maps);
-    memory.behind(Veil::over(&arenas))
+    // What cannot be read is not observed.
+    let observed = |arena| observed_of(process, &memory, arena).map_or(0, |sites| sites.len());
+    let observed = arenas.iter().map(observed).sum();
+    memory.behind(Veil::over(&arenas, observed))
 }
 
 /// The observations that a process has in its memory.

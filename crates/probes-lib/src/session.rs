@@ -285,7 +285,7 @@ impl Target {
         let image = self.look_again(&maps);
         let program = &image.program;
         // Opened afterwards: that is when an exec is noticed.
-        let memory = observe::behind_veil(self.bare_memory_to_read()?, &maps);
+        let memory = observe::behind_veil(&self.process, self.bare_memory_to_read()?, &maps);
         let untouched = Untouched::of(&self.process, program.objects(), maps);
         let is_the_files = |start, len| {
             let untouched = untouched.as_ref();
@@ -589,7 +589,11 @@ impl Target {
     /// The memory, to be changed, with sites that are observed behind a veil.
     fn memory(&self) -> Result<ProcessMemory> {
         let maps = read_maps(&self.process)?;
-        Ok(observe::behind_veil(self.bare_memory()?, &maps))
+        Ok(observe::behind_veil(
+            &self.process,
+            self.bare_memory()?,
+            &maps,
+        ))
     }
 
     /// The memory as it is, to be changed.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Installed, Launch, Launched, Observation, Observer, Target};
 
+use super::clean::say_still_mapped;
 use super::observing::{LOOKING, sources};
 use super::trace::say_started;
 use super::wait::Wait;
@@ -113,6 +114,7 @@ impl<'l> Learning<'l> {
         let observed = observer.remove();
         let pid = self.target.pid();
         let observed = observed.map_err(|error| Failure::Target(Subject::Process(pid), error))?;
+        say_still_mapped(&self.answer.messages, pid, observed.still_mapped);
         let (format, print) = (self.answer.format, printer(self.answer.format));
         self.watching.show_all(observed.events)?;
         self.watching.tell()?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Object, Observation, Observed, Observer, Options, SourceMap, Target};
 
+use super::clean::say_still_mapped;
 use super::put_back::{Endings, Over, nothing_is_left};
 use super::{Failure, Subject, say_what};
 use crate::messages::Messages;
@@ -160,10 +161,13 @@ impl<'t> Observing<'t> {
         self.pen.endings.let_through();
         let failed = |error| Failure::Target(Subject::Process(self.target.pid()), error);
         let observed = match removed {
-            Ok(observed) => match unread? {
-                Some(error) => return Err(failed(error)),
-                None => Some(observed),
-            },
+            Ok(observed) => {
+                say_still_mapped(&self.messages, self.target.pid(), observed.still_mapped);
+                match unread? {
+                    Some(error) => return Err(failed(error)),
+                    None => Some(observed),
+                }
+            }
             Err(error) => {
                 let Some(what) = nothing_is_left(error.kind()) else {
                     return Err(failed(error));

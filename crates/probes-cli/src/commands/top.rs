@@ -19,6 +19,7 @@ use self::model::{Model, Times, Wish};
 use self::screen::{Head, Scroll};
 use self::session::Session;
 use self::terminal::Screen;
+use super::clean::say_still_mapped;
 use super::put_back::{Endings, nothing_is_left};
 use super::{Failure, Subject, few, observing};
 use crate::messages::{Level, Messages};
@@ -87,11 +88,14 @@ fn end(
         return over.map(drop);
     }
     let back = session.switch_back(endings, messages);
-    if let Err(error) = removed {
-        if let Err(failure) = back {
-            messages.error(&failure.to_string(), failure.hint());
+    match removed {
+        Ok(still_mapped) => say_still_mapped(messages, pid, still_mapped),
+        Err(error) => {
+            if let Err(failure) = back {
+                messages.error(&failure.to_string(), failure.hint());
+            }
+            return Err(session.failed(error));
         }
-        return Err(session.failed(error));
     }
     if let Some(names) = few(&back?) {
         messages.note(&format!("put back as they were found: {names}"));

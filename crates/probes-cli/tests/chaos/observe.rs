@@ -44,7 +44,7 @@ fn clean(case: &mut Case, subject: &mut Subject, states: (u16, State), what: &st
         assert!(state == states || is_cut_short, "{what}: {state:?}");
     }
     let left = target.clean(patient()).unwrap();
-    case.count(match left {
+    case.count(match left.sites {
         0 => "killed: no site was observed",
         _ => "killed: sites were observed, and are put back",
     });

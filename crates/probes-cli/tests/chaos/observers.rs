@@ -176,7 +176,7 @@ fn an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back() 
                 assert_eq!(subject.run(), 2, "{what}");
                 let target = Target::open(subject.pid()).unwrap();
                 let left = target.clean(patient()).unwrap();
-                case.count(format!("{fault}: {left} sites were observed"));
+                case.count(format!("{fault}: {} sites were observed", left.sites));
                 assert_eq!(strange_code(subject.pid()), 0, "{what}");
                 subject.assert_all(after(Action::Enable), &what);
                 assert_eq!(subject.run(), 2, "{what}");

@@ -210,6 +210,34 @@ fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
 }
 
 #[test]
+fn memory_that_stays_mapped_is_told() {
+    for file in fixture_forms("seccomp") {
+        let mut target = Talker::start_with(&file, ["later"]);
+        let pid = target.pid();
+        let mut count = command(["count", "-probe", "ping"]);
+        let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
+        target.ask("forbid", "forbidden");
+        target.hits();
+        kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
+        let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+        assert_eq!(hits(&lines), ["3 ping"]);
+        let told = std::io::read_to_string(tool.guard().child().stderr.take().unwrap()).unwrap();
+        assert_eq!(tool.guard().wait().code(), Some(0));
+        let line = format!("observe -clean -pid {pid}");
+        let what = format!("bytes stay mapped in process {pid}, which does no harm");
+        assert!(told.contains(&what) && told.contains(&line), "{told}");
+        let info = run(&format!("info -pid {pid}"));
+        assert!(!info.stderr.contains("observed"), "{}", info.stderr);
+        let cleaned = run(&line);
+        assert_eq!(cleaned.stdout, format!("{pid} 0\n"));
+        assert!(cleaned.stderr.contains(&what), "{}", cleaned.stderr);
+        let json = run(&format!("{line} -json -quiet")).json();
+        assert!(json["still_mapped"].as_u64().unwrap() > 0);
+        target.hits();
+    }
+}
+
+#[test]
 fn who_counts_is_told_when_another_does_in_his_place() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();

@@ -8,8 +8,8 @@
 //!             what is shared by all sites, in the first arena (shared.rs)
 //! ```
 //!
-//! What is needed to put everything back stands in the code part, which is never written again: a
-//! tool that dies leaves it to the next one.
+//! What is needed to put everything back stands in the code part, of which nothing is written again but
+//! the tails of stubs, and that its sites were given back: a tool that dies leaves it to the next one.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -32,6 +32,9 @@ const SHARED_AT: u64 = 48;
 
 /// Where the header has the id.
 const ID_AT: usize = 64;
+
+/// Where it has a 1 once all sites have got their own calls back.
+const GIVEN_BACK_AT: u64 = 72;
 
 /// More sites than any program has.
 const MAX_SITES: usize = 1 << 22;
@@ -74,6 +77,11 @@ impl Arena {
     pub(crate) fn code_len(&self) -> u64 {
         let len = self.stub(self.entries.len()).0 - self.code.0;
         len.next_multiple_of(PAGE)
+    }
+
+    /// All of it.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.code.0..self.data().plus(self.data_len()).0
     }
 
     /// The counters follow the code.
@@ -241,6 +249,22 @@ impl Arena {
         let mut header = [0; HEADER_LEN];
         read(self.code, &mut header)?;
         Ok(Arena::count_in(&header).is_some() && word(&header, ID_AT) == self.id)
+    }
+
+    /// Where it is said that its sites have got their own calls back. They are nobody's then: what
+    /// happens to them afterwards is not its own.
+    pub(crate) fn given_back(&self) -> LiveAddr {
+        self.code.plus(GIVEN_BACK_AT)
+    }
+
+    /// Whether that is said.
+    pub(crate) fn is_given_back<E>(
+        &self,
+        read: impl Fn(LiveAddr, &mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut byte = [0];
+        read(self.given_back(), &mut byte)?;
+        Ok(byte == [1])
     }
 
     /// The hits of each site, from the bytes of the counters.

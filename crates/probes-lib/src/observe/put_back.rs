@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::image::read_maps;
 use crate::maps::Mapping;
 use crate::memory::ReadMemory;
@@ -42,10 +42,9 @@ impl Left {
             return None;
         }
         let is_left = |call: &detour::Call| {
-            let has_header = arenas.iter().any(|arena| {
-                let len = arena.code_len() + arena.data_len();
-                (arena.code.0..arena.code.plus(len).0).contains(&call.range().start)
-            });
+            let start = call.range().start;
+            let mut all = arenas.iter().map(Arena::range);
+            let has_header = all.any(|range| range.contains(&start));
             !has_header && maps.iter().any(|mapping| call.is_about(mapping))
         };
         let calls = detour::mapped_by(&bytes).into_iter().filter(is_left);
@@ -55,8 +54,24 @@ impl Left {
     }
 }
 
+/// What has become of observations that were put back.
+pub(crate) struct PutBack<T> {
+    pub(crate) learnt: T,
+    /// How many sites have got their own calls back.
+    pub(crate) sites: usize,
+    /// How many bytes stay mapped, as somebody may still return there, or nobody may unmap them.
+    pub(crate) still_mapped: u64,
+    /// How long the process stood still for it, all in all.
+    pub(crate) stopped: Duration,
+}
+
 /// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; `read`
-/// reads what was learnt, just before. Says how long the process stood still for it, all in all.
+/// reads what was learnt, just before. If it fails, nothing has been learnt, and it can be tried again.
+///
+/// # Errors
+///
+/// If the process cannot be stopped or written to, has ended or executed another program. Once the sites
+/// are as they were, only the end of the process is an error: what cannot be unmapped stays mapped.
 pub(crate) fn put_back<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
@@ -64,7 +79,7 @@ pub(crate) fn put_back<T: Send>(
     left: Option<Left>,
     options: Options,
     read: impl FnOnce() -> Result<T> + Send,
-) -> Result<(T, Duration)> {
+) -> Result<PutBack<T>> {
     let maps = read_maps(process)?;
     let cave = place::cave(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
@@ -77,49 +92,83 @@ pub(crate) fn put_back<T: Send>(
             way: Way::Sent,
         };
         let since = Instant::now();
-        let mut stopped = tracer.stop(process, options.deadline)?;
+        let stopped = tracer.stop(process, options.deadline)?;
         refuse_replaced(process.pid(), memory, arenas)?;
         let changes = work.changes_back(&stopped, arenas)?;
         rewrite::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
-        let begun = Instant::now();
-        let stubs: Vec<Range<u64>> = arenas.iter().map(Arena::stubs).collect();
-        let is_inside = |stopped: &Stopped<'_>| {
-            let mut stubs = stubs.iter();
-            stubs.any(|stubs| stopped.leads_into(memory, stubs))
+        let told = work.tell_given_back(&stopped, arenas);
+        let emptied = match told.and_then(|()| wait_until_empty(&work, stopped, arenas)) {
+            Err(error) if is_over(&error) => return Err(error),
+            Err(_) => None,
+            Ok(emptied) => emptied,
         };
-        let mut pause = PAUSE;
-        while is_inside(&stopped) {
-            if begun.elapsed() > LEAVING {
-                stopped.release();
-                // Whoever is inside comes out by himself, some day; nobody gets in any more.
-                let stood = since.elapsed();
-                return Ok((read()?, stood));
-            }
-            stopped = tracer.let_out(process, stopped, &stubs, pause, options.deadline)?;
-            // Where there are many threads, it takes a while until it is somebody's turn.
-            pause = (pause * 2).min(LEAVING / 8);
-        }
-        let data = read()?;
+        let learnt = read().map_err(|error| error.leaving(Effect::StillMapped))?;
         let left: Vec<detour::Call> = left.into_iter().flat_map(|left| left.calls).collect();
-        match work.unmap_all(stopped, &left, arenas.iter().map(unmap)) {
-            Ok(unmapped) => {
+        let all = |stopped| work.unmap_all(stopped, &left, arenas.iter().map(unmap));
+        let still_mapped = match emptied.map(all) {
+            Some(Ok(unmapped)) => {
                 unmapped.release();
-                Ok((data, since.elapsed()))
+                0
             }
             // The sites are as they were, and what was learnt is known: what is still mapped is nobody's
             // any more, and the next one takes it away.
-            Err(error) if !arenas.is_empty() && is_passing(&error) => Ok((data, since.elapsed())),
-            Err(error) => Err(error),
-        }
+            Some(Err(_)) | None => bytes_mapped(process, memory, arenas),
+        };
+        Ok(PutBack {
+            learnt,
+            sites: changes.len(),
+            still_mapped,
+            stopped: since.elapsed(),
+        })
     })
 }
 
-/// Whether it may be otherwise in a moment.
-fn is_passing(error: &Error) -> bool {
-    use ErrorKind::{Busy, KeepsChanging, NoTraveller, ThreadsKeepStarting};
+/// Lets threads run until none is in a stub any more, or may return there; `None` if that takes too long.
+/// Whoever is inside comes out by himself, some day; nobody gets in any more.
+fn wait_until_empty<'s>(
+    work: &Work<'s>,
+    mut stopped: Stopped<'s>,
+    arenas: &[Arena],
+) -> Result<Option<Stopped<'s>>> {
+    let begun = Instant::now();
+    let stubs: Vec<Range<u64>> = arenas.iter().map(Arena::stubs).collect();
+    let is_inside = |stopped: &Stopped<'_>| {
+        let mut stubs = stubs.iter();
+        stubs.any(|stubs| stopped.leads_into(work.memory, stubs))
+    };
+    let mut pause = PAUSE;
+    while is_inside(&stopped) {
+        if begun.elapsed() > LEAVING {
+            return Ok(None);
+        }
+        let tracer = work.tracer;
+        stopped = tracer.let_out(work.process, stopped, &stubs, pause, work.limit)?;
+        // Where there are many threads, it takes a while until it is somebody's turn.
+        pause = (pause * 2).min(LEAVING / 8);
+    }
+    Ok(Some(stopped))
+}
+
+/// How much of what was mapped still is.
+fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> u64 {
+    let is_there = |arena: &&Arena| {
+        let is_there = arena.is_there(|at, bytes| memory.read(at, bytes));
+        is_there.unwrap_or(false)
+    };
+    let of_arenas = arenas.iter().filter(is_there).map(Arena::range);
+    let maps = read_maps(process).unwrap_or_default();
+    let left = Left::find(process, memory, &maps, arenas);
+    let of_left = left.into_iter().flat_map(|left| left.calls);
+    let ranges = of_arenas.chain(of_left.map(|call| call.range()));
+    ranges.map(|range| range.end - range.start).sum()
+}
+
+/// Whether the process has nothing any more that could be put back.
+fn is_over(error: &Error) -> bool {
+    use ErrorKind::{Executed, Exited, NoSuchProcess, Zombie};
     let kind = error.kind();
     matches!(
         kind,
-        Busy { .. } | KeepsChanging { .. } | NoTraveller { .. } | ThreadsKeepStarting { .. }
+        Executed { .. } | Exited { .. } | NoSuchProcess { .. } | Zombie { .. }
     )
 }

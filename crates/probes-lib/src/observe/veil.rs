@@ -7,7 +7,6 @@
 //! stub's tail  ret, or jmp wrapper            (which of the two)
 //! ```
 
-use std::collections::BTreeMap;
 use std::io;
 
 use crate::addr::LiveAddr;
@@ -25,9 +24,15 @@ struct Veiled {
     tail: LiveAddr,
 }
 
-/// The sites that are observed, by address.
+/// The sites that are observed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Veil(BTreeMap<LiveAddr, Veiled>);
+pub(crate) struct Veil {
+    /// By address. There are several of a site if an observation that is over has left its memory: the
+    /// one that the site calls is the one that counts.
+    sites: Vec<(LiveAddr, Veiled)>,
+    /// How many really are.
+    observed: usize,
+}
 
 /// What has to be written, so that it is shown as was wanted.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -39,37 +44,40 @@ pub(crate) struct Behind {
 }
 
 impl Veil {
-    /// The veil over what these observe.
-    pub(crate) fn over(arenas: &[Arena]) -> Veil {
-        let mut veil = BTreeMap::new();
+    /// The veil over what these observe: so many sites just now.
+    pub(crate) fn over(arenas: &[Arena], observed: usize) -> Veil {
+        let mut sites = Vec::new();
         for arena in arenas {
-            for (index, entry) in arena.entries.iter().enumerate() {
+            sites.extend(arena.entries.iter().enumerate().map(|(index, entry)| {
                 let veiled = Veiled {
                     call: arena.call(index),
                     operand: entry.operand,
                     tail: arena.tail(index),
                 };
-                veil.insert(entry.site, veiled);
-            }
+                (entry.site, veiled)
+            }));
         }
-        Veil(veil)
+        sites.sort_by_key(|(site, _)| *site);
+        Veil { sites, observed }
     }
 
     /// How many sites are observed.
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.observed
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.sites.is_empty()
     }
 
     /// The sites that lie in `len` bytes at `at`, at least in part.
     fn within(&self, at: LiveAddr, len: usize) -> impl Iterator<Item = (LiveAddr, &Veiled)> {
         let first = LiveAddr(at.0.saturating_sub(SITE_LEN as u64 - 1));
         let end = LiveAddr(at.0.saturating_add(len as u64));
-        self.0
-            .range(first..end)
+        let first = self.sites.partition_point(|(site, _)| *site < first);
+        let sites = self.sites[first..].iter();
+        sites
+            .take_while(move |(site, _)| *site < end)
             .map(|(site, veiled)| (*site, veiled))
     }
 
@@ -112,7 +120,7 @@ impl Veil {
         let mut tails = Vec::new();
         for (site, veiled) in self.within(at, bytes.len()) {
             if veiled.shown(site, &read)?.is_none() {
-                // It is not observed any more.
+                // It is not observed any more, or calls another's stub.
                 continue;
             }
             for offset in 0..SITE_LEN as u64 {

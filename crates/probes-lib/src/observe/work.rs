@@ -209,7 +209,7 @@ impl<'w> Work<'w> {
     ) -> Result<()> {
         let mut changes = Vec::new();
         for ((arena, sites), code) in arenas.iter().zip(sites).zip(codes) {
-            let found = self.read_sites(arena)?;
+            let found = read_sites(self.process.pid(), self.memory, arena)?;
             for (index, code) in sites.iter().zip(&found) {
                 let site = program.site(*index);
                 if !code.same_but_for_opcode(site.site.code()) {
@@ -243,28 +243,6 @@ impl<'w> Work<'w> {
             self.process.pid(),
             &mut stopped.memory(self.memory)?,
             &changes,
-        )
-    }
-
-    /// What the sites are; `None` of those whose object has been unloaded.
-    fn read_those_there(&self, arena: &Arena) -> Result<Vec<Option<SiteCode>>> {
-        if let Ok(all) = self.read_sites(arena) {
-            return Ok(all.into_iter().map(Some).collect());
-        }
-        // It may have ended.
-        read_maps(self.process)?;
-        let one = |entry: &Entry| {
-            let found = rewrite::read(self.process.pid(), self.memory, std::iter::once(entry.site));
-            found.ok()?.into_iter().next()
-        };
-        Ok(arena.entries.iter().map(one).collect())
-    }
-
-    fn read_sites(&self, arena: &Arena) -> Result<Vec<SiteCode>> {
-        rewrite::read(
-            self.process.pid(),
-            self.memory,
-            arena.entries.iter().map(|it| it.site),
         )
     }
 
@@ -303,6 +281,12 @@ impl<'w> Work<'w> {
         (0..arena.entries.len()).map(tail).collect()
     }
 
+    /// Says where it will be found that all sites have got their own calls back.
+    pub(crate) fn tell_given_back(&self, stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<()> {
+        let mut arenas = arenas.iter();
+        arenas.try_for_each(|arena| self.put(stopped, arena.given_back(), &[1]))
+    }
+
     /// What gives the sites their own calls back; those that are not as they were left stay.
     pub(crate) fn changes_back(
         &self,
@@ -311,23 +295,16 @@ impl<'w> Work<'w> {
     ) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         for arena in arenas {
-            let found = self.read_those_there(arena)?;
+            let those = observed_of(self.process, self.memory, arena)?;
             let tails = self.read_tails(stopped, arena)?;
-            for (index, entry) in arena.entries.iter().enumerate() {
-                let Some(before) = found[index].map(SiteCode::tail) else {
-                    continue;
-                };
-                if before != observed(arena, index)
-                    && !entry.is_cut_short(before, arena.call(index))
-                {
-                    continue;
-                }
-                changes.push(Change {
+            changes.extend(those.into_iter().map(|(index, before)| {
+                let entry = arena.entries[index];
+                Change {
                     site: entry.site,
                     before,
                     after: entry.own(tails[index] == stub::JMP),
-                });
-            }
+                }
+            }));
         }
         Ok(changes)
     }
@@ -343,6 +320,51 @@ fn name_of(program: &Program, site: usize) -> String {
 fn observed(arena: &Arena, index: usize) -> [u8; 5] {
     let [a, b, c, d] = arena.call(index);
     [CALL, a, b, c, d]
+}
+
+/// Those of the sites of an arena that are observed, or on the way to it or back, and what follows
+/// their nops.
+pub(crate) fn observed_of(
+    process: &Process,
+    memory: &ProcessMemory,
+    arena: &Arena,
+) -> Result<Vec<(usize, [u8; 5])>> {
+    let is_given_back = arena.is_given_back(|at, bytes| memory.read(at, bytes));
+    if is_given_back.map_err(|source| read_error(process.pid(), arena.code, source))? {
+        return Ok(Vec::new());
+    }
+    let found = read_those_there(process, memory, arena)?;
+    let found = found.into_iter().zip(&arena.entries).enumerate();
+    let is_left = |(index, (code, entry)): (usize, (Option<SiteCode>, &Entry))| {
+        let found = code?.tail();
+        let is_left =
+            found == observed(arena, index) || entry.is_cut_short(found, arena.call(index));
+        is_left.then_some((index, found))
+    };
+    Ok(found.filter_map(is_left).collect())
+}
+
+/// What the sites are; `None` of those whose object has been unloaded.
+fn read_those_there(
+    process: &Process,
+    memory: &ProcessMemory,
+    arena: &Arena,
+) -> Result<Vec<Option<SiteCode>>> {
+    let pid = process.pid();
+    if let Ok(all) = read_sites(pid, memory, arena) {
+        return Ok(all.into_iter().map(Some).collect());
+    }
+    // It may have ended.
+    read_maps(process)?;
+    let one = |entry: &Entry| {
+        let found = rewrite::read(pid, memory, std::iter::once(entry.site));
+        found.ok()?.into_iter().next()
+    };
+    Ok(arena.entries.iter().map(one).collect())
+}
+
+fn read_sites(pid: i32, memory: &ProcessMemory, arena: &Arena) -> Result<Vec<SiteCode>> {
+    rewrite::read(pid, memory, arena.entries.iter().map(|it| it.site))
 }
 
 impl Entry {
@@ -378,8 +400,7 @@ pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [detour::Call; 
 }
 
 pub(crate) fn unmap(arena: &Arena) -> detour::Call {
-    let end = arena.data().plus(arena.data_len());
-    detour::unmap(&(arena.code.0..end.0), libc::PROT_READ | libc::PROT_EXEC)
+    detour::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
 }
 
 /// Writes into what is shared, at offsets in it.

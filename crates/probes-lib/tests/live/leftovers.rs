@@ -2,12 +2,16 @@
 //! they would from the handler of a signal.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use probes_lib::{Counts, Observation, Selector, Target};
-use test_support::process::{Image, peek, poke};
+use probes_lib::{
+    Action, Cleaned, Counts, Effect, ErrorKind, Observation, Selector, State, Target,
+};
+use test_support::process::{Image, peek, poke, stat};
 use test_support::{Talker, fixture_forms};
 
 use crate::observe::{options, strange_code};
+use crate::session::all;
 
 /// Where the stub is that an observed site of a probe calls.
 fn stub_of(pid: i32, counts: &Counts, name: &str) -> u64 {
@@ -30,6 +34,24 @@ fn unused_ends_of_stacks(pid: i32) -> Vec<u64> {
         .collect()
 }
 
+/// How many bytes observations have mapped: code, and the data behind it.
+fn mapped(pid: i32) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let number = |text| u64::from_str_radix(text, 16).unwrap();
+        number(start)..number(end)
+    };
+    let code: Vec<_> = strange_code(pid).iter().map(|line| range(line)).collect();
+    let is_of_it = |line: &&str| {
+        let range = range(line);
+        let mut code = code.iter();
+        code.any(|code| *code == range || code.end == range.start)
+    };
+    let ranges = maps.lines().filter(is_of_it).map(range);
+    ranges.map(|range| range.end - range.start).sum()
+}
+
 #[test]
 fn what_lies_on_the_stack_of_a_neighbour_keeps_nothing_mapped() {
     for file in fixture_forms("idle_threads") {
@@ -50,5 +72,175 @@ fn what_lies_on_the_stack_of_a_neighbour_keeps_nothing_mapped() {
         assert_eq!(strange_code(pid), [""; 0]);
         before.assert_same(&Image::of(pid).text(), "the program");
         talker.ask("round", "round");
+    }
+}
+
+/// A program with a place at the beginning of its stack where the test may put a word: it keeps what is
+/// in its memory as long as the word is there.
+struct Keeper {
+    talker: Talker,
+    place: u64,
+}
+
+impl Keeper {
+    fn start(file: &Path) -> Keeper {
+        const ARGUMENT: &str = "a word that a debugger may change, wherever it begins";
+        let talker = Talker::start_with(file, [ARGUMENT]);
+        // Behind all frames of its first thread.
+        let start = stat(talker.pid(), 48).parse::<u64>().unwrap();
+        let end = stat(talker.pid(), 49).parse::<u64>().unwrap();
+        let arguments = peek(talker.pid(), start, (end - start) as usize);
+        let is_argument = |at: &usize| arguments[*at..].starts_with(ARGUMENT.as_bytes());
+        let at = (0..arguments.len()).find(is_argument).unwrap() as u64;
+        let place = (start + at).next_multiple_of(8);
+        Keeper { talker, place }
+    }
+
+    fn put(&self, word: u64) {
+        poke(self.talker.pid(), self.place, &word.to_le_bytes());
+    }
+}
+
+fn all_are(target: &Target, state: State) {
+    let states = target.states().unwrap();
+    for probe in states.probes().filter(|probe| probe.site_count() > 0) {
+        assert_eq!(probe.state(), state, "{}", probe.name());
+    }
+}
+
+#[test]
+fn memory_that_somebody_may_return_to_stays_mapped_and_is_told_until_it_can_go() {
+    let mut files: Vec<PathBuf> = fixture_forms("page_borders").into();
+    files.extend(fixture_forms("gen_ocaml_2"));
+    for file in files {
+        let mut keeper = Keeper::start(&file);
+        let pid = keeper.talker.pid();
+        let before = Image::of(pid).text();
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new().count(Selector::All);
+        target.update(&all(Action::Enable)).unwrap();
+        let first = target.observe(&observation, options()).unwrap();
+        let counts = first.counts().unwrap();
+        let name = counts.probes().next().unwrap().0.to_owned();
+        keeper.put(stub_of(pid, &counts, &name));
+        let len: u64 = mapped(pid);
+
+        let observed = first.remove().unwrap();
+        assert_eq!(observed.still_mapped, len);
+        assert_eq!(mapped(pid), len);
+        // No site is its own any more, whatever becomes of it.
+        assert_eq!(target.states().unwrap().observed_sites(), 0);
+        all_are(&target, State::Enabled);
+        target.update(&all(Action::Disable)).unwrap();
+        let kept = Cleaned {
+            sites: 0,
+            still_mapped: len,
+        };
+        assert_eq!(target.clean(options()).unwrap(), kept);
+        all_are(&target, State::Disabled);
+
+        // The next one has a place of its own, and what is left is not in its way.
+        let second = target.observe(&observation, options()).unwrap();
+        let sites = target.states().unwrap().observed_sites();
+        assert!(sites > 0);
+        all_are(&target, State::Disabled);
+        target.update(&all(Action::Enable)).unwrap();
+        all_are(&target, State::Enabled);
+        keeper.talker.hits();
+        let observed = second.remove().unwrap();
+        assert_eq!(
+            (observed.counts.total(), observed.still_mapped),
+            (sites as u64, 0)
+        );
+        all_are(&target, State::Enabled);
+        target.update(&all(Action::Disable)).unwrap();
+
+        assert_eq!(mapped(pid), len);
+        keeper.put(0);
+        assert_eq!(target.clean(options()).unwrap(), Cleaned::default());
+        assert_eq!(strange_code(pid), [""; 0]);
+        before.assert_same(&Image::of(pid).text(), "the program");
+        keeper.talker.hits();
+    }
+}
+
+#[test]
+fn a_failure_says_that_what_was_left_stays_mapped() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let keeper = Keeper::start(&file);
+        let pid = keeper.talker.pid();
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new().count(Selector::name("plain"));
+        let observer = target.observe(&observation, options()).unwrap();
+        let counts = observer.counts().unwrap();
+        let site = counts.sites("plain").next().unwrap().address.0;
+        keeper.put(stub_of(pid, &counts, "plain"));
+        observer.remove().unwrap();
+        let own = peek(pid, site, 6);
+        // A breakpoint, as of a debugger.
+        poke(pid, site, &[0xcc]);
+        let Err(error) = target.observe(&observation, options()) else {
+            panic!("it is observed");
+        };
+        assert!(
+            matches!(error.kind(), ErrorKind::UnexpectedSite { .. }),
+            "{error}"
+        );
+        assert_eq!(error.effect(), Effect::StillMapped, "{error}");
+        poke(pid, site, &own);
+        keeper.put(0);
+        assert_eq!(target.clean(options()).unwrap(), Cleaned::default());
+        assert_eq!(strange_code(pid), [""; 0]);
+    }
+}
+
+#[test]
+fn a_process_that_filters_itself_while_it_is_observed_gets_its_sites_back_and_keeps_the_memory() {
+    for file in fixture_forms("seccomp") {
+        let mut talker = Talker::start_with(&file, ["later"]);
+        let pid = talker.pid();
+        let before = Image::of(pid).text();
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new().count(Selector::All);
+        let observer = target.observe(&observation, options()).unwrap();
+        let len = mapped(pid);
+        talker.ask("forbid", "forbidden");
+        talker.hits();
+        let observed = observer.remove().unwrap();
+        assert_eq!((observed.counts.total(), observed.still_mapped), (4, len));
+        before.assert_same(&Image::of(pid).text(), "the program");
+        talker.hits();
+        let kept = Cleaned {
+            sites: 0,
+            still_mapped: len,
+        };
+        assert_eq!(target.clean(options()).unwrap(), kept);
+        talker.hits();
+    }
+}
+
+#[test]
+fn what_is_left_in_a_process_that_has_filtered_itself_is_put_back_but_not_by_who_is_refused() {
+    for file in fixture_forms("seccomp") {
+        let mut talker = Talker::start_with(&file, ["later"]);
+        let pid = talker.pid();
+        let before = Image::of(pid).text();
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new().count(Selector::All);
+        drop(target.observe(&observation, options()).unwrap());
+        talker.ask("forbid", "forbidden");
+        let Err(error) = target.observe(&observation, options()) else {
+            panic!("it is observed");
+        };
+        assert!(
+            matches!(error.kind(), ErrorKind::Filtered { .. }),
+            "{error}"
+        );
+        assert_eq!(error.effect(), Effect::NothingChanged);
+        assert_eq!(target.states().unwrap().observed_sites(), 4);
+        let cleaned = target.clean(options()).unwrap();
+        assert_eq!((cleaned.sites, cleaned.still_mapped), (4, mapped(pid)));
+        before.assert_same(&Image::of(pid).text(), "the program");
+        talker.hits();
     }
 }

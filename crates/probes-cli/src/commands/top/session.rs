@@ -97,11 +97,11 @@ impl<'t> Session<'t> {
         outcome.map(|()| names)
     }
 
-    /// Ends counting.
-    pub(super) fn remove(&mut self) -> Result<()> {
+    /// Ends counting; says how many bytes stay mapped.
+    pub(super) fn remove(&mut self) -> Result<u64> {
         match self.observer.take() {
-            Some(observer) => observer.remove().map(drop),
-            None => Ok(()),
+            Some(observer) => Ok(observer.remove()?.still_mapped),
+            None => Ok(0),
         }
     }
 
