@@ -27,9 +27,12 @@ pub(crate) struct Registers {
     pub(crate) r10: u64,
     pub(crate) r11: u64,
     pub(crate) rip: u64,
-    /// The system call that it is in; -1 if it is in none.
+    /// The system call that it is in; [`NO_CALL`] if it is in none.
     pub(crate) orig_rax: u64,
 }
+
+/// What the kernel has for the system call of a thread that is in none.
+pub(crate) const NO_CALL: u64 = -1_i64 as u64;
 
 /// A system call: its number and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,9 +227,25 @@ fn set(register: u8, number: u64) -> [u8; MOV_LEN] {
 }
 
 impl Registers {
+    /// Of a thread that goes to `entry`. The kernel sees no system call any more to begin anew: the
+    /// detour does that.
+    pub(crate) fn sent_to(self, entry: LiveAddr) -> Registers {
+        Registers {
+            rip: entry.0,
+            orig_rax: NO_CALL,
+            ..self
+        }
+    }
+
+    /// Whether they are those of a thread that is just back from a detour, having been as `before`.
+    pub(crate) fn is_back(&self, before: &Registers) -> bool {
+        let back = before.continued();
+        *self == back.sent_to(LiveAddr(back.rip))
+    }
+
     /// The same as the kernel would leave them if the thread were let go now: a system call that was
     /// interrupted by the stop begins anew (signal(7); arch_do_signal_or_restart of the kernel).
-    pub(crate) fn continued(self) -> Registers {
+    fn continued(self) -> Registers {
         const RESTART_BLOCK: i64 = -516;
         let anew = |rax| Registers {
             rax,
@@ -276,10 +295,21 @@ mod tests {
         let over = Registers { rax: 17, ..IN_READ };
         assert_eq!(over.continued(), over);
         let outside = Registers {
-            orig_rax: u64::MAX,
+            orig_rax: NO_CALL,
             ..IN_READ
         };
         assert_eq!(outside.continued(), outside);
+    }
+
+    #[test]
+    fn who_is_back_is_about_to_make_its_call_and_not_in_it() {
+        let sent = IN_READ.sent_to(LiveAddr(0x5000));
+        assert_eq!((sent.rip, sent.orig_rax), (0x5000, NO_CALL));
+        assert!(!sent.is_back(&IN_READ) && !IN_READ.is_back(&IN_READ));
+        let begins = IN_READ.continued();
+        let back = begins.sent_to(LiveAddr(begins.rip));
+        assert!(back.is_back(&IN_READ) && !begins.is_back(&IN_READ));
+        assert!(!Registers { rcx: 0, ..back }.is_back(&IN_READ));
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl<'w> Work<'w> {
         let pid = self.process.pid();
         let range = self.detour();
         let mut stopped = stopped;
-        let (tid, registers) = loop {
+        let (tid, before) = loop {
             if let Way::BeforeItBegins(_) = self.way {
                 break stopped.first().ok_or(ErrorKind::Exited { pid })?;
             }
@@ -97,20 +97,20 @@ impl<'w> Work<'w> {
                 }
             }
         };
-        let code = detour::code(calls, &registers);
+        let code = detour::code(calls, &before);
         let (mark, code) = code.split_at(detour::MARK_LEN);
         self.put(&stopped, self.cave, mark)?;
         self.put(&stopped, detour::entry(self.cave), code)?;
-        let entry = detour::entry(self.cave).0;
+        let entry = detour::entry(self.cave);
         let (memory, limit) = (self.memory, self.limit);
         match self.way {
             Way::Sent => {
-                let sent = (tid, entry);
+                let sent = (tid, before);
                 self.tracer
-                    .send(self.process, stopped, sent, &range, memory, limit)
+                    .send(self.process, stopped, sent, entry, &range, limit)
             }
             Way::BeforeItBegins(at_exec) => {
-                let (entry, back) = (LiveAddr(entry), LiveAddr(registers.rip));
+                let back = LiveAddr(before.rip);
                 let sent = at_exec.go_round(self.tracer, stopped, memory, entry, back, limit);
                 Ok((sent.map_err(|_| ErrorKind::Exited { pid })?, false))
             }

@@ -7,9 +7,9 @@ use nix::errno::Errno;
 use nix::sys::ptrace as nix_ptrace;
 use nix::unistd::Pid;
 
+use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
-use crate::memory::ReadMemory;
-use crate::observe::detour::Registers;
+use crate::observe::detour::{NO_CALL, Registers};
 use crate::process::Process;
 use crate::sys::ptrace::{self, Wait};
 use crate::sys::threads::{Stopped, Tracer};
@@ -37,7 +37,7 @@ impl Stopped<'_> {
             let Ok(registers) = registers(tid) else {
                 continue;
             };
-            let is_free = registers.orig_rax as i64 == -1;
+            let is_free = registers.orig_rax == NO_CALL;
             let is_wanted = found.is_none() || is_free;
             if !is_wanted || self.process().refuse_filtered([tid]).is_err() {
                 continue;
@@ -72,7 +72,8 @@ impl Stopped<'_> {
 
 impl Tracer<'_> {
     /// Sends a thread to `entry`, and stops all threads again once it is out of `detour`; says whether a
-    /// signal has come to it there, whose handler may have taken it somewhere else.
+    /// signal has come to it there. Then it stands where it was before, as if it had never left: the
+    /// handler of a signal is to interrupt the system call that it was in.
     ///
     /// # Errors
     ///
@@ -81,26 +82,31 @@ impl Tracer<'_> {
         &self,
         process: &'p Process,
         stopped: Stopped<'p>,
-        (tid, entry): (i32, u64),
+        (tid, before): (i32, Registers),
+        entry: LiveAddr,
         detour: &Range<u64>,
-        memory: &impl ReadMemory,
         limit: Duration,
     ) -> Result<(Stopped<'p>, bool)> {
-        depart(tid, entry).map_err(|errno| {
-            ErrorKind::system(process.pid(), "change the registers", errno.into())
-        })?;
+        let failed =
+            |errno: Errno| ErrorKind::system(process.pid(), "change the registers", errno.into());
+        set_registers(tid, &before.sent_to(entry)).map_err(failed)?;
         let mut stopped = stopped;
         let begun = Instant::now();
         let mut pause = RUNNING;
-        let mut is_interrupted = false;
         loop {
-            let others_too;
             let code = std::slice::from_ref(detour);
-            (stopped, others_too) =
-                self.run_within(process, stopped, vec![tid], code, pause, limit)?;
+            stopped = self.run_within(process, stopped, vec![tid], code, pause, limit)?;
             // One that does not stand is gone, and may not have been there.
-            is_interrupted |= others_too || ptrace::place(tid).is_err();
-            if !stopped.thread_leads_into(tid, memory, detour) {
+            let Ok(now) = registers(tid) else {
+                return Ok((stopped, true));
+            };
+            let is_there = detour.contains(&now.rip);
+            let is_interrupted = is_there && matches!(ptrace::peek(tid), Wait::Signal(_));
+            if is_interrupted || now.is_back(&before) {
+                // If it has been killed, it needs none.
+                let _ = set_registers(tid, &before);
+            }
+            if is_interrupted || !is_there {
                 return Ok((stopped, is_interrupted));
             }
             if begun.elapsed() > limit {
@@ -127,13 +133,12 @@ impl Tracer<'_> {
         limit: Duration,
     ) -> Result<Stopped<'p>> {
         let tids = stopped.tids().filter(|tid| is_within(*tid, code)).collect();
-        let (stopped, _) = self.run_within(process, stopped, tids, code, pause, limit)?;
-        Ok(stopped)
+        self.run_within(process, stopped, tids, code, pause, limit)
     }
 
     /// Lets these threads run for a while, which are in `code`, and stops all again. If there is none,
     /// or one that is not, or is about to receive a signal, all go on, as the handlers of signals may
-    /// wait for others; says whether that was so.
+    /// wait for others.
     fn run_within<'p>(
         &self,
         process: &'p Process,
@@ -142,7 +147,7 @@ impl Tracer<'_> {
         code: &[Range<u64>],
         pause: Duration,
         limit: Duration,
-    ) -> Result<(Stopped<'p>, bool)> {
+    ) -> Result<Stopped<'p>> {
         let is_free =
             |tid: &i32| is_within(*tid, code) && !matches!(ptrace::peek(*tid), Wait::Signal(_));
         let others_too = tids.is_empty() || !tids.iter().all(is_free);
@@ -166,7 +171,7 @@ impl Tracer<'_> {
                 }
             }
         }
-        Ok((self.stop(process, limit)?, others_too))
+        self.stop(process, limit)
     }
 }
 
@@ -196,11 +201,19 @@ fn registers(tid: i32) -> Result<Registers, Errno> {
     })
 }
 
-/// From now on, the kernel sees no system call to begin anew: the detour does that.
-fn depart(tid: i32, entry: u64) -> Result<(), Errno> {
+fn set_registers(tid: i32, registers: &Registers) -> Result<(), Errno> {
     let tid = Pid::from_raw(tid);
-    let mut registers = nix_ptrace::getregs(tid)?;
-    registers.rip = entry;
-    registers.orig_rax = u64::MAX;
-    nix_ptrace::setregs(tid, registers)
+    let mut all = nix_ptrace::getregs(tid)?;
+    all.rax = registers.rax;
+    all.rcx = registers.rcx;
+    all.rdx = registers.rdx;
+    all.rsi = registers.rsi;
+    all.rdi = registers.rdi;
+    all.r8 = registers.r8;
+    all.r9 = registers.r9;
+    all.r10 = registers.r10;
+    all.r11 = registers.r11;
+    all.rip = registers.rip;
+    all.orig_rax = registers.orig_rax;
+    nix_ptrace::setregs(tid, all)
 }

@@ -41,3 +41,53 @@ fn memory_that_the_process_has_mapped_meanwhile_is_neither_written_nor_unmapped(
         assert_eq!(strange_code(talker.pid()), [""; 0]);
     }
 }
+
+/// How often each call is interrupted while the process is observed, and while it is not.
+const TIMES: u64 = 100;
+const TIMES_WITHOUT: u64 = 20;
+
+/// A call that is begun anew by the kernel, as every stop has it do, and has not begun yet when the
+/// signal comes, is not interrupted by it: signal(7) has sigsuspend(2) for who cannot bear that. So it is
+/// with SIGSTOP and SIGCONT, too.
+const MOST_SWALLOWED: u64 = 3;
+
+/// What the calls of a process have done that signals interrupt while it is observed all the time, or
+/// is not.
+fn interrupt(
+    talker: &mut Talker,
+    (call, times): (&str, u64),
+    target: Option<&Target>,
+) -> BTreeMap<String, u64> {
+    let observation = Observation::new().count(Selector::All);
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| talker.ask(&format!("{call} {times}"), call));
+        while let Some(target) = target.filter(|_| !asks.is_finished()) {
+            let observer = target.observe(&observation, options()).unwrap();
+            observer.remove().unwrap();
+        }
+        numbers(&asks.join().unwrap())
+    })
+}
+
+#[test]
+fn calls_that_a_signal_interrupts_are_interrupted_by_it_while_their_thread_maps_memory() {
+    for file in fixture_forms("interrupted_calls") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        for call in ["pause", "sigsuspend", "read", "nanosleep", "wait"] {
+            for (target, times) in [(None, TIMES_WITHOUT), (Some(&target), TIMES)] {
+                let told = interrupt(&mut talker, (call, times), target);
+                let most = match (target, call) {
+                    (None, _) | (_, "sigsuspend") => 0,
+                    _ => MOST_SWALLOWED,
+                };
+                assert_eq!((told["interrupted"], told["other"]), (times, 0), "{call}");
+                assert!(told["swallowed"] <= most, "{call}: {told:?}");
+            }
+        }
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        talker.hits();
+    }
+}
