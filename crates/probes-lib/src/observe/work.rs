@@ -18,6 +18,7 @@ use crate::patch::write_error;
 use crate::process::Process;
 use crate::program::Program;
 use crate::site::{CALL, CMP, SiteCode};
+use crate::sys::entry::NotReached;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::spawn::AtExec;
 use crate::sys::threads::{Stopped, Tracer};
@@ -112,7 +113,7 @@ impl<'w> Work<'w> {
             Way::BeforeItBegins(at_exec) => {
                 let back = LiveAddr(before.rip);
                 let sent = at_exec.go_round(self.tracer, stopped, memory, entry, back, limit);
-                Ok((sent.map_err(|_| ErrorKind::Exited { pid })?, false))
+                Ok((sent.map_err(|reason| not_back(pid, reason))?, false))
             }
         }
     }
@@ -307,6 +308,14 @@ impl<'w> Work<'w> {
             }));
         }
         Ok(changes)
+    }
+}
+
+fn not_back(pid: i32, reason: NotReached) -> ErrorKind {
+    match reason {
+        NotReached::Ended => ErrorKind::Exited { pid },
+        NotReached::Executed => ErrorKind::Executed { pid },
+        NotReached::Failed(source) => ErrorKind::system(pid, "send a thread", source),
     }
 }
 
