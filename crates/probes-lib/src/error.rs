@@ -288,6 +288,17 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
+    /// Behind the code of no object of the process is room for a detour, on which a thread maps memory: as
+    /// of a program that is linked statically, and whose last page of code is full.
+    #[error(
+        "behind the code of no object of process {pid} are {bytes} bytes free in its last page, which observing it takes"
+    )]
+    NoDetour {
+        /// The process.
+        pid: i32,
+        /// How many there have to be.
+        bytes: usize,
+    },
     /// No thread of the process can be made to map memory.
     #[error("no thread of process {pid} can be made to map memory: all are busy with signals")]
     NoTraveller {

@@ -114,7 +114,7 @@ fn place(arena: &Arena, taken: &[(u64, u64)]) -> Option<LiveAddr> {
 ///
 /// # Errors
 ///
-/// If there is none.
+/// [`ErrorKind::NoDetour`] if there is none.
 pub(crate) fn cave(
     process: &Process,
     memory: &ProcessMemory,
@@ -151,5 +151,6 @@ pub(crate) fn cave(
     }
     // Of one that has been killed meanwhile, no file can be opened.
     read_maps(process)?;
-    Err(ErrorKind::NoRoom { pid }.into())
+    let bytes = detour::ROOM;
+    Err(ErrorKind::NoDetour { pid, bytes }.into())
 }

@@ -431,6 +431,26 @@ fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
 }
 
 #[test]
+fn a_program_without_room_behind_its_code_is_refused_for_that() {
+    for file in fixture_forms("full_page_static") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
+            panic!("it is observed");
+        };
+        let pid = talker.pid();
+        let why = format!(
+            "behind the code of no object of process {pid} are 320 bytes free in its last page, which \
+             observing it takes; nothing was changed"
+        );
+        assert_eq!(error.to_string(), why);
+        before.assert_same(&Image::of(pid).text(), "the program");
+        talker.hits();
+    }
+}
+
+#[test]
 fn who_observes_a_process_is_told_when_another_does_in_his_place() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
