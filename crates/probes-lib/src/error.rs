@@ -300,7 +300,9 @@ pub enum ErrorKind {
         bytes: usize,
     },
     /// No thread of the process can be made to map memory.
-    #[error("no thread of process {pid} can be made to map memory: all are busy with signals")]
+    #[error(
+        "no thread of process {pid} can be made to map memory: all are busy with signals or in restartable sequences"
+    )]
     NoTraveller {
         /// The process.
         pid: i32,

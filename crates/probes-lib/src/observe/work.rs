@@ -85,7 +85,7 @@ impl<'w> Work<'w> {
                 break stopped.first().ok_or(ErrorKind::Exited { pid })?;
             }
             // Nobody may be on an earlier one, whose tool was killed.
-            let traveller = stopped.traveller()?;
+            let traveller = stopped.traveller(self.memory)?;
             let traveller = traveller.filter(|_| !stopped.leads_into(self.memory, &range));
             match traveller {
                 Some(found) => break found,

@@ -9,6 +9,7 @@ use nix::unistd::Pid;
 
 use crate::addr::LiveAddr;
 use crate::error::{ErrorKind, Result};
+use crate::memory::ReadMemory;
 use crate::observe::detour::{NO_CALL, Registers};
 use crate::process::Process;
 use crate::sys::ptrace::{self, Wait};
@@ -27,7 +28,7 @@ impl Stopped<'_> {
     /// # Errors
     ///
     /// As of [`Stopped::refuse_filtered`].
-    pub(crate) fn traveller(&self) -> Result<Option<(i32, Registers)>> {
+    pub(crate) fn traveller(&self, memory: &impl ReadMemory) -> Result<Option<(i32, Registers)>> {
         let mut found = None;
         for tid in self.tids() {
             // One that is about to get a signal has to get it first.
@@ -39,7 +40,10 @@ impl Stopped<'_> {
             };
             let is_free = registers.orig_rax == NO_CALL;
             let is_wanted = found.is_none() || is_free;
-            if !is_wanted || self.process().refuse_filtered([tid]).is_err() {
+            if !is_wanted || is_in_sequence(tid, registers.rip, memory) {
+                continue;
+            }
+            if self.process().refuse_filtered([tid]).is_err() {
                 continue;
             }
             found = Some((tid, registers));
@@ -179,6 +183,24 @@ impl Tracer<'_> {
 fn is_within(tid: i32, code: &[Range<u64>]) -> bool {
     let at = ptrace::program_counter(tid);
     at.is_ok_and(|at| code.iter().any(|code| code.contains(&at)))
+}
+
+/// Whether a thread that stands at `at` is in a restartable sequence (rseq(2)): it has to begin that anew
+/// when it goes on, which the kernel would not see to if it had been elsewhere.
+fn is_in_sequence(tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
+    // struct rseq_cs: version and flags, where it begins, and how long it is.
+    let mut sequence = [0; 24];
+    let mut place = [0; 8];
+    let is_read = ptrace::sequence_place(tid).is_some_and(|told| {
+        let told = memory.read(told, &mut place);
+        let is_any = told.is_ok() && place != [0; 8];
+        is_any
+            && memory
+                .read(LiveAddr(u64::from_le_bytes(place)), &mut sequence)
+                .is_ok()
+    });
+    let number = |at: usize| sequence[at..][..8].try_into().map_or(0, u64::from_le_bytes);
+    is_read && at.wrapping_sub(number(8)) < number(16)
 }
 
 fn registers(tid: i32) -> Result<Registers, Errno> {

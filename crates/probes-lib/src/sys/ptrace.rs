@@ -13,6 +13,9 @@ use crate::sys::can_fail;
 /// `PTRACE_EVENT_STOP` of linux/ptrace.h.
 const EVENT_STOP: i32 = 128;
 
+/// `PTRACE_GET_RSEQ_CONFIGURATION` of linux/ptrace.h, since Linux 5.13.
+const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+
 /// What became of a tracee, as far as a wait can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -146,6 +149,26 @@ pub(super) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Err
     let mut registers = ptrace::getregs(tid)?;
     registers.rip = address.0;
     ptrace::setregs(tid, registers)
+}
+
+/// Where a standing thread tells the kernel which restartable sequence it is in (rseq(2)); `None` if it
+/// has no such place, or the kernel does not say.
+pub(super) fn sequence_place(tid: i32) -> Option<LiveAddr> {
+    /// `rseq_cs` of struct rseq.
+    const SEQUENCE: u64 = 8;
+    // struct ptrace_rseq_configuration: where the struct rseq is comes first.
+    let mut configuration = [0_u64; 3];
+    // SAFETY: ptrace(2): the kernel writes no more than it is told that there is room for.
+    let written = unsafe {
+        libc::ptrace(
+            GET_RSEQ_CONFIGURATION,
+            tid,
+            size_of_val(&configuration),
+            configuration.as_mut_ptr(),
+        )
+    };
+    let [area, ..] = configuration;
+    (written > 0 && area != 0).then(|| LiveAddr(area.wrapping_add(SEQUENCE)))
 }
 
 fn signal_info(tid: i32) -> Result<libc::siginfo_t, Errno> {

@@ -91,3 +91,21 @@ fn calls_that_a_signal_interrupts_are_interrupted_by_it_while_their_thread_maps_
         talker.hits();
     }
 }
+
+#[test]
+fn who_maps_memory_is_in_no_restartable_sequence() {
+    for file in fixture_forms("sequences") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let observation = Observation::new().count(Selector::All);
+        for _ in 0..20 {
+            target
+                .observe(&observation, options())
+                .unwrap()
+                .remove()
+                .unwrap();
+            let told = numbers(&talker.ask("sequences", "sequences"));
+            assert_eq!(told["broken"], 0);
+        }
+    }
+}
