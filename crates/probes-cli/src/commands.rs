@@ -55,6 +55,8 @@ pub(crate) enum Failure {
     Unanswered(String, io::Error),
     /// What was to be so for a time stays so: why, and what to do by hand.
     NotPutBack(probes_lib::Error, String),
+    /// A process stays observed: why.
+    NotRemoved(i32, probes_lib::Error),
     /// These probes stay as they are, though the others were put back; and what to do by hand.
     LeftOver(String, String),
     /// A file that was to be written cannot be.
@@ -94,6 +96,9 @@ impl Failure {
             // It is about no process.
             Failure::Survey(error) => hint::of(error.kind(), &Subject::Process(0)),
             Failure::NotPutBack(_, hint) => Some(hint.clone()),
+            Failure::NotRemoved(pid, _) => Some(format!(
+                "`ocaml-probes observe -clean -pid {pid}` puts everything back"
+            )),
             Failure::LeftOver(_, hint) => Some(format!("once it is gone, {hint}")),
             Failure::NobodyCalled(_) => {
                 Some("`ocaml-probes ps` lists those that there are".to_owned())
@@ -139,6 +144,9 @@ impl fmt::Display for Failure {
             }
             Failure::NotPutBack(error, _) => {
                 write!(f, "cannot put back what was changed for a time: {error}")
+            }
+            Failure::NotRemoved(pid, error) => {
+                write!(f, "process {pid} stays observed: {error}")
             }
             Failure::LeftOver(names, _) => write!(
                 f,

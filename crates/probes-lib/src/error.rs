@@ -322,6 +322,12 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
+    /// The observation is over: it has been removed.
+    #[error("process {pid} is not observed any more: the observation was removed")]
+    Removed {
+        /// The process.
+        pid: i32,
+    },
     /// No times can be taken on this machine.
     #[error(
         "the time stamp counters of this machine's processors do not go evenly: no times can be taken by them"

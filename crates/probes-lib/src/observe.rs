@@ -74,6 +74,7 @@ pub struct Observer<'t> {
     ground: Ground,
     watch: Watch,
     stopped: Duration,
+    is_removed: bool,
 }
 
 /// An observation that has begun: to be had from [`Launched::observed`](crate::Launched::observed).
@@ -279,6 +280,7 @@ impl Observer<'_> {
     /// If the process has ended or executed another program; if another observation of it has begun, which
     /// has put an end to this one ([`ErrorKind::ObservedByAnother`]).
     pub fn counts(&self) -> Result<Counts> {
+        self.refuse_removed()?;
         let pid = self.target.pid();
         let read = |source: &Source<'_>, _: Option<&_>| self.ground.counts(pid, source);
         self.ground.read(self.target, read)
@@ -290,6 +292,7 @@ impl Observer<'_> {
     ///
     /// As of [`Observer::counts`].
     pub fn latencies(&self) -> Result<Vec<Latency>> {
+        self.refuse_removed()?;
         let pid = self.target.pid();
         let read = |source: &Source<'_>, _: Option<&_>| self.ground.read_pairs(pid, source);
         let pairs = self.ground.read(self.target, read)?;
@@ -303,6 +306,7 @@ impl Observer<'_> {
     ///
     /// As of [`Observer::counts`].
     pub fn events(&mut self) -> Result<Events> {
+        self.refuse_removed()?;
         let (process, sharing) = (self.target.process(), self.ground.arenas.first());
         let sharing = sharing.filter(|_| self.watch.is_due());
         // Nobody else is to begin to observe it meanwhile; if somebody does, it is told next time.
@@ -327,24 +331,36 @@ impl Observer<'_> {
     ///
     /// # Errors
     ///
-    /// If the process has ended, or cannot be stopped.
-    pub fn remove(self) -> Result<Observed> {
-        let target = self.target;
-        self.try_to_remove()
-            .map_err(|error| target.tell_exec(error))
+    /// If the process has ended or executed another program; if it cannot be stopped, or another has the
+    /// turn to change it: then it stays observed, nothing is lost, and it can be tried again. If another
+    /// observation of it has begun ([`ErrorKind::ObservedByAnother`]), or this one has been removed
+    /// ([`ErrorKind::Removed`]).
+    pub fn remove(&mut self) -> Result<Observed> {
+        self.refuse_removed()?;
+        let removed = self.try_to_remove();
+        self.is_removed = removed.is_ok();
+        removed.map_err(|error| self.target.tell_exec(error))
     }
 
-    fn try_to_remove(self) -> Result<Observed> {
+    fn refuse_removed(&self) -> Result<()> {
+        let pid = self.target.pid();
+        match self.is_removed {
+            true => Err(ErrorKind::Removed { pid }.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn try_to_remove(&mut self) -> Result<Observed> {
         let process = self.target.process();
-        let (ground, mut watch) = (self.ground, self.watch);
+        let (ground, watch) = (&self.ground, &mut self.watch);
         let clock = ground.ticks.clock();
         let mut learn = |source: &Source<'_>, memory: Option<&_>| {
             let counts = ground.counts(process.pid(), source)?;
             let pairs = ground.read_pairs(process.pid(), source)?;
-            let events = read_events(&mut watch, process, source, memory, &clock, true)?;
+            let events = read_events(watch, process, source, memory, &clock, true)?;
             Ok((counts, pairs, events))
         };
-        let removed = put_back_all(self.target, &ground, self.options, &mut learn);
+        let removed = put_back_all(self.target, ground, self.options, &mut learn);
         let PutBack {
             learnt: (counts, pairs, events),
             stopped,
@@ -381,6 +397,7 @@ impl Installed {
             ground: self.ground,
             watch: self.watch,
             stopped: self.stopped,
+            is_removed: false,
         }
     }
 }

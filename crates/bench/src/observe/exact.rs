@@ -72,7 +72,7 @@ fn of(file: &Path, what: What, threads: u64, rounds: usize) -> Result<Exact> {
     };
     let mut each = TRIAL;
     for round in 0..=rounds {
-        let observer = target.observe(&observation, Options::default())?;
+        let mut observer = target.observe(&observation, Options::default())?;
         let took = execute(&mut talker, threads, each)?;
         let learnt = exact.learn(&observer.remove()?)?;
         let executed = threads * each * exact.of_each_pair();

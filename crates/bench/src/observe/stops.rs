@@ -26,7 +26,7 @@ pub(crate) fn measure(programs: &[Program], rounds: usize) -> Result<Vec<Stops>>
         let (mut begin, mut end) = <(Switch, Switch)>::default();
         let observation = Observation::new().count(Selector::All);
         for _ in 0..rounds {
-            let (observer, gap) =
+            let (mut observer, gap) =
                 spin.watch(|| Ok(target.observe(&observation, Options::default())?))?;
             begin.push(observer.stopped(), gap);
             let (observed, gap) = spin.watch(|| Ok(observer.remove()?))?;

@@ -27,10 +27,10 @@ pub(super) fn run(request: &Count) -> Result<(), Failure> {
         Some(observed) => Some((observed.counts, outcome.lasted)),
         None => counting.last.take(),
     };
-    match total {
-        Some((counts, all)) if outcome.is_read => counting.show_total(&counts, all),
-        _ => Ok(()),
+    if let Some((counts, all)) = total.filter(|_| outcome.is_read) {
+        counting.show_total(&counts, all)?;
     }
+    outcome.failure.map_or(Ok(()), Err)
 }
 
 /// What is shown of an observation.

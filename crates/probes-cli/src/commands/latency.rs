@@ -40,18 +40,17 @@ pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
         Some(observed) => Some((observed.latencies, outcome.lasted)),
         None => timing.last.take(),
     };
-    let Some((latencies, all)) = total else {
-        return Ok(());
-    };
-    let latencies = Latencies::new(&target, &latencies, all);
-    if let Some(picture) = picture {
-        picture.write(&latencies.picture())?;
+    if let Some((latencies, all)) = total {
+        let latencies = Latencies::new(&target, &latencies, all);
+        if let Some(picture) = picture {
+            picture.write(&latencies.picture())?;
+        }
+        if outcome.is_read {
+            let text = output::latencies(request.answer.format, &latencies)?;
+            output::print(&(timing.live.erased() + &text))?;
+        }
     }
-    if !outcome.is_read {
-        return Ok(());
-    }
-    let text = output::latencies(request.answer.format, &latencies)?;
-    output::print(&(timing.live.erased() + &text))
+    outcome.failure.map_or(Ok(()), Err)
 }
 
 /// What is shown of an observation.

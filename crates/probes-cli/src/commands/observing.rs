@@ -6,10 +6,12 @@ use std::io::{self, IsTerminal, Write, stdout};
 use std::iter;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Object, Observation, Observed, Observer, Options, SourceMap, Target};
+use probes_lib::{
+    Effect, ErrorKind, Object, Observation, Observed, Observer, Options, SourceMap, Target,
+};
 
 use super::clean::say_still_mapped;
-use super::put_back::{Endings, Over, nothing_is_left};
+use super::put_back::{Endings, Over, nothing_is_left, patiently};
 use super::{Failure, Subject, say_what};
 use crate::messages::Messages;
 use crate::output;
@@ -105,6 +107,8 @@ pub(super) struct Outcome {
     pub(super) lasted: Duration,
     /// Whether nobody had to tell it to end because what it showed was not read.
     pub(super) is_read: bool,
+    /// What is to be told in the end: why it was not removed.
+    pub(super) failure: Option<Failure>,
 }
 
 /// Opens a process to observe it.
@@ -157,24 +161,32 @@ impl<'t> Observing<'t> {
         let unread = self.watch(pause, read, show);
         let lasted = self.begun.elapsed();
         // Whatever has gone wrong so far, it is put back.
-        let removed = self.observer.remove();
+        let endings = &self.pen.endings;
+        let removed = patiently(endings, &self.messages, || self.observer.remove());
         self.pen.endings.let_through();
-        let failed = |error| Failure::Target(Subject::Process(self.target.pid()), error);
+        let pid = self.target.pid();
+        let failed = |error| Failure::Target(Subject::Process(pid), error);
+        let mut failure = None;
         let observed = match removed {
             Ok(observed) => {
-                say_still_mapped(&self.messages, self.target.pid(), observed.still_mapped);
+                say_still_mapped(&self.messages, pid, observed.still_mapped);
                 match unread? {
                     Some(error) => return Err(failed(error)),
                     None => Some(observed),
                 }
             }
             Err(error) => {
-                let Some(what) = nothing_is_left(error.kind()) else {
-                    return Err(failed(error));
-                };
-                unread?;
                 let last = "this is what was read last";
-                self.messages.note(&format!("the process {what}: {last}"));
+                match nothing_is_left(error.kind()) {
+                    Some(what) => {
+                        unread?;
+                        self.messages.note(&format!("the process {what}: {last}"));
+                    }
+                    None => {
+                        self.messages.note(last);
+                        failure = Some(not_removed(pid, error));
+                    }
+                }
                 None
             }
         };
@@ -182,6 +194,7 @@ impl<'t> Observing<'t> {
             observed,
             lasted,
             is_read: self.pen.is_read,
+            failure,
         })
     }
 
@@ -210,6 +223,16 @@ impl<'t> Observing<'t> {
             }
             next = after(at, pause);
         }
+    }
+}
+
+/// What has kept an observation from being removed: the process stays observed, unless it is observed by
+/// another or has nothing left but memory.
+pub(super) fn not_removed(pid: i32, error: probes_lib::Error) -> Failure {
+    let is_anothers = matches!(error.kind(), ErrorKind::ObservedByAnother { .. });
+    match is_anothers || error.effect() == Effect::StillMapped {
+        true => Failure::Target(Subject::Process(pid), error),
+        false => Failure::NotRemoved(pid, error),
     }
 }
 

@@ -174,27 +174,39 @@ pub(super) fn put_back(
     endings: &Endings,
     messages: &Messages,
 ) -> Result<Option<Report>, Failure> {
+    let back = patiently(endings, messages, || target.put_back(report, options));
+    let error = match back {
+        Ok(back) => return Ok(Some(back)),
+        Err(error) => error,
+    };
+    match nothing_is_left(error.kind()) {
+        Some(why) => {
+            let pid = report.pid;
+            messages.note(&format!(
+                "process {pid} {why}: there is nothing to put back"
+            ));
+            Ok(None)
+        }
+        None => Err(Failure::NotPutBack(error, by_hand(report, |_| true))),
+    }
+}
+
+/// Puts something back, again and again while others are in the way, unless told to end once more.
+pub(super) fn patiently<T>(
+    endings: &Endings,
+    messages: &Messages,
+    mut back: impl FnMut() -> probes_lib::Result<T>,
+) -> probes_lib::Result<T> {
     let begun = Instant::now();
     loop {
-        let error = match target.put_back(report, options) {
-            Ok(back) => return Ok(Some(back)),
-            Err(error) => error,
-        };
-        let pid = report.pid;
-        match error.kind() {
-            kind if is_passing(kind) && begun.elapsed() < PATIENCE && !endings.is_told() => {
+        match back() {
+            Err(error)
+                if is_passing(error.kind()) && begun.elapsed() < PATIENCE && !endings.is_told() =>
+            {
                 messages.step(format_args!("put back later: {error}"));
                 std::thread::sleep(PAUSE);
             }
-            kind => match nothing_is_left(kind) {
-                Some(why) => {
-                    messages.note(&format!(
-                        "process {pid} {why}: there is nothing to put back"
-                    ));
-                    return Ok(None);
-                }
-                None => return Err(Failure::NotPutBack(error, by_hand(report, |_| true))),
-            },
+            done => return done,
         }
     }
 }

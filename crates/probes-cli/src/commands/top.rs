@@ -80,7 +80,7 @@ fn end(
     messages: &Messages,
     pid: i32,
 ) -> Result<(), Failure> {
-    let removed = session.remove();
+    let removed = session.remove(endings, messages);
     let error = removed.as_ref().err();
     if let Some(what) = error.and_then(|error| nothing_is_left(error.kind())) {
         session.forget();
@@ -94,7 +94,7 @@ fn end(
             if let Err(failure) = back {
                 messages.error(&failure.to_string(), failure.hint());
             }
-            return Err(session.failed(error));
+            return Err(observing::not_removed(pid, error));
         }
     }
     if let Some(names) = few(&back?) {

@@ -30,13 +30,14 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
         |observer| observer.events(),
         |events, pen, _| watching.show(events, |text| pen.write(text)),
     )?;
-    match outcome.observed {
-        // It was told to end while nobody read what it had to show.
-        _ if !outcome.is_read => return Ok(()),
-        Some(observed) => watching.show_all(observed.events)?,
-        None => {}
+    // It was told to end otherwise while nobody read what it had to show.
+    if outcome.is_read {
+        if let Some(observed) = outcome.observed {
+            watching.show_all(observed.events)?;
+        }
+        watching.tell()?;
     }
-    watching.tell()
+    outcome.failure.map_or(Ok(()), Err)
 }
 
 /// Writes text where hits are shown.

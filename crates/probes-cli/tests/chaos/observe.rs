@@ -147,7 +147,7 @@ fn observations_come_and_go_under_load_and_lose_nobody() {
                     live: cycle % 2 == 0,
                     ..patient()
                 };
-                let observer = target
+                let mut observer = target
                     .observe(&Observation::new().count(Selector::All), options)
                     .unwrap();
                 target.update_with(&all(Action::Enable), options).unwrap();

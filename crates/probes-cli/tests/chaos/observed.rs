@@ -197,7 +197,7 @@ fn a_process_that_is_stopped_and_continued_all_the_time_is_observed() {
             send(Signal::SIGSTOP);
             eventually("it stands", || stands().then_some(()));
             for _ in 0..5 {
-                let observer = target.observe(&observation, patient()).unwrap();
+                let mut observer = target.observe(&observation, patient()).unwrap();
                 eventually("it stands again", || stands().then_some(()));
                 let counts = observer.counts().unwrap();
                 assert_eq!(counts.total(), 0);

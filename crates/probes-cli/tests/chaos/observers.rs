@@ -276,7 +276,7 @@ fn observations_of_every_kind_under_a_storm_of_signals_lose_none() {
             let target = Target::open(subject.pid()).unwrap();
             let observation = everything(&target);
             for _ in 0..case.part_of(STORMY).div_ceil(files.len()) {
-                let observer = target.observe(&observation, patient()).unwrap();
+                let mut observer = target.observe(&observation, patient()).unwrap();
                 let observed = observer.remove().unwrap();
                 case.add("hits counted", observed.counts.total());
                 case.count("cycles");

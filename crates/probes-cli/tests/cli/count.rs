@@ -1,6 +1,7 @@
 //! `count`: hits of running programs, in all formats.
 
 use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
@@ -234,6 +235,59 @@ fn memory_that_stays_mapped_is_told() {
         let json = run(&format!("{line} -json -quiet")).json();
         assert!(json["still_mapped"].as_u64().unwrap() > 0);
         target.hits();
+    }
+}
+
+#[test]
+fn a_process_that_cannot_be_stopped_in_the_end_is_put_back_when_it_can() {
+    for file in fixture_forms("vforker") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut count = command(["count", "-verbose", "-probe", "ping"]);
+        let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
+        target.hits();
+        target.ask("vfork", "vforking");
+        kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
+        let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
+        let mut told = stderr.lines().map(Result::unwrap);
+        assert!(told.any(|line| line.starts_with("put back later: ")));
+        target.ask("", "vforked");
+        let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+        assert_eq!(hits(&lines), ["3 ping"]);
+        assert_eq!(tool.guard().wait().code(), Some(0));
+        assert!(!is_observed(pid));
+        target.hits();
+    }
+}
+
+#[test]
+fn what_stays_observed_is_told_with_what_was_read_last() {
+    for file in fixture_forms("vforker") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut count = command("count -verbose -interval 1ms -probe ping".split(' '));
+        let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
+        target.hits();
+        while !tool.line().unwrap().contains(" 3 ") {}
+        target.ask("vfork", "vforking");
+        let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
+        let mut told = stderr.lines().map(Result::unwrap);
+        kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
+        assert!(told.any(|line| line.starts_with("put back later: ")));
+        kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
+        let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+        assert_eq!(hits(&lines[lines.len() - 1..]), ["3 ping"]);
+        assert_eq!(tool.guard().wait().code(), Some(1));
+        let told: Vec<String> = told.collect();
+        let says = |what: &str| told.iter().any(|line| line.contains(what));
+        let clean = format!("observe -clean -pid {pid}");
+        assert!(says(&format!("process {pid} stays observed: ")), "{told:?}");
+        assert!(says(&clean), "{told:?}");
+        assert!(says("this is what was read last"), "{told:?}");
+        target.ask("", "vforked");
+        target.hits();
+        assert_eq!(run(&clean).answer(), format!("{pid} 3\n"));
+        assert!(!is_observed(pid));
     }
 }
 

@@ -27,7 +27,7 @@ fn memory_that_the_process_has_mapped_meanwhile_is_neither_written_nor_unmapped(
             talker.ask("squat 3", "squatting");
             loop {
                 // It looks for another place when somebody has come to be in the first.
-                let observer = target.observe(&observation, options()).unwrap();
+                let mut observer = target.observe(&observation, options()).unwrap();
                 talker.hits();
                 assert_eq!(observer.remove().unwrap().counts.total(), 4);
                 let squatted = numbers(&talker.ask("squatted", "squatted"));
@@ -62,7 +62,7 @@ fn interrupt(
     std::thread::scope(|scope| {
         let asks = scope.spawn(|| talker.ask(&format!("{call} {times}"), call));
         while let Some(target) = target.filter(|_| !asks.is_finished()) {
-            let observer = target.observe(&observation, options()).unwrap();
+            let mut observer = target.observe(&observation, options()).unwrap();
             observer.remove().unwrap();
         }
         numbers(&asks.join().unwrap())

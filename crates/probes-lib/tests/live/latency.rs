@@ -31,7 +31,7 @@ fn times_are_as_long_as_they_were() {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
-        let observer = observe(&target);
+        let mut observer = observe(&target);
         assert_eq!(observer.latencies().unwrap()[0].count(), 0);
         let mut all = Duration::ZERO;
         for _ in 0..20 {
@@ -81,7 +81,7 @@ fn pairs_are_matched_as_a_stack() {
             ([&down, &up], [64, 0, 1, 66]),
             ([&down, "()()"], [2, 130, 0, 0]),
         ] {
-            let observer = observe(&target);
+            let mut observer = observe(&target);
             for words in words {
                 talker.ask(&format!("do {words}"), "done");
             }
@@ -89,7 +89,7 @@ fn pairs_are_matched_as_a_stack() {
             assert_eq!(ends(&latency), expected, "{words:?}");
         }
         // The inner takes a millisecond, the outer three.
-        let observer = observe(&target);
+        let mut observer = observe(&target);
         talker.ask("do (.(.).)", "done");
         let latency = observer.remove().unwrap().latencies.remove(0);
         let times: Vec<Duration> = latency.times().map(|(time, _)| time).collect();
@@ -106,7 +106,7 @@ fn starts_of_threads_that_have_ended_are_not_matched() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
-        let observer = observe(&target);
+        let mut observer = observe(&target);
         // A thread gets the control block of the one before.
         talker.ask("starts 50", "starts");
         talker.ask("pairs 1 10", "pairs");
@@ -126,7 +126,7 @@ fn every_pair_is_timed_whatever_the_number_of_threads() {
                 .time("start", "stop")
                 .time("stop", "start")
                 .time("start", "start");
-            let observer = target.observe(&observation, options()).unwrap();
+            let mut observer = target.observe(&observation, options()).unwrap();
             talker.ask(&format!("pairs {threads} {each}"), "pairs");
             let observed = observer.remove().unwrap();
             let all = threads * each;
@@ -151,7 +151,7 @@ fn times_of_threads_beyond_those_there_is_room_for_are_told_as_lost_one_by_one()
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
         let (threads, each) = (1_200, 10);
-        let observer = observe(&target);
+        let mut observer = observe(&target);
         talker.ask(&format!("pairs {threads} {each}"), "pairs");
         let latency = observer.remove().unwrap().latencies.remove(0);
         let lost = latency.lost();

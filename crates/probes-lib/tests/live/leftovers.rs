@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    Action, Cleaned, Counts, Effect, ErrorKind, Observation, Selector, State, Target,
+    Action, Cleaned, Counts, Effect, ErrorKind, Observation, Options, Selector, State, Target,
 };
 use test_support::process::{Image, peek, poke, stat};
 use test_support::{Talker, fixture_forms};
@@ -59,7 +59,7 @@ fn what_lies_on_the_stack_of_a_neighbour_keeps_nothing_mapped() {
         let pid = talker.pid();
         let before = Image::of(pid).text();
         let target = Target::open(pid).unwrap();
-        let observer = target
+        let mut observer = target
             .observe(&Observation::new().count(Selector::All), options())
             .unwrap();
         let stub = stub_of(pid, &observer.counts().unwrap(), "ping") + 1;
@@ -119,7 +119,7 @@ fn memory_that_somebody_may_return_to_stays_mapped_and_is_told_until_it_can_go()
         let target = Target::open(pid).unwrap();
         let observation = Observation::new().count(Selector::All);
         target.update(&all(Action::Enable)).unwrap();
-        let first = target.observe(&observation, options()).unwrap();
+        let mut first = target.observe(&observation, options()).unwrap();
         let counts = first.counts().unwrap();
         let name = counts.probes().next().unwrap().0.to_owned();
         keeper.put(stub_of(pid, &counts, &name));
@@ -140,7 +140,7 @@ fn memory_that_somebody_may_return_to_stays_mapped_and_is_told_until_it_can_go()
         all_are(&target, State::Disabled);
 
         // The next one has a place of its own, and what is left is not in its way.
-        let second = target.observe(&observation, options()).unwrap();
+        let mut second = target.observe(&observation, options()).unwrap();
         let sites = target.states().unwrap().observed_sites();
         assert!(sites > 0);
         all_are(&target, State::Disabled);
@@ -171,7 +171,7 @@ fn a_failure_says_that_what_was_left_stays_mapped() {
         let pid = keeper.talker.pid();
         let target = Target::open(pid).unwrap();
         let observation = Observation::new().count(Selector::name("plain"));
-        let observer = target.observe(&observation, options()).unwrap();
+        let mut observer = target.observe(&observation, options()).unwrap();
         let counts = observer.counts().unwrap();
         let site = counts.sites("plain").next().unwrap().address.0;
         keeper.put(stub_of(pid, &counts, "plain"));
@@ -202,7 +202,7 @@ fn a_process_that_filters_itself_while_it_is_observed_gets_its_sites_back_and_ke
         let before = Image::of(pid).text();
         let target = Target::open(pid).unwrap();
         let observation = Observation::new().count(Selector::All);
-        let observer = target.observe(&observation, options()).unwrap();
+        let mut observer = target.observe(&observation, options()).unwrap();
         let len = mapped(pid);
         talker.ask("forbid", "forbidden");
         talker.hits();
@@ -241,6 +241,46 @@ fn what_is_left_in_a_process_that_has_filtered_itself_is_put_back_but_not_by_who
         let cleaned = target.clean(options()).unwrap();
         assert_eq!((cleaned.sites, cleaned.still_mapped), (4, mapped(pid)));
         before.assert_same(&Image::of(pid).text(), "the program");
+        talker.hits();
+    }
+}
+
+#[test]
+fn an_observation_that_cannot_be_removed_just_now_goes_on_and_is_removed_later() {
+    for file in fixture_forms("vforker") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        let before = Image::of(pid).text();
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new()
+            .count(Selector::All)
+            .time("ping", "pong")
+            .watch(Selector::All);
+        let mut observer = target.observe(&observation, Options::default()).unwrap();
+        talker.hits();
+        talker.ask("vfork", "vforking");
+        for _ in 0..2 {
+            let error = observer.remove().unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
+            assert_eq!(target.states().unwrap().observed_sites(), 4);
+            assert_eq!(observer.counts().unwrap().total(), 4);
+        }
+        talker.ask("", "vforked");
+        talker.hits();
+        let observed = observer.remove().unwrap();
+        assert_eq!((observed.counts.total(), observed.still_mapped), (8, 0));
+        assert_eq!(observed.latencies[0].count(), 2);
+        assert_eq!(observed.events.events.len(), 8);
+        before.assert_same(&Image::of(pid).text(), "the program");
+        assert_eq!(strange_code(pid), [""; 0]);
+        // It is over.
+        let is_over = |error: probes_lib::Error| {
+            assert!(matches!(error.kind(), ErrorKind::Removed { .. }), "{error}");
+        };
+        is_over(observer.counts().unwrap_err());
+        is_over(observer.latencies().unwrap_err());
+        is_over(observer.events().unwrap_err());
+        is_over(observer.remove().unwrap_err());
         talker.hits();
     }
 }

@@ -64,7 +64,7 @@ fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
             .map(|probe| (probe.name().to_owned(), probe.site_count() as u64))
             .filter(|(_, sites)| *sites > 0)
             .collect();
-        let observer = target
+        let mut observer = target
             .observe(&Observation::new().count(Selector::All), options())
             .unwrap();
         let times = |times: u64| -> BTreeMap<String, u64> {
@@ -112,7 +112,7 @@ fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
         for live in [false, true] {
             let options = Options { live, ..options() };
             target.update_with(&all(Action::Enable), options).unwrap();
-            let observer = target
+            let mut observer = target
                 .observe(&Observation::new().count(Selector::All), options)
                 .unwrap();
             assert_eq!(states(), on);
@@ -123,7 +123,7 @@ fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
             target.update_with(&all(Action::Disable), options).unwrap();
             observer.remove().unwrap();
             assert_eq!(states(), off);
-            let observer = target
+            let mut observer = target
                 .observe(&Observation::new().count(Selector::All), options)
                 .unwrap();
             target.update_with(&all(Action::Enable), options).unwrap();
@@ -139,7 +139,7 @@ fn handlers_run_as_ever_while_they_are_observed() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
-        let observer = target
+        let mut observer = target
             .observe(
                 &Observation::new().count(Selector::name("plain")),
                 options(),
@@ -162,7 +162,7 @@ fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
         for threads in [1_u64, 4, 16, 200] {
             let mut talker = Talker::start_with(&file, [threads.to_string()]);
             let target = Target::open(talker.pid()).unwrap();
-            let observer = target
+            let mut observer = target
                 .observe(&Observation::new().count(Selector::All), options())
                 .unwrap();
             for _ in 0..20 {
@@ -186,7 +186,7 @@ fn observations_come_and_go_under_threads_that_do_not_rest() {
         let target = Target::open(talker.pid()).unwrap();
         let mut total = 0;
         for _ in 0..20 {
-            let observer = target
+            let mut observer = target
                 .observe(&Observation::new().count(Selector::All), options())
                 .unwrap();
             let counts = observer.remove().unwrap().counts;
@@ -261,7 +261,7 @@ fn probes_of_objects_are_counted_with_those_of_the_program() {
         let plugin = fixture("objects/plugin.so");
         talker.ask(&format!("load {}", plugin.display()), "loaded");
         let target = Target::open(talker.pid()).unwrap();
-        let observer = target
+        let mut observer = target
             .observe(&Observation::new().count(Selector::All), options())
             .unwrap();
         talker.hits();
@@ -291,7 +291,7 @@ fn a_child_has_the_stubs_goes_on_and_is_put_back_by_itself() {
             .count(Selector::All)
             .time("ping", "pong")
             .watch(Selector::All);
-        let observer = target.observe(&observation, options()).unwrap();
+        let mut observer = target.observe(&observation, options()).unwrap();
         talker.hits();
         talker.ask("fork", "forked");
         talker.ask("child", "child");
@@ -300,7 +300,7 @@ fn a_child_has_the_stubs_goes_on_and_is_put_back_by_itself() {
         let its = Target::open(child).unwrap();
         assert_eq!(its.states().unwrap().observed_sites(), 4);
         // What it has of its parent's is put back first.
-        let own = its.observe(&observation, options()).unwrap();
+        let mut own = its.observe(&observation, options()).unwrap();
         talker.hits();
         talker.hits();
         let observed = own.remove().unwrap();
@@ -354,7 +354,7 @@ fn who_maps_memory_is_a_thread_that_would_not_be_killed_for_it() {
         let mut talker = Talker::start_with(&file, ["worker"]);
         let target = Target::open(talker.pid()).unwrap();
         for _ in 0..5 {
-            let observer = target
+            let mut observer = target
                 .observe(&Observation::new().count(Selector::All), options())
                 .unwrap();
             talker.hits();
@@ -396,7 +396,7 @@ fn a_filter_that_a_process_has_from_its_parent_is_no_hindrance() {
         let mut talker = Talker::spawn(Command::new(&confined).args(shell).arg(&file));
         talker.expect("ready");
         let target = Target::open(children(talker.pid())[0]).unwrap();
-        let observer = target
+        let mut observer = target
             .observe(&Observation::new().count(Selector::All), options())
             .unwrap();
         talker.hits();
@@ -462,7 +462,7 @@ fn who_observes_a_process_is_told_when_another_does_in_his_place() {
             .time("start", "stop")
             .watch(Selector::All);
         let mut first = target.observe(&observation, options()).unwrap();
-        let second = target.observe(&observation, options()).unwrap();
+        let mut second = target.observe(&observation, options()).unwrap();
         talker.hits();
         let is_told = |error: probes_lib::Error| {
             let kind = error.kind();
@@ -490,7 +490,7 @@ fn what_was_learnt_of_an_object_that_is_unloaded_is_kept() {
         talker.ask(&format!("load {}", plugin.display()), "loaded");
         let target = Target::open(talker.pid()).unwrap();
         let observation = Observation::new().count(Selector::All);
-        let observer = target.observe(&observation, options()).unwrap();
+        let mut observer = target.observe(&observation, options()).unwrap();
         talker.hits();
         talker.ask("plugins", "plugins");
         talker.ask("unload 0", "unloaded");
@@ -515,7 +515,7 @@ fn objects_come_and_go_all_the_time_while_observations_do() {
         let mut done = 0;
         for _ in 0..50 {
             match target.observe(&observation, options()) {
-                Ok(observer) => {
+                Ok(mut observer) => {
                     observer.remove().unwrap();
                     done += 1;
                 }

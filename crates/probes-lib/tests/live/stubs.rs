@@ -66,7 +66,7 @@ fn who_stays_in_the_handler_of_a_signal_finds_the_stub_when_it_is_over() {
             let mut talker = Talker::start_with(&file, ["2"]);
             let before = Image::of(talker.pid()).text();
             let target = Target::open(talker.pid()).unwrap();
-            let observer = observe(&target);
+            let mut observer = observe(&target);
             assert_eq!(talker.ask(stay, "parked"), "parked 2");
             observer.remove().unwrap();
             // Nobody gets in any more, but those who are inside have to get out.
@@ -113,7 +113,7 @@ fn sites_with_different_things_to_learn_have_stubs_that_fit() {
             let mut talker = Talker::start(&file);
             let before = Image::of(talker.pid()).text();
             let target = Target::open(talker.pid()).unwrap();
-            let observer = target.observe(observation, options()).unwrap();
+            let mut observer = target.observe(observation, options()).unwrap();
             for _ in 0..3 {
                 talker.hits();
             }

@@ -160,7 +160,7 @@ fn observe_all(file: &Path, observation: Observation, words: &str) -> Observed {
     let mut launched = launch.spawn().unwrap();
     let (target, installed) = launched.observed().unwrap();
     assert!(launched.observed().is_none());
-    let observer = installed.observer(&target);
+    let mut observer = installed.observer(&target);
     assert!(launched.child().wait().unwrap().success());
     let said = fs::read_to_string(output).unwrap();
     assert!(!said.is_empty());
@@ -215,7 +215,7 @@ fn what_observes_a_program_from_its_start_is_put_back_like_any_other() {
             let file = fs::read_link(descriptor.unwrap().path()).unwrap();
             assert!(!file.to_str().unwrap().contains("memfd"), "{file:?}");
         }
-        let observer = installed.observer(&target);
+        let mut observer = installed.observer(&target);
         talker.hits();
         assert_eq!(observer.counts().unwrap().total(), 2);
         let observed = observer.remove().unwrap();

@@ -7,8 +7,8 @@ use probes_lib::{
     Selector, Target,
 };
 
-use crate::commands::put_back::{Endings, put_back, refuse_leftovers};
-use crate::commands::{Failure, Subject};
+use crate::commands::Failure;
+use crate::commands::put_back::{Endings, patiently, put_back, refuse_leftovers};
 use crate::messages::Messages;
 
 /// Counts in a process, and switches its probes. If it is dropped, by a panic, everything is put back
@@ -98,22 +98,19 @@ impl<'t> Session<'t> {
     }
 
     /// Ends counting; says how many bytes stay mapped.
-    pub(super) fn remove(&mut self) -> Result<u64> {
-        match self.observer.take() {
-            Some(observer) => Ok(observer.remove()?.still_mapped),
-            None => Ok(0),
-        }
+    pub(super) fn remove(&mut self, endings: &Endings, messages: &Messages) -> Result<u64> {
+        let Some(observer) = &mut self.observer else {
+            return Ok(0);
+        };
+        let removed = patiently(endings, messages, || observer.remove())?;
+        self.observer = None;
+        Ok(removed.still_mapped)
     }
 
     /// There is nothing to put back any more.
     pub(super) fn forget(&mut self) {
         self.observer = None;
         self.switched.clear();
-    }
-
-    /// What a failure to remove it is.
-    pub(super) fn failed(&self, error: probes_lib::Error) -> Failure {
-        Failure::Target(Subject::Process(self.target.pid()), error)
     }
 }
 
@@ -130,6 +127,8 @@ impl Drop for Session<'_> {
         while let Some(report) = self.switched.pop() {
             let _ = self.target.put_back(&report, Options::default());
         }
-        let _ = self.remove();
+        if let Some(observer) = &mut self.observer {
+            let _ = observer.remove();
+        }
     }
 }
