@@ -19,7 +19,6 @@ use crate::object::{FileId, Object, PassedOver};
 use crate::objects::{self, Files, Others, without_deleted_mark};
 use crate::process::Process;
 use crate::program::Program;
-use crate::snapshot::Layout;
 use crate::table::ProbeTable;
 
 const GIGABYTE: u64 = 1 << 30;
@@ -192,7 +191,7 @@ impl Image {
         auxv.is_ok_and(|auxv| auxv != self.auxv)
     }
 
-    /// The mappings that hold what `layout` reads.
+    /// The mappings that hold these ranges, in each page of which there is something to be changed.
     ///
     /// # Errors
     ///
@@ -200,13 +199,13 @@ impl Image {
     pub(crate) fn mappings(
         &self,
         process: &Process,
-        layout: &Layout,
+        ranges: impl Iterator<Item = (LiveAddr, u64, &'static str)>,
         gigatext: bool,
     ) -> Result<Vec<Mapping>> {
         let maps = read_maps(process)?;
         let mut found: Vec<&Mapping> = Vec::new();
-        for (address, len, what) in layout.ranges() {
-            // A run has something in each of its pages, so its mappings follow on each other.
+        for (address, len, what) in ranges {
+            // There is something in each of its pages, so its mappings follow on each other.
             let mut at = address;
             while at.0 < address.0.saturating_add(len) {
                 let mapping = maps::find(&maps, at, 1).ok_or_else(|| ErrorKind::NotMapped {

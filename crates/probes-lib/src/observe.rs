@@ -58,6 +58,8 @@ use crate::observe::work::{Way, Work, observed_of, read, read_error, refuse_repl
 use crate::process::Process;
 use crate::program::Program;
 use crate::session::{Options, Target};
+use crate::site::SITE_LEN;
+use crate::snapshot::SITE;
 use crate::sys::mem::ProcessMemory;
 use crate::sys::threads::with_tracer;
 use crate::sys::ticks::{Clock, Ticks};
@@ -131,9 +133,10 @@ impl Target {
     /// # Errors
     ///
     /// If a probe is not there, or none that is wanted has a site; if a site does not hold what its file
-    /// says, the process cannot be stopped, or memory cannot be mapped into it: each thread has set
-    /// itself a seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses; if times are wanted, and
-    /// the processors' clocks do not go evenly ([`ErrorKind::UnevenTicks`]).
+    /// says, or its text cannot be changed ([`ErrorKind::SharedMapping`], [`ErrorKind::GigaText`]); if the
+    /// process cannot be stopped, or memory cannot be mapped into it: each thread has set itself a
+    /// seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses; if times are wanted, and the
+    /// processors' clocks do not go evenly ([`ErrorKind::UnevenTicks`]).
     /// [`Error::effect`](crate::Error::effect) says what it is left with.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
         self.try_observe(observation, options)
@@ -160,7 +163,9 @@ impl Target {
                 Err(left) => return Err(left.leaving(Effect::HalfChanged)),
                 Ok(again) => cleaned.add(again),
             }
-            let is_passing = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
+            // The next look does not find what has been unloaded.
+            use ErrorKind::{KeepsChanging, NotMapped};
+            let is_passing = matches!(error.kind(), KeepsChanging { .. } | NotMapped { .. });
             if !is_passing || begun.elapsed() > options.deadline {
                 let effect = cleaned.effect(error.effect());
                 return Err(error.with_effect(effect));
@@ -171,7 +176,13 @@ impl Target {
     /// The caller has the turn. If it fails, something may be left.
     fn install(&self, observation: &Observation, options: Options) -> Result<Installed> {
         let process = self.process();
-        let program = self.look_at_objects()?.program.clone();
+        let image = self.look_at_objects()?;
+        let program = image.program.clone();
+        let roles = observation.roles(&program)?;
+        let sites = program.sites_by_address();
+        let sites = sites.filter(|site| !roles[site.index()].is_empty());
+        let ranges = sites.map(|site| (site.address, SITE_LEN as u64, SITE));
+        image.mappings(process, ranges, options.gigatext)?;
         let memory = self.bare_memory()?;
         let mut prepared = Prepared::of(process, program, &memory, observation)?;
         let (stopped, has_tids) = with_tracer(&[process], |tracer| {

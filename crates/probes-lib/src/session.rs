@@ -59,6 +59,7 @@ pub struct Options {
     /// Whether to change the process while it runs, without stopping any of its threads; off by
     /// default. Only one byte of an instruction differs between a site that is enabled and one that
     /// is not, so that a thread executes either one or the other. The current process always runs.
+    /// Observations are not affected: more bytes differ, so that every thread is stopped each time.
     pub live: bool,
     /// Whether to write to text that lies on 1 GiB huge pages, the first write to each of which
     /// copies a gigabyte; off by default.

@@ -100,7 +100,7 @@ impl<'a> Subject<'a> {
             .iter()
             .map(|choice| program.by_id(choice.probe));
         let layout = Layout::of(program, probes);
-        let mappings = image.mappings(process, &layout, wish.gigatext)?;
+        let mappings = image.mappings(process, layout.ranges(), wish.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
         let breakpoints = breakpoints::find(program.objects(), &before.code)?;
         let inputs = Inputs {

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Action, Counts, ErrorKind, Observation, Options, Selector, State, Target};
+use probes_lib::{
+    Action, Counts, Effect, ErrorKind, Observation, Options, Selector, State, Target,
+};
 use test_support::process::{Image, children};
 use test_support::{Talker, fixture, fixture_forms};
 
@@ -447,6 +449,28 @@ fn a_program_without_room_behind_its_code_is_refused_for_that() {
         assert_eq!(error.to_string(), why);
         before.assert_same(&Image::of(pid).text(), "the program");
         talker.hits();
+    }
+}
+
+#[test]
+fn text_mapped_shared_is_refused_before_the_process_is_stopped_and_the_rest_is_observed() {
+    for file in fixture_forms("shared_text") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let all = Observation::new().count(Selector::All);
+        let Err(error) = target.observe(&all, options()) else {
+            panic!("it is observed");
+        };
+        let kind = error.kind();
+        assert!(matches!(kind, ErrorKind::SharedMapping { .. }), "{error}");
+        assert_eq!(error.effect(), Effect::NothingChanged);
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        let free = Observation::new().count(Selector::name("free"));
+        let mut observer = target.observe(&free, options()).unwrap();
+        talker.hits();
+        assert_eq!(hits(&observer.remove().unwrap().counts)["free"], 1);
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
     }
 }
 
