@@ -159,7 +159,9 @@ impl Target {
             };
             // What it has come to is put back as if we had been killed.
             match self.put_back_observed(options) {
-                Err(_) if process.has_ended() => return Err(error),
+                Err(left) if process.has_ended() || self.has_executed(&left) => {
+                    return Err(error.with_effect(Effect::None));
+                }
                 Err(left) => return Err(left.leaving(Effect::HalfChanged)),
                 Ok(again) => cleaned.add(again),
             }
@@ -318,6 +320,18 @@ impl Observer<'_> {
     /// As of [`Observer::counts`].
     pub fn events(&mut self) -> Result<Events> {
         self.refuse_removed()?;
+        let renewed = self.renew_pages();
+        renewed.map_err(|error| self.target.tell_exec(error))?;
+        let process = self.target.process();
+        let clock = self.ground.ticks.clock();
+        let (ground, watch) = (&self.ground, &mut self.watch);
+        ground.read(self.target, |source, memory| {
+            read_events(watch, process, source, memory, &clock, false)
+        })
+    }
+
+    /// Tells the stubs which pages can be read by now, if it is time.
+    fn renew_pages(&mut self) -> Result<()> {
         let (process, sharing) = (self.target.process(), self.ground.arenas.first());
         let sharing = sharing.filter(|_| self.watch.is_due());
         // Nobody else is to begin to observe it meanwhile; if somebody does, it is told next time.
@@ -326,15 +340,10 @@ impl Observer<'_> {
             let until = self.ground.ticks.ahead(BELIEVED);
             let changes = self.watch.renew(&read_maps(process)?, until);
             let memory = self.target.bare_memory()?;
-            refuse_replaced(process.pid(), &memory, &self.ground.arenas)
-                .map_err(|error| self.target.tell_exec(error))?;
+            refuse_replaced(process.pid(), &memory, &self.ground.arenas)?;
             work::put_shared(process.pid(), &memory, sharing, &changes)?;
         }
-        let clock = self.ground.ticks.clock();
-        let (ground, watch) = (&self.ground, &mut self.watch);
-        ground.read(self.target, |source, memory| {
-            read_events(watch, process, source, memory, &clock, false)
-        })
+        Ok(())
     }
 
     /// Puts everything back; says what was learnt, to the last hit. Of a program that was launched to be

@@ -19,8 +19,8 @@ use crate::observers::{end, start};
 use crate::subject::{Subject, patient};
 use crate::tool;
 
-/// Processes of each kind that end so before a call of an observation, in the short form.
-const ENDS: usize = 7;
+/// Processes of each kind that end so before a call of an observation; a tenth of them in the short form.
+const ENDS: usize = 70;
 
 /// Processes that end while `count` counts, in the short form.
 const LEAST: usize = 96;
@@ -105,8 +105,7 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> us
 /// Before so many of its calls, at random: how many there are depends on when its threads stop.
 fn sweep(case: &mut Case, file: &Path, args: &[&str], end: End) {
     let calls = meet(case, file, args, end, usize::MAX);
-    let times = if case.is_long() { calls } else { ENDS };
-    for _ in 0..times {
+    for _ in 0..case.part_of(ENDS) {
         let nth = 1 + case.random(calls as u64) as usize;
         meet(case, file, args, end, nth);
     }
