@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -93,9 +93,20 @@ pub struct Guard(Child);
 impl Guard {
     /// Starts `command`.
     pub fn spawn(command: &mut Command) -> Guard {
-        match command.spawn() {
-            Ok(child) => Guard(child),
-            Err(error) => panic!("cannot run {command:?}: {error}"),
+        let begun = Instant::now();
+        loop {
+            match command.spawn() {
+                Ok(child) => return Guard(child),
+                // A program that a test has just written: whoever was forked by another test
+                // meanwhile holds it open until he executes his own.
+                Err(error)
+                    if error.kind() == ErrorKind::ExecutableFileBusy
+                        && begun.elapsed() < DEADLINE =>
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("cannot run {command:?}: {error}"),
+            }
         }
     }
 
