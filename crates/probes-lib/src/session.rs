@@ -38,6 +38,13 @@ const EXECUTING: Duration = Duration::from_secs(1);
 /// How long until it is seen whether a process has executed its program.
 const MOMENT: Duration = Duration::from_millis(1);
 
+/// Opens a process that may have a program to work on.
+fn workable(pid: i32) -> Result<Process> {
+    let process = Process::open(pid)?;
+    process.refuse_unworkable()?;
+    Ok(process)
+}
+
 /// Whether the process could not be had because another update has it.
 fn is_passing(error: &Error) -> bool {
     matches!(
@@ -108,8 +115,7 @@ impl Target {
     ///
     /// [`ProbeTable::read`]: crate::ProbeTable::read
     pub fn open(pid: i32) -> Result<Target> {
-        let process = Process::open(pid)?;
-        process.refuse_unworkable()?;
+        let process = workable(pid)?;
         let begun = Instant::now();
         let mut is_grown = false;
         loop {
@@ -151,8 +157,7 @@ impl Target {
 
     /// As [`Target::open`], for who opens many: `files` are not read again.
     pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<Target> {
-        let process = Process::open(pid)?;
-        process.refuse_unworkable()?;
+        let process = workable(pid)?;
         Target::of(process, files, None)
     }
 
@@ -189,8 +194,7 @@ impl Target {
     /// See [`Target::open`].
     pub fn open_to_follow(pid: i32) -> Result<Target> {
         let open = || {
-            let process = Process::open(pid)?;
-            process.refuse_unworkable()?;
+            let process = workable(pid)?;
             let image = Image::even_without(&process, Arc::default())?;
             Ok(Target::with(process, image, None))
         };

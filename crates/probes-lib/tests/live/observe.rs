@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Counts, Effect, ErrorKind, Observation, Options, Selector, State, Target,
+    Action, Counts, Effect, Error, ErrorKind, Observation, Options, Selector, State, Target,
 };
 use test_support::process::{Image, children};
 use test_support::{Talker, fixture, fixture_forms};
@@ -25,6 +25,18 @@ pub(crate) fn options() -> Options {
         deadline: test_support::DEADLINE,
         ..Options::default()
     }
+}
+
+/// Why a process is not observed: for its seccomp filter.
+pub(crate) fn refused_as_filtered(target: &Target) -> Error {
+    let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
+        panic!("it is observed");
+    };
+    assert!(
+        matches!(error.kind(), ErrorKind::Filtered { .. }),
+        "{error}"
+    );
+    error
 }
 
 /// Mappings of code that are no file's.
@@ -337,13 +349,7 @@ fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
-        let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
-            panic!("it is observed");
-        };
-        assert!(
-            matches!(error.kind(), ErrorKind::Filtered { .. }),
-            "{error}"
-        );
+        refused_as_filtered(&target);
         talker.hits();
     }
 }
@@ -365,13 +371,7 @@ fn who_maps_memory_is_a_thread_that_would_not_be_killed_for_it() {
         assert_eq!(strange_code(talker.pid()), [""; 0]);
         // Now both of them would.
         talker.ask("forbid", "forbidden");
-        let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
-            panic!("it is observed");
-        };
-        assert!(
-            matches!(error.kind(), ErrorKind::Filtered { .. }),
-            "{error}"
-        );
+        refused_as_filtered(&target);
         talker.hits();
     }
 }
@@ -385,13 +385,7 @@ fn a_filter_that_a_process_has_from_its_parent_is_no_hindrance() {
         let mut talker = Talker::spawn(Command::new(&confined).arg(&file));
         talker.expect("ready");
         let target = Target::open(talker.pid()).unwrap();
-        let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
-            panic!("it is observed");
-        };
-        assert!(
-            matches!(error.kind(), ErrorKind::Filtered { .. }),
-            "{error}"
-        );
+        refused_as_filtered(&target);
         talker.hits();
 
         let shell = ["sh", "-c", "\"$0\"; exit"];
@@ -488,7 +482,7 @@ fn who_observes_a_process_is_told_when_another_does_in_his_place() {
         let mut first = target.observe(&observation, options()).unwrap();
         let mut second = target.observe(&observation, options()).unwrap();
         talker.hits();
-        let is_told = |error: probes_lib::Error| {
+        let is_told = |error: Error| {
             let kind = error.kind();
             assert!(
                 matches!(kind, ErrorKind::ObservedByAnother { .. }),
