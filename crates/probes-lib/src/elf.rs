@@ -1,9 +1,11 @@
 //! Sections, segments, kind and build-id of an ELF file: reads only what it needs, never the
 //! whole file, and believes no offset or size before it is checked against the file's length.
 
-pub(crate) mod args;
+pub(crate) mod arguments;
+pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod source;
+pub(crate) mod table;
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -22,7 +24,7 @@ use goblin::elf::section_header::{SHT_NOBITS, SHT_NOTE};
 use goblin::elf::sym::sym64::SIZEOF_SYM;
 use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
 
-use crate::addr::FileAddr;
+use crate::address::FileAddr;
 use crate::error::{ElfDefect, ErrorKind, Result};
 use crate::sys::can_fail;
 

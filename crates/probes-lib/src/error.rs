@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
-use crate::addr::LiveAddr;
+use crate::address::LiveAddr;
 use crate::elf::BuildId;
 use crate::elf::note::MalformedNote;
 use crate::site::SiteCode;
@@ -708,7 +708,7 @@ fn build_id_suffix(build_id: &Option<BuildId>) -> String {
 
 /// EIO is what /proc/PID/mem says where it must not write; we have tried ptrace then, too.
 fn write_obstacle(what: &str, error: &io::Error) -> &'static str {
-    if what == crate::snapshot::SITE && error.raw_os_error() == Some(libc::EIO) {
+    if what == crate::update::snapshot::SITE && error.raw_os_error() == Some(libc::EIO) {
         ": proc_mem.force_override=never and POKETEXT failed"
     } else {
         ""

@@ -17,23 +17,23 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::denial;
 use crate::error::{Effect, Error, ErrorKind, Result};
-use crate::image::{Image, read_maps};
-use crate::loader::{self, Hook, NoHook};
-use crate::object::Object;
-use crate::objects::Files;
+use crate::inject::loader_hook::{self, Hook, NoHook};
 use crate::observe;
-use crate::patch::Outcome;
 use crate::process::Process;
-use crate::report::Report;
+use crate::process::denial;
+use crate::process::image::{Image, read_maps};
+use crate::process::memory::ProcessMemory;
+use crate::process::object::Object;
+use crate::process::objects::Files;
 use crate::select::{Actions, Choice, choose, choose_present};
-use crate::session::{Options, Target};
-use crate::sys::herd::{Herd, News, TICK};
-use crate::sys::mem::ProcessMemory;
-use crate::sys::threads::{Stopped, Tracer, with_listener, with_tracer};
-use crate::turn::Turn;
-use crate::update::{Subject, Wish};
+use crate::target::{Options, Target};
+use crate::trace::stop::{Stopped, Tracer, with_listener, with_tracer};
+use crate::trace::tracee_set::{Herd, News, TICK};
+use crate::update::lock::Turn;
+use crate::update::patch::Outcome;
+use crate::update::prepare::{Subject, Wish};
+use crate::update::report::Report;
 
 /// How long letting all processes go may take.
 const PARTING: Duration = Duration::from_secs(2);
@@ -535,7 +535,7 @@ impl One {
     fn has_loaded(&self) -> bool {
         let memory = self.memory();
         // Not to be seen as loading for ever.
-        memory.is_ok_and(|memory| loader::has_loaded(&self.process, &memory).unwrap_or(true))
+        memory.is_ok_and(|memory| loader_hook::has_loaded(&self.process, &memory).unwrap_or(true))
     }
 
     /// It is to be let go: its loader tells nothing from now on.

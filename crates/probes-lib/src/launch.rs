@@ -18,30 +18,30 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
 
-use crate::addr::{LiveAddr, LoadBias};
-use crate::bias;
-use crate::denial;
+use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
+use crate::elf::table::ProbeTable;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::follow::{is_not_yet, wanted};
-use crate::image::Image;
-use crate::loader;
-use crate::observe::at_launch::AtLaunch;
+use crate::inject::loader_hook;
+use crate::observe::install::at_launch::AtLaunch;
 use crate::observe::{Installed, Observation};
-use crate::patch::Outcome;
 use crate::process::Process;
-use crate::program::Program;
-use crate::report::Report;
+use crate::process::denial;
+use crate::process::image::Image;
+use crate::process::load_bias;
+use crate::process::memory::ProcessMemory;
+use crate::process::program::Program;
 use crate::select::{Actions, choose};
-use crate::session::{Options, Target};
-use crate::sys::entry::NotReached;
-use crate::sys::mem::ProcessMemory;
 use crate::sys::pidfd;
 use crate::sys::signals::{self, SignalsAtLaunch};
 use crate::sys::spawn::{self, AtExec};
-use crate::sys::threads::{Stopped, Tracer, with_tracer};
-use crate::table::ProbeTable;
-use crate::update::{Subject, Way, Wish};
+use crate::target::{Options, Target};
+use crate::trace::run_to::NotReached;
+use crate::trace::stop::{Stopped, Tracer, with_tracer};
+use crate::update::patch::Outcome;
+use crate::update::prepare::{Subject, Way, Wish};
+use crate::update::report::Report;
 
 pub use split::{Follower, Split, Starter};
 
@@ -233,7 +233,7 @@ fn run_until_loaded<'s>(
     limit: Duration,
 ) -> Result<Stopped<'s>, NotReached> {
     let process = at_exec.process();
-    let function = loader::function(process);
+    let function = loader_hook::function(process);
     let mut place = function;
     loop {
         let places: Vec<LiveAddr> = place.into_iter().chain([entry]).collect();
@@ -244,7 +244,7 @@ fn run_until_loaded<'s>(
         }
         place = match function == Some(reached) {
             // It is called before and after objects are mapped.
-            true => match loader::has_loaded(process, memory) {
+            true => match loader_hook::has_loaded(process, memory) {
                 Some(true) => return Ok(stopped),
                 Some(false) => Some(at_exec.return_address(memory)?),
                 None => None,
@@ -260,8 +260,8 @@ fn loader_entry(process: &Process) -> Result<Option<LiveAddr>> {
     let auxv = process
         .read_program("auxv")
         .map_err(|source| process.lost(source))?;
-    let has_loader = bias::auxv_value(&auxv, bias::AT_BASE).is_some_and(|base| base != 0);
-    let entry = bias::auxv_value(&auxv, bias::AT_ENTRY).filter(|_| has_loader);
+    let has_loader = load_bias::auxv_value(&auxv, load_bias::AT_BASE).is_some_and(|base| base != 0);
+    let entry = load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).filter(|_| has_loader);
     Ok(entry.map(LiveAddr))
 }
 

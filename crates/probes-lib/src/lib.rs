@@ -30,61 +30,45 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod addr;
-mod bias;
-mod breakpoints;
-mod denial;
+mod address;
 mod elf;
 mod error;
+#[cfg(feature = "fault-injection")]
+#[doc(hidden)]
+pub mod faults;
 mod follow;
-mod image;
+mod inject;
 mod launch;
-mod loader;
-mod mangling;
-mod maps;
 mod memory;
-mod object;
-mod objects;
 mod observe;
-mod patch;
-mod plan;
 mod process;
-mod program;
-mod report;
 mod select;
-mod session;
 mod site;
-mod snapshot;
-mod spans;
 mod survey;
 mod sys;
-mod table;
+mod target;
 #[cfg(test)]
 mod testing;
-mod turn;
-mod untouched;
+mod trace;
 mod update;
 
-pub use addr::{FileAddr, LiveAddr, LoadBias};
-pub use elf::args::{Argument, Place};
+pub use address::{FileAddr, LiveAddr, LoadBias};
+pub use elf::arguments::{Argument, Place};
 pub use elf::note::{MalformedNote, Note, NoteDefect, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};
+pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
 pub use elf::{BuildId, Linking};
 pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result};
 pub use follow::{Followed, follow};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
-pub use object::{Object, PassedOver};
 pub use observe::{
     Cleaned, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer, SiteHits,
     Value,
 };
-pub use report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
+pub use process::object::{Object, PassedOver};
 pub use select::{Action, Actions, Selector};
-pub use session::{Options, Target};
 pub use site::{SITE_LEN, SiteCode};
-pub use snapshot::State;
 pub use survey::{Survey, Surveyed, survey};
-#[cfg(feature = "fault-injection")]
-#[doc(hidden)]
-pub use sys::faults;
-pub use table::{Generation, Probe, ProbeTable, Semaphore, Site};
+pub use target::{Options, Target};
+pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
+pub use update::snapshot::State;

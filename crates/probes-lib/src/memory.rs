@@ -3,7 +3,7 @@
 
 use std::io;
 
-use crate::addr::LiveAddr;
+use crate::address::LiveAddr;
 
 /// Memory that can be read.
 pub(crate) trait ReadMemory {

@@ -12,58 +12,46 @@
 //! What is needed to undo it lies in the process ([`arena`]), so that whoever comes next can do it if
 //! we are killed.
 
-pub(crate) mod arena;
-pub(crate) mod at_launch;
-mod counts;
-pub(crate) mod detour;
-mod events;
-mod latency;
+pub(crate) mod install;
+pub(crate) mod layout;
 mod observation;
-mod pages;
-mod place;
-mod prepare;
-mod put_back;
-mod rewrite;
-mod ring;
-mod role;
-mod shared;
-mod source;
-pub(crate) mod stub;
-mod value;
-pub(crate) mod veil;
-mod work;
+mod placement;
+mod plan;
+mod read;
+pub(crate) mod shadow;
+pub(crate) mod trampoline;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::counts::{Counts, SiteHits};
-pub use self::events::{Event, Events};
-pub use self::latency::Latency;
 pub use self::observation::Observation;
-pub use self::value::Value;
+pub use self::read::counts::{Counts, SiteHits};
+pub use self::read::events::{Event, Events};
+pub use self::read::latency::Latency;
+pub use self::read::value::Value;
 
 use crate::error::{Effect, Error, ErrorKind, Result};
-use crate::image::read_maps;
-use crate::maps::Mapping;
 use crate::memory::ReadMemory;
-use crate::observe::arena::Arena;
-use crate::observe::events::{BELIEVED, Watch};
-use crate::observe::prepare::Prepared;
-use crate::observe::put_back::{Left, PutBack, put_back};
-use crate::observe::role::Role;
-use crate::observe::shared::PAIR_LEN;
-use crate::observe::source::{SharedData, Source};
-use crate::observe::veil::Veil;
-use crate::observe::work::{Way, Work, observed_of, read, read_error, refuse_replaced};
+use crate::observe::install::context::{Way, Work, observed_of, read, read_error, refuse_replaced};
+use crate::observe::install::prepare::Prepared;
+use crate::observe::install::remove::{Left, PutBack, put_back};
+use crate::observe::layout::arena::Arena;
+use crate::observe::layout::shared::PAIR_LEN;
+use crate::observe::plan::Role;
+use crate::observe::read::data_source::{SharedData, Source};
+use crate::observe::read::events::{BELIEVED, Watch};
+use crate::observe::shadow::Veil;
 use crate::process::Process;
-use crate::program::Program;
-use crate::session::{Options, Target};
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::program::Program;
 use crate::site::SITE_LEN;
-use crate::snapshot::SITE;
-use crate::sys::mem::ProcessMemory;
-use crate::sys::threads::with_tracer;
 use crate::sys::ticks::{Clock, Ticks};
-use crate::turn::Turn;
+use crate::target::{Options, Target};
+use crate::trace::stop::with_tracer;
+use crate::update::lock::Turn;
+use crate::update::snapshot::SITE;
 
 /// Learns of the hits of probes of a process until it is removed. Whether probes are enabled is not
 /// touched: those that are off are observed as well, and can be switched meanwhile.
@@ -341,7 +329,7 @@ impl Observer<'_> {
             let changes = self.watch.renew(&read_maps(process)?, until);
             let memory = self.target.bare_memory()?;
             refuse_replaced(process.pid(), &memory, &self.ground.arenas)?;
-            work::put_shared(process.pid(), &memory, sharing, &changes)?;
+            install::context::put_shared(process.pid(), &memory, sharing, &changes)?;
         }
         Ok(())
     }

@@ -5,6 +5,16 @@
 //! (The procfs crate is not used: it fails on names that are not UTF-8, cannot open for writing,
 //! and as of 0.18 panics on a mapped file called `/SYSV`.)
 
+pub(crate) mod denial;
+pub(crate) mod image;
+pub(crate) mod load_bias;
+pub(crate) mod maps;
+pub(crate) mod memory;
+pub(crate) mod object;
+pub(crate) mod objects;
+pub(crate) mod pagemap;
+pub(crate) mod program;
+
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use regex::Regex;
 
-use crate::addr::LiveAddr;
+use crate::address::LiveAddr;
 use crate::error::{ErrorKind, Result};
-use crate::object::PassedOver;
-use crate::program::{ProbeId, Program};
-use crate::report::Taken;
+use crate::process::object::PassedOver;
+use crate::process::program::{ProbeId, Program};
+use crate::update::report::Taken;
 
 /// What to do with a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use crate::elf::table::Generation;
 use crate::error::{ErrorKind, Result};
-use crate::objects::Files;
+use crate::process::objects::Files;
 use crate::process::{Process, refuse_foreign_proc};
-use crate::session::Target;
-use crate::snapshot::State;
-use crate::table::Generation;
+use crate::target::Target;
+use crate::update::snapshot::State;
 
 /// More threads than this do not make /proc any faster.
 const MOST_THREADS: usize = 8;

@@ -2,23 +2,14 @@
 
 #![allow(unsafe_code)]
 
-pub(crate) mod entry;
-#[cfg(feature = "fault-injection")]
-pub mod faults;
 pub(crate) mod fork;
-pub(crate) mod herd;
-pub(crate) mod inject;
 pub(crate) mod loaded;
-pub(crate) mod mem;
 pub(crate) mod memfd;
 pub(crate) mod own;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 pub(crate) mod signals;
 pub(crate) mod spawn;
-mod stacks;
-mod tcb;
-pub(crate) mod threads;
 pub(crate) mod ticks;
 
 /// Stands before a system call that the chaos suite makes fail: returns its error. Nothing at all
@@ -26,7 +17,7 @@ pub(crate) mod ticks;
 macro_rules! can_fail {
     ($call:ident) => {
         #[cfg(feature = "fault-injection")]
-        $crate::sys::faults::before($crate::sys::faults::Call::$call)?;
+        $crate::faults::before($crate::faults::Call::$call)?;
     };
 }
 
@@ -36,7 +27,7 @@ macro_rules! can_fail_within {
     ($call:ident, $len:expr, $make:expr) => {
         #[cfg(feature = "fault-injection")]
         {
-            use $crate::sys::faults::{Call, before_write, cut_short};
+            use $crate::faults::{Call, before_write, cut_short};
             if let Some(part) = before_write(Call::$call, $len)? {
                 let _ = $make(part);
                 cut_short(Call::$call)?;
@@ -50,7 +41,7 @@ macro_rules! can_end_early {
     ($call:ident, $len:expr, $make:expr) => {
         #[cfg(feature = "fault-injection")]
         {
-            use $crate::sys::faults::{Call, before_write, cut_short, made_in_part};
+            use $crate::faults::{Call, before_write, cut_short, made_in_part};
             match before_write(Call::$call, $len)? {
                 Some(0) => cut_short(Call::$call)?,
                 Some(part) => return made_in_part(Call::$call, $make(part)?),

@@ -11,20 +11,20 @@ use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
-use crate::addr::{FileAddr, LiveAddr, LoadBias};
-use crate::breakpoints;
+use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::elf::table::{Probe, ProbeTable};
 use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
-use crate::patch::{self, Outcome};
-use crate::plan::{Inputs, UpdatePlan};
-use crate::program::{Member, Program};
-use crate::report::Taken;
+use crate::process::program::{Member, Program};
 use crate::select::{Actions, Choice, choose, choose_taken};
 use crate::site::{OPCODE_OFFSET, Opcode};
-use crate::snapshot::{Layout, Snapshot};
-use crate::spans::PAGE;
-use crate::table::{Probe, ProbeTable};
+use crate::update::breakpoints;
+use crate::update::patch::{self, Outcome};
+use crate::update::plan::{Inputs, UpdatePlan};
+use crate::update::report::Taken;
+use crate::update::snapshot::{Layout, Snapshot};
+use crate::update::spans::PAGE;
 
 /// The pid that errors name.
 pub(crate) const PID: i32 = 4242;

@@ -5,7 +5,7 @@ use test_support::output;
 use crate::support::command;
 
 /// The variable that makes system calls fail, with the feature `fault-injection` (probes-lib,
-/// sys/faults.rs).
+/// faults.rs).
 const VARIABLE: &str = "OCAML_PROBES_FAULT";
 
 #[test]

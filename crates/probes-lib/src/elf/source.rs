@@ -4,9 +4,9 @@ use std::path::Path;
 
 use addr2line::Loader;
 
-use crate::addr::FileAddr;
+use crate::address::FileAddr;
+use crate::elf::mangling;
 use crate::error::{ErrorKind, Result};
-use crate::mangling;
 
 /// The symbols and line table of one file.
 pub struct SourceMap {

@@ -26,13 +26,13 @@ use super::{
 use crate::error::{Effect, ErrorKind, Result};
 use crate::follow::{Followed, Following, Teller, is_not_yet};
 use crate::process::Process;
-use crate::report::Report;
 use crate::select::Actions;
-use crate::session::Options;
 use crate::sys::fork;
 use crate::sys::signals::SignalsAtLaunch;
 use crate::sys::spawn::{self, AtExec, ChildsEnds, TracedBy, TracersEnds, Untraced};
-use crate::sys::threads::{Tracer, with_listener, with_tracer};
+use crate::target::Options;
+use crate::trace::stop::{Tracer, with_listener, with_tracer};
+use crate::update::report::Report;
 
 /// What this process is from [`Launch::split`] on.
 pub enum Split {

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use super::{CounterFault, ReadMemory, WriteMemory};
-use crate::addr::LiveAddr;
+use crate::address::LiveAddr;
 
 /// What becomes of a write that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 //! Pure.
 
 use crate::error::{ErrorKind, Result};
-use crate::observe::role::{End, MOST_ARGUMENTS, Role, Shown, Source};
-use crate::observe::shared::{MAX_PAIRS, Shared, record};
-use crate::program::Program;
+use crate::observe::layout::shared::{MAX_PAIRS, Shared, record};
+use crate::observe::plan::{End, MOST_ARGUMENTS, Role, Shown, Source};
+use crate::process::program::Program;
 use crate::select::{Actions, Selector, choose};
 
 /// What is to be learnt of the hits of a process.

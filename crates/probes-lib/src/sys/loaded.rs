@@ -7,7 +7,7 @@ use std::thread;
 
 use libc::dl_phdr_info;
 
-use crate::addr::LoadBias;
+use crate::address::LoadBias;
 
 /// What is called, and what came of it.
 struct Errand<'w, T> {

@@ -24,10 +24,10 @@ use std::ptr::NonNull;
 use libc::c_void;
 use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap, mprotect, mremap, munmap};
 
-use crate::addr::LiveAddr;
+use crate::address::LiveAddr;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
-use crate::spans::PAGE;
-use crate::sys::mem::{ProcessMemory, RunningMemory};
+use crate::process::memory::{ProcessMemory, RunningMemory};
+use crate::update::spans::PAGE;
 
 const PAGE_LEN: NonZeroUsize = NonZeroUsize::new(PAGE as usize).unwrap();
 

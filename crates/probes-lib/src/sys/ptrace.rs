@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::sys::ptrace::{self, Options};
 use nix::unistd::Pid;
 
-use crate::addr::LiveAddr;
+use crate::address::LiveAddr;
 use crate::sys::can_fail;
 
 /// `PTRACE_EVENT_STOP` of linux/ptrace.h.
@@ -61,7 +61,7 @@ impl Scope {
 /// Starts to trace a thread, without stopping it. New threads will be traced from their start.
 ///
 /// Seized, not attached: if we die, the kernel lets it run on as if nothing had been.
-pub(super) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
+pub(crate) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
     let options = scope.options();
     can_fail!(Seize);
     ptrace::seize(Pid::from_raw(tid), options)
@@ -69,36 +69,36 @@ pub(super) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
 
 /// Starts to trace a process that is going to execute a program; its children are not traced. If we
 /// die before the program runs, it does not run: not without its probes set.
-pub(super) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
+pub(crate) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
     let options = Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL;
     can_fail!(SeizeForExec);
     ptrace::seize(Pid::from_raw(pid), options)
 }
 
 /// Traces as `seize` would have done; the thread has to stand.
-pub(super) fn set_scope(tid: i32, scope: Scope) -> Result<(), Errno> {
+pub(crate) fn set_scope(tid: i32, scope: Scope) -> Result<(), Errno> {
     can_fail!(SeizeForExec);
     ptrace::setoptions(Pid::from_raw(tid), scope.options())
 }
 
-pub(super) fn interrupt(tid: i32) -> Result<(), Errno> {
+pub(crate) fn interrupt(tid: i32) -> Result<(), Errno> {
     can_fail!(Interrupt);
     ptrace::interrupt(Pid::from_raw(tid))
 }
 
 /// Lets a stopped thread go, giving it `signal` (0 for none).
-pub(super) fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
+pub(crate) fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
     restart(libc::PTRACE_DETACH, tid, signal)
 }
 
 /// Lets a stopped thread run on, traced, giving it `signal` (0 for none).
-pub(super) fn go_on(tid: i32, signal: i32) {
+pub(crate) fn go_on(tid: i32, signal: i32) {
     // A failure means that it was killed, which the next wait tells.
     let _ = restart(libc::PTRACE_CONT, tid, signal);
 }
 
 /// Leaves a thread in its group-stop until it is continued.
-pub(super) fn listen(tid: i32) {
+pub(crate) fn listen(tid: i32) {
     // A failure means that it was killed or continued, which the next wait tells.
     let _ = restart(libc::PTRACE_LISTEN, tid, 0);
 }
@@ -118,33 +118,33 @@ fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
 }
 
 /// Whether the ptrace-stop a thread is in is that of an exec.
-pub(super) fn is_at_exec(tid: i32) -> bool {
+pub(crate) fn is_at_exec(tid: i32) -> bool {
     signal_info(tid).is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
 }
 
 /// Where a standing thread goes on.
-pub(super) fn program_counter(tid: i32) -> Result<u64, Errno> {
+pub(crate) fn program_counter(tid: i32) -> Result<u64, Errno> {
     Ok(place(tid)?.0)
 }
 
 /// Where a standing thread goes on, and where its stack ends.
-pub(super) fn place(tid: i32) -> Result<(u64, LiveAddr), Errno> {
+pub(crate) fn place(tid: i32) -> Result<(u64, LiveAddr), Errno> {
     let registers = ptrace::getregs(Pid::from_raw(tid))?;
     Ok((registers.rip, LiveAddr(registers.rsp)))
 }
 
 /// Where the stack of a standing thread ends.
-pub(super) fn stack_pointer(tid: i32) -> Result<u64, Errno> {
+pub(crate) fn stack_pointer(tid: i32) -> Result<u64, Errno> {
     Ok(ptrace::getregs(Pid::from_raw(tid))?.rsp)
 }
 
 /// Where the control block of a standing thread is.
-pub(super) fn thread_pointer(tid: i32) -> Result<u64, Errno> {
+pub(crate) fn thread_pointer(tid: i32) -> Result<u64, Errno> {
     Ok(ptrace::getregs(Pid::from_raw(tid))?.fs_base)
 }
 
 /// Makes a standing thread go on at `address`.
-pub(super) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Errno> {
+pub(crate) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Errno> {
     let tid = Pid::from_raw(tid);
     let mut registers = ptrace::getregs(tid)?;
     registers.rip = address.0;
@@ -153,7 +153,7 @@ pub(super) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Err
 
 /// Where a standing thread tells the kernel which restartable sequence it is in (rseq(2)); `None` if it
 /// has no such place, or the kernel does not say.
-pub(super) fn sequence_place(tid: i32) -> Option<LiveAddr> {
+pub(crate) fn sequence_place(tid: i32) -> Option<LiveAddr> {
     /// `rseq_cs` of struct rseq.
     const SEQUENCE: u64 = 8;
     // struct ptrace_rseq_configuration: where the struct rseq is comes first.
@@ -191,7 +191,7 @@ pub(crate) fn is_filtered() -> bool {
 ///
 /// WNOWAIT matters: a wait that consumes a signal-delivery-stop takes the signal off the tracee,
 /// and if we die before we hand it back, it is lost.
-pub(super) fn peek(tid: i32) -> Wait {
+pub(crate) fn peek(tid: i32) -> Wait {
     match wait(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(info)) => decode(tid, &info),
         Ok(None) => Wait::Running,
@@ -202,7 +202,7 @@ pub(super) fn peek(tid: i32) -> Wait {
 
 /// A thread, of all that this thread traces, that `peek` has something to say of; the same one as
 /// long as nothing is done about it.
-pub(super) fn any_news() -> Option<i32> {
+pub(crate) fn any_news() -> Option<i32> {
     // Not children of other threads, which are for them to wait for.
     let options = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::__WNOTHREAD;
     let info = wait_for(libc::P_ALL, 0, options).ok()??;
@@ -213,13 +213,13 @@ pub(super) fn any_news() -> Option<i32> {
 /// Takes note of an exec that `peek` told of, which brings no signal that could be lost. Until then,
 /// the kernel refuses all requests if it was not the first thread that has executed the program:
 /// they may have been meant for the first, which is gone (`looks_like_a_spurious_pid`).
-pub(super) fn take_exec(tid: i32) {
+pub(crate) fn take_exec(tid: i32) {
     // If it has been killed meanwhile, that is told of next.
     let _ = wait(tid, libc::WSTOPPED);
 }
 
 /// Reaps a thread that `peek` said has ended.
-pub(super) fn reap(tid: i32) {
+pub(crate) fn reap(tid: i32) {
     // Nothing is left to do where there is nothing to reap.
     let _ = wait(tid, libc::WEXITED);
 }
@@ -274,7 +274,7 @@ fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
 }
 
 /// Writes code through ptrace, word by word, keeping the bytes around it.
-pub(super) fn poke_text(tid: i32, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn poke_text(tid: i32, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
     let tid = Pid::from_raw(tid);
     let word_len = size_of::<libc::c_long>() as u64;
     let mut rest = bytes;

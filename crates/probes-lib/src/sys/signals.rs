@@ -7,12 +7,12 @@ use nix::errno::Errno;
 use crate::launch::ReceivedSignal;
 
 /// While this lives, the thread that made it, and threads it starts, receive no signal but faults.
-pub(super) struct SignalsHeldBack {
+pub(crate) struct SignalsHeldBack {
     before: libc::sigset_t,
 }
 
 impl SignalsHeldBack {
-    pub(super) fn new() -> SignalsHeldBack {
+    pub(crate) fn new() -> SignalsHeldBack {
         let mut held_back = empty();
         let mut before = empty();
         // SAFETY: both sets are initialised and outlive the calls; a thread may always change its
@@ -98,7 +98,7 @@ pub(crate) struct InheritedSignals {
 
 impl InheritedSignals {
     /// In the child, before execve: only system calls.
-    pub(super) fn restore(&self) {
+    pub(crate) fn restore(&self) {
         if self.ignores_children {
             ignore_children();
         }
@@ -178,7 +178,7 @@ pub(crate) fn pass_on(pid: i32, signal: &ReceivedSignal) -> Result<(), Errno> {
 }
 
 /// Waits up to `limit` for a SIGCHLD, which has to be held back; true if one came.
-pub(super) fn take_sigchld(limit: Duration) -> bool {
+pub(crate) fn take_sigchld(limit: Duration) -> bool {
     let timeout = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(limit.subsec_nanos()),
@@ -194,7 +194,7 @@ pub(super) fn take_sigchld(limit: Duration) -> bool {
 }
 
 /// Whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending, which has to be held back.
-pub(super) fn is_told_to_end() -> bool {
+pub(crate) fn is_told_to_end() -> bool {
     let mut pending = empty();
     // SAFETY: the set is initialised and outlives the calls.
     unsafe {
@@ -206,7 +206,7 @@ pub(super) fn is_told_to_end() -> bool {
 }
 
 /// Sends this process the SIGCHLD that `take_sigchld` took.
-pub(super) fn raise_sigchld() {
+pub(crate) fn raise_sigchld() {
     // SAFETY: sends a signal to ourselves; SIGCHLD is ignored unless our caller handles it.
     unsafe {
         libc::kill(libc::getpid(), libc::SIGCHLD);
@@ -215,7 +215,7 @@ pub(super) fn raise_sigchld() {
 
 /// Asks that this thread runs before others while a process waits for it: real-time priority, or
 /// else the best ordinary one. Threads and programs it starts do not inherit it.
-pub(super) fn raise_priority() {
+pub(crate) fn raise_priority() {
     let param = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: `param` outlives the call; 0 is the calling thread. Without the privilege both calls

@@ -25,15 +25,15 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, pipe2};
 
-use crate::addr::LiveAddr;
+use crate::address::LiveAddr;
 use crate::error::{ErrorKind, Result};
 use crate::process::Process;
+use crate::process::memory::ProcessMemory;
 use crate::sys::can_fail;
-use crate::sys::entry::{self, NotReached};
-use crate::sys::mem::ProcessMemory;
 use crate::sys::ptrace::{self, Wait};
 use crate::sys::signals::InheritedSignals;
-use crate::sys::threads::{Stopped, Tracer};
+use crate::trace::run_to::{self, NotReached};
+use crate::trace::stop::{Stopped, Tracer};
 
 /// A program that has been executed and has not run yet. Dropping it kills and reaps it.
 pub(crate) struct AtExec {
@@ -78,7 +78,7 @@ impl AtExec {
         // Not released: it is not to go on without us.
         stopped.leave();
         let pid = self.process.pid();
-        let reached = entry::run_to(tracer, pid, memory, places)?;
+        let reached = run_to::run_to(tracer, pid, memory, places)?;
         let failed = |error: crate::Error| NotReached::Failed(io::Error::other(error.to_string()));
         let stopped = tracer.stop(&self.process, limit).map_err(failed)?;
         Ok((stopped.or_killed(), reached))
@@ -106,7 +106,7 @@ impl AtExec {
 
     /// Where the program will return to, which stands at the start of a function.
     pub(crate) fn return_address(&self, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
-        entry::return_address(self.process.pid(), memory)
+        run_to::return_address(self.process.pid(), memory)
     }
 
     /// Kills the program where it stands: it never runs.
@@ -267,7 +267,7 @@ pub(crate) fn pipe() -> io::Result<(File, File)> {
 pub(crate) fn refused(program: &std::path::Path, errno: Errno) -> ErrorKind {
     ErrorKind::CannotTraceChild {
         program: program.to_owned(),
-        denial: crate::denial::of_own_child(errno),
+        denial: crate::process::denial::of_own_child(errno),
     }
 }
 

@@ -1,0 +1,248 @@
+//! Notes -> what they say of the file: semaphores and sites, each checked against the segments.
+//!
+//! A file may have a hundred thousand notes: they are read part by part, and what is kept of each
+//! is small.
+
+use std::str;
+
+use crate::address::FileAddr;
+use crate::elf::note::{self, Note};
+use crate::elf::{ElfFile, Segment, within};
+use crate::error::{ElfDefect, ErrorKind, ProbeDefect, Result};
+use crate::site::{SITE_LEN, SiteCode};
+
+use super::{COUNTER_LEN, Generation, SiteEntry};
+
+const NOTE_SECTION: &str = ".note.stapsdt";
+const BASE_SECTION: &str = ".stapsdt.base";
+const SEMAPHORE_SECTION: &str = ".probes";
+
+/// What the OCaml notes of a file say, in their order.
+#[derive(Default)]
+pub(super) struct Found {
+    /// May hold one several times.
+    pub(super) semaphores: Vec<FoundSemaphore>,
+    /// Without their code; their semaphores are those above.
+    pub(super) sites: Vec<SiteEntry>,
+    /// The argument strings of the sites, each with a NUL behind it.
+    pub(super) arguments: Vec<u8>,
+}
+
+pub(super) struct FoundSemaphore {
+    pub(super) name: Box<str>,
+    pub(super) counter: FileAddr,
+    pub(super) generation: Generation,
+}
+
+fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::Error {
+    ErrorKind::WrongNote {
+        path: elf.path().to_owned(),
+        index: note.index,
+        offset: note.offset,
+        name: note.name.escape_ascii().to_string(),
+        defect,
+    }
+    .into()
+}
+
+/// Shows each note of the file to `visit`.
+fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Result<()> {
+    let Some(section) = elf.contents(NOTE_SECTION)? else {
+        return Err(if elf.has_sections() {
+            no_probes(elf)
+        } else {
+            ErrorKind::elf(elf.path(), ElfDefect::NoSectionHeaders).into()
+        });
+    };
+    let read = |offset, bytes: &mut [u8]| section.read(offset, bytes);
+    note::each_note(section.len, read, |note| match note {
+        Ok(note) => visit(note),
+        Err(note) => {
+            let path = elf.path().to_owned();
+            Err(ErrorKind::MalformedNote { path, note }.into())
+        }
+    })
+}
+
+/// How many notes there may be, at most. Only memory that is used has to be had.
+fn expected_notes(elf: &ElfFile) -> usize {
+    const SHORTEST: usize = 12 + 8 + 24 + 3;
+    const MANY: usize = 1 << 16;
+    let len = elf.contents(NOTE_SECTION).ok().flatten();
+    len.map_or(0, |section| section.len / SHORTEST).min(MANY)
+}
+
+/// Reads and checks the notes.
+pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
+    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+    let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
+    let mut found = Found::default();
+    let mut recent = Recent::of(semaphore_section);
+    // Where the last argument string starts: often the next is the same.
+    let mut last_arguments = 0;
+    found.sites.reserve(expected_notes(elf));
+    each_note(elf, |note| {
+        let Some(generation) = Generation::of_provider(note.provider) else {
+            return Ok(());
+        };
+        let fail = |defect| wrong_note(elf, &note, defect);
+        let shift = prelink_shift(&note, base);
+        let counter =
+            counter_address(&note, shift, generation, segments, semaphore_section).map_err(fail)?;
+        let last = recent.at(counter);
+        let known = found.semaphores.get(*last as usize).is_some_and(|one| {
+            (one.counter, one.generation) == (counter, generation)
+                && one.name.as_bytes() == note.name
+        });
+        if !known {
+            let name = printable(note.name).ok_or_else(|| fail(ProbeDefect::Name))?;
+            *last = found.semaphores.len() as u32;
+            found.semaphores.push(FoundSemaphore {
+                name: name.into(),
+                counter,
+                generation,
+            });
+        }
+        let semaphore = *last;
+        if let Some(address) = site_address(&note, shift, generation, segments).map_err(fail)? {
+            let text = note.arguments;
+            if !text.is_ascii() && str::from_utf8(text).is_err() {
+                return Err(fail(ProbeDefect::Arguments));
+            }
+            let last = &found.arguments[last_arguments as usize..];
+            if last.strip_prefix(text).is_none_or(|rest| rest != [0]) {
+                last_arguments = found.arguments.len() as u32;
+                found.arguments.extend_from_slice(text);
+                found.arguments.push(0);
+            }
+            found.sites.push(SiteEntry {
+                address,
+                arguments: last_arguments,
+                semaphore,
+                code: SiteCode([0; SITE_LEN]),
+                generation,
+            });
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// The error of a site whose bytes are none. Its note is looked for only now: nobody else asks where
+/// notes were.
+pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::Error {
+    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+    let found = each_note(elf, |note| {
+        let is_its = note.pc != 0
+            && note.pc.wrapping_add(prelink_shift(&note, base)) == site.address.0
+            && Generation::of_provider(note.provider) == Some(site.generation);
+        if is_its {
+            let (address, found) = (site.address, site.code);
+            let defect = ProbeDefect::NotASite { address, found };
+            return Err(wrong_note(elf, &note, defect));
+        }
+        Ok(())
+    });
+    match found {
+        Err(error) => error,
+        Ok(()) => {
+            let text = format!("the site at {} has no note any more", site.address);
+            ErrorKind::elf(elf.path(), ElfDefect::Contradiction(text)).into()
+        }
+    }
+}
+
+/// The last semaphore found at each place of the section of semaphores: nearly always that of the
+/// next note that names the place, so that no name needs to be searched for.
+struct Recent {
+    start: FileAddr,
+    indices: Vec<u32>,
+}
+
+impl Recent {
+    /// In larger sections places share an index, and a semaphore may be found anew.
+    const MOST: u64 = 1 << 16;
+
+    fn of(section: Option<(FileAddr, u64)>) -> Recent {
+        let (start, len) = section.unwrap_or((FileAddr(0), 0));
+        let count = (len / COUNTER_LEN).clamp(1, Recent::MOST);
+        Recent {
+            start,
+            indices: vec![u32::MAX; count as usize],
+        }
+    }
+
+    fn at(&mut self, counter: FileAddr) -> &mut u32 {
+        let place = (counter.0.wrapping_sub(self.start.0) / COUNTER_LEN) as usize;
+        let count = self.indices.len();
+        &mut self.indices[place % count]
+    }
+}
+
+/// How far the file has moved since its notes were written: prelink(8) shifts the sections that
+/// are loaded, `.stapsdt.base` with them, but not the notes.
+fn prelink_shift(note: &Note<'_>, base: Option<FileAddr>) -> u64 {
+    base.map_or(0, |base| base.0.wrapping_sub(note.base))
+}
+
+/// Where the site is; `None` if the note rightly has none. A zero pc is never shifted.
+fn site_address(
+    note: &Note<'_>,
+    shift: u64,
+    generation: Generation,
+    segments: &[Segment],
+) -> Result<Option<FileAddr>, ProbeDefect> {
+    if note.pc == 0 {
+        return if generation.allows_no_site() {
+            Ok(None)
+        } else {
+            Err(ProbeDefect::NoSite)
+        };
+    }
+    let address = FileAddr(note.pc.wrapping_add(shift));
+    segments
+        .iter()
+        .any(|segment| segment.executable && segment.holds(address, SITE_LEN as u64))
+        .then_some(Some(address))
+        .ok_or(ProbeDefect::SiteOutside(address))
+}
+
+/// Where the counter is that OCaml reads.
+fn counter_address(
+    note: &Note<'_>,
+    shift: u64,
+    generation: Generation,
+    segments: &[Segment],
+    section: Option<(FileAddr, u64)>,
+) -> Result<FileAddr, ProbeDefect> {
+    if note.semaphore == 0 {
+        return Err(ProbeDefect::NoSemaphore);
+    }
+    let semaphore = note.semaphore.wrapping_add(shift);
+    let counter = FileAddr(semaphore.wrapping_add(generation.counter_offset()));
+    if !section.is_some_and(|(start, len)| within(start, len, counter, COUNTER_LEN)) {
+        return Err(ProbeDefect::SemaphoreOutside(counter));
+    }
+    segments
+        .iter()
+        .any(|segment| segment.writable && segment.covers(counter, COUNTER_LEN))
+        .then_some(counter)
+        .ok_or(ProbeDefect::SemaphoreNotWritable(counter))
+}
+
+/// A name that can stand in a line of output; compilers emit letters, digits and `_`.
+fn printable(name: &[u8]) -> Option<&str> {
+    let name = str::from_utf8(name).ok()?;
+    let fits = |c: char| !c.is_control() && !c.is_whitespace();
+    (!name.is_empty() && name.chars().all(fits)).then_some(name)
+}
+
+/// The error of a file without OCaml probes.
+pub(super) fn no_probes(elf: &ElfFile) -> crate::Error {
+    ErrorKind::NoProbes {
+        path: elf.path().to_owned(),
+        build_id: elf.build_id(),
+        passed_over: Vec::new(),
+    }
+    .into()
+}

@@ -1,0 +1,111 @@
+//! A probe of a table, its sites and its semaphores: views, cheap to copy.
+
+use std::ops::Range;
+use std::str;
+
+use crate::address::FileAddr;
+use crate::elf::arguments::Argument;
+use crate::site::SiteCode;
+
+use super::{Generation, ProbeId, ProbeTable, SiteEntry, string_at};
+
+/// One probe: all sites and semaphores of a name.
+#[derive(Clone, Copy, Debug)]
+pub struct Probe<'t> {
+    pub(super) table: &'t ProbeTable,
+    pub(super) id: ProbeId,
+}
+
+impl<'t> Probe<'t> {
+    /// Its name.
+    pub fn name(&self) -> &'t str {
+        &self.table.probes[self.id].name
+    }
+
+    /// Its sites, by address; none if there are only semaphores.
+    pub fn sites(&self) -> impl ExactSizeIterator<Item = Site<'t>> + use<'t> {
+        let table = self.table;
+        self.site_range().map(|index| Site { table, index })
+    }
+
+    /// Its semaphores, by address.
+    pub fn semaphores(&self) -> impl ExactSizeIterator<Item = Semaphore<'t>> + use<'t> {
+        let table = self.table;
+        self.semaphore_range()
+            .map(|index| Semaphore { table, index })
+    }
+
+    pub(crate) fn site_range(&self) -> Range<usize> {
+        self.table.probes[self.id].sites.clone()
+    }
+
+    pub(crate) fn semaphore_range(&self) -> Range<usize> {
+        self.table.probes[self.id].semaphores.clone()
+    }
+}
+
+/// One site of a probe.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'t> {
+    pub(super) table: &'t ProbeTable,
+    pub(super) index: usize,
+}
+
+impl<'t> Site<'t> {
+    fn entry(&self) -> &'t SiteEntry {
+        &self.table.sites[self.index]
+    }
+
+    /// Address of its nop; the opcode is one byte further on.
+    pub fn address(&self) -> FileAddr {
+        self.entry().address
+    }
+
+    /// The generation of its note.
+    pub fn generation(&self) -> Generation {
+        self.entry().generation
+    }
+
+    /// Its bytes in the file.
+    pub fn code(&self) -> SiteCode {
+        self.entry().code
+    }
+
+    /// Index in the table of the semaphore whose counter decides whether it is enabled.
+    pub(crate) fn semaphore_index(&self) -> usize {
+        self.entry().semaphore as usize
+    }
+
+    /// Its arguments in the order of the note, each as text; see [`Site::arguments`].
+    pub fn argument_texts(&self) -> impl Iterator<Item = &'t str> + use<'t> {
+        let bytes = string_at(&self.table.arguments, self.entry().arguments);
+        // It has been checked to be text.
+        str::from_utf8(bytes)
+            .unwrap_or_default()
+            .split_ascii_whitespace()
+    }
+
+    /// Its arguments, decoded; `None` in the place of one that is not of the form `N@LOC`.
+    pub fn arguments(&self) -> impl Iterator<Item = Option<Argument<'t>>> + use<'t> {
+        self.argument_texts().map(Argument::parse)
+    }
+}
+
+/// One semaphore of a probe: an unsigned 16-bit counter of those who want the probe enabled.
+#[derive(Clone, Copy, Debug)]
+pub struct Semaphore<'t> {
+    pub(super) table: &'t ProbeTable,
+    pub(super) index: usize,
+}
+
+impl Semaphore<'_> {
+    /// Address of the counter that OCaml reads, two bytes.
+    pub fn counter(&self) -> FileAddr {
+        self.table.semaphores[self.index].counter
+    }
+
+    /// The generation of its notes.
+    pub fn generation(&self) -> Generation {
+        self.table.semaphores[self.index].generation
+    }
+}

@@ -1,0 +1,475 @@
+//! [`Work`]: what is done for an observation to a process that stands.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::address::LiveAddr;
+use crate::error::{Error, ErrorKind, Result};
+use crate::inject::remote_call;
+use crate::memory::{ReadMemory, WriteMemory};
+use crate::observe::install::patch_sites;
+use crate::observe::install::patch_sites::Change;
+use crate::observe::layout::arena::{Arena, Entry};
+use crate::observe::layout::readable_pages::Pages;
+use crate::observe::layout::shared;
+use crate::observe::read::data_source::SharedData;
+use crate::observe::read::events::believed_until;
+use crate::observe::trampoline;
+use crate::process::Process;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::program::Program;
+use crate::site::{CALL, CMP, SiteCode};
+use crate::sys::spawn::AtExec;
+use crate::trace::run_to::NotReached;
+use crate::trace::stop::{Stopped, Tracer};
+use crate::update::patch::write_error;
+
+/// What is done to a process that stands.
+pub(crate) struct Work<'w> {
+    pub(crate) tracer: &'w Tracer<'w>,
+    pub(crate) process: &'w Process,
+    pub(crate) memory: &'w ProcessMemory,
+    /// Where a detour can be put.
+    pub(crate) cave: LiveAddr,
+    pub(crate) limit: Duration,
+    pub(crate) way: Way<'w>,
+}
+
+/// How a thread is sent on a detour.
+pub(crate) enum Way<'w> {
+    /// As it is among others: it goes on for a moment when it is back.
+    Sent,
+    /// As it is alone and has not begun: it stands again where it was.
+    BeforeItBegins(&'w AtExec),
+}
+
+impl<'w> Work<'w> {
+    /// Makes a thread run system calls.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::KeepsChanging`] if somebody else has come to map memory where they were to;
+    /// [`ErrorKind::MapRefused`].
+    pub(crate) fn run(
+        &self,
+        stopped: Stopped<'w>,
+        calls: &[remote_call::Call],
+    ) -> Result<Stopped<'w>> {
+        let mut stopped = stopped;
+        let begun = Instant::now();
+        let before = match calls.iter().any(remote_call::Call::unmaps) {
+            true => read_maps(self.process)?,
+            false => Vec::new(),
+        };
+        loop {
+            let is_interrupted;
+            (stopped, is_interrupted) = self.try_to_run(stopped, calls, begun)?;
+            let Err(error) = self.check(calls, &before) else {
+                return Ok(stopped);
+            };
+            let is_taken = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
+            // The signal had to be received first.
+            if is_taken || !is_interrupted || begun.elapsed() > self.limit {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Says whether a signal has come meanwhile.
+    fn try_to_run(
+        &self,
+        stopped: Stopped<'w>,
+        calls: &[remote_call::Call],
+        begun: Instant,
+    ) -> Result<(Stopped<'w>, bool)> {
+        let pid = self.process.pid();
+        let range = self.detour();
+        let mut stopped = stopped;
+        let (tid, before) = loop {
+            if let Way::BeforeItBegins(_) = self.way {
+                break stopped.first().ok_or(ErrorKind::Exited { pid })?;
+            }
+            // Nobody may be on an earlier one, whose tool was killed.
+            let traveller = stopped.traveller(self.memory)?;
+            let traveller = traveller.filter(|_| !stopped.leads_into(self.memory, &range));
+            match traveller {
+                Some(found) => break found,
+                None if begun.elapsed() > self.limit => {
+                    return Err(ErrorKind::NoTraveller { pid }.into());
+                }
+                None => {
+                    stopped.release();
+                    stopped = self.tracer.stop(self.process, self.limit)?;
+                }
+            }
+        };
+        let code = remote_call::code(calls, &before);
+        let (mark, code) = code.split_at(remote_call::MARK_LEN);
+        self.put(&stopped, self.cave, mark)?;
+        self.put(&stopped, remote_call::entry(self.cave), code)?;
+        let entry = remote_call::entry(self.cave);
+        let (memory, limit) = (self.memory, self.limit);
+        match self.way {
+            Way::Sent => {
+                let sent = (tid, before);
+                self.tracer
+                    .send(self.process, stopped, sent, entry, &range, limit)
+            }
+            Way::BeforeItBegins(at_exec) => {
+                let back = LiveAddr(before.rip);
+                let sent = at_exec.go_round(self.tracer, stopped, memory, entry, back, limit);
+                Ok((sent.map_err(|reason| not_back(pid, reason))?, false))
+            }
+        }
+    }
+
+    /// Runs calls that unmap what was `left`, at once, then others, each by itself, and leaves nothing
+    /// where the detours were.
+    pub(crate) fn unmap_all(
+        &self,
+        mut stopped: Stopped<'w>,
+        left: &[remote_call::Call],
+        calls: impl Iterator<Item = remote_call::Call>,
+    ) -> Result<Stopped<'w>> {
+        if !left.is_empty() {
+            // The detour alone tells of it, all the time.
+            stopped = self.run(stopped, left)?;
+        }
+        for call in calls {
+            stopped = self.run(stopped, &[call])?;
+        }
+        self.clear(&stopped)?;
+        Ok(stopped)
+    }
+
+    /// Takes the last detour away.
+    pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
+        match stopped.leads_into(self.memory, &self.detour()) {
+            // Sent there by somebody who was killed; the next one takes it away.
+            true => Ok(()),
+            false => {
+                let entry = remote_call::entry(self.cave);
+                self.put(
+                    stopped,
+                    entry,
+                    &[0; remote_call::ROOM - remote_call::MARK_LEN],
+                )?;
+                self.put(stopped, self.cave, &[0; remote_call::MARK_LEN])
+            }
+        }
+    }
+
+    fn detour(&self) -> Range<u64> {
+        self.cave.0..self.cave.plus(remote_call::ROOM as u64).0
+    }
+
+    /// Makes sure that calls have done what they were to do. All threads may have run meanwhile: what is
+    /// there need not be what they have mapped, nor what they were to unmap.
+    fn check(&self, calls: &[remote_call::Call], before: &[Mapping]) -> Result<()> {
+        let pid = self.process.pid();
+        let maps = read_maps(self.process)?;
+        for call in calls {
+            let range = call.range();
+            let is_within = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
+            let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
+            if call.maps() && !maps.iter().any(|it| call.is_about(it)) {
+                return Err(match maps.iter().any(is_within) {
+                    true => ErrorKind::KeepsChanging { pid },
+                    false => ErrorKind::MapRefused { pid },
+                }
+                .into());
+            }
+            if call.unmaps() && maps.iter().any(was_there) {
+                return Err(ErrorKind::MapRefused { pid }.into());
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn put(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
+        let mut memory = stopped.memory(self.memory)?;
+        memory
+            .write_code(at, bytes)
+            .map_err(|source| write_error(self.process.pid(), "a stub", at, source))
+    }
+
+    /// Tells the stubs what they need to know.
+    pub(crate) fn share(
+        &self,
+        sharing: &Arena,
+        tid_offset: Option<u32>,
+        (pages, until): (&Pages, u64),
+    ) -> Result<()> {
+        let tid_offset = tid_offset.map(|offset| (shared::TID_AT, offset.to_le_bytes().to_vec()));
+        let pages = pages.writes().into_iter();
+        let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
+        let until = (!sharing.shared.is_empty()).then(|| believed_until(until));
+        let writes: Vec<_> = tid_offset.into_iter().chain(pages).chain(until).collect();
+        put_shared(self.process.pid(), self.memory, sharing, &writes)
+    }
+
+    /// Makes the sites call the stubs.
+    pub(crate) fn retarget(
+        &self,
+        stopped: &Stopped<'_>,
+        arenas: &[Arena],
+        sites: &[Vec<usize>],
+        codes: &mut [Vec<u8>],
+        program: &Program,
+    ) -> Result<()> {
+        let mut changes = Vec::new();
+        for ((arena, sites), code) in arenas.iter().zip(sites).zip(codes) {
+            let found = read_sites(self.process.pid(), self.memory, arena)?;
+            for (index, code) in sites.iter().zip(&found) {
+                let site = program.site(*index);
+                if !code.same_but_for_opcode(site.site.code()) {
+                    return Err(ErrorKind::UnexpectedSite {
+                        name: name_of(program, *index),
+                        address: site.address(),
+                        found: *code,
+                        expected: site.site.code(),
+                    }
+                    .into());
+                }
+            }
+            let enabled = found
+                .iter()
+                .enumerate()
+                .filter(|(_, it)| it.enabled() == Some(true));
+            for (index, _) in enabled.clone() {
+                let tail = (arena.tail(index).0 - arena.code.0) as usize;
+                code[tail] = trampoline::tail_byte(true);
+            }
+            if enabled.count() > 0 {
+                self.put(stopped, arena.code, code)?;
+            }
+            changes.extend(found.iter().enumerate().map(|(index, code)| Change {
+                site: arena.entries[index].site,
+                before: code.tail(),
+                after: observed(arena, index),
+            }));
+        }
+        patch_sites::carry_out(
+            self.process.pid(),
+            &mut stopped.memory(self.memory)?,
+            &changes,
+        )
+    }
+
+    /// Makes sure that nothing is where an arena is to be: it has come since it was laid out.
+    pub(crate) fn refuse_taken(&self, arena: &Arena) -> Result<()> {
+        let end = arena.data().plus(arena.data_len());
+        let is_within = |it: &Mapping| it.start < end && it.end > arena.code;
+        match read_maps(self.process)?.iter().any(is_within) {
+            true => Err(ErrorKind::KeepsChanging {
+                pid: self.process.pid(),
+            }
+            .into()),
+            false => Ok(()),
+        }
+    }
+
+    /// The first bytes of the tails of all stubs.
+    fn read_tails(&self, stopped: &Stopped<'_>, arena: &Arena) -> Result<Vec<u8>> {
+        // In few calls, and not all at once.
+        const PIECE: u64 = 1 << 20;
+        let memory = stopped.memory(self.memory)?;
+        let end = arena.stub(arena.entries.len());
+        let (mut start, mut piece) = (end, Vec::new());
+        let tail = |index| {
+            let at = arena.tail(index);
+            let offset = at.0.wrapping_sub(start.0) as usize;
+            if let Some(&byte) = piece.get(offset).filter(|_| at >= start) {
+                return Ok(byte);
+            }
+            start = at;
+            piece.resize((end.0 - at.0).min(PIECE) as usize, 0);
+            let read = memory.read(at, &mut piece);
+            read.map_err(|source| read_error(self.process.pid(), at, source))?;
+            Ok(piece.first().copied().unwrap_or_default())
+        };
+        (0..arena.entries.len()).map(tail).collect()
+    }
+
+    /// Says where it will be found that all sites have got their own calls back.
+    pub(crate) fn tell_given_back(&self, stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<()> {
+        let mut arenas = arenas.iter();
+        arenas.try_for_each(|arena| self.put(stopped, arena.given_back(), &[1]))
+    }
+
+    /// What gives the sites their own calls back; those that are not as they were left stay.
+    pub(crate) fn changes_back(
+        &self,
+        stopped: &Stopped<'_>,
+        arenas: &[Arena],
+    ) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        for arena in arenas {
+            let those = observed_of(self.process, self.memory, arena)?;
+            let tails = self.read_tails(stopped, arena)?;
+            changes.extend(those.into_iter().map(|(index, before)| {
+                let entry = arena.entries[index];
+                Change {
+                    site: entry.site,
+                    before,
+                    after: entry.own(tails[index] == trampoline::JMP),
+                }
+            }));
+        }
+        Ok(changes)
+    }
+}
+
+fn not_back(pid: i32, reason: NotReached) -> ErrorKind {
+    match reason {
+        NotReached::Ended => ErrorKind::Exited { pid },
+        NotReached::Executed => ErrorKind::Executed { pid },
+        NotReached::Failed(source) => ErrorKind::system(pid, "send a thread", source),
+    }
+}
+
+fn name_of(program: &Program, site: usize) -> String {
+    let mut probes = program.probes();
+    let probe = probes.find(|probe| probe.sites().any(|one| one == site));
+    probe.map_or_else(String::new, |probe| probe.name().to_owned())
+}
+
+/// What follows the nop of a site that is observed.
+fn observed(arena: &Arena, index: usize) -> [u8; 5] {
+    let [a, b, c, d] = arena.call(index);
+    [CALL, a, b, c, d]
+}
+
+/// Those of the sites of an arena that are observed, or on the way to it or back, and what follows
+/// their nops.
+pub(crate) fn observed_of(
+    process: &Process,
+    memory: &ProcessMemory,
+    arena: &Arena,
+) -> Result<Vec<(usize, [u8; 5])>> {
+    let is_given_back = arena.is_given_back(|at, bytes| memory.read(at, bytes));
+    if is_given_back.map_err(|source| read_error(process.pid(), arena.code, source))? {
+        return Ok(Vec::new());
+    }
+    let found = read_those_there(process, memory, arena)?;
+    let found = found.into_iter().zip(&arena.entries).enumerate();
+    let is_left = |(index, (code, entry)): (usize, (Option<SiteCode>, &Entry))| {
+        let found = code?.tail();
+        let is_left =
+            found == observed(arena, index) || entry.is_cut_short(found, arena.call(index));
+        is_left.then_some((index, found))
+    };
+    Ok(found.filter_map(is_left).collect())
+}
+
+/// What the sites are; `None` of those whose object has been unloaded.
+fn read_those_there(
+    process: &Process,
+    memory: &ProcessMemory,
+    arena: &Arena,
+) -> Result<Vec<Option<SiteCode>>> {
+    let pid = process.pid();
+    if let Ok(all) = read_sites(pid, memory, arena) {
+        return Ok(all.into_iter().map(Some).collect());
+    }
+    // It may have ended.
+    read_maps(process)?;
+    let one = |entry: &Entry| {
+        let found = patch_sites::read(pid, memory, std::iter::once(entry.site));
+        found.ok()?.into_iter().next()
+    };
+    Ok(arena.entries.iter().map(one).collect())
+}
+
+fn read_sites(pid: i32, memory: &ProcessMemory, arena: &Arena) -> Result<Vec<SiteCode>> {
+    patch_sites::read(pid, memory, arena.entries.iter().map(|it| it.site))
+}
+
+impl Entry {
+    /// Whether this follows the nop of a site whose rewriting was cut short: disabled, with a displacement
+    /// that is in part the one and in part the other. It may still be its own where sites are always
+    /// written in steps, across the border of two pages.
+    fn is_cut_short(&self, found: [u8; 5], call: [u8; 4]) -> bool {
+        let [opcode, displacement @ ..] = found;
+        let mut bytes = displacement.iter().zip(self.operand).zip(call);
+        let is_between = bytes.all(|((&byte, own), call)| byte == own || byte == call);
+        let is_begun = displacement != self.operand || patch_sites::crosses_pages(self.site);
+        opcode == CMP && is_between && is_begun
+    }
+
+    /// What follows the nop of the site when it is not observed.
+    fn own(&self, enabled: bool) -> [u8; 5] {
+        let opcode = if enabled { CALL } else { CMP };
+        let [a, b, c, d] = self.operand;
+        [opcode, a, b, c, d]
+    }
+}
+
+/// What maps an arena, its data `shared` with us if there is a file for them.
+pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [remote_call::Call; 2] {
+    let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+    [
+        remote_call::map(arena.code, arena.code_len(), read | execute),
+        match shared {
+            Some(shared) => shared.map(arena),
+            None => remote_call::map(arena.data(), arena.data_len(), read | write),
+        },
+    ]
+}
+
+pub(crate) fn unmap(arena: &Arena) -> remote_call::Call {
+    remote_call::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
+}
+
+/// Writes into what is shared, at offsets in it.
+pub(crate) fn put_shared(
+    pid: i32,
+    memory: &ProcessMemory,
+    sharing: &Arena,
+    writes: &[(u64, Vec<u8>)],
+) -> Result<()> {
+    for (offset, bytes) in writes {
+        let at = sharing.shared_at().plus(*offset);
+        let written = memory.while_it_runs().write_code(at, bytes);
+        written.map_err(|source| write_error(pid, "what its stubs read", at, source))?;
+    }
+    Ok(())
+}
+
+/// Makes sure that arenas are where they were put: another observation takes their place if it begins.
+pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<()> {
+    for arena in arenas {
+        match arena.is_there(|at, bytes| memory.read(at, bytes)) {
+            Ok(true) => {}
+            Err(source) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
+                return Err(ErrorKind::Exited { pid }.into());
+            }
+            // What cannot be read is not there.
+            Ok(false) | Err(_) => return Err(ErrorKind::ObservedByAnother { pid }.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads what was learnt.
+pub(crate) fn read(pid: i32, memory: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
+    let mut data = vec![0; len as usize];
+    let read = memory.read(at, &mut data);
+    read.map_err(|source| read_error(pid, at, source))?;
+    Ok(data)
+}
+
+pub(crate) fn read_error(pid: i32, address: LiveAddr, source: std::io::Error) -> Error {
+    match source.kind() {
+        std::io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+        _ => ErrorKind::ReadMemory {
+            pid,
+            what: "what was counted",
+            address,
+            source,
+        },
+    }
+    .into()
+}

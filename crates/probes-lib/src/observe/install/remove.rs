@@ -1,0 +1,176 @@
+//! Ends an observation: the sites get their own calls back, and the memory is unmapped once nobody is
+//! in it any more.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::inject::remote_call;
+use crate::memory::ReadMemory;
+use crate::observe::install::context::{Way, Work, refuse_replaced, unmap};
+use crate::observe::install::patch_sites;
+use crate::observe::layout::arena::Arena;
+use crate::observe::placement;
+use crate::process::Process;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::target::Options;
+use crate::trace::stop::{Stopped, with_tracer};
+
+/// How long threads are given to get out of the stubs.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// How long they are given at first.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// What somebody has left who was killed before there was a header.
+pub(crate) struct Left {
+    /// What unmaps what he has mapped.
+    calls: Vec<remote_call::Call>,
+}
+
+impl Left {
+    pub(crate) fn find(
+        process: &Process,
+        memory: &ProcessMemory,
+        maps: &[Mapping],
+        arenas: &[Arena],
+    ) -> Option<Left> {
+        let cave = placement::cave(process, memory, maps).ok()?;
+        let mut bytes = [0; remote_call::ROOM];
+        memory.read(cave, &mut bytes).ok()?;
+        if bytes == [0; remote_call::ROOM] {
+            return None;
+        }
+        let is_left = |call: &remote_call::Call| {
+            let start = call.range().start;
+            let mut all = arenas.iter().map(Arena::range);
+            let has_header = all.any(|range| range.contains(&start));
+            !has_header && maps.iter().any(|mapping| call.is_about(mapping))
+        };
+        let calls = remote_call::mapped_by(&bytes).into_iter().filter(is_left);
+        Some(Left {
+            calls: calls.collect(),
+        })
+    }
+}
+
+/// What has become of observations that were put back.
+pub(crate) struct PutBack<T> {
+    pub(crate) learnt: T,
+    /// How many sites have got their own calls back.
+    pub(crate) sites: usize,
+    /// How many bytes stay mapped, as somebody may still return there, or nobody may unmap them.
+    pub(crate) still_mapped: u64,
+    /// How long the process stood still for it, all in all.
+    pub(crate) stopped: Duration,
+}
+
+/// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; `read`
+/// reads what was learnt, just before. If it fails, nothing has been learnt, and it can be tried again.
+///
+/// # Errors
+///
+/// If the process cannot be stopped or written to, has ended or executed another program. Once the sites
+/// are as they were, only the end of the process is an error: what cannot be unmapped stays mapped.
+pub(crate) fn put_back<T: Send>(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: &[Arena],
+    left: Option<Left>,
+    options: Options,
+    read: impl FnOnce() -> Result<T> + Send,
+) -> Result<PutBack<T>> {
+    let maps = read_maps(process)?;
+    let cave = placement::cave(process, memory, &maps)?;
+    with_tracer(&[process], |tracer| {
+        let work = Work {
+            tracer,
+            process,
+            memory,
+            cave,
+            limit: options.deadline,
+            way: Way::Sent,
+        };
+        let since = Instant::now();
+        let stopped = tracer.stop(process, options.deadline)?;
+        refuse_replaced(process.pid(), memory, arenas)?;
+        let changes = work.changes_back(&stopped, arenas)?;
+        patch_sites::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
+        let told = work.tell_given_back(&stopped, arenas);
+        let emptied = match told.and_then(|()| wait_until_empty(&work, stopped, arenas)) {
+            Err(error) if is_over(&error) => return Err(error),
+            Err(_) => None,
+            Ok(emptied) => emptied,
+        };
+        let learnt = read().map_err(|error| error.leaving(Effect::StillMapped))?;
+        let left: Vec<remote_call::Call> = left.into_iter().flat_map(|left| left.calls).collect();
+        let all = |stopped| work.unmap_all(stopped, &left, arenas.iter().map(unmap));
+        let still_mapped = match emptied.map(all) {
+            Some(Ok(unmapped)) => {
+                unmapped.release();
+                0
+            }
+            // The sites are as they were, and what was learnt is known: what is still mapped is nobody's
+            // any more, and the next one takes it away.
+            Some(Err(_)) | None => bytes_mapped(process, memory, arenas),
+        };
+        Ok(PutBack {
+            learnt,
+            sites: changes.len(),
+            still_mapped,
+            stopped: since.elapsed(),
+        })
+    })
+}
+
+/// Lets threads run until none is in a stub any more, or may return there; `None` if that takes too long.
+/// Whoever is inside comes out by himself, some day; nobody gets in any more.
+fn wait_until_empty<'s>(
+    work: &Work<'s>,
+    mut stopped: Stopped<'s>,
+    arenas: &[Arena],
+) -> Result<Option<Stopped<'s>>> {
+    let begun = Instant::now();
+    let stubs: Vec<Range<u64>> = arenas.iter().map(Arena::stubs).collect();
+    let is_inside = |stopped: &Stopped<'_>| {
+        let mut stubs = stubs.iter();
+        stubs.any(|stubs| stopped.leads_into(work.memory, stubs))
+    };
+    let mut pause = PAUSE;
+    while is_inside(&stopped) {
+        if begun.elapsed() > LEAVING {
+            return Ok(None);
+        }
+        let tracer = work.tracer;
+        stopped = tracer.let_out(work.process, stopped, &stubs, pause, work.limit)?;
+        // Where there are many threads, it takes a while until it is somebody's turn.
+        pause = (pause * 2).min(LEAVING / 8);
+    }
+    Ok(Some(stopped))
+}
+
+/// How much of what was mapped still is.
+fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> u64 {
+    let is_there = |arena: &&Arena| {
+        let is_there = arena.is_there(|at, bytes| memory.read(at, bytes));
+        is_there.unwrap_or(false)
+    };
+    let of_arenas = arenas.iter().filter(is_there).map(Arena::range);
+    let maps = read_maps(process).unwrap_or_default();
+    let left = Left::find(process, memory, &maps, arenas);
+    let of_left = left.into_iter().flat_map(|left| left.calls);
+    let ranges = of_arenas.chain(of_left.map(|call| call.range()));
+    ranges.map(|range| range.end - range.start).sum()
+}
+
+/// Whether the process has nothing any more that could be put back.
+fn is_over(error: &Error) -> bool {
+    use ErrorKind::{Executed, Exited, NoSuchProcess, Zombie};
+    let kind = error.kind();
+    matches!(
+        kind,
+        Executed { .. } | Exited { .. } | NoSuchProcess { .. } | Zombie { .. }
+    )
+}

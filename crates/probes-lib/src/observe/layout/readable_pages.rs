@@ -1,0 +1,267 @@
+//! [`Pages`]: which pages of a process its stubs may read, so that they never touch one that is not
+//! there. Pure.
+//!
+//! ```text
+//! address   63 .. 17   16 .. 12   11 .. 0
+//!           key        page       offset
+//! entry     key, 32 bits │ a bit for each of 32 pages     at the key's low bits in the table
+//! ```
+//!
+//! An entry is read by one instruction. It is changed in three steps, each of which leaves it true:
+//! no page, the other key, its pages.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+
+use crate::process::maps::Mapping;
+use crate::update::spans::PAGE;
+
+/// Bits of an address below its key.
+pub(crate) const KEY_SHIFT: u32 = 17;
+/// Entries of the table: 128 GiB in a row.
+pub(crate) const ENTRIES: u64 = 1 << 20;
+/// In bytes.
+pub(crate) const LEN: u64 = ENTRIES * 8;
+
+/// Where user space ends.
+const END: u64 = 1 << 47;
+
+/// The entries of a table that tell of a page, by where they are; and of what ranges of addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pages {
+    entries: BTreeMap<u32, Entry>,
+    ranges: Vec<Range<u64>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Entry {
+    pages: u32,
+    key: u32,
+}
+
+/// Bytes to be written, at an offset in the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    pub(crate) at: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Pages {
+    /// The pages of values.
+    pub(crate) fn of(maps: &[Mapping]) -> Pages {
+        Pages::covering(ranges(maps))
+    }
+
+    /// The pages that there are now; `None` if they are these.
+    pub(crate) fn renewed(&self, maps: &[Mapping]) -> Option<Pages> {
+        let ranges = ranges(maps);
+        (ranges != self.ranges).then(|| Pages::covering(ranges))
+    }
+
+    fn covering(ranges: Vec<Range<u64>>) -> Pages {
+        let mut pages = Pages::default();
+        for range in &ranges {
+            pages.add(range.start, range.end);
+        }
+        Pages { ranges, ..pages }
+    }
+
+    /// What was there first stays where two want the same entry.
+    fn add(&mut self, start: u64, end: u64) {
+        let end = end.min(END);
+        let mut at = start;
+        while at < end && (self.entries.len() as u64) < ENTRIES {
+            let key = (at >> KEY_SHIFT) as u32;
+            let next = u64::from(key + 1) << KEY_SHIFT;
+            let entry = self
+                .entries
+                .entry(key % ENTRIES as u32)
+                .or_insert(Entry { pages: 0, key });
+            if entry.key == key {
+                for page in at / PAGE..next.min(end).div_ceil(PAGE) {
+                    entry.pages |= 1 << (page % 32);
+                }
+            }
+            at = next;
+        }
+    }
+
+    /// All of them, for a table that is empty.
+    pub(crate) fn writes(&self) -> Vec<Write> {
+        let mut writes: Vec<Write> = Vec::new();
+        for (&index, entry) in &self.entries {
+            let at = u64::from(index) * 8;
+            let bytes = entry.bytes();
+            match writes.last_mut() {
+                Some(last) if last.at + last.bytes.len() as u64 == at => last.bytes.extend(bytes),
+                _ => writes.push(Write {
+                    at,
+                    bytes: bytes.to_vec(),
+                }),
+            }
+        }
+        writes
+    }
+
+    /// What makes a table of `before` one of this, each step leaving it true. In this order.
+    pub(crate) fn changes(&self, before: &Pages) -> Vec<Write> {
+        let mut indices: Vec<u32> = before
+            .entries
+            .keys()
+            .chain(self.entries.keys())
+            .copied()
+            .collect();
+        indices.sort_unstable();
+        indices.dedup();
+        let of = |pages: &Pages, index| pages.entries.get(&index).copied();
+        let mut writes = Vec::new();
+        for index in indices {
+            let (was, is) = (of(before, index), of(self, index));
+            if was == is {
+                continue;
+            }
+            let mut half = |offset, bytes: u32| {
+                writes.push(Write {
+                    at: u64::from(index) * 8 + offset,
+                    bytes: bytes.to_le_bytes().to_vec(),
+                });
+            };
+            let is = is.unwrap_or_default();
+            if was.is_some_and(|was| was.key == is.key) {
+                half(0, is.pages);
+                continue;
+            }
+            half(0, 0);
+            half(4, is.key);
+            half(0, is.pages);
+        }
+        writes
+    }
+}
+
+impl Entry {
+    fn bytes(self) -> [u8; 8] {
+        (u64::from(self.key) << 32 | u64::from(self.pages)).to_le_bytes()
+    }
+}
+
+/// Where values may be: in private memory that can be read, of nobody or of an object.
+fn ranges(maps: &[Mapping]) -> Vec<Range<u64>> {
+    let file = |mapping: &Mapping| (mapping.device, mapping.inode);
+    let code = maps.iter().filter(|it| it.executable && !it.shared);
+    let objects: HashSet<_> = code.map(file).collect();
+    let holds_values = |mapping: &&Mapping| {
+        let is_values = match mapping.inode {
+            // The kernel's own have names: [vdso], [vvar].
+            0 => !mapping.path().starts_with(b"[v"),
+            _ => objects.contains(&file(mapping)),
+        };
+        is_values && mapping.is_readable() && !mapping.shared
+    };
+    let values = maps.iter().filter(holds_values);
+    values.map(|it| it.start.0..it.end.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::maps::parse;
+
+    /// Whether a stub would read at an address.
+    fn may_read(table: &[u8], address: u64) -> bool {
+        let key = address >> KEY_SHIFT;
+        let at = (key % ENTRIES) as usize * 8;
+        let entry = u64::from_le_bytes(table[at..at + 8].try_into().unwrap());
+        entry >> 32 == key && entry >> (address / PAGE % 32) & 1 == 1
+    }
+
+    fn put(table: &mut [u8], writes: &[Write]) {
+        for write in writes {
+            table[write.at as usize..][..write.bytes.len()].copy_from_slice(&write.bytes);
+        }
+    }
+
+    const BEFORE: &str = "\
+55d0c0000000-55d0c0001000 r-xp 00000000 fe:01 7 /bin/it
+55d0c0001000-55d0c0003000 rw-p 00001000 fe:01 7 /bin/it
+55d0c1000000-55d0c1100000 rw-p 00000000 00:00 0 [heap]
+7f0000000000-7f0000001000 ---p 00000000 00:00 0
+7f0000001000-7f0000801000 rw-p 00000000 00:00 0
+7f1000000000-7f1000001000 rw-s 00000000 00:01 9 /dev/shm/x
+7f1000001000-7f1000002000 rw-p 00000000 fe:01 9 /home/data
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
+7ffc00030000-7ffc00034000 r--p 00000000 00:00 0 [vvar]
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
+";
+
+    #[test]
+    fn only_memory_of_values_may_be_read() {
+        let maps = parse(BEFORE.as_bytes());
+        let mut table = vec![0; LEN as usize];
+        put(&mut table, &Pages::of(&maps).writes());
+        for address in [
+            0x55d0c0000000,
+            0x55d0c0002ff8,
+            0x55d0c1000000,
+            0x55d0c10ffff8,
+            0x7f0000001000,
+            0x7f0000800ff8,
+            0x7ffc00020ff8,
+        ] {
+            assert!(may_read(&table, address), "{address:x}");
+        }
+        for address in [
+            0,
+            8,
+            0x55d0c0003000,
+            0x55d0c0fffff8,
+            0x55d0c1100000,
+            0x7f0000000ff8,
+            0x7f0000801000,
+            0x7f1000000000,
+            0x7f1000001000,
+            0x7ffc00021000,
+            0x7ffc00030000,
+            0xffff_ffff_ff60_0000,
+            0x8000_7f00_0000_1000,
+            u64::MAX - 7,
+        ] {
+            assert!(!may_read(&table, address), "{address:x}");
+        }
+    }
+
+    #[test]
+    fn every_step_of_a_change_leaves_it_true() {
+        let before = parse(BEFORE.as_bytes());
+        // One range has grown, one is gone, one has come where the entry was another's.
+        let line = "7f0000001000-7f0000801000";
+        let after = BEFORE.replace(line, "7f0000001000-7f0000a01000").replace(
+            "55d0c1000000-55d0c1100000 rw-p",
+            "55f0c1000000-55f0c1100000 rw-p",
+        );
+        let after = parse(after.as_bytes());
+        let (from, to) = (Pages::of(&before), Pages::of(&after));
+        let mut table = vec![0; LEN as usize];
+        put(&mut table, &from.writes());
+        let mut wanted = vec![0; LEN as usize];
+        put(&mut wanted, &to.writes());
+        let either = |address| {
+            let mut maps = before.iter().chain(&after);
+            maps.any(|it| it.contains(crate::address::LiveAddr(address), 8))
+        };
+        for write in to.changes(&from) {
+            put(&mut table, &[write]);
+            for base in [0x55d0c1000000, 0x55f0c1000000, 0x7f0000801000_u64] {
+                for address in (base..base + 0x200000).step_by(PAGE as usize) {
+                    assert!(!may_read(&table, address) || either(address), "{address:x}");
+                }
+            }
+        }
+        for (key, chunk) in table.chunks(8).enumerate() {
+            // A key without a page tells of nothing.
+            let pages = &chunk[..4];
+            assert_eq!(pages, &wanted[key * 8..key * 8 + 4]);
+        }
+        assert!(may_read(&table, 0x7f0000a00ff8) && may_read(&table, 0x55f0c1000000));
+    }
+}

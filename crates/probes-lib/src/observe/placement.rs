@@ -1,0 +1,156 @@
+//! Finds places in a process: for the memory of an observation, near enough to its sites to be
+//! called from there, and for detours.
+
+use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::error::{ErrorKind, Result};
+use crate::inject::remote_call;
+use crate::memory::ReadMemory;
+use crate::observe::layout::arena::{Arena, Entry, new_id, stub_len};
+use crate::observe::layout::shared::Shared;
+use crate::observe::plan::Role;
+use crate::process::Process;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::objects;
+use crate::process::program::Program;
+use crate::update::spans::PAGE;
+
+/// How far from its sites an arena may begin or end: calls reach 2 GiB.
+const REACH: u64 = (1 << 31) - (1 << 20);
+
+/// Kept free around an arena, so that the kernel does not join it with what comes next to it.
+const GAP: u64 = 1 << 20;
+
+/// From one place that is tried to the next.
+const STEP: u64 = 16 << 20;
+
+/// An arena, and of each of its entries the index of the site in the program.
+type Placed = (Arena, Vec<usize>);
+
+/// Lays out arenas for the sites that have a role: one for all objects that lie near each other. The
+/// first has what they share.
+///
+/// # Errors
+///
+/// If there is no room near an object, or no site is wanted.
+pub(crate) fn lay_out(
+    process: &Process,
+    program: &Program,
+    roles: &[Role],
+    layout: Shared,
+    maps: &[Mapping],
+) -> Result<Vec<Placed>> {
+    let pid = process.pid();
+    let observed = roles.iter().filter(|role| !role.is_empty());
+    let stub_len = stub_len(observed, layout).map_err(|_| ErrorKind::NoRoom { pid })?;
+    let mut sites: Vec<(LiveAddr, usize)> = program
+        .sites_by_address()
+        .filter(|site| !roles[site.index()].is_empty())
+        .map(|site| (site.address, site.index()))
+        .collect();
+    sites.sort_unstable_by_key(|(address, _)| *address);
+    let mut taken: Vec<(u64, u64)> = maps.iter().map(|it| (it.start.0, it.end.0)).collect();
+    let mut placed = Vec::new();
+    let mut rest = sites.as_slice();
+    while let Some((first, _)) = rest.first() {
+        // Half of the reach, so that there is room on both sides.
+        let near = rest.partition_point(|(address, _)| address.0 - first.0 < REACH / 2);
+        let (these, others) = rest.split_at(near);
+        rest = others;
+        let shared = match placed.is_empty() {
+            true => layout,
+            false => Shared::default(),
+        };
+        let entries = these.iter().map(|&(site, index)| Entry {
+            site,
+            operand: program.site(index).site.code().operand(),
+        });
+        let mut arena = Arena {
+            code: LiveAddr(0),
+            entries: entries.collect(),
+            stub_len,
+            shared,
+            id: new_id(),
+        };
+        arena.code = place(&arena, &taken).ok_or(ErrorKind::NoRoom { pid })?;
+        let end = arena.data().plus(arena.data_len());
+        taken.push((arena.code.0, end.0));
+        placed.push((arena, these.iter().map(|(_, index)| *index).collect()));
+    }
+    match placed.is_empty() {
+        true => Err(ErrorKind::NoSites { pid }.into()),
+        false => Ok(placed),
+    }
+}
+
+/// Where an arena can begin that its sites reach.
+fn place(arena: &Arena, taken: &[(u64, u64)]) -> Option<LiveAddr> {
+    let len = arena.code_len() + arena.data_len();
+    // Stubs call wrappers as sites call stubs.
+    let sites = arena.entries.iter();
+    let places = sites.flat_map(|entry| [entry.site.0, entry.wrapper().0]);
+    let (first, last) = (places.clone().min()?, places.max()?);
+    let is_free = |start: u64| {
+        let (from, to) = (start.saturating_sub(GAP), start.saturating_add(len + GAP));
+        taken.iter().all(|&(begin, end)| end <= from || begin >= to)
+    };
+    // Below first: the heap grows upwards from the executable.
+    let below = (1..REACH / STEP).map(|step| first.wrapping_sub(step * STEP + len));
+    let above = (1..REACH / STEP)
+        .rev()
+        .map(|step| last.wrapping_add(step * STEP));
+    let reaches = |start: u64| {
+        let lowest = first.min(start);
+        let highest = last.max(start.saturating_add(len));
+        start >= STEP && highest < 1 << 47 && highest - lowest < REACH
+    };
+    let starts = below.chain(above).map(|start| start & !(PAGE - 1));
+    let mut fit = starts.filter(|&start| reaches(start) && is_free(start));
+    fit.next().map(LiveAddr)
+}
+
+/// Finds room for a detour behind the code of some object: the rest of its last page.
+///
+/// # Errors
+///
+/// [`ErrorKind::NoDetour`] if there is none.
+pub(crate) fn cave(
+    process: &Process,
+    memory: &ProcessMemory,
+    maps: &[Mapping],
+) -> Result<LiveAddr> {
+    let pid = process.pid();
+    let code = maps
+        .iter()
+        .filter(|it| it.executable && !it.shared && it.inode != 0);
+    for mapping in code {
+        let Some(elf) = objects::elf_of(process, maps, mapping) else {
+            continue;
+        };
+        for segment in elf.loaded().filter(|segment| segment.executable) {
+            // The segment is mapped from the page of its file that it begins in.
+            if segment.offset & !(PAGE - 1) != mapping.offset {
+                continue;
+            }
+            let start = FileAddr(segment.start.0 & !(PAGE - 1));
+            let bias = LoadBias::between(start, mapping.start);
+            let Some(end) = segment.start.0.checked_add(segment.file_len) else {
+                continue;
+            };
+            // At the end of the page: at its start, a loader may have a stub of ours.
+            let room = remote_call::ROOM as u64;
+            let at = end.next_multiple_of(PAGE).wrapping_sub(room);
+            let at_live = bias.live(FileAddr(at));
+            let mut bytes = [0; remote_call::ROOM];
+            let is_room = at >= end && mapping.contains(at_live, room);
+            if is_room && memory.read(at_live, &mut bytes).is_ok() && remote_call::is_free(&bytes) {
+                return Ok(at_live);
+            }
+        }
+    }
+    // Of one that has been killed meanwhile, no file can be opened.
+    read_maps(process)?;
+    let bytes = remote_call::ROOM;
+    Err(ErrorKind::NoDetour { pid, bytes }.into())
+}

@@ -1,0 +1,215 @@
+//! [`Latency`]: the times of a pair, from what the stubs have kept of them.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::observe::layout::arena::GROUPS;
+use crate::observe::layout::shared::{
+    self, BUCKETS, CROWDED, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SEEK, SLOT_LEN, SLOTS, slot,
+};
+
+/// The times from the hits of one probe to those of another, in the same thread.
+#[derive(Clone, Debug)]
+pub struct Latency {
+    start: String,
+    stop: String,
+    /// In nanoseconds.
+    histogram: Histogram<u64>,
+    sum: Duration,
+    longest: Duration,
+    waiting: u64,
+    unmatched_stops: u64,
+    lost: u64,
+}
+
+impl Latency {
+    /// The probe that times begin with.
+    pub fn start(&self) -> &str {
+        &self.start
+    }
+
+    /// The probe that they end with.
+    pub fn stop(&self) -> &str {
+        &self.stop
+    }
+
+    /// How many times were taken.
+    pub fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// Their mean; zero if there are none.
+    pub fn mean(&self) -> Duration {
+        let mean = self.sum.as_nanos().checked_div(u128::from(self.count()));
+        Duration::from_nanos(mean.unwrap_or(0) as u64)
+    }
+
+    /// The time that this share of all, from 0 to 1, does not exceed; to 0.2 %. Zero if there are
+    /// none.
+    pub fn quantile(&self, share: f64) -> Duration {
+        match self.count() {
+            0 => Duration::ZERO,
+            _ => {
+                let time = self.histogram.value_at_quantile(share);
+                Duration::from_nanos(time).min(self.longest)
+            }
+        }
+    }
+
+    /// The longest.
+    pub fn max(&self) -> Duration {
+        self.longest
+    }
+
+    /// Times, to 0.2 %, and how many there are of each; the shortest first.
+    pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let recorded = self.histogram.iter_recorded();
+        recorded.map(|it| {
+            let time = Duration::from_nanos(it.value_iterated_to());
+            (time.min(self.longest), it.count_at_value())
+        })
+    }
+
+    /// Starts whose stop has not come: those that still wait, and those whose threads have ended.
+    pub fn unmatched_starts(&self) -> u64 {
+        self.waiting
+    }
+
+    /// Stops that came without a start.
+    pub fn unmatched_stops(&self) -> u64 {
+        self.unmatched_stops
+    }
+
+    /// Times that were not taken, each counted when its stop came: those of the outer ones of more than 64
+    /// starts that wait in a thread, and those of threads beyond about a thousand.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// From the bytes of a pair, ticks being so many nanoseconds.
+    pub(crate) fn of((start, stop): &(String, String), pair: &[u8], nanoseconds: f64) -> Latency {
+        let word = |at: usize| {
+            let bytes = pair.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map_or(0, u64::from_le_bytes)
+        };
+        let time = |ticks: u64| (ticks as f64 * nanoseconds) as u64;
+        let each = |field: u64| {
+            let slots = (0..SLOTS + SEEK).map(move |slot| HEADER_LEN + slot * SLOT_LEN + field);
+            slots.map(move |at| word(at as usize))
+        };
+        let longest = each(slot::MAX).max().unwrap_or(0);
+        let histograms = (PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN) as usize;
+        let mut counts = vec![0_u64; BUCKETS as usize];
+        for group in pair
+            .get(histograms..)
+            .into_iter()
+            .flat_map(|all| all.chunks(HISTOGRAM_LEN as usize))
+        {
+            for (sum, bytes) in counts.iter_mut().zip(group.chunks_exact(8)) {
+                *sum = sum.saturating_add(bytes.try_into().map_or(0, u64::from_le_bytes));
+            }
+        }
+        let mut histogram = empty(time(longest));
+        for (bucket, count) in (0..).zip(counts) {
+            if count > 0 {
+                let (least, many) = shared::times_of(bucket);
+                let middle = (least + many / 2).min(longest);
+                // What is longer than the longest is counted as that.
+                histogram.saturating_record_n(time(middle), count);
+            }
+        }
+        Latency {
+            start: start.clone(),
+            stop: stop.clone(),
+            histogram,
+            sum: Duration::from_nanos(time(total(each(slot::SUM)))),
+            longest: Duration::from_nanos(time(longest)),
+            waiting: total(each(slot::DEPTH).chain(each(slot::LEFT))),
+            unmatched_stops: total(each(slot::STOPS)),
+            lost: total(each(slot::DEEP).chain([word(CROWDED as usize)])),
+        }
+    }
+}
+
+/// What is read from a process may be anything.
+fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
+
+/// For times up to the longest.
+fn empty(longest: u64) -> Histogram<u64> {
+    const DIGITS: u8 = 3;
+    let of = |longest| Histogram::new_with_max(longest, DIGITS);
+    // It refuses only less than 2, and more digits than 5.
+    of(longest.max(2)).unwrap_or_else(|_| unreachable!("{longest} is a bound"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(pair: &mut [u8], at: u64, word: u64) {
+        pair[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+
+    #[test]
+    fn times_are_those_that_were_kept() {
+        let mut pair = vec![0; PAIR_LEN as usize];
+        let histograms = PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN;
+        // In two groups, 1000 ticks a hundred times, and 3 million once.
+        for group in [0, 7] {
+            let at = histograms + group * HISTOGRAM_LEN;
+            put(&mut pair, at + 8 * shared::bucket(1000), 50);
+        }
+        put(&mut pair, histograms + 8 * shared::bucket(3_000_000), 1);
+        for (index, sum) in [(3, 50_000), (SLOTS + SEEK - 1, 3_050_000)] {
+            let at = HEADER_LEN + index * SLOT_LEN;
+            put(&mut pair, at + slot::SUM, sum);
+            put(&mut pair, at + slot::MAX, 3_000_000);
+            put(&mut pair, at + slot::DEPTH, 2);
+            put(&mut pair, at + slot::LEFT, 1);
+            put(&mut pair, at + slot::STOPS, 4);
+            put(&mut pair, at + slot::DEEP, 5);
+        }
+        put(&mut pair, CROWDED, 6);
+        let names = ("a".to_owned(), "b".to_owned());
+        let latency = Latency::of(&names, &pair, 0.5);
+        assert_eq!((latency.start(), latency.stop()), ("a", "b"));
+        assert_eq!(latency.count(), 101);
+        assert_eq!(latency.mean(), Duration::from_nanos(3_100_000 / 101 / 2));
+        assert_eq!(latency.max(), Duration::from_micros(1500));
+        let near = |time: Duration, nanoseconds: u64| {
+            let off = time.as_nanos().abs_diff(u128::from(nanoseconds));
+            assert!(off <= u128::from(nanoseconds) / 500 + 1, "{time:?}");
+        };
+        near(latency.quantile(0.5), 500);
+        near(latency.quantile(0.99), 500);
+        near(latency.quantile(1.0), 1_500_000);
+        assert_eq!(latency.times().map(|(_, count)| count).sum::<u64>(), 101);
+        assert_eq!(latency.unmatched_starts(), 6);
+        assert_eq!(latency.unmatched_stops(), 8);
+        assert_eq!(latency.lost(), 16);
+    }
+
+    #[test]
+    fn of_no_times_all_is_nothing() {
+        let names = (String::new(), String::new());
+        for bytes in [&[] as &[u8], &vec![0; PAIR_LEN as usize]] {
+            let latency = Latency::of(&names, bytes, 1.0);
+            assert_eq!((latency.count(), latency.times().count()), (0, 0));
+            assert_eq!(
+                (latency.mean(), latency.max()),
+                <(Duration, Duration)>::default()
+            );
+            assert_eq!(latency.quantile(0.5), Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn whatever_bytes_there_are_can_be_read() {
+        let pair = vec![0xff; PAIR_LEN as usize];
+        let names = (String::new(), String::new());
+        Latency::of(&names, &pair[..1000], 1.0).quantile(0.5);
+    }
+}

@@ -1,0 +1,353 @@
+//! [`Rings`]: reads the records that the stubs write, while they go on writing.
+//!
+//! A record is claimed by adding one to the head of its ring, and complete once its number says so. It
+//! may be written anew as soon as the ring has gone round. So it is what it seems to be if it was
+//! complete before it was read, and its ring had not gone round by then.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::address::LiveAddr;
+use crate::memory::ReadMemory;
+use crate::observe::layout::arena::GROUPS;
+use crate::observe::layout::shared::{HEADER_LEN, Shared, record};
+
+/// A thread that takes longer to complete a record has ended, or was taken out of its stub.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How far the rings have been read.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    pub(crate) shared: LiveAddr,
+    layout: Shared,
+    next: [u64; GROUPS],
+    /// Since when a record has been waited for.
+    waiting: [Option<Instant>; GROUPS],
+}
+
+/// Records, each of the length that its layout says.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    pub(crate) bytes: Vec<u8>,
+    /// How many there were that could not be read any more.
+    pub(crate) lost: u64,
+}
+
+impl Rings {
+    /// Of what is shared at an address.
+    pub(crate) fn at(shared: LiveAddr, layout: Shared) -> Rings {
+        Rings {
+            shared,
+            layout,
+            next: [0; GROUPS],
+            waiting: [None; GROUPS],
+        }
+    }
+
+    /// What is new, in the order of its times. `is_over` says that nobody writes any more.
+    pub(crate) fn read(&mut self, memory: &impl ReadMemory, is_over: bool) -> io::Result<Records> {
+        let mut records = Records::default();
+        if self.layout.record_len == 0 {
+            return Ok(records);
+        }
+        for group in 0..GROUPS {
+            self.read_ring(memory, group, is_over, &mut records)?;
+        }
+        records.sort(self.layout.record_len as usize);
+        Ok(records)
+    }
+
+    fn read_ring(
+        &mut self,
+        memory: &impl ReadMemory,
+        group: usize,
+        is_over: bool,
+        records: &mut Records,
+    ) -> io::Result<()> {
+        let head = self.head(memory, group)?;
+        let room = self.layout.records();
+        let mut next = self.next[group];
+        // A head that goes back is not ours: there is nothing to be read.
+        if head <= next {
+            return Ok(());
+        }
+        let mut first = next.max(head.saturating_sub(room));
+        let len = self.layout.record_len as usize;
+        let is_complete = |(record, number): &(&[u8], u64)| word(record, record::NUMBER) == *number;
+        let bytes = self.copy(memory, group, first, head)?;
+        // A head is any number: one more than the last of them is none.
+        let numbers = |from: u64, to: u64| (from..to).map(|position| position + 1);
+        let numbered = || bytes.chunks_exact(len).zip(numbers(first, head));
+        let end = match is_over {
+            true => head,
+            false => first + numbered().take_while(is_complete).count() as u64,
+        };
+        // Again, now that they are known to be complete.
+        let known: Vec<bool> = numbered().map(|one| is_complete(&one)).collect();
+        let mut bytes = self.copy(memory, group, first, end)?;
+        let oldest = self.head(memory, group)?.saturating_sub(room);
+        let gone = oldest.clamp(first, end.max(first)) - first;
+        bytes.drain(..gone as usize * len);
+        let known = known.iter().skip(gone as usize);
+        // One that was out of its time may have been written over it.
+        let numbers = numbers(first + gone, end);
+        let both = bytes.chunks_exact(len).zip(numbers).zip(known);
+        for ((record, number), known) in both {
+            match *known && is_complete(&(record, number)) {
+                true => records.bytes.extend(record),
+                false => records.lose(1),
+            }
+        }
+        first = first.max(oldest);
+        let mut after = end.max(first);
+        records.lose(first - next);
+        self.waiting[group] = match after > next || after == head {
+            true => None,
+            false => self.waiting[group].or_else(|| Some(Instant::now())),
+        };
+        if self.waiting[group].is_some_and(|since| since.elapsed() > PATIENCE) {
+            records.lose(1);
+            after += 1;
+            // The next one has its own time.
+            self.waiting[group] = None;
+        }
+        next = after;
+        self.next[group] = next;
+        Ok(())
+    }
+
+    fn ring(&self, group: usize) -> LiveAddr {
+        self.shared.plus(self.layout.ring(group))
+    }
+
+    /// How many records were begun.
+    fn head(&self, memory: &impl ReadMemory, group: usize) -> io::Result<u64> {
+        let mut head = [0; 8];
+        memory.read(self.ring(group), &mut head)?;
+        Ok(u64::from_le_bytes(head))
+    }
+
+    /// The bytes of records, of which there are no more than a ring holds.
+    fn copy(
+        &self,
+        memory: &impl ReadMemory,
+        group: usize,
+        first: u64,
+        end: u64,
+    ) -> io::Result<Vec<u8>> {
+        let (room, len) = (self.layout.records(), u64::from(self.layout.record_len));
+        let start = self.ring(group).plus(HEADER_LEN);
+        let mut bytes = vec![0; ((end - first) * len) as usize];
+        let at = first % room;
+        let straight = (room - at).min(end - first);
+        let (one, other) = bytes.split_at_mut((straight * len) as usize);
+        memory.read(start.plus(at * len), one)?;
+        if !other.is_empty() {
+            memory.read(start, other)?;
+        }
+        Ok(bytes)
+    }
+}
+
+impl Records {
+    fn lose(&mut self, many: u64) {
+        self.lost = self.lost.saturating_add(many);
+    }
+
+    fn sort(&mut self, len: usize) {
+        let mut order: Vec<&[u8]> = self.bytes.chunks_exact(len).collect();
+        let time = |record: &&[u8]| word(record, record::TIME);
+        if !order.is_sorted_by_key(time) {
+            order.sort_by_key(time);
+            self.bytes = order.concat();
+        }
+    }
+}
+
+/// Eight bytes of a record.
+pub(crate) fn word(record: &[u8], at: u64) -> u64 {
+    let bytes = record.get(at as usize..at as usize + 8);
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .map_or(0, u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    const LAYOUT: Shared = Shared {
+        pairs: 0,
+        record_len: 1 << 16,
+    };
+    const BASE: LiveAddr = LiveAddr(0x10000);
+
+    type Change = Box<dyn Fn(&mut Vec<u8>)>;
+
+    /// What is shared, written as stubs do; `meanwhile` is done between two readings.
+    struct Memory {
+        bytes: RefCell<Vec<u8>>,
+        meanwhile: RefCell<Vec<Change>>,
+    }
+
+    impl ReadMemory for Memory {
+        fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+            let mut all = self.bytes.borrow_mut();
+            let start = (at.0 - BASE.0) as usize;
+            bytes.copy_from_slice(&all[start..start + bytes.len()]);
+            if let Some(change) = self.meanwhile.borrow_mut().pop() {
+                change(&mut all);
+            }
+            Ok(())
+        }
+    }
+
+    fn memory() -> Memory {
+        Memory {
+            bytes: RefCell::new(vec![0; LAYOUT.ring(GROUPS) as usize]),
+            meanwhile: RefCell::new(Vec::new()),
+        }
+    }
+
+    fn claim(bytes: &mut [u8], group: usize) -> u64 {
+        let at = LAYOUT.ring(group) as usize;
+        let head = word(&bytes[at..], 0);
+        bytes[at..at + 8].copy_from_slice(&(head + 1).to_le_bytes());
+        head
+    }
+
+    fn complete(bytes: &mut [u8], group: usize, position: u64, time: u64) {
+        let len = u64::from(LAYOUT.record_len);
+        let at = LAYOUT.ring(group) + HEADER_LEN + position % LAYOUT.records() * len;
+        let mut put = |offset, word: u64| {
+            bytes[(at + offset) as usize..][..8].copy_from_slice(&word.to_le_bytes());
+        };
+        put(record::TIME, time);
+        put(record::NUMBER, position + 1);
+    }
+
+    fn hit(bytes: &mut [u8], group: usize, time: u64) {
+        let position = claim(bytes, group);
+        complete(bytes, group, position, time);
+    }
+
+    fn times(records: &Records) -> Vec<u64> {
+        let records = records.bytes.chunks_exact(LAYOUT.record_len as usize);
+        records.map(|record| word(record, record::TIME)).collect()
+    }
+
+    #[test]
+    fn what_is_new_is_read_once_in_its_order() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        for (group, time) in [(3, 10), (3, 20), (0, 15), (15, 5)] {
+            hit(&mut memory.bytes.borrow_mut(), group, time);
+        }
+        assert_eq!(times(&rings.read(&memory, false).unwrap()), [5, 10, 15, 20]);
+        assert!(times(&rings.read(&memory, false).unwrap()).is_empty());
+        hit(&mut memory.bytes.borrow_mut(), 3, 30);
+        assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
+    }
+
+    #[test]
+    fn a_reader_that_falls_behind_loses_the_oldest_and_says_how_many() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        let room = LAYOUT.records();
+        for time in 0..room + 5 {
+            hit(&mut memory.bytes.borrow_mut(), 1, time);
+        }
+        let records = rings.read(&memory, false).unwrap();
+        assert_eq!(records.lost, 5);
+        assert_eq!(times(&records), (5..room + 5).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_is_written_anew_while_it_is_read_is_lost() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        // The time of each is its position.
+        let hits = |bytes: &mut Vec<u8>, many| {
+            for _ in 0..many {
+                let position = claim(bytes, 0);
+                complete(bytes, 0, position, position);
+            }
+        };
+        let room = LAYOUT.records();
+        hits(&mut memory.bytes.borrow_mut(), room);
+        // After the head is read, after the first copy, and after the second.
+        for _ in 0..3 {
+            let more = Box::new(move |bytes: &mut Vec<u8>| hits(bytes, 2));
+            memory.meanwhile.borrow_mut().push(more);
+        }
+        let records = rings.read(&memory, false).unwrap();
+        let mut all = times(&records);
+        let more = rings.read(&memory, false).unwrap();
+        all.extend(times(&more));
+        assert_eq!(all.len() as u64 + records.lost + more.lost, room + 6);
+        assert_eq!(
+            all,
+            (room + 6 - all.len() as u64..room + 6).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn a_record_that_is_not_complete_is_waited_for_and_given_up_in_the_end() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        let late = claim(&mut memory.bytes.borrow_mut(), 0);
+        hit(&mut memory.bytes.borrow_mut(), 0, 20);
+        assert!(times(&rings.read(&memory, false).unwrap()).is_empty());
+        complete(&mut memory.bytes.borrow_mut(), 0, late, 10);
+        assert_eq!(times(&rings.read(&memory, false).unwrap()), [10, 20]);
+        claim(&mut memory.bytes.borrow_mut(), 0);
+        hit(&mut memory.bytes.borrow_mut(), 0, 40);
+        let records = rings.read(&memory, true).unwrap();
+        assert_eq!((times(&records), records.lost), (vec![40], 1));
+    }
+    #[test]
+    fn each_record_that_is_not_complete_is_waited_for_as_long() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        for _ in 0..2 {
+            claim(&mut memory.bytes.borrow_mut(), 0);
+        }
+        hit(&mut memory.bytes.borrow_mut(), 0, 30);
+        for _ in 0..2 {
+            for _ in 0..3 {
+                let records = rings.read(&memory, false).unwrap();
+                assert_eq!((times(&records), records.lost), (vec![], 0));
+            }
+            let long_ago = Instant::now().checked_sub(2 * PATIENCE).unwrap();
+            rings.waiting[0] = rings.waiting[0].map(|_| long_ago);
+            assert_eq!(rings.read(&memory, false).unwrap().lost, 1);
+        }
+        assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
+    }
+
+    #[test]
+    fn whatever_head_there_is_can_be_read() {
+        let room = LAYOUT.records();
+        for heads in [
+            [u64::MAX, u64::MAX],
+            [u64::MAX - room, u64::MAX],
+            [1 << 63, u64::MAX],
+            [u64::MAX, 5],
+        ] {
+            for is_over in [false, true] {
+                let memory = memory();
+                let mut rings = Rings::at(BASE, LAYOUT);
+                for head in heads {
+                    for group in 0..GROUPS {
+                        let at = LAYOUT.ring(group) as usize;
+                        memory.bytes.borrow_mut()[at..at + 8].copy_from_slice(&head.to_le_bytes());
+                    }
+                    let records = rings.read(&memory, is_over).unwrap();
+                    assert!(records.bytes.is_empty());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! [`Value`]: an argument of a hit as OCaml means it. Pure.
+
+use crate::observe::layout::shared::record;
+use crate::observe::plan::Source;
+
+/// An argument of a hit.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// An immediate: an `int`, a `bool`, a `char`, `()`, a constructor without arguments.
+    Int(i64),
+    /// A `float`.
+    Float(f64),
+    /// A `string` or `bytes`.
+    String {
+        /// All of it, or its first 64 bytes.
+        bytes: Vec<u8>,
+        /// Whether that is all.
+        is_whole: bool,
+    },
+    /// An `int32`.
+    Int32(i32),
+    /// An `int64`.
+    Int64(i64),
+    /// A `nativeint`.
+    Nativeint(i64),
+    /// Any other block.
+    Block {
+        /// What kind of block it is: the number of its constructor, or one of caml/mlvalues.h.
+        tag: u8,
+        /// In words.
+        size: u64,
+    },
+    /// What is no value of OCaml, or lies where it may not be read.
+    Unread(u64),
+    /// What is somewhere where it is not looked for: neither in a register nor on the stack.
+    Unknown,
+}
+
+/// The tags of blocks whose words are no values (caml/mlvalues.h).
+const STRING: u8 = 252;
+const DOUBLE: u8 = 253;
+const CUSTOM: u8 = 255;
+
+/// How much of a string is shown, in bytes.
+const SHOWN: usize = 64;
+
+/// What a custom block is, by the name of its operations (runtime/ints.c).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Custom {
+    Int32,
+    Int64,
+    Nativeint,
+    Other,
+}
+
+impl Custom {
+    /// By the name, to which a null byte belongs.
+    pub(crate) fn of(name: &[u8]) -> Custom {
+        match name {
+            [b'_', b'i', 0, ..] => Custom::Int32,
+            [b'_', b'j', 0, ..] => Custom::Int64,
+            [b'_', b'n', 0, ..] => Custom::Nativeint,
+            _ => Custom::Other,
+        }
+    }
+}
+
+/// An argument as it was recorded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recorded<'r> {
+    pub(crate) source: Source,
+    /// In bytes, and whether it is signed.
+    pub(crate) size: u8,
+    pub(crate) signed: bool,
+    pub(crate) value: u64,
+    pub(crate) header: u64,
+    /// The first words of the block; `None` if it is none that could be read.
+    pub(crate) words: Option<&'r [u8]>,
+}
+
+impl Recorded<'_> {
+    /// What it means; `custom` tells of the operations of a custom block.
+    pub(crate) fn decode(&self, custom: impl FnOnce(u64) -> Custom) -> Value {
+        match self.source {
+            Source::Unknown => return Value::Unknown,
+            Source::Vector(_) => return Value::Float(f64::from_bits(self.value)),
+            Source::Register(_) | Source::Stack(_) => {}
+        }
+        if self.size < 8 {
+            return Value::Int(self.narrow());
+        }
+        if self.value & 1 == 1 {
+            return Value::Int(self.value as i64 >> 1);
+        }
+        let Some(words) = self.words else {
+            return Value::Unread(self.value);
+        };
+        let tag = self.header as u8;
+        // Bits 10 to 55; there may be others above.
+        let size = self.header << 8 >> 18;
+        let word = |index: usize| {
+            let bytes = words.get(8 * index..8 * index + 8)?.try_into().ok()?;
+            Some(u64::from_le_bytes(bytes))
+        };
+        let of_custom = || {
+            let number = word(1)?;
+            Some(match custom(word(0)?) {
+                Custom::Int32 => Value::Int32(number as i32),
+                Custom::Int64 => Value::Int64(number as i64),
+                Custom::Nativeint => Value::Nativeint(number as i64),
+                Custom::Other => return None,
+            })
+        };
+        let read = match tag {
+            STRING => string(words, size),
+            DOUBLE if size == 1 => word(0).map(|bits| Value::Float(f64::from_bits(bits))),
+            CUSTOM => of_custom(),
+            _ => None,
+        };
+        read.unwrap_or(Value::Block { tag, size })
+    }
+
+    /// The number that its low bytes are.
+    fn narrow(&self) -> i64 {
+        let unused = 64 - 8 * u32::from(self.size.max(1));
+        let high = self.value << unused;
+        match self.signed {
+            true => high as i64 >> unused,
+            false => (high >> unused) as i64,
+        }
+    }
+}
+
+/// The last byte of a string's block says how many before it do not belong to the string.
+fn string(words: &[u8], size: u64) -> Option<Value> {
+    if words.is_empty() {
+        return None;
+    }
+    let len = match (size <= record::COPY_WORDS, words.last()) {
+        (true, Some(&unused)) => words.len().checked_sub(1 + usize::from(unused))?,
+        _ => words.len(),
+    };
+    let is_whole = size <= record::COPY_WORDS && len <= SHOWN;
+    let bytes = words.get(..len.min(SHOWN))?.to_vec();
+    Some(Value::String { bytes, is_whole })
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::Register;
+
+    use super::*;
+
+    fn decode(value: u64, header: u64, words: Option<&[u8]>) -> Value {
+        let recorded = Recorded {
+            source: Source::Register(Register::RDI),
+            size: 8,
+            signed: false,
+            value,
+            header,
+            words,
+        };
+        recorded.decode(|operations| match operations {
+            1 => Custom::of(b"_i\0rest"),
+            2 => Custom::of(b"_j\0"),
+            3 => Custom::of(b"_n\0"),
+            _ => Custom::of(b"_bigarr02\0"),
+        })
+    }
+
+    fn block(tag: u8, size: u64, words: &[u8]) -> Value {
+        // Coloured, and with bits of its own at the top.
+        let header = 0xff << 56 | size << 10 | 0x300 | u64::from(tag);
+        decode(0x7f00_0000_0008, header, Some(words))
+    }
+
+    #[test]
+    fn immediates_are_exact() {
+        assert_eq!(decode(1, 0, None), Value::Int(0));
+        assert_eq!(decode(85, 0, None), Value::Int(42));
+        assert_eq!(decode(u64::MAX, 0, None), Value::Int(-1));
+        assert_eq!(decode(1 << 63 | 1, 0, None), Value::Int(-(1 << 62)));
+        assert_eq!(decode(u64::MAX >> 1, 0, None), Value::Int((1 << 62) - 1));
+    }
+
+    #[test]
+    fn numbers_of_other_languages_are_as_wide_as_their_notes_say() {
+        let narrow = |size, signed, value| {
+            let recorded = Recorded {
+                source: Source::Stack(8),
+                size,
+                signed,
+                value,
+                header: 0,
+                words: None,
+            };
+            recorded.decode(|_| Custom::Other)
+        };
+        assert_eq!(narrow(4, true, 0xffff_ffff), Value::Int(-1));
+        assert_eq!(narrow(4, false, 0x1_ffff_fffe), Value::Int(0xffff_fffe));
+        assert_eq!(narrow(1, true, 0x180), Value::Int(-128));
+    }
+
+    #[test]
+    fn strings_end_where_their_last_byte_says() {
+        let text = |bytes: &[u8]| Value::String {
+            bytes: bytes.to_vec(),
+            is_whole: true,
+        };
+        assert_eq!(block(252, 1, b"\0\0\0\0\0\0\0\x07"), text(b""));
+        assert_eq!(block(252, 1, b"seven77\0"), text(b"seven77"));
+        assert_eq!(
+            block(252, 2, b"eight888\0\0\0\0\0\0\0\x07"),
+            text(b"eight888")
+        );
+        let longer = [b'x'; 72];
+        let bytes = longer[..64].to_vec();
+        let cut = |is_whole| Value::String {
+            bytes: bytes.clone(),
+            is_whole,
+        };
+        assert_eq!(block(252, 10, &longer), cut(false));
+        // Of 64 bytes, and of 65.
+        let ends = |unused: u8| [&longer[..71], &[unused]].concat();
+        assert_eq!(block(252, 9, &ends(7)), cut(true));
+        assert_eq!(block(252, 9, &ends(6)), cut(false));
+        // What is no string is told as what it is.
+        let (tag, size) = (252, 1);
+        assert_eq!(block(252, 1, &[0xff; 8]), Value::Block { tag, size });
+        assert_eq!(block(252, 1, &[]), Value::Block { tag, size });
+    }
+
+    #[test]
+    fn boxed_numbers_are_read_and_other_blocks_told() {
+        assert_eq!(block(253, 1, &1.5_f64.to_le_bytes()), Value::Float(1.5));
+        let custom = |operations: u64, number: i64| {
+            let mut words = operations.to_le_bytes().to_vec();
+            words.extend(number.to_le_bytes());
+            block(255, 2, &words)
+        };
+        assert_eq!(custom(1, -7), Value::Int32(-7));
+        assert_eq!(custom(2, i64::MIN), Value::Int64(i64::MIN));
+        assert_eq!(custom(3, 7), Value::Nativeint(7));
+        assert_eq!(custom(9, 7), Value::Block { tag: 255, size: 2 });
+        assert_eq!(block(0, 3, &[]), Value::Block { tag: 0, size: 3 });
+        assert_eq!(block(247, 5, &[]), Value::Block { tag: 247, size: 5 });
+        assert_eq!(decode(0x1000, 0, None), Value::Unread(0x1000));
+    }
+}

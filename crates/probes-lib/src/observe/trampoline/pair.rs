@@ -1,0 +1,134 @@
+//! What a stub does at an end of a pair: keeps the time of a start on the stack of its thread, and
+//! takes it from there at a stop.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    CodeAssembler, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rbx, rcx, rdi, rdx, rsi,
+};
+
+use super::{offset, spread};
+use crate::observe::layout::arena::GROUP_BITS;
+use crate::observe::layout::shared::{
+    self, CROWDED, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SEEK, SLOT_BITS, SLOT_LEN,
+    SLOT_LEN_BITS, Shared, slot,
+};
+use crate::observe::plan::End;
+
+/// Expects rbx to be where it is shared and rsi to be the time, and keeps them.
+pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(), IcedError> {
+    let (End::Start(pair) | End::Stop(pair)) = end;
+    let mut over = a.create_label();
+    let mut found = a.create_label();
+    let mut again = a.create_label();
+    let mut same = a.create_label();
+    // The slot that the thread has, or the next one that is free.
+    a.mov(rdi, qword_ptr(0).fs())?;
+    a.mov(edx, dword_ptr(0).fs())?;
+    spread(a, edx, SLOT_BITS)?;
+    a.shl(edx, SLOT_LEN_BITS)?;
+    a.lea(rcx, qword_ptr(rbx + rdx + offset(layout.slots(pair))))?;
+    a.cmp(qword_ptr(rcx + slot::OWNER), rdi)?;
+    a.je(found)?;
+    a.mov(edx, SEEK as u32)?;
+    a.set_label(&mut again)?;
+    a.xor(eax, eax)?;
+    a.lock().cmpxchg(qword_ptr(rcx + slot::OWNER), rdi)?;
+    a.je(found)?;
+    a.cmp(rax, rdi)?;
+    a.je(found)?;
+    a.add(rcx, SLOT_LEN as i32)?;
+    a.dec(edx)?;
+    a.jne(again)?;
+    // It is a time that is not taken, and that has one stop.
+    if let End::Stop(_) = end {
+        a.lock()
+            .inc(qword_ptr(rbx + offset(layout.pair(pair) + CROWDED)))?;
+    }
+    a.jmp(over)?;
+    a.set_label(&mut found)?;
+    // Another thread may have come to have the same control block.
+    a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
+    a.mov(eax, dword_ptr(rax).fs())?;
+    a.cmp(dword_ptr(rcx + slot::TID), eax)?;
+    a.je(same)?;
+    a.mov(dword_ptr(rcx + slot::TID), eax)?;
+    a.xor(eax, eax)?;
+    a.xchg(qword_ptr(rcx + slot::DEPTH), rax)?;
+    a.add(qword_ptr(rcx + slot::LEFT), rax)?;
+    a.set_label(&mut same)?;
+    match end {
+        End::Start(_) => {
+            a.mov(eax, 1)?;
+            a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
+            start(a)?;
+            a.mov(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
+            a.mov(qword_ptr(rcx + rdx + (slot::STARTS + 8)), rsi)?;
+        }
+        End::Stop(_) => {
+            let mut alone = a.create_label();
+            let mut deep = a.create_label();
+            a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
+            a.sub(rax, 1)?;
+            a.jc(alone)?;
+            a.mov(qword_ptr(rcx + slot::DEPTH), rax)?;
+            start(a)?;
+            a.cmp(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
+            a.jne(deep)?;
+            took(a, pair, layout)?;
+            a.jmp(over)?;
+            a.set_label(&mut deep)?;
+            a.inc(qword_ptr(rcx + slot::DEEP))?;
+            a.jmp(over)?;
+            a.set_label(&mut alone)?;
+            a.inc(qword_ptr(rcx + slot::STOPS))?;
+        }
+    }
+    a.set_label(&mut over)?;
+    // A label needs an instruction.
+    a.nop()
+}
+
+/// Where the start at depth rax is among those of the slot, in rdx: the innermost are kept.
+fn start(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(edx, eax)?;
+    a.and(edx, slot::ROOM as i32 - 1)?;
+    a.shl(edx, slot::START_LEN_BITS)
+}
+
+/// The start is at rdx among those of the slot at rcx.
+fn took(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), IcedError> {
+    let mut is_positive = a.create_label();
+    let mut is_shorter = a.create_label();
+    let mut fits = a.create_label();
+    a.mov(rax, rsi)?;
+    a.sub(rax, qword_ptr(rcx + rdx + (slot::STARTS + 8)))?;
+    a.mov(rdx, rax)?;
+    // Between processors, time may go back a little.
+    a.jnc(is_positive)?;
+    a.xor(edx, edx)?;
+    a.set_label(&mut is_positive)?;
+    a.add(qword_ptr(rcx + slot::SUM), rdx)?;
+    a.cmp(qword_ptr(rcx + slot::MAX), rdx)?;
+    a.jae(is_shorter)?;
+    a.mov(qword_ptr(rcx + slot::MAX), rdx)?;
+    a.set_label(&mut is_shorter)?;
+    // The bucket, as `shared::bucket`.
+    a.mov(rax, rdx)?;
+    a.shr(rax, LONGEST_BITS)?;
+    a.je(fits)?;
+    a.mov(rdx, (1_u64 << LONGEST_BITS) - 1)?;
+    a.set_label(&mut fits)?;
+    a.mov(rax, rdx)?;
+    a.or(rax, 1 << PRECISION)?;
+    a.bsr(rcx, rax)?;
+    a.sub(ecx, PRECISION as i32)?;
+    a.shr(rdx, cl)?;
+    a.shl(ecx, PRECISION)?;
+    a.add(edx, ecx)?;
+    a.mov(eax, dword_ptr(0).fs())?;
+    spread(a, eax, GROUP_BITS)?;
+    a.imul_3(rax, rax, HISTOGRAM_LEN as i32)?;
+    a.add(rax, rbx)?;
+    a.lock()
+        .inc(qword_ptr(rax + rdx * 8 + offset(layout.histograms(pair))))
+}

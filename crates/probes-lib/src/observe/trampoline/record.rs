@@ -1,0 +1,147 @@
+//! What a stub does where hits are shown: writes a record into the ring of its group of threads.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_gpr64,
+    get_xmm, qword_ptr, r8, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
+};
+
+use super::{offset, spread};
+use crate::observe::layout::arena::GROUP_BITS;
+use crate::observe::layout::readable_pages;
+use crate::observe::layout::shared::{self, HEADER_LEN, Shared, record};
+use crate::observe::plan::{Shown, Source};
+
+/// The least tag of blocks whose words are no values (caml/mlvalues.h): `Abstract_tag`.
+const LEAST_OPAQUE: u32 = 251;
+
+/// Expects rbx to be where it is shared and rsi to be the time; `kept` are the registers on the
+/// stack, in the order in which they were pushed.
+pub(super) fn record(
+    a: &mut CodeAssembler,
+    shown: &Shown,
+    kept: &[AsmRegister64],
+    layout: Shared,
+) -> Result<(), IcedError> {
+    a.mov(eax, dword_ptr(0).fs())?;
+    spread(a, eax, GROUP_BITS)?;
+    a.imul_3(rcx, rax, layout.ring_len() as i32)?;
+    a.lea(rcx, qword_ptr(rbx + rcx + offset(layout.ring(0))))?;
+    a.mov(eax, 1)?;
+    a.lock().xadd(qword_ptr(rcx), rax)?;
+    a.lea(r8, qword_ptr(rax + 1))?;
+    a.and(eax, layout.records() as i32 - 1)?;
+    a.imul_3(rax, rax, layout.record_len as i32)?;
+    // From here on rcx is the record, and r8 its number.
+    a.lea(rcx, qword_ptr(rcx + rax + HEADER_LEN))?;
+    a.mov(qword_ptr(rcx + record::TIME), rsi)?;
+    a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
+    a.mov(eax, dword_ptr(rax).fs())?;
+    a.mov(dword_ptr(rcx + record::TID), eax)?;
+    a.mov(dword_ptr(rcx + record::SITE), shown.site)?;
+    if !shown.arguments.is_empty() {
+        a.mov(qword_ptr(rcx + record::COPIED), 0)?;
+    }
+    for (index, source) in shown.arguments.iter().enumerate() {
+        argument(a, index as u64, *source, kept, layout)?;
+    }
+    // Complete from here on: stores are seen in their order.
+    a.mov(qword_ptr(rcx + record::NUMBER), r8)
+}
+
+fn argument(
+    a: &mut CodeAssembler,
+    index: u64,
+    source: Source,
+    kept: &[AsmRegister64],
+    layout: Shared,
+) -> Result<(), IcedError> {
+    let at = record::ARGUMENTS + record::ARGUMENT_LEN * index;
+    let value = qword_ptr(rcx + at + record::VALUE);
+    let mut over = a.create_label();
+    // The return address is on the stack, too.
+    let above = 8 * (kept.len() + 1);
+    match source {
+        Source::Register(register) => {
+            let register = get_gpr64(register);
+            match kept.iter().rev().position(|kept| Some(*kept) == register) {
+                Some(depth) => a.mov(rdx, qword_ptr(rsp + 8 * depth))?,
+                None => a.mov(rdx, register.unwrap_or(rdx))?,
+            }
+        }
+        Source::Vector(register) => {
+            let Some(register) = get_xmm(register) else {
+                return Ok(());
+            };
+            return a.movq(value, register);
+        }
+        Source::Stack(depth) => {
+            a.lea(rax, qword_ptr(rsp + (above as u64 + u64::from(depth))))?;
+            a.mov(rdx, rax)?;
+            a.xor(edi, edi)?;
+            a.mov(value, rdi)?;
+            unless_readable(a, layout, over)?;
+            a.mov(rdx, qword_ptr(rdx))?;
+        }
+        Source::Unknown => return Ok(()),
+    }
+    a.mov(value, rdx)?;
+    // Blocks are at words; what is odd is a number.
+    a.test(dl, 7)?;
+    a.jne(over)?;
+    a.lea(rax, qword_ptr(rdx - 8))?;
+    unless_readable(a, layout, over)?;
+    let copied = byte_ptr(rcx + record::COPIED + index);
+    a.mov(rax, qword_ptr(rdx - 8))?;
+    a.mov(qword_ptr(rcx + at + record::BLOCK), rax)?;
+    a.mov(copied, 1)?;
+    a.cmp(al, LEAST_OPAQUE)?;
+    a.jb(over)?;
+    // Its words (bits 10 to 55 of the header), but no more than there is room for.
+    a.shl(rax, 8)?;
+    a.shr(rax, 18)?;
+    a.je(over)?;
+    a.mov(esi, record::COPY_WORDS as u32)?;
+    a.cmp(rax, rsi)?;
+    a.cmovb(rsi, rax)?;
+    a.lea(rax, qword_ptr(rdx + rsi * 8 - 8))?;
+    unless_readable(a, layout, over)?;
+    let mut all = a.create_label();
+    for word in 0..record::COPY_WORDS {
+        a.mov(rax, qword_ptr(rdx + 8 * word))?;
+        a.mov(qword_ptr(rcx + at + record::COPY + 8 * word), rax)?;
+        if word + 1 < record::COPY_WORDS {
+            a.cmp(esi, word as u32 + 1)?;
+            a.je(all)?;
+        }
+    }
+    a.set_label(&mut all)?;
+    a.add(copied, sil)?;
+    a.set_label(&mut over)?;
+    a.nop()
+}
+
+/// Goes to `otherwise` unless the word at rax may be read, of what is known of pages now. Uses rax, rdi
+/// and r9.
+fn unless_readable(
+    a: &mut CodeAssembler,
+    layout: Shared,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    let page_bits = crate::update::spans::PAGE.trailing_zeros();
+    a.mov(r9, qword_ptr(rcx + record::TIME))?;
+    a.cmp(r9, qword_ptr(rbx + offset(shared::BELIEVED_UNTIL)))?;
+    a.ja(otherwise)?;
+    a.mov(r9, rax)?;
+    a.shr(r9, readable_pages::KEY_SHIFT)?;
+    a.and(r9d, readable_pages::ENTRIES as i32 - 1)?;
+    a.mov(r9, qword_ptr(rbx + r9 * 8 + offset(layout.pages())))?;
+    a.mov(rdi, r9)?;
+    a.shr(rdi, 32)?;
+    a.shr(rax, page_bits)?;
+    a.bt(r9d, eax)?;
+    a.jnc(otherwise)?;
+    a.shr(rax, readable_pages::KEY_SHIFT - page_bits)?;
+    a.cmp(rax, rdi)?;
+    a.jne(otherwise)
+}

@@ -1,0 +1,216 @@
+//! The code as objdump reads it, and as a processor runs it (`tests/live/observe.rs`).
+
+use std::process::Command;
+
+use test_support::Scratch;
+
+use super::*;
+use crate::observe::layout::arena::stub_len;
+use crate::observe::layout::shared::record;
+use crate::observe::plan::{End, MOST_ARGUMENTS, Shown, Source};
+
+const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
+const WRAPPER: LiveAddr = LiveAddr(0x5555_4000_0000);
+
+fn places(layout: Shared) -> Places {
+    Places {
+        counters: LiveAddr(0x5555_0000_0020),
+        row_bits: 12,
+        counter: 0x1f8,
+        shared: LiveAddr(0x5555_0000_0030),
+        layout,
+    }
+}
+
+/// The instructions of a stub that is on, but for those that do nothing.
+fn listing(role: &Role, layout: Shared) -> Vec<String> {
+    let len = len(role, layout).unwrap();
+    let mut code = whole(AT, len, role, &places(layout), WRAPPER).unwrap();
+    assert_eq!((code.len() as u64, len % LINE), (len, 0));
+    let tail = (len - TAIL_LEN) as usize;
+    assert_eq!(code[tail], tail_byte(false));
+    code[tail] = tail_byte(true);
+    let scratch = Scratch::new();
+    let file = scratch.file("stub");
+    std::fs::write(&file, code).unwrap();
+    let output = Command::new("objdump")
+        .args(["-D", "-b", "binary", "-m", "i386:x86-64"])
+        .arg("--no-show-raw-insn")
+        .arg(format!("--adjust-vma={AT}"))
+        .arg(&file)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines()
+        .filter_map(|line| line.split_once(":\t"))
+        .map(|(_, text)| text.split_ascii_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|text| text != "nop")
+        .collect()
+}
+
+#[test]
+fn objdump_reads_what_was_meant() {
+    let role = Role {
+        is_counted: true,
+        ..Role::default()
+    };
+    assert_eq!(
+        listing(&role, Shared::default()),
+        [
+            "push %rcx",
+            "mov %fs:0x0,%ecx",
+            "imul $0x9e3779b9,%ecx,%ecx",
+            "shr $0x1c,%ecx",
+            "shl $0xc,%ecx",
+            "add -0xffc(%rip),%rcx # 0x555500000020",
+            "lock incq 0x1f8(%rcx)",
+            "pop %rcx",
+            "jmp 0x555500001038",
+            "jmp 0x555540000000",
+        ]
+    );
+}
+
+#[test]
+fn registers_are_kept_in_their_order_and_arguments_found_where_they_are_kept() {
+    let arguments = vec![
+        Source::Register(Register::RDI),
+        Source::Register(Register::R12),
+        Source::Register(Register::RAX),
+        Source::Stack(16),
+        Source::Vector(Register::XMM3),
+        Source::Unknown,
+    ];
+    let layout = Shared {
+        pairs: 2,
+        record_len: record::len(arguments.len()),
+    };
+    let role = Role {
+        is_counted: true,
+        ends: vec![End::Stop(1), End::Start(0)],
+        shown: Some(Shown { site: 7, arguments }),
+    };
+    let listing = listing(&role, layout);
+    let pushed: Vec<&str> = listing
+        .iter()
+        .filter_map(|line| line.strip_prefix("push "))
+        .collect();
+    let mut popped: Vec<&str> = listing
+        .iter()
+        .filter_map(|line| line.strip_prefix("pop "))
+        .collect();
+    popped.reverse();
+    assert_eq!(pushed, popped);
+    assert_eq!(pushed.len(), NEEDED.len());
+    // rdi was pushed as the sixth of eight, rax as the first, and r12 was not.
+    let is_there = |text: &str| listing.iter().any(|line| line == text);
+    for text in [
+        "mov 0x10(%rsp),%rdx",
+        "mov %r12,%rdx",
+        "mov 0x38(%rsp),%rdx",
+        "lea 0x58(%rsp),%rax",
+        "movl $0x7,0x14(%rcx)",
+    ] {
+        assert!(is_there(text), "{text} in {listing:#?}");
+    }
+    assert!(listing.iter().any(|line| line.contains("movq %xmm3,")));
+    assert_eq!(listing.iter().filter(|line| *line == "rdtsc").count(), 1);
+}
+
+/// Ends of pairs with these numbers: a start, a stop, both, several.
+fn all_ends(one: u32, other: u32) -> Vec<Vec<End>> {
+    vec![
+        vec![],
+        vec![End::Start(one)],
+        vec![End::Stop(one)],
+        vec![End::Stop(one), End::Start(one)],
+        vec![End::Stop(other), End::Start(one)],
+        vec![End::Start(one), End::Start(other)],
+        vec![End::Stop(one), End::Stop(other)],
+        vec![End::Stop(one), End::Stop(other), End::Start(one)],
+    ]
+}
+
+/// Roles, each with others that differ from it in one thing: whether they count, the numbers of their
+/// pairs, what they show.
+fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
+    let role = |is_counted, ends: &[End], many: Option<usize>, site| Role {
+        is_counted,
+        ends: ends.to_vec(),
+        shown: many.map(|many| Shown {
+            site,
+            arguments: vec![Source::Register(Register::R12); many],
+        }),
+    };
+    let shown = || (0..=MOST_ARGUMENTS).map(Some).chain([None]);
+    let mut all = Vec::new();
+    for (which, ends) in all_ends(0, 1).iter().enumerate() {
+        for (many, is_counted) in shown().flat_map(|many| [(many, false), (many, true)]) {
+            let mut likes = vec![role(!is_counted, ends, many, 0)];
+            for (one, other) in [(1, 0), (2, 63)] {
+                likes.push(role(is_counted, &all_ends(one, other)[which], many, 1));
+            }
+            let next = many.map_or(0, |many| many + 1);
+            for many in [None, Some(0), Some(next.min(MOST_ARGUMENTS))] {
+                likes.push(role(is_counted, ends, many, u32::MAX));
+            }
+            all.push((role(is_counted, ends, many, 0), likes));
+        }
+    }
+    all
+}
+
+#[test]
+fn every_stub_fits_its_place_whatever_the_other_sites_are() {
+    let layout = Shared {
+        pairs: 64,
+        record_len: record::len(MOST_ARGUMENTS),
+    };
+    for (role, likes) in roles_and_likes() {
+        for like in &likes {
+            for both in [[&role, like], [like, &role]] {
+                let len = stub_len(both.into_iter(), layout).unwrap();
+                assert_fits(&role, len, layout);
+                assert_fits(like, len, layout);
+            }
+        }
+    }
+}
+
+fn assert_fits(role: &Role, len: u64, layout: Shared) {
+    // Counters near the first have shorter addresses.
+    for counter in [0, 0x1f8] {
+        let places = Places {
+            counter,
+            ..places(layout)
+        };
+        let work = work(AT, role, &places).unwrap();
+        assert!(work.len() as u64 + TAIL_LEN <= len, "{role:?} in {len}");
+        let whole = whole(AT, len, role, &places, WRAPPER).unwrap();
+        assert!(whole.starts_with(&work), "{role:?}");
+        assert_eq!(whole.len() as u64, len);
+        assert_eq!(whole[(len - TAIL_LEN) as usize], RET);
+    }
+}
+
+#[test]
+fn a_stub_that_does_not_fit_is_not_cut_off() {
+    let role = Role {
+        is_counted: true,
+        ends: vec![End::Start(0)],
+        ..Role::default()
+    };
+    let layout = Shared {
+        pairs: 1,
+        record_len: 0,
+    };
+    let places = places(layout);
+    let needed = work(AT, &role, &places).unwrap().len() as u64 + TAIL_LEN;
+    for len in 0..needed {
+        assert!(whole(AT, len, &role, &places, WRAPPER).is_err(), "{len}");
+    }
+    for len in needed..needed + 200 {
+        let whole = whole(AT, len, &role, &places, WRAPPER).unwrap();
+        assert_eq!(whole.len() as u64, len);
+    }
+}

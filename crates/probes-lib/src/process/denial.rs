@@ -1,0 +1,172 @@
+//! Why the kernel said EPERM or EACCES: the checks of ptrace(2), "Ptrace access mode checking",
+//! gone through again with what /proc shows.
+
+use std::fs;
+use std::io;
+
+use nix::errno::Errno;
+use nix::unistd::{Uid, User, geteuid};
+
+use crate::error::{Denial, Error, ErrorKind};
+use crate::process::{Process, Status, name_of};
+use crate::sys::ptrace;
+use crate::trace::stop::TRACER_NAME;
+
+/// `CAP_SYS_PTRACE` of capability.h.
+const CAP_SYS_PTRACE: u64 = 1 << 19;
+
+/// The error for an `operation` on a process that failed with `errno`.
+pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) -> Error {
+    let pid = process.pid();
+    match errno {
+        // What is left of it belongs to root, and has no memory to look into.
+        Errno::EPERM | Errno::EACCES if process.has_ended() => ErrorKind::Exited { pid },
+        Errno::EPERM | Errno::EACCES => match of_process(process, errno) {
+            // While it ended, this looked like another reason.
+            _ if process.has_ended() => ErrorKind::Exited { pid },
+            denial => ErrorKind::Denied {
+                pid,
+                operation,
+                denial,
+            },
+        },
+        Errno::ENOENT | Errno::ESRCH => ErrorKind::Exited { pid },
+        _ => ErrorKind::system(pid, "trace a thread", errno.into()),
+    }
+    .into()
+}
+
+/// The error for an `operation` on a process that failed with `source`.
+pub(crate) fn or_lost(process: &Process, operation: &'static str, source: io::Error) -> Error {
+    match source.raw_os_error().map(Errno::from_raw) {
+        Some(errno @ (Errno::EPERM | Errno::EACCES)) => error(process, operation, errno),
+        _ => process.lost(source),
+    }
+}
+
+/// The error for an `operation` on a process of which `tracer` traces a thread.
+pub(crate) fn traced(process: &Process, operation: &'static str, tracer: i32) -> Error {
+    ErrorKind::Denied {
+        pid: process.pid(),
+        operation,
+        denial: by_tracer(tracer),
+    }
+    .into()
+}
+
+/// TracerPid is the id of a thread; people know the process.
+fn by_tracer(tid: i32) -> Denial {
+    let thread = Process::open(tid).ok();
+    let status = thread.as_ref().and_then(|thread| thread.status().ok());
+    let tracer = status.as_ref().map_or(tid, |status| status.tgid);
+    let name = name_of(tracer);
+    match status {
+        Some(status) if status.name != TRACER_NAME => Denial::Traced { tracer, name },
+        // One of ours, or one that has ended since: neither stays.
+        Some(_) | None => Denial::BeingChanged { tracer, name },
+    }
+}
+
+fn of_process(process: &Process, errno: Errno) -> Denial {
+    let theirs = process.status().unwrap_or_default();
+    let ours = own_status();
+    if theirs.tracer != 0 {
+        return by_tracer(theirs.tracer);
+    }
+    if ptrace::is_filtered() {
+        return Denial::Seccomp;
+    }
+    let privileged = ours.effective & CAP_SYS_PTRACE != 0;
+    let initial = is_initial_user_namespace();
+    // Users and capabilities of another one are not what they seem.
+    if !(privileged && initial) && is_in_other_user_namespace(process) {
+        return Denial::UserNamespace;
+    }
+    if !privileged {
+        if let Some(denial) = of_credentials(process, &theirs, &ours) {
+            return unless_capable(denial, &ours);
+        }
+    }
+    match yama_scope() {
+        Some(scope) if scope == 3 || (scope > 0 && !privileged) => {
+            unless_capable(Denial::Yama { scope }, &ours)
+        }
+        // The files in /proc say EACCES whatever the reason, and to a tracer from outside they are open.
+        _ if errno == Errno::EACCES && !initial => Denial::UserNamespace,
+        _ if errno == Errno::EACCES && privileged => Denial::Policy,
+        _ => Denial::Unexplained,
+    }
+}
+
+/// What keeps one user from another's processes.
+fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<Denial> {
+    if theirs.uid != geteuid().as_raw() {
+        return Some(Denial::OtherUser {
+            uid: theirs.uid,
+            name: user_name(theirs.uid),
+        });
+    }
+    // "The caller's permitted capability set is a superset of the target's."
+    if theirs.permitted & !ours.permitted != 0 {
+        return Some(Denial::MorePrivileged);
+    }
+    // The files in /proc of a process that is not dumpable belong to root.
+    let owner = process.owner();
+    owner
+        .is_ok_and(|owner| owner != theirs.uid)
+        .then_some(Denial::NotDumpable)
+}
+
+/// What the capability would overcome is also for want of it, where nobody can get it.
+fn unless_capable(denial: Denial, ours: &Status) -> Denial {
+    let is_overcome = !matches!(denial, Denial::Yama { scope: 3 });
+    match ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {
+        true => Denial::Incapable(Box::new(denial)),
+        false => denial,
+    }
+}
+
+/// Why a child that is about to execute a program may not be traced.
+pub(crate) fn of_own_child(errno: Errno) -> Denial {
+    let ours = own_status();
+    match yama_scope() {
+        _ if ptrace::is_filtered() => Denial::Seccomp,
+        // Who traces us may trace our children as well.
+        _ if ours.tracer != 0 => by_tracer(ours.tracer),
+        Some(scope) if scope > 1 => unless_capable(Denial::Yama { scope }, &ours),
+        _ if errno == Errno::EACCES => Denial::Policy,
+        _ => Denial::Unexplained,
+    }
+}
+
+fn own_status() -> Status {
+    let own = Process::open(std::process::id() as i32).ok();
+    own.and_then(|own| own.status().ok()).unwrap_or_default()
+}
+
+/// Reading the link takes the same permission that we were denied. Everybody may read how ids are
+/// mapped, which nearly always differs.
+fn is_in_other_user_namespace(process: &Process) -> bool {
+    let differ = |theirs: io::Result<Vec<u8>>, ours: io::Result<Vec<u8>>| matches!((theirs, ours), (Ok(theirs), Ok(ours)) if theirs != ours);
+    differ(process.read("uid_map"), fs::read("/proc/self/uid_map"))
+        || differ(process.read("gid_map"), fs::read("/proc/self/gid_map"))
+}
+
+/// Whether our capabilities are good for every process: in the first user namespace every id is
+/// mapped to itself.
+fn is_initial_user_namespace() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+}
+
+fn yama_scope() -> Option<u8> {
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
+    scope.trim().parse().ok()
+}
+
+fn user_name(uid: u32) -> String {
+    match User::from_uid(Uid::from_raw(uid)) {
+        Ok(Some(user)) => user.name,
+        _ => "unknown".to_owned(),
+    }
+}

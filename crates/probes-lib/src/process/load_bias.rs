@@ -1,0 +1,230 @@
+//! Where an object is loaded: the cases of load bias, as a pure function.
+//!
+//! ```text
+//! ET_EXEC     file   0x400000 ├─ text ─┤        bias 0: the linker's addresses are final
+//!             memory 0x400000 ├─ text ─┤
+//!
+//! ET_DYN      file   0x0      ├─ text ─┤        bias = AT_ENTRY - e_entry
+//! (PIE)       memory 0x55d0c0000000 ├─ text ─┤
+//!
+//! ET_DYN, loaded by an explicit `ld.so prog`:    AT_ENTRY is the loader's own; then
+//!             the mapping of the file at offset 0x2000 starts at 0x7f1c20002000, and the segment
+//!             with that offset at 0x3000 (0x1000 of padding):  bias = 0x7f1c20002000 - 0x3000
+//!
+//! prelinked   the file's own addresses are high; the bias is small or "negative" (modulo 2⁶⁴)
+//! ```
+
+use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::elf::{Linking, Segment};
+use crate::process::maps::{self, Mapping};
+use crate::update::spans::PAGE;
+
+/// `AT_ENTRY` of getauxval(3): "The entry address of the executable."
+pub(crate) const AT_ENTRY: u64 = 9;
+
+/// `AT_PHDR`: "The address of the program headers of the executable."
+pub(crate) const AT_PHDR: u64 = 3;
+
+/// `AT_PHNUM`: "The number of program headers."
+pub(crate) const AT_PHNUM: u64 = 5;
+
+/// `AT_BASE`: "The base address of the program interpreter (usually, the dynamic linker)."
+pub(crate) const AT_BASE: u64 = 7;
+
+/// The bias of a process's executable.
+///
+/// `is_file` tells the mappings of the executable's own file from others. The auxiliary vector is
+/// believed only where the maps agree, or where the file is not mapped at all any more (its text
+/// was moved to huge pages).
+pub(crate) fn of_executable(
+    linking: Linking,
+    entry: FileAddr,
+    segments: &[Segment],
+    auxv: &[u8],
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
+) -> Option<LoadBias> {
+    if linking == Linking::Fixed {
+        return Some(LoadBias::NONE);
+    }
+    let by_maps: Vec<LoadBias> = maps
+        .iter()
+        .filter(|mapping| is_file(mapping))
+        .filter_map(|mapping| of_mapping(segments, mapping))
+        .collect();
+    let by_entry = auxv_value(auxv, AT_ENTRY).map(|at| LoadBias::between(entry, LiveAddr(at)));
+    match by_entry {
+        Some(bias) if by_maps.is_empty() || by_maps.contains(&bias) => Some(bias),
+        _ => by_maps.first().copied(),
+    }
+}
+
+/// The biases of an object that is not the executable: one for each place where its file is loaded.
+///
+/// Its first segment is the one that `dlopen` maps first; that it is the object, and not a file that
+/// somebody has mapped to read it, is told by its code and data, which have to be where they belong:
+/// `dlopen` maps the whole file as it is, and then one segment after the other over it.
+pub(crate) fn of_object(
+    segments: &[Segment],
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
+) -> impl Iterator<Item = LoadBias> {
+    let first = segments.iter().min_by_key(|segment| segment.start);
+    let mut biases: Vec<LoadBias> = Vec::new();
+    for mapping in maps.iter().filter(|mapping| is_file(mapping)) {
+        let Some(first) = first.filter(|it| page_start(it.offset) == mapping.offset) else {
+            continue;
+        };
+        let bias = LoadBias::between(FileAddr(page_start(first.start.0)), mapping.start);
+        let mut parts = segments.iter().filter(|it| it.executable || it.writable);
+        let in_place = |segment: &Segment| is_in_place(segment, bias, maps, &is_file);
+        if !biases.contains(&bias) && parts.all(in_place) {
+            biases.push(bias);
+        }
+    }
+    biases.into_iter()
+}
+
+/// Whether the end of what a segment has of the file is mapped where the bias puts it. The beginning of
+/// data is made read-only later (RELRO), and may be in a mapping of its own.
+fn is_in_place(
+    segment: &Segment,
+    bias: LoadBias,
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
+) -> bool {
+    let Some(last) = segment.file_len.checked_sub(1) else {
+        return true;
+    };
+    let address = bias.live(FileAddr(segment.start.0.wrapping_add(last)));
+    let offset = segment.offset.wrapping_add(last);
+    maps::find(maps, address, 1).is_some_and(|mapping| {
+        let mapped = mapping.offset.wrapping_add(address.0 - mapping.start.0);
+        is_file(mapping) && mapped == offset && mapping.executable == segment.executable
+    })
+}
+
+/// The bias that puts one of the segments where the mapping has its part of the file.
+pub(crate) fn of_mapping(segments: &[Segment], mapping: &Mapping) -> Option<LoadBias> {
+    let segment = segments
+        .iter()
+        .filter(|segment| segment.executable == mapping.executable)
+        .find(|segment| page_start(segment.offset) == mapping.offset)?;
+    let start = FileAddr(page_start(segment.start.0));
+    Some(LoadBias::between(start, mapping.start))
+}
+
+fn page_start(address: u64) -> u64 {
+    address & !(PAGE - 1)
+}
+
+/// The value of `key` in an auxiliary vector, pairs of 64-bit words.
+pub(crate) fn auxv_value(auxv: &[u8], key: u64) -> Option<u64> {
+    auxv.chunks_exact(16).find_map(|pair| {
+        let (found, value) = pair.split_first_chunk()?;
+        let value = u64::from_le_bytes(*value.first_chunk()?);
+        (u64::from_le_bytes(*found) == key).then_some(value)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::maps;
+
+    /// Numbers of a real PIE (gcc 12, OCaml 4.13): its headers by `readelf -lW`, its maps and
+    /// AT_ENTRY from a run.
+    const ENTRY: FileAddr = FileAddr(0x1_4400);
+    const MAPS: &[u8] = b"\
+5637d2a00000-5637d2a12000 r--p 00000000 fe:01 4711   /srv/server.exe\n\
+5637d2a12000-5637d2a5d000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
+5637d2a5d000-5637d2a74000 r--p 0005d000 fe:01 4711   /srv/server.exe\n\
+5637d2a75000-5637d2aa0000 rw-p 00074000 fe:01 4711   /srv/server.exe\n\
+7f1c20000000-7f1c20028000 r-xp 00012000 fe:01 99     /lib/libc.so.6\n";
+    const BIAS: LoadBias = LoadBias(0x5637_d2a0_0000);
+
+    fn segments() -> Vec<Segment> {
+        [
+            (0x0, 0x0, 0x11b30, false, false),
+            (0x12000, 0x12000, 0x4a5d1, true, false),
+            (0x5d000, 0x5d000, 0x164c0, false, false),
+            (0x75338, 0x74338, 0x29e60, false, true),
+        ]
+        .map(|(start, offset, len, executable, writable)| Segment {
+            start: FileAddr(start),
+            offset,
+            file_len: len,
+            len,
+            executable,
+            writable,
+        })
+        .to_vec()
+    }
+
+    fn auxv(entry: u64) -> Vec<u8> {
+        let words = [3, 0x5637_d2a0_0040, AT_ENTRY, entry, 0, 0];
+        words
+            .iter()
+            .flat_map(|word: &u64| word.to_le_bytes())
+            .collect()
+    }
+
+    fn bias(linking: Linking, auxv: &[u8], maps: &[u8]) -> Option<LoadBias> {
+        let maps = maps::parse(maps);
+        of_executable(linking, ENTRY, &segments(), auxv, &maps, |mapping| {
+            mapping.inode == 4711
+        })
+    }
+
+    #[test]
+    fn a_program_linked_to_fixed_addresses_has_no_bias() {
+        assert_eq!(bias(Linking::Fixed, &auxv(77), MAPS), Some(LoadBias::NONE));
+    }
+
+    #[test]
+    fn a_pie_is_where_its_entry_is() {
+        let entry = BIAS.live(ENTRY).0;
+        let pie = Linking::PositionIndependent;
+        assert_eq!(bias(pie, &auxv(entry), MAPS), Some(BIAS));
+        // Its text may have been moved to huge pages, which come from another file.
+        let (elsewhere, _) = MAPS.split_at(0);
+        assert_eq!(bias(pie, &auxv(entry), elsewhere), Some(BIAS));
+    }
+
+    #[test]
+    fn an_object_is_loaded_when_its_code_and_data_are_where_they_belong() {
+        let biases = |maps: &[u8]| -> Vec<LoadBias> {
+            let maps = maps::parse(maps);
+            of_object(&segments(), &maps, |mapping| mapping.inode == 4711).collect()
+        };
+        assert_eq!(biases(MAPS), [BIAS]);
+        // Its data are about to be mapped over what the first mapping has there.
+        let half = b"\
+5637d2a00000-5637d2a12000 r--p 00000000 fe:01 4711   /srv/server.exe\n\
+5637d2a12000-5637d2a5d000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
+5637d2a5d000-5637d2aa0000 r--p 0005d000 fe:01 4711   /srv/server.exe\n";
+        assert_eq!(biases(half), []);
+        // Somebody reads the file.
+        let read = b"5637d2a00000-5637d2aa0000 r--p 00000000 fe:01 4711   /srv/server.exe\n";
+        assert_eq!(biases(read), []);
+        // Twice, the second time with the beginning of its data made read-only.
+        let twice = [
+            MAPS,
+            b"\
+7f0000000000-7f0000012000 r--p 00000000 fe:01 4711   /srv/server.exe\n\
+7f0000012000-7f000005d000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
+7f000005d000-7f0000074000 r--p 0005d000 fe:01 4711   /srv/server.exe\n\
+7f0000075000-7f0000077000 r--p 00074000 fe:01 4711   /srv/server.exe\n\
+7f0000077000-7f00000a0000 rw-p 00076000 fe:01 4711   /srv/server.exe\n",
+        ];
+        assert_eq!(biases(&twice.concat()), [BIAS, LoadBias(0x7f00_0000_0000)]);
+    }
+
+    #[test]
+    fn the_maps_are_right_where_the_entry_is_another_program_s_or_missing() {
+        let pie = Linking::PositionIndependent;
+        assert_eq!(bias(pie, &auxv(0x7f1c_2001_0000), MAPS), Some(BIAS));
+        assert_eq!(bias(pie, b"", MAPS), Some(BIAS));
+        assert_eq!(bias(pie, b"", b""), None);
+    }
+}

@@ -1,0 +1,255 @@
+//! Finds the objects of a process: every file that is mapped with code in it, opened and made sure
+//! to be the one that is mapped.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::{major, makedev, minor};
+
+use crate::elf::ElfFile;
+use crate::elf::table::ProbeTable;
+use crate::error::{ErrorKind, Result};
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::load_bias;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::object::{FileId, Object, PassedOver};
+use crate::update::spans::PAGE;
+
+/// A file with probes, read.
+pub(crate) type Known = (Arc<ElfFile>, Arc<ProbeTable>);
+
+/// What is known of a file: nothing yet, or its probes; `None` if it has none.
+type Entry = Arc<Mutex<Option<Option<Known>>>>;
+
+/// What is known of files, by device and inode, so that each is read once, however many processes
+/// have it.
+#[derive(Default)]
+pub(crate) struct Files(Mutex<HashMap<(u64, u64), Entry>>);
+
+impl Files {
+    /// The file of that device and inode, by `read` if nobody has read it yet.
+    pub(crate) fn get(
+        &self,
+        file: (u64, u64),
+        read: impl FnOnce() -> Result<Option<Known>>,
+    ) -> Result<Option<Known>> {
+        let entry = lock(&self.0).entry(file).or_default().clone();
+        // Who wants the same file waits for it, and who wants another one does not.
+        let mut entry = lock(&entry);
+        if let Some(known) = &*entry {
+            return Ok(known.clone());
+        }
+        let found = read()?;
+        *entry = Some(found.clone());
+        Ok(found)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What was found beside the executable.
+#[derive(Default)]
+pub(crate) struct Others {
+    pub(crate) objects: Vec<Object>,
+    pub(crate) passed_over: Vec<PassedOver>,
+}
+
+/// Finds the objects with probes among `maps` that are not the `executable`.
+pub(crate) fn others(
+    process: &Process,
+    maps: &[Mapping],
+    executable: FileId,
+    files: &Files,
+) -> Others {
+    let mut others = Others::default();
+    let mut seen = HashSet::new();
+    for mapping in maps {
+        let file = FileId {
+            device: Some(mapping.device),
+            inode: mapping.inode,
+        };
+        let is_code = mapping.executable && mapping.inode != 0 && !executable.is_of(mapping);
+        if !is_code || !seen.insert(file) {
+            continue;
+        }
+        let (major, minor) = mapping.device;
+        let device = makedev(u64::from(major), u64::from(minor));
+        let read = || read(process, maps, mapping);
+        match files.get((device, mapping.inode), read) {
+            Ok(Some((elf, table))) => {
+                let biases = load_bias::of_object(table.segments(), maps, |one| file.is_of(one));
+                others.objects.extend(biases.map(|bias| Object {
+                    table: table.clone(),
+                    bias,
+                    elf: elf.clone(),
+                    file,
+                }));
+            }
+            Ok(None) => {}
+            Err(why) => {
+                let path = mapped_path(mapping);
+                others.passed_over.push(PassedOver {
+                    path: without_mark(&path).map_or(path.clone(), PathBuf::from),
+                    why: Arc::new(why),
+                });
+            }
+        }
+    }
+    others.objects.sort_by_key(|object| object.start());
+    others
+}
+
+/// Reads the file of a mapping, whether it has probes or not.
+pub(crate) fn elf_of(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Option<ElfFile> {
+    let (file, _) = open(process, maps, mapping).ok()?;
+    ElfFile::read(file, mapped_path(mapping)).ok()
+}
+
+/// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
+fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<Known>> {
+    let (file, metadata) = match open(process, maps, mapping) {
+        Ok(opened) => opened,
+        // Code that a program has made, or that is not mapped any more.
+        Err(_) if !is_elf(process, maps, mapping) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    let path = without_deleted_mark(mapped_path(mapping), metadata.nlink());
+    let elf = match ElfFile::read(file, path) {
+        Ok(elf) => elf,
+        // Code that a program has written to a file and mapped from there.
+        Err(error) if is_no_object(error.kind()) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match ProbeTable::of(&elf) {
+        Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
+        Err(error) if is_no_object(error.kind()) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_no_object(kind: &ErrorKind) -> bool {
+    use crate::error::ElfDefect::{NoSectionHeaders, NotElf};
+    matches!(
+        kind,
+        ErrorKind::NoProbes { .. }
+            | ErrorKind::Elf {
+                defect: NotElf | NoSectionHeaders,
+                ..
+            }
+    )
+}
+
+/// Opens the file that is mapped there.
+fn open(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<(File, Metadata)> {
+    let is_it = |file: &File| is_mapped(process, maps, mapping, file);
+    let path = mapped_path(mapping);
+    // By its name, which may be another file's by now.
+    let file = process.open_mapped(&path, is_it).or_else(|error| {
+        // The kernel's own link takes a privilege, and finds deleted files and others without a name.
+        let range = format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0);
+        let linked = process.open_file(&range, OFlag::O_RDONLY | OFlag::O_NONBLOCK);
+        let found = linked.ok().or_else(|| process.open_held(is_it));
+        found.ok_or(error)
+    });
+    let opened = file.and_then(|file| Ok((file.metadata()?, file)));
+    match opened {
+        Ok((metadata, file)) => Ok((file, metadata)),
+        Err(source) => Err(match without_mark(&path) {
+            Some(path) => ErrorKind::Nameless { path: path.into() },
+            None => ErrorKind::OpenFile { path, source },
+        }
+        .into()),
+    }
+}
+
+/// Whether the file is the one that is mapped there.
+fn is_mapped(
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+    file: &File,
+) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    if metadata.ino() != mapping.inode {
+        return Ok(false);
+    }
+    let device = metadata.dev();
+    if (major(device) as u32, minor(device) as u32) == mapping.device {
+        return Ok(true);
+    }
+    // On some file systems (btrfs, overlayfs) both name different devices for one file. Its first
+    // page has the headers, and nearly always the build-id; nobody writes there.
+    let mut in_memory = vec![0; PAGE as usize];
+    if !read_first(process, maps, mapping, &mut in_memory)? {
+        return Ok(false);
+    }
+    let mut in_file = vec![0; in_memory.len().min(metadata.len() as usize)];
+    file.read_exact_at(&mut in_file, 0)?;
+    Ok(in_memory.starts_with(&in_file))
+}
+
+/// Whether what is mapped begins as ELF files do, as far as can be told.
+fn is_elf(process: &Process, maps: &[Mapping], mapping: &Mapping) -> bool {
+    let mut magic = [0; 4];
+    let found = read_first(process, maps, mapping, &mut magic);
+    found.is_ok_and(|is_mapped| !is_mapped || magic == *b"\x7fELF")
+}
+
+/// Reads what is in memory of the beginning of the file that is mapped there; whether it is mapped.
+fn read_first(
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+    bytes: &mut [u8],
+) -> io::Result<bool> {
+    let is_first =
+        |one: &&Mapping| (one.device, one.inode, one.offset) == (mapping.device, mapping.inode, 0);
+    let Some(first) = maps.iter().find(is_first) else {
+        return Ok(false);
+    };
+    ProcessMemory::open(process, OFlag::O_RDONLY)?.read(first.start, bytes)?;
+    Ok(true)
+}
+
+/// The name of the file, as the maps have it.
+fn mapped_path(mapping: &Mapping) -> PathBuf {
+    let path = mapping.path();
+    // proc(5): "Except for newline, which is represented as an octal escape sequence".
+    let mut name = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(at) = memchr::memmem::find(rest, b"\\012") {
+        name.extend_from_slice(&rest[..at]);
+        name.push(b'\n');
+        rest = &rest[at + 4..];
+    }
+    name.extend_from_slice(rest);
+    PathBuf::from(std::ffi::OsString::from_vec(name))
+}
+
+/// The name of a file that may have none any more.
+pub(crate) fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
+    match without_mark(&path) {
+        Some(name) if links == 0 => name.into(),
+        _ => path,
+    }
+}
+
+/// The kernel appends " (deleted)" to the name of a file that has no name any more.
+fn without_mark(path: &Path) -> Option<&OsStr> {
+    let name = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    name.map(OsStr::from_bytes)
+}

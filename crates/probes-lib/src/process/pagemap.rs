@@ -1,0 +1,121 @@
+//! [`Untouched`]: which of a process's pages of code are still those of its file. Of them nothing
+//! has to be read, and the process does not have to get them for our sake.
+//!
+//! Writing to a page of a private mapping gives the process a copy of its own, which the kernel
+//! counts as anonymous memory; `/proc/PID/pagemap` tells these from pages of the file.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use nix::fcntl::OFlag;
+
+use crate::address::LiveAddr;
+use crate::process::Process;
+use crate::process::load_bias;
+use crate::process::maps::{self, Mapping};
+use crate::process::object::Object;
+use crate::update::spans::PAGE;
+
+// Bits of an entry, from the kernel's Documentation/admin-guide/mm/pagemap.rst: "Bit 61 page is
+// file-page or shared-anon", "Bit 62 page swapped", "Bit 63 page present".
+const OF_FILE: u64 = 1 << 61;
+const SWAPPED: u64 = 1 << 62;
+const PRESENT: u64 = 1 << 63;
+
+/// The mappings of a process that show the code of its file as it is, where nobody has written.
+pub(crate) struct Untouched {
+    pagemap: File,
+    mappings: Vec<Mapping>,
+}
+
+impl Untouched {
+    /// `None` if the kernel does not tell: then everything has to be read.
+    pub(crate) fn of(
+        process: &Process,
+        objects: &[Object],
+        mut mappings: Vec<Mapping>,
+    ) -> Option<Untouched> {
+        let pagemap = process.look(|folder| {
+            let path = format!("{folder}/pagemap");
+            process.open_file(&path, OFlag::O_RDONLY).map(Some)
+        });
+        mappings.retain(|mapping| {
+            let mut objects = objects.iter().filter(|object| object.is_mapped(mapping));
+            !mapping.shared
+                && objects.any(|object| {
+                    load_bias::of_mapping(object.table.segments(), mapping) == Some(object.bias)
+                })
+        });
+        Some(Untouched {
+            pagemap: pagemap.ok()?,
+            mappings,
+        })
+    }
+
+    /// Whether nobody has written to the pages of these bytes.
+    pub(crate) fn holds(&self, start: LiveAddr, len: u64) -> bool {
+        if maps::find(&self.mappings, start, len).is_none() {
+            return false;
+        }
+        let (first, last) = (start.0 / PAGE, (start.0 + len - 1) / PAGE);
+        let mut entries = vec![0; (last - first + 1) as usize * size_of::<u64>()];
+        let read = self
+            .pagemap
+            .read_exact_at(&mut entries, first * size_of::<u64>() as u64);
+        let mut entries = entries.chunks_exact(size_of::<u64>());
+        read.is_ok() && entries.all(|entry| entry.try_into().is_ok_and(is_the_files))
+    }
+}
+
+/// Whether this is the entry of a page that the process has not got a copy of.
+fn is_the_files(entry: [u8; 8]) -> bool {
+    let bits = u64::from_le_bytes(entry);
+    bits & SWAPPED == 0 && (bits & PRESENT == 0 || bits & OF_FILE != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::image::{Image, read_maps};
+    use test_support::{Talker, fixture};
+
+    #[test]
+    fn a_page_that_is_absent_or_the_file_s_is_untouched_and_a_copy_is_not() {
+        let is_the_files = |bits: u64| is_the_files(bits.to_le_bytes());
+        // Anonymous memory, written to and not, swapped out and moving.
+        for bits in [PRESENT, PRESENT | 1 << 55, SWAPPED, SWAPPED | OF_FILE] {
+            assert!(!is_the_files(bits), "{bits:#x}");
+        }
+        for bits in [0, PRESENT | OF_FILE, PRESENT | OF_FILE | 0x1234] {
+            assert!(is_the_files(bits), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn a_page_counts_as_touched_from_the_first_write_on_and_no_other_does() {
+        for fixture in ["page_borders.pie", "page_borders.nopie"].map(fixture) {
+            let talker = Talker::start(&fixture);
+            let process = Process::open(talker.pid()).unwrap();
+            let image = Image::of(&process, std::sync::Arc::default()).unwrap();
+            let program = &image.program;
+            let maps = read_maps(&process).unwrap();
+            let untouched = Untouched::of(&process, program.objects(), maps).unwrap();
+            let sites: Vec<LiveAddr> = (0..program.site_count())
+                .map(|site| program.site(site).address())
+                .collect();
+            assert!(sites.iter().all(|&site| untouched.holds(site, 6)));
+
+            let page = |at: LiveAddr| at.0 / PAGE;
+            let written = sites[0];
+            let byte = test_support::process::peek(talker.pid(), written.0, 1);
+            test_support::process::poke(talker.pid(), written.0, &byte);
+            for &site in &sites {
+                let pages = page(site)..=page(site.plus(5));
+                assert_eq!(untouched.holds(site, 6), !pages.contains(&page(written)));
+            }
+            // Beside the code of the program nothing is known to be a file's.
+            assert!(!untouched.holds(LiveAddr(0), 6));
+            assert!(!untouched.holds(LiveAddr(u64::MAX - 2), 6));
+        }
+    }
+}

@@ -1,0 +1,634 @@
+//! The facade: a [`Target`] is a running process. The pipeline behind it: table, bias, selection,
+//! plan, stop, patch, report.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+
+use crate::error::{Denial, Effect, Error, ErrorKind, Result};
+use crate::observe;
+use crate::process::Process;
+use crate::process::denial;
+use crate::process::image::{Image, read_maps};
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::object::{Object, PassedOver};
+use crate::process::objects::Files;
+use crate::process::pagemap::Untouched;
+use crate::process::program::Program;
+use crate::select::{Actions, Choice, choose, choose_taken};
+use crate::sys::loaded::{loaded, while_nothing_is_unloaded};
+use crate::sys::pidfd;
+use crate::trace::stop::with_tracer;
+use crate::update::lock::{self, Turn};
+use crate::update::patch::Outcome;
+use crate::update::prepare::{Job, Subject, Way, Wish};
+use crate::update::report::{ProbeStates, Report};
+use crate::update::snapshot::Layout;
+
+/// How often reading or updating starts again because somebody else changes the process meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// How long a process may execute one program after the other before it is not opened.
+const EXECUTING: Duration = Duration::from_secs(1);
+
+/// How long until it is seen whether a process has executed its program.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// Opens a process that may have a program to work on.
+fn workable(pid: i32) -> Result<Process> {
+    let process = Process::open(pid)?;
+    process.refuse_unworkable()?;
+    Ok(process)
+}
+
+/// Whether the process could not be had because another update has it.
+fn is_passing(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Denied {
+            denial: Denial::BeingChanged { .. },
+            ..
+        }
+    )
+}
+
+/// What an update may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How long stopping every thread may take before all are let go again, and how long to wait for
+    /// another process to be done with this one; 500 ms by default. Threads of ours that use the same
+    /// [`Target`] take turns, however long that takes.
+    pub deadline: Duration,
+    /// Whether to change the process while it runs, without stopping any of its threads; off by
+    /// default. Only one byte of an instruction differs between a site that is enabled and one that
+    /// is not, so that a thread executes either one or the other. The current process always runs.
+    /// Observations are not affected: more bytes differ, so that every thread is stopped each time.
+    pub live: bool,
+    /// Whether to write to text that lies on 1 GiB huge pages, the first write to each of which
+    /// copies a gigabyte; off by default.
+    pub gigatext: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            deadline: Duration::from_millis(500),
+            live: false,
+            gigatext: false,
+        }
+    }
+}
+
+/// A running process with OCaml probes.
+pub struct Target {
+    process: Process,
+    program: PathBuf,
+    /// What getpid(2) has said, if it is the process that we are ourselves.
+    own: Option<u32>,
+    /// Held by the thread of ours that changes the process: waiting here is fairer than for the turn.
+    changing: Mutex<()>,
+    /// As of the last look.
+    image: Mutex<Arc<Image>>,
+}
+
+/// Which probes, and what to do with them, in the objects that a process has just now.
+type Choose<'a> = &'a dyn Fn(&Program) -> Result<Vec<Choice>>;
+
+impl Target {
+    /// Opens the process `pid` and reads the probes of its executable and of all other objects that
+    /// it has loaded, without stopping it.
+    ///
+    /// The executable is read through `/proc/PID/exe`, so it may have been replaced or deleted
+    /// since. Other files are read only if they are the ones that are mapped.
+    ///
+    /// A process that was forked within the last second and has executed nothing so far is waited for
+    /// until it is older, as a shell says its number before it executes the program.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, it is a zombie or a kernel thread, the caller may not debug it,
+    /// no object has OCaml probes, or its executable cannot be read; see [`ProbeTable::read`].
+    ///
+    /// [`ProbeTable::read`]: crate::ProbeTable::read
+    pub fn open(pid: i32) -> Result<Target> {
+        let process = workable(pid)?;
+        let begun = Instant::now();
+        let mut is_grown = false;
+        loop {
+            match Image::of(&process, Arc::default()) {
+                Ok(image) => return Ok(Target::with(process, image, None)),
+                Err(error) => match error.kind() {
+                    // What it has executed before this was asked is what is read next.
+                    ErrorKind::NoProbes { .. } if !is_grown => is_grown = !process.is_newborn(),
+                    ErrorKind::Executed { .. } if begun.elapsed() < EXECUTING => {}
+                    _ => return Err(error),
+                },
+            }
+            std::thread::sleep(MOMENT);
+        }
+    }
+
+    /// Opens the process that this is: a program that switches its own probes, from any thread.
+    ///
+    /// Nothing is stopped and nothing traced, so that a program under a debugger can do it too. Other
+    /// threads execute the sites meanwhile, as with [`Options::live`]; beside that, objects which can
+    /// be unloaded may be changed, as none is while we write (those of another namespace, dlmopen(3),
+    /// are not seen). A thread that changes probes waits for
+    /// others who do (of this process or another) as long as [`Options::deadline`] says.
+    ///
+    /// What it takes is files of /proc that belong to whoever the process runs as: a program that is
+    /// not dumpable, because it has changed its user or asked for it (prctl(2), `PR_SET_DUMPABLE`),
+    /// is refused. A child after fork(2) has probes of its own and must open itself anew; there the
+    /// parent's `Target` is refused ([`ErrorKind::Forked`]). Not for use in a handler of signals
+    /// (signal-safety(7)), nor between fork(2) and execve(2) in a program of many threads.
+    ///
+    /// # Errors
+    ///
+    /// If no object of this process has OCaml probes, or /proc is missing or not for us.
+    pub fn current() -> Result<Target> {
+        let target = Target::of(Process::own()?, Arc::default(), Some(std::process::id()))?;
+        target.in_peace(|| target.look_at_objects())?;
+        Ok(target)
+    }
+
+    /// As [`Target::open`], for who opens many: `files` are not read again.
+    pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<Target> {
+        let process = workable(pid)?;
+        Target::of(process, files, None)
+    }
+
+    fn of(process: Process, files: Arc<Files>, own: Option<u32>) -> Result<Target> {
+        let image = Image::of(&process, files)?;
+        Ok(Target::with(process, image, own))
+    }
+
+    fn with(process: Process, image: Image, own: Option<u32>) -> Target {
+        Target {
+            process,
+            program: image.program.path().to_owned(),
+            own,
+            changing: Mutex::default(),
+            image: Mutex::new(Arc::new(image)),
+        }
+    }
+
+    /// As [`Target::open`], for who is going to change the process: errors say that nothing was
+    /// changed.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open`].
+    pub fn open_to_change(pid: i32) -> Result<Target> {
+        Target::open(pid).map_err(|error| error.leaving(Effect::NothingChanged))
+    }
+
+    /// As [`Target::open_to_change`], of a process that is to be followed ([`follow`](crate::follow())):
+    /// it may have no probes yet.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open`].
+    pub fn open_to_follow(pid: i32) -> Result<Target> {
+        let open = || {
+            let process = workable(pid)?;
+            let image = Image::even_without(&process, Arc::default())?;
+            Ok(Target::with(process, image, None))
+        };
+        open().map_err(|error: Error| error.leaving(Effect::NothingChanged))
+    }
+
+    /// The process's id.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// A descriptor that can be read, as poll(2) says, from the end of the process on.
+    ///
+    /// # Errors
+    ///
+    /// If the process has ended and has been reaped, or the kernel is older than Linux 5.3.
+    pub fn pidfd(&self) -> Result<OwnedFd> {
+        let pidfd = pidfd::open(self.pid()).map_err(|source| self.process.lost(source))?;
+        // The pid is this process's as long as its folder is there.
+        self.process
+            .status()
+            .map_err(|source| self.process.lost(source))?;
+        Ok(pidfd)
+    }
+
+    /// The executable, as the kernel names it.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The objects with probes, as of the last look at the process: the executable if it has any,
+    /// then the others by address.
+    pub fn objects(&self) -> Vec<Object> {
+        self.image().program.objects().to_vec()
+    }
+
+    /// The files that are mapped and could not be looked into, as of the last look at the process.
+    pub fn passed_over(&self) -> Vec<PassedOver> {
+        self.image().program.passed_over().to_vec()
+    }
+
+    /// Reads the state of every probe, without stopping the process.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or its memory may not or cannot be read.
+    pub fn states(&self) -> Result<ProbeStates> {
+        for _ in 0..ATTEMPTS {
+            match self.in_peace(|| self.read_states()) {
+                // An object that has just been unloaded, or loaded.
+                Err(error) if self.is_unloaded(&error) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => {}
+                done => return done,
+            }
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    /// What looks inconsistent is looked at again: so it looks, too, if somebody writes meanwhile, or an
+    /// object is being loaded, of which one look proves nothing.
+    fn read_states(&self) -> Result<ProbeStates> {
+        let mut states = self.look_at_states()?;
+        let mut always_the_same = true;
+        for _ in 1..ATTEMPTS {
+            if states.is_consistent() {
+                return Ok(states);
+            }
+            let is_fixed = !states.can_lose_objects();
+            if !is_fixed {
+                // Reading the maps waits for who changes them, and so might keep in step with him.
+                lock::pause();
+            }
+            let again = self.look_at_states()?;
+            let is_same = again.has_objects_of(&states) && again.snapshot == states.snapshot;
+            always_the_same &= is_same;
+            states = again;
+            if is_same && is_fixed && !self.is_traced() {
+                return Ok(states);
+            }
+        }
+        if states.is_consistent() || always_the_same || !states.can_lose_objects() {
+            return Ok(states);
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    fn look_at_states(&self) -> Result<ProbeStates> {
+        let maps = self.maps().map_err(|error| self.tell_exec(error))?;
+        let image = self.look_again(&maps);
+        let program = &image.program;
+        // Opened afterwards: that is when an exec is noticed.
+        let memory = observe::behind_veil(&self.process, self.bare_memory_to_read()?, &maps);
+        let untouched = Untouched::of(&self.process, program.objects(), maps);
+        let is_the_files = |start, len| {
+            let untouched = untouched.as_ref();
+            untouched.is_some_and(|untouched| untouched.holds(start, len))
+        };
+        let layout = Layout::of(program, program.probes());
+        let snapshot = layout
+            .read_states(self.pid(), &memory, program, is_the_files)
+            .map_err(|error| self.tell_exec(error))?;
+        let states = ProbeStates::of(program.clone(), snapshot, memory.observed_sites());
+        if !states.is_consistent() && !image.is_as_in(&read_maps(&self.process)?) {
+            return Err(ErrorKind::KeepsChanging { pid: self.pid() }.into());
+        }
+        Ok(states)
+    }
+
+    fn image(&self) -> Arc<Image> {
+        let image = self.image.lock();
+        image.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The image as it is now, `maps` being the mappings.
+    fn look_again(&self, maps: &[Mapping]) -> Arc<Image> {
+        let before = self.image();
+        let loaded = self.own.map(|_| loaded());
+        let Some(now) = before.renewed(&self.process, maps, loaded) else {
+            return before;
+        };
+        let now = Arc::new(now);
+        let mut image = self.image.lock().unwrap_or_else(PoisonError::into_inner);
+        *image = now.clone();
+        now
+    }
+
+    fn is_traced(&self) -> bool {
+        self.process.status().is_ok_and(|status| status.tracer != 0)
+    }
+
+    /// Carries out `actions` with the default [`Options`].
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::update_with`].
+    pub fn update(&self, actions: &Actions) -> Result<Report> {
+        self.update_with(actions, Options::default())
+    }
+
+    /// Carries out all of `actions`, or none.
+    ///
+    /// Everything that can be checked is checked before the process is stopped. Then all its
+    /// threads are stopped, everything is checked once more, written, read back, and the threads
+    /// go on. Only a probe whose counters and sites contradict each other is judged when the
+    /// process stands: while it runs, that may be another update at work.
+    ///
+    /// With [`Options::live`], no thread is stopped, and nobody is asked whether he traces the
+    /// process.
+    ///
+    /// # Errors
+    ///
+    /// If a name is unknown, a probe is selected twice, a probe is in a state that the actions do
+    /// not fit, the process cannot be stopped or written, or ends meanwhile.
+    /// [`Error::effect`] says what the process is left with: nothing changed,
+    /// unless putting back failed too.
+    pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
+        self.carry_out(&|program| choose(program, actions), options)
+            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    }
+
+    /// Whether [`Target::update_with`] would be carried out, as far as can be told while the process
+    /// runs. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Target::update_with`].
+    pub fn check(&self, actions: &Actions, options: Options) -> Result<()> {
+        let check = || {
+            if self.way(options) == Way::Stopped {
+                self.process.refuse_own_family()?;
+                self.refuse_traced()?;
+            }
+            let image = self.look_at_objects()?;
+            let choices = choose(&image.program, actions)?;
+            let memory = self.memory()?;
+            let subject = Subject {
+                process: &self.process,
+                image: &image,
+                memory: &memory,
+            };
+            subject.prepare(self.wish(&choices, options)).map(drop)
+        };
+        let deadline = Instant::now() + options.deadline;
+        loop {
+            match check() {
+                Err(error) if self.is_unloaded(&error) && Instant::now() < deadline => {}
+                done => {
+                    return done
+                        .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged));
+                }
+            }
+        }
+    }
+
+    /// Takes back what an update of this process did: each counter goes down by what was added to
+    /// it, or up by what was taken from it, and the sites follow. What others have done since stays:
+    /// no counter goes below zero, and a probe that somebody else wants as well stays enabled.
+    ///
+    /// Pairs are taken back in the opposite order. Probes of which nothing is left to take back are
+    /// passed over; those with foreign bytes at a site stay as they are ([`Report::left`]).
+    ///
+    /// # Errors
+    ///
+    /// As of [`Target::update_with`]. The process may have ended ([`ErrorKind::Exited`]) or executed
+    /// another program ([`ErrorKind::Executed`]) meanwhile: then nothing is left of the update.
+    pub fn put_back(&self, report: &Report, options: Options) -> Result<Report> {
+        self.carry_out(&|program| choose_taken(program, &report.taken), options)
+            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    }
+
+    /// Refuses a process that somebody traces who stays, unlike another update.
+    fn refuse_traced(&self) -> Result<()> {
+        let status = self.process.status();
+        let tracer = status.map_err(|source| self.process.lost(source))?.tracer;
+        if tracer == 0 {
+            return Ok(());
+        }
+        let error = denial::traced(&self.process, "attach to", tracer);
+        if is_passing(&error) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    }
+
+    /// Carries out what is chosen, waiting for others who change the process.
+    fn carry_out(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
+        // Names are judged first: whose turn it is does not matter to them.
+        choose(&self.look_at_objects()?.program)?;
+        if self.way(options) == Way::Stopped {
+            self.process.refuse_own_family()?;
+        }
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + options.deadline;
+        let _turn = Turn::wait(&self.process, deadline)?;
+        loop {
+            match self.change(choose, options) {
+                // Somebody whose lock we cannot see, from outside this container.
+                Err(error) if is_passing(&error) && Instant::now() < deadline => lock::pause(),
+                done => return done,
+            }
+        }
+    }
+
+    pub(crate) fn look_at_objects(&self) -> Result<Arc<Image>> {
+        Ok(self.look_again(&self.maps()?))
+    }
+
+    /// What every look at the process begins with.
+    fn maps(&self) -> Result<Vec<Mapping>> {
+        self.refuse_parent()?;
+        read_maps(&self.process)
+    }
+
+    /// After a fork, "the current process" of our parent is not ours.
+    fn refuse_parent(&self) -> Result<()> {
+        let child = std::process::id();
+        if self.own.is_some_and(|own| own != child) {
+            let (pid, child) = (self.pid(), child as i32);
+            return Err(ErrorKind::Forked { pid, child }.into());
+        }
+        Ok(())
+    }
+
+    fn way(&self, options: Options) -> Way {
+        match self.own {
+            Some(_) => Way::Own,
+            None => Way::of(options),
+        }
+    }
+
+    fn wish<'a>(&self, choices: &'a [Choice], options: Options) -> Wish<'a> {
+        Wish {
+            way: self.way(options),
+            ..Wish::of(choices, options)
+        }
+    }
+
+    fn change(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
+        let memory = self.memory()?;
+        for _ in 0..ATTEMPTS {
+            match self.in_peace(|| self.try_to_change(choose, options, &memory)) {
+                Ok(Some(report)) => return Ok(report),
+                Ok(None) => {}
+                // An object that has just been unloaded.
+                Err(error) if self.is_unloaded(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ErrorKind::KeepsChanging { pid: self.pid() }.into())
+    }
+
+    /// `None` if somebody else was faster, so that all has to be looked at again.
+    fn try_to_change(
+        &self,
+        choose: Choose<'_>,
+        options: Options,
+        memory: &ProcessMemory,
+    ) -> Result<Option<Report>> {
+        let image = self.look_at_objects()?;
+        let choices = choose(&image.program)?;
+        let subject = Subject {
+            process: &self.process,
+            image: &image,
+            memory,
+        };
+        let wish = self.wish(&choices, options);
+        match wish.way {
+            Way::Stopped => self.change_stopped(subject, wish, options.deadline),
+            Way::Live => change_running(subject, wish, Job::carry_out_live),
+            Way::Own => change_running(subject, wish, Job::carry_out_own),
+        }
+    }
+
+    /// Does `work`; if the process is our own, while none of its objects can be unloaded.
+    fn in_peace<T>(&self, mut work: impl FnMut() -> T) -> T {
+        match self.own {
+            Some(_) => while_nothing_is_unloaded(work),
+            None => work(),
+        }
+    }
+
+    /// Whether something was missing of an object that can be unloaded, and perhaps loaded again.
+    pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::NotMapped { path, .. } => *path != self.program,
+            ErrorKind::ReadMemory { address, .. } => {
+                let image = self.image();
+                let object = image.program.object_at(*address);
+                object.is_some_and(|object| image.program.can_unload(object))
+            }
+            _ => false,
+        }
+    }
+
+    /// As `try_to_change`.
+    fn change_stopped(
+        &self,
+        subject: Subject<'_>,
+        wish: Wish<'_>,
+        limit: Duration,
+    ) -> Result<Option<Report>> {
+        // So it looks, too, if somebody else writes while we read, or an object is being loaded.
+        let may_pass = |kind: &ErrorKind| match kind {
+            ErrorKind::Inconsistent { .. } => true,
+            ErrorKind::UnexpectedSite { address, .. } => subject.image.is_unloadable(*address),
+            _ => false,
+        };
+        let prepared = match subject.prepare(wish) {
+            // Told when it stands.
+            Err(error) if may_pass(error.kind()) => None,
+            prepared => Some(prepared?),
+        };
+        match prepared {
+            Some(job) if job.is_done() => return Ok(Some(job.report(Duration::ZERO))),
+            Some(ref job) => job.break_copy_on_write(),
+            None => {}
+        }
+        let done = with_tracer(&[&self.process], |tracer| {
+            let stopped = tracer.stop(&self.process, limit)?;
+            if let Some(job) = prepared {
+                if job.carry_out(&stopped)? == Outcome::Done {
+                    return Ok(Some((job, stopped.release())));
+                }
+            }
+            // An object that was unloaded, or stands half loaded now.
+            if !subject.image.is_as_in(&read_maps(&self.process)?) {
+                return Ok(None);
+            }
+            // Somebody else was faster; now that it stands, nobody is.
+            let job = subject.prepare(wish)?;
+            let done = job.carry_out(&stopped)? == Outcome::Done;
+            Ok(done.then(|| (job, stopped.release())))
+        })?;
+        Ok(done.map(|(job, stood)| job.report(stood)))
+    }
+
+    /// Whether an error is because of an exec.
+    pub(crate) fn has_executed(&self, error: &Error) -> bool {
+        matches!(error.kind(), ErrorKind::Executed { .. })
+            || self.image().is_replaced(&self.process)
+    }
+
+    /// Tells an exec, which looks like an end to who has opened the old program.
+    pub(crate) fn tell_exec(&self, error: Error) -> Error {
+        if self.image().is_replaced(&self.process) {
+            let pid = self.pid();
+            return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
+        }
+        error
+    }
+
+    /// The memory, to be changed, with sites that are observed behind a veil.
+    fn memory(&self) -> Result<ProcessMemory> {
+        let maps = read_maps(&self.process)?;
+        Ok(observe::behind_veil(
+            &self.process,
+            self.bare_memory()?,
+            &maps,
+        ))
+    }
+
+    /// The memory as it is, to be changed.
+    pub(crate) fn bare_memory(&self) -> Result<ProcessMemory> {
+        self.bare_memory_for("attach to", OFlag::O_RDWR)
+    }
+
+    /// The memory as it is, to be read.
+    pub(crate) fn bare_memory_to_read(&self) -> Result<ProcessMemory> {
+        self.bare_memory_for("look into", OFlag::O_RDONLY)
+    }
+
+    fn bare_memory_for(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
+        let memory = ProcessMemory::open(&self.process, flags)
+            .map_err(|source| denial::or_lost(&self.process, operation, source))?;
+        // Asked afterwards: what was opened is then the memory of the program that we know.
+        if self.image().is_replaced(&self.process) {
+            return Err(ErrorKind::Executed { pid: self.pid() }.into());
+        }
+        Ok(memory)
+    }
+}
+
+/// As `Target::try_to_change`, without a stop.
+fn change_running<'a>(
+    subject: Subject<'a>,
+    wish: Wish<'_>,
+    carry_out: impl FnOnce(&Job<'a>) -> Result<Outcome>,
+) -> Result<Option<Report>> {
+    let job = subject.prepare(wish)?;
+    let done = job.is_done() || carry_out(&job)? == Outcome::Done;
+    Ok(done.then(|| job.report(Duration::ZERO)))
+}

@@ -1,0 +1,91 @@
+//! Runs a program that stands at its exec on to a place: where its libraries have been mapped and
+//! nothing of them has run, or to its entry.
+//!
+//! ```text
+//! PTRACE_EVENT_EXEC   only the program and its loader are mapped
+//!     an int3 is put on each place, and the program goes on
+//! ld.so               maps the libraries, calls _dl_debug_state, runs their initialisers
+//! SIGTRAP             the int3s are taken away again, and all threads are stopped
+//! ```
+
+use std::io;
+
+use crate::address::LiveAddr;
+use crate::memory::{ReadMemory, WriteMemory};
+use crate::process::memory::{ProcessMemory, StoppedMemory};
+use crate::site::INT3;
+use crate::sys::ptrace::{self, Wait};
+use crate::trace::stop::Tracer;
+
+/// Why the entry was not reached.
+pub(crate) enum NotReached {
+    /// It ended first: its loader may not have found a library.
+    Ended,
+    /// It executed another program: from an initialiser of a library.
+    Executed,
+    /// It could not be changed.
+    Failed(io::Error),
+}
+
+/// Lets the program `pid`, which stands and has one thread, run to the first of `places` that it comes
+/// to; says which. It is about to stand again when this returns, and has not executed the instruction
+/// there.
+pub(crate) fn run_to(
+    tracer: &Tracer<'_>,
+    pid: i32,
+    memory: &ProcessMemory,
+    places: &[LiveAddr],
+) -> Result<LiveAddr, NotReached> {
+    let mut code = StoppedMemory::new(memory, pid);
+    let mut instructions = Vec::with_capacity(places.len());
+    for &place in places {
+        let mut instruction = [0];
+        code.read(place, &mut instruction)
+            .and_then(|()| code.write_code(place, &[INT3]))
+            .map_err(NotReached::Failed)?;
+        instructions.push((place, instruction));
+    }
+    let trapped_at = || {
+        let after = ptrace::program_counter(pid).ok()?;
+        places.iter().copied().find(|place| place.0 + 1 == after)
+    };
+    ptrace::go_on(pid, 0);
+    let reached = loop {
+        match ptrace::peek(pid) {
+            Wait::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
+                Some(place) => break place,
+                // Somebody else's, or of an initialiser's doing.
+                None => ptrace::go_on(pid, signal),
+            },
+            Wait::Suspended => {
+                ptrace::listen(pid);
+                tracer.wait_for_news();
+            }
+            Wait::Trapped | Wait::Cloned(_) => ptrace::go_on(pid, 0),
+            Wait::Running => {
+                tracer.wait_for_news();
+            }
+            Wait::Executed => return Err(NotReached::Executed),
+            Wait::Ended | Wait::Gone => return Err(NotReached::Ended),
+        }
+    };
+    instructions
+        .iter()
+        .try_for_each(|(place, instruction)| code.write_code(*place, instruction))
+        .and_then(|()| Ok(ptrace::set_program_counter(pid, reached)?))
+        .map_err(NotReached::Failed)?;
+    // It stands for the trap's signal, which it is not to be given: so it stops once more.
+    ptrace::interrupt(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
+    ptrace::go_on(pid, 0);
+    Ok(reached)
+}
+
+/// Where a thread that has just entered a function will return to.
+pub(crate) fn return_address(pid: i32, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
+    let stack = ptrace::stack_pointer(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
+    let mut address = [0; 8];
+    memory
+        .read(LiveAddr(stack), &mut address)
+        .map_err(NotReached::Failed)?;
+    Ok(LiveAddr(u64::from_le_bytes(address)))
+}

@@ -1,0 +1,265 @@
+//! Where threads that stand will go on: by their program counters, and by what is on their stacks.
+
+use std::ops::Range;
+
+use crate::address::LiveAddr;
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::sys::ptrace;
+use crate::trace::stop::Stopped;
+use crate::update::spans::PAGE;
+
+/// How much of a stack is searched for the frame of a signal, which is where the handler began.
+const STACK: u64 = 1 << 20;
+
+/// Where a stack may be if nothing is known.
+const ANYWHERE: Range<u64> = 0..u64::MAX;
+
+/// Stacks of a thread whose signals have interrupted each other: more than anybody has.
+const MOST_STACKS: usize = 16;
+
+/// In the frame of a signal, what follows the stack pointer, the program counter and the flags of a
+/// 64-bit program: its segments `cs`, `gs`, `fs` and `ss` (struct sigcontext of asm/sigcontext.h).
+const SEGMENTS: u64 = 0x002b_0000_0000_0033;
+
+/// Where the stacks of a process may be: memory that can be written, in order.
+#[derive(Debug)]
+pub(crate) struct Stacks(Vec<Range<u64>>);
+
+impl Stopped<'_> {
+    /// Whether a thread is in `code`, or may return there: from the handler of a signal, for one.
+    pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
+        self.tids()
+            .any(|tid| self.thread_leads_into(tid, memory, code))
+    }
+
+    /// Whether a thread that stands is in `code`, or may return there.
+    pub(crate) fn thread_leads_into(
+        &self,
+        tid: i32,
+        memory: &impl ReadMemory,
+        code: &Range<u64>,
+    ) -> bool {
+        let place = ptrace::place(tid);
+        let returns = |top| self.stacks().lead_into(memory, top, code);
+        place.is_ok_and(|(at, top)| code.contains(&at) || returns(top))
+    }
+}
+
+impl Stacks {
+    pub(crate) fn of(process: &Process) -> Stacks {
+        match read_maps(process) {
+            Ok(maps) => Stacks::among(&maps),
+            // Too much is searched rather than too little.
+            Err(_) => Stacks(vec![ANYWHERE]),
+        }
+    }
+
+    /// Mappings that follow on each other are one stack: a part of it may be locked, or have a name. Where
+    /// it has a guard, it ends there.
+    fn among(maps: &[Mapping]) -> Stacks {
+        let mut stacks: Vec<Range<u64>> = Vec::new();
+        for mapping in maps.iter().filter(|mapping| mapping.is_writable()) {
+            match stacks.last_mut() {
+                Some(last) if last.end == mapping.start.0 => last.end = mapping.end.0,
+                _ => stacks.push(mapping.start.0..mapping.end.0),
+            }
+        }
+        Stacks(stacks)
+    }
+
+    /// What is searched of the stack that ends at `top`: not those behind it, which are others'.
+    fn above(&self, top: u64) -> Range<u64> {
+        let index = self.0.partition_point(|stack| stack.end <= top);
+        let Some(stack) = self.0.get(index) else {
+            return top..top;
+        };
+        // It may end in memory that comes when it is written to.
+        let start = top.max(stack.start);
+        let end = top.saturating_add(STACK).min(stack.end);
+        (start & !7)..end
+    }
+
+    /// Whether a word on a stack that ends at `top` is an address of `code`, or on one that was left for
+    /// it: a signal may have a stack of its own (sigaltstack(2)).
+    fn lead_into(&self, memory: &impl ReadMemory, top: LiveAddr, code: &Range<u64>) -> bool {
+        let mut tops = vec![top.0];
+        let mut searched: Vec<Range<u64>> = Vec::new();
+        while let Some(top) = tops.pop() {
+            let is_known = searched.iter().any(|stack| stack.contains(&top));
+            if is_known || searched.len() >= MOST_STACKS {
+                continue;
+            }
+            let mut before = [0; 3];
+            let mut found = false;
+            let stack = each_word(memory, self.above(top), |word| {
+                found |= code.contains(&word);
+                if word == SEGMENTS {
+                    tops.push(before[0]);
+                }
+                before = [before[1], before[2], word];
+                !found
+            });
+            if found {
+                return true;
+            }
+            searched.push(stack);
+        }
+        false
+    }
+}
+
+/// Shows the words of a stack, from its end on, for as long as they are wanted; says where they were.
+fn each_word(
+    memory: &impl ReadMemory,
+    stack: Range<u64>,
+    mut is_wanted: impl FnMut(u64) -> bool,
+) -> Range<u64> {
+    let mut at = stack.start;
+    let mut page = [0; PAGE as usize];
+    while at < stack.end {
+        let rest = &mut page[(at % PAGE) as usize..];
+        if memory.read(LiveAddr(at), rest).is_err() {
+            // Here the stack begins.
+            break;
+        }
+        let mut words = rest.chunks_exact(8);
+        let word = |word: &[u8]| word.try_into().map_or(0, u64::from_le_bytes);
+        if !words.all(|bytes| is_wanted(word(bytes))) {
+            break;
+        }
+        at = at.saturating_add(rest.len() as u64);
+    }
+    stack.start..at
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io;
+
+    use super::*;
+    use crate::process::maps;
+
+    /// Words of two stacks, of a page each.
+    struct Pages([(u64, Vec<(u64, u64)>); 2]);
+
+    impl ReadMemory for Pages {
+        fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+            let of = |(start, _): &&(u64, _)| (*start..start + PAGE).contains(&at.0);
+            let stack = self.0.iter().find(of);
+            let (_, words) = stack.ok_or(io::ErrorKind::UnexpectedEof)?;
+            bytes.fill(0);
+            for (place, word) in words {
+                if let Some(index) = place.checked_sub(at.0) {
+                    bytes[index as usize..][..8].copy_from_slice(&word.to_le_bytes());
+                }
+            }
+            Ok(())
+        }
+    }
+
+    const CODE: Range<u64> = 0x5000..0x6000;
+
+    fn frame(at: u64, stack: u64, counter: u64) -> Vec<(u64, u64)> {
+        let words = [stack, counter, 0x246, SEGMENTS];
+        (at..).step_by(8).zip(words).collect()
+    }
+
+    #[test]
+    fn a_stack_leads_to_those_that_were_left_for_it() {
+        let (one, other) = (0x10_0000, 0x20_0000);
+        let leads = |on_one: Vec<(u64, u64)>, on_other: Vec<(u64, u64)>| {
+            let memory = Pages([(one, on_one), (other, on_other)]);
+            let stacks = Stacks(vec![one..one + PAGE, other..other + PAGE]);
+            stacks.lead_into(&memory, LiveAddr(one + 0x20), &CODE)
+        };
+        let left = || frame(one + 0x100, other + 0x80, 0x1234);
+        assert!(!leads(vec![], vec![]));
+        assert!(leads(frame(one + 0x100, 0, 0x5008), vec![]));
+        assert!(leads(left(), frame(other + 0x100, 0, 0x5008)));
+        // Below its end is nothing, nor on a stack that nobody was on.
+        assert!(!leads(left(), frame(other + 0x10, 0, 0x5008)));
+        assert!(!leads(vec![], frame(other + 0x100, 0, 0x5008)));
+        // Round and round.
+        assert!(!leads(left(), frame(other + 0x100, one + 0x20, 0)));
+        assert!(!leads(frame(one + 0x100, u64::MAX, 0), vec![]));
+    }
+
+    /// Stacks of threads that wait, as the C library lays them out: each behind its guard.
+    const THREADS: u64 = 1000;
+    const START: u64 = 0x7f00_0000_0000;
+    const LEN: u64 = 8 << 20;
+
+    fn many_stacks() -> Stacks {
+        let lines = (0..THREADS).map(|thread| {
+            let guard = START + thread * (PAGE + LEN);
+            let (start, end) = (guard + PAGE, guard + PAGE + LEN);
+            format!(
+                "{guard:x}-{start:x} ---p 00000000 00:00 0 \n{start:x}-{end:x} rw-p 00000000 00:00 0 \n"
+            )
+        });
+        Stacks::among(&maps::parse(lines.collect::<String>().as_bytes()))
+    }
+
+    /// Where the stack of a thread begins, at its highest address.
+    fn end_of(thread: u64) -> u64 {
+        START + (thread + 1) * (PAGE + LEN)
+    }
+
+    /// Can be read everywhere, as a debugger can; says how much was.
+    struct Everywhere {
+        read: Cell<u64>,
+        word: u64,
+    }
+
+    impl ReadMemory for Everywhere {
+        fn read(&self, _: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+            self.read.set(self.read.get() + bytes.len() as u64);
+            let words = bytes.chunks_exact_mut(8);
+            words.for_each(|word| word.copy_from_slice(&self.word.to_le_bytes()));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_more_is_read_of_a_thousand_stacks_than_is_on_them() {
+        const USED: u64 = 0x1230;
+        let stacks = many_stacks();
+        let memory = Everywhere {
+            read: Cell::new(0),
+            word: 0,
+        };
+        for thread in 0..THREADS {
+            assert!(!stacks.lead_into(&memory, LiveAddr(end_of(thread) - USED), &CODE));
+        }
+        assert_eq!(memory.read.get(), THREADS * USED);
+    }
+
+    #[test]
+    fn a_stack_ends_where_its_guard_is_or_where_enough_was_searched() {
+        let stacks = many_stacks();
+        let end = end_of(3);
+        assert_eq!(stacks.above(end - 0x20), end - 0x20..end);
+        assert_eq!(stacks.above(end - LEN), end - LEN..end - LEN + STACK);
+        // It has gone into its guard, or has not come to where it is to be.
+        assert_eq!(stacks.above(end + 8).start, end + PAGE);
+        assert_eq!(stacks.above(START - 16).start, START + PAGE);
+        assert!(stacks.above(START - STACK).is_empty());
+        assert!(stacks.above(end_of(THREADS)).is_empty());
+        assert!(stacks.above(u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn a_stack_is_whole_though_parts_of_it_are_mapped_by_themselves() {
+        let maps = b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0 [anon: one]\n\
+7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n7f0000002000-7f0000003000 r--p 00000000 00:00 0 \n\
+7f0000003000-7f0000004000 rw-p 00000000 00:00 0 \n";
+        let stacks = Stacks::among(&maps::parse(maps));
+        let start = 0x7f00_0000_0000;
+        assert_eq!(stacks.above(start), start..start + 0x2000);
+        assert_eq!(stacks.above(start + 0x3008), start + 0x3008..start + 0x4000);
+    }
+}

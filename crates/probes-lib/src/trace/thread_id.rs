@@ -1,0 +1,78 @@
+//! Where a thread keeps its id in its control block, which is known to the C library alone: found by
+//! looking for it there.
+
+use crate::address::LiveAddr;
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::sys::ptrace;
+use crate::trace::stop::Stopped;
+
+/// How much of a control block is searched, in bytes: glibc's and musl's are not much larger.
+const BLOCK: usize = 2048;
+
+/// Where glibc and musl have had it for years.
+const USUAL: [u32; 2] = [0x2d0, 0x30];
+
+/// How many threads are asked.
+const WITNESSES: usize = 64;
+
+impl Stopped<'_> {
+    /// The offset from `fs` of the id that a thread knows itself by, if there is such a place.
+    pub(crate) fn tid_offset(&self, process: &Process, memory: &impl ReadMemory) -> Option<u32> {
+        let mut common: Option<Vec<u32>> = None;
+        for tid in self.tids().take(WITNESSES) {
+            let block = ptrace::thread_pointer(tid).unwrap_or(0);
+            let mut bytes = [0; BLOCK];
+            // One that has only begun has no block.
+            if block == 0 || memory.read(LiveAddr(block), &mut bytes).is_err() {
+                continue;
+            }
+            let own = process.thread_status(tid).ok()?.innermost;
+            let places = places(&bytes, own);
+            common = Some(match common {
+                None => places,
+                Some(common) => common
+                    .into_iter()
+                    .filter(|at| places.contains(at))
+                    .collect(),
+            });
+        }
+        choose(&common?)
+    }
+}
+
+fn places(block: &[u8], tid: i32) -> Vec<u32> {
+    let words = block.chunks_exact(4).zip((0..).step_by(4));
+    let is_it = |(word, _): &(&[u8], u32)| *word == tid.to_le_bytes();
+    words.filter(is_it).map(|(_, at)| at).collect()
+}
+
+fn choose(places: &[u32]) -> Option<u32> {
+    let mut usual = USUAL.iter().filter(|at| places.contains(at));
+    match (usual.next(), places) {
+        (Some(at), _) => Some(*at),
+        (None, [only]) => Some(*only),
+        // One of them by chance; it cannot be told which.
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_place_is_preferred_and_chance_is_no_place() {
+        let with = |offsets: &[usize]| {
+            let mut block = [0; BLOCK];
+            for &at in offsets {
+                block[at..at + 4].copy_from_slice(&77_i32.to_le_bytes());
+            }
+            places(&block, 77)
+        };
+        assert_eq!(choose(&with(&[0x100])), Some(0x100));
+        assert_eq!(choose(&with(&[0x100, 0x104])), None);
+        assert_eq!(choose(&with(&[0x100, 0x2d0])), Some(0x2d0));
+        assert_eq!(choose(&with(&[])), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! [`Turn`]: the right to change a process, which one of us has at a time. Two that added one to a
+//! counter at once would add one between them, unless the process stands still for each, which only
+//! one tracer can make it do.
+//!
+//! It is a lock (flock(2)) on the process's own `mem` in /proc, which takes the permission to change
+//! the process to be opened, leaves nothing behind in any folder, and ends with whoever holds it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::{major, minor};
+
+use crate::error::{Denial, ErrorKind, Result};
+use crate::process::{Process, name_of};
+
+/// How often the lock is tried after the deadline while /proc/locks names nobody who has it: who was
+/// before us may just have let go, and who was faster then, too.
+const UNSEEN: usize = 20;
+
+/// Held while a process is changed.
+pub(crate) struct Turn {
+    _lock: Flock<File>,
+}
+
+impl Turn {
+    /// Waits for the turn until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// If somebody else still changes the process then ([`Denial::BeingChanged`]), or if the kernel
+    /// does not let us at the process.
+    pub(crate) fn wait(process: &Process, deadline: Instant) -> Result<Turn> {
+        let operation = "attach to";
+        let mut file = lock_file(process)
+            .map_err(|source| crate::process::denial::or_lost(process, operation, source))?;
+        let mut unseen = 0;
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Turn { _lock: lock }),
+                Err((same, Errno::EWOULDBLOCK | Errno::EINTR)) => {
+                    if Instant::now() >= deadline {
+                        let holder = holder_of(&same);
+                        // Nobody has it any more, or one whom we cannot see.
+                        unseen += usize::from(holder.is_none());
+                        if holder.is_none() && unseen < UNSEEN {
+                            file = same;
+                            pause();
+                            continue;
+                        }
+                        let denial = being_changed_by(holder.unwrap_or(0));
+                        let pid = process.pid();
+                        return Err(ErrorKind::Denied {
+                            pid,
+                            operation,
+                            denial,
+                        }
+                        .into());
+                    }
+                    file = same;
+                }
+                Err((_, errno)) => {
+                    let what = "lock the memory";
+                    return Err(ErrorKind::system(process.pid(), what, errno.into()).into());
+                }
+            }
+            pause();
+        }
+    }
+}
+
+/// An update takes about as long as this. Those that wait are not to try again all at once.
+pub(crate) fn pause() {
+    let own = u64::from(std::process::id() % 8);
+    std::thread::sleep(Duration::from_micros(300 + 150 * own));
+}
+
+/// The same file for everybody: the leader's, even if other threads have to be gone through. What
+/// is left of a leader that has exited may belong to root, and then it is the process's folder.
+fn lock_file(process: &Process) -> io::Result<File> {
+    let flags = OFlag::O_RDONLY;
+    let is_left = || process.is_exiting(process.pid());
+    let folder = || process.open_file("task", flags | OFlag::O_DIRECTORY);
+    if is_left() {
+        return folder();
+    }
+    match process.open_file("mem", flags) {
+        // It has exited since.
+        Err(_) if is_left() => folder(),
+        opened => opened,
+    }
+}
+
+/// Who holds the lock, as /proc/locks tells.
+fn holder_of(file: &File) -> Option<i32> {
+    let metadata = file.metadata().ok()?;
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    holder(&locks, metadata.dev(), metadata.ino())
+}
+
+fn being_changed_by(tracer: i32) -> Denial {
+    let name = name_of(tracer);
+    Denial::BeingChanged { tracer, name }
+}
+
+/// The pid that holds a lock on a file, if it is one of our pid namespace.
+fn holder(locks: &str, device: u64, inode: u64) -> Option<i32> {
+    // "1: FLOCK  ADVISORY  WRITE 25800 00:15:2881552 0 EOF", with the device in hex.
+    let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
+    let mut lines = locks.lines().map(str::split_ascii_whitespace);
+    let pid = lines.find_map(|mut fields| {
+        let (kind, pid) = (fields.nth(1)?, fields.nth(2)?);
+        (kind == "FLOCK" && fields.next()? == file).then_some(pid)
+    })?;
+    pid.parse().ok().filter(|&pid| pid > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use test_support::{Talker, fixture};
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_by_device_and_inode() {
+        let locks = "\
+1: POSIX  ADVISORY  WRITE 11 00:15:2881552 0 EOF\n\
+2: FLOCK  ADVISORY  WRITE 12 00:16:2881552 0 EOF\n\
+2: -> FLOCK  ADVISORY  WRITE 13 00:15:2881552 0 EOF\n\
+3: FLOCK  ADVISORY  WRITE 14 00:15:2881552 0 EOF\n\
+4: FLOCK  ADVISORY  WRITE 0 00:15:77 0 EOF\n\
+5: FLOCK";
+        let device = nix::sys::stat::makedev(0, 0x15);
+        assert_eq!(holder(locks, device, 2_881_552), Some(14));
+        // Of another pid namespace.
+        assert_eq!(holder(locks, device, 77), None);
+        assert_eq!(holder(locks, device, 78), None);
+    }
+
+    #[test]
+    fn one_has_the_turn_at_a_time_and_the_other_is_told_who() {
+        let talker = Talker::start(&fixture("gen_ocaml_2.pie"));
+        let process = Process::open(talker.pid()).unwrap();
+        let turn = Turn::wait(&process, Instant::now()).unwrap();
+        let Err(error) = Turn::wait(&process, Instant::now()) else {
+            panic!("two have the turn");
+        };
+        let own = std::process::id() as i32;
+        let ErrorKind::Denied {
+            denial: Denial::BeingChanged { tracer, name },
+            ..
+        } = error.kind()
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((*tracer, name), (own, &name_of(own)));
+        drop(turn);
+        assert!(Turn::wait(&process, Instant::now()).is_ok());
+    }
+}

@@ -1,0 +1,206 @@
+//! Carries out an [`UpdatePlan`]: checks every expected byte, then writes, reads back, and on any
+//! failure puts back what it wrote.
+
+use std::io;
+
+use nix::errno::Errno;
+
+use crate::address::LiveAddr;
+use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::memory::{CounterFault, WriteMemory};
+use crate::update::plan::{CounterWrite, Flip, Step, UpdatePlan};
+use crate::update::snapshot::{Layout, SEMAPHORE, SITE, Snapshot};
+
+/// How carrying out a plan ended, if not with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All was written, and read back.
+    Done,
+    /// The process is not in the state that was planned for; nothing was written.
+    Outdated,
+}
+
+/// Carries out `plan` in `memory`, while nothing runs that could execute or change what is written.
+///
+/// # Errors
+///
+/// If a write fails or is not kept. [`Error::effect`] says whether everything was put back.
+pub(crate) fn apply(
+    plan: &UpdatePlan,
+    layout: &Layout,
+    pid: i32,
+    memory: &mut impl WriteMemory,
+) -> Result<Outcome> {
+    let unchanged = layout
+        .is_unchanged(pid, memory, &plan.before)
+        .map_err(|error| error.leaving(Effect::NothingChanged))?;
+    if !unchanged {
+        return Ok(Outcome::Outdated);
+    }
+    let mut journal = Vec::with_capacity(plan.steps.len());
+    let written = plan
+        .steps
+        .iter()
+        .try_for_each(|step| write(plan, step, pid, memory, &mut journal))
+        .and_then(|()| read_back(plan, layout, pid, memory));
+    match written {
+        Ok(()) => Ok(Outcome::Done),
+        Err(error) => {
+            put_back(plan, &journal, memory);
+            let found = layout.read(pid, memory);
+            let effect = if found.is_ok_and(|found| is_put_back(&journal, &plan.before, &found)) {
+                Effect::PutBack
+            } else {
+                Effect::HalfChanged
+            };
+            Err(error.leaving(effect))
+        }
+    }
+}
+
+/// How much of a step was written: the first `done` of its writes, the last of them perhaps only in
+/// part.
+struct Written<'p> {
+    step: &'p Step,
+    done: usize,
+}
+
+fn write<'p>(
+    plan: &UpdatePlan,
+    step: &'p Step,
+    pid: i32,
+    memory: &mut impl WriteMemory,
+    journal: &mut Vec<Written<'p>>,
+) -> Result<()> {
+    match step {
+        Step::Code(writes) => {
+            let mut code = Vec::new();
+            for (done, write) in writes.iter().enumerate() {
+                plan.new_code(write, &mut code);
+                if let Err(source) = memory.write_code(write.at, &code) {
+                    // It may have been written in part.
+                    journal.push(Written {
+                        step,
+                        done: done + 1,
+                    });
+                    return Err(write_error(pid, SITE, write.at, source));
+                }
+            }
+            let done = writes.len();
+            journal.push(Written { step, done });
+        }
+        Step::Counters(writes) => {
+            let result = memory.write_counters(&counters(writes, |write| write.new));
+            let done = match &result {
+                Ok(()) => writes.len(),
+                // The next may have been written in part.
+                Err(fault) => writes.len().min(fault.done + 1),
+            };
+            journal.push(Written { step, done });
+            if let Err(CounterFault { done, source }) = result {
+                let at = writes[done.min(writes.len() - 1)].at;
+                return Err(write_error(pid, SEMAPHORE, at, source));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn counters(writes: &[CounterWrite], value: impl Fn(&CounterWrite) -> u16) -> Vec<(LiveAddr, u16)> {
+    writes
+        .iter()
+        .map(|write| (write.at, value(write)))
+        .collect()
+}
+
+/// Undoes the journal from its end; goes on after a failure, to put back as much as can be.
+fn put_back(plan: &UpdatePlan, journal: &[Written<'_>], memory: &mut impl WriteMemory) {
+    let mut code = Vec::new();
+    for Written { step, done } in journal.iter().rev() {
+        match step {
+            Step::Code(writes) => {
+                for write in writes[..*done].iter().rev() {
+                    // Whether it worked is seen by reading it back.
+                    plan.old_code(write, &mut code);
+                    let _ = memory.write_code(write.at, &code);
+                }
+            }
+            Step::Counters(writes) => {
+                let mut left = counters(&writes[..*done], |write| write.old);
+                left.reverse();
+                while let Err(fault) = memory.write_counters(&left) {
+                    left.drain(..=fault.done.min(left.len() - 1));
+                }
+            }
+        }
+    }
+}
+
+/// Whether all that the journal has written is as it was before.
+fn is_put_back(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> bool {
+    journal.iter().all(|Written { step, done }| match step {
+        Step::Code(writes) => writes[..*done]
+            .iter()
+            .all(|write| found.code_at(write.at, write.len) == before.code_at(write.at, write.len)),
+        Step::Counters(writes) => writes[..*done]
+            .iter()
+            .all(|write| found.counters[write.index] == before.counters[write.index]),
+    })
+}
+
+/// Makes sure that all that was to change has changed. What lies between is not looked at: others
+/// may put breakpoints there, even now.
+fn read_back(
+    plan: &UpdatePlan,
+    layout: &Layout,
+    pid: i32,
+    memory: &impl WriteMemory,
+) -> Result<()> {
+    let lost = |what, address| Err(ErrorKind::NotKept { pid, what, address }.into());
+    let mut flips = plan.flips.iter().peekable();
+    layout.look_at_code(pid, memory, |_, start, bytes| {
+        let kept = |flip: &Flip| {
+            let offset = flip.at.0.wrapping_sub(start.0) as usize;
+            bytes.get(offset) == Some(&flip.new)
+        };
+        while flips.next_if(|flip| kept(flip)).is_some() {}
+        // The next is in another run, or lost.
+        true
+    })?;
+    if let Some(flip) = flips.next() {
+        return lost(SITE, flip.at);
+    }
+    let counters = layout.read_counters(pid, memory)?;
+    let mut writes = plan.steps.iter().flat_map(|step| match step {
+        Step::Counters(writes) => writes.as_slice(),
+        Step::Code(_) => &[],
+    });
+    match writes.find(|write| counters[write.index] != write.new) {
+        Some(write) => lost(SEMAPHORE, write.at),
+        None => Ok(()),
+    }
+}
+
+/// What a write that failed means.
+pub(crate) fn write_error(
+    pid: i32,
+    what: &'static str,
+    address: LiveAddr,
+    source: io::Error,
+) -> Error {
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+        // The thread was killed through which it was written, while it stood.
+        _ if source.raw_os_error() == Some(Errno::ESRCH as i32) => ErrorKind::Exited { pid },
+        _ => ErrorKind::WriteMemory {
+            pid,
+            what,
+            address,
+            source,
+        },
+    }
+    .into()
+}
+
+#[cfg(test)]
+mod tests;

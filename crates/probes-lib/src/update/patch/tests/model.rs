@@ -1,0 +1,295 @@
+//! Plan and patch against a model: a map from names to counters. Sequences of arbitrary updates,
+//! some of which meet a write that fails, on the layouts of real files.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use crate::address::LiveAddr;
+use crate::error::Effect;
+use crate::memory::double::{Fault, SliceMemory};
+use crate::select::{Action, Actions, Selector, choose};
+use crate::site::INT3;
+use crate::testing::{PID, World, properties, set};
+use crate::update::patch::{Outcome, apply};
+use crate::update::plan::{Step, UpdatePlan};
+
+/// What the probes' counters are. A site calls its handler iff the counter is above 0.
+type Model = BTreeMap<String, u16>;
+
+/// The fixtures whose layouts are tried: several semaphores, interleaved probes, two generations,
+/// sites across pages and in segments far apart, sites without and semaphores at the end of memory.
+const FIXTURES: [&str; 9] = [
+    "multi_semaphore.pie",
+    "mixed_generations.nopie",
+    "page_borders.pie",
+    "segments.nopie",
+    "gen_ocaml_2.pie",
+    "prelinked.pie",
+    "edge_semaphore_ocaml.pie",
+    "spin_10.nopie",
+    "spin_1000.pie",
+];
+
+static WORLDS: LazyLock<Vec<(World, Vec<LiveAddr>)>> = LazyLock::new(|| {
+    let with_gaps = |name| {
+        let world = World::of(name);
+        let gaps = gaps(&world);
+        (world, gaps)
+    };
+    FIXTURES.into_iter().map(with_gaps).collect()
+});
+
+/// Addresses of the code between sites that the file has no `cc` at.
+fn gaps(world: &World) -> Vec<LiveAddr> {
+    let names = world.table.probes().map(|probe| probe.name());
+    let opcodes = names.flat_map(|name| world.opcodes(name));
+    let sites: HashSet<u64> = opcodes.flat_map(|at| at.0 - 1..at.0 + 5).collect();
+    let code = world.snapshot().code.into_iter();
+    let bytes = code.flat_map(|run| (run.start.0..).zip(run.bytes));
+    bytes
+        .filter(|(at, byte)| *byte != INT3 && !sites.contains(at))
+        .map(|(at, _)| LiveAddr(at))
+        .collect()
+}
+
+/// Which probes, with indices that fit every file.
+#[derive(Clone, Debug)]
+enum Pick {
+    All,
+    Name(Index),
+    Unknown,
+    Pair(Index, Index),
+    /// A regular expression: the first letters of a name.
+    Prefix(Index, usize),
+    /// A predicate: names of an even or odd length.
+    Length(bool),
+}
+
+#[derive(Clone, Debug)]
+struct Update {
+    actions: Vec<(bool, Pick)>,
+    force: bool,
+    /// Whether each opcode is written by itself.
+    live: bool,
+    /// A write that goes wrong, if there are so many.
+    fault: Option<(usize, Fault)>,
+}
+
+fn pick() -> impl Strategy<Value = Pick> {
+    prop_oneof![
+        2 => Just(Pick::All),
+        6 => any::<Index>().prop_map(Pick::Name),
+        1 => Just(Pick::Unknown),
+        3 => any::<(Index, Index)>().prop_map(|(start, stop)| Pick::Pair(start, stop)),
+        3 => (any::<Index>(), 0..4usize).prop_map(|(name, len)| Pick::Prefix(name, len)),
+        1 => any::<bool>().prop_map(Pick::Length),
+    ]
+}
+
+fn update() -> impl Strategy<Value = Update> {
+    let faults = [Fault::REPORTED.as_slice(), &Fault::SILENT].concat();
+    let faults: Vec<Fault> = faults.into_iter().filter(|f| *f != Fault::Gone).collect();
+    (
+        prop::collection::vec((any::<bool>(), pick()), 1..4),
+        prop::bool::weighted(0.2),
+        prop::bool::weighted(0.3),
+        prop::option::weighted(0.3, (0..12usize, select(faults))),
+    )
+        .prop_map(|(actions, force, live, fault)| Update {
+            actions,
+            force,
+            live,
+            fault,
+        })
+}
+
+/// Mostly small counters, and those at the upper end.
+fn counter() -> impl Strategy<Value = u16> {
+    prop_oneof![4 => 0..4u16, 1 => u16::MAX - 1..=u16::MAX]
+}
+
+impl Pick {
+    fn selector(&self, names: &[String]) -> Selector {
+        let name = |index: &Index| index.get(names).clone();
+        match self {
+            Pick::All => Selector::All,
+            Pick::Name(index) => Selector::Name(name(index)),
+            Pick::Unknown => Selector::name("not a probe"),
+            Pick::Pair(start, stop) => Selector::Pair {
+                start: name(start),
+                stop: name(stop),
+            },
+            Pick::Prefix(..) => Selector::regexp(self.prefix(names)).unwrap(),
+            &Pick::Length(even) => Selector::predicate(move |name| (name.len() % 2 == 0) == even),
+        }
+    }
+
+    fn prefix<'n>(&self, names: &'n [String]) -> &'n str {
+        match self {
+            Pick::Prefix(index, len) => {
+                let name = index.get(names);
+                &name[..name.len().min(*len)]
+            }
+            _ => "",
+        }
+    }
+
+    /// The names that are meant, and whether they were named one by one.
+    fn names<'n>(&self, names: &'n [String]) -> (Vec<&'n String>, bool) {
+        let that = |wanted: &dyn Fn(&str) -> bool| names.iter().filter(|n| wanted(n)).collect();
+        match self {
+            Pick::All => (that(&|_| true), false),
+            Pick::Name(index) => (vec![index.get(names)], true),
+            Pick::Unknown => (Vec::new(), true),
+            Pick::Pair(one, other) => (vec![one.get(names), other.get(names)], false),
+            Pick::Prefix(..) => {
+                let prefix = self.prefix(names);
+                (that(&|name| name.starts_with(prefix)), false)
+            }
+            Pick::Length(even) => (that(&|name| (name.len() % 2 == 0) == *even), false),
+        }
+    }
+}
+
+impl Update {
+    fn actions(&self, names: &[String]) -> Actions {
+        let all = self
+            .actions
+            .iter()
+            .fold(Actions::new(), |all, (enable, pick)| {
+                let action = if *enable {
+                    Action::Enable
+                } else {
+                    Action::Disable
+                };
+                all.and(action, pick.selector(names))
+            });
+        all.force(self.force)
+    }
+
+    /// What the counters are afterwards; `None` if the update has to be refused.
+    fn apply(&self, model: &Model) -> Option<Model> {
+        let names: Vec<String> = model.keys().cloned().collect();
+        let mut after = model.clone();
+        let mut seen: Vec<&String> = Vec::new();
+        for (enable, pick) in &self.actions {
+            let (chosen, named) = pick.names(&names);
+            if chosen.is_empty() {
+                return None;
+            }
+            for name in chosen {
+                if seen.contains(&name) {
+                    return None;
+                }
+                seen.push(name);
+                let counter = after.get_mut(name).unwrap();
+                *counter = match (self.force, enable) {
+                    (true, enable) => u16::from(*enable),
+                    (false, true) => counter.checked_add(1)?,
+                    (false, false) if *counter == 0 && named => return None,
+                    (false, false) => counter.saturating_sub(1),
+                };
+            }
+        }
+        Some(after)
+    }
+}
+
+/// The memory that a model means: the file's, but for opcodes and counters.
+fn image(world: &World, model: &Model) -> SliceMemory {
+    let mut memory = world.loaded.clone();
+    for (name, counter) in model {
+        set(&world.table, world.bias, &mut memory, name, *counter);
+    }
+    memory
+}
+
+fn check(
+    (world, gaps): &(World, Vec<LiveAddr>),
+    start: &[u16],
+    int3: &[Index],
+    updates: &[Update],
+) {
+    let names: Vec<String> = world.table.probes().map(|p| p.name().to_owned()).collect();
+    let counters = start.iter().copied().cycle();
+    let mut model: Model = names.iter().cloned().zip(counters).collect();
+
+    // Somebody's breakpoints, on code that is no site's.
+    let breakpoints: Vec<LiveAddr> = int3
+        .iter()
+        .filter(|_| !gaps.is_empty())
+        .map(|index| *index.get(gaps))
+        .collect();
+    let image = |model: &Model| {
+        let mut memory = image(world, model);
+        for at in &breakpoints {
+            memory.poke(*at, &[INT3]);
+        }
+        memory
+    };
+
+    let mut now = world.with_memory(image(&model));
+    for update in updates {
+        let actions = update.actions(&names);
+        let Some(after) = update.apply(&model) else {
+            now.plan(&actions).unwrap_err();
+            continue;
+        };
+        let choices = choose(&now.program, &actions).unwrap();
+        let (layout, plan) = now.plan_for(&choices, update.live).unwrap();
+        for step in &plan.steps {
+            if let Step::Code(writes) = step {
+                for write in writes {
+                    let written = write.at.0..write.at.0 + write.len as u64;
+                    assert!(breakpoints.iter().all(|at| !written.contains(&at.0)));
+                }
+            }
+        }
+        let (fail, fault) = match update.fault {
+            Some((number, fault)) => (number..number + 1, fault),
+            None => (0..0, Fault::Refused),
+        };
+        let mut memory = now.memory.failing(fail.clone(), fault);
+        let result = apply(&plan, &layout, PID, &mut memory);
+        let reached = memory.writes > fail.start && !fail.is_empty();
+        match result {
+            // A write that was not kept may have been made good by a later one of its page.
+            Ok(outcome) if !reached || Fault::SILENT.contains(&fault) => {
+                assert_eq!(outcome, Outcome::Done);
+                check_taking_back(&now, &memory, &plan, &image(&model));
+                model = after;
+            }
+            Ok(_) => panic!("a write failed, and nobody noticed"),
+            Err(error) => {
+                assert!(reached, "{error}");
+                assert_eq!(error.effect(), Effect::PutBack);
+            }
+        }
+        assert_eq!(memory.differences(&image(&model)), []);
+        now.memory = memory;
+    }
+}
+
+/// Taking back what was done in `memory` gives what was there before.
+fn check_taking_back(world: &World, memory: &SliceMemory, done: &UpdatePlan, before: &SliceMemory) {
+    let mut then = world.with_memory(memory.failing(0..0, Fault::Refused));
+    then.update_for(&then.back(done)).unwrap();
+    assert_eq!(then.memory.differences(before), []);
+}
+
+proptest! {
+    #![proptest_config(properties(192))]
+
+    #[test]
+    fn memory_is_always_what_the_counters_of_the_model_say(
+        fixture in 0..FIXTURES.len(),
+        start in prop::collection::vec(counter(), 1..10),
+        int3 in prop::collection::vec(any::<Index>(), 0..4),
+        updates in prop::collection::vec(update(), 1..10),
+    ) {
+        check(&WORLDS[fixture], &start, &int3, &updates);
+    }
+}

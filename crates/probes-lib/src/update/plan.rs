@@ -1,0 +1,395 @@
+//! Pure planning: program + choices + snapshot -> [`UpdatePlan`], every write with the bytes it
+//! expects to find. Nothing here touches a process.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::address::LiveAddr;
+use crate::error::{ErrorKind, Result};
+use crate::process::program::{Member, ProbeId, Program};
+use crate::select::{Action, Aim, Choice};
+use crate::site::{OPCODE_OFFSET, Opcode};
+use crate::update::report::Taken;
+use crate::update::snapshot::{CodeRun, Reading, Snapshot, State};
+use crate::update::spans::PAGE;
+
+/// All writes of an update, in order.
+///
+/// The order makes every prefix safe: an enabled site has a handler to call at any time, and a
+/// counter says "enabled" only while its sites do. So sites are enabled before their counters and
+/// disabled after them, and the probes of a pair one after the other.
+#[derive(Debug)]
+pub(crate) struct UpdatePlan {
+    pub(crate) steps: Vec<Step>,
+    /// All opcodes that are changed, by address.
+    pub(crate) flips: Vec<Flip>,
+    /// What has to be in memory before the first write.
+    pub(crate) before: Snapshot,
+    pub(crate) changes: Vec<Change>,
+    /// Probes that were to be disabled and are off already.
+    pub(crate) passed_over: Vec<ProbeId>,
+    /// Probes that could not be taken back, because a site of theirs holds foreign bytes.
+    pub(crate) left: Vec<ProbeId>,
+}
+
+/// Writes of one kind; within a step the order does not matter.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Code(Vec<CodeWrite>),
+    Counters(Vec<CounterWrite>),
+}
+
+/// When a write is made: stage by stage, and in each first what is disabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    stage: u8,
+    enable: bool,
+}
+
+/// An opcode that is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flip {
+    pub(crate) at: LiveAddr,
+    pub(crate) new: u8,
+    turn: Turn,
+}
+
+/// Code to be written in one piece: one opcode, or several of one page with what lies between.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CodeWrite {
+    pub(crate) at: LiveAddr,
+    pub(crate) len: usize,
+    /// The opcodes in it that change, in this turn or in others, as indices of the plan's flips.
+    flips: Range<usize>,
+    turn: Turn,
+}
+
+impl UpdatePlan {
+    /// What there will be to take back.
+    pub(crate) fn taken(&self, program: &Program) -> impl Iterator<Item = Taken> {
+        self.changes.iter().map(|change| Taken {
+            name: program.by_id(change.probe).name().to_owned(),
+            stage: change.stage,
+            added: change.added.clone(),
+        })
+    }
+
+    /// Puts into `bytes` what is at the place of `write` before it is made.
+    pub(crate) fn old_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
+        self.code_where(write, |turn| turn < write.turn, bytes);
+    }
+
+    /// Puts into `bytes` what is at the place of `write` after it was made.
+    pub(crate) fn new_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
+        self.code_where(write, |turn| turn <= write.turn, bytes);
+    }
+
+    fn code_where(
+        &self,
+        write: &CodeWrite,
+        is_flipped: impl Fn(Turn) -> bool,
+        bytes: &mut Vec<u8>,
+    ) {
+        bytes.clear();
+        // Every write lies in one run of the snapshot.
+        bytes.extend(self.before.code_at(write.at, write.len).unwrap_or_default());
+        for flip in &self.flips[write.flips.clone()] {
+            if is_flipped(flip.turn) {
+                bytes[(flip.at.0 - write.at.0) as usize] = flip.new;
+            }
+        }
+    }
+}
+
+/// A counter to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CounterWrite {
+    /// Index of its semaphore in the program.
+    pub(crate) index: usize,
+    pub(crate) at: LiveAddr,
+    pub(crate) old: u16,
+    pub(crate) new: u16,
+}
+
+/// What an update does to one probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) probe: ProbeId,
+    pub(crate) stage: u8,
+    pub(crate) before: u16,
+    pub(crate) after: u16,
+    /// What is added to each of its counters.
+    pub(crate) added: Box<[(LiveAddr, i32)]>,
+    /// Sites that are flipped.
+    pub(crate) sites: usize,
+}
+
+impl Change {
+    fn is_none(&self) -> bool {
+        self.sites == 0 && self.added.iter().all(|&(_, added)| added == 0)
+    }
+}
+
+impl Aim {
+    /// What becomes of the counter at `at`; `None` if it can hold no more.
+    fn of_counter(&self, counter: u16, at: LiveAddr) -> Option<u16> {
+        match self {
+            Aim::Set(Action::Enable) => Some(1),
+            Aim::Set(Action::Disable) => Some(0),
+            Aim::Count(Action::Enable) => counter.checked_add(1),
+            Aim::Count(Action::Disable) => Some(counter.saturating_sub(1)),
+            Aim::TakeBack(added) => {
+                let added = added.iter().find(|(place, _)| *place == at);
+                let left = i32::from(counter) - added.map_or(0, |&(_, added)| added);
+                Some(left.clamp(0, i32::from(u16::MAX)) as u16)
+            }
+        }
+    }
+}
+
+/// What there is to plan with.
+pub(crate) struct Inputs<'a> {
+    pub(crate) program: &'a Program,
+    /// Breakpoints of others in the code that was read, by address.
+    pub(crate) breakpoints: &'a [LiveAddr],
+    /// Whether each opcode is written by itself: the process runs, and executes what lies between.
+    pub(crate) one_by_one: bool,
+}
+
+impl Inputs<'_> {
+    /// Plans to carry out `choices` on a process in the state `before`.
+    ///
+    /// # Errors
+    ///
+    /// If a chosen probe's sites hold foreign bytes, if its counters and sites disagree (unless
+    /// forced), if it was named to be disabled and is off, or if its counter is full.
+    pub(crate) fn plan(&self, choices: &[Choice], before: Snapshot) -> Result<UpdatePlan> {
+        let mut draft = Draft {
+            counters: BTreeMap::new(),
+            opcodes: vec![None; self.program.site_count()],
+        };
+        let mut changes = Vec::with_capacity(choices.len());
+        let mut passed_over = Vec::new();
+        let mut left = Vec::new();
+        for choice in choices {
+            let probe = self.program.by_id(choice.probe);
+            match (self.refuse_foreign_code(probe, &before), &choice.aim) {
+                (Ok(()), _) => {}
+                // The others are not to stay for its sake.
+                (Err(_), Aim::TakeBack(_)) => {
+                    left.push(choice.probe);
+                    continue;
+                }
+                (Err(error), _) => return Err(error),
+            }
+            let reading = before.reading(probe);
+            if let Aim::Count(action) = choice.aim {
+                refuse_inconsistent(probe, reading)?;
+                if action == Action::Disable && reading.state == State::Disabled {
+                    if choice.named {
+                        let name = probe.name().to_owned();
+                        return Err(ErrorKind::NotEnabled { name }.into());
+                    }
+                    passed_over.push(choice.probe);
+                    continue;
+                }
+            }
+            let change = self.draft(probe, choice, &before, &mut draft)?;
+            match choice.aim {
+                Aim::TakeBack(_) if change.is_none() => passed_over.push(choice.probe),
+                _ => changes.push(change),
+            }
+        }
+        let flips = self.flips(&draft.opcodes);
+        let mut steps = Vec::with_capacity(2 * draft.counters.len());
+        for (turn, mut counters) in draft.counters {
+            counters.sort_unstable_by_key(|write| write.at);
+            let code = self.group(turn, &flips, &before.code);
+            let code = (!code.is_empty()).then_some(Step::Code(code));
+            let counters = (!counters.is_empty()).then_some(Step::Counters(counters));
+            let in_order = if turn.enable {
+                [code, counters]
+            } else {
+                [counters, code]
+            };
+            steps.extend(in_order.into_iter().flatten());
+        }
+        Ok(UpdatePlan {
+            steps,
+            flips,
+            before,
+            changes,
+            passed_over,
+            left,
+        })
+    }
+
+    /// Notes the writes for one probe in `draft`.
+    fn draft(
+        &self,
+        probe: Member<'_>,
+        choice: &Choice,
+        before: &Snapshot,
+        draft: &mut Draft,
+    ) -> Result<Change> {
+        let write = |index: usize| {
+            let at = self.program.counter(index);
+            let old = before.counters[index];
+            let new = choice.aim.of_counter(old, at);
+            let name = || probe.name().to_owned();
+            let new = new.ok_or_else(|| ErrorKind::CounterFull { name: name() })?;
+            Ok(CounterWrite {
+                index,
+                at,
+                old,
+                new,
+            })
+        };
+        let writes: Vec<CounterWrite> = probe.semaphores().map(write).collect::<Result<_>>()?;
+        let old = || writes.iter().map(|write| write.old);
+        let new = || writes.iter().map(|write| write.new);
+        let on = new().any(|one| one > 0);
+        if matches!(choice.aim, Aim::Count(_)) && on && new().any(|one| one == 0) {
+            return Err(ErrorKind::UnequalCounters {
+                name: probe.name().to_owned(),
+                smallest: old().min().unwrap_or(0),
+                largest: old().max().unwrap_or(0),
+            }
+            .into());
+        }
+        let turn = Turn {
+            stage: choice.stage,
+            enable: on,
+        };
+        let mut sites = 0;
+        let mut first = 0;
+        for part in probe.parts() {
+            let own = &writes[first..first + part.semaphores.len()];
+            first += own.len();
+            let base = part.probe.semaphore_range().start;
+            for (site, index) in part.probe.sites().zip(part.sites) {
+                let opcode = Opcode::of(own[site.semaphore_index() - base].new > 0);
+                let found = before.sites[index];
+                if found.with(opcode) != found {
+                    draft.opcodes[index] = Some((turn, opcode));
+                    sites += 1;
+                }
+            }
+        }
+        let added = |write: &CounterWrite| (write.at, i32::from(write.new) - i32::from(write.old));
+        let change = Change {
+            probe: probe.id(),
+            stage: choice.stage,
+            before: old().min().unwrap_or(0),
+            after: new().min().unwrap_or(0),
+            added: writes.iter().map(added).collect(),
+            sites,
+        };
+        let changed = writes.into_iter().filter(|write| write.new != write.old);
+        draft.counters.entry(turn).or_default().extend(changed);
+        Ok(change)
+    }
+
+    /// The opcodes to change, by address.
+    fn flips(&self, opcodes: &[Option<(Turn, Opcode)>]) -> Vec<Flip> {
+        let sites = self.program.sites_by_address();
+        let mut flips: Vec<Flip> = sites
+            .filter_map(|site| {
+                let (turn, opcode) = opcodes[site.index()]?;
+                Some(Flip {
+                    at: site.address.plus(OPCODE_OFFSET),
+                    new: opcode.byte(),
+                    turn,
+                })
+            })
+            .collect();
+        // Object by object so far.
+        flips.sort_unstable_by_key(|flip| flip.at);
+        flips
+    }
+
+    fn refuse_foreign_code(&self, probe: Member<'_>, snapshot: &Snapshot) -> Result<()> {
+        for index in probe.sites() {
+            let found = snapshot.sites[index];
+            let site = self.program.site(index);
+            if !found.same_but_for_opcode(site.site.code()) {
+                return Err(ErrorKind::UnexpectedSite {
+                    name: probe.name().to_owned(),
+                    address: site.address(),
+                    found,
+                    expected: site.site.code(),
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+    /// Groups the flips of one turn into one write per page. A group ends before a breakpoint of
+    /// somebody else's: whoever set it may remove it at any time, and writing the old `cc` back
+    /// would then kill the process.
+    fn group(&self, turn: Turn, flips: &[Flip], code: &[CodeRun]) -> Vec<CodeWrite> {
+        let mut writes: Vec<CodeWrite> = Vec::new();
+        let mut run = 0;
+        for (index, flip) in flips.iter().enumerate() {
+            let at = flip.at;
+            if flip.turn != turn {
+                continue;
+            }
+            // Every site lies in a run of the layout the snapshot was read by.
+            while code[run].start.0 + code[run].bytes.len() as u64 <= at.0 {
+                run += 1;
+            }
+            let start = code[run].start;
+            let grown = writes.last_mut().filter(|write| {
+                !self.one_by_one && write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
+                    // Flips of other turns are no breakpoints, before nor after.
+                    let from = write.at.0 + write.len as u64;
+                    !self.holds_breakpoint(LiveAddr(from), at)
+                }
+            });
+            match grown {
+                Some(write) => {
+                    write.len = (at.0 - write.at.0) as usize + 1;
+                    write.flips.end = index + 1;
+                }
+                None => writes.push(CodeWrite {
+                    at,
+                    len: 1,
+                    flips: index..index + 1,
+                    turn,
+                }),
+            }
+        }
+        writes
+    }
+
+    /// Whether there is a breakpoint at `start` or behind it, before `end`.
+    fn holds_breakpoint(&self, start: LiveAddr, end: LiveAddr) -> bool {
+        let next = self.breakpoints.partition_point(|&at| at < start);
+        self.breakpoints.get(next).is_some_and(|&at| at < end)
+    }
+}
+
+fn refuse_inconsistent(probe: Member<'_>, reading: Reading) -> Result<()> {
+    if reading.state != State::Inconsistent {
+        return Ok(());
+    }
+    Err(ErrorKind::Inconsistent {
+        name: probe.name().to_owned(),
+        enabled: reading.enabled_sites,
+        sites: probe.sites().count(),
+        counter: reading.counter,
+    }
+    .into())
+}
+
+/// What is to be written, probe by probe.
+struct Draft {
+    /// The counters of each turn.
+    counters: BTreeMap<Turn, Vec<CounterWrite>>,
+    /// What becomes of each site of the program, and when.
+    opcodes: Vec<Option<(Turn, Opcode)>>,
+}
+
+#[cfg(test)]
+mod tests;

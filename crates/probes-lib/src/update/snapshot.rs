@@ -1,0 +1,307 @@
+//! [`Snapshot`]: the bytes of some probes' sites and counters in one process at one moment, and
+//! what state they mean.
+
+use std::io;
+
+use crate::address::LiveAddr;
+use crate::elf::table::COUNTER_LEN;
+use crate::error::{ErrorKind, Result};
+use crate::memory::ReadMemory;
+use crate::process::program::{Member, PlacedSite, Program};
+use crate::site::{SITE_LEN, SiteCode};
+use crate::update::spans::{self, Run};
+
+/// Whether a probe is on, off, or neither.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Every counter is above 0 and every site calls its handler.
+    Enabled,
+    /// Every counter is 0 and no site calls its handler.
+    Disabled,
+    /// Anything else: counters and sites disagree, or a site holds foreign bytes.
+    Inconsistent,
+}
+
+/// Which sites and counters to read, and in which runs.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    /// By address.
+    sites: Vec<PlacedSite>,
+    counters: Vec<usize>,
+    site_runs: Vec<Run>,
+    counter_runs: Vec<Run>,
+    counter_addresses: Vec<u64>,
+    total_sites: usize,
+    total_counters: usize,
+}
+
+impl Layout {
+    /// The sites and counters of `probes`.
+    pub(crate) fn of<'p>(program: &'p Program, probes: impl Iterator<Item = Member<'p>>) -> Layout {
+        let mut counters = Vec::new();
+        let mut wanted = vec![false; program.site_count()];
+        for part in probes.flat_map(Member::parts) {
+            wanted[part.sites].fill(true);
+            counters.extend(part.semaphores);
+        }
+        let mut sites = Vec::with_capacity(program.site_count());
+        sites.extend(
+            program
+                .sites_by_address()
+                .filter(|site| wanted[site.index()]),
+        );
+        // Objects lie anywhere, and a bias may carry some addresses past the end of the address
+        // space.
+        sites.sort_unstable_by_key(|site| site.address);
+        let counter_address = |&one: &usize| program.counter(one).0;
+        counters.sort_unstable_by_key(counter_address);
+        let counter_addresses: Vec<u64> = counters.iter().map(counter_address).collect();
+        let zoned = |site: &PlacedSite| (site.address.0, site.object());
+        Layout {
+            site_runs: spans::runs(sites.iter().map(zoned), SITE_LEN as u64),
+            counter_runs: spans::runs(counter_addresses.iter().map(|&at| (at, 0)), COUNTER_LEN),
+            sites,
+            counters,
+            counter_addresses,
+            total_sites: program.site_count(),
+            total_counters: program.semaphore_count(),
+        }
+    }
+
+    /// First and last byte of each run of sites, then of counters.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (LiveAddr, u64, &'static str)> {
+        let range = |run: &Run, what| (LiveAddr(run.start), run.len, what);
+        let sites = self.site_runs.iter().map(move |run| range(run, SITE));
+        let counters = self.counter_runs.iter();
+        sites.chain(counters.map(move |run| range(run, SEMAPHORE)))
+    }
+
+    /// Reads everything, in few calls.
+    pub(crate) fn read(&self, pid: i32, memory: &impl ReadMemory) -> Result<Snapshot> {
+        let mut snapshot = self.empty_snapshot();
+        snapshot.code.reserve_exact(self.site_runs.len());
+        for run in &self.site_runs {
+            let start = run.start;
+            let mut bytes = vec![0; run.len as usize];
+            read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+            self.take_sites(run, &bytes, &mut snapshot);
+            snapshot.code.push(CodeRun {
+                start: LiveAddr(start),
+                object: run.zone,
+                bytes,
+            });
+        }
+        snapshot.counters = self.read_counters(pid, memory)?;
+        Ok(snapshot)
+    }
+
+    /// Reads the sites and counters, and does not keep the code between the sites. Where the code
+    /// is known to be the file's, it takes what `program` has of it.
+    pub(crate) fn read_states(
+        &self,
+        pid: i32,
+        memory: &impl ReadMemory,
+        program: &Program,
+        is_the_files: impl Fn(LiveAddr, u64) -> bool,
+    ) -> Result<Snapshot> {
+        let mut snapshot = self.empty_snapshot();
+        let mut bytes = Vec::new();
+        for run in &self.site_runs {
+            let start = run.start;
+            if is_the_files(LiveAddr(start), run.len) {
+                for site in &self.sites[run.range()] {
+                    let index = site.index();
+                    snapshot.sites[index] = program.site(index).site.code();
+                }
+            } else {
+                read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+                self.take_sites(run, &bytes, &mut snapshot);
+            }
+        }
+        snapshot.counters = self.read_counters(pid, memory)?;
+        Ok(snapshot)
+    }
+
+    /// Whether the memory still is as it was when `before` was read by this layout.
+    pub(crate) fn is_unchanged(
+        &self,
+        pid: i32,
+        memory: &impl ReadMemory,
+        before: &Snapshot,
+    ) -> Result<bool> {
+        let mut same = true;
+        self.look_at_code(pid, memory, |index, _, bytes| {
+            same = bytes == before.code[index].bytes;
+            same
+        })?;
+        Ok(same && self.read_counters(pid, memory)? == before.counters)
+    }
+
+    /// Reads the counters; by index in the table, those outside the layout are zero.
+    pub(crate) fn read_counters(&self, pid: i32, memory: &impl ReadMemory) -> Result<Vec<u16>> {
+        let mut counters = vec![0; self.total_counters];
+        let mut bytes = Vec::new();
+        for run in &self.counter_runs {
+            let start = run.start;
+            read_run(pid, memory, start, run.len, SEMAPHORE, &mut bytes)?;
+            for index in run.range() {
+                let at = (self.counter_addresses[index] - start) as usize;
+                counters[self.counters[index]] = u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+            }
+        }
+        Ok(counters)
+    }
+
+    /// Reads run after run of the code, by address, and shows each with its index and its start,
+    /// as long as `look` returns true. All are read into the same memory: pages that are touched
+    /// for the first time take longer than reading does.
+    pub(crate) fn look_at_code(
+        &self,
+        pid: i32,
+        memory: &impl ReadMemory,
+        mut look: impl FnMut(usize, LiveAddr, &[u8]) -> bool,
+    ) -> Result<()> {
+        let mut bytes = Vec::new();
+        for (index, run) in self.site_runs.iter().enumerate() {
+            let start = run.start;
+            read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+            if !look(index, LiveAddr(start), &bytes) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn empty_snapshot(&self) -> Snapshot {
+        Snapshot {
+            code: Vec::new(),
+            sites: vec![SiteCode([0; SITE_LEN]); self.total_sites],
+            counters: Vec::new(),
+        }
+    }
+
+    fn take_sites(&self, run: &Run, bytes: &[u8], snapshot: &mut Snapshot) {
+        let start = run.start;
+        for site in &self.sites[run.range()] {
+            let at = (site.address.0 - start) as usize;
+            let code = &mut snapshot.sites[site.index()];
+            code.0.copy_from_slice(&bytes[at..at + SITE_LEN]);
+        }
+    }
+}
+
+pub(crate) const SITE: &str = "a site";
+pub(crate) const SEMAPHORE: &str = "a semaphore";
+
+/// Reads a run into `bytes`, whose memory is used again.
+fn read_run(
+    pid: i32,
+    memory: &impl ReadMemory,
+    start: u64,
+    len: u64,
+    what: &'static str,
+    bytes: &mut Vec<u8>,
+) -> Result<()> {
+    bytes.resize(len as usize, 0);
+    memory
+        .read(LiveAddr(start), bytes)
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+            _ => ErrorKind::ReadMemory {
+                pid,
+                what,
+                address: LiveAddr(start),
+                source,
+            },
+        })?;
+    Ok(())
+}
+
+/// What was read; sites and counters outside the layout are zero.
+///
+/// Two snapshots of one layout are equal if no byte of the code between its sites, and no counter,
+/// has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    /// The runs of code that hold the sites, by address, the bytes between them included.
+    pub(crate) code: Vec<CodeRun>,
+    /// By index in the table.
+    pub(crate) sites: Vec<SiteCode>,
+    /// By index in the table.
+    pub(crate) counters: Vec<u16>,
+}
+
+/// Consecutive bytes of code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CodeRun {
+    pub(crate) start: LiveAddr,
+    /// Number of the object whose code it is.
+    pub(crate) object: usize,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What the bytes of one probe mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    pub(crate) state: State,
+    /// The smallest counter; a probe without semaphores does not occur.
+    pub(crate) counter: u16,
+    /// Sites that call their handler.
+    pub(crate) enabled_sites: usize,
+}
+
+impl Snapshot {
+    /// `len` bytes of code at `at`, if they are in one of the runs.
+    pub(crate) fn code_at(&self, at: LiveAddr, len: usize) -> Option<&[u8]> {
+        let after = self.code.partition_point(|run| run.start <= at);
+        let run = &self.code[after.checked_sub(1)?];
+        run.bytes.get((at.0 - run.start.0) as usize..)?.get(..len)
+    }
+
+    /// The state of `probe`, which has to be in the snapshot's layout.
+    pub(crate) fn reading(&self, probe: Member<'_>) -> Reading {
+        let (mut sites, mut enabled_sites, mut foreign) = (0, 0, false);
+        let (mut smallest, mut largest) = (u16::MAX, 0);
+        for part in probe.parts() {
+            let codes = &self.sites[part.sites.clone()];
+            sites += codes.len();
+            enabled_sites += codes
+                .iter()
+                .filter(|code| code.enabled() == Some(true))
+                .count();
+            foreign |= part
+                .probe
+                .sites()
+                .zip(codes)
+                .any(|(site, code)| !is_own(*code, site.code()));
+            for &counter in &self.counters[part.semaphores] {
+                smallest = smallest.min(counter);
+                largest = largest.max(counter);
+            }
+        }
+        let state = match foreign {
+            false if enabled_sites == sites && smallest > 0 => State::Enabled,
+            false if enabled_sites == 0 && largest == 0 => State::Disabled,
+            _ => State::Inconsistent,
+        };
+        Reading {
+            state,
+            counter: smallest,
+            enabled_sites,
+        }
+    }
+}
+
+/// Whether the bytes are those of the file but for the opcode; a breakpoint on the nop, where
+/// debuggers and uprobes are meant to put it, leaves the state readable.
+fn is_own(found: SiteCode, in_file: SiteCode) -> bool {
+    found.same_but_for_opcode(in_file)
+        || found.has_breakpoint() && {
+            let mut without_breakpoint = found;
+            without_breakpoint.0[0] = in_file.0[0];
+            without_breakpoint.same_but_for_opcode(in_file)
+        }
+}
+
+#[cfg(test)]
+mod tests;
