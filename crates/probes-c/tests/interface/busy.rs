@@ -58,6 +58,8 @@ fn assert_well(mut own: Own) {
     own.end();
 }
 
+// promise: Own probes: Threads that execute the sites run on while another thread switches them (4
+//    × 500 updates, both ways)
 #[test]
 fn eight_threads_execute_the_sites_while_another_switches_them() {
     let _busy = busy();
@@ -68,6 +70,8 @@ fn eight_threads_execute_the_sites_while_another_switches_them() {
     }
 }
 
+// promise: Own probes: Threads of one program that switch the same probes all count (4 × 800
+//    updates, both ways)
 #[test]
 fn four_threads_that_switch_the_same_probes_all_count() {
     let _busy = busy();
@@ -78,6 +82,8 @@ fn four_threads_that_switch_the_same_probes_all_count() {
     }
 }
 
+// promise: Own probes: Tools that switch the same probes from outside, with and without a stop, all
+//    count (4 × 600 and 100, both ways)
 #[test]
 fn tools_that_switch_the_same_probes_from_outside_all_count() {
     const UPDATES: usize = 50;
@@ -96,6 +102,8 @@ fn tools_that_switch_the_same_probes_from_outside_all_count() {
     }
 }
 
+// promise: Own probes: An object that is loaded and unloaded all the time is never written to by
+//    mistake (4 × 600 updates, both ways)
 #[test]
 fn an_object_that_comes_and_goes_all_the_time_is_never_written_amiss() {
     let _busy = busy();
@@ -109,6 +117,8 @@ fn an_object_that_comes_and_goes_all_the_time_is_never_written_amiss() {
     }
 }
 
+// promise: Own probes: No page is writable and executable at once, and code stays mapped from its
+//    file (4 × 600 updates, both ways, watched from outside)
 #[test]
 fn no_page_can_be_written_and_executed_at_once_and_the_code_stays_that_of_its_file() {
     let _busy = busy();

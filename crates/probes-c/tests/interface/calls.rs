@@ -12,6 +12,8 @@ use crate::own::{Library, Own, programs};
 const OFF: (probes_lib::State, u16) = (Disabled, 0);
 const ON: (probes_lib::State, u16) = (Enabled, 1);
 
+// promise: Own probes: Each call does what its documentation says, and code is as it was after
+//    enabling and disabling (4)
 #[test]
 fn a_program_switches_its_own_probes_linked_with_either_library() {
     let forms = Own::forms(Library::Shared).chain(Own::forms(Library::Static));
@@ -72,6 +74,7 @@ fn what_cannot_be_done_is_said_and_changes_nothing() {
     }
 }
 
+// promise: Own probes: A breakpoint on a site keeps its probe unchanged (2)
 #[test]
 fn a_breakpoint_at_a_site_keeps_the_probe_as_it_is() {
     for mut own in Own::forms(Library::Shared) {
@@ -107,6 +110,7 @@ fn half_an_update_is_refused_and_repaired_by_set() {
     }
 }
 
+// promise: Own probes: A child process is distinct from its parent: neither changes the other (2)
 #[test]
 fn a_child_is_not_its_parent_and_neither_changes_the_other() {
     for mut own in Own::forms(Library::Shared) {
@@ -130,6 +134,7 @@ fn a_child_is_not_its_parent_and_neither_changes_the_other() {
     }
 }
 
+// promise: Own probes: A program under a debugger switches its probes (2)
 #[test]
 fn a_program_under_a_debugger_switches_its_probes() {
     for mut own in Own::forms(Library::Shared) {
@@ -149,6 +154,7 @@ fn a_program_under_a_debugger_switches_its_probes() {
     }
 }
 
+// promise: Own probes: A thousand updates leave no descriptor and no mapping (2 × 1,000 updates)
 #[test]
 fn nothing_is_left_of_a_thousand_updates() {
     for mut own in Own::forms(Library::Shared) {
@@ -168,6 +174,7 @@ fn maps_of_code(pid: i32) -> Vec<String> {
     code.map(str::to_owned).collect()
 }
 
+// promise: Own probes: Without /proc, the call fails with that reason (2)
 #[test]
 fn without_proc_it_says_so() {
     for mut own in Own::forms(Library::Shared) {
@@ -180,6 +187,7 @@ fn without_proc_it_says_so() {
     }
 }
 
+// promise: Own probes: A program that is not dumpable gets an error with that reason (2)
 #[test]
 fn a_program_that_is_not_dumpable_says_so() {
     // Root may look into everything: the program is another user's, linked so that it needs no file of
@@ -223,6 +231,7 @@ fn a_program_that_proc_knows_by_another_number_switches_its_probes() {
     }
 }
 
+// promise: Own probes: A program whose first thread has exited switches its probes (2)
 #[test]
 fn a_program_whose_first_thread_has_exited_switches_its_probes() {
     for mut own in Own::forms(Library::Shared) {
@@ -237,6 +246,8 @@ fn a_program_whose_first_thread_has_exited_switches_its_probes() {
     }
 }
 
+// promise: Own probes: Sealed code is switched through `/proc/self/mem`, and refused the other way
+//    (2)
 #[test]
 fn sealed_code_is_switched_unless_another_page_would_have_to_take_its_place() {
     for mut own in Own::forms(Library::Shared) {

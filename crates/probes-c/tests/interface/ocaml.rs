@@ -16,6 +16,8 @@ fn services() -> impl Iterator<Item = Talker> {
     programs.map(move |program| Talker::start_with(&program, [&library]))
 }
 
+// promise: Own probes: An OCaml service switches its own probe in a SIGUSR1 handler (2 × 40
+//    updates)
 #[test]
 fn a_service_toggles_its_own_probe_on_sigusr1() {
     for mut service in services() {
@@ -87,6 +89,7 @@ fn each_function_does_what_it_says() {
     }
 }
 
+// promise: Own probes: OCaml threads that switch the same probes all count (2 × 400 updates)
 #[test]
 fn threads_of_ocaml_that_switch_the_same_probes_all_count() {
     for mut service in services() {

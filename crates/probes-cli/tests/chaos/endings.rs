@@ -109,6 +109,9 @@ fn zombies() -> Vec<i32> {
     own.into_iter().filter(|&pid| stat(pid, 3) == "Z").collect()
 }
 
+// promise: Exit, exec and fork of the process: A process that exits before any system call of an
+//    update is reported as exited; nothing hangs, no zombie remains (before each call, about 400 in
+//    all)
 #[test]
 fn a_process_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
     let mut case = Case::begin("ended before each call", 4);
@@ -132,6 +135,8 @@ fn a_process_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
     assert_eq!(zombies(), [0; 0]);
 }
 
+// promise: Exit, exec and fork of the process: An exec before any system call of an update is
+//    reported, and the new program is not written to (before each call, about 110 in all)
 #[test]
 fn a_process_that_executes_another_program_before_any_call_of_an_update_is_said_to() {
     let mut case = Case::begin("executed before each call", 4);
@@ -194,6 +199,8 @@ fn meet_second(file: &Path, nth: usize) -> Option<String> {
     Some(outcome.to_owned())
 }
 
+// promise: Objects that come and go: If one of several processes exits during the update, it is
+//    named, and the error says what happened to the other (before each call, about 500 in all)
 #[test]
 fn of_several_processes_one_that_ends_meanwhile_is_named_and_what_became_of_the_other_is_said() {
     let mut case = Case::begin("one of two ended before each call", 2);
@@ -266,6 +273,8 @@ fn meet_container(case: &mut Case, file: &Path, nth: usize) -> usize {
     calls
 }
 
+// promise: Containers: A container that exits before any system call of an update is reported as
+//    exited (before each call, about 170 in all)
 #[test]
 fn a_container_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
     let mut case = Case::begin("container ended before each call", 2);

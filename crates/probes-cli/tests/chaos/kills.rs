@@ -91,6 +91,8 @@ fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault
     }
 }
 
+// promise: Death of the tool: A tool killed before any of its system calls leaves a process that
+//    runs on and is whole or can be repaired (about 240 kills)
 #[test]
 fn a_tool_killed_before_each_of_its_calls_leaves_a_process_that_is_well_or_can_be_repaired() {
     let mut case = Case::begin("killed before each call", 5);
@@ -104,6 +106,9 @@ fn a_tool_killed_before_each_of_its_calls_leaves_a_process_that_is_well_or_can_b
     }
 }
 
+// promise: Death of the tool: A tool killed before or within any of its writes leaves a state that
+//    `info` shows, other updates refuse and `-force` repairs (96 kills, half of them leave half an
+//    update)
 #[test]
 fn a_tool_killed_before_or_within_each_of_its_writes_leaves_what_is_told_and_can_be_repaired() {
     let mut case = Case::begin("killed before or within each write", 5);
@@ -200,6 +205,10 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
     }
 }
 
+// promise: Signals: Signals that the tool holds when it is killed are delivered once and in order
+//    (504 kills)
+// promise: Death of the tool: A tool killed at any moment leaves a process that runs on and can be
+//    repaired (504 kills)
 #[test]
 fn a_tool_killed_at_any_moment_leaves_a_process_that_runs_on_with_its_signals_and_can_be_repaired()
 {

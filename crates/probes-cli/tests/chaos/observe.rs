@@ -73,6 +73,8 @@ fn kill_at_each(case: &mut Case, file: &Path, fault: &str, action: Action) {
     subject.end();
 }
 
+// promise: Observations: A tool killed before any of its system calls while it counts leaves what
+//    the next one removes (about 600 kills)
 #[test]
 fn a_tool_killed_before_each_of_its_calls_while_it_counts_leaves_what_the_next_puts_back() {
     let mut case = Case::begin("killed while it counts", 4);
@@ -91,6 +93,8 @@ fn a_tool_killed_before_each_of_its_calls_while_it_counts_leaves_what_the_next_p
     assert!(case.counted("killed: sites were observed, and are put back") > 0);
 }
 
+// promise: Observations: A tool killed at any moment while it counts leaves threads that run on
+//    (200 kills)
 #[test]
 fn a_tool_killed_at_any_moment_while_it_counts_leaves_threads_that_go_on() {
     let mut case = Case::begin("killed at any moment while it counts", 4);
@@ -127,6 +131,8 @@ fn a_tool_killed_at_any_moment_while_it_counts_leaves_threads_that_go_on() {
     }
 }
 
+// promise: Observations: Counting starts and ends under full load, and every thread runs on (204
+//    observations)
 #[test]
 fn observations_come_and_go_under_load_and_lose_nobody() {
     let mut case = Case::begin("observed under load, over and over", 4);

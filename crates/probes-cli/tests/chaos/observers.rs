@@ -85,6 +85,8 @@ fn programs() -> Vec<(PathBuf, &'static [&'static str])> {
     programs
 }
 
+// promise: Observations: An observer killed at any moment leaves threads that run on, and the next
+//    one removes what remains (504 kills)
 #[test]
 fn an_observer_killed_at_any_moment_leaves_threads_that_go_on() {
     const NAME: &str = "observers::an_observer_killed_at_any_moment_leaves_threads_that_go_on";
@@ -148,6 +150,8 @@ fn an_observer_killed_at_any_moment_leaves_threads_that_go_on() {
     }
 }
 
+// promise: Observations: An observer killed before any of its system calls leaves what the next one
+//    removes (about 280 kills)
 #[test]
 fn an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back() {
     const NAME: &str =
@@ -197,6 +201,8 @@ fn an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back() 
     assert!(case.counted("kill: 2 sites were observed") > 0);
 }
 
+// promise: Observations: Observations of every kind start and end while threads sleep, raise,
+//    collect and wait in handlers, and all counts add up (500 observations)
 #[test]
 fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
     let mut case = Case::begin("everything learnt under load, over and over", 4);
@@ -264,6 +270,8 @@ fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
     }
 }
 
+// promise: Observations: Signals are delivered once and in order while observations start and end
+//    (100 observations, at least 10,000 signals to each of 4 targets)
 #[test]
 fn observations_of_every_kind_under_a_storm_of_signals_lose_none() {
     let mut case = Case::begin("everything learnt under a storm of signals", 4);

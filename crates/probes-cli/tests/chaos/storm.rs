@@ -174,6 +174,10 @@ fn weather(case: &mut Case, file: &Path, cycles: usize) {
     workers.subject.end();
 }
 
+// promise: Stopping and resuming: Every thread is stopped and runs on afterwards, under a storm of
+//    signals (1,000 cycles, 8 busy threads)
+// promise: Signals: Each signal is delivered once and in order, while updates stop all threads
+//    (1,000 cycles, at least 10,000 queued signals to each of 4 targets)
 #[test]
 fn eight_threads_under_a_storm_of_signals_are_switched_a_thousand_times_and_lose_none() {
     let mut case = Case::begin("switched under a storm of signals", 20);

@@ -11,6 +11,7 @@ use crate::subject::{Subject, all};
 /// Calls of ours: before it has drawn anything there are far fewer, and in each sample some.
 const CALLS: u32 = 3000;
 
+// promise: top: After a panic, `top` leaves terminal and process as they were (2)
 #[test]
 fn a_panic_of_the_screen_leaves_terminal_and_process_as_they_were() {
     let mut case = Case::begin("panics of the screen", 1);

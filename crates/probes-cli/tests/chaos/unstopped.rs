@@ -39,6 +39,8 @@ fn switch(case: &mut Case, file: &Path) {
     subject.end();
 }
 
+// promise: Live updates: No thread ever executes anything but a whole instruction (12,000 opcodes,
+//    under some hundred million executions)
 #[test]
 fn code_is_changed_under_the_threads_that_execute_it_and_they_go_on() {
     let mut case = Case::begin("switched without a stop", 6);

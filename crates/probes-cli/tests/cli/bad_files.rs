@@ -6,6 +6,8 @@ use test_support::{Talker, fixture, fixture_forms};
 
 use crate::support::{golden, image, redacted, run, run_on};
 
+// promise: Bad input: Every damaged file gets its message, unless its probes can be determined all
+//    the same (all of `corrupt/`)
 #[test]
 fn every_damaged_file_gets_its_message_unless_its_probes_can_be_told_all_the_same() {
     let folder = fixture("corrupt");

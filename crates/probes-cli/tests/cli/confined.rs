@@ -45,6 +45,8 @@ fn start_by(command: &str, program: &PathBuf) -> Talker {
     talker
 }
 
+// promise: Containers: Where a seccomp filter forbids ptrace, `info` and `-live` work, and the
+//    message names the filter (2)
 #[test]
 fn where_seccomp_forbids_ptrace_what_does_without_works() {
     let filter = fixture("without_ptrace.exe").display().to_string();
@@ -82,6 +84,8 @@ fn where_seccomp_forbids_ptrace_what_does_without_works() {
     }
 }
 
+// promise: Containers: A process in a user namespace that we may not enter is refused, and nothing
+//    is changed (2 × 6, byte by byte)
 #[test]
 fn a_process_in_a_user_namespace_beside_ours_is_refused() {
     const HINT: &str = "run ocaml-probes inside that container, or as root outside of it";
@@ -119,6 +123,8 @@ fn start_as_nobody_in_root_s_namespace(program: &PathBuf) -> Talker {
     talker
 }
 
+// promise: Containers: A container of root is refused to the user whose id runs in it, and nothing
+//    is changed (2 × 2, byte by byte)
 #[test]
 fn a_container_of_root_is_not_open_to_the_user_who_runs_in_it() {
     if !geteuid().is_root() {
@@ -155,6 +161,8 @@ fn a_container_of_root_is_not_open_to_the_user_who_runs_in_it() {
     }
 }
 
+// promise: Containers: The message in a container without `CAP_SYS_PTRACE` names the missing
+//    capability (2 × 6, byte by byte)
 #[test]
 fn a_container_that_lacks_the_capability_to_trace_is_told_so() {
     const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
@@ -181,6 +189,8 @@ fn a_container_that_lacks_the_capability_to_trace_is_told_so() {
     }
 }
 
+// promise: Containers: A pid that is a different one outside the container is reported with the
+//    outer pid (2)
 #[test]
 fn a_pid_that_a_process_has_in_its_container_is_told_from_outside() {
     // Half way round from what is given out here just now.

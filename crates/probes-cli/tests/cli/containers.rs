@@ -27,6 +27,7 @@ fn pids(ps: &Value) -> Vec<&Value> {
     processes.map(|process| &process["pid"]).collect()
 }
 
+// promise: Containers: A pid is the one that the caller sees, outside and inside a container (2)
 #[test]
 fn a_program_is_known_by_the_pid_that_the_caller_sees() {
     for program in fixture_forms("objects/host") {

@@ -143,6 +143,8 @@ fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
     }
 }
 
+// promise: Observations: If one interrupt ends the tool and the process, the tool prints the values
+//    read last (10)
 #[test]
 fn an_interrupt_that_ends_the_process_as_well_ends_it_with_what_was_read() {
     for file in fixture_forms("gen_ocaml") {
@@ -185,6 +187,8 @@ fn on_a_terminal_a_table_of_all_hits_is_renewed() {
     }
 }
 
+// promise: Observations: What a killed tool has left is reported, and removed by the next
+//    observation (2)
 #[test]
 fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
     for file in fixture_forms("gen_ocaml") {
@@ -210,6 +214,7 @@ fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
     }
 }
 
+// promise: Observations: The tool reports memory that stays mapped (2)
 #[test]
 fn memory_that_stays_mapped_is_told() {
     for file in fixture_forms("seccomp") {
@@ -238,6 +243,8 @@ fn memory_that_stays_mapped_is_told() {
     }
 }
 
+// promise: Observations: The tool tries again to remove an observation from a process that cannot
+//    be stopped (2)
 #[test]
 fn a_process_that_cannot_be_stopped_in_the_end_is_put_back_when_it_can() {
     for file in fixture_forms("vforker") {
@@ -260,6 +267,8 @@ fn a_process_that_cannot_be_stopped_in_the_end_is_put_back_when_it_can() {
     }
 }
 
+// promise: Observations: If the observation cannot be removed, the tool says so and prints the
+//    values read last (2)
 #[test]
 fn what_stays_observed_is_told_with_what_was_read_last() {
     for file in fixture_forms("vforker") {

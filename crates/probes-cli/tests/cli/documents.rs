@@ -1,103 +1,188 @@
-//! docs/reliability.md and the README: every test that they name exists.
+//! The documents agree with the tests: docs/promises.md is generated from them, and every test
+//! that a page names exists.
 
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Adds the text of `path`, or of all sources in it and below.
-fn read_all(path: &Path, text: &mut String) {
-    if path.is_dir() {
-        let mut entries: Vec<PathBuf> = fs::read_dir(path)
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .collect();
-        entries.sort();
-        for entry in entries {
-            read_all(&entry, text);
+use crate::support::golden_file;
+
+/// The sections of docs/promises.md, in order.
+const SECTIONS: [&str; 18] = [
+    "Stopping and resuming",
+    "Signals",
+    "All or nothing",
+    "Death of the tool",
+    "Exit, exec and fork of the process",
+    "Other tracers and tools",
+    "Processes that are hard to change",
+    "Objects that come and go",
+    "Containers",
+    "OCaml 5",
+    "Live updates",
+    "Updates for a time",
+    "Launching programs",
+    "Following",
+    "Observations",
+    "top",
+    "Own probes",
+    "Bad input",
+];
+
+const INTRODUCTION: &str = "\
+# Promises
+
+Each promise, the test that tries to break it, and how often it tries in one `make test`. “2 ×” means once as a position
+independent program and once at a fixed address. [reliability.md](reliability.md) says the same in prose, and what is not promised.
+
+`live::…` and `unit::…` are tests of `probes-lib` (`--test live`, `--lib`), `cli::…`, `chaos::…` and `rooms::…` of
+`probes-cli`, `interface::…` of `probes-c`.
+
+This page is generated from the `// promise:` comments above the tests; `UPDATE_GOLDEN=1 cargo test -p probes-cli --test cli
+documents::` rewrites it.
+";
+
+/// A test of the workspace, with the promises written above it.
+struct Test {
+    /// `SUITE::FILE::NAME`, or `unit::NAME` for a unit test.
+    name: String,
+    promises: Vec<String>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Adds all files in `folder` and below whose names end in `extension`, in the order of their names.
+fn collect_files(folder: &Path, extension: &str, files: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            collect_files(&path, extension, files);
+        } else if path.extension().is_some_and(|it| it == extension) {
+            files.push(path);
         }
-    } else if path.extension().is_some_and(|it| it == "rs") {
-        *text += &fs::read_to_string(path).unwrap();
     }
 }
 
-/// Whether a module has a test of that name, in its file or below.
-fn has_test(folder: &Path, module: &str, name: &str) -> bool {
-    let mut text = String::new();
-    for path in [format!("{module}.rs"), module.to_owned()] {
-        let path = folder.join(path);
-        if path.exists() {
-            read_all(&path, &mut text);
-        }
-    }
-    // Tests of properties have arguments, and attributes further up.
-    text.contains(&format!("fn {name}(")) && text.contains("#[test]")
-}
-
-/// The tests that a page names, of the form `kind::module::name`, by the rows of its tables.
-fn rows(page: &str) -> impl Iterator<Item = (&str, Vec<&str>)> {
-    let rows = page.lines().filter(|line| line.starts_with("| "));
-    rows.map(|row| {
-        (
-            row,
-            row.split('`')
-                .filter(|it| it.matches("::").count() == 2)
-                .collect(),
-        )
-    })
-}
-
-/// Reads a page, and finds all tests that it names, which have to exist.
-fn page_with_tests(path: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folders = [
-        ("unit", "crates/probes-lib/src"),
-        ("live", "crates/probes-lib/tests/live"),
-        ("cli", "crates/probes-cli/tests/cli"),
-        ("chaos", "crates/probes-cli/tests/chaos"),
-        ("rooms", "crates/probes-cli/tests/rooms"),
-        ("interface", "crates/probes-c/tests/interface"),
-    ];
-    let page = fs::read_to_string(root.join(path)).unwrap();
-    let is_missing = |test: &&str| {
-        let words: Vec<&str> = test.split("::").collect();
-        let (_, folder) = folders.iter().find(|(it, _)| *it == words[0]).unwrap();
-        !has_test(&root.join(folder), words[1], words[2])
-    };
-    let missing: Vec<&str> = rows(&page)
-        .flat_map(|(_, tests)| tests)
-        .filter(is_missing)
-        .collect();
-    assert!(missing.is_empty(), "{path}: {missing:#?}");
-    page
-}
-
-#[test]
-fn every_test_that_the_page_on_reliability_names_exists() {
-    let page = page_with_tests("docs/reliability.md");
-    let named: usize = rows(&page).map(|(_, tests)| tests.len()).sum();
-    assert!(named > 50, "{named}");
-    for (row, tests) in rows(&page) {
-        let is_head = row.starts_with("| promise |");
-        assert!(is_head || !tests.is_empty(), "no test: {row}");
+/// The name of a file's tests: `unit` in a crate's sources, else the path below `tests`.
+fn module(path: &Path) -> String {
+    let path = path.with_extension("");
+    let words: Vec<&str> = path.iter().filter_map(|it| it.to_str()).collect();
+    match words.iter().rposition(|it| *it == "tests") {
+        Some(at) if words[at - 2] == "crates" => words[at + 1..].join("::"),
+        _ => "unit".to_owned(),
     }
 }
 
-#[test]
-fn every_cell_of_what_it_works_with_names_a_test_that_exists() {
-    let page = page_with_tests("README.md");
-    let start = page.find("## Works with").unwrap();
-    let section = page[start..].split("\n## ").next().unwrap();
-    let mut cells = 0;
-    for (row, _) in rows(section) {
-        let is_head =
-            row.starts_with("| compiled by |") || row.starts_with("| where the code is |");
-        for cell in row
-            .split('|')
-            .skip(2)
-            .map(str::trim)
-            .filter(|it| !it.is_empty())
+/// Adds the tests of one file.
+fn parse_tests(path: &Path, tests: &mut Vec<Test>) {
+    let text = fs::read_to_string(path).unwrap();
+    let mut promises: Vec<String> = Vec::new();
+    let mut is_test = false;
+    for line in text.lines().map(str::trim_start) {
+        if let Some(promise) = line.strip_prefix("// promise: ") {
+            promises.push(promise.to_owned());
+        } else if let (Some(more), Some(last)) = (line.strip_prefix("//    "), promises.last_mut())
         {
+            *last += " ";
+            *last += more;
+        } else if line == "#[test]" {
+            is_test = true;
+        } else if let (Some(rest), true) = (line.strip_prefix("fn "), is_test) {
+            let name = rest.split('(').next().unwrap();
+            tests.push(Test {
+                name: format!("{}::{name}", module(path)),
+                promises: std::mem::take(&mut promises),
+            });
+            is_test = false;
+        } else {
+            let is_above_test = line.starts_with("#[") || line.starts_with("//");
+            assert!(
+                promises.is_empty() || is_above_test,
+                "{}: a promise that is not above a test: {promises:?}",
+                path.display()
+            );
+        }
+    }
+}
+
+/// All tests of the workspace.
+fn tests() -> Vec<Test> {
+    let mut files = Vec::new();
+    collect_files(&root().join("crates"), "rs", &mut files);
+    let mut tests = Vec::new();
+    for file in files {
+        parse_tests(&file, &mut tests);
+    }
+    assert!(tests.len() > 600, "{}", tests.len());
+    tests
+}
+
+/// One row of the table: `Section: sentence (how often)` without its section.
+fn row(promise: &str, test: &str) -> String {
+    match promise
+        .strip_suffix(')')
+        .and_then(|it| it.rsplit_once(" ("))
+    {
+        Some((sentence, rounds)) => format!("| {sentence} | `{test}` | {rounds} |\n"),
+        None => format!("| {promise} | `{test}` | |\n"),
+    }
+}
+
+#[test]
+fn promises_page_is_generated() {
+    let mut tables = SECTIONS.map(|_| String::new());
+    for test in tests() {
+        for promise in &test.promises {
+            let found = SECTIONS.iter().enumerate().find_map(|(at, section)| {
+                let rest = promise.strip_prefix(section)?.strip_prefix(": ")?;
+                Some((at, rest))
+            });
+            let (at, rest) = found.unwrap_or_else(|| panic!("in no section: {promise}"));
+            tables[at] += &row(rest, &test.name);
+        }
+    }
+    let mut page = INTRODUCTION.to_owned();
+    for (section, table) in SECTIONS.iter().zip(tables) {
+        let head = "| promise | test | how often |\n|---|---|---|\n";
+        write!(page, "\n## {section}\n\n{head}{table}").unwrap();
+    }
+    golden_file(&root().join("docs/promises.md"), &page);
+}
+
+#[test]
+fn tests_named_by_pages_exist() {
+    let mut pages = vec![root().join("README.md")];
+    collect_files(&root().join("docs"), "md", &mut pages);
+    let tests = tests();
+    let names: BTreeSet<&str> = tests.iter().map(|test| test.name.as_str()).collect();
+    let mut missing = Vec::new();
+    for path in pages {
+        let page = fs::read_to_string(&path).unwrap();
+        let named = page.split('`').filter(|it| it.matches("::").count() == 2);
+        let wrong = named.filter(|it| !it.contains(['{', ' ']) && !names.contains(it));
+        missing.extend(wrong.map(|it| format!("{}: {it}", path.display())));
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn supported_combinations_name_tests() {
+    let page = fs::read_to_string(root().join("docs/support.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    let mut cells = 0;
+    for row in rows {
+        let is_head = row.starts_with("| compiled by |") || row.starts_with("| the code is |");
+        for cell in row.split('|').skip(2).map(str::trim) {
             let is_named = cell.matches("::").count() >= 2;
-            assert!(is_head || is_named || cell == "–", "no test: {cell}");
+            assert!(
+                is_head || is_named || ["", "–"].contains(&cell),
+                "no test: {cell}"
+            );
             cells += 1;
         }
     }

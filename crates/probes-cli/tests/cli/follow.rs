@@ -66,6 +66,8 @@ fn first_round(talker: &mut Talker) -> u64 {
 /// All ways in which `family` starts another program.
 const WAYS: [&str; 4] = ["spawn", "vfork", "shell exec", "grandchild"];
 
+// promise: Following: Every process that a followed one starts or executes has its probes set
+//    before it runs (2 × 14 children)
 #[test]
 fn what_a_process_starts_from_now_on_has_its_probes_before_it_runs() {
     for [family, other] in [["pie", "nopie"], ["nopie", "pie"]] {
@@ -101,6 +103,8 @@ fn what_a_process_starts_from_now_on_has_its_probes_before_it_runs() {
     }
 }
 
+// promise: Following: The probes of libraries are set before their initialisers run, in followed
+//    processes too (4)
 #[test]
 fn initialisers_of_libraries_meet_their_probes_enabled() {
     for family in fixture_forms("family") {
@@ -139,6 +143,7 @@ fn a_process_that_executes_other_programs_is_followed_through_all_of_them() {
     }
 }
 
+// promise: Following: Every object loaded later has its probes set before it runs (2 × 72 loads)
 #[test]
 fn objects_that_are_loaded_later_have_their_probes_before_they_run() {
     for host in fixture_forms("objects/host") {
@@ -221,6 +226,8 @@ fn daemons_are_followed_and_let_go_with_the_others() {
     }
 }
 
+// promise: Following: Without `-follow`, a fork inherits the state of the probes and an exec loses
+//    it (2)
 #[test]
 fn without_following_a_fork_inherits_what_was_set_and_an_exec_loses_it() {
     for family in fixture_forms("family") {
@@ -385,6 +392,8 @@ fn told(pid: i32) -> WaitStatus {
     })
 }
 
+// promise: Following: A followed process is stopped and continued as without us, and its parent
+//    sees it (2 × 41 stops)
 #[test]
 fn a_followed_process_is_stopped_and_continued_as_without_and_its_parent_is_told() {
     for family in fixture_forms("family") {
@@ -435,6 +444,8 @@ fn a_followed_process_is_stopped_and_continued_as_without_and_its_parent_is_told
     }
 }
 
+// promise: Following: Signals of a followed process arrive once, in order, and keep their
+//    information (2 × 50 reports of 8 kinds)
 #[test]
 fn signals_of_a_followed_process_arrive_once_in_order_and_say_what_they_said() {
     for signals in fixture_forms("signals") {
@@ -460,6 +471,8 @@ fn signals_of_a_followed_process_arrive_once_in_order_and_say_what_they_said() {
     }
 }
 
+// promise: Following: A process in vfork, or whose first thread has exited, is followed as far as
+//    possible (2 × 3)
 #[test]
 fn who_waits_in_vfork_or_has_lost_its_first_thread_is_followed_as_far_as_can_be() {
     for vforker in fixture_forms("vforker") {
@@ -495,6 +508,8 @@ fn who_waits_in_vfork_or_has_lost_its_first_thread_is_followed_as_far_as_can_be(
     }
 }
 
+// promise: Following: A program under seccomp is changed, and a warning says which loads cannot be
+//    seen (2)
 #[test]
 fn a_program_whose_loader_may_not_start_threads_is_said_to_be_blind() {
     for seccomp in fixture_forms("seccomp") {
@@ -517,6 +532,7 @@ fn a_program_whose_loader_may_not_start_threads_is_said_to_be_blind() {
     }
 }
 
+// promise: Following: A program is followed on when the process that started it is killed (2)
 #[test]
 fn a_program_is_followed_on_when_who_has_started_it_is_killed() {
     for family in fixture_forms("family") {
@@ -570,6 +586,8 @@ fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
     }
 }
 
+// promise: Following: OCaml programs are followed through `Unix.fork`, `create_process`, `execv`
+//    and `Dynlink` (4)
 #[test]
 fn ocaml_programs_are_followed_with_the_plugins_that_they_load() {
     for file in program_forms("plugins/dynhost") {
@@ -594,6 +612,8 @@ fn ocaml_programs_are_followed_with_the_plugins_that_they_load() {
     }
 }
 
+// promise: Following: Several processes are followed at once, and if one of them is traced already,
+//    none is changed (2)
 #[test]
 fn several_are_followed_unless_one_of_them_is_traced_already() {
     for family in fixture_forms("family") {
@@ -646,6 +666,8 @@ fn read(mut stream: impl Read) -> String {
     said
 }
 
+// promise: Following: A signal handler that interrupted the loader hook returns into it (2, until
+//    it happens)
 #[test]
 fn who_handles_a_signal_received_in_the_stub_finds_it_there_afterwards() {
     for host in fixture_forms("objects/host") {

@@ -153,6 +153,7 @@ fn both_ways(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
     assert_eq!(following, direct, "{template}, followed");
 }
 
+// promise: Launching programs: Keys and window sizes reach the program once
 #[test]
 fn keys_and_window_sizes_reach_the_program_once() {
     for file in fixture_forms("job") {
@@ -176,6 +177,8 @@ fn keys_and_window_sizes_reach_the_program_once() {
     }
 }
 
+// promise: Launching programs: Job control under `trace -wait` and `-follow` equals that of a
+//    program started directly (against the shell alone)
 #[test]
 fn a_job_is_suspended_and_goes_on_in_the_foreground_and_the_background() {
     for file in fixture_forms("job") {
@@ -227,6 +230,7 @@ fn a_program_that_stops_itself_is_a_stopped_job() {
     }
 }
 
+// promise: Following: The shell sees the exit status of the program
 #[test]
 fn the_status_that_the_shell_sees_is_that_of_the_program() {
     for file in fixture_forms("job") {
@@ -298,6 +302,7 @@ fn the_leader_of_a_session_tells_the_program_that_the_terminal_has_gone() {
     wait_for_end(tool);
 }
 
+// promise: Launching programs: Without `-wait`, the program runs on in the session of the terminal
 #[test]
 fn without_wait_the_program_goes_on_in_the_session_of_the_terminal() {
     let scratch = Scratch::new();

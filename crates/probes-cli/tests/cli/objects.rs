@@ -93,6 +93,8 @@ fn damage(path: &Path) -> [String; 2] {
     ]
 }
 
+// promise: Objects that come and go: A damaged library is named, and the other objects are shown
+//    and changed (2)
 #[test]
 fn a_damaged_library_is_named_and_the_others_are_shown_and_changed() {
     let scratch = Scratch::new();
@@ -120,6 +122,8 @@ fn a_damaged_library_is_named_and_the_others_are_shown_and_changed() {
     }
 }
 
+// promise: Objects that come and go: A probe name found only in a damaged library is refused with
+//    the name of that library (2)
 #[test]
 fn a_name_that_is_in_a_damaged_library_alone_is_refused_with_that_library() {
     let scratch = Scratch::new();

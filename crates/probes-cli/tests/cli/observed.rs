@@ -104,6 +104,7 @@ fn in_json_it_is_on_standard_output_beside_the_programs_words() {
     }
 }
 
+// promise: Observations: The results for a program that is killed are printed (2)
 #[test]
 fn what_is_known_of_a_program_that_is_killed_is_told() {
     for file in fixture_forms("job") {

@@ -55,6 +55,7 @@ impl Waiting {
     }
 }
 
+// promise: Updates for a time: What was before is restored when the time is over (4, byte by byte)
 #[test]
 fn what_was_before_comes_back_when_the_time_is_over() {
     for live in ["", " -live"] {
@@ -77,6 +78,7 @@ fn what_was_before_comes_back_when_the_time_is_over() {
     }
 }
 
+// promise: Updates for a time: What was before is restored on SIGINT, SIGTERM and SIGHUP (6)
 #[test]
 fn what_was_before_comes_back_when_it_is_told_to_end() {
     for signal in [
@@ -131,6 +133,8 @@ fn each_answer_is_a_line_of_json() {
     }
 }
 
+// promise: Updates for a time: What other tools have changed meanwhile stays, and no counter goes
+//    below 0 (2 × 2)
 #[test]
 fn what_others_have_done_meanwhile_stays() {
     for target in both_forms("gen_ocaml_2") {
@@ -157,6 +161,7 @@ fn what_others_have_done_meanwhile_stays() {
     }
 }
 
+// promise: Updates for a time: A process that has exited or executed a new program is left alone
 #[test]
 fn a_process_that_ends_or_executes_another_program_has_nothing_to_be_put_back() {
     for file in program_forms("service") {
@@ -197,6 +202,7 @@ fn strace(pid: i32) -> Guard {
     guard
 }
 
+// promise: Updates for a time: The tool waits for another tracer before it restores
 #[test]
 fn a_tracer_in_the_way_is_waited_for() {
     for target in both_forms("forker") {
@@ -215,6 +221,7 @@ fn a_tracer_in_the_way_is_waited_for() {
     }
 }
 
+// promise: Updates for a time: A second interrupt ends the wait, and the message says what to do
 #[test]
 fn who_is_told_twice_gives_up_waiting_and_says_what_to_do() {
     for target in both_forms("forker") {
@@ -245,6 +252,8 @@ fn who_is_told_twice_gives_up_waiting_and_says_what_to_do() {
     }
 }
 
+// promise: Updates for a time: A breakpoint keeps its own probe from being restored, and no other
+//    (2)
 #[test]
 fn a_breakpoint_keeps_its_own_probe_from_being_put_back_and_no_other() {
     for target in both_forms("gen_ocaml_2") {
@@ -307,6 +316,7 @@ fn what_is_no_duration_is_refused() {
     }
 }
 
+// promise: Live updates: A live attach traces no thread
 #[test]
 fn no_thread_is_traced_by_a_live_attach() {
     for target in both_forms("gen_ocaml_2") {

@@ -52,6 +52,8 @@ fn each_process_is_changed_and_reported() {
     );
 }
 
+// promise: Objects that come and go: If one of several processes cannot be changed, none is (2,
+//    byte by byte)
 #[test]
 fn one_that_does_not_fit_keeps_all_from_being_changed() {
     let mut targets = both_forms("gen_ocaml_2");
@@ -80,6 +82,7 @@ fn one_that_does_not_fit_keeps_all_from_being_changed() {
     }
 }
 
+// promise: Objects that come and go: If one of several processes is traced, none is changed
 #[test]
 fn one_that_is_traced_keeps_all_from_being_changed() {
     let targets = both_forms("gen_ocaml_2");

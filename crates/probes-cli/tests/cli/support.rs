@@ -79,13 +79,17 @@ pub(crate) fn run_command(command: &mut Command) -> Run {
 /// Compares `actual` with the golden file `tests/cli/golden/NAME`; with UPDATE_GOLDEN set, writes it.
 #[track_caller]
 pub(crate) fn golden(name: &str, actual: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/cli/golden")
-        .join(name);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/golden");
+    golden_file(&folder.join(name), actual);
+}
+
+/// Compares `actual` with a file; with UPDATE_GOLDEN set, writes it.
+#[track_caller]
+pub(crate) fn golden_file(path: &Path, actual: &str) {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&path, actual).unwrap();
+        fs::write(path, actual).unwrap();
     }
-    let expected = fs::read_to_string(&path).unwrap_or_default();
+    let expected = fs::read_to_string(path).unwrap_or_default();
     assert!(
         expected == actual,
         "not as in {}; UPDATE_GOLDEN=1 writes what it is now:\n{}",

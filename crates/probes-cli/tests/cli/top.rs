@@ -200,6 +200,8 @@ fn keys_sort_and_filter_and_the_terminal_may_change_its_size() {
     }
 }
 
+// promise: top: What a key has switched is switched back at the end, and what other tools want
+//    stays (2)
 #[test]
 fn a_probe_is_switched_by_a_key_and_back_in_the_end() {
     for target in both_forms("gen_ocaml") {
@@ -277,6 +279,7 @@ fn what_is_shown_stands_still_while_paused() {
     }
 }
 
+// promise: top: On a termination signal, `top` leaves terminal and process as they were (8)
 #[test]
 fn however_it_is_told_to_end_terminal_and_process_are_as_before() {
     for target in both_forms("gen_ocaml") {
@@ -299,6 +302,7 @@ fn however_it_is_told_to_end_terminal_and_process_are_as_before() {
     }
 }
 
+// promise: top: When its terminal is gone, `top` restores the process (4)
 #[test]
 fn when_its_terminal_has_gone_it_puts_the_process_back() {
     for target in both_forms("gen_ocaml") {
@@ -315,6 +319,9 @@ fn when_its_terminal_has_gone_it_puts_the_process_back() {
     }
 }
 
+// promise: Observations: A terminal that accepts no output does not keep a tool from exiting (3
+//    tools)
+// promise: top: A terminal that accepts no output does not keep `top` from exiting
 #[test]
 fn a_terminal_that_takes_nothing_keeps_nobody_from_ending() {
     let target = Talker::start(&fixture("threads_spin.pie"));
@@ -364,6 +371,7 @@ fn ends_though_the_terminal_takes_nothing(command: &str, pid: i32) {
     kill(script, Signal::SIGCONT).unwrap();
 }
 
+// promise: top: `top` ends when the process exits, and says so (2)
 #[test]
 fn it_ends_with_the_process_and_says_so() {
     for mut target in both_forms("gen_ocaml") {
@@ -377,6 +385,7 @@ fn it_ends_with_the_process_and_says_so() {
     }
 }
 
+// promise: top: `top` ends when the process executes a new program, and says so (2)
 #[test]
 fn it_ends_when_the_process_executes_another_program() {
     for file in fixture_forms("exec_self") {
@@ -393,6 +402,7 @@ fn it_ends_when_the_process_executes_another_program() {
     }
 }
 
+// promise: top: What a killed `top` has left is removed by the next one (2)
 #[test]
 fn what_a_killed_one_has_left_is_put_back_by_the_next() {
     for target in both_forms("gen_ocaml") {
@@ -408,6 +418,8 @@ fn what_a_killed_one_has_left_is_put_back_by_the_next() {
     }
 }
 
+// promise: top: `top` can be suspended: the terminal is restored, and the screen returns in the
+//    foreground (2 × 3)
 #[test]
 fn it_can_be_suspended_and_goes_on_in_the_foreground() {
     for mut target in both_forms("gen_ocaml") {

@@ -87,6 +87,7 @@ fn wait_for_state(pid: i32, wanted: char) {
     });
 }
 
+// promise: Launching programs: The exit status of the program is passed on
 #[test]
 fn the_exit_status_is_the_programs() {
     for file in fixture_forms("job") {
@@ -103,6 +104,8 @@ fn the_exit_status_is_the_programs() {
     }
 }
 
+// promise: Launching programs: The exit status for a program killed by a signal is 128 plus the
+//    signal (10 signals)
 #[test]
 fn a_program_that_a_signal_has_ended_makes_it_128_and_the_signal() {
     for file in fixture_forms("job") {
@@ -117,6 +120,8 @@ fn a_program_that_a_signal_has_ended_makes_it_128_and_the_signal() {
     }
 }
 
+// promise: Launching programs: Every signal sent to the tool is passed on once (2 × every signal,
+//    twice)
 #[test]
 fn every_signal_sent_to_the_tool_reaches_the_program_once() {
     let mut sender = Talker::start(&fixture("job.pie"));
@@ -148,6 +153,7 @@ fn every_signal_sent_to_the_tool_reaches_the_program_once() {
     }
 }
 
+// promise: Launching programs: A thousand queued signals are passed on in order (2 × 1,000)
 #[test]
 fn a_thousand_queued_signals_arrive_in_order() {
     const COUNT: i32 = 1000;
@@ -205,6 +211,7 @@ fn an_alarm_set_before_the_tool_was_executed_reaches_the_program() {
     assert_eq!(waiting.tool.guard().wait().code(), Some(128 + 14));
 }
 
+// promise: Launching programs: The program runs on when the tool is killed
 #[test]
 fn the_program_goes_on_when_the_tool_is_killed() {
     for file in fixture_forms("job") {

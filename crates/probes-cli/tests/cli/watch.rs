@@ -49,6 +49,7 @@ fn each_hit_is_a_line_with_its_arguments() {
     }
 }
 
+// promise: Observations: OCaml values are shown as OCaml prints them (2)
 #[test]
 fn values_of_ocaml_are_shown_as_ocaml_has_them() {
     for file in program_forms("shown") {
@@ -138,6 +139,8 @@ fn what_is_skipped_is_told() {
     }
 }
 
+// promise: Observations: What a killed tool has left is reported, and removed with `observe -clean`
+//    (2)
 #[test]
 fn what_a_killed_tool_has_left_is_put_back_by_hand() {
     for mut target in both_forms("arguments") {

@@ -97,6 +97,8 @@ fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {
     assert!(talker.guard().wait().success());
 }
 
+// promise: OCaml 5: Domains run on while probes are switched; each round is one hit in each domain
+//    with a probe on, none with it off (2 × 1,000 updates, half of them with `-live`)
 #[test]
 fn eight_domains_are_switched_five_hundred_times_and_every_round_counts() {
     for file in program_forms("ocaml5/domains") {
@@ -104,6 +106,7 @@ fn eight_domains_are_switched_five_hundred_times_and_every_round_counts() {
     }
 }
 
+// promise: OCaml 5: System threads in domains run on while probes are switched (2 × 600 updates)
 #[test]
 fn system_threads_in_domains_are_switched() {
     for file in program_forms("ocaml5/domains") {
@@ -111,6 +114,8 @@ fn system_threads_in_domains_are_switched() {
     }
 }
 
+// promise: OCaml 5: What handlers allocate, and what lives across a site, survives collections and
+//    compactions (2 × 200 updates)
 #[test]
 fn handlers_allocate_on_every_domain_while_the_heap_is_collected_and_compacted() {
     for file in program_forms("ocaml5/domains") {

@@ -31,6 +31,8 @@ fn check(inmate: &mut Inmate, hits: impl Fn(&(&'static str, u64, u64)) -> u64) {
     assert_eq!(inmate.round(), expected);
 }
 
+// promise: OCaml 5: Handlers perform effects and handle them, and sites may be in effect handlers
+//    (2 × 36 updates)
 #[test]
 fn handlers_perform_effects_and_handle_them() {
     for file in program_forms("ocaml5/effects") {
@@ -54,6 +56,8 @@ fn handlers_perform_effects_and_handle_them() {
     }
 }
 
+// promise: OCaml 5: A handler suspended in an effect continues after its probe is disabled, on
+//    another domain too (2 × 40 updates)
 #[test]
 fn a_handler_that_waits_in_an_effect_goes_on_though_its_probe_is_off() {
     for file in program_forms("ocaml5/effects") {

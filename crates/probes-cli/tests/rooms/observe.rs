@@ -105,6 +105,8 @@ fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
     assert!(talker.guard().wait().success());
 }
 
+// promise: Observations: Counts of domains that collect garbage all the time agree to the last hit
+//    (100 observations of 8 domains in each chroot)
 #[test]
 fn domains_that_collect_are_observed_a_hundred_times_and_every_round_counts() {
     for file in program_forms("ocaml5/domains") {
@@ -112,6 +114,8 @@ fn domains_that_collect_are_observed_a_hundred_times_and_every_round_counts() {
     }
 }
 
+// promise: Observations: Counts of system threads in domains agree to the last hit (40 observations
+//    in each chroot)
 #[test]
 fn system_threads_in_domains_are_observed() {
     for file in program_forms("ocaml5/domains") {
@@ -119,6 +123,8 @@ fn system_threads_in_domains_are_observed() {
     }
 }
 
+// promise: Observations: An observer killed at any moment leaves domains and threads waiting in
+//    handlers that run on (80 kills in each chroot)
 #[test]
 fn an_observer_killed_at_any_moment_leaves_domains_and_parked_threads_that_go_on() {
     const NAME: &str =

@@ -16,6 +16,8 @@ fn names(json: &Value) -> Vec<(String, Option<String>)> {
         .collect()
 }
 
+// promise: Containers: A program in a chroot with another C library is listed and switched (4 × 4
+//    updates in each chroot)
 #[test]
 fn programs_in_a_room_are_listed_and_switched_from_outside() {
     for walls in Walls::ALL {

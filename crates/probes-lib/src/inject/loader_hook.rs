@@ -384,6 +384,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    // promise: Following: The loader hook's code is what objdump says it is
     #[test]
     fn the_stub_is_what_objdump_says_it_is() {
         let folder = Scratch::new();

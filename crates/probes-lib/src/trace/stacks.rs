@@ -224,6 +224,7 @@ mod tests {
         }
     }
 
+    // promise: Observations: Of a thousand stacks, no more is read than is on them (1,000 stacks)
     #[test]
     fn no_more_is_read_of_a_thousand_stacks_than_is_on_them() {
         const USED: u64 = 0x1230;

@@ -113,6 +113,8 @@ impl Watch {
     }
 }
 
+// promise: Stopping and resuming: No thread runs between the first write of an update and the last
+//    (2 × 200 updates, watched from outside)
 #[test]
 fn no_thread_runs_from_the_first_write_of_an_update_to_the_last() {
     let _busy = busy();
@@ -234,6 +236,7 @@ fn assert_well(session: &mut Session, number: u32) -> State {
     states["ping"].1
 }
 
+// promise: All or nothing: Ctrl-C at any moment leaves the whole update or none of it (200 tools)
 #[test]
 fn a_tool_interrupted_at_any_moment_ends_and_leaves_all_or_nothing() {
     let _busy = busy();

@@ -12,6 +12,7 @@ use test_support::{Scratch, fixture_forms, output};
 
 use crate::session::{Session, all, busy, named};
 
+// promise: Processes that are hard to change: Sealed code (mseal) is changed (2)
 #[test]
 fn code_that_is_sealed_is_changed() {
     for file in fixture_forms("sealed_text") {
@@ -25,6 +26,8 @@ fn code_that_is_sealed_is_changed() {
     }
 }
 
+// promise: Processes that are hard to change: Code in transparent huge pages is changed, and the
+//    pages stay huge (2 × 10 updates)
 #[test]
 fn code_that_was_moved_to_a_huge_page_is_changed_there_and_the_page_stays_huge() {
     for file in fixture_forms("huge_text") {
@@ -44,6 +47,8 @@ fn code_that_was_moved_to_a_huge_page_is_changed_there_and_the_page_stays_huge()
     }
 }
 
+// promise: All or nothing: Nothing is written where something else has been mapped since (2 × at
+//    least 200 updates)
 #[test]
 fn code_that_comes_and_goes_is_changed_whole_or_not_at_all_and_no_site_is_made_of_what_comes_instead()
  {
@@ -131,6 +136,9 @@ impl Drop for Breakpoint {
     }
 }
 
+// promise: Other tracers and tools: A uprobe or breakpoint on a site keeps that probe unchanged,
+//    and what it restores later is noticed (2; users who may set no uprobe write the breakpoint as
+//    gdb does)
 #[test]
 fn a_uprobe_on_a_site_keeps_that_probe_unchanged_and_what_it_puts_back_is_noticed() {
     for file in fixture_forms("gen_ocaml_1") {

@@ -31,6 +31,7 @@ fn plugins(session: &mut Session) -> String {
     session.talker.ask("plugins", "plugins")
 }
 
+// promise: Containers: A program in its own namespaces is changed with its plugin (2)
 #[test]
 fn a_program_in_namespaces_of_its_own_is_changed_with_its_plugin() {
     let plugin = Path::new("/plugin.so");
@@ -73,6 +74,8 @@ fn threads_of_a_container_are_told_as_we_see_them() {
     }
 }
 
+// promise: Containers: A file with the same path on the host is not mistaken for the one that a
+//    container has loaded (2)
 #[test]
 fn what_has_the_same_path_here_is_not_taken_for_what_a_container_has_loaded() {
     let here = Scratch::new();
@@ -88,6 +91,7 @@ fn what_has_the_same_path_here_is_not_taken_for_what_a_container_has_loaded() {
     }
 }
 
+// promise: Containers: A program that was deleted in its container is changed (2)
 #[test]
 fn a_program_that_was_deleted_in_its_container_is_changed() {
     let plugin = Path::new("/plugin.so");

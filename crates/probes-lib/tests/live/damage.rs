@@ -91,6 +91,8 @@ fn refused_unchanged(session: &Session, actions: &probes_lib::Actions) -> Error 
     error
 }
 
+// promise: All or nothing: Nothing is written if one byte is not as expected, even with `-force` (4
+//    × 60 updates)
 #[test]
 fn foreign_bytes_at_one_site_keep_every_probe_of_the_update_unchanged() {
     for file in fixture_forms("multi_semaphore")
@@ -175,6 +177,8 @@ fn a_probe_beside_a_spoiled_one_can_be_changed() {
     }
 }
 
+// promise: Processes that are hard to change: Code that is mapped shared is refused before anything
+//    is written (2 × 3)
 #[test]
 fn text_mapped_shared_is_refused_and_the_rest_can_be_changed() {
     for file in fixture_forms("shared_text") {
@@ -246,6 +250,8 @@ fn a_full_counter_is_refused_and_can_count_down() {
     }
 }
 
+// promise: Death of the tool: Counters and sites that contradict each other are reported, and
+//    repaired with `-force` (4 × 4 contradictions)
 #[test]
 fn counters_and_sites_that_contradict_are_told_and_repaired_by_force() {
     for file in fixture_forms("multi_semaphore")
@@ -294,6 +300,7 @@ fn counters_and_sites_that_contradict_are_told_and_repaired_by_force() {
     }
 }
 
+// promise: All or nothing: A breakpoint beside a site survives the writes to its page (2)
 #[test]
 fn a_breakpoint_beside_a_site_survives_that_its_page_is_written() {
     for file in fixture_forms("spin_1000") {

@@ -16,6 +16,8 @@ fn numbers(line: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
+// promise: Observations: Memory that the process maps where the tool's was to be, or was, is
+//    neither written nor unmapped (2 × 30 mappings)
 #[test]
 fn memory_that_the_process_has_mapped_meanwhile_is_neither_written_nor_unmapped() {
     for file in fixture_forms("squatter") {
@@ -69,6 +71,8 @@ fn interrupt(
     })
 }
 
+// promise: Observations: A call that a signal interrupts fails with EINTR, even if its thread is
+//    just mapping memory for the tool (2 × 5 calls × 100 signals)
 #[test]
 fn calls_that_a_signal_interrupts_are_interrupted_by_it_while_their_thread_maps_memory() {
     for file in fixture_forms("interrupted_calls") {
@@ -92,6 +96,7 @@ fn calls_that_a_signal_interrupts_are_interrupted_by_it_while_their_thread_maps_
     }
 }
 
+// promise: Observations: No call is injected into a thread inside a restartable sequence (2 × 20)
 #[test]
 fn who_maps_memory_is_in_no_restartable_sequence() {
     for file in fixture_forms("sequences") {

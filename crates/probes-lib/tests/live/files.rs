@@ -27,6 +27,8 @@ fn a_program_whose_file_was_deleted_is_controlled_as_before() {
     }
 }
 
+// promise: Processes that are hard to change: A program whose file was deleted or replaced is
+//    controlled by the notes of the file that runs (2)
 #[test]
 fn a_program_whose_file_was_replaced_is_controlled_by_its_own_notes() {
     for subject in expected::fixture_subjects("multi_semaphore") {
@@ -63,6 +65,7 @@ fn a_program_below_a_strange_path_is_controlled() {
     }
 }
 
+// promise: Processes that are hard to change: Execute-only code is changed (2)
 #[test]
 fn execute_only_code_is_changed() {
     for file in fixture_forms("execonly") {

@@ -75,6 +75,8 @@ pub(crate) fn check_table(subject: &Subject, session: &Session) {
     assert_eq!(found, expected, "{}", subject.file.display());
 }
 
+// promise: All or nothing: After enabling and disabling, all memory is as it was (6 updates of each
+//    of more than 60 fixtures, byte by byte)
 #[test]
 fn all_probes_of_every_fixture_are_enabled_twice_and_disabled_twice() {
     for subject in ordinary() {
@@ -325,6 +327,8 @@ fn no_action_changes_nothing_and_stops_nothing() {
     }
 }
 
+// promise: Death of the tool: Half an update left by a killed tool is refused by the next one, and
+//    repaired with `-force` (2)
 #[test]
 fn an_interrupted_run_is_refused_and_repaired_by_force() {
     for subject in expected::fixture_subjects("interrupted") {

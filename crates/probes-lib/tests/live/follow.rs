@@ -34,6 +34,8 @@ fn followed(talker: &mut Talker, scenario: impl FnOnce(&mut Talker, &AtomicBool)
     told.into_inner().unwrap()
 }
 
+// promise: Following: The exit status of a followed child of our own process is left to the code
+//    that waits for it (4)
 #[test]
 fn the_status_of_a_followed_child_of_our_own_is_left_to_who_waits_for_it() {
     for family in fixture_forms("family") {

@@ -25,6 +25,8 @@ fn all_threads_are(pid: i32, state: char) -> Option<()> {
     threads.all(is_so).then_some(())
 }
 
+// promise: Stopping and resuming: The parent of a process in a group stop sees its stop and its
+//    exit, and nothing else (2 × 4 signals × 40 updates, under a parent that polls)
 #[test]
 fn the_parent_of_a_process_in_a_group_stop_is_told_of_its_stop_and_its_end_and_of_nothing_else() {
     // The part of the tool: what another process traces is not seen by our waits.
@@ -83,6 +85,8 @@ fn the_parent_of_a_process_in_a_group_stop_is_told_of_its_stop_and_its_end_and_o
     }
 }
 
+// promise: Processes that are hard to change: A process under strict seccomp, which forbids even
+//    mmap, is changed: everything is done from outside (2 × 40 updates)
 #[test]
 fn a_process_that_may_only_read_and_write_is_changed_from_outside() {
     for file in fixture_forms("seccomp") {
@@ -98,6 +102,8 @@ fn a_process_that_may_only_read_and_write_is_changed_from_outside() {
     }
 }
 
+// promise: Stopping and resuming: Every one of a thousand threads is stopped and resumed (2 × 10
+//    updates)
 #[test]
 fn a_process_of_a_thousand_threads_is_changed_and_each_of_them_meets_it() {
     for file in fixture_forms("idle_threads") {
@@ -212,6 +218,9 @@ impl Drop for Hold {
 
 /// Root is to have control groups at hand on most machines, and other users on none: those have the
 /// same asserted of a process that is stopped.
+// promise: Stopping and resuming: A process frozen by a cgroup stays frozen: changed in version 2,
+//    reported as busy in version 1 (2 × 41 updates each; users who may create no cgroup use
+//    SIGSTOP)
 #[test]
 fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
     let _busy = busy();
@@ -265,6 +274,8 @@ fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
     }
 }
 
+// promise: Processes that are hard to change: A setuid program is changed by root, not by the user
+//    who started it, and keeps its privilege (2 × 10 updates)
 #[test]
 fn a_setuid_program_is_changed_by_who_may_and_keeps_its_privilege() {
     for file in fixture_forms("forker") {
@@ -352,6 +363,8 @@ fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
 }
 
 /// Containers may keep us from making the namespace that it takes: there, nobody has the number.
+// promise: Exit, exec and fork of the process: A new process with the pid of an earlier one is not
+//    mistaken for it (2 × 2 updates)
 #[test]
 fn a_process_that_was_given_the_number_of_another_is_not_taken_for_it() {
     // The part that runs where numbers can be given out.

@@ -25,6 +25,7 @@ fn is_about(time: Duration, wanted: Duration) -> bool {
     time.abs_diff(wanted) <= wanted / 500 + Duration::from_nanos(1)
 }
 
+// promise: Observations: Latencies are as long as the time that passed (2 × 20)
 #[test]
 fn times_are_as_long_as_they_were() {
     for file in fixture_forms("timed") {
@@ -65,6 +66,8 @@ fn ends(latency: &Latency) -> [u64; 4] {
     [latency.count(), unmatched[0], unmatched[1], latency.lost()]
 }
 
+// promise: Observations: Pairs are matched as a stack; unmatched and too deep ones are reported (2
+//    × 7)
 #[test]
 fn pairs_are_matched_as_a_stack() {
     for file in fixture_forms("timed") {
@@ -101,6 +104,8 @@ fn pairs_are_matched_as_a_stack() {
     }
 }
 
+// promise: Observations: Starts by threads that have exited are not matched by other threads (2 ×
+//    50 threads)
 #[test]
 fn starts_of_threads_that_have_ended_are_not_matched() {
     for file in fixture_forms("timed") {
@@ -115,6 +120,7 @@ fn starts_of_threads_that_have_ended_are_not_matched() {
     }
 }
 
+// promise: Observations: Every pair is timed, whatever the number of threads (1 to 200 threads)
 #[test]
 fn every_pair_is_timed_whatever_the_number_of_threads() {
     for file in fixture_forms("timed") {
@@ -145,6 +151,8 @@ fn every_pair_is_timed_whatever_the_number_of_threads() {
     }
 }
 
+// promise: Observations: Times of threads beyond the slots are counted as dropped, one by one (2 ×
+//    1,200 threads)
 #[test]
 fn times_of_threads_beyond_those_there_is_room_for_are_told_as_lost_one_by_one() {
     for file in fixture_forms("timed") {

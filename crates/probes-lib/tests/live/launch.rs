@@ -284,6 +284,7 @@ fn with_endless_data(scratch: &Scratch, program: &Path) -> PathBuf {
     scratch.copy(&source, name)
 }
 
+// promise: Launching programs: A file that cannot be executed is refused with the reason
 #[test]
 fn what_the_kernel_does_not_execute_is_refused_with_its_reason() {
     alone(|| {
@@ -423,6 +424,8 @@ fn inheritance(pid: i32) -> Vec<(String, String)> {
     all
 }
 
+// promise: Launching programs: The program inherits the same as when it is started directly (4
+//    programs)
 #[test]
 fn a_launched_program_is_as_if_it_had_been_started_directly() {
     alone(|| {

@@ -93,6 +93,7 @@ fn objects_that_are_loaded_and_unloaded_later_come_and_go() {
     }
 }
 
+// promise: Objects that come and go: Each place where an object is loaded has its own counters (2)
 #[test]
 fn an_object_that_is_loaded_twice_has_counters_of_its_own_in_each_place() {
     let scratch = Scratch::new();
@@ -112,6 +113,8 @@ fn an_object_that_is_loaded_twice_has_counters_of_its_own_in_each_place() {
     }
 }
 
+// promise: Objects that come and go: What was done to an object that was unloaded is not undone in
+//    another (2)
 #[test]
 fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
     for mut session in hosts() {
@@ -131,6 +134,8 @@ fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
     }
 }
 
+// promise: Objects that come and go: A file that was deleted or replaced is read as it is mapped,
+//    or not at all (4)
 #[test]
 fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
     let scratch = Scratch::new();
@@ -183,6 +188,8 @@ fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
     }
 }
 
+// promise: Objects that come and go: An object in memory alone (memfd) is switched, or named if it
+//    cannot be opened (4)
 #[test]
 fn an_object_that_is_in_memory_alone_is_switched_if_it_can_be_opened() {
     for mut session in hosts() {
@@ -235,6 +242,8 @@ fn a_program_started_through_its_loader_is_found_beside_the_loader() {
     }
 }
 
+// promise: Objects that come and go: A shared object that is loaded and unloaded all the time is
+//    changed as a whole or not at all (2 × at least 200 updates, 3,000 times loaded and unloaded)
 #[test]
 fn objects_that_come_and_go_all_the_time_are_never_written_amiss() {
     let _busy = busy();
@@ -271,6 +280,8 @@ fn objects_that_come_and_go_all_the_time_are_never_written_amiss() {
     }
 }
 
+// promise: Objects that come and go: An object that is loaded by half is left alone (2, byte by
+//    byte)
 #[test]
 fn an_object_whose_data_are_not_mapped_yet_is_not_there_and_is_when_they_are() {
     for mut session in hosts() {
@@ -292,6 +303,9 @@ fn an_object_whose_data_are_not_mapped_yet_is_not_there_and_is_when_they_are() {
     }
 }
 
+// promise: Objects that come and go: A shared object that is loaded and unloaded all the time is
+//    shown as a whole or not at all (2 × at least 100 reads, while it is loaded and unloaded
+//    without a pause)
 #[test]
 fn objects_that_come_and_go_all_the_time_are_shown_whole_or_not_at_all() {
     let _busy = busy();
@@ -413,6 +427,8 @@ fn the_probes_of_a_linked_library_are_set_before_the_program_begins() {
     }
 }
 
+// promise: Objects that come and go: `trace` sets the probes of linked libraries before their
+//    initialisers run (4)
 #[test]
 fn initialisers_of_linked_libraries_meet_their_probes_set() {
     for name in ["objects/eager", "objects/musl/eager"] {
@@ -465,6 +481,8 @@ fn a_program_whose_library_is_missing_is_said_to_have_ended_while_it_was_loaded(
     }
 }
 
+// promise: Objects that come and go: An object that could be unloaded during the update is not
+//    changed with `-live` (2 × 2)
 #[test]
 fn what_could_be_unloaded_meanwhile_is_not_changed_without_a_stop() {
     for session in hosts() {

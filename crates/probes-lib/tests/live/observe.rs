@@ -50,6 +50,8 @@ pub(crate) fn strange_code(pid: i32) -> Vec<String> {
         .collect()
 }
 
+// promise: Observations: Every hit is counted, and nothing remains when the observation ends (16
+//    programs)
 #[test]
 fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
     let mut files: Vec<PathBuf> = Vec::new();
@@ -104,6 +106,8 @@ fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
     }
 }
 
+// promise: Observations: Probes are switched and shown as usual while they are observed (6
+//    programs)
 #[test]
 fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
@@ -170,6 +174,7 @@ fn handlers_run_as_ever_while_they_are_observed() {
     }
 }
 
+// promise: Observations: Every hit is counted, whatever the number of threads (1 to 200 threads)
 #[test]
 fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
     for file in fixture_forms("idle_threads") {
@@ -189,6 +194,7 @@ fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
     }
 }
 
+// promise: Observations: Observations start and end under threads that never pause (4 × 20)
 #[test]
 fn observations_come_and_go_under_threads_that_do_not_rest() {
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
@@ -294,6 +300,8 @@ fn probes_of_objects_are_counted_with_those_of_the_program() {
     }
 }
 
+// promise: Observations: A child inherits the trampolines, runs on, and loses them without the
+//    observer's help (2 × 2)
 #[test]
 fn a_child_has_the_stubs_goes_on_and_is_put_back_by_itself() {
     for file in fixture_forms("forker") {
@@ -344,6 +352,8 @@ fn a_child_has_the_stubs_goes_on_and_is_put_back_by_itself() {
     }
 }
 
+// promise: Observations: A process in which every thread's seccomp filter kills for mapping memory
+//    is refused (2)
 #[test]
 fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
     for file in fixture_forms("seccomp") {
@@ -356,6 +366,7 @@ fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
 
 /// seccomp(2): a filter is a thread's. The one that has it is in no system call, which is what is looked
 /// for first in who is to map memory.
+// promise: Observations: Memory is mapped by a thread whose seccomp filter allows it (2 × 6)
 #[test]
 fn who_maps_memory_is_a_thread_that_would_not_be_killed_for_it() {
     for file in fixture_forms("seccomp") {
@@ -378,6 +389,8 @@ fn who_maps_memory_is_a_thread_that_would_not_be_killed_for_it() {
 
 /// As in a container, or of a service: the program that is the first to have the filter is refused, as
 /// its parent has not got it, and those that it starts are not.
+// promise: Observations: A seccomp filter that a process inherited from its parent is no obstacle
+//    (2)
 #[test]
 fn a_filter_that_a_process_has_from_its_parent_is_no_hindrance() {
     for file in fixture_forms("gen_ocaml_2") {
@@ -426,6 +439,8 @@ fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
     }
 }
 
+// promise: Observations: A program without a code cave for an injected call is refused with that
+//    reason (2)
 #[test]
 fn a_program_without_room_behind_its_code_is_refused_for_that() {
     for file in fixture_forms("full_page_static") {
@@ -446,6 +461,8 @@ fn a_program_without_room_behind_its_code_is_refused_for_that() {
     }
 }
 
+// promise: Observations: Code that is mapped shared is not observed, and the refusal comes before
+//    the process is stopped (2)
 #[test]
 fn text_mapped_shared_is_refused_before_the_process_is_stopped_and_the_rest_is_observed() {
     for file in fixture_forms("shared_text") {

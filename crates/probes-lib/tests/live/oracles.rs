@@ -130,6 +130,7 @@ fn gdb_lists_the_same_sites_of_files() {
     }
 }
 
+// promise: Other tracers and tools: gdb sees the bytes that we see (6 programs)
 #[test]
 fn gdb_sees_the_bytes_in_memory_that_we_see() {
     for name in ["gen_ocaml_2", "segments"] {

@@ -120,6 +120,8 @@ fn sites_of_programs_know_their_source() {
     }
 }
 
+// promise: Stopping and resuming: Every system thread of an OCaml program is stopped and runs on
+//    afterwards (2 × 200 updates)
 #[test]
 fn system_threads_are_toggled_two_hundred_times_and_lose_nothing() {
     let _busy = busy();

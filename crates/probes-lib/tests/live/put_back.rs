@@ -52,6 +52,8 @@ fn a_mixed_update_is_taken_back_as_one() {
     }
 }
 
+// promise: Updates for a time: What other callers have changed meanwhile stays when the library
+//    restores
 #[test]
 fn what_somebody_else_has_done_meanwhile_stays() {
     for file in fixture_forms("gen_ocaml_2") {

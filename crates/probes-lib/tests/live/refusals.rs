@@ -34,6 +34,8 @@ fn numbers_that_are_no_process_are_refused() {
     assert_eq!(error.to_string(), format!("no process {}", guard.pid()));
 }
 
+// promise: Exit, exec and fork of the process: A process that exits after it was opened is reported
+//    as exited (2)
 #[test]
 fn a_process_that_has_ended_since_it_was_opened_is_said_to_have_exited() {
     for file in fixture_forms("gen_ocaml_2") {
@@ -112,6 +114,8 @@ fn kernel_threads_are_refused_by_name() {
     }
 }
 
+// promise: Processes that are hard to change: The tool refuses to stop itself or one of its
+//    ancestors (2)
 #[test]
 fn we_and_our_ancestors_are_not_stopped_from_here() {
     // This process itself is refused earlier: its program has no probes.
@@ -229,6 +233,8 @@ fn refused_as_traced(session: &Session, tracer: i32, name: &str) {
     assert_eq!(error.effect(), Effect::NothingChanged);
 }
 
+// promise: Other tracers and tools: A process under gdb is refused with the name of the tracer, and
+//    stays with it (2)
 #[test]
 fn a_process_under_a_debugger_is_refused_with_the_debugger_s_name() {
     for file in fixture_forms("forker") {
@@ -250,6 +256,8 @@ fn a_process_under_a_debugger_is_refused_with_the_debugger_s_name() {
     }
 }
 
+// promise: Other tracers and tools: A process under strace is refused with the name of the tracer,
+//    and stays with it (4)
 #[test]
 fn a_process_under_strace_is_refused_and_goes_on() {
     let _busy = busy();
@@ -306,6 +314,8 @@ fn corrupt() -> Vec<PathBuf> {
     files
 }
 
+// promise: Bad input: Every damaged program that runs is refused with its defect named, and left
+//    alone (more than 42 programs)
 #[test]
 fn every_damaged_program_that_runs_is_refused_with_its_defect_and_left_alone() {
     let files = corrupt();
@@ -380,6 +390,8 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
     }
 }
 
+// promise: Other tracers and tools: A process that a shell has forked, and that has not yet exec'd
+//    its program, is waited for (2)
 #[test]
 fn a_process_that_a_shell_has_forked_is_opened_once_it_executes_its_program() {
     for file in fixture_forms("gen_ocaml") {

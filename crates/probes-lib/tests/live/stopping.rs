@@ -15,6 +15,8 @@ use test_support::{Talker, eventually, fixture_forms};
 
 use crate::session::{Session, all, busy, patient};
 
+// promise: Stopping and resuming: A process whose first thread has exited is changed through
+//    another thread (2 × 101 updates)
 #[test]
 fn a_process_whose_leader_has_exited_is_changed_through_another_thread() {
     for file in fixture_forms("zombie_leader") {
@@ -31,6 +33,8 @@ fn a_process_whose_leader_has_exited_is_changed_through_another_thread() {
     }
 }
 
+// promise: Stopping and resuming: A process that was stopped before an update stays stopped after
+//    it (2 × 2 signals × 41 updates)
 #[test]
 fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
     let report = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
@@ -69,6 +73,8 @@ fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
     }
 }
 
+// promise: Stopping and resuming: Single threads that were stopped before an update stay stopped
+//    after it (2)
 #[test]
 fn stopped_threads_stay_stopped_and_are_changed() {
     let _busy = busy();
@@ -92,6 +98,8 @@ fn stopped_threads_stay_stopped_and_are_changed() {
     }
 }
 
+// promise: Signals: Thousands of queued signals are delivered once and in order during updates (2 ×
+//    200 updates, at least 2,000 signals)
 #[test]
 fn thousands_of_queued_signals_arrive_once_and_in_order_during_two_hundred_updates() {
     let _busy = busy();
@@ -127,6 +135,8 @@ fn update_across_exec(program: &Path, target: &Target) -> bool {
     }
 }
 
+// promise: Exit, exec and fork of the process: An exec during an update gives success or an error
+//    that says so, and the new program is as built (2 × 100 execs)
 #[test]
 fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() {
     let (mut before, mut met) = (0, 0);
@@ -160,6 +170,8 @@ fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() 
     assert_eq!(before + met, 200);
 }
 
+// promise: Exit, exec and fork of the process: A child keeps the state that its parent had, and
+//    neither changes the other (2 × 60 updates)
 #[test]
 fn a_child_inherits_what_its_parent_had_and_neither_changes_the_other() {
     for file in fixture_forms("forker") {
@@ -190,6 +202,8 @@ fn a_child_inherits_what_its_parent_had_and_neither_changes_the_other() {
     }
 }
 
+// promise: Stopping and resuming: A thread that cannot be stopped in time (vfork) is resumed, and
+//    the error names it and the reason (2)
 #[test]
 fn a_process_that_waits_in_vfork_is_busy_and_is_let_go_in_time() {
     let deadline = Duration::from_millis(100);

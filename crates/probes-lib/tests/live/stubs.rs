@@ -25,6 +25,8 @@ fn numbers(line: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
+// promise: Observations: Handlers of signals received in trampolines return there, jump out, reach
+//    sites, and have alternate stacks (2 × 25 observations)
 #[test]
 fn observations_come_and_go_while_signals_are_handled_in_their_stubs() {
     for file in fixture_forms("interrupted_stubs") {
@@ -58,6 +60,8 @@ fn observations_come_and_go_while_signals_are_handled_in_their_stubs() {
     }
 }
 
+// promise: Observations: A signal handler that interrupted a trampoline returns into it, however
+//    long it took (4)
 #[test]
 fn who_stays_in_the_handler_of_a_signal_finds_the_stub_when_it_is_over() {
     let leaves = [["return", "jump"], ["jump", "return"]];
@@ -84,6 +88,7 @@ fn who_stays_in_the_handler_of_a_signal_finds_the_stub_when_it_is_over() {
 }
 
 /// Their sites have no arguments, one or two, by turns: probes 1 and 5 the same two, 2 and 6 none.
+// promise: Observations: Every trampoline is complete, whatever is observed at other sites (2 × 3)
 #[test]
 fn sites_with_different_things_to_learn_have_stubs_that_fit() {
     let name = |number: u32| format!("probe_{number}");

@@ -20,6 +20,8 @@ fn found(pids: &[i32]) -> BTreeMap<i32, Surveyed> {
     ours.map(|one| (one.pid, one)).collect()
 }
 
+// promise: Objects that come and go: `ps` finds every process with probes once, while others exit
+//    (48 processes of 4 files, half of which exit)
 #[test]
 fn all_processes_with_probes_are_found_once_while_others_end() {
     // Without a word they wait for a line that never comes.

@@ -15,6 +15,8 @@ use crate::fixtures::{on_and_off, ordinary};
 use crate::refusals::traced_by;
 use crate::session::{Session, all, busy, named, patient};
 
+// promise: Live updates: A live update writes the same memory as an update with a stop (6 updates
+//    of each)
 #[test]
 fn all_probes_of_every_fixture_and_program_are_switched_twice_without_a_stop() {
     for subject in ordinary().chain(expected::rounds()) {
@@ -38,6 +40,7 @@ fn a_pair_is_switched_without_a_stop() {
     }
 }
 
+// promise: Live updates: A process that waits in vfork is changed (2)
 #[test]
 fn a_process_that_waits_in_vfork_is_changed() {
     for file in fixture_forms("vforker") {
@@ -54,6 +57,7 @@ fn a_process_that_waits_in_vfork_is_changed() {
     }
 }
 
+// promise: Live updates: A process that was stopped stays stopped and is changed (2)
 #[test]
 fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
     for file in fixture_forms("gen_ocaml_2") {
@@ -71,6 +75,7 @@ fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
     }
 }
 
+// promise: Live updates: A process under a debugger or strace is changed, and stays with it (4)
 #[test]
 fn a_process_under_a_debugger_or_strace_is_changed_and_stays_with_it() {
     let gdb = |pid: &str| {
@@ -105,6 +110,7 @@ fn a_process_under_a_debugger_or_strace_is_changed_and_stays_with_it() {
     }
 }
 
+// promise: Live updates: Threads that never pause run on through live updates (4 × 600 updates)
 #[test]
 fn threads_that_never_pause_run_on_through_three_hundred_updates() {
     const UPDATES: usize = 300;
@@ -127,6 +133,8 @@ fn threads_that_never_pause_run_on_through_three_hundred_updates() {
     }
 }
 
+// promise: Live updates: An exec during a live update is noticed, and the new program is as built
+//    (2 × 100 execs)
 #[test]
 fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() {
     for file in fixture_forms("exec_self") {
@@ -161,6 +169,7 @@ fn executed_or_done(session: &Session) {
     }
 }
 
+// promise: Live updates: What is not as expected is refused before anything is written (4)
 #[test]
 fn what_is_not_as_it_has_to_be_is_refused_before_anything_is_written() {
     for file in fixture_forms("gen_ocaml_2") {
@@ -191,6 +200,8 @@ fn refused_as_shared(file: &Path) {
     );
 }
 
+// promise: Other tracers and tools: Updates with and without `-live` at the same time all count (2
+//    × 240 updates)
 #[test]
 fn updates_with_and_without_a_stop_at_once_all_count() {
     const UPDATES: u16 = 60;

@@ -1,7 +1,7 @@
 //! Calls that wait while their process is stopped and let go, hundreds of times: which of them come
 //! back with `EINTR`, and that all others wait on as if nothing had been.
 //!
-//! docs/reliability.md has this as a table for users; `INTERRUPTED` is what it says.
+//! docs/eintr.md lists them for users; `INTERRUPTED` is the same list.
 
 use std::collections::BTreeMap;
 
@@ -114,6 +114,8 @@ fn assert_interrupted(
     }
 }
 
+// promise: Signals: A waiting system call is restarted, except for those that docs/eintr.md lists
+//    (2 × 200 updates, 66 calls)
 #[test]
 fn the_calls_that_are_interrupted_are_those_of_the_documentation_and_all_others_wait_on() {
     for file in fixture_forms("blocking_calls") {
@@ -128,6 +130,8 @@ fn the_calls_that_are_interrupted_are_those_of_the_documentation_and_all_others_
     }
 }
 
+// promise: Signals: A waiting call of OCaml's library is restarted, except for those that
+//    docs/eintr.md lists (2 × 200 updates, 17 calls)
 #[test]
 fn no_call_of_ocaml_s_library_returns_but_recv_with_a_timeout() {
     for file in program_forms("waiting") {
@@ -139,6 +143,7 @@ fn no_call_of_ocaml_s_library_returns_but_recv_with_a_timeout() {
     }
 }
 
+// promise: Signals: With `-live`, no waiting call is interrupted (4 × 200 updates, 66 and 17 calls)
 #[test]
 fn without_a_stop_no_call_is_interrupted() {
     for file in fixture_forms("blocking_calls")
@@ -152,6 +157,8 @@ fn without_a_stop_no_call_is_interrupted() {
     }
 }
 
+// promise: Signals: A signal keeps its information: sender, value, status, address, descriptor (2 ×
+//    200 updates, 8 kinds of signals)
 #[test]
 fn signals_of_every_kind_keep_what_they_say_of_themselves() {
     for file in fixture_forms("siginfo") {

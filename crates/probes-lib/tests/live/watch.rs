@@ -27,6 +27,7 @@ fn ints(numbers: &[i64]) -> Vec<Value> {
     numbers.iter().copied().map(Value::Int).collect()
 }
 
+// promise: Observations: Arguments are shown from every place that a note can name (2)
 #[test]
 fn arguments_are_shown_wherever_they_are() {
     for file in fixture_forms("arguments") {
@@ -76,6 +77,7 @@ fn arguments_are_shown_wherever_they_are() {
     }
 }
 
+// promise: Observations: Every hit is shown once, and dropped ones are reported (2 × 400,000)
 #[test]
 fn every_hit_is_shown_once_and_those_that_are_not_are_told() {
     for file in fixture_forms("timed") {
@@ -114,6 +116,8 @@ fn every_hit_is_shown_once_and_those_that_are_not_are_told() {
     }
 }
 
+// promise: Observations: Memory that is mapped meanwhile is read, and memory that is unmapped is
+//    not touched (2 × 10,000 pages)
 #[test]
 fn memory_that_comes_is_read_and_memory_that_goes_is_not() {
     for file in fixture_forms("timed") {
@@ -167,6 +171,7 @@ fn observe_all(file: &Path, observation: Observation, words: &str) -> Observed {
     observer.remove().unwrap()
 }
 
+// promise: Observations: A program is observed from its first hit to its last (8 programs)
 #[test]
 fn programs_are_observed_from_their_first_hit_to_their_last() {
     for name in ["timed", "gen_ocaml_2", "gen_ocaml_2_static", "objects/host"] {
@@ -230,6 +235,7 @@ fn what_observes_a_program_from_its_start_is_put_back_like_any_other() {
 /// How long stubs believe what they were told, and a little more.
 const BELIEVED: Duration = Duration::from_millis(1100);
 
+// promise: Observations: No values are read once the observer is gone (2)
 #[test]
 fn nobody_reads_values_when_the_observer_has_gone() {
     for file in fixture_forms("arguments") {

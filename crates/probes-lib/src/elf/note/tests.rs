@@ -273,6 +273,7 @@ fn the_corpus_of_the_fuzz_target_is_read_without_a_panic() {
 proptest::proptest! {
     #![proptest_config(properties(256))]
 
+    // promise: Bad input: Any bytes give notes or an error (256 cases, and a fuzz target)
     #[test]
     fn any_bytes_give_notes_or_an_error(bytes: Vec<u8>) {
         check_any(&bytes);

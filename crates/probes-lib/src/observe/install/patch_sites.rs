@@ -273,6 +273,8 @@ mod tests {
         steps
     }
 
+    // promise: Observations: A site across two pages is written in steps that are safe, whatever is
+    //    before and after it (42 layouts)
     #[test]
     fn a_site_across_two_pages_is_written_in_steps_whatever_comes_before_and_behind_it() {
         // Each is 6 bytes long; the tails of the third and the fourth lie on two pages.
@@ -288,6 +290,8 @@ mod tests {
         assert_eq!(check(&sites, true, false).seen.len(), 1 + 4 + 3 + 1);
     }
 
+    // promise: Observations: No site is torn where the kernel writes code one word at a time (16
+    //    layouts)
     #[test]
     fn where_only_words_are_written_at_once_no_site_is_torn() {
         for at in 0..WORD {
@@ -300,6 +304,8 @@ mod tests {
     }
 
     proptest! {
+        // promise: Observations: A tool killed after any write to a site leaves a site that can be
+        //    executed and restored (256 layouts)
         #[test]
         fn whoever_is_killed_after_any_write_leaves_sites_that_can_be_executed(
             gaps in prop::collection::vec((0..40_u64, 0..3_usize), 1..60),

@@ -94,6 +94,8 @@ fn probes_whose_sites_alternate_in_a_page_are_updated_as_a_pair() {
     }
 }
 
+// promise: All or nothing: If a write fails, in whole or in part, every byte is restored (every
+//    write of each kind of update × 2)
 #[test]
 fn whichever_write_fails_all_bytes_are_put_back() {
     for (world, actions) in updates() {
@@ -142,6 +144,7 @@ fn the_error_of_a_failed_write_says_what_and_where() {
     }
 }
 
+// promise: All or nothing: A write that did not take effect is noticed
 #[test]
 fn a_write_that_is_not_kept_is_noticed_and_all_is_put_back() {
     for (world, actions) in updates() {
@@ -166,6 +169,8 @@ fn a_write_that_is_not_kept_is_noticed_and_all_is_put_back() {
     }
 }
 
+// promise: All or nothing: If restoring fails, the error says that the process is half changed
+//    (every write)
 #[test]
 fn if_putting_back_fails_the_rest_is_put_back_and_the_error_says_half_changed() {
     for (world, actions) in updates() {
@@ -273,6 +278,8 @@ fn a_process_that_ends_meanwhile_is_told_as_such() {
     }
 }
 
+// promise: All or nothing: Nothing is written to a process that has changed since the update was
+//    planned
 #[test]
 fn nothing_is_written_to_a_process_that_is_not_as_it_was_planned_for() {
     let (world, actions) = mixed();
@@ -310,6 +317,7 @@ fn memory_that_cannot_be_read_any_more_is_not_written() {
     assert_eq!(unmapped.writes, 0);
 }
 
+// promise: All or nothing: The counter of another tool (SystemTap) beside ours is never written
 #[test]
 fn a_neighbour_s_counter_is_never_touched() {
     // SystemTap's counters are changed by the kernel even while all threads stand.

@@ -71,12 +71,16 @@ fn code_writes(plan: &UpdatePlan) -> impl Iterator<Item = &CodeWrite> {
     })
 }
 
+// promise: All or nothing: Sites are enabled before their counters, so that every prefix of the
+//    writes is safe
 #[test]
 fn sites_are_enabled_before_their_counters() {
     let plan = plan(&World::of(FIXTURE), &enable("many"));
     assert_eq!(steps(&plan), ["7 x e8", "0->1 0->1 0->1"]);
 }
 
+// promise: All or nothing: Counters are disabled before their sites, so that every prefix of the
+//    writes is safe
 #[test]
 fn counters_are_disabled_before_their_sites() {
     let mut world = World::of(FIXTURE);

@@ -257,6 +257,7 @@ fn check_any(bytes: &[u8]) {
     }
 }
 
+// promise: Bad input: Any file gives a table or an error (the corpus, and a fuzz target)
 #[test]
 fn the_corpus_of_the_fuzz_target_is_read_without_a_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/elf");

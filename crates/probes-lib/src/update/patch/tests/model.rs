@@ -283,6 +283,8 @@ fn check_taking_back(world: &World, memory: &SliceMemory, done: &UpdatePlan, bef
 proptest! {
     #![proptest_config(properties(192))]
 
+    // promise: All or nothing: Memory always agrees with the counters, after any sequence of
+    //    updates and faults (192 sequences)
     #[test]
     fn memory_is_always_what_the_counters_of_the_model_say(
         fixture in 0..FIXTURES.len(),
