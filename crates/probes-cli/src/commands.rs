@@ -24,7 +24,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use probes_lib::{ErrorKind, PassedOver, Report, Result, SourceMap, Target};
+use probes_lib::{ErrorKind, Report, Result, SourceMap, Target, UnreadableObject};
 
 use crate::hint;
 use crate::messages::Messages;
@@ -44,7 +44,7 @@ pub(crate) enum Failure {
         rest: &'static str,
     },
     /// The probes of so many processes that were followed could not be set, which was said of each.
-    Followed(usize),
+    FollowEvent(usize),
     /// No process with probes runs a program of that name.
     NobodyCalled(String),
     /// The processes could not be listed.
@@ -107,7 +107,7 @@ impl Failure {
                 "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
             )),
             Failure::Several { .. }
-            | Failure::Followed(_)
+            | Failure::FollowEvent(_)
             | Failure::Output(_)
             | Failure::Unanswered(..)
             | Failure::File(..)
@@ -132,8 +132,8 @@ impl fmt::Display for Failure {
                 let separator = if rest.is_empty() { "" } else { "; " };
                 write!(f, "{separator}{rest}")
             }
-            Failure::Followed(1) => f.write_str("the probes of one process could not be set"),
-            Failure::Followed(count) => {
+            Failure::FollowEvent(1) => f.write_str("the probes of one process could not be set"),
+            Failure::FollowEvent(count) => {
                 write!(f, "the probes of {count} processes could not be set")
             }
             Failure::NobodyCalled(name) => {
@@ -247,9 +247,9 @@ fn say_what(messages: &Messages, target: &Target) {
 
 /// Names the files that could not be looked into, which may have probes as well.
 fn warn_of_passed_over(messages: &Messages, target: &Target) {
-    let is_nameless = |one: &PassedOver| matches!(one.why.kind(), ErrorKind::Nameless { .. });
+    let is_nameless = |one: &UnreadableObject| matches!(one.why.kind(), ErrorKind::Nameless { .. });
     let (nameless, others): (Vec<_>, Vec<_>) =
-        target.passed_over().into_iter().partition(is_nameless);
+        target.unreadable().into_iter().partition(is_nameless);
     let warn = |why: &str, kind: &ErrorKind| {
         let hint = hint::of(kind, &Subject::Process(target.pid()));
         let hint = hint.unwrap_or_else(|| "the probes of all other files are there".to_owned());
@@ -275,7 +275,7 @@ fn warn_of_passed_over(messages: &Messages, target: &Target) {
 
 /// Names the probes that were off already.
 fn say_passed_over(messages: &Messages, report: &Report) {
-    if let Some(names) = few(&report.passed_over) {
+    if let Some(names) = few(&report.skipped) {
         messages.note(&format!("passed over, off already: {names}"));
     }
 }

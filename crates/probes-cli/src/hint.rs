@@ -26,7 +26,7 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
             "the file is damaged, build it again; `readelf -n {}` shows its notes",
             path.display()
         ),
-        ErrorKind::NoProbes { passed_over, .. } if !passed_over.is_empty() => {
+        ErrorKind::NoProbes { unreadable, .. } if !unreadable.is_empty() => {
             "root (outside of containers) can look into files that others may not read, or that were \
              deleted or replaced"
                 .to_owned()
@@ -81,7 +81,7 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
         ErrorKind::NotAProcess { pid, .. } => format!("its process is -pid {pid}"),
         ErrorKind::Zombie { .. } => "it has ended, start it anew".to_owned(),
         ErrorKind::KernelThread { .. } => "give the pid of an OCaml program".to_owned(),
-        ErrorKind::OwnFamily { .. } => {
+        ErrorKind::SelfOrAncestor { .. } => {
             "-live changes it without stopping it; or use a shell that it has not started".to_owned()
         }
         ErrorKind::Denied { denial, .. } => return denied(denial, true),

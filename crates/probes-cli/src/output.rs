@@ -86,10 +86,10 @@ pub(crate) fn counted(format: Format, counted: &Counted<'_>) -> Result<String, F
 pub(crate) fn print_cleaned(
     format: Format,
     pid: i32,
-    cleaned: probes_lib::Cleaned,
+    cleaned: probes_lib::CleanReport,
 ) -> Result<(), Failure> {
     #[derive(serde::Serialize)]
-    struct Cleaned {
+    struct CleanReport {
         version: u32,
         pid: i32,
         sites: usize,
@@ -102,7 +102,7 @@ pub(crate) fn print_cleaned(
             &["pid", "sites"],
             std::iter::once(vec![pid.to_string(), sites.to_string()]),
         ),
-        Format::Json => json(&Cleaned {
+        Format::Json => json(&CleanReport {
             version: view::VERSION,
             pid,
             sites,

@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let target = Target::current()?;
     let report = target.update(&Actions::of(Action::Enable, Selector::name(name)))?;
     print_states(&target)?;
-    target.put_back(&report, Options::default())?;
+    target.undo(&report, Options::default())?;
     print_states(&target)?;
     Ok(())
 }

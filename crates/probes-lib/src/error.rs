@@ -34,8 +34,8 @@ pub enum Effect {
     None,
     /// Nothing: it failed before the first write.
     NothingChanged,
-    /// Bytes were written, and put back: while every thread still stood, unless none was stopped.
-    PutBack,
+    /// Bytes were written, and put back: while every thread still stop_time, unless none was stopped.
+    Restored,
     /// All probes are as they were, but memory of an observation may stay mapped, which does no harm;
     /// [`Target::clean`](crate::Target::clean) unmaps it.
     StillMapped,
@@ -91,7 +91,7 @@ impl fmt::Display for Error {
         let effect = match self.effect {
             Effect::None => return f.write_str(&kind),
             Effect::NothingChanged => "nothing was changed",
-            Effect::PutBack => "what had been written was put back",
+            Effect::Restored => "what had been written was put back",
             Effect::StillMapped => {
                 "all probes are as they were, but memory may stay mapped, which does no harm"
             }
@@ -169,36 +169,36 @@ pub enum ErrorKind {
         defect: ProbeDefect,
     },
     /// The file has no OCaml probes.
-    #[error("no OCaml probes in {}{}{}", path.display(), build_id_suffix(.build_id), unless_in(.passed_over))]
+    #[error("no OCaml probes in {}{}{}", path.display(), build_id_suffix(.build_id), unless_in(.unreadable))]
     NoProbes {
         /// The file.
         path: PathBuf,
         /// Its build-id, if it has one.
         build_id: Option<BuildId>,
         /// If it runs, other files that are mapped and could not be looked into.
-        passed_over: Vec<PathBuf>,
+        unreadable: Vec<PathBuf>,
     },
     /// No probe of that name.
-    #[error("no probe \"{name}\" in {}{}{}", file_name(program), unless_in(.passed_over), did_you_mean(.near))]
+    #[error("no probe \"{name}\" in {}{}{}", file_name(program), unless_in(.unreadable), did_you_mean(.near))]
     UnknownProbe {
         /// The name that was asked for.
         name: String,
         /// The program that does not have it.
         program: PathBuf,
         /// Files that are mapped and could not be looked into.
-        passed_over: Vec<PathBuf>,
+        unreadable: Vec<PathBuf>,
         /// Names that it does have, nearest first.
         near: Vec<String>,
     },
     /// A regular expression or predicate selects no probe.
-    #[error("no probe in {} matches {pattern}{}", file_name(program), unless_in(.passed_over))]
+    #[error("no probe in {} matches {pattern}{}", file_name(program), unless_in(.unreadable))]
     NoMatch {
         /// What was asked for.
         pattern: String,
         /// The program.
         program: PathBuf,
         /// Files that are mapped and could not be looked into.
-        passed_over: Vec<PathBuf>,
+        unreadable: Vec<PathBuf>,
     },
     /// A regular expression cannot be compiled.
     #[error("\"{pattern}\" is not a regular expression: {}", regex_reason(source))]
@@ -288,12 +288,12 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
-    /// Behind the code of no object of the process is room for a detour, on which a thread maps memory: as
+    /// ShadowedWrite the code of no object of the process is room for a detour, on which a thread maps memory: as
     /// of a program that is linked statically, and whose last page of code is full.
     #[error(
         "behind the code of no object of process {pid} are {bytes} bytes free in its last page, which observing it takes"
     )]
-    NoDetour {
+    NoCodeCave {
         /// The process.
         pid: i32,
         /// How many there have to be.
@@ -303,7 +303,7 @@ pub enum ErrorKind {
     #[error(
         "no thread of process {pid} can be made to map memory: all are busy with signals or in restartable sequences"
     )]
-    NoTraveller {
+    NoThreadToRedirect {
         /// The process.
         pid: i32,
     },
@@ -312,13 +312,13 @@ pub enum ErrorKind {
     #[error(
         "process {pid} has a seccomp filter that its parent has not, which may kill it for what observing it takes"
     )]
-    Filtered {
+    SeccompFiltered {
         /// The process.
         pid: i32,
     },
     /// Another observation of the process has begun, and has put this one back.
     #[error("process {pid} is observed by another now, who has put an end to this observation")]
-    ObservedByAnother {
+    ObserverReplaced {
         /// The process.
         pid: i32,
     },
@@ -328,11 +328,11 @@ pub enum ErrorKind {
         /// The process.
         pid: i32,
     },
-    /// No times can be taken on this machine.
+    /// No times can be applied on this machine.
     #[error(
-        "the time stamp counters of this machine's processors do not go evenly: no times can be taken by them"
+        "the time stamp counters of this machine's processors do not go evenly: no times can be applied by them"
     )]
-    UnevenTicks,
+    NoInvariantTsc,
     /// There can be no memory to share with a program.
     #[error("cannot share memory with the program: {source}")]
     NoSharedMemory {
@@ -424,7 +424,7 @@ pub enum ErrorKind {
     /// Stopping ourselves, or a process that waits for us, could never end. A program changes its own
     /// probes with [`Target::current`](crate::Target::current).
     #[error("{pid} is {}, which cannot be stopped from here", if *.own { "this very process" } else { "an ancestor of this process" })]
-    OwnFamily {
+    SelfOrAncestor {
         /// The process.
         pid: i32,
         /// Whether it is this process, and not an ancestor.
@@ -687,12 +687,12 @@ fn namelessness(path: &Path) -> &'static str {
 }
 
 /// Where else it may be.
-fn unless_in(passed_over: &[PathBuf]) -> String {
+fn unless_in(unreadable: &[PathBuf]) -> String {
     const FEW: usize = 3;
-    let names = passed_over.iter().take(FEW);
+    let names = unreadable.iter().take(FEW);
     let names: Vec<String> = names.map(|path| file_name(path).to_string()).collect();
     let names = names.join(", ");
-    match passed_over.len().saturating_sub(FEW) {
+    match unreadable.len().saturating_sub(FEW) {
         _ if names.is_empty() => String::new(),
         0 => format!(", and {names} could not be looked into"),
         more => format!(", and {names} and {more} more could not be looked into"),

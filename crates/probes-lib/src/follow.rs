@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 
 use crate::error::{Effect, Error, ErrorKind, Result};
-use crate::inject::loader_hook::{self, Hook, NoHook};
+use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
 use crate::observe;
 use crate::process::Process;
 use crate::process::denial;
@@ -29,14 +29,14 @@ use crate::process::objects::Files;
 use crate::select::{Actions, Choice, choose, choose_present};
 use crate::target::{Options, Target};
 use crate::trace::stop::{Stopped, Tracer, with_listener, with_tracer};
-use crate::trace::tracee_set::{Herd, News, TICK};
-use crate::update::lock::Turn;
+use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
+use crate::update::lock::UpdateLock;
 use crate::update::patch::Outcome;
-use crate::update::prepare::{Subject, Wish};
+use crate::update::prepare::{UpdateContext, UpdateRequest};
 use crate::update::report::Report;
 
 /// How long letting all processes go may take.
-const PARTING: Duration = Duration::from_secs(2);
+const LEAVING_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often to try it.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -47,7 +47,7 @@ const HOLDING: Duration = Duration::from_millis(100);
 /// What has happened to processes that are followed.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Followed {
+pub enum FollowEvent {
     /// Probes were set: of the process itself, of a program that it has executed, or of objects that
     /// it has loaded.
     Set(Report),
@@ -106,7 +106,7 @@ pub enum Followed {
 ///
 /// Returns when all have ended, or soon after `is_over`. Probes stay as they are then. `tell` is
 /// told what happens, by a thread of its own: nothing waits for it. A target that cannot be changed is
-/// one that [`Followed::Failed`].
+/// one that [`FollowEvent::Failed`].
 ///
 /// The processes are traced, with all their threads, as long as this runs: nobody else can, and a
 /// program that changes the user it runs as when it is executed (set-user-ID) does not. If this
@@ -120,13 +120,13 @@ pub fn follow(
     targets: &[Target],
     actions: &Actions,
     options: Options,
-    tell: &mut (dyn FnMut(Followed) + Send),
+    tell: &mut (dyn FnMut(FollowEvent) + Send),
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Result<()> {
     let processes: Vec<&Process> = targets.iter().map(Target::process).collect();
-    with_listener(tell, |teller| {
+    with_listener(tell, |events| {
         with_tracer(&processes, |tracer| {
-            let mut following = Following::new(tracer, actions, options, teller);
+            let mut following = FollowSession::new(tracer, actions, options, events);
             for target in targets {
                 following.begin(target);
             }
@@ -137,14 +137,14 @@ pub fn follow(
 }
 
 /// Where what happens is told.
-pub(crate) type Teller = Sender<Followed>;
+pub(crate) type EventSender = Sender<FollowEvent>;
 
 /// A process that is followed.
-struct One {
+struct FollowedProcess {
     process: Process,
     /// Its objects that have been set, or could not be.
     known: Vec<Object>,
-    hook: Option<Hook>,
+    hook: Option<LoaderHook>,
     /// Those that have been looked into since it executed its program.
     files: Arc<Files>,
     /// Who has started it, whose memory it may share until it executes a program; or 0.
@@ -152,31 +152,31 @@ struct One {
     /// Whether its loader has not mapped all that its program is linked with.
     is_loading: bool,
     /// Whether it is to be let go as soon as it can.
-    parting: bool,
+    leaving: bool,
 }
 
 /// Processes that are followed, and what is to be done to them.
-pub(crate) struct Following<'f> {
-    herd: Herd<'f>,
-    processes: HashMap<i32, One>,
+pub(crate) struct FollowSession<'f> {
+    tracees: TraceeSet<'f>,
+    processes: HashMap<i32, FollowedProcess>,
     actions: &'f Actions,
     options: Options,
-    teller: Teller,
+    events: EventSender,
 }
 
-impl<'f> Following<'f> {
+impl<'f> FollowSession<'f> {
     pub(crate) fn new(
         tracer: &'f Tracer<'f>,
         actions: &'f Actions,
         options: Options,
-        teller: Teller,
-    ) -> Following<'f> {
-        Following {
-            herd: Herd::new(tracer),
+        events: EventSender,
+    ) -> FollowSession<'f> {
+        FollowSession {
+            tracees: TraceeSet::new(tracer),
             processes: HashMap::new(),
             actions,
             options,
-            teller,
+            events,
         }
     }
 
@@ -184,20 +184,20 @@ impl<'f> Following<'f> {
     fn begin(&mut self, target: &Target) {
         let pid = target.pid();
         let mut one = match Process::open(pid) {
-            Ok(process) => One::of(process),
+            Ok(process) => FollowedProcess::of(process),
             Err(error) => return self.failed(pid, error),
         };
         match self.change(target, &mut one) {
-            Ok(report) => self.tell(Followed::Set(report)),
+            Ok(report) => self.tell(FollowEvent::Set(report)),
             Err(error) => {
                 self.failed(pid, error.leaving(Effect::NothingChanged));
-                return self.herd.give_up(pid);
+                return self.tracees.give_up(pid);
             }
         }
         self.processes.insert(pid, one);
     }
 
-    fn change(&mut self, target: &Target, one: &mut One) -> Result<Report> {
+    fn change(&mut self, target: &Target, one: &mut FollowedProcess) -> Result<Report> {
         match target.check(self.actions, self.options) {
             Err(error) if is_not_yet(error.kind()) => {}
             checked => checked?,
@@ -205,13 +205,13 @@ impl<'f> Following<'f> {
         let (.., missing) = wanted(&one.process, one.files.clone(), self.actions)?;
         if let Some(error) = missing {
             let pid = one.pid();
-            self.tell(Followed::NotYet { pid, error });
+            self.tell(FollowEvent::NotYet { pid, error });
         }
         let deadline = Instant::now() + self.options.deadline;
         loop {
             // Here, so that its files have been read when it stands.
             wanted(&one.process, one.files.clone(), self.actions)?;
-            let held = self.herd.hold(&one.process, self.options.deadline)?;
+            let held = self.tracees.hold(&one.process, self.options.deadline)?;
             match self.set_all(one, &held) {
                 // It stands while it loads or unloads the object: once more.
                 Err(error) if target.is_unloaded(&error) && Instant::now() < deadline => {
@@ -223,7 +223,7 @@ impl<'f> Following<'f> {
                         Ok(_) => self.watch_loader(one),
                         Err(_) => None,
                     };
-                    self.herd.go_on(&one.process, held);
+                    self.tracees.resume(&one.process, held);
                     let (known, report) = changed?;
                     (one.known, one.hook) = (known, hook);
                     return Ok(report);
@@ -232,7 +232,7 @@ impl<'f> Following<'f> {
         }
     }
 
-    fn set_all(&self, one: &One, held: &Stopped<'_>) -> Result<(Vec<Object>, Report)> {
+    fn set_all(&self, one: &FollowedProcess, held: &Stopped<'_>) -> Result<(Vec<Object>, Report)> {
         let (image, choices, _) = wanted(&one.process, one.files.clone(), self.actions)?;
         let report = set(one, &image, &choices, self.options, held)?;
         Ok((image.program.objects().to_vec(), report))
@@ -240,30 +240,30 @@ impl<'f> Following<'f> {
 
     /// Follows a process whose probes have been set, and which stands, traced by the same thread.
     pub(crate) fn begin_with(&mut self, process: Process, stopped: Stopped<'_>) {
-        let mut one = One::of(process);
+        let mut one = FollowedProcess::of(process);
         if let Ok(image) = one.image() {
             one.known = image.program.objects().to_vec();
         }
         one.hook = self.watch_loader(&one);
-        self.herd.adopt(&one.process, stopped);
+        self.tracees.adopt(&one.process, stopped);
         self.processes.insert(one.pid(), one);
     }
 
     /// Makes the loader of a process tell.
-    fn watch_loader(&mut self, one: &One) -> Option<Hook> {
+    fn watch_loader(&mut self, one: &FollowedProcess) -> Option<LoaderHook> {
         let pid = one.pid();
         let hook = match one.memory() {
-            Ok(memory) => Hook::install(&one.process, &memory),
-            Err(_) => Err(NoHook::UNCHANGEABLE),
+            Ok(memory) => LoaderHook::install(&one.process, &memory),
+            Err(_) => Err(NoLoaderHook::UNCHANGEABLE),
         };
         match hook {
             Ok(hook) => {
-                self.herd.watch(pid, Some(hook.range()));
+                self.tracees.watch(pid, Some(hook.range()));
                 return Some(hook);
             }
             // There is nothing to be seen.
-            Err(NoHook::NoLoader) => {}
-            Err(NoHook::Impossible(reason)) => self.tell(Followed::Blind { pid, reason }),
+            Err(NoLoaderHook::NoLoader) => {}
+            Err(NoLoaderHook::Impossible(reason)) => self.tell(FollowEvent::Blind { pid, reason }),
         }
         None
     }
@@ -274,38 +274,38 @@ impl<'f> Following<'f> {
         let mut next_try = Instant::now();
         loop {
             let tick = Instant::now() + TICK;
-            while let Some(news) = self.herd.next(tick) {
+            while let Some(news) = self.tracees.next(tick) {
                 self.take(news);
             }
             if Instant::now() >= next_try {
-                self.let_go();
-                // Threads that are in the stub need a moment to leave it.
+                self.detach_leaving();
+                // Threads that are in the trampoline need a moment to leave it.
                 next_try = Instant::now() + PAUSE;
             }
-            if self.herd.is_empty() || end.is_some_and(|end| Instant::now() > end) {
+            if self.tracees.is_empty() || end.is_some_and(|end| Instant::now() > end) {
                 // Whoever could not be let go is by the kernel, when this thread ends.
                 return;
             }
             if end.is_none() && is_over() {
-                end = Some(Instant::now() + PARTING);
-                self.processes.values_mut().for_each(One::part);
+                end = Some(Instant::now() + LEAVING_LIMIT);
+                self.processes.values_mut().for_each(FollowedProcess::part);
                 continue;
             }
-            self.herd.wait();
+            self.tracees.wait();
         }
     }
 
-    fn take(&mut self, news: News) {
+    fn take(&mut self, news: TraceEvent) {
         match news {
-            News::Forked { parent, pid } => self.forked(parent, pid),
-            News::Executed { pid } => self.executed(pid),
-            News::AtLoader { pid, tid } => {
+            TraceEvent::Forked { parent, pid } => self.forked(parent, pid),
+            TraceEvent::Executed { pid } => self.executed(pid),
+            TraceEvent::AtLoader { pid, tid } => {
                 self.loaded(pid);
-                self.herd.go_on_one(tid);
+                self.tracees.resume_thread(tid);
             }
-            News::Ended { pid } => {
-                if self.processes.remove(&pid).is_some_and(|one| !one.parting) {
-                    self.tell(Followed::Ended { pid });
+            TraceEvent::Ended { pid } => {
+                if self.processes.remove(&pid).is_some_and(|one| !one.leaving) {
+                    self.tell(FollowEvent::Ended { pid });
                 }
             }
         }
@@ -317,9 +317,9 @@ impl<'f> Following<'f> {
         }
         let process = match Process::open(pid) {
             Ok(process) => process,
-            Err(error) => return self.lost(pid, error),
+            Err(error) => return self.cannot_follow(pid, error),
         };
-        let mut one = One::of(process);
+        let mut one = FollowedProcess::of(process);
         match self.processes.get(&parent) {
             Some(of_parent) => {
                 one.known = of_parent.known.clone();
@@ -327,20 +327,21 @@ impl<'f> Following<'f> {
                 one.hook = one.inherited(of_parent.hook.as_ref());
                 one.parent = parent;
                 one.is_loading = of_parent.is_loading;
-                one.parting = of_parent.parting;
+                one.leaving = of_parent.leaving;
             }
             None => {
                 // Its parent was let go meanwhile.
                 one.hook = one.inherited(None);
-                one.parting = true;
+                one.leaving = true;
             }
         }
-        self.herd.watch(pid, one.hook.as_ref().map(Hook::range));
-        if one.parting {
+        self.tracees
+            .watch(pid, one.hook.as_ref().map(LoaderHook::range));
+        if one.leaving {
             // Its parent was told when it had been started already, perhaps.
             one.part();
         } else {
-            self.tell(Followed::Forked { parent, pid });
+            self.tell(FollowEvent::Forked { parent, pid });
         }
         self.processes.insert(pid, one);
     }
@@ -351,33 +352,33 @@ impl<'f> Following<'f> {
         let process = match Process::open(pid) {
             Ok(process) => process,
             Err(error) => {
-                self.herd.go_on_one(pid);
-                return self.lost(pid, error);
+                self.tracees.resume_thread(pid);
+                return self.cannot_follow(pid, error);
             }
         };
-        if before.is_none_or(|one| one.parting) {
+        if before.is_none_or(|one| one.leaving) {
             return self.release(&process);
         }
         let program = process.look(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
         if let Ok(program) = program {
-            self.tell(Followed::Executed { pid, program });
+            self.tell(FollowEvent::Executed { pid, program });
         }
-        let mut one = One::of(process);
+        let mut one = FollowedProcess::of(process);
         one.hook = self.watch_loader(&one);
         one.is_loading = one.hook.is_some();
         self.catch_up(&mut one, Moment::Exec);
         if one.known.is_empty() && !one.is_loading {
-            self.tell(Followed::LetGo { pid });
+            self.tell(FollowEvent::LetGo { pid });
             return self.release(&one.process);
         }
         self.processes.insert(pid, one);
-        self.herd.go_on_one(pid);
+        self.tracees.resume_thread(pid);
     }
 
     /// Lets a process go that stands after its execve.
     fn release(&mut self, process: &Process) {
-        self.herd.at_exec(process).release();
-        self.herd.forget(process.pid());
+        self.tracees.at_exec(process).release();
+        self.tracees.forget(process.pid());
     }
 
     /// Sets the objects that the loader has mapped.
@@ -385,21 +386,21 @@ impl<'f> Following<'f> {
         let Some(mut one) = self.processes.remove(&pid) else {
             return;
         };
-        if !one.parting {
+        if !one.leaving {
             self.catch_up(&mut one, Moment::Loading);
         }
         if one.is_loading && one.has_loaded() {
             one.is_loading = false;
             if one.known.is_empty() {
                 one.part();
-                self.tell(Followed::LetGo { pid });
+                self.tell(FollowEvent::LetGo { pid });
             }
         }
         self.processes.insert(pid, one);
     }
 
     /// Sets the objects of a process that are new.
-    fn catch_up(&mut self, one: &mut One, moment: Moment) {
+    fn catch_up(&mut self, one: &mut FollowedProcess, moment: Moment) {
         let set = match one.image() {
             Ok(image) => {
                 let objects = image.program.objects().to_vec();
@@ -419,70 +420,71 @@ impl<'f> Following<'f> {
         };
         match set {
             Ok(report) if report.changed.is_empty() => {}
-            Ok(report) => self.tell(Followed::Set(report)),
+            Ok(report) => self.tell(FollowEvent::Set(report)),
             Err(error) => self.failed(one.pid(), error),
         }
     }
 
     /// Sets objects of which nothing has run.
-    fn set_new(&mut self, one: &One, image: &Image, moment: Moment) -> Result<Report> {
+    fn set_new(&mut self, one: &FollowedProcess, image: &Image, moment: Moment) -> Result<Report> {
         let choices = choose_present(&image.program, self.actions)?;
         let process = &one.process;
         match moment {
             Moment::Exec => {
-                let standing = self.herd.at_exec(process);
+                let standing = self.tracees.at_exec(process);
                 set(one, image, &choices, self.options, &standing)
             }
             Moment::Loading => {
-                let held = self.herd.hold(process, self.options.deadline)?;
+                let held = self.tracees.hold(process, self.options.deadline)?;
                 let report = set(one, image, &choices, self.options, &held);
-                self.herd.go_on(process, held);
+                self.tracees.resume(process, held);
                 report
             }
         }
     }
 
-    fn tell(&self, event: Followed) {
+    fn tell(&self, event: FollowEvent) {
         // Whoever listens does so until this is dropped.
-        let _ = self.teller.send(event);
+        let _ = self.events.send(event);
     }
 
     /// A process that cannot be followed: too many files are open, unless it has been killed, which is
     /// told of next.
-    fn lost(&self, pid: i32, error: Error) {
+    fn cannot_follow(&self, pid: i32, error: Error) {
         if !matches!(error.kind(), ErrorKind::NoSuchProcess { .. }) {
             self.failed(pid, error);
         }
     }
 
     fn failed(&self, pid: i32, error: Error) {
-        self.tell(Followed::Failed { pid, error });
+        self.tell(FollowEvent::Failed { pid, error });
     }
 
     /// Lets those go that are to be, and can.
-    fn let_go(&mut self) {
-        // After vfork(2), a child has the memory of its parent, which may be in the stub.
-        let can_part = |one: &&One| one.parting && !self.processes.contains_key(&one.parent);
-        let parting = self.processes.values().filter(can_part);
-        let pids: Vec<i32> = parting.map(One::pid).collect();
+    fn detach_leaving(&mut self) {
+        // After vfork(2), a child has the memory of its parent, which may be in the trampoline.
+        let can_part =
+            |one: &&FollowedProcess| one.leaving && !self.processes.contains_key(&one.parent);
+        let leaving = self.processes.values().filter(can_part);
+        let pids: Vec<i32> = leaving.map(FollowedProcess::pid).collect();
         for pid in pids {
             let Some(one) = self.processes.get(&pid) else {
                 continue;
             };
-            let Ok(held) = self.herd.hold(&one.process, HOLDING) else {
+            let Ok(held) = self.tracees.hold(&one.process, HOLDING) else {
                 // It has ended, or executes a program, or is busy: later.
                 continue;
             };
             if let (Some(hook), Ok(memory)) = (&one.hook, one.memory()) {
-                if self.herd.is_in_stub(pid, &held, &memory) {
-                    self.herd.go_on(&one.process, held);
+                if self.tracees.is_in_hook_code(pid, &held, &memory) {
+                    self.tracees.resume(&one.process, held);
                     continue;
                 }
                 // It fails only if the process has been killed.
                 let _ = hook.remove(&memory);
             }
             held.release();
-            self.herd.forget(pid);
+            self.tracees.forget(pid);
             self.processes.remove(&pid);
         }
     }
@@ -497,16 +499,16 @@ enum Moment {
     Loading,
 }
 
-impl One {
-    fn of(process: Process) -> One {
-        One {
+impl FollowedProcess {
+    fn of(process: Process) -> FollowedProcess {
+        FollowedProcess {
             process,
             known: Vec::new(),
             hook: None,
             files: Arc::default(),
             parent: 0,
             is_loading: false,
-            parting: false,
+            leaving: false,
         }
     }
 
@@ -518,18 +520,18 @@ impl One {
         Image::of(&self.process, self.files.clone())
     }
 
-    /// The stub that its memory has been copied with: that of its parent, if that is the one.
-    fn inherited(&self, of_parent: Option<&Hook>) -> Option<Hook> {
+    /// The trampoline that its memory has been copied with: that of its parent, if that is the one.
+    fn inherited(&self, of_parent: Option<&LoaderHook>) -> Option<LoaderHook> {
         let memory = self.memory().ok()?;
         match of_parent.filter(|hook| hook.is_in(&memory)) {
             Some(hook) => Some(hook.clone()),
-            None => Hook::left_in(&self.process, &memory),
+            None => LoaderHook::left_in(&self.process, &memory),
         }
     }
 
     fn memory(&self) -> Result<ProcessMemory> {
         ProcessMemory::open(&self.process, OFlag::O_RDWR)
-            .map_err(|source| denial::or_lost(&self.process, "attach to", source))
+            .map_err(|source| denial::denied_or_exited(&self.process, "attach to", source))
     }
 
     fn has_loaded(&self) -> bool {
@@ -540,7 +542,7 @@ impl One {
 
     /// It is to be let go: its loader tells nothing from now on.
     fn part(&mut self) {
-        self.parting = true;
+        self.leaving = true;
         if let (Some(hook), Ok(memory)) = (&self.hook, self.memory()) {
             // It fails only if the process has ended.
             let _ = hook.close(&memory);
@@ -588,23 +590,23 @@ pub(crate) fn is_not_yet(kind: &ErrorKind) -> bool {
 
 /// Carries out what was chosen among the probes of `image`, which the process is to have.
 fn set(
-    one: &One,
+    one: &FollowedProcess,
     image: &Image,
     choices: &[Choice],
     options: Options,
     standing: &Stopped<'_>,
 ) -> Result<Report> {
-    let _turn = Turn::wait(&one.process, Instant::now() + options.deadline)?;
-    let memory = observe::behind_veil(&one.process, one.memory()?, &read_maps(&one.process)?);
-    let subject = Subject {
+    let _lock = UpdateLock::wait(&one.process, Instant::now() + options.deadline)?;
+    let memory = observe::shadowed_memory(&one.process, one.memory()?, &read_maps(&one.process)?);
+    let context = UpdateContext {
         process: &one.process,
         image,
         memory: &memory,
     };
-    let job = subject.prepare(Wish::of(choices, options))?;
-    if !job.is_done() && job.carry_out(standing)? == Outcome::Outdated {
+    let prepared = context.prepare(UpdateRequest::of(choices, options))?;
+    if !prepared.is_done() && prepared.carry_out(standing)? == Outcome::Outdated {
         let pid = one.pid();
         return Err(ErrorKind::KeepsChanging { pid }.into());
     }
-    Ok(job.report(standing.stood()))
+    Ok(prepared.report(standing.stop_time()))
 }

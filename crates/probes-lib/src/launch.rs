@@ -40,7 +40,7 @@ use crate::target::{Options, Target};
 use crate::trace::run_to::NotReached;
 use crate::trace::stop::{Stopped, Tracer, with_tracer};
 use crate::update::patch::Outcome;
-use crate::update::prepare::{Subject, Way, Wish};
+use crate::update::prepare::{StopMode, UpdateContext, UpdateRequest};
 use crate::update::report::Report;
 
 pub use split::{Follower, Split, Starter};
@@ -166,7 +166,7 @@ impl Launch {
             if let Some(at_launch) = at_launch.take() {
                 let target = Target::open(report.pid).map_err(killed)?;
                 memory = target.bare_memory().map_err(killed)?;
-                let program = target.look_at_objects().map_err(killed)?.program.clone();
+                let program = target.current_image().map_err(killed)?.program.clone();
                 let set = at_launch.install(tracer, &at_exec, stopped, &memory, program, options);
                 let (standing, installed) = set.map_err(killed)?;
                 (stopped, observed) = (standing, Some((target, installed)));
@@ -204,7 +204,7 @@ fn set_up<'s>(
         error
     };
     let memory = ProcessMemory::open(process, OFlag::O_RDWR)
-        .map_err(|source| killed(denial::or_lost(process, "attach to", source)))?;
+        .map_err(|source| killed(denial::denied_or_exited(process, "attach to", source)))?;
     let stopped = at_exec.stopped(tracer);
     let stopped = match loader_entry(process).map_err(killed)? {
         None => stopped,
@@ -214,7 +214,7 @@ fn set_up<'s>(
     };
     let set = set_probes(process, &memory, &stopped, actions, options, follows);
     let (report, missing) = set.map_err(killed)?;
-    if tracer.is_told_to_end() {
+    if tracer.is_interrupted() {
         // A Ctrl-C before the child was there has reached us alone.
         let program = program.to_owned();
         return Err(killed(ErrorKind::Interrupted { program }.into()));
@@ -259,7 +259,7 @@ fn run_until_loaded<'s>(
 fn loader_entry(process: &Process) -> Result<Option<LiveAddr>> {
     let auxv = process
         .read_program("auxv")
-        .map_err(|source| process.lost(source))?;
+        .map_err(|source| process.exited_or(source))?;
     let has_loader = load_bias::auxv_value(&auxv, load_bias::AT_BASE).is_some_and(|base| base != 0);
     let entry = load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).filter(|_| has_loader);
     Ok(entry.map(LiveAddr))
@@ -334,20 +334,20 @@ fn set_probes(
             (image, choices, None)
         }
     };
-    let subject = Subject {
+    let context = UpdateContext {
         process,
         image: &image,
         memory,
     };
-    let job = subject.prepare(Wish {
+    let prepared = context.prepare(UpdateRequest {
         choices: &choices,
-        way: Way::Stopped,
+        stop_mode: StopMode::Stopped,
         gigatext: options.gigatext,
     })?;
-    if !job.is_done() && job.carry_out(stopped)? == Outcome::Outdated {
+    if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
         return Err(ErrorKind::KeepsChanging { pid: process.pid() }.into());
     }
-    Ok((job.report(Duration::ZERO), missing))
+    Ok((prepared.report(Duration::ZERO), missing))
 }
 
 /// Chooses among the probes of a file, so that a wrong name is found before anything is started.

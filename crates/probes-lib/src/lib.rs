@@ -9,7 +9,7 @@
 //! elf         name →   what    file    actions   every   every   check,   before,
 //! elf::note   sites,   is      addr →  → probe   write,  thread  write,   after,
 //!             sema-    mapped  live    ids       with    (sys)   read     how long
-//!             phores   where   addr              what it         back,    it stood
+//!             phores   where   addr              what it         back,    it stop_time
 //!                                                expects         or undo
 //! ```
 //!
@@ -59,16 +59,16 @@ pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
 pub use elf::{BuildId, Linking};
 pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result};
-pub use follow::{Followed, follow};
+pub use follow::{FollowEvent, follow};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
 pub use observe::{
-    Cleaned, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer, SiteHits,
-    Value,
+    CleanReport, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer,
+    SiteHits, Value,
 };
-pub use process::object::{Object, PassedOver};
+pub use process::object::{Object, UnreadableObject};
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};
-pub use survey::{Survey, Surveyed, survey};
+pub use survey::{Survey, SurveyedProcess, survey};
 pub use target::{Options, Target};
 pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use update::snapshot::State;

@@ -2,8 +2,8 @@
 //! without the kernel.
 //!
 //! ```text
-//! what is wanted ─▶ roles ─▶ lay out ─▶ stop ─▶ map memory ─▶ write stubs ─▶ retarget ─▶ let go
-//! observation       role     arena      sys     detour        stub           rewrite
+//! what is wanted ─▶ roles ─▶ lay out ─▶ stop ─▶ map memory ─▶ write trampolines ─▶ patch_to_trampolines ─▶ let go
+//! observation       role     arena      sys     detour        trampoline           rewrite
 //!                            shared
 //!               counts · pairs · events, as long as wanted: counts, latency, ring ─▶ events
 //! let go ◀─ unmap ◀─ nobody inside? ◀─ give sites their own calls back ◀─ stop
@@ -32,15 +32,17 @@ pub use self::read::value::Value;
 
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::memory::ReadMemory;
-use crate::observe::install::context::{Way, Work, observed_of, read, read_error, refuse_replaced};
+use crate::observe::install::context::{
+    InstallContext, RedirectMode, observed_of, read, read_error, refuse_replaced,
+};
 use crate::observe::install::prepare::Prepared;
-use crate::observe::install::remove::{Left, PutBack, put_back};
+use crate::observe::install::remove::{OrphanedMappings, RemovedObservation, remove};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::shared::PAIR_LEN;
 use crate::observe::plan::Role;
-use crate::observe::read::data_source::{SharedData, Source};
-use crate::observe::read::events::{BELIEVED, Watch};
-use crate::observe::shadow::Veil;
+use crate::observe::read::data_source::{DataSource, SharedData};
+use crate::observe::read::events::{EventReader, PAGES_VALID_FOR};
+use crate::observe::shadow::Shadow;
 use crate::process::Process;
 use crate::process::image::read_maps;
 use crate::process::maps::Mapping;
@@ -50,7 +52,7 @@ use crate::site::SITE_LEN;
 use crate::sys::ticks::{Clock, Ticks};
 use crate::target::{Options, Target};
 use crate::trace::stop::with_tracer;
-use crate::update::lock::Turn;
+use crate::update::lock::UpdateLock;
 use crate::update::snapshot::SITE;
 
 /// Learns of the hits of probes of a process until it is removed. Whether probes are enabled is not
@@ -61,22 +63,22 @@ use crate::update::snapshot::SITE;
 pub struct Observer<'t> {
     target: &'t Target,
     options: Options,
-    ground: Ground,
-    watch: Watch,
+    active: ActiveObservation,
+    watch: EventReader,
     stopped: Duration,
     is_removed: bool,
 }
 
 /// An observation that has begun: to be had from [`Launched::observed`](crate::Launched::observed).
 pub struct Installed {
-    ground: Ground,
-    watch: Watch,
+    active: ActiveObservation,
+    watch: EventReader,
     options: Options,
     stopped: Duration,
 }
 
 /// What is observed, and where that is kept.
-struct Ground {
+struct ActiveObservation {
     program: Arc<Program>,
     arenas: Vec<Arena>,
     /// Of each entry of each arena, its index in the program.
@@ -89,7 +91,7 @@ struct Ground {
     ticks: Ticks,
 }
 
-/// All that was learnt of the hits of a process.
+/// All that was results of the hits of a process.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// To the last hit.
@@ -98,19 +100,19 @@ pub struct Observed {
     pub latencies: Vec<Latency>,
     /// Those that had not been read yet.
     pub events: Events,
-    /// How long the process stood still to be put back, at most, all in all; zero if it had ended.
+    /// How long the process stop_time still to be put back, at most, all in all; zero if it had ended.
     pub stopped: Duration,
-    /// As [`Cleaned::still_mapped`].
+    /// As [`CleanReport::still_mapped`].
     pub still_mapped: u64,
 }
 
 /// What was put back of observations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cleaned {
+pub struct CleanReport {
     /// How many sites have got their own calls back.
     pub sites: usize,
     /// How many bytes that were mapped into the process stay there, which does no harm: a thread may
-    /// still return to a stub from the handler of a signal, as far as can be told by its stack, or the
+    /// still return to a trampoline from the handler of a signal, as far as can be told by its stack, or the
     /// process has set itself a seccomp filter since. [`Target::clean`] unmaps them when that is over.
     pub still_mapped: u64,
 }
@@ -123,22 +125,22 @@ impl Target {
     /// If a probe is not there, or none that is wanted has a site; if a site does not hold what its file
     /// says, or its text cannot be changed ([`ErrorKind::SharedMapping`], [`ErrorKind::GigaText`]); if the
     /// process cannot be stopped, or memory cannot be mapped into it: each thread has set itself a
-    /// seccomp filter ([`ErrorKind::Filtered`]), or its kernel refuses; if times are wanted, and the
-    /// processors' clocks do not go evenly ([`ErrorKind::UnevenTicks`]).
+    /// seccomp filter ([`ErrorKind::SeccompFiltered`]), or its kernel refuses; if times are wanted, and the
+    /// processors' clocks do not go evenly ([`ErrorKind::NoInvariantTsc`]).
     /// [`Error::effect`](crate::Error::effect) says what it is left with.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
         self.try_observe(observation, options)
-            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+            .map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
     }
 
     fn try_observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
         let process = self.process();
-        process.refuse_own_family()?;
-        observation.roles(&self.look_at_objects()?.program)?;
-        let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
+        process.refuse_self_and_ancestors()?;
+        observation.roles(&self.current_image()?.program)?;
+        let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
         let threads = process.threads().and_then(|mut list| list.read());
-        process.refuse_filtered(threads.map_err(|source| process.lost(source))?)?;
-        let mut cleaned = self.put_back_observed(options)?;
+        process.refuse_filtered(threads.map_err(|source| process.exited_or(source))?)?;
+        let mut cleaned = self.remove_stale(options)?;
         let begun = Instant::now();
         loop {
             let error = match self.install(observation, options) {
@@ -146,7 +148,7 @@ impl Target {
                 Err(error) => error,
             };
             // What it has come to is put back as if we had been killed.
-            match self.put_back_observed(options) {
+            match self.remove_stale(options) {
                 Err(left) if process.has_ended() || self.has_executed(&left) => {
                     return Err(error.with_effect(Effect::None));
                 }
@@ -163,10 +165,10 @@ impl Target {
         }
     }
 
-    /// The caller has the turn. If it fails, something may be left.
+    /// The caller has the lock. If it fails, something may be left.
     fn install(&self, observation: &Observation, options: Options) -> Result<Installed> {
         let process = self.process();
-        let image = self.look_at_objects()?;
+        let image = self.current_image()?;
         let program = image.program.clone();
         let roles = observation.roles(&program)?;
         let sites = program.sites_by_address();
@@ -177,13 +179,13 @@ impl Target {
         let mut prepared = Prepared::of(process, program, &memory, observation)?;
         let (stopped, has_tids) = with_tracer(&[process], |tracer| {
             let begun = Instant::now();
-            let work = Work {
+            let work = InstallContext {
                 tracer,
                 process,
                 memory: &memory,
-                cave: prepared.cave,
+                code_cave: prepared.code_cave,
                 limit: options.deadline,
-                way: Way::Sent,
+                way: RedirectMode::AmongOthers,
             };
             let stopped = tracer.stop(process, options.deadline)?;
             let (stopped, has_tids) = prepared.install(&work, stopped, None)?;
@@ -198,37 +200,37 @@ impl Target {
     /// # Errors
     ///
     /// As of [`Observer::remove`]. [`Error::effect`](crate::Error::effect) says what it is left with.
-    pub fn clean(&self, options: Options) -> Result<Cleaned> {
+    pub fn clean(&self, options: Options) -> Result<CleanReport> {
         let clean = || {
             let process = self.process();
-            process.refuse_own_family()?;
-            let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
-            self.put_back_observed(options)
+            process.refuse_self_and_ancestors()?;
+            let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
+            self.remove_stale(options)
         };
-        clean().map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+        clean().map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
     }
 
-    /// The caller has the turn.
-    fn put_back_observed(&self, options: Options) -> Result<Cleaned> {
+    /// The caller has the lock.
+    fn remove_stale(&self, options: Options) -> Result<CleanReport> {
         let memory = self.bare_memory()?;
         let begun = Instant::now();
-        let mut cleaned = Cleaned::default();
+        let mut cleaned = CleanReport::default();
         loop {
             let maps = read_maps(self.process())?;
             let arenas = find(&memory, &maps);
-            let left = Left::find(self.process(), &memory, &maps, &arenas);
+            let left = OrphanedMappings::find(self.process(), &memory, &maps, &arenas);
             let is_clear = left.is_none();
             if !is_clear && begun.elapsed() > options.deadline {
                 return cleaned.unless_pending(self.pid());
             }
             cleaned.still_mapped = 0;
             if !arenas.is_empty() || !is_clear {
-                let done = put_back(self.process(), &memory, &arenas, left, options, || Ok(()));
+                let done = remove(self.process(), &memory, &arenas, left, options, || Ok(()));
                 let done = done.map_err(|error| match cleaned.sites {
                     0 => error,
-                    _ => error.leaving(Effect::PutBack),
+                    _ => error.leaving(Effect::Restored),
                 })?;
-                cleaned.add(Cleaned {
+                cleaned.add(CleanReport {
                     sites: done.sites,
                     still_mapped: done.still_mapped,
                 });
@@ -241,15 +243,15 @@ impl Target {
     }
 }
 
-impl Cleaned {
+impl CleanReport {
     /// Takes in what was put back later: what is still mapped is all that is.
-    fn add(&mut self, later: Cleaned) {
+    fn add(&mut self, later: CleanReport) {
         self.sites += later.sites;
         self.still_mapped = later.still_mapped;
     }
 
     /// What there is to say if a thread is still on a detour: it may map memory after all.
-    fn unless_pending(self, pid: i32) -> Result<Cleaned> {
+    fn unless_pending(self, pid: i32) -> Result<CleanReport> {
         match self.still_mapped {
             0 => Err(Error::from(ErrorKind::KeepsChanging { pid }).leaving(Effect::StillMapped)),
             _ => Ok(self),
@@ -259,17 +261,17 @@ impl Cleaned {
     /// What an observation that has not begun leaves behind, whose failure had this effect before it was
     /// put back.
     fn effect(&self, before: Effect) -> Effect {
-        let is_written = matches!(before, Effect::PutBack | Effect::HalfChanged);
+        let is_written = matches!(before, Effect::Restored | Effect::HalfChanged);
         match self.still_mapped {
             0 if self.sites == 0 && !is_written => Effect::NothingChanged,
-            0 => Effect::PutBack,
+            0 => Effect::Restored,
             _ => Effect::StillMapped,
         }
     }
 }
 
 impl Observer<'_> {
-    /// How long the process stood still to be observed, at most.
+    /// How long the process stop_time still to be observed, at most.
     pub fn stopped(&self) -> Duration {
         self.stopped
     }
@@ -279,12 +281,12 @@ impl Observer<'_> {
     /// # Errors
     ///
     /// If the process has ended or executed another program; if another observation of it has begun, which
-    /// has put an end to this one ([`ErrorKind::ObservedByAnother`]).
+    /// has put an end to this one ([`ErrorKind::ObserverReplaced`]).
     pub fn counts(&self) -> Result<Counts> {
         self.refuse_removed()?;
         let pid = self.target.pid();
-        let read = |source: &Source<'_>, _: Option<&_>| self.ground.counts(pid, source);
-        self.ground.read(self.target, read)
+        let read = |source: &DataSource<'_>, _: Option<&_>| self.active.counts(pid, source);
+        self.active.read(self.target, read)
     }
 
     /// The times so far of each pair. Does not stop the process.
@@ -295,12 +297,12 @@ impl Observer<'_> {
     pub fn latencies(&self) -> Result<Vec<Latency>> {
         self.refuse_removed()?;
         let pid = self.target.pid();
-        let read = |source: &Source<'_>, _: Option<&_>| self.ground.read_pairs(pid, source);
-        let pairs = self.ground.read(self.target, read)?;
-        Ok(self.ground.latencies(&pairs))
+        let read = |source: &DataSource<'_>, _: Option<&_>| self.active.read_pairs(pid, source);
+        let pairs = self.active.read(self.target, read)?;
+        Ok(self.active.latencies(&pairs))
     }
 
-    /// The hits to be shown that have come since they were last asked for. Does not stop the process. It
+    /// The hits to be watched that have come since they were last asked for. Does not stop the process. It
     /// holds about a megabyte of them for each of 16 groups of threads: whoever asks seldom loses some.
     ///
     /// # Errors
@@ -309,45 +311,45 @@ impl Observer<'_> {
     pub fn events(&mut self) -> Result<Events> {
         self.refuse_removed()?;
         let renewed = self.renew_pages();
-        renewed.map_err(|error| self.target.tell_exec(error))?;
+        renewed.map_err(|error| self.target.or_executed(error))?;
         let process = self.target.process();
-        let clock = self.ground.ticks.clock();
-        let (ground, watch) = (&self.ground, &mut self.watch);
-        ground.read(self.target, |source, memory| {
+        let clock = self.active.ticks.clock();
+        let (active, watch) = (&self.active, &mut self.watch);
+        active.read(self.target, |source, memory| {
             read_events(watch, process, source, memory, &clock, false)
         })
     }
 
-    /// Tells the stubs which pages can be read by now, if it is time.
+    /// Tells the trampolines which pages can be read by now, if it is time.
     fn renew_pages(&mut self) -> Result<()> {
-        let (process, sharing) = (self.target.process(), self.ground.arenas.first());
+        let (process, sharing) = (self.target.process(), self.active.arenas.first());
         let sharing = sharing.filter(|_| self.watch.is_due());
         // Nobody else is to begin to observe it meanwhile; if somebody does, it is told next time.
-        let turn = sharing.map(|_| Turn::wait(process, Instant::now()));
-        if let (Some(sharing), Some(Ok(_turn))) = (sharing, turn) {
-            let until = self.ground.ticks.ahead(BELIEVED);
+        let lock = sharing.map(|_| UpdateLock::wait(process, Instant::now()));
+        if let (Some(sharing), Some(Ok(_lock))) = (sharing, lock) {
+            let until = self.active.ticks.ahead(PAGES_VALID_FOR);
             let changes = self.watch.renew(&read_maps(process)?, until);
             let memory = self.target.bare_memory()?;
-            refuse_replaced(process.pid(), &memory, &self.ground.arenas)?;
+            refuse_replaced(process.pid(), &memory, &self.active.arenas)?;
             install::context::put_shared(process.pid(), &memory, sharing, &changes)?;
         }
         Ok(())
     }
 
-    /// Puts everything back; says what was learnt, to the last hit. Of a program that was launched to be
+    /// Puts everything back; says what was results, to the last hit. Of a program that was launched to be
     /// observed, that is known when it has ended, too.
     ///
     /// # Errors
     ///
     /// If the process has ended or executed another program; if it cannot be stopped, or another has the
-    /// turn to change it: then it stays observed, nothing is lost, and it can be tried again. If another
-    /// observation of it has begun ([`ErrorKind::ObservedByAnother`]), or this one has been removed
+    /// lock to change it: then it stays observed, nothing is lost, and it can be tried again. If another
+    /// observation of it has begun ([`ErrorKind::ObserverReplaced`]), or this one has been removed
     /// ([`ErrorKind::Removed`]).
     pub fn remove(&mut self) -> Result<Observed> {
         self.refuse_removed()?;
         let removed = self.try_to_remove();
         self.is_removed = removed.is_ok();
-        removed.map_err(|error| self.target.tell_exec(error))
+        removed.map_err(|error| self.target.or_executed(error))
     }
 
     fn refuse_removed(&self) -> Result<()> {
@@ -360,25 +362,25 @@ impl Observer<'_> {
 
     fn try_to_remove(&mut self) -> Result<Observed> {
         let process = self.target.process();
-        let (ground, watch) = (&self.ground, &mut self.watch);
-        let clock = ground.ticks.clock();
-        let mut learn = |source: &Source<'_>, memory: Option<&_>| {
-            let counts = ground.counts(process.pid(), source)?;
-            let pairs = ground.read_pairs(process.pid(), source)?;
+        let (active, watch) = (&self.active, &mut self.watch);
+        let clock = active.ticks.clock();
+        let mut read_results = |source: &DataSource<'_>, memory: Option<&_>| {
+            let counts = active.counts(process.pid(), source)?;
+            let pairs = active.read_pairs(process.pid(), source)?;
             let events = read_events(watch, process, source, memory, &clock, true)?;
             Ok((counts, pairs, events))
         };
-        let removed = put_back_all(self.target, ground, self.options, &mut learn);
-        let PutBack {
-            learnt: (counts, pairs, events),
+        let removed = remove_all(self.target, active, self.options, &mut read_results);
+        let RemovedObservation {
+            results: (counts, pairs, events),
             stopped,
             still_mapped,
             sites: _,
-        } = match (removed, &ground.data) {
+        } = match (removed, &active.data) {
             // Nothing of it is left that could be put back.
             (Err(error), Some(data)) if process.has_ended() || self.target.has_executed(&error) => {
-                PutBack {
-                    learnt: learn(&Source::Shared(data), None)?,
+                RemovedObservation {
+                    results: read_results(&DataSource::Shared(data), None)?,
                     sites: 0,
                     still_mapped: 0,
                     stopped: Duration::ZERO,
@@ -388,7 +390,7 @@ impl Observer<'_> {
         };
         Ok(Observed {
             counts,
-            latencies: ground.latencies(&pairs),
+            latencies: active.latencies(&pairs),
             events,
             stopped,
             still_mapped,
@@ -402,7 +404,7 @@ impl Installed {
         Observer {
             target,
             options: self.options,
-            ground: self.ground,
+            active: self.active,
             watch: self.watch,
             stopped: self.stopped,
             is_removed: false,
@@ -410,27 +412,27 @@ impl Installed {
     }
 }
 
-fn put_back_all<T: Send>(
+fn remove_all<T: Send>(
     target: &Target,
-    ground: &Ground,
+    active: &ActiveObservation,
     options: Options,
-    learn: &mut (impl FnMut(&Source<'_>, Option<&ProcessMemory>) -> Result<T> + Send),
-) -> Result<PutBack<T>> {
+    read_results: &mut (impl FnMut(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T> + Send),
+) -> Result<RemovedObservation<T>> {
     let process = target.process();
-    let _turn = Turn::wait(process, Instant::now() + options.deadline)?;
+    let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
     let memory = target.bare_memory()?;
-    let read = || match &ground.data {
-        Some(data) => learn(&Source::Shared(data), Some(&memory)),
-        None => learn(&Source::Process(&memory), Some(&memory)),
+    let read = || match &active.data {
+        Some(data) => read_results(&DataSource::Shared(data), Some(&memory)),
+        None => read_results(&DataSource::Process(&memory), Some(&memory)),
     };
-    put_back(process, &memory, &ground.arenas, None, options, read)
+    remove(process, &memory, &active.arenas, None, options, read)
 }
 
 /// `is_over` says that nobody writes any more.
 fn read_events(
-    watch: &mut Watch,
+    watch: &mut EventReader,
     process: &Process,
-    source: &Source<'_>,
+    source: &DataSource<'_>,
     memory: Option<&ProcessMemory>,
     clock: &Clock,
     is_over: bool,
@@ -439,24 +441,24 @@ fn read_events(
     events.map_err(|source| read_error(process.pid(), watch.shared(), source))
 }
 
-impl Ground {
-    /// Reads what was learnt, and makes sure that it was ours. The memory of the process, too, can be
+impl ActiveObservation {
+    /// Reads what was results, and makes sure that it was ours. The memory of the process, too, can be
     /// read meanwhile, if there is one.
     fn read<T>(
         &self,
         target: &Target,
-        read: impl FnOnce(&Source<'_>, Option<&ProcessMemory>) -> Result<T>,
+        read: impl FnOnce(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T>,
     ) -> Result<T> {
         let memory = target.bare_memory_to_read();
         if let Some(data) = &self.data {
-            return read(&Source::Shared(data), memory.as_ref().ok());
+            return read(&DataSource::Shared(data), memory.as_ref().ok());
         }
         let memory = memory?;
-        let read = read(&Source::Process(&memory), Some(&memory));
+        let read = read(&DataSource::Process(&memory), Some(&memory));
         // Afterwards: it may have been put back while we read.
         refuse_replaced(target.pid(), &memory, &self.arenas)
             .and(read)
-            .map_err(|error| target.tell_exec(error))
+            .map_err(|error| target.or_executed(error))
     }
 
     fn counts(&self, pid: i32, memory: &impl ReadMemory) -> Result<Counts> {
@@ -494,8 +496,8 @@ impl Ground {
     }
 }
 
-/// The memory of a process, with sites that are observed behind a veil.
-pub(crate) fn behind_veil(
+/// The memory of a process, with sites that are observed behind a shadow.
+pub(crate) fn shadowed_memory(
     process: &Process,
     memory: ProcessMemory,
     maps: &[Mapping],
@@ -504,7 +506,7 @@ pub(crate) fn behind_veil(
     // What cannot be read is not observed.
     let observed = |arena| observed_of(process, &memory, arena).map_or(0, |sites| sites.len());
     let observed = arenas.iter().map(observed).sum();
-    memory.behind(Veil::over(&arenas, observed))
+    memory.behind(Shadow::over(&arenas, observed))
 }
 
 /// The observations that a process has in its memory.

@@ -216,7 +216,7 @@ impl Process {
 
     /// Whether a thread has forbidden itself system calls, for any of which the kernel may kill the
     /// process. What it has from its parent, a container's filter or a service's, lets programs be loaded
-    /// and map memory: it is taken for that if both have as many filters.
+    /// and map memory: it is applied for that if both have as many filters.
     fn is_filtered(&self, tid: i32) -> io::Result<bool> {
         let status = self.thread_status(tid)?;
         if status.seccomp == 0 {
@@ -247,7 +247,7 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Filtered`] if each has forbidden itself some.
+    /// [`ErrorKind::SeccompFiltered`] if each has forbidden itself some.
     pub(crate) fn refuse_filtered(&self, tids: impl IntoIterator<Item = i32>) -> Result<()> {
         let mut is_any = false;
         for tid in tids {
@@ -255,12 +255,12 @@ impl Process {
                 Ok(true) => is_any = true,
                 Ok(false) => return Ok(()),
                 Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(self.lost(error)),
+                Err(error) => return Err(self.exited_or(error)),
             }
         }
         let pid = self.pid;
         Err(match is_any {
-            true => ErrorKind::Filtered { pid },
+            true => ErrorKind::SeccompFiltered { pid },
             false => ErrorKind::Exited { pid },
         }
         .into())
@@ -289,7 +289,7 @@ impl Process {
     ///
     /// A thread's id, a kernel thread, or a process that has ended.
     pub(crate) fn refuse_unworkable(&self) -> Result<()> {
-        let status = self.status().map_err(|source| self.lost(source))?;
+        let status = self.status().map_err(|source| self.exited_or(source))?;
         if status.tgid != self.pid {
             return Err(ErrorKind::NotAProcess {
                 tid: self.pid,
@@ -297,7 +297,7 @@ impl Process {
             }
             .into());
         }
-        let stat = self.read("stat").map_err(|source| self.lost(source))?;
+        let stat = self.read("stat").map_err(|source| self.exited_or(source))?;
         if stat_field(&stat, FLAGS).is_some_and(|flags| flags & PF_KTHREAD != 0) {
             return Err(ErrorKind::KernelThread {
                 pid: self.pid,
@@ -319,11 +319,11 @@ impl Process {
 
     /// Whether it was forked a moment ago and has executed nothing so far: it may be about to, as those
     /// are that a shell starts.
-    pub(crate) fn is_newborn(&self) -> bool {
+    pub(crate) fn was_just_forked(&self) -> bool {
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
         let now = uptime.split_ascii_whitespace().next();
         match (self.read("stat"), now.and_then(|now| now.parse().ok())) {
-            (Ok(stat), Some(now)) => is_newborn(&stat, now),
+            (Ok(stat), Some(now)) => was_just_forked(&stat, now),
             _ => false,
         }
     }
@@ -332,14 +332,14 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OwnFamily`].
-    pub(crate) fn refuse_own_family(&self) -> Result<()> {
+    /// [`ErrorKind::SelfOrAncestor`].
+    pub(crate) fn refuse_self_and_ancestors(&self) -> Result<()> {
         let own = std::process::id() as i32;
         let mut pid = own;
         // No chain of parents is as long as the pids there are.
         for _ in 0..1 << 22 {
             if pid == self.pid {
-                return Err(ErrorKind::OwnFamily {
+                return Err(ErrorKind::SelfOrAncestor {
                     pid,
                     own: pid == own,
                 }
@@ -441,7 +441,7 @@ impl Process {
     }
 
     /// What a failed read of /proc means: usually that the process has ended.
-    pub(crate) fn lost(&self, source: io::Error) -> crate::Error {
+    pub(crate) fn exited_or(&self, source: io::Error) -> crate::Error {
         if is_gone(&source) {
             return ErrorKind::Exited { pid: self.pid }.into();
         }
@@ -524,7 +524,7 @@ const FLAGS: usize = 9;
 const STARTTIME: usize = 22;
 
 /// `now` in seconds, as its start.
-fn is_newborn(stat: &[u8], now: f64) -> bool {
+fn was_just_forked(stat: &[u8], now: f64) -> bool {
     let (flags, start) = (stat_field(stat, FLAGS), stat_field(stat, STARTTIME));
     let has_executed = flags.is_none_or(|flags| flags & PF_FORKNOEXEC == 0);
     let age = start.map(|start| now - start as f64 / TICKS);
@@ -593,13 +593,13 @@ mod tests {
         let stat = |flags: u64| {
             format!("42 (a) R 1 42 42 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3000 0").into_bytes()
         };
-        assert!(is_newborn(&stat(PF_FORKNOEXEC), 30.0));
-        assert!(is_newborn(&stat(PF_FORKNOEXEC | 0x0040_0000), 30.99));
-        assert!(!is_newborn(&stat(PF_FORKNOEXEC), 31.01));
-        assert!(!is_newborn(&stat(0x0040_0000), 30.0));
-        assert!(!is_newborn(b"42 (a) R", 30.0));
+        assert!(was_just_forked(&stat(PF_FORKNOEXEC), 30.0));
+        assert!(was_just_forked(&stat(PF_FORKNOEXEC | 0x0040_0000), 30.99));
+        assert!(!was_just_forked(&stat(PF_FORKNOEXEC), 31.01));
+        assert!(!was_just_forked(&stat(0x0040_0000), 30.0));
+        assert!(!was_just_forked(b"42 (a) R", 30.0));
         // We have been executed.
-        assert!(!Process::own().unwrap().is_newborn());
+        assert!(!Process::own().unwrap().was_just_forked());
     }
 
     #[test]
@@ -627,10 +627,10 @@ mod tests {
     fn this_process_is_itself_and_may_not_be_stopped_from_here() {
         let own = Process::open(std::process::id() as i32).unwrap();
         own.refuse_unworkable().unwrap();
-        let error = own.refuse_own_family().unwrap_err();
+        let error = own.refuse_self_and_ancestors().unwrap_err();
         assert!(matches!(
             error.kind(),
-            ErrorKind::OwnFamily { own: true, .. }
+            ErrorKind::SelfOrAncestor { own: true, .. }
         ));
         let tids = own.threads().unwrap().read().unwrap();
         assert!(tids.contains(&own.pid()));

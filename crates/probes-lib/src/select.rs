@@ -8,9 +8,9 @@ use regex::Regex;
 
 use crate::address::LiveAddr;
 use crate::error::{ErrorKind, Result};
-use crate::process::object::PassedOver;
+use crate::process::object::UnreadableObject;
 use crate::process::program::{ProbeId, Program};
-use crate::update::report::Taken;
+use crate::update::report::AppliedChange;
 
 /// What to do with a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -145,7 +145,7 @@ pub(crate) enum Aim {
     /// 1 or 0, whatever they were.
     Set(Action),
     /// As much less as was added to each, but not less than nothing.
-    TakeBack(Box<[(LiveAddr, i32)]>),
+    Undo(Box<[(LiveAddr, i32)]>),
 }
 
 /// One probe and what to do with it.
@@ -175,7 +175,7 @@ fn resolve(program: &Program, actions: &Actions, strict: bool) -> Result<Vec<Cho
         program,
         strict,
         force: actions.force,
-        taken: vec![None; program.probes().len()],
+        applied: vec![None; program.probes().len()],
         choices: Vec::new(),
     };
     for (action, selector) in &actions.list {
@@ -185,24 +185,24 @@ fn resolve(program: &Program, actions: &Actions, strict: bool) -> Result<Vec<Cho
 }
 
 /// What takes back what was done, from its end to its beginning.
-pub(crate) fn choose_taken(program: &Program, taken: &[Taken]) -> Result<Vec<Choice>> {
+pub(crate) fn choose_undo(program: &Program, applied: &[AppliedChange]) -> Result<Vec<Choice>> {
     let chooser = Chooser {
         program,
         strict: true,
         force: false,
-        taken: Vec::new(),
+        applied: Vec::new(),
         choices: Vec::new(),
     };
-    let last = taken.iter().map(|one| one.stage).max().unwrap_or(0);
-    let choice = |one: &Taken| {
+    let last = applied.iter().map(|one| one.stage).max().unwrap_or(0);
+    let choice = |one: &AppliedChange| {
         Ok(Choice {
             probe: chooser.find(&one.name)?,
-            aim: Aim::TakeBack(one.added.clone()),
+            aim: Aim::Undo(one.added.clone()),
             named: false,
             stage: last - one.stage,
         })
     };
-    taken.iter().rev().map(choice).collect()
+    applied.iter().rev().map(choice).collect()
 }
 
 struct Chooser<'p> {
@@ -210,7 +210,7 @@ struct Chooser<'p> {
     /// Whether names that are not there are an error.
     strict: bool,
     force: bool,
-    taken: Vec<Option<Action>>,
+    applied: Vec<Option<Action>>,
     choices: Vec<Choice>,
 }
 
@@ -266,7 +266,7 @@ impl Chooser<'_> {
             return Err(ErrorKind::NoMatch {
                 pattern: pattern.to_owned(),
                 program: program.path().to_owned(),
-                passed_over: paths(program.passed_over()),
+                unreadable: paths(program.unreadable()),
             }
             .into());
         }
@@ -275,12 +275,12 @@ impl Chooser<'_> {
 
     fn take(&mut self, probe: ProbeId, action: Action, named: bool, stage: u8) -> Result<()> {
         let name = || self.program.by_id(probe).name().to_owned();
-        match self.taken[probe] {
+        match self.applied[probe] {
             Some(earlier) if earlier == action => {
                 return Err(ErrorKind::SelectedTwice { name: name() }.into());
             }
             Some(_) => return Err(ErrorKind::Conflict { name: name() }.into()),
-            None => self.taken[probe] = Some(action),
+            None => self.applied[probe] = Some(action),
         }
         let aim = if self.force { Aim::Set } else { Aim::Count };
         self.choices.push(Choice {
@@ -298,7 +298,7 @@ impl Chooser<'_> {
             None => Err(ErrorKind::UnknownProbe {
                 name: name.to_owned(),
                 program: self.program.path().to_owned(),
-                passed_over: paths(self.program.passed_over()),
+                unreadable: paths(self.program.unreadable()),
                 near: near_names(self.program, name),
             }
             .into()),
@@ -306,8 +306,8 @@ impl Chooser<'_> {
     }
 }
 
-fn paths(passed_over: &[PassedOver]) -> Vec<PathBuf> {
-    passed_over.iter().map(|one| one.path.clone()).collect()
+fn paths(unreadable: &[UnreadableObject]) -> Vec<PathBuf> {
+    unreadable.iter().map(|one| one.path.clone()).collect()
 }
 
 /// Up to three names that `name` may have been meant for, nearest first.

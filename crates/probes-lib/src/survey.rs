@@ -23,14 +23,14 @@ const MOST_THREADS: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// The processes with probes, by pid.
-    pub processes: Vec<Surveyed>,
+    pub processes: Vec<SurveyedProcess>,
     /// Processes that could not be looked into: of other users, mostly.
     pub denied: Vec<i32>,
 }
 
 /// A process with probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Surveyed {
+pub struct SurveyedProcess {
     /// Its id.
     pub pid: i32,
     /// The user it runs as: its real uid.
@@ -95,7 +95,7 @@ pub fn survey() -> Result<Survey> {
 /// A process that we may not look into.
 struct Denied;
 
-fn look(pid: i32, files: &Arc<Files>) -> Result<Option<Surveyed>, Denied> {
+fn look(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied> {
     let opened = Target::open_among(pid, files.clone());
     let states = opened.and_then(|target| Ok((target.states()?, target)));
     let (states, target) = match states {
@@ -109,7 +109,7 @@ fn look(pid: i32, files: &Arc<Files>) -> Result<Option<Surveyed>, Denied> {
     };
     let count = |state| states.probes().filter(|it| it.state() == state).count();
     let objects = states.objects().iter();
-    Ok(Some(Surveyed {
+    Ok(Some(SurveyedProcess {
         pid,
         uid,
         program: target.program().to_owned(),

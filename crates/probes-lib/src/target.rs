@@ -15,17 +15,17 @@ use crate::process::denial;
 use crate::process::image::{Image, read_maps};
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
-use crate::process::object::{Object, PassedOver};
+use crate::process::object::{Object, UnreadableObject};
 use crate::process::objects::Files;
-use crate::process::pagemap::Untouched;
+use crate::process::pagemap::UnwrittenPages;
 use crate::process::program::Program;
-use crate::select::{Actions, Choice, choose, choose_taken};
+use crate::select::{Actions, Choice, choose, choose_undo};
 use crate::sys::loaded::{loaded, while_nothing_is_unloaded};
 use crate::sys::pidfd;
 use crate::trace::stop::with_tracer;
-use crate::update::lock::{self, Turn};
+use crate::update::lock::{self, UpdateLock};
 use crate::update::patch::Outcome;
-use crate::update::prepare::{Job, Subject, Way, Wish};
+use crate::update::prepare::{PreparedUpdate, StopMode, UpdateContext, UpdateRequest};
 use crate::update::report::{ProbeStates, Report};
 use crate::update::snapshot::Layout;
 
@@ -39,7 +39,7 @@ const EXECUTING: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// Opens a process that may have a program to work on.
-fn workable(pid: i32) -> Result<Process> {
+fn open_workable(pid: i32) -> Result<Process> {
     let process = Process::open(pid)?;
     process.refuse_unworkable()?;
     Ok(process)
@@ -89,7 +89,7 @@ pub struct Target {
     program: PathBuf,
     /// What getpid(2) has said, if it is the process that we are ourselves.
     own: Option<u32>,
-    /// Held by the thread of ours that changes the process: waiting here is fairer than for the turn.
+    /// Held by the thread of ours that changes the process: waiting here is fairer than for the lock.
     changing: Mutex<()>,
     /// As of the last look.
     image: Mutex<Arc<Image>>,
@@ -115,7 +115,7 @@ impl Target {
     ///
     /// [`ProbeTable::read`]: crate::ProbeTable::read
     pub fn open(pid: i32) -> Result<Target> {
-        let process = workable(pid)?;
+        let process = open_workable(pid)?;
         let begun = Instant::now();
         let mut is_grown = false;
         loop {
@@ -123,7 +123,9 @@ impl Target {
                 Ok(image) => return Ok(Target::with(process, image, None)),
                 Err(error) => match error.kind() {
                     // What it has executed before this was asked is what is read next.
-                    ErrorKind::NoProbes { .. } if !is_grown => is_grown = !process.is_newborn(),
+                    ErrorKind::NoProbes { .. } if !is_grown => {
+                        is_grown = !process.was_just_forked()
+                    }
                     ErrorKind::Executed { .. } if begun.elapsed() < EXECUTING => {}
                     _ => return Err(error),
                 },
@@ -151,13 +153,13 @@ impl Target {
     /// If no object of this process has OCaml probes, or /proc is missing or not for us.
     pub fn current() -> Result<Target> {
         let target = Target::of(Process::own()?, Arc::default(), Some(std::process::id()))?;
-        target.in_peace(|| target.look_at_objects())?;
+        target.while_nothing_unloads(|| target.current_image())?;
         Ok(target)
     }
 
     /// As [`Target::open`], for who opens many: `files` are not read again.
     pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<Target> {
-        let process = workable(pid)?;
+        let process = open_workable(pid)?;
         Target::of(process, files, None)
     }
 
@@ -194,7 +196,7 @@ impl Target {
     /// See [`Target::open`].
     pub fn open_to_follow(pid: i32) -> Result<Target> {
         let open = || {
-            let process = workable(pid)?;
+            let process = open_workable(pid)?;
             let image = Image::even_without(&process, Arc::default())?;
             Ok(Target::with(process, image, None))
         };
@@ -216,11 +218,11 @@ impl Target {
     ///
     /// If the process has ended and has been reaped, or the kernel is older than Linux 5.3.
     pub fn pidfd(&self) -> Result<OwnedFd> {
-        let pidfd = pidfd::open(self.pid()).map_err(|source| self.process.lost(source))?;
+        let pidfd = pidfd::open(self.pid()).map_err(|source| self.process.exited_or(source))?;
         // The pid is this process's as long as its folder is there.
         self.process
             .status()
-            .map_err(|source| self.process.lost(source))?;
+            .map_err(|source| self.process.exited_or(source))?;
         Ok(pidfd)
     }
 
@@ -236,8 +238,8 @@ impl Target {
     }
 
     /// The files that are mapped and could not be looked into, as of the last look at the process.
-    pub fn passed_over(&self) -> Vec<PassedOver> {
-        self.image().program.passed_over().to_vec()
+    pub fn unreadable(&self) -> Vec<UnreadableObject> {
+        self.image().program.unreadable().to_vec()
     }
 
     /// Reads the state of every probe, without stopping the process.
@@ -247,7 +249,7 @@ impl Target {
     /// If the process has exited, or its memory may not or cannot be read.
     pub fn states(&self) -> Result<ProbeStates> {
         for _ in 0..ATTEMPTS {
-            match self.in_peace(|| self.read_states()) {
+            match self.while_nothing_unloads(|| self.read_states()) {
                 // An object that has just been unloaded, or loaded.
                 Err(error) if self.is_unloaded(&error) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => {}
@@ -286,20 +288,20 @@ impl Target {
     }
 
     fn look_at_states(&self) -> Result<ProbeStates> {
-        let maps = self.maps().map_err(|error| self.tell_exec(error))?;
-        let image = self.look_again(&maps);
+        let maps = self.maps().map_err(|error| self.or_executed(error))?;
+        let image = self.refresh_image(&maps);
         let program = &image.program;
         // Opened afterwards: that is when an exec is noticed.
-        let memory = observe::behind_veil(&self.process, self.bare_memory_to_read()?, &maps);
-        let untouched = Untouched::of(&self.process, program.objects(), maps);
+        let memory = observe::shadowed_memory(&self.process, self.bare_memory_to_read()?, &maps);
+        let unwritten = UnwrittenPages::of(&self.process, program.objects(), maps);
         let is_the_files = |start, len| {
-            let untouched = untouched.as_ref();
-            untouched.is_some_and(|untouched| untouched.holds(start, len))
+            let unwritten = unwritten.as_ref();
+            unwritten.is_some_and(|unwritten| unwritten.holds(start, len))
         };
         let layout = Layout::of(program, program.probes());
         let snapshot = layout
             .read_states(self.pid(), &memory, program, is_the_files)
-            .map_err(|error| self.tell_exec(error))?;
+            .map_err(|error| self.or_executed(error))?;
         let states = ProbeStates::of(program.clone(), snapshot, memory.observed_sites());
         if !states.is_consistent() && !image.is_as_in(&read_maps(&self.process)?) {
             return Err(ErrorKind::KeepsChanging { pid: self.pid() }.into());
@@ -313,7 +315,7 @@ impl Target {
     }
 
     /// The image as it is now, `maps` being the mappings.
-    fn look_again(&self, maps: &[Mapping]) -> Arc<Image> {
+    fn refresh_image(&self, maps: &[Mapping]) -> Arc<Image> {
         let before = self.image();
         let loaded = self.own.map(|_| loaded());
         let Some(now) = before.renewed(&self.process, maps, loaded) else {
@@ -356,7 +358,7 @@ impl Target {
     /// unless putting back failed too.
     pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
         self.carry_out(&|program| choose(program, actions), options)
-            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+            .map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
     }
 
     /// Whether [`Target::update_with`] would be carried out, as far as can be told while the process
@@ -367,19 +369,19 @@ impl Target {
     /// As of [`Target::update_with`].
     pub fn check(&self, actions: &Actions, options: Options) -> Result<()> {
         let check = || {
-            if self.way(options) == Way::Stopped {
-                self.process.refuse_own_family()?;
+            if self.stop_mode(options) == StopMode::Stopped {
+                self.process.refuse_self_and_ancestors()?;
                 self.refuse_traced()?;
             }
-            let image = self.look_at_objects()?;
+            let image = self.current_image()?;
             let choices = choose(&image.program, actions)?;
             let memory = self.memory()?;
-            let subject = Subject {
+            let context = UpdateContext {
                 process: &self.process,
                 image: &image,
                 memory: &memory,
             };
-            subject.prepare(self.wish(&choices, options)).map(drop)
+            context.prepare(self.request(&choices, options)).map(drop)
         };
         let deadline = Instant::now() + options.deadline;
         loop {
@@ -387,32 +389,34 @@ impl Target {
                 Err(error) if self.is_unloaded(&error) && Instant::now() < deadline => {}
                 done => {
                     return done
-                        .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged));
+                        .map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged));
                 }
             }
         }
     }
 
     /// Takes back what an update of this process did: each counter goes down by what was added to
-    /// it, or up by what was taken from it, and the sites follow. What others have done since stays:
+    /// it, or up by what was applied from it, and the sites follow. What others have done since stays:
     /// no counter goes below zero, and a probe that somebody else wants as well stays enabled.
     ///
-    /// Pairs are taken back in the opposite order. Probes of which nothing is left to take back are
+    /// Pairs are applied back in the opposite order. Probes of which nothing is left to take back are
     /// passed over; those with foreign bytes at a site stay as they are ([`Report::left`]).
     ///
     /// # Errors
     ///
     /// As of [`Target::update_with`]. The process may have ended ([`ErrorKind::Exited`]) or executed
     /// another program ([`ErrorKind::Executed`]) meanwhile: then nothing is left of the update.
-    pub fn put_back(&self, report: &Report, options: Options) -> Result<Report> {
-        self.carry_out(&|program| choose_taken(program, &report.taken), options)
-            .map_err(|error| self.tell_exec(error).leaving(Effect::NothingChanged))
+    pub fn undo(&self, report: &Report, options: Options) -> Result<Report> {
+        self.carry_out(&|program| choose_undo(program, &report.applied), options)
+            .map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
     }
 
     /// Refuses a process that somebody traces who stays, unlike another update.
     fn refuse_traced(&self) -> Result<()> {
         let status = self.process.status();
-        let tracer = status.map_err(|source| self.process.lost(source))?.tracer;
+        let tracer = status
+            .map_err(|source| self.process.exited_or(source))?
+            .tracer;
         if tracer == 0 {
             return Ok(());
         }
@@ -426,14 +430,14 @@ impl Target {
 
     /// Carries out what is chosen, waiting for others who change the process.
     fn carry_out(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
-        // Names are judged first: whose turn it is does not matter to them.
-        choose(&self.look_at_objects()?.program)?;
-        if self.way(options) == Way::Stopped {
-            self.process.refuse_own_family()?;
+        // Names are judged first: whose lock it is does not matter to them.
+        choose(&self.current_image()?.program)?;
+        if self.stop_mode(options) == StopMode::Stopped {
+            self.process.refuse_self_and_ancestors()?;
         }
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + options.deadline;
-        let _turn = Turn::wait(&self.process, deadline)?;
+        let _lock = UpdateLock::wait(&self.process, deadline)?;
         loop {
             match self.change(choose, options) {
                 // Somebody whose lock we cannot see, from outside this container.
@@ -443,8 +447,8 @@ impl Target {
         }
     }
 
-    pub(crate) fn look_at_objects(&self) -> Result<Arc<Image>> {
-        Ok(self.look_again(&self.maps()?))
+    pub(crate) fn current_image(&self) -> Result<Arc<Image>> {
+        Ok(self.refresh_image(&self.maps()?))
     }
 
     /// What every look at the process begins with.
@@ -463,24 +467,24 @@ impl Target {
         Ok(())
     }
 
-    fn way(&self, options: Options) -> Way {
+    fn stop_mode(&self, options: Options) -> StopMode {
         match self.own {
-            Some(_) => Way::Own,
-            None => Way::of(options),
+            Some(_) => StopMode::Own,
+            None => StopMode::of(options),
         }
     }
 
-    fn wish<'a>(&self, choices: &'a [Choice], options: Options) -> Wish<'a> {
-        Wish {
-            way: self.way(options),
-            ..Wish::of(choices, options)
+    fn request<'a>(&self, choices: &'a [Choice], options: Options) -> UpdateRequest<'a> {
+        UpdateRequest {
+            stop_mode: self.stop_mode(options),
+            ..UpdateRequest::of(choices, options)
         }
     }
 
     fn change(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
         let memory = self.memory()?;
         for _ in 0..ATTEMPTS {
-            match self.in_peace(|| self.try_to_change(choose, options, &memory)) {
+            match self.while_nothing_unloads(|| self.try_to_change(choose, options, &memory)) {
                 Ok(Some(report)) => return Ok(report),
                 Ok(None) => {}
                 // An object that has just been unloaded.
@@ -498,23 +502,23 @@ impl Target {
         options: Options,
         memory: &ProcessMemory,
     ) -> Result<Option<Report>> {
-        let image = self.look_at_objects()?;
+        let image = self.current_image()?;
         let choices = choose(&image.program)?;
-        let subject = Subject {
+        let context = UpdateContext {
             process: &self.process,
             image: &image,
             memory,
         };
-        let wish = self.wish(&choices, options);
-        match wish.way {
-            Way::Stopped => self.change_stopped(subject, wish, options.deadline),
-            Way::Live => change_running(subject, wish, Job::carry_out_live),
-            Way::Own => change_running(subject, wish, Job::carry_out_own),
+        let request = self.request(&choices, options);
+        match request.stop_mode {
+            StopMode::Stopped => self.change_stopped(context, request, options.deadline),
+            StopMode::Live => change_running(context, request, PreparedUpdate::carry_out_live),
+            StopMode::Own => change_running(context, request, PreparedUpdate::carry_out_own),
         }
     }
 
     /// Does `work`; if the process is our own, while none of its objects can be unloaded.
-    fn in_peace<T>(&self, mut work: impl FnMut() -> T) -> T {
+    fn while_nothing_unloads<T>(&self, mut work: impl FnMut() -> T) -> T {
         match self.own {
             Some(_) => while_nothing_is_unloaded(work),
             None => work(),
@@ -537,43 +541,45 @@ impl Target {
     /// As `try_to_change`.
     fn change_stopped(
         &self,
-        subject: Subject<'_>,
-        wish: Wish<'_>,
+        context: UpdateContext<'_>,
+        request: UpdateRequest<'_>,
         limit: Duration,
     ) -> Result<Option<Report>> {
         // So it looks, too, if somebody else writes while we read, or an object is being loaded.
         let may_pass = |kind: &ErrorKind| match kind {
             ErrorKind::Inconsistent { .. } => true,
-            ErrorKind::UnexpectedSite { address, .. } => subject.image.is_unloadable(*address),
+            ErrorKind::UnexpectedSite { address, .. } => context.image.is_unloadable(*address),
             _ => false,
         };
-        let prepared = match subject.prepare(wish) {
+        let prepared = match context.prepare(request) {
             // Told when it stands.
             Err(error) if may_pass(error.kind()) => None,
             prepared => Some(prepared?),
         };
         match prepared {
-            Some(job) if job.is_done() => return Ok(Some(job.report(Duration::ZERO))),
-            Some(ref job) => job.break_copy_on_write(),
+            Some(prepared) if prepared.is_done() => {
+                return Ok(Some(prepared.report(Duration::ZERO)));
+            }
+            Some(ref prepared) => prepared.break_copy_on_write(),
             None => {}
         }
         let done = with_tracer(&[&self.process], |tracer| {
             let stopped = tracer.stop(&self.process, limit)?;
-            if let Some(job) = prepared {
-                if job.carry_out(&stopped)? == Outcome::Done {
-                    return Ok(Some((job, stopped.release())));
+            if let Some(prepared) = prepared {
+                if prepared.carry_out(&stopped)? == Outcome::Done {
+                    return Ok(Some((prepared, stopped.release())));
                 }
             }
             // An object that was unloaded, or stands half loaded now.
-            if !subject.image.is_as_in(&read_maps(&self.process)?) {
+            if !context.image.is_as_in(&read_maps(&self.process)?) {
                 return Ok(None);
             }
             // Somebody else was faster; now that it stands, nobody is.
-            let job = subject.prepare(wish)?;
-            let done = job.carry_out(&stopped)? == Outcome::Done;
-            Ok(done.then(|| (job, stopped.release())))
+            let prepared = context.prepare(request)?;
+            let done = prepared.carry_out(&stopped)? == Outcome::Done;
+            Ok(done.then(|| (prepared, stopped.release())))
         })?;
-        Ok(done.map(|(job, stood)| job.report(stood)))
+        Ok(done.map(|(prepared, stop_time)| prepared.report(stop_time)))
     }
 
     /// Whether an error is because of an exec.
@@ -583,7 +589,7 @@ impl Target {
     }
 
     /// Tells an exec, which looks like an end to who has opened the old program.
-    pub(crate) fn tell_exec(&self, error: Error) -> Error {
+    pub(crate) fn or_executed(&self, error: Error) -> Error {
         if self.image().is_replaced(&self.process) {
             let pid = self.pid();
             return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
@@ -591,10 +597,10 @@ impl Target {
         error
     }
 
-    /// The memory, to be changed, with sites that are observed behind a veil.
+    /// The memory, to be changed, with sites that are observed behind a shadow.
     fn memory(&self) -> Result<ProcessMemory> {
         let maps = read_maps(&self.process)?;
-        Ok(observe::behind_veil(
+        Ok(observe::shadowed_memory(
             &self.process,
             self.bare_memory()?,
             &maps,
@@ -613,7 +619,7 @@ impl Target {
 
     fn bare_memory_for(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
         let memory = ProcessMemory::open(&self.process, flags)
-            .map_err(|source| denial::or_lost(&self.process, operation, source))?;
+            .map_err(|source| denial::denied_or_exited(&self.process, operation, source))?;
         // Asked afterwards: what was opened is then the memory of the program that we know.
         if self.image().is_replaced(&self.process) {
             return Err(ErrorKind::Executed { pid: self.pid() }.into());
@@ -624,11 +630,11 @@ impl Target {
 
 /// As `Target::try_to_change`, without a stop.
 fn change_running<'a>(
-    subject: Subject<'a>,
-    wish: Wish<'_>,
-    carry_out: impl FnOnce(&Job<'a>) -> Result<Outcome>,
+    context: UpdateContext<'a>,
+    request: UpdateRequest<'_>,
+    carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<Outcome>,
 ) -> Result<Option<Report>> {
-    let job = subject.prepare(wish)?;
-    let done = job.is_done() || carry_out(&job)? == Outcome::Done;
-    Ok(done.then(|| job.report(Duration::ZERO)))
+    let prepared = context.prepare(request)?;
+    let done = prepared.is_done() || carry_out(&prepared)? == Outcome::Done;
+    Ok(done.then(|| prepared.report(Duration::ZERO)))
 }

@@ -17,12 +17,12 @@ use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
 use crate::process::program::{Member, Program};
-use crate::select::{Actions, Choice, choose, choose_taken};
+use crate::select::{Actions, Choice, choose, choose_undo};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::update::breakpoints;
 use crate::update::patch::{self, Outcome};
 use crate::update::plan::{Inputs, UpdatePlan};
-use crate::update::report::Taken;
+use crate::update::report::AppliedChange;
 use crate::update::snapshot::{Layout, Snapshot};
 use crate::update::spans::PAGE;
 
@@ -151,8 +151,8 @@ impl World {
 
     /// What takes back what was planned, and has been carried out.
     pub(crate) fn back(&self, plan: &UpdatePlan) -> Vec<Choice> {
-        let taken: Vec<Taken> = plan.taken(&self.program).collect();
-        choose_taken(&self.program, &taken).unwrap()
+        let applied: Vec<AppliedChange> = plan.applied(&self.program).collect();
+        choose_undo(&self.program, &applied).unwrap()
     }
 
     /// Plans and carries out.

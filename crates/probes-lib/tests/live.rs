@@ -44,7 +44,7 @@ mod unstopped;
 #[path = "live/endurance.rs"]
 mod endurance;
 
-// Followed.
+// FollowEvent.
 #[path = "live/follow.rs"]
 mod follow;
 

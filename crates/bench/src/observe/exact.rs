@@ -104,8 +104,8 @@ impl Exact {
             (What::Hits, _) => Ok(observed.counts.total()),
             (What::Pairs, [pairs]) => {
                 let others = [pairs.unmatched_starts(), pairs.unmatched_stops()];
-                if others != [0; 2] || pairs.lost() > 0 {
-                    eprintln!("bench: {others:?} unmatched, {} lost", pairs.lost());
+                if others != [0; 2] || pairs.dropped() > 0 {
+                    eprintln!("bench: {others:?} unmatched, {} lost", pairs.dropped());
                 }
                 Ok(pairs.count())
             }

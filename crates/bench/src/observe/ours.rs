@@ -34,7 +34,7 @@ impl Cost {
 
     fn take(&mut self, events: &Events) {
         self.shown += events.events.len() as u64;
-        self.lost += events.lost;
+        self.lost += events.dropped;
     }
 }
 

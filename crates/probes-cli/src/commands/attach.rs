@@ -145,7 +145,7 @@ pub(super) fn answer(
 /// Says what was put back.
 fn answer_back(request: &Attach, back: &Report, failures: &Failures) -> Result<(), Failure> {
     let (messages, several) = (failures.messages(back.pid), failures.several());
-    if let Some(names) = few(&back.passed_over) {
+    if let Some(names) = few(&back.skipped) {
         messages.note(&format!("nothing is left to put back of {names}"));
     }
     say(&messages, back);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use probes_lib::{Error, ErrorKind, Followed, Follower, Options, Target};
+use probes_lib::{Error, ErrorKind, FollowEvent, Follower, Options, Target};
 
 use super::put_back::Endings;
 use super::{Failure, Subject, attach, trace};
@@ -22,8 +22,8 @@ pub(super) fn attached(
     let mut failures: Vec<Failure> = Vec::new();
     // If the only one cannot be changed, that is the answer.
     let mut is_begun = targets.len() > 1;
-    let mut tell = |event: Followed| match event {
-        Followed::Set(report) => {
+    let mut tell = |event: FollowEvent| match event {
+        FollowEvent::Set(report) => {
             is_begun = true;
             let messages = messages.about(report.pid);
             let said = attach::answer(request.answer.format, messages, &report, true);
@@ -31,7 +31,7 @@ pub(super) fn attached(
                 answered = said;
             }
         }
-        Followed::Failed { pid, error } => {
+        FollowEvent::Failed { pid, error } => {
             let failure = Failure::Target(Subject::Process(pid), error);
             if is_begun {
                 messages
@@ -48,7 +48,7 @@ pub(super) fn attached(
     match failures.len() {
         0 => answered,
         1 if !is_begun => Err(failures.remove(0)),
-        failed => Err(Failure::Followed(failed)),
+        failed => Err(Failure::FollowEvent(failed)),
     }
 }
 
@@ -61,8 +61,8 @@ pub(super) fn launched(
     let endings = Endings::hold_back()?;
     let messages = answer.messages;
     let mut is_begun = false;
-    let mut tell = |event: Followed| match event {
-        Followed::Set(report) => {
+    let mut tell = |event: FollowEvent| match event {
+        FollowEvent::Set(report) => {
             let said = match is_begun {
                 false => trace::say_started(answer, &program, &report),
                 true => trace::say_set(answer, &report),
@@ -73,7 +73,7 @@ pub(super) fn launched(
                 messages.error(&failure.to_string(), failure.hint());
             }
         }
-        Followed::Failed { pid, error } => {
+        FollowEvent::Failed { pid, error } => {
             let failure = Failure::Target(Subject::Process(pid), error);
             messages
                 .about(pid)
@@ -101,25 +101,25 @@ pub(super) fn is_not_yet(error: &Error) -> bool {
     )
 }
 
-fn say(messages: &Messages, event: &Followed) {
+fn say(messages: &Messages, event: &FollowEvent) {
     match event {
-        Followed::NotYet { pid, error } => messages.about(*pid).warning(
+        FollowEvent::NotYet { pid, error } => messages.about(*pid).warning(
             &format!("{error}, so far"),
             "it is followed for what it executes and loads",
         ),
-        Followed::Forked { parent, pid } => {
+        FollowEvent::Forked { parent, pid } => {
             messages.step(format_args!("process {parent} has started process {pid}"));
         }
-        Followed::Executed { pid, program } => {
+        FollowEvent::Executed { pid, program } => {
             messages.step(format_args!("process {pid} runs {}", program.display()));
         }
-        Followed::LetGo { pid } => {
+        FollowEvent::LetGo { pid } => {
             messages.step(format_args!("process {pid} has no probes, and was let go"));
         }
-        Followed::Blind { pid, reason } => messages.note(&format!(
+        FollowEvent::Blind { pid, reason } => messages.note(&format!(
             "objects that process {pid} loads later will not be seen: {reason}"
         )),
-        Followed::Ended { pid } => messages.step(format_args!("process {pid} has ended")),
+        FollowEvent::Ended { pid } => messages.step(format_args!("process {pid} has ended")),
         _ => {}
     }
 }

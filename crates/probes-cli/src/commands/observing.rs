@@ -229,7 +229,7 @@ impl<'t> Observing<'t> {
 /// What has kept an observation from being removed: the process stays observed, unless it is observed by
 /// another or has nothing left but memory.
 pub(super) fn not_removed(pid: i32, error: probes_lib::Error) -> Failure {
-    let is_anothers = matches!(error.kind(), ErrorKind::ObservedByAnother { .. });
+    let is_anothers = matches!(error.kind(), ErrorKind::ObserverReplaced { .. });
     match is_anothers || error.effect() == Effect::StillMapped {
         true => Failure::Target(Subject::Process(pid), error),
         false => Failure::NotRemoved(pid, error),

@@ -174,7 +174,7 @@ pub(super) fn put_back(
     endings: &Endings,
     messages: &Messages,
 ) -> Result<Option<Report>, Failure> {
-    let back = patiently(endings, messages, || target.put_back(report, options));
+    let back = patiently(endings, messages, || target.undo(report, options));
     let error = match back {
         Ok(back) => return Ok(Some(back)),
         Err(error) => error,
@@ -213,10 +213,10 @@ pub(super) fn patiently<T>(
 
 /// Fails if `back`, which has taken back `report`, has left some probes as they are.
 pub(super) fn refuse_leftovers(report: &Report, back: &Report) -> Result<(), Failure> {
-    let Some(names) = few(&back.left) else {
+    let Some(names) = few(&back.not_undone) else {
         return Ok(());
     };
-    let is_left = |name: &str| back.left.iter().any(|one| one == name);
+    let is_left = |name: &str| back.not_undone.iter().any(|one| one == name);
     Err(Failure::LeftOver(names, by_hand(report, is_left)))
 }
 

@@ -84,7 +84,7 @@ impl Watching {
         events: Events,
         write: impl FnOnce(&str) -> Result<Next, Failure>,
     ) -> Result<Next, Failure> {
-        self.lost = self.lost.saturating_add(events.lost);
+        self.lost = self.lost.saturating_add(events.dropped);
         let mut text = String::new();
         for event in &events.events {
             if self.has_enough() {

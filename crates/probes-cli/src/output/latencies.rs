@@ -158,7 +158,7 @@ impl<'l> Pair<'l> {
             max: latency.max(),
             unmatched_starts: latency.unmatched_starts(),
             unmatched_stops: latency.unmatched_stops(),
-            lost: latency.lost(),
+            lost: latency.dropped(),
             buckets: buckets(latency.times()),
         }
     }

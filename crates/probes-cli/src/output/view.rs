@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use probes_lib::{
     FileAddr, Generation, LiveAddr, Object, Probe, ProbeChange, ProbeState, ProbeStates,
-    ProbeTable, Report, Site, SiteCode, SourceMap, State, Survey, Surveyed, Target,
+    ProbeTable, Report, Site, SiteCode, SourceMap, State, Survey, SurveyedProcess, Target,
 };
 use serde::{Serialize, Serializer};
 
@@ -235,7 +235,7 @@ pub(super) struct ProcessView {
 impl Processes {
     /// What `survey` has found; `user` tells the names of users.
     pub(crate) fn of(survey: &Survey, user: impl Fn(u32) -> String) -> Processes {
-        let view = |process: &Surveyed| ProcessView {
+        let view = |process: &SurveyedProcess| ProcessView {
             pid: process.pid,
             user: user(process.uid),
             uid: process.uid,
@@ -279,7 +279,7 @@ impl<'r> Changes<'r> {
             version: VERSION,
             pid: report.pid,
             changed: report.changed.iter().map(ChangeView::of).collect(),
-            passed_over: &report.passed_over,
+            passed_over: &report.skipped,
             stopped_us: report.stopped.as_micros(),
         }
     }

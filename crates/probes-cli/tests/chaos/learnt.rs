@@ -23,9 +23,9 @@ pub(crate) fn all_but_shown(target: &Target) -> Observation {
 /// What was learnt adds up.
 pub(crate) fn check(observed: &Observed, events: &Events, what: &str) {
     let counts = &observed.counts;
-    let shown = events.events.len() as u64 + events.lost;
-    assert_eq!(shown, counts.total(), "{what}: {} lost", events.lost);
-    if events.lost == 0 {
+    let shown = events.events.len() as u64 + events.dropped;
+    assert_eq!(shown, counts.total(), "{what}: {} lost", events.dropped);
+    if events.dropped == 0 {
         for (name, hits) in counts.probes() {
             let shown = events.events.iter().filter(|event| event.name() == name);
             assert_eq!(shown.count() as u64, hits, "{what}: {name}");
@@ -39,9 +39,9 @@ pub(crate) fn check_times(observed: &Observed, what: &str) {
     let counts = &observed.counts;
     for latency in &observed.latencies {
         let hits = |name| counts.hits(name).unwrap();
-        let all = latency.count() + latency.lost();
+        let all = latency.count() + latency.dropped();
         let what = format!("{what}: {latency:?}");
-        assert_eq!(latency.lost(), 0, "{what}");
+        assert_eq!(latency.dropped(), 0, "{what}");
         // A hit that begins a pair and ends one is both.
         assert_eq!(
             all + latency.unmatched_starts(),

@@ -244,7 +244,7 @@ fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
                 let mut observed = observer.remove().unwrap();
                 let late = begun.elapsed() > Duration::from_secs(2);
                 case.add("removed after two seconds only", u64::from(late));
-                events.lost += observed.events.lost;
+                events.dropped += observed.events.dropped;
                 events.events.append(&mut observed.events.events);
                 match is_shown {
                     true => check(&observed, &events, &what),
@@ -252,7 +252,7 @@ fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
                 }
                 hits += observed.counts.total();
                 case.add("hits shown", events.events.len() as u64);
-                case.add("hits lost", events.lost);
+                case.add("hits lost", events.dropped);
                 case.add("times taken", observed.latencies[0].count());
                 if stays_on {
                     switch(Action::Disable);

@@ -122,7 +122,7 @@ impl Round<'_> {
                 self.assert_same(&after, before, what);
                 self.assert_hit(undo, what);
                 match effect {
-                    Effect::PutBack => "put back",
+                    Effect::Restored => "put back",
                     Effect::NothingChanged => "nothing changed",
                     _ => "said to have exited",
                 }

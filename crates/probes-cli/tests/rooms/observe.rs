@@ -88,7 +88,7 @@ fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
         if is_whole {
             talker.ask("go", "going");
         }
-        events.lost += observed.events.lost;
+        events.dropped += observed.events.dropped;
         events.events.append(&mut observed.events.events);
         check(&observed, &events, &what);
         if let (Some(first), Some(last)) = (first, last) {

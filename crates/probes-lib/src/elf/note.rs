@@ -94,11 +94,11 @@ pub struct Notes<'a> {
 
 /// Reads the notes of a `.note.stapsdt` section; notes of another owner or type are passed over.
 pub fn notes(section: &[u8]) -> Notes<'_> {
-    notes_from(section, Place::default())
+    notes_from(section, Position::default())
 }
 
 /// Reads the notes of a part of a section, which begins at `place`.
-fn notes_from(section: &[u8], place: Place) -> Notes<'_> {
+fn notes_from(section: &[u8], place: Position) -> Notes<'_> {
     Notes {
         section,
         base: place.offset,
@@ -116,7 +116,7 @@ pub(crate) fn each_note<E>(
 ) -> Result<(), E> {
     let mut part = Vec::new();
     let mut part_len = PART;
-    let mut place = Place::default();
+    let mut place = Position::default();
     while place.offset < len {
         let left = len - place.offset;
         part.resize(part_len.min(left), 0);
@@ -143,7 +143,7 @@ const PART: usize = 32 << 10;
 
 /// How far in a section notes have been read.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct Position {
     /// In bytes.
     offset: usize,
     /// In notes.
@@ -175,8 +175,8 @@ impl<'a> Iterator for Notes<'a> {
 }
 
 impl<'a> Notes<'a> {
-    fn place(&self) -> Place {
-        Place {
+    fn place(&self) -> Position {
+        Position {
             offset: self.base + self.offset,
             index: self.index,
         }

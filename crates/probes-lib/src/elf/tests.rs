@@ -251,15 +251,15 @@ fn the_build_id_is_the_one_that_readelf_shows() {
         .build_id()
         .unwrap()
         .to_string();
-    let shown = std::process::Command::new("readelf")
+    let watched = std::process::Command::new("readelf")
         .arg("-n")
         .arg(&path)
         .output()
         .unwrap();
-    let shown = String::from_utf8(shown.stdout).unwrap();
+    let watched = String::from_utf8(watched.stdout).unwrap();
     assert!(
-        shown.contains(&format!("Build ID: {id}\n")),
-        "{id}\n{shown}"
+        watched.contains(&format!("Build ID: {id}\n")),
+        "{id}\n{watched}"
     );
 }
 

@@ -1,21 +1,21 @@
-//! [`Hook`]: makes the dynamic loader of a process tell its tracer when it has mapped or unmapped
+//! [`LoaderHook`]: makes the dynamic loader of a process tell its tracer when it has mapped or unmapped
 //! objects.
 //!
 //! Loaders call an empty function for debuggers, `_dl_debug_state`, when the list of objects changes
 //! (`r_brk` of `struct r_debug`, link.h): after new objects have been mapped, and before anything of
 //! theirs runs. Debuggers put a breakpoint there. A breakpoint whose debugger has died kills the
-//! program; ours must not. So the function is made to jump to a stub instead:
+//! program; ours must not. So the function is made to jump to a trampoline instead:
 //!
 //! ```text
-//! _dl_debug_state   ret   ─▶  jmp stub
-//! stub              holds signals back, starts a thread that ends at once, lets signals through,
+//! _dl_debug_state   ret   ─▶  jmp trampoline
+//! trampoline              holds signals back, starts a thread that ends at once, lets signals through,
 //!                   ret
 //! ```
 //!
 //! A tracer is told of a new thread (`PTRACE_EVENT_CLONE`), while the one that has started it stands
-//! in the stub. Without a tracer, that is all that happens: 20 µs are lost at each `dlopen`.
+//! in the trampoline. Without a tracer, that is all that happens: 20 µs are lost at each `dlopen`.
 //!
-//! The stub lies behind the loader's code, in the rest of its last page, which is zero. Nothing about
+//! The trampoline lies behind the loader's code, in the rest of its last page, which is zero. Nothing about
 //! it is known to us alone: what was there before is in the loader's file.
 
 use std::io;
@@ -46,7 +46,7 @@ const JMP_LEN: usize = 5;
 /// Keeps all registers, as callers may know that the function changes none. The new thread shares
 /// the stack, and uses none of it.
 #[rustfmt::skip]
-const STUB: [u8; 84] = [
+const HOOK_CODE: [u8; 84] = [
     0x50, 0x57, 0x56, 0x52, 0x51,       // push rax, rdi, rsi, rdx, rcx
     0x41, 0x52, 0x41, 0x53,             // push r10, r11
     0x6a, 0xff,                         // push -1: all signals
@@ -80,20 +80,21 @@ const STUB: [u8; 84] = [
 
 /// Why the loader of a process cannot be made to tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoHook {
+pub(crate) enum NoLoaderHook {
     /// It has none: it is static, or was started by calling the loader.
     NoLoader,
     /// The loader is not like those that we know, or cannot be changed: why.
     Impossible(&'static str),
 }
 
-impl NoHook {
-    const UNKNOWN: NoHook =
-        NoHook::Impossible("its dynamic loader is not like those of glibc and musl");
-    /// The kernel may kill the process for what the stub does.
-    const FILTERED: NoHook = NoHook::Impossible("a seccomp filter may not allow what that takes");
-    pub(crate) const UNCHANGEABLE: NoHook =
-        NoHook::Impossible("the code of its dynamic loader cannot be changed");
+impl NoLoaderHook {
+    const UNKNOWN: NoLoaderHook =
+        NoLoaderHook::Impossible("its dynamic loader is not like those of glibc and musl");
+    /// The kernel may kill the process for what the trampoline does.
+    const FILTERED: NoLoaderHook =
+        NoLoaderHook::Impossible("a seccomp filter may not allow what that takes");
+    pub(crate) const UNCHANGEABLE: NoLoaderHook =
+        NoLoaderHook::Impossible("the code of its dynamic loader cannot be changed");
 }
 
 /// Where the loader of a process calls the function, while nobody has changed that; `None` if it has
@@ -114,19 +115,19 @@ struct Loader {
 }
 
 impl Loader {
-    fn of(process: &Process) -> Result<Loader, NoHook> {
-        let unknown = |_| NoHook::UNKNOWN;
+    fn of(process: &Process) -> Result<Loader, NoLoaderHook> {
+        let unknown = |_| NoLoaderHook::UNKNOWN;
         let auxv = process.read_program("auxv").map_err(unknown)?;
         let base = load_bias::auxv_value(&auxv, load_bias::AT_BASE).filter(|&base| base != 0);
-        let base = LiveAddr(base.ok_or(NoHook::NoLoader)?);
+        let base = LiveAddr(base.ok_or(NoLoaderHook::NoLoader)?);
         let maps = maps::parse(&process.read_program("maps").map_err(unknown)?);
-        let loader = maps::find(&maps, base, 1).ok_or(NoHook::UNKNOWN)?;
-        let elf = objects::elf_of(process, &maps, loader).ok_or(NoHook::UNKNOWN)?;
+        let loader = maps::find(&maps, base, 1).ok_or(NoLoaderHook::UNKNOWN)?;
+        let elf = objects::elf_of(process, &maps, loader).ok_or(NoLoaderHook::UNKNOWN)?;
         let first = elf.loaded().map(|one| one.start.0 & !(PAGE - 1)).min();
         let bias = LoadBias::between(FileAddr(first.unwrap_or(0)), base);
-        let function = elf.exported(FUNCTION).ok_or(NoHook::UNKNOWN)?;
+        let function = elf.exported(FUNCTION).ok_or(NoLoaderHook::UNKNOWN)?;
         let has_it = |it: &Segment| it.executable && it.holds(function, FUNCTION_LEN);
-        let segment = elf.loaded().find(has_it).ok_or(NoHook::UNKNOWN)?;
+        let segment = elf.loaded().find(has_it).ok_or(NoLoaderHook::UNKNOWN)?;
         Ok(Loader {
             maps,
             elf,
@@ -137,56 +138,62 @@ impl Loader {
     }
 }
 
-/// The stub of one process.
+/// The trampoline of one process.
 #[derive(Clone, Debug)]
-pub(crate) struct Hook {
+pub(crate) struct LoaderHook {
     /// Of the `ret` that is made a `jmp`.
     call: LiveAddr,
     /// What the file has there.
     original: [u8; JMP_LEN],
-    stub: LiveAddr,
+    trampoline: LiveAddr,
 }
 
-impl Hook {
-    /// Puts the stub into a process. It may run: what its threads can reach is changed by one byte.
-    pub(crate) fn install(process: &Process, memory: &ProcessMemory) -> Result<Hook, NoHook> {
-        let hook = Hook::find(process, memory)?;
-        hook.write(memory).map_err(|_| NoHook::UNCHANGEABLE)?;
+impl LoaderHook {
+    /// Puts the trampoline into a process. It may run: what its threads can reach is changed by one byte.
+    pub(crate) fn install(
+        process: &Process,
+        memory: &ProcessMemory,
+    ) -> Result<LoaderHook, NoLoaderHook> {
+        let hook = LoaderHook::find(process, memory)?;
+        hook.write(memory).map_err(|_| NoLoaderHook::UNCHANGEABLE)?;
         Ok(hook)
     }
 
-    /// Where the stub is.
+    /// Where the trampoline is.
     pub(crate) fn range(&self) -> Range<u64> {
-        self.stub.0..self.stub.plus(STUB.len() as u64).0
+        self.trampoline.0..self.trampoline.plus(HOOK_CODE.len() as u64).0
     }
 
-    /// The stub that is in a process already.
-    pub(crate) fn left_in(process: &Process, memory: &ProcessMemory) -> Option<Hook> {
-        let hook = Hook::find(process, memory).ok()?;
+    /// The trampoline that is in a process already.
+    pub(crate) fn left_in(process: &Process, memory: &ProcessMemory) -> Option<LoaderHook> {
+        let hook = LoaderHook::find(process, memory).ok()?;
         hook.is_in(memory).then_some(hook)
     }
 
-    /// Whether the stub is in that memory, closed or not.
+    /// Whether the trampoline is in that memory, closed or not.
     pub(crate) fn is_in(&self, memory: &impl ReadMemory) -> bool {
-        let mut stub = [0; STUB.len()];
-        memory.read(self.stub, &mut stub).is_ok() && stub == STUB
+        let mut trampoline = [0; HOOK_CODE.len()];
+        memory.read(self.trampoline, &mut trampoline).is_ok() && trampoline == HOOK_CODE
     }
 
-    fn find(process: &Process, memory: &ProcessMemory) -> Result<Hook, NoHook> {
+    fn find(process: &Process, memory: &ProcessMemory) -> Result<LoaderHook, NoLoaderHook> {
         let loader = Loader::of(process)?;
-        if process.has_filtered_itself().map_err(|_| NoHook::UNKNOWN)? {
-            return Err(NoHook::FILTERED);
+        if process
+            .has_filtered_itself()
+            .map_err(|_| NoLoaderHook::UNKNOWN)?
+        {
+            return Err(NoLoaderHook::FILTERED);
         }
-        let hook = Hook::at(&loader).ok_or(NoHook::UNKNOWN)?;
+        let hook = LoaderHook::at(&loader).ok_or(NoLoaderHook::UNKNOWN)?;
         match hook.is_possible(memory, &loader.maps) {
             Ok(true) => Ok(hook),
-            Ok(false) => Err(NoHook::UNKNOWN),
-            Err(_) => Err(NoHook::UNCHANGEABLE),
+            Ok(false) => Err(NoLoaderHook::UNKNOWN),
+            Err(_) => Err(NoLoaderHook::UNCHANGEABLE),
         }
     }
 
     /// The hook of a loader whose function is empty, and followed by nothing up to the next.
-    fn at(loader: &Loader) -> Option<Hook> {
+    fn at(loader: &Loader) -> Option<LoaderHook> {
         let Loader {
             elf,
             segment,
@@ -208,12 +215,12 @@ impl Hook {
         }
         let end = segment.start.0.checked_add(segment.file_len)?;
         // Aligned, and not quite at the end.
-        let stub = end.checked_next_multiple_of(16)?;
-        let fits = end % PAGE != 0 && stub % PAGE + STUB.len() as u64 <= PAGE;
-        (fits && stub / PAGE == end / PAGE).then(|| Hook {
+        let trampoline = end.checked_next_multiple_of(16)?;
+        let fits = end % PAGE != 0 && trampoline % PAGE + HOOK_CODE.len() as u64 <= PAGE;
+        (fits && trampoline / PAGE == end / PAGE).then(|| LoaderHook {
             call: bias.live(FileAddr(function.0 + skipped as u64)),
             original,
-            stub: bias.live(FileAddr(stub)),
+            trampoline: bias.live(FileAddr(trampoline)),
         })
     }
 
@@ -223,51 +230,51 @@ impl Hook {
             let mapping = maps::find(maps, at, len as u64);
             mapping.is_some_and(|mapping| mapping.executable && !mapping.shared)
         };
-        if !private_code(self.call, JMP_LEN) || !private_code(self.stub, STUB.len()) {
+        if !private_code(self.call, JMP_LEN) || !private_code(self.trampoline, HOOK_CODE.len()) {
             return Ok(false);
         }
-        let (mut call, mut stub) = ([0; JMP_LEN], [0; STUB.len()]);
+        let (mut call, mut trampoline) = ([0; JMP_LEN], [0; HOOK_CODE.len()]);
         memory.read(self.call, &mut call)?;
-        memory.read(self.stub, &mut stub)?;
+        memory.read(self.trampoline, &mut trampoline)?;
         // Or one of ours that was killed has left it so, half written perhaps.
-        let is_free = stub
+        let is_free = trampoline
             .iter()
-            .zip(STUB)
+            .zip(HOOK_CODE)
             .all(|(&is, ours)| is == 0 || is == ours);
         let is_ours = call[0] == RET && call[1..] == self.jump()[1..] || call == self.jump();
-        Ok(is_free && (call == self.original || is_ours && stub == STUB))
+        Ok(is_free && (call == self.original || is_ours && trampoline == HOOK_CODE))
     }
 
-    /// `jmp stub`.
+    /// `jmp trampoline`.
     fn jump(&self) -> [u8; JMP_LEN] {
         let next = self.call.plus(JMP_LEN as u64);
-        let displacement = self.stub.0.wrapping_sub(next.0) as u32;
+        let displacement = self.trampoline.0.wrapping_sub(next.0) as u32;
         let mut jump = [JMP; JMP_LEN];
         jump[1..].copy_from_slice(&displacement.to_le_bytes());
         jump
     }
 
-    /// Nobody gets into the stub before the last byte is written.
+    /// Nobody gets into the trampoline before the last byte is written.
     fn write(&self, memory: &ProcessMemory) -> io::Result<()> {
         let jump = self.jump();
         let mut memory = memory.while_it_runs();
-        memory.write_code(self.stub, &STUB)?;
+        memory.write_code(self.trampoline, &HOOK_CODE)?;
         memory.write_code(self.call.plus(1), &jump[1..])?;
         memory.write_code(self.call, &jump[..1])
     }
 
-    /// Nobody gets into the stub any more.
+    /// Nobody gets into the trampoline any more.
     pub(crate) fn close(&self, memory: &ProcessMemory) -> io::Result<()> {
         let mut memory = memory.while_it_runs();
         memory.write_code(self.call, &self.original[..1])?;
         memory.write_code(self.call.plus(1), &self.original[1..])
     }
 
-    /// Takes the stub away, which nobody is in.
+    /// Takes the trampoline away, which nobody is in.
     pub(crate) fn remove(&self, memory: &ProcessMemory) -> io::Result<()> {
         self.close(memory)?;
         let mut memory = memory.while_it_runs();
-        memory.write_code(self.stub, &[0; STUB.len()])
+        memory.write_code(self.trampoline, &[0; HOOK_CODE.len()])
     }
 }
 
@@ -329,7 +336,7 @@ mod tests {
 
     use super::*;
 
-    /// What objdump is to say of the stub, without addresses.
+    /// What objdump is to say of the trampoline, without addresses.
     const LISTING: [&str; 45] = [
         "push rax",
         "push rdi",
@@ -384,13 +391,13 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    // promise: Following: The loader hook's code is what objdump says it is
+    // promise: FollowSession: The loader hook's code is what objdump says it is
     #[test]
     fn the_stub_is_what_objdump_says_it_is() {
         let folder = Scratch::new();
-        let file = folder.file("stub");
+        let file = folder.file("trampoline");
         // Without the name behind its end.
-        std::fs::write(&file, &STUB[..STUB.len() - 4]).unwrap();
+        std::fs::write(&file, &HOOK_CODE[..HOOK_CODE.len() - 4]).unwrap();
         let mut objdump = Command::new("objdump");
         objdump.args(["-D", "-b", "binary", "-m", "i386:x86-64", "-M", "intel"]);
         let listing = printed(objdump.arg("--no-show-raw-insn").arg(&file));
@@ -413,7 +420,7 @@ mod tests {
     fn the_hook_is_where_readelf_says_that_the_function_is() {
         let own = Process::open(std::process::id() as i32).unwrap();
         let memory = ProcessMemory::open(&own, OFlag::O_RDWR).unwrap();
-        let hook = Hook::find(&own, &memory).unwrap();
+        let hook = LoaderHook::find(&own, &memory).unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let loader = maps.lines().find(|line| line.contains("/ld-")).unwrap();
         let (start, path) = (
@@ -432,12 +439,12 @@ mod tests {
         memory.read(LiveAddr(function), &mut code).unwrap();
         let skipped = if code == ENDBR64 { 4 } else { 0 };
         assert_eq!(hook.call.0, function + skipped);
-        // Its jump leads to the stub.
+        // Its jump leads to the trampoline.
         let jump = hook.jump();
         let by = i32::from_le_bytes(jump[1..].try_into().unwrap());
         assert_eq!(
             hook.call.0.wrapping_add_signed(5 + i64::from(by)),
-            hook.stub.0
+            hook.trampoline.0
         );
         assert!(!hook.is_in(&memory));
     }

@@ -28,7 +28,7 @@ impl Stopped<'_> {
     /// # Errors
     ///
     /// As of [`Stopped::refuse_filtered`].
-    pub(crate) fn traveller(&self, memory: &impl ReadMemory) -> Result<Option<(i32, Registers)>> {
+    pub(crate) fn pick_thread(&self, memory: &impl ReadMemory) -> Result<Option<(i32, Registers)>> {
         let mut found = None;
         for tid in self.tids() {
             // One that is about to get a signal has to get it first.
@@ -61,7 +61,7 @@ impl Stopped<'_> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Filtered`] if each has forbidden itself system calls: the kernel may kill the process
+    /// [`ErrorKind::SeccompFiltered`] if each has forbidden itself system calls: the kernel may kill the process
     /// for those.
     pub(crate) fn refuse_filtered(&self) -> Result<()> {
         self.process().refuse_filtered(self.tids())
@@ -93,7 +93,7 @@ impl Tracer<'_> {
     ) -> Result<(Stopped<'p>, bool)> {
         let failed =
             |errno: Errno| ErrorKind::system(process.pid(), "change the registers", errno.into());
-        set_registers(tid, &before.sent_to(entry)).map_err(failed)?;
+        set_registers(tid, &before.redirected_to(entry)).map_err(failed)?;
         let mut stopped = stopped;
         let begun = Instant::now();
         let mut pause = RUNNING;
@@ -106,7 +106,7 @@ impl Tracer<'_> {
             };
             let is_there = detour.contains(&now.rip);
             let is_interrupted = is_there && matches!(ptrace::peek(tid), Wait::Signal(_));
-            if is_interrupted || now.is_back(&before) {
+            if is_interrupted || now.has_returned(&before) {
                 // If it has been killed, it needs none.
                 let _ = set_registers(tid, &before);
             }
@@ -128,7 +128,7 @@ impl Tracer<'_> {
     /// # Errors
     ///
     /// As of [`Tracer::stop`].
-    pub(crate) fn let_out<'p>(
+    pub(crate) fn run_until_out<'p>(
         &self,
         process: &'p Process,
         stopped: Stopped<'p>,
@@ -161,7 +161,7 @@ impl Tracer<'_> {
         }
         tids.retain(|_| !others_too);
         for tid in &tids {
-            ptrace::go_on(*tid, 0);
+            ptrace::resume(*tid, 0);
         }
         let begun = Instant::now();
         while begun.elapsed() < pause {
@@ -171,7 +171,7 @@ impl Tracer<'_> {
             for tid in &tids {
                 let is_told = matches!(ptrace::peek(*tid), Wait::Trapped | Wait::Suspended);
                 if is_told && is_within(*tid, code) {
-                    ptrace::go_on(*tid, 0);
+                    ptrace::resume(*tid, 0);
                 }
             }
         }

@@ -36,7 +36,7 @@ pub(crate) const NO_CALL: u64 = -1_i64 as u64;
 
 /// A system call: its number and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct RemoteCall {
     pub(crate) number: u32,
     pub(crate) arguments: [u64; 6],
 }
@@ -44,7 +44,7 @@ pub(crate) struct Call {
 const MAP: u32 = libc::SYS_mmap as u32;
 const UNMAP: u32 = libc::SYS_munmap as u32;
 
-impl Call {
+impl RemoteCall {
     pub(crate) fn maps(&self) -> bool {
         self.number == MAP
     }
@@ -81,21 +81,21 @@ impl Call {
 }
 
 /// Maps memory of nobody's at an address where nothing is.
-pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> Call {
+pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> RemoteCall {
     // Most of a large one is never touched, and is not to count as if it were.
     let flags =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
-    Call {
+    RemoteCall {
         number: MAP,
         arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
     }
 }
 
 /// Maps the file of a descriptor at an address where nothing is, to be read and written.
-pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -> Call {
+pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -> RemoteCall {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
-    Call {
+    RemoteCall {
         number: MAP,
         arguments: [
             at.0,
@@ -109,8 +109,8 @@ pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -
 }
 
 /// Closes a descriptor.
-pub(crate) fn close(descriptor: i32) -> Call {
-    Call {
+pub(crate) fn close(descriptor: i32) -> RemoteCall {
+    RemoteCall {
         number: libc::SYS_close as u32,
         arguments: [descriptor as u64, 0, 0, 0, 0, 0],
     }
@@ -118,9 +118,9 @@ pub(crate) fn close(descriptor: i32) -> Call {
 
 /// Unmaps memory, which has this protection in the beginning: the kernel does not ask for it, but who
 /// finds the detour knows by it what was there.
-pub(crate) fn unmap(range: &Range<u64>, protection: i32) -> Call {
+pub(crate) fn unmap(range: &Range<u64>, protection: i32) -> RemoteCall {
     let len = range.end.saturating_sub(range.start);
-    Call {
+    RemoteCall {
         number: UNMAP,
         arguments: [range.start, len, protection as u64, 0, 0, 0],
     }
@@ -137,7 +137,7 @@ pub(crate) fn entry(at: LiveAddr) -> LiveAddr {
     at.plus(MARK.len() as u64)
 }
 
-/// How many bytes of a detour are the mark, which is written first and taken away last: a detour that
+/// How many bytes of a detour are the mark, which is written first and applied away last: a detour that
 /// was written in part is known by it.
 pub(crate) const MARK_LEN: usize = MARK.len();
 
@@ -153,7 +153,7 @@ pub(crate) fn is_free(bytes: &[u8]) -> bool {
 
 /// What unmaps the memory that a detour was to map, or to unmap because somebody else's had been to map
 /// it: it is left if whoever made the detour was killed.
-pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Call> {
+pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<RemoteCall> {
     let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
     let number = |call: &[u8], index: usize| {
         let word = call[MOV_LEN * index + 2..][..8].try_into();
@@ -173,8 +173,8 @@ pub(crate) fn mapped_by(bytes: &[u8]) -> Vec<Call> {
 }
 
 /// The code for a thread with these registers.
-pub(crate) fn code(calls: &[Call], registers: &Registers) -> Vec<u8> {
-    let back = registers.continued();
+pub(crate) fn code(calls: &[RemoteCall], registers: &Registers) -> Vec<u8> {
+    let back = registers.resumed();
     let mut code = MARK.to_vec();
     for call in calls {
         let [rdi, rsi, rdx, r10, r8, r9] = call.arguments;
@@ -229,7 +229,7 @@ fn set(register: u8, number: u64) -> [u8; MOV_LEN] {
 impl Registers {
     /// Of a thread that goes to `entry`. The kernel sees no system call any more to begin anew: the
     /// detour does that.
-    pub(crate) fn sent_to(self, entry: LiveAddr) -> Registers {
+    pub(crate) fn redirected_to(self, entry: LiveAddr) -> Registers {
         Registers {
             rip: entry.0,
             orig_rax: NO_CALL,
@@ -238,14 +238,14 @@ impl Registers {
     }
 
     /// Whether they are those of a thread that is just back from a detour, having been as `before`.
-    pub(crate) fn is_back(&self, before: &Registers) -> bool {
-        let back = before.continued();
-        *self == back.sent_to(LiveAddr(back.rip))
+    pub(crate) fn has_returned(&self, before: &Registers) -> bool {
+        let back = before.resumed();
+        *self == back.redirected_to(LiveAddr(back.rip))
     }
 
     /// The same as the kernel would leave them if the thread were let go now: a system call that was
     /// interrupted by the stop begins anew (signal(7); arch_do_signal_or_restart of the kernel).
-    fn continued(self) -> Registers {
+    fn resumed(self) -> Registers {
         const RESTART_BLOCK: i64 = -516;
         let anew = |rax| Registers {
             rax,
@@ -283,33 +283,33 @@ mod tests {
 
     #[test]
     fn a_system_call_that_was_interrupted_begins_anew() {
-        let again = IN_READ.continued();
+        let again = IN_READ.resumed();
         assert_eq!((again.rax, again.rip), (0, 0x7f00_0000_1000));
         let sleeps = Registers {
             rax: -516_i64 as u64,
             orig_rax: 230,
             ..IN_READ
         };
-        assert_eq!(sleeps.continued().rax, 219);
+        assert_eq!(sleeps.resumed().rax, 219);
         // One that is over, or none at all.
         let over = Registers { rax: 17, ..IN_READ };
-        assert_eq!(over.continued(), over);
+        assert_eq!(over.resumed(), over);
         let outside = Registers {
             orig_rax: NO_CALL,
             ..IN_READ
         };
-        assert_eq!(outside.continued(), outside);
+        assert_eq!(outside.resumed(), outside);
     }
 
     #[test]
     fn who_is_back_is_about_to_make_its_call_and_not_in_it() {
-        let sent = IN_READ.sent_to(LiveAddr(0x5000));
+        let sent = IN_READ.redirected_to(LiveAddr(0x5000));
         assert_eq!((sent.rip, sent.orig_rax), (0x5000, NO_CALL));
-        assert!(!sent.is_back(&IN_READ) && !IN_READ.is_back(&IN_READ));
-        let begins = IN_READ.continued();
-        let back = begins.sent_to(LiveAddr(begins.rip));
-        assert!(back.is_back(&IN_READ) && !begins.is_back(&IN_READ));
-        assert!(!Registers { rcx: 0, ..back }.is_back(&IN_READ));
+        assert!(!sent.has_returned(&IN_READ) && !IN_READ.has_returned(&IN_READ));
+        let begins = IN_READ.resumed();
+        let back = begins.redirected_to(LiveAddr(begins.rip));
+        assert!(back.has_returned(&IN_READ) && !begins.has_returned(&IN_READ));
+        assert!(!Registers { rcx: 0, ..back }.has_returned(&IN_READ));
     }
 
     #[test]
@@ -320,7 +320,7 @@ mod tests {
         assert!(is_free(&code) && is_free(&[0; ROOM]));
         assert!(is_free(b"o-p \0\0\0\0\0") && is_free(b"\0\0\0\0goes\0"));
         assert!(!is_free(b"o-p hash\0") && !is_free(b"o-p \0\0\0\0x"));
-        assert!(code.ends_with(&IN_READ.continued().rip.to_le_bytes()));
+        assert!(code.ends_with(&IN_READ.resumed().rip.to_le_bytes()));
         let unmaps = unmap(&(0x1000..0x2000), libc::PROT_READ);
         assert_eq!(mapped_by(&code), [unmaps; 2]);
         assert_eq!(mapped_by(&[0; ROOM]), []);

@@ -24,7 +24,7 @@ use super::{
     Launch, Launched, check_names, is_shell_instead, of_launch, refuse_setuid, resolve, set_up,
 };
 use crate::error::{Effect, ErrorKind, Result};
-use crate::follow::{Followed, Following, Teller, is_not_yet};
+use crate::follow::{EventSender, FollowEvent, FollowSession, is_not_yet};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::fork;
@@ -199,18 +199,18 @@ impl Follower {
     /// the [`Starter`] to say, and not an error here.
     pub fn run(
         &mut self,
-        tell: &mut (dyn FnMut(Followed) + Send),
+        tell: &mut (dyn FnMut(FollowEvent) + Send),
         is_over: &(dyn Fn() -> bool + Sync),
     ) -> Result<()> {
         // Before the program runs, and can say anything.
-        let (has_told, is_told) = mpsc::channel();
+        let (is_in_hook, is_told) = mpsc::channel();
         let mut tell = |event| {
             tell(event);
             // Nobody waits for all that follows.
-            let _ = has_told.send(());
+            let _ = is_in_hook.send(());
         };
-        with_listener(&mut tell, |teller| {
-            with_tracer(&[], |tracer| self.follow(tracer, teller, is_told, is_over))
+        with_listener(&mut tell, |events| {
+            with_tracer(&[], |tracer| self.follow(tracer, events, is_told, is_over))
         })
         .map_err(|error| error.with_effect(Effect::NotStarted))
     }
@@ -218,7 +218,7 @@ impl Follower {
     fn follow(
         &mut self,
         tracer: &Tracer<'_>,
-        teller: Teller,
+        events: EventSender,
         is_told: Receiver<()>,
         is_over: &dyn Fn() -> bool,
     ) -> Result<()> {
@@ -249,16 +249,16 @@ impl Follower {
             true,
         )?;
         if let Some(error) = missing {
-            let _ = teller.send(Followed::NotYet { pid, error });
+            let _ = events.send(FollowEvent::NotYet { pid, error });
         }
-        let _ = teller.send(Followed::Set(report));
+        let _ = events.send(FollowEvent::Set(report));
         let _ = is_told.recv();
         drop(is_told);
         if let Some(mut verdict) = self.verdict.take() {
             // Nobody reads it if the starter has been killed; the program goes on.
             let _ = verdict.write_all(&[RUNS]);
         }
-        let mut following = Following::new(tracer, &self.actions, self.options, teller);
+        let mut following = FollowSession::new(tracer, &self.actions, self.options, events);
         following.begin_with(Process::open(pid)?, stopped);
         following.until(is_over);
         Ok(())

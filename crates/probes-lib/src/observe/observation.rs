@@ -1,13 +1,13 @@
-//! [`Observation`]: what is to be learnt of the hits of a process, and what that makes of its sites.
+//! [`Observation`]: what is to be results of the hits of a process, and what that makes of its sites.
 //! Pure.
 
 use crate::error::{ErrorKind, Result};
 use crate::observe::layout::shared::{MAX_PAIRS, Shared, record};
-use crate::observe::plan::{End, MOST_ARGUMENTS, Role, Shown, Source};
+use crate::observe::plan::{ArgumentSource, MOST_ARGUMENTS, PairEnd, Role, WatchRole};
 use crate::process::program::Program;
 use crate::select::{Actions, Selector, choose};
 
-/// What is to be learnt of the hits of a process.
+/// What is to be results of the hits of a process.
 ///
 /// ```
 /// use probes_lib::{Observation, Selector};
@@ -74,20 +74,26 @@ impl Observation {
         }
         for (number, (start, stop)) in (0..).zip(&self.pairs) {
             // The end of one comes before the start of the next, where both are the same site.
-            for (name, end) in [(stop, End::Stop(number)), (start, End::Start(number))] {
+            for (name, end) in [
+                (stop, PairEnd::Stop(number)),
+                (start, PairEnd::Start(number)),
+            ] {
                 for site in chosen(program, &[Selector::name(name)])? {
                     roles[site].ends.push(end);
                 }
             }
         }
         for role in &mut roles {
-            role.ends.sort_by_key(|end| matches!(end, End::Start(_)));
+            role.ends
+                .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
         }
         for site in chosen(program, &self.watched)? {
             let arguments = program.site(site).site.arguments().take(MOST_ARGUMENTS);
-            roles[site].shown = Some(Shown {
+            roles[site].watched = Some(WatchRole {
                 site: site as u32,
-                arguments: arguments.map(|it| Source::of(it.as_ref())).collect(),
+                arguments: arguments
+                    .map(|it| ArgumentSource::of(it.as_ref()))
+                    .collect(),
             });
         }
         Ok(roles)
@@ -95,8 +101,8 @@ impl Observation {
 
     /// What sites of these roles share.
     pub(crate) fn shared(&self, roles: &[Role]) -> Shared {
-        let shown = roles.iter().filter_map(|role| role.shown.as_ref());
-        let most = shown.map(|shown| shown.arguments.len()).max();
+        let watched = roles.iter().filter_map(|role| role.watched.as_ref());
+        let most = watched.map(|watched| watched.arguments.len()).max();
         Shared {
             pairs: self.pairs.len() as u32,
             record_len: most.map_or(0, record::len),

@@ -5,7 +5,7 @@ use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::error::{ErrorKind, Result};
 use crate::inject::remote_call;
 use crate::memory::ReadMemory;
-use crate::observe::layout::arena::{Arena, Entry, new_id, stub_len};
+use crate::observe::layout::arena::{Arena, ObservedSite, new_id, trampoline_len};
 use crate::observe::layout::shared::Shared;
 use crate::observe::plan::Role;
 use crate::process::Process;
@@ -26,7 +26,7 @@ const GAP: u64 = 1 << 20;
 const STEP: u64 = 16 << 20;
 
 /// An arena, and of each of its entries the index of the site in the program.
-type Placed = (Arena, Vec<usize>);
+type PlacedArena = (Arena, Vec<usize>);
 
 /// Lays out arenas for the sites that have a role: one for all objects that lie near each other. The
 /// first has what they share.
@@ -40,17 +40,17 @@ pub(crate) fn lay_out(
     roles: &[Role],
     layout: Shared,
     maps: &[Mapping],
-) -> Result<Vec<Placed>> {
+) -> Result<Vec<PlacedArena>> {
     let pid = process.pid();
     let observed = roles.iter().filter(|role| !role.is_empty());
-    let stub_len = stub_len(observed, layout).map_err(|_| ErrorKind::NoRoom { pid })?;
+    let trampoline_len = trampoline_len(observed, layout).map_err(|_| ErrorKind::NoRoom { pid })?;
     let mut sites: Vec<(LiveAddr, usize)> = program
         .sites_by_address()
         .filter(|site| !roles[site.index()].is_empty())
         .map(|site| (site.address, site.index()))
         .collect();
     sites.sort_unstable_by_key(|(address, _)| *address);
-    let mut taken: Vec<(u64, u64)> = maps.iter().map(|it| (it.start.0, it.end.0)).collect();
+    let mut applied: Vec<(u64, u64)> = maps.iter().map(|it| (it.start.0, it.end.0)).collect();
     let mut placed = Vec::new();
     let mut rest = sites.as_slice();
     while let Some((first, _)) = rest.first() {
@@ -62,20 +62,20 @@ pub(crate) fn lay_out(
             true => layout,
             false => Shared::default(),
         };
-        let entries = these.iter().map(|&(site, index)| Entry {
+        let entries = these.iter().map(|&(site, index)| ObservedSite {
             site,
             operand: program.site(index).site.code().operand(),
         });
         let mut arena = Arena {
             code: LiveAddr(0),
             entries: entries.collect(),
-            stub_len,
+            trampoline_len,
             shared,
             id: new_id(),
         };
-        arena.code = place(&arena, &taken).ok_or(ErrorKind::NoRoom { pid })?;
+        arena.code = place(&arena, &applied).ok_or(ErrorKind::NoRoom { pid })?;
         let end = arena.data().plus(arena.data_len());
-        taken.push((arena.code.0, end.0));
+        applied.push((arena.code.0, end.0));
         placed.push((arena, these.iter().map(|(_, index)| *index).collect()));
     }
     match placed.is_empty() {
@@ -85,15 +85,17 @@ pub(crate) fn lay_out(
 }
 
 /// Where an arena can begin that its sites reach.
-fn place(arena: &Arena, taken: &[(u64, u64)]) -> Option<LiveAddr> {
+fn place(arena: &Arena, applied: &[(u64, u64)]) -> Option<LiveAddr> {
     let len = arena.code_len() + arena.data_len();
-    // Stubs call wrappers as sites call stubs.
+    // Stubs call wrappers as sites call trampolines.
     let sites = arena.entries.iter();
     let places = sites.flat_map(|entry| [entry.site.0, entry.wrapper().0]);
     let (first, last) = (places.clone().min()?, places.max()?);
     let is_free = |start: u64| {
         let (from, to) = (start.saturating_sub(GAP), start.saturating_add(len + GAP));
-        taken.iter().all(|&(begin, end)| end <= from || begin >= to)
+        applied
+            .iter()
+            .all(|&(begin, end)| end <= from || begin >= to)
     };
     // Below first: the heap grows upwards from the executable.
     let below = (1..REACH / STEP).map(|step| first.wrapping_sub(step * STEP + len));
@@ -114,8 +116,8 @@ fn place(arena: &Arena, taken: &[(u64, u64)]) -> Option<LiveAddr> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::NoDetour`] if there is none.
-pub(crate) fn cave(
+/// [`ErrorKind::NoCodeCave`] if there is none.
+pub(crate) fn code_cave(
     process: &Process,
     memory: &ProcessMemory,
     maps: &[Mapping],
@@ -138,7 +140,7 @@ pub(crate) fn cave(
             let Some(end) = segment.start.0.checked_add(segment.file_len) else {
                 continue;
             };
-            // At the end of the page: at its start, a loader may have a stub of ours.
+            // At the end of the page: at its start, a loader may have a trampoline of ours.
             let room = remote_call::ROOM as u64;
             let at = end.next_multiple_of(PAGE).wrapping_sub(room);
             let at_live = bias.live(FileAddr(at));
@@ -152,5 +154,5 @@ pub(crate) fn cave(
     // Of one that has been killed meanwhile, no file can be opened.
     read_maps(process)?;
     let bytes = remote_call::ROOM;
-    Err(ErrorKind::NoDetour { pid, bytes }.into())
+    Err(ErrorKind::NoCodeCave { pid, bytes }.into())
 }

@@ -1,10 +1,10 @@
-//! [`Veil`]: shows the sites of an observed process as they would be if it were not observed. So
+//! [`Shadow`]: shows the sites of an observed process as they would be if it were not observed. So
 //! that everybody else, who looks at probes and switches them, need not know.
 //!
 //! ```text
-//!              in memory                      as it is shown
-//! site         nop; call stub                 nop; cmp or call wrapper
-//! stub's tail  ret, or jmp wrapper            (which of the two)
+//!              in memory                      as it is watched
+//! site         nop; call trampoline                 nop; cmp or call wrapper
+//! trampoline's tail  ret, or jmp wrapper            (which of the two)
 //! ```
 
 use std::io;
@@ -16,8 +16,8 @@ use crate::site::{CALL, CMP, OPCODE_OFFSET, SITE_LEN};
 
 /// What an observed site is in memory.
 #[derive(Clone, Copy, Debug)]
-struct Veiled {
-    /// The displacement of its stub.
+struct ShadowedSite {
+    /// The displacement of its trampoline.
     call: [u8; 4],
     /// The displacement of its wrapper.
     operand: [u8; 4],
@@ -26,39 +26,39 @@ struct Veiled {
 
 /// The sites that are observed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Veil {
+pub(crate) struct Shadow {
     /// By address. There are several of a site if an observation that is over has left its memory: the
     /// one that the site calls is the one that counts.
-    sites: Vec<(LiveAddr, Veiled)>,
+    sites: Vec<(LiveAddr, ShadowedSite)>,
     /// How many really are.
     observed: usize,
 }
 
-/// What has to be written, so that it is shown as was wanted.
+/// What has to be written, so that it is watched as was wanted.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Behind {
+pub(crate) struct ShadowedWrite {
     /// The bytes to be written where it was wanted, if any of them differ.
     pub(crate) bytes: Option<Vec<u8>>,
     /// Tails, and what becomes of them.
     pub(crate) tails: Vec<(LiveAddr, u8)>,
 }
 
-impl Veil {
-    /// The veil over what these observe: so many sites just now.
-    pub(crate) fn over(arenas: &[Arena], observed: usize) -> Veil {
+impl Shadow {
+    /// The shadow over what these observe: so many sites just now.
+    pub(crate) fn over(arenas: &[Arena], observed: usize) -> Shadow {
         let mut sites = Vec::new();
         for arena in arenas {
             sites.extend(arena.entries.iter().enumerate().map(|(index, entry)| {
-                let veiled = Veiled {
+                let shadowed = ShadowedSite {
                     call: arena.call(index),
                     operand: entry.operand,
                     tail: arena.tail(index),
                 };
-                (entry.site, veiled)
+                (entry.site, shadowed)
             }));
         }
         sites.sort_by_key(|(site, _)| *site);
-        Veil { sites, observed }
+        Shadow { sites, observed }
     }
 
     /// How many sites are observed.
@@ -71,14 +71,14 @@ impl Veil {
     }
 
     /// The sites that lie in `len` bytes at `at`, at least in part.
-    fn within(&self, at: LiveAddr, len: usize) -> impl Iterator<Item = (LiveAddr, &Veiled)> {
+    fn within(&self, at: LiveAddr, len: usize) -> impl Iterator<Item = (LiveAddr, &ShadowedSite)> {
         let first = LiveAddr(at.0.saturating_sub(SITE_LEN as u64 - 1));
         let end = LiveAddr(at.0.saturating_add(len as u64));
         let first = self.sites.partition_point(|(site, _)| *site < first);
         let sites = self.sites[first..].iter();
         sites
             .take_while(move |(site, _)| *site < end)
-            .map(|(site, veiled)| (*site, veiled))
+            .map(|(site, shadowed)| (*site, shadowed))
     }
 
     /// Whether an address lies in an observed site.
@@ -86,18 +86,18 @@ impl Veil {
         self.within(at, 1).next().is_some()
     }
 
-    /// Makes `bytes`, read at `at`, what is to be shown; `read` reads more.
+    /// Makes `bytes`, read at `at`, what is to be watched; `read` reads more.
     pub(crate) fn show(
         &self,
         at: LiveAddr,
         bytes: &mut [u8],
         read: impl Fn(LiveAddr, &mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        for (site, veiled) in self.within(at, bytes.len()) {
-            let Some(shown) = veiled.shown(site, &read)? else {
+        for (site, shadowed) in self.within(at, bytes.len()) {
+            let Some(watched) = shadowed.watched(site, &read)? else {
                 continue;
             };
-            for (address, byte) in (site.0..).zip(shown) {
+            for (address, byte) in (site.0..).zip(watched) {
                 let index = address.wrapping_sub(at.0) as usize;
                 if let Some(place) = bytes.get_mut(index).filter(|_| address >= at.0) {
                     *place = byte;
@@ -107,20 +107,20 @@ impl Veil {
         Ok(())
     }
 
-    /// What has to be written so that `bytes` are shown at `at`.
+    /// What has to be written so that `bytes` are watched at `at`.
     pub(crate) fn behind(
         &self,
         at: LiveAddr,
         bytes: &[u8],
         read: impl Fn(LiveAddr, &mut [u8]) -> io::Result<()>,
-    ) -> io::Result<Behind> {
+    ) -> io::Result<ShadowedWrite> {
         let mut real = vec![0; bytes.len()];
         read(at, &mut real)?;
         let mut wanted = bytes.to_vec();
         let mut tails = Vec::new();
-        for (site, veiled) in self.within(at, bytes.len()) {
-            if veiled.shown(site, &read)?.is_none() {
-                // It is not observed any more, or calls another's stub.
+        for (site, shadowed) in self.within(at, bytes.len()) {
+            if shadowed.watched(site, &read)?.is_none() {
+                // It is not observed any more, or calls another's trampoline.
                 continue;
             }
             for offset in 0..SITE_LEN as u64 {
@@ -131,24 +131,24 @@ impl Veil {
                 };
                 if offset == OPCODE_OFFSET {
                     match *byte {
-                        CMP => tails.push((veiled.tail, trampoline::tail_byte(false))),
-                        CALL => tails.push((veiled.tail, trampoline::tail_byte(true))),
+                        CMP => tails.push((shadowed.tail, trampoline::tail_byte(false))),
+                        CALL => tails.push((shadowed.tail, trampoline::tail_byte(true))),
                         _ => {}
                     }
                 }
                 *byte = real[index];
             }
         }
-        Ok(Behind {
+        Ok(ShadowedWrite {
             bytes: (wanted != real).then_some(wanted),
             tails,
         })
     }
 }
 
-impl Veiled {
-    /// The bytes that are shown of a site, if it is observed as it should be.
-    fn shown(
+impl ShadowedSite {
+    /// The bytes that are watched of a site, if it is observed as it should be.
+    fn watched(
         &self,
         site: LiveAddr,
         read: impl Fn(LiveAddr, &mut [u8]) -> io::Result<()>,

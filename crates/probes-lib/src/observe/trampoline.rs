@@ -1,12 +1,12 @@
-//! The code of a stub: learns of a hit what is to be learnt, and does then what its site did before.
+//! The code of a trampoline: learns of a hit what is to be results, and does then what its site did before.
 //! Pure.
 //!
 //! ```text
-//! site     nop; call stub
-//! stub     keep registers
+//! site     nop; call trampoline
+//! trampoline     keep registers
 //!          count    one more in the counter of the site, for this group of threads
-//!          pair     the time, to or from the stack of this thread (stub/pair.rs)
-//!          event    a record into a ring (stub/event.rs)
+//!          pair     the time, to or from the stack of this thread (trampoline/pair.rs)
+//!          event    a record into a ring (trampoline/event.rs)
 //!          give registers back
 //!          off: ret           on: jmp wrapper, which returns to the site
 //! ```
@@ -28,10 +28,10 @@ use crate::observe::layout::arena::{GROUP_BITS, displacement};
 use crate::observe::layout::shared::Shared;
 use crate::observe::plan::Role;
 
-/// A line of the cache: stubs are as many of them as the longest takes.
+/// A line of the cache: trampolines are as many of them as the longest takes.
 pub(crate) const LINE: u64 = 64;
 
-/// The bytes of the tail, with which a stub ends; its last instruction, whose first byte is `RET` or
+/// The bytes of the tail, with which a trampoline ends; its last instruction, whose first byte is `RET` or
 /// `JMP`.
 pub(crate) const TAIL_LEN: u64 = 8;
 
@@ -42,9 +42,9 @@ const NOP: u8 = 0x90;
 /// Registers that what takes time stamps needs.
 const NEEDED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
 
-/// Where a stub finds what it needs.
+/// Where a trampoline finds what it needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
+pub(crate) struct TrampolinePlaces {
     /// Where the address of the counters stands.
     pub(crate) counters: LiveAddr,
     /// Binary logarithm of the bytes of a group's counters.
@@ -61,24 +61,24 @@ pub(crate) fn tail_byte(enabled: bool) -> u8 {
     if enabled { JMP } else { RET }
 }
 
-/// A stub that cannot be: what it needs is too far away, or it is longer than its place.
+/// A trampoline that cannot be: what it needs is too far away, or it is longer than its place.
 #[derive(Debug)]
-pub(crate) struct Misfit;
+pub(crate) struct DoesNotFit;
 
-impl From<IcedError> for Misfit {
-    fn from(_: IcedError) -> Misfit {
-        Misfit
+impl From<IcedError> for DoesNotFit {
+    fn from(_: IcedError) -> DoesNotFit {
+        DoesNotFit
     }
 }
 
-/// How many bytes the stub of a site has.
+/// How many bytes the trampoline of a site has.
 ///
 /// # Errors
 ///
 /// As of [`whole`].
-pub(crate) fn len(role: &Role, layout: Shared) -> Result<u64, Misfit> {
+pub(crate) fn len(role: &Role, layout: Shared) -> Result<u64, DoesNotFit> {
     let near = LiveAddr(1 << 20);
-    let places = Places {
+    let places = TrampolinePlaces {
         counters: near,
         row_bits: 12,
         counter: u32::MAX >> 8,
@@ -89,7 +89,7 @@ pub(crate) fn len(role: &Role, layout: Shared) -> Result<u64, Misfit> {
     Ok((code.len() as u64 + TAIL_LEN).next_multiple_of(LINE))
 }
 
-/// The stub at `at`, `len` bytes long, of a site that is disabled.
+/// The trampoline at `at`, `len` bytes long, of a site that is disabled.
 ///
 /// # Errors
 ///
@@ -98,34 +98,34 @@ pub(crate) fn whole(
     at: LiveAddr,
     len: u64,
     role: &Role,
-    places: &Places,
+    places: &TrampolinePlaces,
     wrapper: LiveAddr,
-) -> Result<Vec<u8>, Misfit> {
+) -> Result<Vec<u8>, DoesNotFit> {
     const SHORT_JMP: u8 = 0xeb;
-    let mut stub = work(at, role, places)?;
+    let mut trampoline = work(at, role, places)?;
     let tail = len.saturating_sub(TAIL_LEN) as usize;
     // One that is cut off kills whoever executes it.
-    let left = tail.checked_sub(stub.len()).ok_or(Misfit)?;
+    let left = tail.checked_sub(trampoline.len()).ok_or(DoesNotFit)?;
     match left {
         0 => {}
-        1 => stub.push(NOP),
-        2..130 => stub.extend([SHORT_JMP, (left - 2) as u8]),
+        1 => trampoline.push(NOP),
+        2..130 => trampoline.extend([SHORT_JMP, (left - 2) as u8]),
         _ => {
-            let end = at.plus(stub.len() as u64 + 5);
-            stub.push(JMP);
-            stub.extend(displacement(end, at.plus(tail as u64)));
+            let end = at.plus(trampoline.len() as u64 + 5);
+            trampoline.push(JMP);
+            trampoline.extend(displacement(end, at.plus(tail as u64)));
         }
     }
-    stub.resize(tail, NOP);
-    stub.push(RET);
-    let end = at.plus(stub.len() as u64 + 4);
-    stub.extend(displacement(end, wrapper));
-    stub.resize(len as usize, NOP);
-    Ok(stub)
+    trampoline.resize(tail, NOP);
+    trampoline.push(RET);
+    let end = at.plus(trampoline.len() as u64 + 4);
+    trampoline.extend(displacement(end, wrapper));
+    trampoline.resize(len as usize, NOP);
+    Ok(trampoline)
 }
 
 /// All but the tail.
-fn work(at: LiveAddr, role: &Role, places: &Places) -> Result<Vec<u8>, IcedError> {
+fn work(at: LiveAddr, role: &Role, places: &TrampolinePlaces) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let kept: &[AsmRegister64] = match role.is_timed() {
         true => &NEEDED,
@@ -147,8 +147,8 @@ fn work(at: LiveAddr, role: &Role, places: &Places) -> Result<Vec<u8>, IcedError
     for end in &role.ends {
         pair::end(&mut a, *end, places.layout)?;
     }
-    if let Some(shown) = &role.shown {
-        record::record(&mut a, shown, kept, places.layout)?;
+    if let Some(watched) = &role.watched {
+        record::record(&mut a, watched, kept, places.layout)?;
     }
     for register in kept.iter().rev() {
         a.pop(*register)?;
@@ -157,7 +157,7 @@ fn work(at: LiveAddr, role: &Role, places: &Places) -> Result<Vec<u8>, IcedError
 }
 
 /// Threads of a group share counters, so these are locked.
-fn count(a: &mut CodeAssembler, places: &Places) -> Result<(), IcedError> {
+fn count(a: &mut CodeAssembler, places: &TrampolinePlaces) -> Result<(), IcedError> {
     a.mov(ecx, dword_ptr(0).fs())?;
     spread(a, ecx, GROUP_BITS)?;
     a.shl(ecx, places.row_bits)?;

@@ -37,10 +37,14 @@ pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) ->
 }
 
 /// The error for an `operation` on a process that failed with `source`.
-pub(crate) fn or_lost(process: &Process, operation: &'static str, source: io::Error) -> Error {
+pub(crate) fn denied_or_exited(
+    process: &Process,
+    operation: &'static str,
+    source: io::Error,
+) -> Error {
     match source.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EPERM | Errno::EACCES)) => error(process, operation, errno),
-        _ => process.lost(source),
+        _ => process.exited_or(source),
     }
 }
 

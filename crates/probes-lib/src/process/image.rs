@@ -17,8 +17,8 @@ use crate::process::Process;
 use crate::process::denial;
 use crate::process::load_bias;
 use crate::process::maps::{self, Mapping};
-use crate::process::object::{FileId, Object, PassedOver};
-use crate::process::objects::{self, Files, Others, without_deleted_mark};
+use crate::process::object::{FileId, Object, UnreadableObject};
+use crate::process::objects::{self, Files, OtherObjects, without_deleted_mark};
 use crate::process::program::Program;
 
 const GIGABYTE: u64 = 1 << 30;
@@ -58,7 +58,7 @@ impl Image {
 
     /// The image, and what is wrong if it has no probes.
     fn look(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
-        let denied = |source: io::Error| denial::or_lost(process, "look into", source);
+        let denied = |source: io::Error| denial::denied_or_exited(process, "look into", source);
         let auxv = process.read_program("auxv").map_err(denied)?;
         // In the midst of an exec it is empty, and the new program not mapped yet.
         if load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).is_none() {
@@ -74,11 +74,11 @@ impl Image {
         let metadata = file.metadata().map_err(denied)?;
         let name = path.clone();
         let path = without_deleted_mark(path, metadata.nlink());
-        // Others may have some even if it has none.
+        // OtherObjects may have some even if it has none.
         let mut has_none = ErrorKind::NoProbes {
             path: path.clone(),
             build_id: None,
-            passed_over: Vec::new(),
+            unreadable: Vec::new(),
         };
         let known = files.get((metadata.dev(), metadata.ino()), || {
             let elf = ElfFile::read(file, path.clone())?;
@@ -106,9 +106,9 @@ impl Image {
             device: maps.iter().find(named).map(|mapping| mapping.device),
             inode,
         };
-        let Others {
+        let OtherObjects {
             objects: others,
-            passed_over,
+            unreadable,
         } = objects::others(process, &maps, executable, &files);
         let mut objects = Vec::with_capacity(1 + others.len());
         if let Some((elf, table)) = known {
@@ -122,8 +122,8 @@ impl Image {
         objects.extend(others);
         let program = Program::of(path, objects);
         let (program, none) = match program.objects().is_empty() {
-            true => (program, Some(none_but(passed_over, has_none))),
-            false => (program.beside(passed_over), None),
+            true => (program, Some(none_but(unreadable, has_none))),
+            false => (program.beside(unreadable), None),
         };
         let image = Image {
             program: Arc::new(program),
@@ -148,9 +148,9 @@ impl Image {
             return None;
         }
         let known = self.program.objects();
-        let Others {
+        let OtherObjects {
             mut objects,
-            passed_over,
+            unreadable,
         } = objects::others(process, maps, self.executable, &self.files);
         if let Some(loaded) = &loaded {
             objects.retain(|object| loaded.contains(&object.bias));
@@ -159,7 +159,7 @@ impl Image {
         let objects = of_executable.cloned().chain(objects).collect();
         let program = Program::of(self.program.path().to_owned(), objects);
         Some(Image {
-            program: Arc::new(program.beside(passed_over)),
+            program: Arc::new(program.beside(unreadable)),
             auxv: self.auxv.clone(),
             executable: self.executable,
             files: self.files.clone(),
@@ -257,7 +257,7 @@ impl Image {
         }
         let smaps = process
             .read_program("smaps")
-            .map_err(|source| process.lost(source))?;
+            .map_err(|source| process.exited_or(source))?;
         let mut sizes = moved.filter_map(|mapping| maps::page_size(&smaps, mapping.start));
         if sizes.any(|size| size >= GIGABYTE) {
             let pid = process.pid();
@@ -280,23 +280,23 @@ fn says_none(kind: &ErrorKind) -> bool {
 }
 
 /// The error of a process in which no probe was found, beside what could not be looked into.
-fn none_but(mut passed_over: Vec<PassedOver>, mut has_none: ErrorKind) -> Error {
+fn none_but(mut unreadable: Vec<UnreadableObject>, mut has_none: ErrorKind) -> Error {
     // Only files that have notes of probes have damaged ones.
-    let damaged = passed_over.iter().position(|one| {
+    let damaged = unreadable.iter().position(|one| {
         matches!(
             one.why.kind(),
             ErrorKind::MalformedNote { .. } | ErrorKind::WrongNote { .. }
         )
     });
-    let damaged = damaged.map(|index| passed_over.swap_remove(index));
+    let damaged = damaged.map(|index| unreadable.swap_remove(index));
     if let Some(why) = damaged.and_then(|one| Arc::into_inner(one.why)) {
         return why;
     }
     if let ErrorKind::NoProbes {
-        passed_over: files, ..
+        unreadable: files, ..
     } = &mut has_none
     {
-        files.extend(passed_over.into_iter().map(|one| one.path));
+        files.extend(unreadable.into_iter().map(|one| one.path));
     }
     has_none.into()
 }
@@ -337,7 +337,7 @@ fn code(maps: &[Mapping]) -> Vec<Vec<u8>> {
 pub(crate) fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
     let maps = process
         .read_program("maps")
-        .map_err(|source| denial::or_lost(process, "look into", source))?;
+        .map_err(|source| denial::denied_or_exited(process, "look into", source))?;
     Ok(maps::parse(&maps))
 }
 
@@ -348,5 +348,5 @@ pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bo
     let lines: Vec<&[u8]> = mappings.iter().map(|it| it.line.as_slice()).collect();
     process
         .has_lines("maps", &lines)
-        .map_err(|source| process.lost(source))
+        .map_err(|source| process.exited_or(source))
 }

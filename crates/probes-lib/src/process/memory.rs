@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
-use crate::observe::shadow::Veil;
+use crate::observe::shadow::Shadow;
 use crate::process::Process;
 use crate::sys::{can_end_early, can_fail, can_fail_within, ptrace};
 
@@ -25,11 +25,11 @@ const MAX_IOVECS: usize = 1024;
 /// The address space that a process had when this was opened. If the process executes another
 /// program, reads and writes find nothing, instead of reaching the new one.
 ///
-/// Code that is observed looks as if it were not ([`Veil`]), once it is known.
+/// Code that is observed looks as if it were not ([`Shadow`]), once it is known.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
     file: File,
-    veil: Veil,
+    shadow: Shadow,
 }
 
 impl ProcessMemory {
@@ -43,19 +43,19 @@ impl ProcessMemory {
                 Ok(_) | Err(_) => Ok(Some(file)),
             }
         })?;
-        let veil = Veil::default();
-        Ok(ProcessMemory { file, veil })
+        let shadow = Shadow::default();
+        Ok(ProcessMemory { file, shadow })
     }
 
-    /// The same, with what is observed behind a veil.
-    pub(crate) fn behind(mut self, veil: Veil) -> ProcessMemory {
-        self.veil = veil;
+    /// The same, with what is observed behind a shadow.
+    pub(crate) fn behind(mut self, shadow: Shadow) -> ProcessMemory {
+        self.shadow = shadow;
         self
     }
 
-    /// How many sites are behind the veil.
+    /// How many sites are behind the shadow.
     pub(crate) fn observed_sites(&self) -> usize {
-        self.veil.len()
+        self.shadow.len()
     }
 
     /// Writes code, `write` being how, as it is to be seen.
@@ -65,11 +65,11 @@ impl ProcessMemory {
         bytes: &[u8],
         write: impl Fn(LiveAddr, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        if self.veil.is_empty() {
+        if self.shadow.is_empty() {
             return write(at, bytes);
         }
         let behind = self
-            .veil
+            .shadow
             .behind(at, bytes, |at, bytes| self.read_bare(at, bytes))?;
         if let Some(bytes) = behind.bytes {
             write(at, &bytes)?;
@@ -108,7 +108,7 @@ impl ProcessMemory {
     /// Writes one byte of code that is already there: the kernel gives the process its own copy of
     /// the page now, and not while it has to stand still, or says that it does not.
     pub(crate) fn touch(&self, at: LiveAddr, byte: u8) -> io::Result<()> {
-        if self.veil.covers(at) {
+        if self.shadow.covers(at) {
             // The page is the process's own already.
             return Ok(());
         }
@@ -124,10 +124,10 @@ impl ProcessMemory {
 impl ReadMemory for ProcessMemory {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
         self.read_bare(at, bytes)?;
-        match self.veil.is_empty() {
+        match self.shadow.is_empty() {
             true => Ok(()),
             false => self
-                .veil
+                .shadow
                 .show(at, bytes, |at, bytes| self.read_bare(at, bytes)),
         }
     }

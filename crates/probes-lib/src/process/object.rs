@@ -1,5 +1,5 @@
 //! [`Object`]: an ELF object (executable, shared object, plugin) in the memory of a process: its
-//! probes, and where it is loaded. [`PassedOver`]: one of which that cannot be told.
+//! probes, and where it is loaded. [`UnreadableObject`]: one of which that cannot be told.
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub struct Object {
 /// A file that is mapped into a process with code in it, and could not be looked into. It may have
 /// probes that we do not know of.
 #[derive(Clone, Debug)]
-pub struct PassedOver {
+pub struct UnreadableObject {
     /// The file, as the kernel names it.
     pub path: PathBuf,
     /// Why.

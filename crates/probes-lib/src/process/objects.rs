@@ -21,27 +21,27 @@ use crate::process::Process;
 use crate::process::load_bias;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
-use crate::process::object::{FileId, Object, PassedOver};
+use crate::process::object::{FileId, Object, UnreadableObject};
 use crate::update::spans::PAGE;
 
 /// A file with probes, read.
-pub(crate) type Known = (Arc<ElfFile>, Arc<ProbeTable>);
+pub(crate) type KnownFile = (Arc<ElfFile>, Arc<ProbeTable>);
 
 /// What is known of a file: nothing yet, or its probes; `None` if it has none.
-type Entry = Arc<Mutex<Option<Option<Known>>>>;
+type CacheEntry = Arc<Mutex<Option<Option<KnownFile>>>>;
 
 /// What is known of files, by device and inode, so that each is read once, however many processes
 /// have it.
 #[derive(Default)]
-pub(crate) struct Files(Mutex<HashMap<(u64, u64), Entry>>);
+pub(crate) struct Files(Mutex<HashMap<(u64, u64), CacheEntry>>);
 
 impl Files {
     /// The file of that device and inode, by `read` if nobody has read it yet.
     pub(crate) fn get(
         &self,
         file: (u64, u64),
-        read: impl FnOnce() -> Result<Option<Known>>,
-    ) -> Result<Option<Known>> {
+        read: impl FnOnce() -> Result<Option<KnownFile>>,
+    ) -> Result<Option<KnownFile>> {
         let entry = lock(&self.0).entry(file).or_default().clone();
         // Who wants the same file waits for it, and who wants another one does not.
         let mut entry = lock(&entry);
@@ -60,9 +60,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What was found beside the executable.
 #[derive(Default)]
-pub(crate) struct Others {
+pub(crate) struct OtherObjects {
     pub(crate) objects: Vec<Object>,
-    pub(crate) passed_over: Vec<PassedOver>,
+    pub(crate) unreadable: Vec<UnreadableObject>,
 }
 
 /// Finds the objects with probes among `maps` that are not the `executable`.
@@ -71,8 +71,8 @@ pub(crate) fn others(
     maps: &[Mapping],
     executable: FileId,
     files: &Files,
-) -> Others {
-    let mut others = Others::default();
+) -> OtherObjects {
+    let mut others = OtherObjects::default();
     let mut seen = HashSet::new();
     for mapping in maps {
         let file = FileId {
@@ -99,7 +99,7 @@ pub(crate) fn others(
             Ok(None) => {}
             Err(why) => {
                 let path = mapped_path(mapping);
-                others.passed_over.push(PassedOver {
+                others.unreadable.push(UnreadableObject {
                     path: without_mark(&path).map_or(path.clone(), PathBuf::from),
                     why: Arc::new(why),
                 });
@@ -117,7 +117,7 @@ pub(crate) fn elf_of(process: &Process, maps: &[Mapping], mapping: &Mapping) -> 
 }
 
 /// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
-fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<Known>> {
+fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<KnownFile>> {
     let (file, metadata) = match open(process, maps, mapping) {
         Ok(opened) => opened,
         // Code that a program has made, or that is not mapped any more.

@@ -1,4 +1,4 @@
-//! [`Untouched`]: which of a process's pages of code are still those of its file. Of them nothing
+//! [`UnwrittenPages`]: which of a process's pages of code are still those of its file. Of them nothing
 //! has to be read, and the process does not have to get them for our sake.
 //!
 //! Writing to a page of a private mapping gives the process a copy of its own, which the kernel
@@ -23,18 +23,18 @@ const SWAPPED: u64 = 1 << 62;
 const PRESENT: u64 = 1 << 63;
 
 /// The mappings of a process that show the code of its file as it is, where nobody has written.
-pub(crate) struct Untouched {
+pub(crate) struct UnwrittenPages {
     pagemap: File,
     mappings: Vec<Mapping>,
 }
 
-impl Untouched {
+impl UnwrittenPages {
     /// `None` if the kernel does not tell: then everything has to be read.
     pub(crate) fn of(
         process: &Process,
         objects: &[Object],
         mut mappings: Vec<Mapping>,
-    ) -> Option<Untouched> {
+    ) -> Option<UnwrittenPages> {
         let pagemap = process.look(|folder| {
             let path = format!("{folder}/pagemap");
             process.open_file(&path, OFlag::O_RDONLY).map(Some)
@@ -46,7 +46,7 @@ impl Untouched {
                     load_bias::of_mapping(object.table.segments(), mapping) == Some(object.bias)
                 })
         });
-        Some(Untouched {
+        Some(UnwrittenPages {
             pagemap: pagemap.ok()?,
             mappings,
         })
@@ -99,11 +99,11 @@ mod tests {
             let image = Image::of(&process, std::sync::Arc::default()).unwrap();
             let program = &image.program;
             let maps = read_maps(&process).unwrap();
-            let untouched = Untouched::of(&process, program.objects(), maps).unwrap();
+            let unwritten = UnwrittenPages::of(&process, program.objects(), maps).unwrap();
             let sites: Vec<LiveAddr> = (0..program.site_count())
                 .map(|site| program.site(site).address())
                 .collect();
-            assert!(sites.iter().all(|&site| untouched.holds(site, 6)));
+            assert!(sites.iter().all(|&site| unwritten.holds(site, 6)));
 
             let page = |at: LiveAddr| at.0 / PAGE;
             let written = sites[0];
@@ -111,11 +111,11 @@ mod tests {
             test_support::process::poke(talker.pid(), written.0, &byte);
             for &site in &sites {
                 let pages = page(site)..=page(site.plus(5));
-                assert_eq!(untouched.holds(site, 6), !pages.contains(&page(written)));
+                assert_eq!(unwritten.holds(site, 6), !pages.contains(&page(written)));
             }
             // Beside the code of the program nothing is known to be a file's.
-            assert!(!untouched.holds(LiveAddr(0), 6));
-            assert!(!untouched.holds(LiveAddr(u64::MAX - 2), 6));
+            assert!(!unwritten.holds(LiveAddr(0), 6));
+            assert!(!unwritten.holds(LiveAddr(u64::MAX - 2), 6));
         }
     }
 }

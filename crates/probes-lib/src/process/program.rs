@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::table::{Probe, ProbeTable, Site};
-use crate::process::object::{FileId, Object, PassedOver};
+use crate::process::object::{FileId, Object, UnreadableObject};
 
 /// Index of a name in its program, in order of names.
 pub(crate) type ProbeId = usize;
@@ -23,7 +23,7 @@ pub(crate) struct Program {
     path: PathBuf,
     objects: Vec<Object>,
     /// Files that may have probes, too.
-    passed_over: Vec<PassedOver>,
+    unreadable: Vec<UnreadableObject>,
     /// For each name its run of `parts`; sorted by name.
     names: Vec<Range<usize>>,
     /// Object and index in its table.
@@ -60,22 +60,19 @@ impl Program {
             sites: starts(tables().map(ProbeTable::site_count)),
             semaphores: starts(tables().map(ProbeTable::semaphore_count)),
             objects,
-            passed_over: Vec::new(),
+            unreadable: Vec::new(),
             names,
             parts,
         }
     }
 
     /// The same, beside files that could not be looked into.
-    pub(crate) fn beside(self, passed_over: Vec<PassedOver>) -> Program {
-        Program {
-            passed_over,
-            ..self
-        }
+    pub(crate) fn beside(self, unreadable: Vec<UnreadableObject>) -> Program {
+        Program { unreadable, ..self }
     }
 
-    pub(crate) fn passed_over(&self) -> &[PassedOver] {
-        &self.passed_over
+    pub(crate) fn unreadable(&self) -> &[UnreadableObject] {
+        &self.unreadable
     }
 
     /// The executable, whether it has probes or not.

@@ -222,14 +222,14 @@ fn suggestions_are_three_at_most_nearest_first() {
 
 #[test]
 fn selectors_are_shown_as_they_were_made() {
-    let shown = [
+    let watched = [
         (Selector::All, "All"),
         (Selector::name("gc"), "Name(\"gc\")"),
         (pair("a", "b"), "Pair(\"a\", \"b\")"),
         (Selector::regexp("a.").unwrap(), "Regexp(\"a.\")"),
         (Selector::predicate(|_| true), "Predicate(..)"),
     ];
-    for (selector, text) in shown {
+    for (selector, text) in watched {
         assert_eq!(format!("{selector:?}"), text);
     }
 }

@@ -92,14 +92,14 @@ pub(crate) fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
 }
 
 /// Lets a stopped thread run on, traced, giving it `signal` (0 for none).
-pub(crate) fn go_on(tid: i32, signal: i32) {
+pub(crate) fn resume(tid: i32, signal: i32) {
     // A failure means that it was killed, which the next wait tells.
     let _ = restart(libc::PTRACE_CONT, tid, signal);
 }
 
-/// Leaves a thread in its group-stop until it is continued.
+/// Leaves a thread in its group-stop until it is resumed.
 pub(crate) fn listen(tid: i32) {
-    // A failure means that it was killed or continued, which the next wait tells.
+    // A failure means that it was killed or resumed, which the next wait tells.
     let _ = restart(libc::PTRACE_LISTEN, tid, 0);
 }
 
@@ -202,7 +202,7 @@ pub(crate) fn peek(tid: i32) -> Wait {
 
 /// A thread, of all that this thread traces, that `peek` has something to say of; the same one as
 /// long as nothing is done about it.
-pub(crate) fn any_news() -> Option<i32> {
+pub(crate) fn next_stopped() -> Option<i32> {
     // Not children of other threads, which are for them to wait for.
     let options = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::__WNOTHREAD;
     let info = wait_for(libc::P_ALL, 0, options).ok()??;

@@ -194,7 +194,7 @@ pub(crate) fn take_sigchld(limit: Duration) -> bool {
 }
 
 /// Whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending, which has to be held back.
-pub(crate) fn is_told_to_end() -> bool {
+pub(crate) fn is_interrupted() -> bool {
     let mut pending = empty();
     // SAFETY: the set is initialised and outlives the calls.
     unsafe {
@@ -205,7 +205,7 @@ pub(crate) fn is_told_to_end() -> bool {
     }
 }
 
-/// Sends this process the SIGCHLD that `take_sigchld` took.
+/// Sends this process the SIGCHLD that `take_sigchld` record_time.
 pub(crate) fn raise_sigchld() {
     // SAFETY: sends a signal to ourselves; SIGCHLD is ignored unless our caller handles it.
     unsafe {

@@ -37,7 +37,7 @@ use crate::trace::stop::{Stopped, Tracer};
 
 /// A program that has been executed and has not run yet. Dropping it kills and reaps it.
 pub(crate) struct AtExec {
-    /// Taken only by `keep`, which ends `self`.
+    /// AppliedChange only by `keep`, which ends `self`.
     child: Option<Child>,
     process: Process,
 }
@@ -58,7 +58,7 @@ impl AtExec {
 
     /// The process, standing; the tracer is the one that spawned it. It is killed unless it is released.
     pub(crate) fn stopped(&self, _: &Tracer<'_>) -> Stopped<'_> {
-        Stopped::adopt(&self.process).or_killed()
+        Stopped::adopt(&self.process).killed_on_drop()
     }
 
     /// Lets the program run to the first of `places` that it comes to, where all its threads stand
@@ -81,7 +81,7 @@ impl AtExec {
         let reached = run_to::run_to(tracer, pid, memory, places)?;
         let failed = |error: crate::Error| NotReached::Failed(io::Error::other(error.to_string()));
         let stopped = tracer.stop(&self.process, limit).map_err(failed)?;
-        Ok((stopped.or_killed(), reached))
+        Ok((stopped.killed_on_drop(), reached))
     }
 
     /// Has the program, which stands at `back`, run from `entry` on until it is back there.
@@ -89,7 +89,7 @@ impl AtExec {
     /// # Errors
     ///
     /// As of [`AtExec::run_to`].
-    pub(crate) fn go_round<'s>(
+    pub(crate) fn run_round_trip<'s>(
         &'s self,
         tracer: &Tracer<'_>,
         stopped: Stopped<'s>,
@@ -325,13 +325,13 @@ pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut ends: TracersEnds) -> Resul
                 tracer.wait_for_news();
             }
             // A signal on its way to the child: from the terminal, perhaps.
-            Wait::Signal(signal) => ptrace::go_on(pid, signal),
-            // Stopped, from the terminal perhaps, until it is continued.
+            Wait::Signal(signal) => ptrace::resume(pid, signal),
+            // Stopped, from the terminal perhaps, until it is resumed.
             Wait::Suspended => {
                 ptrace::listen(pid);
                 tracer.wait_for_news();
             }
-            Wait::Trapped | Wait::Cloned(_) => ptrace::go_on(pid, 0),
+            Wait::Trapped | Wait::Cloned(_) => ptrace::resume(pid, 0),
         }
     }
 }

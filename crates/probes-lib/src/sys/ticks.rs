@@ -1,4 +1,4 @@
-//! The time stamp counter of the processors, which the stubs read, and what its ticks are in time.
+//! The time stamp counter of the processors, which the trampolines read, and what its ticks are in time.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
@@ -14,7 +14,7 @@ fn now() -> u64 {
 
 /// Whether the counter goes on at the same rate whatever the processors do: they say so themselves
 /// (proc_cpuinfo(5)), or the kernel tells the time by it.
-pub(crate) fn are_even() -> bool {
+pub(crate) fn is_tsc_invariant() -> bool {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = text.lines().find(|line| line.starts_with("flags"));
     let flags: Vec<&str> = flags.unwrap_or_default().split_ascii_whitespace().collect();
@@ -41,8 +41,8 @@ fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
     let read = || {
         let before = now();
         let time = clock();
-        let took = now().saturating_sub(before);
-        (took, before.saturating_add(took / 2), time)
+        let record_time = now().saturating_sub(before);
+        (record_time, before.saturating_add(record_time / 2), time)
     };
     let mut best = read();
     for _ in 1..TRIES {
@@ -127,9 +127,12 @@ mod tests {
         let ticks = Ticks::begin();
         let (from, begun) = (now(), Instant::now());
         std::thread::sleep(Duration::from_millis(50));
-        let (to, took) = (now(), begun.elapsed().as_nanos() as f64);
+        let (to, record_time) = (now(), begun.elapsed().as_nanos() as f64);
         let told = (to - from) as f64 * ticks.nanoseconds();
-        assert!((told / took - 1.0).abs() < 0.01, "{told} {took}");
+        assert!(
+            (told / record_time - 1.0).abs() < 0.01,
+            "{told} {record_time}"
+        );
         let clock = ticks.clock();
         let earlier = clock.time(from);
         let ago = SystemTime::now().duration_since(earlier).unwrap();

@@ -5,7 +5,7 @@
 //! PTRACE_EVENT_EXEC   only the program and its loader are mapped
 //!     an int3 is put on each place, and the program goes on
 //! ld.so               maps the libraries, calls _dl_debug_state, runs their initialisers
-//! SIGTRAP             the int3s are taken away again, and all threads are stopped
+//! SIGTRAP             the int3s are applied away again, and all threads are stopped
 //! ```
 
 use std::io;
@@ -49,19 +49,19 @@ pub(crate) fn run_to(
         let after = ptrace::program_counter(pid).ok()?;
         places.iter().copied().find(|place| place.0 + 1 == after)
     };
-    ptrace::go_on(pid, 0);
+    ptrace::resume(pid, 0);
     let reached = loop {
         match ptrace::peek(pid) {
             Wait::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
                 Some(place) => break place,
                 // Somebody else's, or of an initialiser's doing.
-                None => ptrace::go_on(pid, signal),
+                None => ptrace::resume(pid, signal),
             },
             Wait::Suspended => {
                 ptrace::listen(pid);
                 tracer.wait_for_news();
             }
-            Wait::Trapped | Wait::Cloned(_) => ptrace::go_on(pid, 0),
+            Wait::Trapped | Wait::Cloned(_) => ptrace::resume(pid, 0),
             Wait::Running => {
                 tracer.wait_for_news();
             }
@@ -76,7 +76,7 @@ pub(crate) fn run_to(
         .map_err(NotReached::Failed)?;
     // It stands for the trap's signal, which it is not to be given: so it stops once more.
     ptrace::interrupt(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
-    ptrace::go_on(pid, 0);
+    ptrace::resume(pid, 0);
     Ok(reached)
 }
 

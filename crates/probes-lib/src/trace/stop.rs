@@ -35,13 +35,13 @@ use crate::sys::signals::{self, SignalsHeldBack};
 use crate::trace::stacks::Stacks;
 
 /// How often those look who may not be told: the watchdog at the tracer, and the tracer at tracees
-/// whose SIGCHLD another thread of this process may have taken.
+/// whose SIGCHLD another thread of this process may have applied.
 const TICK: Duration = Duration::from_millis(1);
 
 /// How often the watchdog looks while nothing is being seized.
 const AT_REST: Duration = Duration::from_millis(20);
 
-/// How long a thread takes to stop, at least, when it is its turn.
+/// How long a thread takes to stop, at least, when it is its lock.
 const STOPPING: Duration = Duration::from_micros(4);
 
 /// What the threads are called that trace: others tell by it that they will not for long.
@@ -58,53 +58,53 @@ pub(crate) struct Tracer<'a> {
     not_send: PhantomData<*const ()>,
 }
 
-/// Runs `job` on a thread of its own, which may trace; `targets` are watched over meanwhile.
+/// Runs `prepared` on a thread of its own, which may trace; `targets` are watched over meanwhile.
 ///
-/// Signals that could end or stop us half way are held back until `job` is done.
+/// Signals that could end or stop us half way are held back until `prepared` is done.
 pub(crate) fn with_tracer<T: Send>(
     targets: &[&Process],
-    job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
+    prepared: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
 ) -> Result<T> {
     let sigchld_taken = AtomicBool::new(false);
     let result = {
         let _held_back = SignalsHeldBack::new();
-        run_watched(targets, &sigchld_taken, job)
+        run_watched(targets, &sigchld_taken, prepared)
     };
     if sigchld_taken.load(Ordering::Relaxed) {
-        // It may have stood for a child of our caller's as well: signals of one kind merge.
+        // It may have stop_time for a child of our caller's as well: signals of one kind merge.
         signals::raise_sigchld();
     }
     result
 }
 
-/// Runs `job`, and has `listen` hear what it tells: from a thread of its own, as those that are traced
+/// Runs `prepared`, and has `listen` hear what it tells: from a thread of its own, as those that are traced
 /// may stand until the tracer goes on, and who listens may wait for them.
 pub(crate) fn with_listener<E: Send, T>(
     listen: &mut (dyn FnMut(E) + Send),
-    job: impl FnOnce(mpsc::Sender<E>) -> Result<T>,
+    prepared: impl FnOnce(mpsc::Sender<E>) -> Result<T>,
 ) -> Result<T> {
-    let (teller, told) = mpsc::channel();
+    let (events, told) = mpsc::channel();
     // SIGCHLD is for the tracer alone.
     let _held_back = SignalsHeldBack::new();
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .spawn_scoped(scope, || told.into_iter().for_each(listen))
             .map_err(|source| ErrorKind::NoThread { source })?;
-        job(teller)
+        prepared(events)
     })
 }
 
 fn run_watched<T: Send>(
     targets: &[&Process],
     sigchld_taken: &AtomicBool,
-    job: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
+    prepared: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
 ) -> Result<T> {
     let seizes = AtomicU64::new(0);
     let (alive, ended) = mpsc::channel::<Infallible>();
     std::thread::scope(|scope| {
         let run = || {
             let _alive = alive;
-            job(&Tracer {
+            prepared(&Tracer {
                 seizes: &seizes,
                 sigchld_taken,
                 not_send: PhantomData,
@@ -238,8 +238,8 @@ impl Tracer<'_> {
     }
 
     /// Whether a signal that ends us is waiting until we are done.
-    pub(crate) fn is_told_to_end(&self) -> bool {
-        signals::is_told_to_end()
+    pub(crate) fn is_interrupted(&self) -> bool {
+        signals::is_interrupted()
     }
 
     fn seize(&self, tid: i32, scope: Scope) -> Result<(), Errno> {
@@ -299,7 +299,7 @@ impl<'p> Stopped<'p> {
     }
 
     /// Has the process killed if this is dropped, and not released.
-    pub(crate) fn or_killed(mut self) -> Stopped<'p> {
+    pub(crate) fn killed_on_drop(mut self) -> Stopped<'p> {
         self.is_doomed = true;
         self
     }
@@ -334,8 +334,8 @@ impl<'p> Stopped<'p> {
         }
     }
 
-    /// How long the process has stood still, at most.
-    pub(crate) fn stood(&self) -> Duration {
+    /// How long the process has stop_time still, at most.
+    pub(crate) fn stop_time(&self) -> Duration {
         self.since.elapsed()
     }
 
@@ -348,7 +348,7 @@ impl<'p> Stopped<'p> {
     }
 
     /// Lets every thread go on, with the signals that were on their way; says how long the process
-    /// has stood still, at most.
+    /// has stop_time still, at most.
     pub(crate) fn release(mut self) -> Duration {
         self.detach();
         self.since.elapsed()
@@ -360,7 +360,7 @@ impl<'p> Stopped<'p> {
                 continue;
             };
             if ptrace::detach(tid, signal) == Err(Errno::ESRCH) {
-                // Killed while it stood.
+                // Killed while it stop_time.
                 reap_if_ended(self.process, tid);
             }
         }
@@ -399,7 +399,9 @@ struct Stopping<'t, 'p> {
 impl Stopping<'_, '_> {
     fn run(&mut self) -> Result<()> {
         let process = self.stopped.process;
-        let mut list = process.threads().map_err(|source| process.lost(source))?;
+        let mut list = process
+            .threads()
+            .map_err(|source| process.exited_or(source))?;
         let mut passes = 0;
         loop {
             let clean = self.seize_unknown(&mut list)?;
@@ -437,7 +439,7 @@ impl Stopping<'_, '_> {
     /// Seizes the threads not seen before; false if there were any.
     fn seize_unknown(&mut self, list: &mut ThreadList) -> Result<bool> {
         let process = self.stopped.process;
-        let tids = list.read().map_err(|source| process.lost(source))?;
+        let tids = list.read().map_err(|source| process.exited_or(source))?;
         if tids.is_empty() {
             return Err(ErrorKind::Exited { pid: process.pid() }.into());
         }
@@ -617,7 +619,9 @@ impl Stopping<'_, '_> {
 
     fn alive(&self) -> Result<usize> {
         let process = self.stopped.process;
-        let status = process.status().map_err(|source| process.lost(source))?;
+        let status = process
+            .status()
+            .map_err(|source| process.exited_or(source))?;
         Ok(status.threads)
     }
 

@@ -1,13 +1,13 @@
-//! [`Herd`]: processes that stay traced, with all their threads and all that they start, and run on
+//! [`TraceeSet`]: processes that stay traced, with all their threads and all that they start, and run on
 //! meanwhile.
 //!
 //! ```text
-//!            any_news()                   what happened         what becomes of the thread
+//!            next_stopped()                   what happened         what becomes of the thread
 //! SIGCHLD ─▶ one that stands ─▶ peek() ─▶ a signal              goes on with it
-//!                                         a group-stop          stands until it is continued
+//!                                         a group-stop          stands until it is resumed
 //!                                         a clone, fork, vfork  goes on; the new one, too: Forked
 //!                                         an exec               stands: Executed
-//!                                         a clone in our stub   stands: AtLoader
+//!                                         a clone in our trampoline   stands: AtLoader
 //!                                         its end               reaped, so that its parent is told
 //! ```
 //!
@@ -27,26 +27,26 @@ use crate::process::Process;
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::trace::stop::{Stopped, Tracer};
 
-/// How often to look, whatever happens: another thread of this process may have taken our SIGCHLD.
+/// How often to look, whatever happens: another thread of this process may have applied our SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// What the thread is called from then on: unlike other tracers of ours, it stays.
 const FOLLOWER_NAME: &std::ffi::CStr = c"probes-follower";
 
-/// How long a thread of our stub may take to end.
+/// How long a thread of our trampoline may take to end.
 const ENDING: Duration = Duration::from_millis(100);
 
 /// How long a process may take to stand before we look who keeps it from that.
 const STANDING: Duration = Duration::from_millis(20);
 
 /// Processes that are traced by this thread until it ends.
-pub(crate) struct Herd<'t> {
+pub(crate) struct TraceeSet<'t> {
     tracer: &'t Tracer<'t>,
     /// The process of each thread. Some may have ended with their process.
     threads: HashMap<i32, i32>,
-    /// Where the stub is, in each process that has one: threads that it starts tell that the
+    /// Where the trampoline is, in each process that has one: threads that it starts tell that the
     /// process's loader has done something.
-    stubs: HashMap<i32, Range<u64>>,
+    trampolines: HashMap<i32, Range<u64>>,
     /// Processes that go by themselves, thread by thread, as soon as one stands.
     given_up: HashSet<i32>,
     /// Children of our own process that have ended, which it may want to wait for.
@@ -55,7 +55,7 @@ pub(crate) struct Herd<'t> {
 
 /// What has happened to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum TraceEvent {
     /// It has been started by `parent`.
     Forked {
         /// 0 if that is not known.
@@ -64,20 +64,20 @@ pub(crate) enum News {
     },
     /// It has executed a program, and stands before its first instruction.
     Executed { pid: i32 },
-    /// Its thread `tid` stands in the stub.
+    /// Its thread `tid` stands in the trampoline.
     AtLoader { pid: i32, tid: i32 },
     /// It has ended.
     Ended { pid: i32 },
 }
 
-impl<'t> Herd<'t> {
-    pub(crate) fn new(tracer: &'t Tracer<'t>) -> Herd<'t> {
-        // Others are not to wait for it. It fails for names that are too long.
+impl<'t> TraceeSet<'t> {
+    pub(crate) fn new(tracer: &'t Tracer<'t>) -> TraceeSet<'t> {
+        // OtherObjects are not to wait for it. It fails for names that are too long.
         let _ = prctl::set_name(FOLLOWER_NAME);
-        Herd {
+        TraceeSet {
             tracer,
             threads: HashMap::new(),
-            stubs: HashMap::new(),
+            trampolines: HashMap::new(),
             given_up: HashSet::new(),
             left: HashSet::new(),
         }
@@ -88,20 +88,20 @@ impl<'t> Herd<'t> {
         self.threads.is_empty()
     }
 
-    /// Whether the process is in the herd.
+    /// Whether the process is in the tracees.
     fn has(&self, pid: i32) -> bool {
         self.threads.values().any(|&process| process == pid)
     }
 
-    /// Stops all threads of a process, which belongs to the herd from now on.
+    /// Stops all threads of a process, which belongs to the tracees from now on.
     ///
     /// # Errors
     ///
-    /// As of [`Tracer::stop`]. Threads that have been stopped go on by [`Herd::next`].
+    /// As of [`Tracer::stop`]. Threads that have been stopped go on by [`TraceeSet::next`].
     pub(crate) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
         match self.tracer.hold(process, limit.min(STANDING)) {
             Err(error) if is_late(&error) => {
-                self.let_others_go_on(process.pid());
+                self.resume_others(process.pid());
                 self.tracer.hold(process, limit)
             }
             done => done,
@@ -110,11 +110,11 @@ impl<'t> Herd<'t> {
 
     /// Lets go on what stands of other processes. A thread in vfork(2) stands only when its child
     /// has executed a program, and that may wait for us.
-    fn let_others_go_on(&self, pid: i32) {
+    fn resume_others(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
             match ptrace::peek(tid) {
-                Wait::Signal(signal) => ptrace::go_on(tid, signal),
-                Wait::Trapped => ptrace::go_on(tid, 0),
+                Wait::Signal(signal) => ptrace::resume(tid, signal),
+                Wait::Trapped => ptrace::resume(tid, 0),
                 // They have something to tell, or do not stand.
                 Wait::Suspended
                 | Wait::Cloned(_)
@@ -133,9 +133,9 @@ impl<'t> Herd<'t> {
     }
 
     /// Lets a process go on that `hold` has stopped.
-    pub(crate) fn go_on(&mut self, process: &Process, held: Stopped<'_>) {
+    pub(crate) fn resume(&mut self, process: &Process, held: Stopped<'_>) {
         let pid = process.pid();
-        // Others have ended, and were reaped when it was stopped.
+        // OtherObjects have ended, and were reaped when it was stopped.
         self.threads.retain(|_, other| *other != pid);
         self.threads
             .extend(held.leave().into_iter().map(|tid| (tid, pid)));
@@ -147,7 +147,7 @@ impl<'t> Herd<'t> {
             // It fails only if the process has been killed.
             let _ = ptrace::set_scope(tid, Scope::Descendants);
             if ptrace::is_at_exec(tid) {
-                ptrace::go_on(tid, 0);
+                ptrace::resume(tid, 0);
             }
             self.threads.insert(tid, process.pid());
         }
@@ -159,76 +159,76 @@ impl<'t> Herd<'t> {
     }
 
     /// Lets a thread go on that was told of.
-    pub(crate) fn go_on_one(&self, tid: i32) {
-        ptrace::go_on(tid, 0);
+    pub(crate) fn resume_thread(&self, tid: i32) {
+        ptrace::resume(tid, 0);
     }
 
-    /// From now on, the threads that code in `stub` starts tell what the loader does; `None` for
+    /// From now on, the threads that code in `trampoline` starts tell what the loader does; `None` for
     /// none.
-    pub(crate) fn watch(&mut self, pid: i32, stub: Option<Range<u64>>) {
-        match stub {
-            Some(stub) => self.stubs.insert(pid, stub),
-            None => self.stubs.remove(&pid),
+    pub(crate) fn watch(&mut self, pid: i32, trampoline: Option<Range<u64>>) {
+        match trampoline {
+            Some(trampoline) => self.trampolines.insert(pid, trampoline),
+            None => self.trampolines.remove(&pid),
         };
     }
 
-    /// Whether any thread of a process that stands is in the stub, or in the handler of a signal that
+    /// Whether any thread of a process that stands is in the trampoline, or in the handler of a signal that
     /// it has received there.
-    pub(crate) fn is_in_stub(
+    pub(crate) fn is_in_hook_code(
         &self,
         pid: i32,
         held: &Stopped<'_>,
         memory: &impl ReadMemory,
     ) -> bool {
-        let stub = self.stubs.get(&pid);
-        stub.is_some_and(|stub| held.leads_into(memory, stub))
+        let trampoline = self.trampolines.get(&pid);
+        trampoline.is_some_and(|trampoline| held.leads_into(memory, trampoline))
     }
 
     /// Forgets a process that is not to be followed any more.
     pub(crate) fn forget(&mut self, pid: i32) {
         self.threads.retain(|_, process| *process != pid);
-        self.stubs.remove(&pid);
+        self.trampolines.remove(&pid);
     }
 
     /// Waits, not for long, until something may have happened.
     pub(crate) fn wait(&mut self) {
-        if self.any_news().is_none() {
+        if self.next_stopped().is_none() {
             self.tracer.wait_up_to(TICK);
         }
     }
 
     /// What has happened, if anything has. All threads go on but those that it says stand. Looks no
     /// longer than to `end`: where things happen without a pause, there is always something.
-    pub(crate) fn next(&mut self, end: Instant) -> Option<News> {
+    pub(crate) fn next(&mut self, end: Instant) -> Option<TraceEvent> {
         while Instant::now() < end {
-            let tid = self.any_news()?;
+            let tid = self.next_stopped()?;
             let pid = self.threads.get(&tid).copied();
             let what = ptrace::peek(tid);
             if pid.is_none() && self.is_given_up(tid) {
-                see_out(tid, what);
+                detach_or_reap(tid, what);
                 continue;
             }
             match what {
-                Wait::Signal(signal) => ptrace::go_on(tid, signal),
+                Wait::Signal(signal) => ptrace::resume(tid, signal),
                 Wait::Suspended => ptrace::listen(tid),
                 Wait::Trapped => {
-                    let news = self.meet(tid);
-                    ptrace::go_on(tid, 0);
+                    let news = self.register(tid);
+                    ptrace::resume(tid, 0);
                     if news.is_some() {
                         return news;
                     }
                 }
-                Wait::Cloned(child) => match pid.filter(|pid| self.has_told(*pid, tid)) {
+                Wait::Cloned(child) => match pid.filter(|pid| self.is_in_hook(*pid, tid)) {
                     Some(pid) => {
-                        self.see_off(child);
-                        return Some(News::AtLoader { pid, tid });
+                        self.reap_hook_thread(child);
+                        return Some(TraceEvent::AtLoader { pid, tid });
                     }
                     None => {
                         self.threads.remove(&child);
-                        // It may have been let go, if this thread took its time to stop.
+                        // It may have been let go, if this thread record_time its time to stop.
                         let is_traced = ptrace::peek(child) != Wait::Gone;
-                        let news = is_traced.then(|| self.meet(child)).flatten();
-                        ptrace::go_on(tid, 0);
+                        let news = is_traced.then(|| self.register(child)).flatten();
+                        ptrace::resume(tid, 0);
                         if news.is_some() {
                             return news;
                         }
@@ -239,7 +239,7 @@ impl<'t> Herd<'t> {
                     self.forget(tid);
                     self.threads.insert(tid, tid);
                     ptrace::take_exec(tid);
-                    return Some(News::Executed { pid: tid });
+                    return Some(TraceEvent::Executed { pid: tid });
                 }
                 ended @ (Wait::Ended | Wait::Gone) => {
                     if ended == Wait::Ended {
@@ -249,7 +249,7 @@ impl<'t> Herd<'t> {
                     // The first thread is the last to be told of, but perhaps it was no more.
                     if let Some(pid) = pid.filter(|pid| *pid == tid || !self.has(*pid)) {
                         self.forget(pid);
-                        return Some(News::Ended { pid });
+                        return Some(TraceEvent::Ended { pid });
                     }
                 }
                 // Killed this moment.
@@ -265,8 +265,8 @@ impl<'t> Herd<'t> {
             && process().is_some_and(|status| self.given_up.contains(&status.tgid))
     }
 
-    fn any_news(&mut self) -> Option<i32> {
-        let tid = ptrace::any_news()?;
+    fn next_stopped(&mut self) -> Option<i32> {
+        let tid = ptrace::next_stopped()?;
         if !self.left.contains(&tid) {
             return Some(tid);
         }
@@ -281,27 +281,29 @@ impl<'t> Herd<'t> {
     }
 
     /// Takes in a thread that is new; tells if its process is.
-    fn meet(&mut self, tid: i32) -> Option<News> {
+    fn register(&mut self, tid: i32) -> Option<TraceEvent> {
         if self.threads.contains_key(&tid) {
             return None;
         }
         // If it has been killed, it is told of once more.
         let status = Process::open(tid).ok()?.status().ok()?;
         self.threads.insert(tid, status.tgid);
-        (status.tgid == tid).then_some(News::Forked {
+        (status.tgid == tid).then_some(TraceEvent::Forked {
             parent: status.ppid,
             pid: tid,
         })
     }
 
-    /// Whether a thread that has started another stands in the stub.
-    fn has_told(&self, pid: i32, tid: i32) -> bool {
-        let stub = self.stubs.get(&pid);
-        stub.is_some_and(|stub| ptrace::program_counter(tid).is_ok_and(|at| stub.contains(&at)))
+    /// Whether a thread that has started another stands in the trampoline.
+    fn is_in_hook(&self, pid: i32, tid: i32) -> bool {
+        let trampoline = self.trampolines.get(&pid);
+        trampoline.is_some_and(|trampoline| {
+            ptrace::program_counter(tid).is_ok_and(|at| trampoline.contains(&at))
+        })
     }
 
-    /// Lets a thread of the stub end: all that it does.
-    fn see_off(&mut self, tid: i32) {
+    /// Lets a thread of the trampoline end: all that it does.
+    fn reap_hook_thread(&mut self, tid: i32) {
         let begun = Instant::now();
         while begun.elapsed() < ENDING {
             match ptrace::peek(tid) {
@@ -316,12 +318,12 @@ impl<'t> Herd<'t> {
                 Wait::Running | Wait::Suspended => {
                     self.tracer.wait_for_news();
                 }
-                Wait::Signal(signal) => ptrace::go_on(tid, signal),
-                Wait::Trapped | Wait::Cloned(_) | Wait::Executed => ptrace::go_on(tid, 0),
+                Wait::Signal(signal) => ptrace::resume(tid, signal),
+                Wait::Trapped | Wait::Cloned(_) | Wait::Executed => ptrace::resume(tid, 0),
             }
         }
         // In a group-stop, perhaps.
-        let _ = self.meet(tid);
+        let _ = self.register(tid);
     }
 
     /// Reaps what has ended: its parent is told only then. What is a child of this process as well
@@ -346,7 +348,7 @@ fn is_late(error: &Error) -> bool {
 }
 
 /// Lets a thread go for good, which stands for `what`, or reaps it.
-fn see_out(tid: i32, what: Wait) {
+fn detach_or_reap(tid: i32, what: Wait) {
     let signal = match what {
         Wait::Ended => return ptrace::reap(tid),
         Wait::Gone | Wait::Running => return,

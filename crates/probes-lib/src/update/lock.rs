@@ -1,4 +1,4 @@
-//! [`Turn`]: the right to change a process, which one of us has at a time. Two that added one to a
+//! [`UpdateLock`]: the right to change a process, which one of us has at a time. Two that added one to a
 //! counter at once would add one between them, unless the process stands still for each, which only
 //! one tracer can make it do.
 //!
@@ -22,25 +22,26 @@ use crate::process::{Process, name_of};
 const UNSEEN: usize = 20;
 
 /// Held while a process is changed.
-pub(crate) struct Turn {
+pub(crate) struct UpdateLock {
     _lock: Flock<File>,
 }
 
-impl Turn {
-    /// Waits for the turn until `deadline`.
+impl UpdateLock {
+    /// Waits for the lock until `deadline`.
     ///
     /// # Errors
     ///
     /// If somebody else still changes the process then ([`Denial::BeingChanged`]), or if the kernel
     /// does not let us at the process.
-    pub(crate) fn wait(process: &Process, deadline: Instant) -> Result<Turn> {
+    pub(crate) fn wait(process: &Process, deadline: Instant) -> Result<UpdateLock> {
         let operation = "attach to";
-        let mut file = lock_file(process)
-            .map_err(|source| crate::process::denial::or_lost(process, operation, source))?;
+        let mut file = lock_file(process).map_err(|source| {
+            crate::process::denial::denied_or_exited(process, operation, source)
+        })?;
         let mut unseen = 0;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Turn { _lock: lock }),
+                Ok(lock) => return Ok(UpdateLock { _lock: lock }),
                 Err((same, Errno::EWOULDBLOCK | Errno::EINTR)) => {
                     if Instant::now() >= deadline {
                         let holder = holder_of(&same);
@@ -143,9 +144,9 @@ mod tests {
     fn one_has_the_turn_at_a_time_and_the_other_is_told_who() {
         let talker = Talker::start(&fixture("gen_ocaml_2.pie"));
         let process = Process::open(talker.pid()).unwrap();
-        let turn = Turn::wait(&process, Instant::now()).unwrap();
-        let Err(error) = Turn::wait(&process, Instant::now()) else {
-            panic!("two have the turn");
+        let lock = UpdateLock::wait(&process, Instant::now()).unwrap();
+        let Err(error) = UpdateLock::wait(&process, Instant::now()) else {
+            panic!("two have the lock");
         };
         let own = std::process::id() as i32;
         let ErrorKind::Denied {
@@ -156,7 +157,7 @@ mod tests {
             panic!("{error}");
         };
         assert_eq!((*tracer, name), (own, &name_of(own)));
-        drop(turn);
-        assert!(Turn::wait(&process, Instant::now()).is_ok());
+        drop(lock);
+        assert!(UpdateLock::wait(&process, Instant::now()).is_ok());
     }
 }

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use crate::address::LiveAddr;
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::memory::{CounterFault, WriteMemory};
-use crate::update::plan::{CounterWrite, Flip, Step, UpdatePlan};
+use crate::update::plan::{CounterWrite, OpcodeChange, Step, UpdatePlan};
 use crate::update::snapshot::{Layout, SEMAPHORE, SITE, Snapshot};
 
 /// How carrying out a plan ended, if not with an error.
@@ -46,10 +46,10 @@ pub(crate) fn apply(
     match written {
         Ok(()) => Ok(Outcome::Done),
         Err(error) => {
-            put_back(plan, &journal, memory);
+            restore(plan, &journal, memory);
             let found = layout.read(pid, memory);
-            let effect = if found.is_ok_and(|found| is_put_back(&journal, &plan.before, &found)) {
-                Effect::PutBack
+            let effect = if found.is_ok_and(|found| is_restored(&journal, &plan.before, &found)) {
+                Effect::Restored
             } else {
                 Effect::HalfChanged
             };
@@ -114,7 +114,7 @@ fn counters(writes: &[CounterWrite], value: impl Fn(&CounterWrite) -> u16) -> Ve
 }
 
 /// Undoes the journal from its end; goes on after a failure, to put back as much as can be.
-fn put_back(plan: &UpdatePlan, journal: &[Written<'_>], memory: &mut impl WriteMemory) {
+fn restore(plan: &UpdatePlan, journal: &[Written<'_>], memory: &mut impl WriteMemory) {
     let mut code = Vec::new();
     for Written { step, done } in journal.iter().rev() {
         match step {
@@ -137,7 +137,7 @@ fn put_back(plan: &UpdatePlan, journal: &[Written<'_>], memory: &mut impl WriteM
 }
 
 /// Whether all that the journal has written is as it was before.
-fn is_put_back(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> bool {
+fn is_restored(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> bool {
     journal.iter().all(|Written { step, done }| match step {
         Step::Code(writes) => writes[..*done]
             .iter()
@@ -157,18 +157,21 @@ fn read_back(
     memory: &impl WriteMemory,
 ) -> Result<()> {
     let lost = |what, address| Err(ErrorKind::NotKept { pid, what, address }.into());
-    let mut flips = plan.flips.iter().peekable();
+    let mut opcode_changes = plan.opcode_changes.iter().peekable();
     layout.look_at_code(pid, memory, |_, start, bytes| {
-        let kept = |flip: &Flip| {
-            let offset = flip.at.0.wrapping_sub(start.0) as usize;
-            bytes.get(offset) == Some(&flip.new)
+        let kept = |opcode_change: &OpcodeChange| {
+            let offset = opcode_change.at.0.wrapping_sub(start.0) as usize;
+            bytes.get(offset) == Some(&opcode_change.new)
         };
-        while flips.next_if(|flip| kept(flip)).is_some() {}
+        while opcode_changes
+            .next_if(|opcode_change| kept(opcode_change))
+            .is_some()
+        {}
         // The next is in another run, or lost.
         true
     })?;
-    if let Some(flip) = flips.next() {
-        return lost(SITE, flip.at);
+    if let Some(opcode_change) = opcode_changes.next() {
+        return lost(SITE, opcode_change.at);
     }
     let counters = layout.read_counters(pid, memory)?;
     let mut writes = plan.steps.iter().flat_map(|step| match step {
@@ -190,7 +193,7 @@ pub(crate) fn write_error(
 ) -> Error {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
-        // The thread was killed through which it was written, while it stood.
+        // The thread was killed through which it was written, while it stop_time.
         _ if source.raw_os_error() == Some(Errno::ESRCH as i32) => ErrorKind::Exited { pid },
         _ => ErrorKind::WriteMemory {
             pid,

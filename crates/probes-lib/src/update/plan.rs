@@ -9,7 +9,7 @@ use crate::error::{ErrorKind, Result};
 use crate::process::program::{Member, ProbeId, Program};
 use crate::select::{Action, Aim, Choice};
 use crate::site::{OPCODE_OFFSET, Opcode};
-use crate::update::report::Taken;
+use crate::update::report::AppliedChange;
 use crate::update::snapshot::{CodeRun, Reading, Snapshot, State};
 use crate::update::spans::PAGE;
 
@@ -22,14 +22,14 @@ use crate::update::spans::PAGE;
 pub(crate) struct UpdatePlan {
     pub(crate) steps: Vec<Step>,
     /// All opcodes that are changed, by address.
-    pub(crate) flips: Vec<Flip>,
+    pub(crate) opcode_changes: Vec<OpcodeChange>,
     /// What has to be in memory before the first write.
     pub(crate) before: Snapshot,
-    pub(crate) changes: Vec<Change>,
+    pub(crate) changes: Vec<PlannedChange>,
     /// Probes that were to be disabled and are off already.
-    pub(crate) passed_over: Vec<ProbeId>,
-    /// Probes that could not be taken back, because a site of theirs holds foreign bytes.
-    pub(crate) left: Vec<ProbeId>,
+    pub(crate) skipped: Vec<ProbeId>,
+    /// Probes that could not be applied back, because a site of theirs holds foreign bytes.
+    pub(crate) not_undone: Vec<ProbeId>,
 }
 
 /// Writes of one kind; within a step the order does not matter.
@@ -41,17 +41,17 @@ pub(crate) enum Step {
 
 /// When a write is made: stage by stage, and in each first what is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn {
+struct WriteStage {
     stage: u8,
     enable: bool,
 }
 
 /// An opcode that is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Flip {
+pub(crate) struct OpcodeChange {
     pub(crate) at: LiveAddr,
     pub(crate) new: u8,
-    turn: Turn,
+    lock: WriteStage,
 }
 
 /// Code to be written in one piece: one opcode, or several of one page with what lies between.
@@ -59,15 +59,15 @@ pub(crate) struct Flip {
 pub(crate) struct CodeWrite {
     pub(crate) at: LiveAddr,
     pub(crate) len: usize,
-    /// The opcodes in it that change, in this turn or in others, as indices of the plan's flips.
-    flips: Range<usize>,
-    turn: Turn,
+    /// The opcodes in it that change, in this lock or in others, as indices of the plan's opcode_changes.
+    opcode_changes: Range<usize>,
+    lock: WriteStage,
 }
 
 impl UpdatePlan {
     /// What there will be to take back.
-    pub(crate) fn taken(&self, program: &Program) -> impl Iterator<Item = Taken> {
-        self.changes.iter().map(|change| Taken {
+    pub(crate) fn applied(&self, program: &Program) -> impl Iterator<Item = AppliedChange> {
+        self.changes.iter().map(|change| AppliedChange {
             name: program.by_id(change.probe).name().to_owned(),
             stage: change.stage,
             added: change.added.clone(),
@@ -76,26 +76,26 @@ impl UpdatePlan {
 
     /// Puts into `bytes` what is at the place of `write` before it is made.
     pub(crate) fn old_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
-        self.code_where(write, |turn| turn < write.turn, bytes);
+        self.code_where(write, |lock| lock < write.lock, bytes);
     }
 
     /// Puts into `bytes` what is at the place of `write` after it was made.
     pub(crate) fn new_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
-        self.code_where(write, |turn| turn <= write.turn, bytes);
+        self.code_where(write, |lock| lock <= write.lock, bytes);
     }
 
     fn code_where(
         &self,
         write: &CodeWrite,
-        is_flipped: impl Fn(Turn) -> bool,
+        is_flipped: impl Fn(WriteStage) -> bool,
         bytes: &mut Vec<u8>,
     ) {
         bytes.clear();
         // Every write lies in one run of the snapshot.
         bytes.extend(self.before.code_at(write.at, write.len).unwrap_or_default());
-        for flip in &self.flips[write.flips.clone()] {
-            if is_flipped(flip.turn) {
-                bytes[(flip.at.0 - write.at.0) as usize] = flip.new;
+        for opcode_change in &self.opcode_changes[write.opcode_changes.clone()] {
+            if is_flipped(opcode_change.lock) {
+                bytes[(opcode_change.at.0 - write.at.0) as usize] = opcode_change.new;
             }
         }
     }
@@ -113,7 +113,7 @@ pub(crate) struct CounterWrite {
 
 /// What an update does to one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct PlannedChange {
     pub(crate) probe: ProbeId,
     pub(crate) stage: u8,
     pub(crate) before: u16,
@@ -124,7 +124,7 @@ pub(crate) struct Change {
     pub(crate) sites: usize,
 }
 
-impl Change {
+impl PlannedChange {
     fn is_none(&self) -> bool {
         self.sites == 0 && self.added.iter().all(|&(_, added)| added == 0)
     }
@@ -138,7 +138,7 @@ impl Aim {
             Aim::Set(Action::Disable) => Some(0),
             Aim::Count(Action::Enable) => counter.checked_add(1),
             Aim::Count(Action::Disable) => Some(counter.saturating_sub(1)),
-            Aim::TakeBack(added) => {
+            Aim::Undo(added) => {
                 let added = added.iter().find(|(place, _)| *place == at);
                 let left = i32::from(counter) - added.map_or(0, |&(_, added)| added);
                 Some(left.clamp(0, i32::from(u16::MAX)) as u16)
@@ -169,15 +169,15 @@ impl Inputs<'_> {
             opcodes: vec![None; self.program.site_count()],
         };
         let mut changes = Vec::with_capacity(choices.len());
-        let mut passed_over = Vec::new();
-        let mut left = Vec::new();
+        let mut skipped = Vec::new();
+        let mut not_undone = Vec::new();
         for choice in choices {
             let probe = self.program.by_id(choice.probe);
             match (self.refuse_foreign_code(probe, &before), &choice.aim) {
                 (Ok(()), _) => {}
                 // The others are not to stay for its sake.
-                (Err(_), Aim::TakeBack(_)) => {
-                    left.push(choice.probe);
+                (Err(_), Aim::Undo(_)) => {
+                    not_undone.push(choice.probe);
                     continue;
                 }
                 (Err(error), _) => return Err(error),
@@ -190,24 +190,24 @@ impl Inputs<'_> {
                         let name = probe.name().to_owned();
                         return Err(ErrorKind::NotEnabled { name }.into());
                     }
-                    passed_over.push(choice.probe);
+                    skipped.push(choice.probe);
                     continue;
                 }
             }
             let change = self.draft(probe, choice, &before, &mut draft)?;
             match choice.aim {
-                Aim::TakeBack(_) if change.is_none() => passed_over.push(choice.probe),
+                Aim::Undo(_) if change.is_none() => skipped.push(choice.probe),
                 _ => changes.push(change),
             }
         }
-        let flips = self.flips(&draft.opcodes);
+        let opcode_changes = self.opcode_changes(&draft.opcodes);
         let mut steps = Vec::with_capacity(2 * draft.counters.len());
-        for (turn, mut counters) in draft.counters {
+        for (lock, mut counters) in draft.counters {
             counters.sort_unstable_by_key(|write| write.at);
-            let code = self.group(turn, &flips, &before.code);
+            let code = self.group(lock, &opcode_changes, &before.code);
             let code = (!code.is_empty()).then_some(Step::Code(code));
             let counters = (!counters.is_empty()).then_some(Step::Counters(counters));
-            let in_order = if turn.enable {
+            let in_order = if lock.enable {
                 [code, counters]
             } else {
                 [counters, code]
@@ -216,11 +216,11 @@ impl Inputs<'_> {
         }
         Ok(UpdatePlan {
             steps,
-            flips,
+            opcode_changes,
             before,
             changes,
-            passed_over,
-            left,
+            skipped,
+            not_undone,
         })
     }
 
@@ -231,7 +231,7 @@ impl Inputs<'_> {
         choice: &Choice,
         before: &Snapshot,
         draft: &mut Draft,
-    ) -> Result<Change> {
+    ) -> Result<PlannedChange> {
         let write = |index: usize| {
             let at = self.program.counter(index);
             let old = before.counters[index];
@@ -257,7 +257,7 @@ impl Inputs<'_> {
             }
             .into());
         }
-        let turn = Turn {
+        let lock = WriteStage {
             stage: choice.stage,
             enable: on,
         };
@@ -271,13 +271,13 @@ impl Inputs<'_> {
                 let opcode = Opcode::of(own[site.semaphore_index() - base].new > 0);
                 let found = before.sites[index];
                 if found.with(opcode) != found {
-                    draft.opcodes[index] = Some((turn, opcode));
+                    draft.opcodes[index] = Some((lock, opcode));
                     sites += 1;
                 }
             }
         }
         let added = |write: &CounterWrite| (write.at, i32::from(write.new) - i32::from(write.old));
-        let change = Change {
+        let change = PlannedChange {
             probe: probe.id(),
             stage: choice.stage,
             before: old().min().unwrap_or(0),
@@ -286,26 +286,26 @@ impl Inputs<'_> {
             sites,
         };
         let changed = writes.into_iter().filter(|write| write.new != write.old);
-        draft.counters.entry(turn).or_default().extend(changed);
+        draft.counters.entry(lock).or_default().extend(changed);
         Ok(change)
     }
 
     /// The opcodes to change, by address.
-    fn flips(&self, opcodes: &[Option<(Turn, Opcode)>]) -> Vec<Flip> {
+    fn opcode_changes(&self, opcodes: &[Option<(WriteStage, Opcode)>]) -> Vec<OpcodeChange> {
         let sites = self.program.sites_by_address();
-        let mut flips: Vec<Flip> = sites
+        let mut opcode_changes: Vec<OpcodeChange> = sites
             .filter_map(|site| {
-                let (turn, opcode) = opcodes[site.index()]?;
-                Some(Flip {
+                let (lock, opcode) = opcodes[site.index()]?;
+                Some(OpcodeChange {
                     at: site.address.plus(OPCODE_OFFSET),
                     new: opcode.byte(),
-                    turn,
+                    lock,
                 })
             })
             .collect();
         // Object by object so far.
-        flips.sort_unstable_by_key(|flip| flip.at);
-        flips
+        opcode_changes.sort_unstable_by_key(|opcode_change| opcode_change.at);
+        opcode_changes
     }
 
     fn refuse_foreign_code(&self, probe: Member<'_>, snapshot: &Snapshot) -> Result<()> {
@@ -324,15 +324,20 @@ impl Inputs<'_> {
         }
         Ok(())
     }
-    /// Groups the flips of one turn into one write per page. A group ends before a breakpoint of
+    /// Groups the opcode_changes of one lock into one write per page. A group ends before a breakpoint of
     /// somebody else's: whoever set it may remove it at any time, and writing the old `cc` back
     /// would then kill the process.
-    fn group(&self, turn: Turn, flips: &[Flip], code: &[CodeRun]) -> Vec<CodeWrite> {
+    fn group(
+        &self,
+        lock: WriteStage,
+        opcode_changes: &[OpcodeChange],
+        code: &[CodeRun],
+    ) -> Vec<CodeWrite> {
         let mut writes: Vec<CodeWrite> = Vec::new();
         let mut run = 0;
-        for (index, flip) in flips.iter().enumerate() {
-            let at = flip.at;
-            if flip.turn != turn {
+        for (index, opcode_change) in opcode_changes.iter().enumerate() {
+            let at = opcode_change.at;
+            if opcode_change.lock != lock {
                 continue;
             }
             // Every site lies in a run of the layout the snapshot was read by.
@@ -350,13 +355,13 @@ impl Inputs<'_> {
             match grown {
                 Some(write) => {
                     write.len = (at.0 - write.at.0) as usize + 1;
-                    write.flips.end = index + 1;
+                    write.opcode_changes.end = index + 1;
                 }
                 None => writes.push(CodeWrite {
                     at,
                     len: 1,
-                    flips: index..index + 1,
-                    turn,
+                    opcode_changes: index..index + 1,
+                    lock,
                 }),
             }
         }
@@ -385,10 +390,10 @@ fn refuse_inconsistent(probe: Member<'_>, reading: Reading) -> Result<()> {
 
 /// What is to be written, probe by probe.
 struct Draft {
-    /// The counters of each turn.
-    counters: BTreeMap<Turn, Vec<CounterWrite>>,
+    /// The counters of each lock.
+    counters: BTreeMap<WriteStage, Vec<CounterWrite>>,
     /// What becomes of each site of the program, and when.
-    opcodes: Vec<Option<(Turn, Opcode)>>,
+    opcodes: Vec<Option<(WriteStage, Opcode)>>,
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::target::Options;
 use crate::trace::stop::Stopped;
 use crate::update::breakpoints;
 use crate::update::patch::{self, Outcome};
-use crate::update::plan::{Flip, Inputs, Step, UpdatePlan};
+use crate::update::plan::{Inputs, OpcodeChange, Step, UpdatePlan};
 use crate::update::report::{ProbeChange, Report};
 use crate::update::snapshot::{Layout, SITE};
 use crate::update::spans::PAGE;
@@ -28,15 +28,15 @@ const COPYING: Duration = Duration::from_micros(600);
 
 /// A process and what is known of it, for the length of one update.
 #[derive(Clone, Copy)]
-pub(crate) struct Subject<'a> {
+pub(crate) struct UpdateContext<'a> {
     pub(crate) process: &'a Process,
     pub(crate) image: &'a Image,
     pub(crate) memory: &'a ProcessMemory,
 }
 
-/// How a process is kept from getting in the way of an update.
+/// How a process is kept from getting in the stop_mode of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum StopMode {
     /// All its threads are stopped.
     Stopped,
     /// Not at all: it runs.
@@ -45,81 +45,81 @@ pub(crate) enum Way {
     Own,
 }
 
-impl Way {
-    pub(crate) fn of(options: Options) -> Way {
+impl StopMode {
+    pub(crate) fn of(options: Options) -> StopMode {
         match options.live {
-            true => Way::Live,
-            false => Way::Stopped,
+            true => StopMode::Live,
+            false => StopMode::Stopped,
         }
     }
 }
 
 /// What is wanted of an update.
 #[derive(Clone, Copy)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct UpdateRequest<'a> {
     pub(crate) choices: &'a [Choice],
-    pub(crate) way: Way,
+    pub(crate) stop_mode: StopMode,
     pub(crate) gigatext: bool,
 }
 
-impl<'a> Wish<'a> {
+impl<'a> UpdateRequest<'a> {
     /// For a process that is not our own.
-    pub(crate) fn of(choices: &'a [Choice], options: Options) -> Wish<'a> {
-        Wish {
+    pub(crate) fn of(choices: &'a [Choice], options: Options) -> UpdateRequest<'a> {
+        UpdateRequest {
             choices,
-            way: Way::of(options),
+            stop_mode: StopMode::of(options),
             gigatext: options.gigatext,
         }
     }
 }
 
 /// An update, planned for the state in which the process was.
-pub(crate) struct Job<'a> {
-    subject: Subject<'a>,
+pub(crate) struct PreparedUpdate<'a> {
+    context: UpdateContext<'a>,
     layout: Layout,
     mappings: Vec<Mapping>,
     plan: UpdatePlan,
     gigatext: bool,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> UpdateContext<'a> {
     /// Plans what is wanted, for the process as it is now.
     ///
     /// # Errors
     ///
     /// If anything is not as it has to be; nothing has been written then.
-    pub(crate) fn prepare(self, wish: Wish<'_>) -> Result<Job<'a>> {
-        let Subject {
+    pub(crate) fn prepare(self, request: UpdateRequest<'_>) -> Result<PreparedUpdate<'a>> {
+        let UpdateContext {
             process,
             image,
             memory,
         } = self;
         let program = &image.program;
-        let probes = wish
+        let probes = request
             .choices
             .iter()
             .map(|choice| program.by_id(choice.probe));
         let layout = Layout::of(program, probes);
-        let mappings = image.mappings(process, layout.ranges(), wish.gigatext)?;
+        let mappings = image.mappings(process, layout.ranges(), request.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
         let breakpoints = breakpoints::find(program.objects(), &before.code)?;
         let inputs = Inputs {
             program,
             breakpoints: &breakpoints,
-            one_by_one: wish.way != Way::Stopped,
+            one_by_one: request.stop_mode != StopMode::Stopped,
         };
-        let plan = inputs.plan(wish.choices, before)?;
-        Ok(Job {
-            subject: self,
+        let plan = inputs.plan(request.choices, before)?;
+        Ok(PreparedUpdate {
+            context: self,
             layout,
             mappings,
             plan,
-            gigatext: wish.gigatext,
+            gigatext: request.gigatext,
         })
     }
 }
 
-impl Job<'_> {
+impl PreparedUpdate<'_> {
     /// Whether the process is as it is wanted already.
     pub(crate) fn is_done(&self) -> bool {
         self.plan.steps.is_empty()
@@ -141,13 +141,13 @@ impl Job<'_> {
     /// program that unmaps itself has mapped there instead.)
     pub(crate) fn break_copy_on_write(&self) {
         let begun = Instant::now();
-        let memory = self.subject.memory;
+        let memory = self.context.memory;
         let code = self.plan.steps.iter().filter_map(|step| match step {
             Step::Code(writes) => Some(writes),
             Step::Counters(_) => None,
         });
         let mut found = Vec::new();
-        let image = self.subject.image;
+        let image = self.context.image;
         for write in code
             .flatten()
             .filter(|write| !image.is_unloadable(write.at))
@@ -178,9 +178,9 @@ impl Job<'_> {
     ///
     /// If a write fails; the error says what the process was left with.
     pub(crate) fn carry_out(&self, stopped: &Stopped<'_>) -> Result<Outcome> {
-        let Subject {
+        let UpdateContext {
             process, memory, ..
-        } = self.subject;
+        } = self.context;
         if !image::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
@@ -196,15 +196,15 @@ impl Job<'_> {
     /// As of `carry_out`, and if the kernel does not let us write to code of a process that is not
     /// traced.
     pub(crate) fn carry_out_live(&self) -> Result<Outcome> {
-        let Subject {
+        let UpdateContext {
             process, memory, ..
-        } = self.subject;
+        } = self.context;
         if !image::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
         self.refuse_unloadable()?;
         // Before anything is written, counters among it: so that there is nothing to put back.
-        if let Some(&Flip { at, .. }) = self.plan.flips.first() {
+        if let Some(&OpcodeChange { at, .. }) = self.plan.opcode_changes.first() {
             let operand = at.plus(1);
             if let Some(&[byte]) = self.plan.before.code_at(operand, 1) {
                 memory
@@ -223,9 +223,9 @@ impl Job<'_> {
     ///
     /// As of `carry_out`.
     pub(crate) fn carry_out_own(&self) -> Result<Outcome> {
-        let Subject {
+        let UpdateContext {
             process, memory, ..
-        } = self.subject;
+        } = self.context;
         if !image::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
@@ -238,7 +238,7 @@ impl Job<'_> {
     fn file_page(&self, at: LiveAddr) -> Option<FilePage<'_>> {
         let mut mappings = self.mappings.iter();
         let mapping = mappings.find(|it| it.contains(at, PAGE) && it.is_plain_code())?;
-        let mut objects = self.subject.image.program.objects().iter();
+        let mut objects = self.context.image.program.objects().iter();
         let object = objects.find(|object| object.is_mapped(mapping))?;
         Some(FilePage {
             file: object.elf.as_fd(),
@@ -248,7 +248,7 @@ impl Job<'_> {
 
     /// What is unloaded while it is written would be written to what comes instead.
     fn refuse_unloadable(&self) -> Result<()> {
-        let image = self.subject.image;
+        let image = self.context.image;
         let program = &image.program;
         let changes = self.plan.changes.iter();
         let probes = changes.map(|change| program.by_id(change.probe));
@@ -264,9 +264,9 @@ impl Job<'_> {
         }
     }
 
-    /// What was done, `stopped` being how long the process stood still.
+    /// What was done, `stopped` being how long the process stop_time still.
     pub(crate) fn report(self, stopped: Duration) -> Report {
-        let program = &self.subject.image.program;
+        let program = &self.context.image.program;
         let name = |id| program.by_id(id).name().to_owned();
         let changes = self.plan.changes.iter().map(|change| ProbeChange {
             name: name(change.probe),
@@ -275,11 +275,11 @@ impl Job<'_> {
             sites: change.sites,
         });
         Report {
-            pid: self.subject.process.pid(),
+            pid: self.context.process.pid(),
             changed: changes.collect(),
-            taken: self.plan.taken(program).collect(),
-            passed_over: self.plan.passed_over.into_iter().map(name).collect(),
-            left: self.plan.left.into_iter().map(name).collect(),
+            applied: self.plan.applied(program).collect(),
+            skipped: self.plan.skipped.into_iter().map(name).collect(),
+            not_undone: self.plan.not_undone.into_iter().map(name).collect(),
             stopped,
         }
     }

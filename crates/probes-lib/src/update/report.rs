@@ -184,13 +184,13 @@ pub struct Report {
     /// The probes that were selected and not passed over, in the order of the actions.
     pub changed: Vec<ProbeChange>,
     /// Probes that were to be disabled and were off already.
-    pub passed_over: Vec<String>,
-    /// Probes that [`Target::put_back`](crate::Target::put_back) has left as they are, because a
+    pub skipped: Vec<String>,
+    /// Probes that [`Target::undo`](crate::Target::undo) has left as they are, because a
     /// site of theirs holds foreign bytes: a breakpoint, perhaps.
-    pub left: Vec<String>,
-    /// What can be taken back, in the order in which it was done.
-    pub(crate) taken: Vec<Taken>,
-    /// How long a thread of the process stood still, at most: from the first one's stop to the last
+    pub not_undone: Vec<String>,
+    /// What can be applied back, in the order in which it was done.
+    pub(crate) applied: Vec<AppliedChange>,
+    /// How long a thread of the process stop_time still, at most: from the first one's stop to the last
     /// one's release. Zero if nothing had to be changed.
     pub stopped: Duration,
 }
@@ -201,9 +201,9 @@ impl Report {
         Report {
             pid,
             changed: Vec::new(),
-            passed_over: Vec::new(),
-            left: Vec::new(),
-            taken: Vec::new(),
+            skipped: Vec::new(),
+            not_undone: Vec::new(),
+            applied: Vec::new(),
             stopped: Duration::ZERO,
         }
     }
@@ -211,7 +211,7 @@ impl Report {
 
 /// What an update did to the counters of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct AppliedChange {
     pub(crate) name: String,
     pub(crate) stage: u8,
     /// What was added to each of its counters, and where they were.

@@ -38,7 +38,7 @@ fn a_program_in_namespaces_of_its_own_is_changed_with_its_plugin() {
     for program in fixture_forms("objects/host") {
         let container = container(&program, plugin);
         let mut session = start(&container, plugin);
-        assert!(session.target.passed_over().is_empty());
+        assert!(session.target.unreadable().is_empty());
         let objects = session.target.objects();
         let files: Vec<PathBuf> = objects.iter().map(|it| it.path().to_owned()).collect();
         assert!(
@@ -83,7 +83,7 @@ fn what_has_the_same_path_here_is_not_taken_for_what_a_container_has_loaded() {
         let plugin = here.copy(&program, "plugin.so");
         let container = container(&program, &plugin);
         let mut session = start(&container, &plugin);
-        assert!(session.target.passed_over().is_empty());
+        assert!(session.target.unreadable().is_empty());
         let report = session.apply(&named(Action::Enable, "plug")).unwrap();
         assert_eq!(report.changed[0].sites, 2);
         assert_eq!(plugins(&mut session), "plugins 0:ping=0,plug=2");

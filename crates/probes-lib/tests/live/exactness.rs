@@ -119,7 +119,7 @@ fn observe(talker: &mut Talker, target: &Target, plan: Plan) -> (Observed, Event
     eventually("there are hits", || {
         if plan.reads {
             let new = observer.events().unwrap();
-            events.lost += new.lost;
+            events.dropped += new.dropped;
             events.events.extend(new.events);
         }
         let total = observer.counts().unwrap().total();
@@ -141,7 +141,7 @@ fn observe(talker: &mut Talker, target: &Target, plan: Plan) -> (Observed, Event
             (observed, stand(talker))
         }
     };
-    events.lost += observed.events.lost;
+    events.dropped += observed.events.dropped;
     events.events.append(&mut observed.events.events);
     (observed, events, own)
 }
@@ -149,7 +149,7 @@ fn observe(talker: &mut Talker, target: &Target, plan: Plan) -> (Observed, Event
 /// Each hit is shown once, in its thread's order, or lost.
 fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
     assert_eq!(
-        events.events.len() as u64 + events.lost,
+        events.events.len() as u64 + events.dropped,
         sum(own, |own| own.starts),
         "{what}"
     );
@@ -175,7 +175,7 @@ fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
         sorted.dedup();
         assert_eq!(sorted.len(), rounds.len(), "{what}: shown twice");
         assert!(sorted.len() as u64 <= own.starts, "{what}");
-        if events.lost == 0 {
+        if events.dropped == 0 {
             assert_eq!(sorted.len() as u64, own.starts, "{what}");
             assert!(sorted.windows(2).all(|two| two[0] + 1 == two[1]), "{what}");
         }
@@ -199,7 +199,7 @@ fn check(plan: Plan, before: &[Own], after: &[Own], observed: &Observed, events:
     let unmatched = (latency.unmatched_starts(), latency.unmatched_stops());
     assert_eq!(latency.count() + unmatched.0, starts, "{what}");
     assert_eq!(latency.count() + unmatched.1, stops, "{what}");
-    assert_eq!(latency.lost(), 0, "{what}");
+    assert_eq!(latency.dropped(), 0, "{what}");
     let most = |at_rest| if at_rest { 0 } else { own.len() as u64 };
     assert!(unmatched.0 <= most(plan.ends_at_rest), "{what}");
     assert!(unmatched.1 <= most(plan.begins_at_rest), "{what}");
@@ -226,7 +226,7 @@ fn a_program_that_counts_its_own_hits_agrees_to_the_last_one() {
                 let plan = Plan::of(cycle);
                 let (observed, events, after) = observe(&mut talker, &target, plan);
                 check(plan, &before, &after, &observed, &events);
-                lossless += usize::from(events.lost == 0);
+                lossless += usize::from(events.dropped == 0);
                 before = after;
             }
             assert!(lossless > 0);

@@ -318,7 +318,7 @@ fn no_action_changes_nothing_and_stops_nothing() {
         let session = Session::start(&file);
         let before = session.image();
         let report = session.apply(&Actions::new()).unwrap();
-        assert!(report.changed.is_empty() && report.passed_over.is_empty());
+        assert!(report.changed.is_empty() && report.skipped.is_empty());
         assert!(report.stopped.is_zero());
         session.update(Action::Disable, Selector::All, |_| true);
         session

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, Actions, Followed, Options, Selector, Target, follow};
+use probes_lib::{Action, Actions, FollowEvent, Options, Selector, Target, follow};
 use test_support::{Talker, eventually, fixture_forms};
 
 /// Follows a program while `scenario` goes on; what was told, in the words of `Debug`, without what
@@ -17,7 +17,7 @@ fn followed(talker: &mut Talker, scenario: impl FnOnce(&mut Talker, &AtomicBool)
     let actions = Actions::of(Action::Enable, Selector::All);
     std::thread::scope(|scope| {
         let following = scope.spawn(|| {
-            let mut tell = |event: Followed| {
+            let mut tell = |event: FollowEvent| {
                 let event = format!("{event:?}");
                 let word = event.split([' ', '(']).next().unwrap_or_default();
                 told.lock().unwrap().push(word.to_owned());

@@ -63,7 +63,12 @@ fn times_are_as_long_as_they_were() {
 /// Count, starts and stops without the other, and what was lost.
 fn ends(latency: &Latency) -> [u64; 4] {
     let unmatched = [latency.unmatched_starts(), latency.unmatched_stops()];
-    [latency.count(), unmatched[0], unmatched[1], latency.lost()]
+    [
+        latency.count(),
+        unmatched[0],
+        unmatched[1],
+        latency.dropped(),
+    ]
 }
 
 // promise: Observations: Pairs are matched as a stack; unmatched and too deep ones are reported (2
@@ -162,7 +167,7 @@ fn times_of_threads_beyond_those_there_is_room_for_are_told_as_lost_one_by_one()
         let mut observer = observe(&target);
         talker.ask(&format!("pairs {threads} {each}"), "pairs");
         let latency = observer.remove().unwrap().latencies.remove(0);
-        let lost = latency.lost();
+        let lost = latency.dropped();
         assert!(lost > 0 && lost % each == 0, "{lost}");
         assert_eq!(ends(&latency), [threads * each - lost, 0, 0, lost]);
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    Action, Cleaned, Counts, Effect, ErrorKind, Observation, Options, Selector, State, Target,
+    Action, CleanReport, Counts, Effect, ErrorKind, Observation, Options, Selector, State, Target,
 };
 use test_support::process::{Image, peek, poke, stat};
 use test_support::{Talker, fixture_forms};
@@ -136,7 +136,7 @@ fn memory_that_somebody_may_return_to_stays_mapped_and_is_told_until_it_can_go()
         assert_eq!(target.states().unwrap().observed_sites(), 0);
         all_are(&target, State::Enabled);
         target.update(&all(Action::Disable)).unwrap();
-        let kept = Cleaned {
+        let kept = CleanReport {
             sites: 0,
             still_mapped: len,
         };
@@ -161,7 +161,7 @@ fn memory_that_somebody_may_return_to_stays_mapped_and_is_told_until_it_can_go()
 
         assert_eq!(mapped(pid), len);
         keeper.put(0);
-        assert_eq!(target.clean(options()).unwrap(), Cleaned::default());
+        assert_eq!(target.clean(options()).unwrap(), CleanReport::default());
         assert_eq!(strange_code(pid), [""; 0]);
         before.assert_same(&Image::of(pid).text(), "the program");
         keeper.talker.hits();
@@ -195,7 +195,7 @@ fn a_failure_says_that_what_was_left_stays_mapped() {
         assert_eq!(error.effect(), Effect::StillMapped, "{error}");
         poke(pid, site, &own);
         keeper.put(0);
-        assert_eq!(target.clean(options()).unwrap(), Cleaned::default());
+        assert_eq!(target.clean(options()).unwrap(), CleanReport::default());
         assert_eq!(strange_code(pid), [""; 0]);
     }
 }
@@ -218,7 +218,7 @@ fn a_process_that_filters_itself_while_it_is_observed_gets_its_sites_back_and_ke
         assert_eq!((observed.counts.total(), observed.still_mapped), (4, len));
         before.assert_same(&Image::of(pid).text(), "the program");
         talker.hits();
-        let kept = Cleaned {
+        let kept = CleanReport {
             sites: 0,
             still_mapped: len,
         };

@@ -63,7 +63,7 @@ fn a_file_on_an_overlay_is_known_by_its_first_page() {
         assert_eq!((metadata.dev() == device, metadata.ino()), (false, inode));
 
         let mut session = Session::of(talker);
-        assert!(session.target.passed_over().is_empty());
+        assert!(session.target.unreadable().is_empty());
         assert_eq!(session.target.objects()[1].path(), plugin);
         session.apply(&all(Action::Enable)).unwrap();
         let hits = session.talker.ask("plugins", "plugins");
@@ -111,7 +111,7 @@ fn another_file_with_the_same_inode_number_is_not_taken_for_the_one_that_is_mapp
             );
             let why = ", and plugin.so could not be looked into; nothing was changed";
             assert!(error.to_string().ends_with(why), "{error}");
-            let passed_over = session.target.passed_over();
+            let passed_over = session.target.unreadable();
             let [one] = &passed_over[..] else {
                 panic!("{passed_over:?}");
             };

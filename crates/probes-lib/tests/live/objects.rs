@@ -107,7 +107,7 @@ fn an_object_that_is_loaded_twice_has_counters_of_its_own_in_each_place() {
         assert_eq!(report.changed[0].sites, 6);
         let places = |hits: &str| [0, 1, 2].map(|i| format!("{i}:{hits}"));
         assert_eq!(run(&mut session), places("ping=0,plug=2"));
-        session.target.put_back(&report, session.options).unwrap();
+        session.target.undo(&report, session.options).unwrap();
         assert_eq!(run(&mut session), places("ping=0,plug=2"));
         session.end();
     }
@@ -121,14 +121,14 @@ fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
         load(&mut session, "load", &plugin());
         let report = session.apply(&named(Action::Enable, "plug")).unwrap();
         session.talker.ask("unload 0", "unloaded");
-        let error = session.target.put_back(&report, session.options);
+        let error = session.target.undo(&report, session.options);
         let error = error.unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
             "{error}"
         );
         load(&mut session, "load", &plugin());
-        let back = session.target.put_back(&report, session.options).unwrap();
+        let back = session.target.undo(&report, session.options).unwrap();
         assert!(back.changed.is_empty());
         assert_eq!(session.states()["plug"], (0, State::Disabled));
     }
@@ -153,12 +153,12 @@ fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
             let target = Target::open(session.pid()).unwrap();
             if process::sees_deleted_files() {
                 assert_eq!(sites(&target)["plug"].len(), 2);
-                assert!(target.passed_over().is_empty());
+                assert!(target.unreadable().is_empty());
                 session.apply(&named(Action::Enable, "plug")).unwrap();
                 assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
             } else {
                 assert!(!sites(&target).contains_key("plug"));
-                let passed_over = target.passed_over();
+                let passed_over = target.unreadable();
                 let [one] = &passed_over[..] else {
                     panic!("{passed_over:?}");
                 };
@@ -208,7 +208,7 @@ fn an_object_that_is_in_memory_alone_is_switched_if_it_can_be_opened() {
             enabled.unwrap();
             assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
         } else {
-            let passed_over = session.target.passed_over();
+            let passed_over = session.target.unreadable();
             let [one] = &passed_over[..] else {
                 panic!("{passed_over:?}");
             };
@@ -324,7 +324,7 @@ fn objects_that_come_and_go_all_the_time_are_shown_whole_or_not_at_all() {
                 Err(error) => panic!("{error}"),
             };
             // What is not there any more is not something that could not be looked into.
-            let passed_over = target.passed_over();
+            let passed_over = target.unreadable();
             assert!(passed_over.is_empty(), "{passed_over:?}");
             for probe in states.probes() {
                 assert_eq!(probe.state(), State::Disabled, "{}", probe.name());

@@ -33,7 +33,7 @@ pub(crate) fn refused_as_filtered(target: &Target) -> Error {
         panic!("it is observed");
     };
     assert!(
-        matches!(error.kind(), ErrorKind::Filtered { .. }),
+        matches!(error.kind(), ErrorKind::SeccompFiltered { .. }),
         "{error}"
     );
     error
@@ -502,7 +502,7 @@ fn who_observes_a_process_is_told_when_another_does_in_his_place() {
         let is_told = |error: Error| {
             let kind = error.kind();
             assert!(
-                matches!(kind, ErrorKind::ObservedByAnother { .. }),
+                matches!(kind, ErrorKind::ObserverReplaced { .. }),
                 "{error}"
             );
         };

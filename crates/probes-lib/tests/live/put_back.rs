@@ -9,7 +9,7 @@ use crate::fixtures::ordinary;
 use crate::session::{Session, all, named};
 
 fn put_back(session: &Session, report: &Report) -> Report {
-    session.target.put_back(report, session.options).unwrap()
+    session.target.undo(report, session.options).unwrap()
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn what_somebody_else_has_done_meanwhile_stays() {
         let report = session.apply(&enable).unwrap();
         session.apply(&disable.clone().force(true)).unwrap();
         let back = put_back(&session, &report);
-        assert_eq!(back.passed_over, ["plain"]);
+        assert_eq!(back.skipped, ["plain"]);
         assert!(back.changed.is_empty() && back.stopped.is_zero());
         assert_eq!(state(), (0, State::Disabled));
 
@@ -95,7 +95,7 @@ fn nothing_is_left_to_take_back_from_a_process_that_has_ended_or_executed_anothe
         let report = session.apply(&all(Action::Enable)).unwrap();
         session.talker.ask("exec", "ready");
         let text = Image::of(session.pid()).text();
-        let error = session.target.put_back(&report, session.options);
+        let error = session.target.undo(&report, session.options);
         let error = error.unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Executed { .. }),
@@ -110,7 +110,7 @@ fn nothing_is_left_to_take_back_from_a_process_that_has_ended_or_executed_anothe
         let report = session.apply(&all(Action::Enable)).unwrap();
         let _ = session.talker.guard().child().kill();
         session.talker.guard().wait();
-        let error = session.target.put_back(&report, session.options);
+        let error = session.target.undo(&report, session.options);
         let error = error.unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Exited { .. }), "{error}");
     }
@@ -126,7 +126,7 @@ fn an_update_of_another_program_is_not_taken_back_from_this_one() {
     let before = stranger.image();
     let error = Target::open(stranger.pid())
         .unwrap()
-        .put_back(&report, stranger.options)
+        .undo(&report, stranger.options)
         .unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::UnknownProbe { .. }),

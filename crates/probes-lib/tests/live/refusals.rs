@@ -131,7 +131,7 @@ fn we_and_our_ancestors_are_not_stopped_from_here() {
         let text = Image::of(talker.pid()).text();
         assert_eq!(talker.ask("child", "child ended"), "child ended 1");
         let answer = fs::read_to_string(answer).unwrap();
-        let ancestor = format!("OwnFamily {{ pid: {}, own: false }}", talker.pid());
+        let ancestor = format!("SelfOrAncestor {{ pid: {}, own: false }}", talker.pid());
         assert!(answer.contains(&ancestor), "{answer}");
         Image::of(talker.pid())
             .text()

@@ -193,7 +193,7 @@ impl Session {
         assert_eq!(report.pid, self.pid());
         let stopped = !changed.is_empty() && !self.options.live;
         assert_eq!(report.stopped.is_zero(), !stopped, "{what}");
-        assert_eq!(report.passed_over, passed_over, "{what}");
+        assert_eq!(report.skipped, passed_over, "{what}");
         let mut reported: Vec<_> = report
             .changed
             .iter()

@@ -37,10 +37,10 @@ fn observations_come_and_go_while_signals_are_handled_in_their_stubs() {
         let (mut hits, mut unseen) = (0, 0);
         for _ in 0..25 {
             let mut observer = observe(&target);
-            let Events { events, lost } = observer.events().unwrap();
+            let Events { events, dropped } = observer.events().unwrap();
             let observed = observer.remove().unwrap();
             let rest = observed.events;
-            let seen = events.len() as u64 + lost + rest.events.len() as u64 + rest.lost;
+            let seen = events.len() as u64 + dropped + rest.events.len() as u64 + rest.dropped;
             // Who jumps out of a stub may have been counted, and not shown yet.
             let counted = observed.counts.total();
             assert!(seen <= counted, "{seen} of {counted}");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
 use nix::unistd::pipe;
-use probes_lib::{Action, Selector, Surveyed, survey};
+use probes_lib::{Action, Selector, SurveyedProcess, survey};
 use test_support::{Guard, fixture_forms, program_forms};
 
 use crate::session::{Session, all, named};
@@ -14,7 +14,7 @@ use crate::session::{Session, all, named};
 const EACH: usize = 12;
 
 /// What is found of the processes with these ids, by them.
-fn found(pids: &[i32]) -> BTreeMap<i32, Surveyed> {
+fn found(pids: &[i32]) -> BTreeMap<i32, SurveyedProcess> {
     let all = survey().unwrap().processes.into_iter();
     let ours = all.filter(|one| pids.contains(&one.pid));
     ours.map(|one| (one.pid, one)).collect()

@@ -18,7 +18,7 @@ fn watch<'t>(target: &'t Target, selector: Selector) -> Observer<'t> {
 
 /// The values of each hit of a probe.
 fn values(events: &Events, name: &str) -> Vec<Vec<Value>> {
-    assert_eq!(events.lost, 0);
+    assert_eq!(events.dropped, 0);
     let events = events.events.iter().filter(|event| event.name() == name);
     events.map(|event| event.arguments.clone()).collect()
 }
@@ -89,7 +89,7 @@ fn every_hit_is_shown_once_and_those_that_are_not_are_told() {
             let mut all: Vec<Event> = Vec::new();
             let mut lost = 0;
             let mut take = |events: Events| {
-                lost += events.lost;
+                lost += events.dropped;
                 all.extend(events.events);
             };
             for _ in 0..50 {
@@ -184,7 +184,7 @@ fn programs_are_observed_from_their_first_hit_to_their_last() {
                 let sites = observed.counts.sites(probe).count() as u64;
                 assert_eq!(hits, 3 * sites, "{probe} in {name}");
             }
-            assert_eq!(observed.events.lost, 0);
+            assert_eq!(observed.events.dropped, 0);
             let all = observed.events.events.len() as u64;
             assert_eq!(all, observed.counts.total(), "{name}");
         }
@@ -200,7 +200,7 @@ fn pairs_of_a_program_that_has_ended_are_known_to_the_last() {
         let observed = observe_all(&file, observation, "pairs 4 50000\ndo (\nquit\n");
         let latency = &observed.latencies[0];
         assert_eq!(latency.count(), 4 * 50_000);
-        assert_eq!((latency.unmatched_starts(), latency.lost()), (1, 0));
+        assert_eq!((latency.unmatched_starts(), latency.dropped()), (1, 0));
         assert_eq!(observed.counts.hits("start"), Some(4 * 50_000 + 1));
     }
 }

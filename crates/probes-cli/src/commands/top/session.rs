@@ -125,7 +125,7 @@ impl Drop for Session<'_> {
     fn drop(&mut self) {
         // Nobody is left who could be told.
         while let Some(report) = self.switched.pop() {
-            let _ = self.target.put_back(&report, Options::default());
+            let _ = self.target.undo(&report, Options::default());
         }
         if let Some(observer) = &mut self.observer {
             let _ = observer.remove();

@@ -242,7 +242,7 @@ pub(super) fn no_probes(elf: &ElfFile) -> crate::Error {
     ErrorKind::NoProbes {
         path: elf.path().to_owned(),
         build_id: elf.build_id(),
-        passed_over: Vec::new(),
+        unreadable: Vec::new(),
     }
     .into()
 }

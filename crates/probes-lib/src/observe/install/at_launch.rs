@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Result};
-use crate::observe::install::context::{Way, Work};
+use crate::observe::install::context::{InstallContext, RedirectMode};
 use crate::observe::install::prepare::Prepared;
 use crate::observe::read::data_source::SharedData;
 use crate::observe::{Installed, Observation};
@@ -51,13 +51,13 @@ impl AtLaunch {
     ) -> Result<(Stopped<'s>, Installed)> {
         let process = at_exec.process();
         let mut prepared = Prepared::of(process, program, memory, &self.observation)?;
-        let work = Work {
+        let work = InstallContext {
             tracer,
             process,
             memory,
-            cave: prepared.cave,
+            code_cave: prepared.code_cave,
             limit: options.deadline,
-            way: Way::BeforeItBegins(at_exec),
+            way: RedirectMode::BeforeStart(at_exec),
         };
         let shared = SharedData::of(self.file, prepared.arenas());
         let shared = shared.map_err(|source| ErrorKind::NoSharedMemory { source })?;

@@ -1,19 +1,19 @@
-//! [`Work`]: what is done for an observation to a process that stands.
+//! [`InstallContext`]: what is done for an observation to a process that stands.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inject::remote_call;
+use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::install::patch_sites;
-use crate::observe::install::patch_sites::Change;
-use crate::observe::layout::arena::{Arena, Entry};
-use crate::observe::layout::readable_pages::Pages;
+use crate::observe::install::patch_sites::SiteRewrite;
+use crate::observe::layout::arena::{Arena, ObservedSite};
+use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared;
 use crate::observe::read::data_source::SharedData;
-use crate::observe::read::events::believed_until;
+use crate::observe::read::events::pages_valid_until;
 use crate::observe::trampoline;
 use crate::process::Process;
 use crate::process::image::read_maps;
@@ -27,39 +27,35 @@ use crate::trace::stop::{Stopped, Tracer};
 use crate::update::patch::write_error;
 
 /// What is done to a process that stands.
-pub(crate) struct Work<'w> {
+pub(crate) struct InstallContext<'w> {
     pub(crate) tracer: &'w Tracer<'w>,
     pub(crate) process: &'w Process,
     pub(crate) memory: &'w ProcessMemory,
     /// Where a detour can be put.
-    pub(crate) cave: LiveAddr,
+    pub(crate) code_cave: LiveAddr,
     pub(crate) limit: Duration,
-    pub(crate) way: Way<'w>,
+    pub(crate) way: RedirectMode<'w>,
 }
 
 /// How a thread is sent on a detour.
-pub(crate) enum Way<'w> {
+pub(crate) enum RedirectMode<'w> {
     /// As it is among others: it goes on for a moment when it is back.
-    Sent,
+    AmongOthers,
     /// As it is alone and has not begun: it stands again where it was.
-    BeforeItBegins(&'w AtExec),
+    BeforeStart(&'w AtExec),
 }
 
-impl<'w> Work<'w> {
+impl<'w> InstallContext<'w> {
     /// Makes a thread run system calls.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::KeepsChanging`] if somebody else has come to map memory where they were to;
     /// [`ErrorKind::MapRefused`].
-    pub(crate) fn run(
-        &self,
-        stopped: Stopped<'w>,
-        calls: &[remote_call::Call],
-    ) -> Result<Stopped<'w>> {
+    pub(crate) fn run(&self, stopped: Stopped<'w>, calls: &[RemoteCall]) -> Result<Stopped<'w>> {
         let mut stopped = stopped;
         let begun = Instant::now();
-        let before = match calls.iter().any(remote_call::Call::unmaps) {
+        let before = match calls.iter().any(RemoteCall::unmaps) {
             true => read_maps(self.process)?,
             false => Vec::new(),
         };
@@ -81,23 +77,23 @@ impl<'w> Work<'w> {
     fn try_to_run(
         &self,
         stopped: Stopped<'w>,
-        calls: &[remote_call::Call],
+        calls: &[RemoteCall],
         begun: Instant,
     ) -> Result<(Stopped<'w>, bool)> {
         let pid = self.process.pid();
         let range = self.detour();
         let mut stopped = stopped;
         let (tid, before) = loop {
-            if let Way::BeforeItBegins(_) = self.way {
+            if let RedirectMode::BeforeStart(_) = self.way {
                 break stopped.first().ok_or(ErrorKind::Exited { pid })?;
             }
             // Nobody may be on an earlier one, whose tool was killed.
-            let traveller = stopped.traveller(self.memory)?;
-            let traveller = traveller.filter(|_| !stopped.leads_into(self.memory, &range));
-            match traveller {
+            let pick_thread = stopped.pick_thread(self.memory)?;
+            let pick_thread = pick_thread.filter(|_| !stopped.leads_into(self.memory, &range));
+            match pick_thread {
                 Some(found) => break found,
                 None if begun.elapsed() > self.limit => {
-                    return Err(ErrorKind::NoTraveller { pid }.into());
+                    return Err(ErrorKind::NoThreadToRedirect { pid }.into());
                 }
                 None => {
                     stopped.release();
@@ -107,19 +103,19 @@ impl<'w> Work<'w> {
         };
         let code = remote_call::code(calls, &before);
         let (mark, code) = code.split_at(remote_call::MARK_LEN);
-        self.put(&stopped, self.cave, mark)?;
-        self.put(&stopped, remote_call::entry(self.cave), code)?;
-        let entry = remote_call::entry(self.cave);
+        self.put(&stopped, self.code_cave, mark)?;
+        self.put(&stopped, remote_call::entry(self.code_cave), code)?;
+        let entry = remote_call::entry(self.code_cave);
         let (memory, limit) = (self.memory, self.limit);
         match self.way {
-            Way::Sent => {
+            RedirectMode::AmongOthers => {
                 let sent = (tid, before);
                 self.tracer
                     .send(self.process, stopped, sent, entry, &range, limit)
             }
-            Way::BeforeItBegins(at_exec) => {
+            RedirectMode::BeforeStart(at_exec) => {
                 let back = LiveAddr(before.rip);
-                let sent = at_exec.go_round(self.tracer, stopped, memory, entry, back, limit);
+                let sent = at_exec.run_round_trip(self.tracer, stopped, memory, entry, back, limit);
                 Ok((sent.map_err(|reason| not_back(pid, reason))?, false))
             }
         }
@@ -130,8 +126,8 @@ impl<'w> Work<'w> {
     pub(crate) fn unmap_all(
         &self,
         mut stopped: Stopped<'w>,
-        left: &[remote_call::Call],
-        calls: impl Iterator<Item = remote_call::Call>,
+        left: &[RemoteCall],
+        calls: impl Iterator<Item = RemoteCall>,
     ) -> Result<Stopped<'w>> {
         if !left.is_empty() {
             // The detour alone tells of it, all the time.
@@ -147,27 +143,27 @@ impl<'w> Work<'w> {
     /// Takes the last detour away.
     pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
         match stopped.leads_into(self.memory, &self.detour()) {
-            // Sent there by somebody who was killed; the next one takes it away.
+            // AmongOthers there by somebody who was killed; the next one takes it away.
             true => Ok(()),
             false => {
-                let entry = remote_call::entry(self.cave);
+                let entry = remote_call::entry(self.code_cave);
                 self.put(
                     stopped,
                     entry,
                     &[0; remote_call::ROOM - remote_call::MARK_LEN],
                 )?;
-                self.put(stopped, self.cave, &[0; remote_call::MARK_LEN])
+                self.put(stopped, self.code_cave, &[0; remote_call::MARK_LEN])
             }
         }
     }
 
     fn detour(&self) -> Range<u64> {
-        self.cave.0..self.cave.plus(remote_call::ROOM as u64).0
+        self.code_cave.0..self.code_cave.plus(remote_call::ROOM as u64).0
     }
 
     /// Makes sure that calls have done what they were to do. All threads may have run meanwhile: what is
     /// there need not be what they have mapped, nor what they were to unmap.
-    fn check(&self, calls: &[remote_call::Call], before: &[Mapping]) -> Result<()> {
+    fn check(&self, calls: &[RemoteCall], before: &[Mapping]) -> Result<()> {
         let pid = self.process.pid();
         let maps = read_maps(self.process)?;
         for call in calls {
@@ -192,26 +188,26 @@ impl<'w> Work<'w> {
         let mut memory = stopped.memory(self.memory)?;
         memory
             .write_code(at, bytes)
-            .map_err(|source| write_error(self.process.pid(), "a stub", at, source))
+            .map_err(|source| write_error(self.process.pid(), "a trampoline", at, source))
     }
 
-    /// Tells the stubs what they need to know.
+    /// Tells the trampolines what they need to know.
     pub(crate) fn share(
         &self,
         sharing: &Arena,
         tid_offset: Option<u32>,
-        (pages, until): (&Pages, u64),
+        (pages, until): (&ReadablePages, u64),
     ) -> Result<()> {
         let tid_offset = tid_offset.map(|offset| (shared::TID_AT, offset.to_le_bytes().to_vec()));
         let pages = pages.writes().into_iter();
         let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
-        let until = (!sharing.shared.is_empty()).then(|| believed_until(until));
+        let until = (!sharing.shared.is_empty()).then(|| pages_valid_until(until));
         let writes: Vec<_> = tid_offset.into_iter().chain(pages).chain(until).collect();
         put_shared(self.process.pid(), self.memory, sharing, &writes)
     }
 
-    /// Makes the sites call the stubs.
-    pub(crate) fn retarget(
+    /// Makes the sites call the trampolines.
+    pub(crate) fn patch_to_trampolines(
         &self,
         stopped: &Stopped<'_>,
         arenas: &[Arena],
@@ -245,7 +241,7 @@ impl<'w> Work<'w> {
             if enabled.count() > 0 {
                 self.put(stopped, arena.code, code)?;
             }
-            changes.extend(found.iter().enumerate().map(|(index, code)| Change {
+            changes.extend(found.iter().enumerate().map(|(index, code)| SiteRewrite {
                 site: arena.entries[index].site,
                 before: code.tail(),
                 after: observed(arena, index),
@@ -271,12 +267,12 @@ impl<'w> Work<'w> {
         }
     }
 
-    /// The first bytes of the tails of all stubs.
+    /// The first bytes of the tails of all trampolines.
     fn read_tails(&self, stopped: &Stopped<'_>, arena: &Arena) -> Result<Vec<u8>> {
         // In few calls, and not all at once.
         const PIECE: u64 = 1 << 20;
         let memory = stopped.memory(self.memory)?;
-        let end = arena.stub(arena.entries.len());
+        let end = arena.trampoline(arena.entries.len());
         let (mut start, mut piece) = (end, Vec::new());
         let tail = |index| {
             let at = arena.tail(index);
@@ -294,9 +290,9 @@ impl<'w> Work<'w> {
     }
 
     /// Says where it will be found that all sites have got their own calls back.
-    pub(crate) fn tell_given_back(&self, stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<()> {
+    pub(crate) fn mark_restored(&self, stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<()> {
         let mut arenas = arenas.iter();
-        arenas.try_for_each(|arena| self.put(stopped, arena.given_back(), &[1]))
+        arenas.try_for_each(|arena| self.put(stopped, arena.restored_flag(), &[1]))
     }
 
     /// What gives the sites their own calls back; those that are not as they were left stay.
@@ -304,14 +300,14 @@ impl<'w> Work<'w> {
         &self,
         stopped: &Stopped<'_>,
         arenas: &[Arena],
-    ) -> Result<Vec<Change>> {
+    ) -> Result<Vec<SiteRewrite>> {
         let mut changes = Vec::new();
         for arena in arenas {
             let those = observed_of(self.process, self.memory, arena)?;
             let tails = self.read_tails(stopped, arena)?;
             changes.extend(those.into_iter().map(|(index, before)| {
                 let entry = arena.entries[index];
-                Change {
+                SiteRewrite {
                     site: entry.site,
                     before,
                     after: entry.own(tails[index] == trampoline::JMP),
@@ -349,13 +345,13 @@ pub(crate) fn observed_of(
     memory: &ProcessMemory,
     arena: &Arena,
 ) -> Result<Vec<(usize, [u8; 5])>> {
-    let is_given_back = arena.is_given_back(|at, bytes| memory.read(at, bytes));
-    if is_given_back.map_err(|source| read_error(process.pid(), arena.code, source))? {
+    let is_restored = arena.is_restored(|at, bytes| memory.read(at, bytes));
+    if is_restored.map_err(|source| read_error(process.pid(), arena.code, source))? {
         return Ok(Vec::new());
     }
     let found = read_those_there(process, memory, arena)?;
     let found = found.into_iter().zip(&arena.entries).enumerate();
-    let is_left = |(index, (code, entry)): (usize, (Option<SiteCode>, &Entry))| {
+    let is_left = |(index, (code, entry)): (usize, (Option<SiteCode>, &ObservedSite))| {
         let found = code?.tail();
         let is_left =
             found == observed(arena, index) || entry.is_cut_short(found, arena.call(index));
@@ -376,7 +372,7 @@ fn read_those_there(
     }
     // It may have ended.
     read_maps(process)?;
-    let one = |entry: &Entry| {
+    let one = |entry: &ObservedSite| {
         let found = patch_sites::read(pid, memory, std::iter::once(entry.site));
         found.ok()?.into_iter().next()
     };
@@ -387,7 +383,7 @@ fn read_sites(pid: i32, memory: &ProcessMemory, arena: &Arena) -> Result<Vec<Sit
     patch_sites::read(pid, memory, arena.entries.iter().map(|it| it.site))
 }
 
-impl Entry {
+impl ObservedSite {
     /// Whether this follows the nop of a site whose rewriting was cut short: disabled, with a displacement
     /// that is in part the one and in part the other. It may still be its own where sites are always
     /// written in steps, across the border of two pages.
@@ -408,7 +404,7 @@ impl Entry {
 }
 
 /// What maps an arena, its data `shared` with us if there is a file for them.
-pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [remote_call::Call; 2] {
+pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [RemoteCall; 2] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [
         remote_call::map(arena.code, arena.code_len(), read | execute),
@@ -419,7 +415,7 @@ pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [remote_call::C
     ]
 }
 
-pub(crate) fn unmap(arena: &Arena) -> remote_call::Call {
+pub(crate) fn unmap(arena: &Arena) -> RemoteCall {
     remote_call::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
 }
 
@@ -433,7 +429,7 @@ pub(crate) fn put_shared(
     for (offset, bytes) in writes {
         let at = sharing.shared_at().plus(*offset);
         let written = memory.while_it_runs().write_code(at, bytes);
-        written.map_err(|source| write_error(pid, "what its stubs read", at, source))?;
+        written.map_err(|source| write_error(pid, "what its trampolines read", at, source))?;
     }
     Ok(())
 }
@@ -447,13 +443,13 @@ pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Aren
                 return Err(ErrorKind::Exited { pid }.into());
             }
             // What cannot be read is not there.
-            Ok(false) | Err(_) => return Err(ErrorKind::ObservedByAnother { pid }.into()),
+            Ok(false) | Err(_) => return Err(ErrorKind::ObserverReplaced { pid }.into()),
         }
     }
     Ok(())
 }
 
-/// Reads what was learnt.
+/// Reads what was results.
 pub(crate) fn read(pid: i32, memory: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
     let mut data = vec![0; len as usize];
     let read = memory.read(at, &mut data);

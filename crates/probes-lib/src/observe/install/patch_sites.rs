@@ -18,14 +18,14 @@ use crate::update::spans::{self, PAGE};
 
 /// What follows the nop of a site, before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct SiteRewrite {
     /// Of the nop.
     pub(crate) site: LiveAddr,
     pub(crate) before: [u8; 5],
     pub(crate) after: [u8; 5],
 }
 
-impl Change {
+impl SiteRewrite {
     fn at(&self) -> LiveAddr {
         self.site.plus(1)
     }
@@ -34,8 +34,8 @@ impl Change {
         crosses(self.site, border)
     }
 
-    fn back(&self) -> Change {
-        Change {
+    fn back(&self) -> SiteRewrite {
+        SiteRewrite {
             site: self.site,
             before: self.after,
             after: self.before,
@@ -89,7 +89,11 @@ pub(crate) fn read(
 ///
 /// If a site is not as it is expected to be, or cannot be written. [`Error::effect`] says whether
 /// everything was put back.
-pub(crate) fn carry_out(pid: i32, memory: &mut impl WriteMemory, changes: &[Change]) -> Result<()> {
+pub(crate) fn carry_out(
+    pid: i32,
+    memory: &mut impl WriteMemory,
+    changes: &[SiteRewrite],
+) -> Result<()> {
     if !is(pid, memory, changes, |change| change.before)? {
         return Err(ErrorKind::KeepsChanging { pid }.into());
     }
@@ -99,17 +103,17 @@ pub(crate) fn carry_out(pid: i32, memory: &mut impl WriteMemory, changes: &[Chan
             false => Err(ErrorKind::NotKept {
                 pid,
                 what: SITE,
-                address: changes.first().map_or(LiveAddr(0), Change::at),
+                address: changes.first().map_or(LiveAddr(0), SiteRewrite::at),
             }
             .into()),
         });
     made.map_err(|error| {
-        let back: Vec<Change> = changes.iter().map(Change::back).collect();
+        let back: Vec<SiteRewrite> = changes.iter().map(SiteRewrite::back).collect();
         // Whether it worked is seen by reading it back.
         let _ = make(pid, memory, &back);
-        let is_back = is(pid, memory, changes, |change| change.before);
-        error.leaving(match is_back {
-            Ok(true) => Effect::PutBack,
+        let has_returned = is(pid, memory, changes, |change| change.before);
+        error.leaving(match has_returned {
+            Ok(true) => Effect::Restored,
             _ => Effect::HalfChanged,
         })
     })
@@ -119,18 +123,18 @@ pub(crate) fn carry_out(pid: i32, memory: &mut impl WriteMemory, changes: &[Chan
 fn is(
     pid: i32,
     memory: &impl ReadMemory,
-    changes: &[Change],
-    expected: impl Fn(&Change) -> [u8; 5],
+    changes: &[SiteRewrite],
+    expected: impl Fn(&SiteRewrite) -> [u8; 5],
 ) -> Result<bool> {
     let found = read(pid, memory, changes.iter().map(|change| change.site))?;
     let mut both = found.iter().zip(changes);
     Ok(both.all(|(found, change)| found.tail() == expected(change)))
 }
 
-fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[Change]) -> Result<()> {
-    let mut sorted: Vec<&Change> = changes.iter().collect();
+fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[SiteRewrite]) -> Result<()> {
+    let mut sorted: Vec<&SiteRewrite> = changes.iter().collect();
     sorted.sort_unstable_by_key(|change| change.site);
-    let is_together = |one: &&Change, other: &&Change| {
+    let is_together = |one: &&SiteRewrite, other: &&SiteRewrite| {
         let crosses = one.crosses(PAGE) || other.crosses(PAGE);
         !crosses && one.at().0 / PAGE == other.at().0 / PAGE
     };
@@ -152,7 +156,7 @@ fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[Change]) -> Result<(
 /// Makes changes within a page.
 fn write_together(
     memory: &mut impl WriteMemory,
-    changes: &[&Change],
+    changes: &[&SiteRewrite],
     place: Range<LiveAddr>,
 ) -> io::Result<()> {
     let mut bytes = vec![0; (place.end.0 - place.start.0) as usize];
@@ -171,7 +175,7 @@ fn write_together(
     })
 }
 
-fn write_in_steps(memory: &mut impl WriteMemory, change: &Change) -> io::Result<()> {
+fn write_in_steps(memory: &mut impl WriteMemory, change: &SiteRewrite) -> io::Result<()> {
     memory.write_code(change.at(), &[CMP])?;
     memory.write_code(change.at().plus(1), &change.after[1..])?;
     memory.write_code(change.at(), &change.after[..1])
@@ -237,7 +241,7 @@ mod tests {
     }
 
     /// Whether it can be executed, and be put back by who finds it so.
-    fn is_safe(change: &Change, found: [u8; 5]) -> bool {
+    fn is_safe(change: &SiteRewrite, found: [u8; 5]) -> bool {
         let mut both = change.before.iter().zip(change.after).zip(found);
         let is_between = both.all(|((&one, other), it)| it == CMP || it == one || it == other);
         found == change.before || found == change.after || (found[0] == CMP && is_between)
@@ -245,9 +249,9 @@ mod tests {
 
     /// Makes changes of sites, and looks at them after each write.
     fn check(sites: &[u64], enabled: bool, is_by_words: bool) -> Steps {
-        let changes: Vec<Change> = sites
+        let changes: Vec<SiteRewrite> = sites
             .iter()
-            .map(|&site| Change {
+            .map(|&site| SiteRewrite {
                 site: LiveAddr(site),
                 before: [if enabled { CALL } else { CMP }, 1, 2, 3, 4],
                 after: [CALL, 0x11, 0x12, 0x13, 0x14],

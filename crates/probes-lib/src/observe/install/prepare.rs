@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::{ErrorKind, Result};
-use crate::observe::install::context::{Work, map};
+use crate::observe::install::context::{InstallContext, map};
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
-use crate::observe::layout::readable_pages::Pages;
+use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared::Shared;
 use crate::observe::observation::Observation;
 use crate::observe::plan::Role;
 use crate::observe::read::data_source::SharedData;
-use crate::observe::read::events::{BELIEVED, Tids, Watch};
-use crate::observe::{Ground, Installed, placement};
+use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
+use crate::observe::{ActiveObservation, Installed, placement};
 use crate::process::Process;
 use crate::process::image::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -35,15 +35,15 @@ pub(crate) struct Prepared {
     sites: Vec<Vec<usize>>,
     /// The code of each arena.
     codes: Vec<Vec<u8>>,
-    /// What the stubs may read.
-    pages: Pages,
+    /// What the trampolines may read.
+    pages: ReadablePages,
     /// Until when, in ticks.
-    believed_until: u64,
+    pages_valid_until: u64,
     /// Whether the ids of its threads are ours, too.
     is_in_our_namespace: bool,
     ticks: Ticks,
     /// Where a detour can be put.
-    pub(crate) cave: LiveAddr,
+    pub(crate) code_cave: LiveAddr,
 }
 
 impl Prepared {
@@ -59,13 +59,13 @@ impl Prepared {
         let pid = process.pid();
         let ticks = Ticks::begin();
         let roles = observation.roles(&program)?;
-        if roles.iter().any(Role::is_timed) && !ticks::are_even() {
-            return Err(ErrorKind::UnevenTicks.into());
+        if roles.iter().any(Role::is_timed) && !ticks::is_tsc_invariant() {
+            return Err(ErrorKind::NoInvariantTsc.into());
         }
         let layout = observation.shared(&roles);
         let maps = read_maps(process)?;
         let laid_out = placement::lay_out(process, &program, &roles, layout, &maps)?;
-        let cave = placement::cave(process, memory, &maps)?;
+        let code_cave = placement::code_cave(process, memory, &maps)?;
         let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
         let sharing = arenas.first().ok_or(ErrorKind::NoSites { pid })?;
         let codes = arenas.iter().zip(&sites).map(|(arena, sites)| {
@@ -74,9 +74,9 @@ impl Prepared {
         });
         let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
         let codes = codes.map_err(|_| ErrorKind::NoRoom { pid })?;
-        let (pages, believed_until) = match layout.record_len {
-            0 => (Pages::default(), 0),
-            _ => (Pages::of(&maps), ticks.ahead(BELIEVED)),
+        let (pages, pages_valid_until) = match layout.record_len {
+            0 => (ReadablePages::default(), 0),
+            _ => (ReadablePages::of(&maps), ticks.ahead(PAGES_VALID_FOR)),
         };
         Ok(Prepared {
             program,
@@ -87,10 +87,10 @@ impl Prepared {
             sites,
             codes,
             pages,
-            believed_until,
+            pages_valid_until,
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
             ticks,
-            cave,
+            code_cave,
         })
     }
 
@@ -103,7 +103,7 @@ impl Prepared {
     /// [`ErrorKind::KeepsChanging`] if something else has come to be where it was to be.
     pub(crate) fn install<'s>(
         &mut self,
-        work: &Work<'s>,
+        work: &InstallContext<'s>,
         mut stopped: Stopped<'s>,
         shared: Option<&SharedData>,
     ) -> Result<(Stopped<'s>, bool)> {
@@ -127,10 +127,10 @@ impl Prepared {
             true => stopped.tid_offset(work.process, work.memory),
             false => None,
         };
-        let pages = (&self.pages, self.believed_until);
+        let pages = (&self.pages, self.pages_valid_until);
         work.share(sharing, tid_offset, pages)?;
         let codes = &mut self.codes;
-        work.retarget(&stopped, arenas, &self.sites, codes, &self.program)?;
+        work.patch_to_trampolines(&stopped, arenas, &self.sites, codes, &self.program)?;
         Ok((stopped, tid_offset.is_some()))
     }
 
@@ -150,13 +150,13 @@ impl Prepared {
         let shared = (shared_at, self.layout);
         let program = self.program.clone();
         let tids = match (has_tids, self.is_in_our_namespace) {
-            (false, _) => Tids::Unknown,
-            (true, true) => Tids::Ours,
-            (true, false) => Tids::Others,
+            (false, _) => ThreadIds::Unknown,
+            (true, true) => ThreadIds::Ours,
+            (true, false) => ThreadIds::OtherObjects,
         };
         Installed {
-            watch: Watch::begin(program, &self.roles, shared, tids, self.pages),
-            ground: Ground {
+            watch: EventReader::begin(program, &self.roles, shared, tids, self.pages),
+            active: ActiveObservation {
                 program: self.program,
                 arenas: self.arenas,
                 sites: self.sites,

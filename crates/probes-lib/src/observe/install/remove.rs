@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::error::{Effect, Error, ErrorKind, Result};
-use crate::inject::remote_call;
+use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::ReadMemory;
-use crate::observe::install::context::{Way, Work, refuse_replaced, unmap};
+use crate::observe::install::context::{InstallContext, RedirectMode, refuse_replaced, unmap};
 use crate::observe::install::patch_sites;
 use crate::observe::layout::arena::Arena;
 use crate::observe::placement;
@@ -18,106 +18,106 @@ use crate::process::memory::ProcessMemory;
 use crate::target::Options;
 use crate::trace::stop::{Stopped, with_tracer};
 
-/// How long threads are given to get out of the stubs.
+/// How long threads are given to get out of the trampolines.
 const LEAVING: Duration = Duration::from_secs(2);
 
 /// How long they are given at first.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// What somebody has left who was killed before there was a header.
-pub(crate) struct Left {
+pub(crate) struct OrphanedMappings {
     /// What unmaps what he has mapped.
-    calls: Vec<remote_call::Call>,
+    calls: Vec<RemoteCall>,
 }
 
-impl Left {
+impl OrphanedMappings {
     pub(crate) fn find(
         process: &Process,
         memory: &ProcessMemory,
         maps: &[Mapping],
         arenas: &[Arena],
-    ) -> Option<Left> {
-        let cave = placement::cave(process, memory, maps).ok()?;
+    ) -> Option<OrphanedMappings> {
+        let code_cave = placement::code_cave(process, memory, maps).ok()?;
         let mut bytes = [0; remote_call::ROOM];
-        memory.read(cave, &mut bytes).ok()?;
+        memory.read(code_cave, &mut bytes).ok()?;
         if bytes == [0; remote_call::ROOM] {
             return None;
         }
-        let is_left = |call: &remote_call::Call| {
+        let is_left = |call: &RemoteCall| {
             let start = call.range().start;
             let mut all = arenas.iter().map(Arena::range);
             let has_header = all.any(|range| range.contains(&start));
             !has_header && maps.iter().any(|mapping| call.is_about(mapping))
         };
         let calls = remote_call::mapped_by(&bytes).into_iter().filter(is_left);
-        Some(Left {
+        Some(OrphanedMappings {
             calls: calls.collect(),
         })
     }
 }
 
 /// What has become of observations that were put back.
-pub(crate) struct PutBack<T> {
-    pub(crate) learnt: T,
+pub(crate) struct RemovedObservation<T> {
+    pub(crate) results: T,
     /// How many sites have got their own calls back.
     pub(crate) sites: usize,
     /// How many bytes stay mapped, as somebody may still return there, or nobody may unmap them.
     pub(crate) still_mapped: u64,
-    /// How long the process stood still for it, all in all.
+    /// How long the process stop_time still for it, all in all.
     pub(crate) stopped: Duration,
 }
 
-/// Gives the sites their own calls back, waits until nobody is in the stubs, and unmaps them; `read`
-/// reads what was learnt, just before. If it fails, nothing has been learnt, and it can be tried again.
+/// Gives the sites their own calls back, waits until nobody is in the trampolines, and unmaps them; `read`
+/// reads what was results, just before. If it fails, nothing has been results, and it can be tried again.
 ///
 /// # Errors
 ///
 /// If the process cannot be stopped or written to, has ended or executed another program. Once the sites
 /// are as they were, only the end of the process is an error: what cannot be unmapped stays mapped.
-pub(crate) fn put_back<T: Send>(
+pub(crate) fn remove<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
     arenas: &[Arena],
-    left: Option<Left>,
+    left: Option<OrphanedMappings>,
     options: Options,
     read: impl FnOnce() -> Result<T> + Send,
-) -> Result<PutBack<T>> {
+) -> Result<RemovedObservation<T>> {
     let maps = read_maps(process)?;
-    let cave = placement::cave(process, memory, &maps)?;
+    let code_cave = placement::code_cave(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
-        let work = Work {
+        let work = InstallContext {
             tracer,
             process,
             memory,
-            cave,
+            code_cave,
             limit: options.deadline,
-            way: Way::Sent,
+            way: RedirectMode::AmongOthers,
         };
         let since = Instant::now();
         let stopped = tracer.stop(process, options.deadline)?;
         refuse_replaced(process.pid(), memory, arenas)?;
         let changes = work.changes_back(&stopped, arenas)?;
         patch_sites::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
-        let told = work.tell_given_back(&stopped, arenas);
-        let emptied = match told.and_then(|()| wait_until_empty(&work, stopped, arenas)) {
+        let told = work.mark_restored(&stopped, arenas);
+        let emptied = match told.and_then(|()| wait_until_left(&work, stopped, arenas)) {
             Err(error) if is_over(&error) => return Err(error),
             Err(_) => None,
             Ok(emptied) => emptied,
         };
-        let learnt = read().map_err(|error| error.leaving(Effect::StillMapped))?;
-        let left: Vec<remote_call::Call> = left.into_iter().flat_map(|left| left.calls).collect();
+        let results = read().map_err(|error| error.leaving(Effect::StillMapped))?;
+        let left: Vec<RemoteCall> = left.into_iter().flat_map(|left| left.calls).collect();
         let all = |stopped| work.unmap_all(stopped, &left, arenas.iter().map(unmap));
         let still_mapped = match emptied.map(all) {
             Some(Ok(unmapped)) => {
                 unmapped.release();
                 0
             }
-            // The sites are as they were, and what was learnt is known: what is still mapped is nobody's
+            // The sites are as they were, and what was results is known: what is still mapped is nobody's
             // any more, and the next one takes it away.
             Some(Err(_)) | None => bytes_mapped(process, memory, arenas),
         };
-        Ok(PutBack {
-            learnt,
+        Ok(RemovedObservation {
+            results,
             sites: changes.len(),
             still_mapped,
             stopped: since.elapsed(),
@@ -125,18 +125,18 @@ pub(crate) fn put_back<T: Send>(
     })
 }
 
-/// Lets threads run until none is in a stub any more, or may return there; `None` if that takes too long.
+/// Lets threads run until none is in a trampoline any more, or may return there; `None` if that takes too long.
 /// Whoever is inside comes out by himself, some day; nobody gets in any more.
-fn wait_until_empty<'s>(
-    work: &Work<'s>,
+fn wait_until_left<'s>(
+    work: &InstallContext<'s>,
     mut stopped: Stopped<'s>,
     arenas: &[Arena],
 ) -> Result<Option<Stopped<'s>>> {
     let begun = Instant::now();
-    let stubs: Vec<Range<u64>> = arenas.iter().map(Arena::stubs).collect();
+    let trampolines: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
     let is_inside = |stopped: &Stopped<'_>| {
-        let mut stubs = stubs.iter();
-        stubs.any(|stubs| stopped.leads_into(work.memory, stubs))
+        let mut trampolines = trampolines.iter();
+        trampolines.any(|trampolines| stopped.leads_into(work.memory, trampolines))
     };
     let mut pause = PAUSE;
     while is_inside(&stopped) {
@@ -144,8 +144,8 @@ fn wait_until_empty<'s>(
             return Ok(None);
         }
         let tracer = work.tracer;
-        stopped = tracer.let_out(work.process, stopped, &stubs, pause, work.limit)?;
-        // Where there are many threads, it takes a while until it is somebody's turn.
+        stopped = tracer.run_until_out(work.process, stopped, &trampolines, pause, work.limit)?;
+        // Where there are many threads, it takes a while until it is somebody's lock.
         pause = (pause * 2).min(LEAVING / 8);
     }
     Ok(Some(stopped))
@@ -159,7 +159,7 @@ fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> 
     };
     let of_arenas = arenas.iter().filter(is_there).map(Arena::range);
     let maps = read_maps(process).unwrap_or_default();
-    let left = Left::find(process, memory, &maps, arenas);
+    let left = OrphanedMappings::find(process, memory, &maps, arenas);
     let of_left = left.into_iter().flat_map(|left| left.calls);
     let ranges = of_arenas.chain(of_left.map(|call| call.range()));
     ranges.map(|range| range.end - range.start).sum()

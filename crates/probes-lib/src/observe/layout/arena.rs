@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! code, R-X   header   magic, version, how many sites, where the data are
-//!             table    of each site: its address, what it had there, its stub
-//!             stubs    all of the same length (stub.rs)
+//!             table    of each site: its address, what it had there, its trampoline
+//!             trampolines    all of the same length (trampoline.rs)
 //! data, RW-   counters: a row of one u64 a site for each of 16 groups of threads
 //!             what is shared by all sites, in the first arena (shared.rs)
 //! ```
 //!
 //! What is needed to put everything back stands in the code part, of which nothing is written again but
-//! the tails of stubs, and that its sites were given back: a tool that dies leaves it to the next one.
+//! the tails of trampolines, and that its sites were given back: a tool that dies leaves it to the next one.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use std::ops::Range;
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::Shared;
 use crate::observe::plan::Role;
-use crate::observe::trampoline::{self, LINE, Misfit, Places, TAIL_LEN};
+use crate::observe::trampoline::{self, DoesNotFit, LINE, TAIL_LEN, TrampolinePlaces};
 use crate::update::spans::PAGE;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
@@ -26,7 +26,7 @@ const VERSION: u32 = 2;
 pub(crate) const HEADER_LEN: usize = 128;
 const ENTRY_LEN: usize = 24;
 
-/// Where the header says where the counters are, and what is shared: stubs read it there.
+/// Where the header says where the counters are, and what is shared: trampolines read it there.
 const DATA_AT: u64 = 32;
 const SHARED_AT: u64 = 48;
 
@@ -34,16 +34,16 @@ const SHARED_AT: u64 = 48;
 const ID_AT: usize = 64;
 
 /// Where it has a 1 once all sites have got their own calls back.
-const GIVEN_BACK_AT: u64 = 72;
+const RESTORED_AT: u64 = 72;
 
 /// More sites than any program has.
 const MAX_SITES: usize = 1 << 22;
 
-/// More than all stubs of any program take: they are reached by calls from where they are called.
+/// More than all trampolines of any program take: they are reached by calls from where they are called.
 const MAX_CODE_LEN: u64 = 1 << 31;
 
-/// Longer than any stub.
-const MAX_STUB_LEN: u64 = 1 << 16;
+/// Longer than any trampoline.
+const MAX_TRAMPOLINE_LEN: u64 = 1 << 16;
 
 /// Groups of threads, each with counters of its own, so that they do not fight over them.
 pub(crate) const GROUPS: usize = 1 << GROUP_BITS;
@@ -51,7 +51,7 @@ pub(crate) const GROUP_BITS: u32 = 4;
 
 /// A site that is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct ObservedSite {
     /// Of its nop.
     pub(crate) site: LiveAddr,
     /// What follows its opcode in its file: the displacement of its wrapper.
@@ -63,9 +63,9 @@ pub(crate) struct Entry {
 pub(crate) struct Arena {
     /// Where its code begins, at a page.
     pub(crate) code: LiveAddr,
-    pub(crate) entries: Vec<Entry>,
-    /// The bytes of a stub.
-    pub(crate) stub_len: u64,
+    pub(crate) entries: Vec<ObservedSite>,
+    /// The bytes of a trampoline.
+    pub(crate) trampoline_len: u64,
     /// What of its data is shared: nothing if another arena has it.
     pub(crate) shared: Shared,
     /// Tells it from others that may come to have its place.
@@ -75,7 +75,7 @@ pub(crate) struct Arena {
 impl Arena {
     /// In bytes, whole pages.
     pub(crate) fn code_len(&self) -> u64 {
-        let len = self.stub(self.entries.len()).0 - self.code.0;
+        let len = self.trampoline(self.entries.len()).0 - self.code.0;
         len.next_multiple_of(PAGE)
     }
 
@@ -110,26 +110,27 @@ impl Arena {
         len.next_power_of_two().trailing_zeros()
     }
 
-    /// Where a stub begins.
-    pub(crate) fn stub(&self, index: usize) -> LiveAddr {
+    /// Where a trampoline begins.
+    pub(crate) fn trampoline(&self, index: usize) -> LiveAddr {
         let table = HEADER_LEN + ENTRY_LEN * self.entries.len();
-        let stubs = (table as u64).next_multiple_of(LINE);
-        self.code.plus(stubs + self.stub_len * index as u64)
+        let trampolines = (table as u64).next_multiple_of(LINE);
+        self.code
+            .plus(trampolines + self.trampoline_len * index as u64)
     }
 
-    /// The byte that decides what a stub does when it has learnt of a hit.
+    /// The byte that decides what a trampoline does when it has results of a hit.
     pub(crate) fn tail(&self, index: usize) -> LiveAddr {
-        self.stub(index).plus(self.stub_len - TAIL_LEN)
+        self.trampoline(index).plus(self.trampoline_len - TAIL_LEN)
     }
 
-    /// Where the stubs are.
-    pub(crate) fn stubs(&self) -> Range<u64> {
-        self.stub(0).0..self.stub(self.entries.len()).0
+    /// Where the trampolines are.
+    pub(crate) fn trampolines(&self) -> Range<u64> {
+        self.trampoline(0).0..self.trampoline(self.entries.len()).0
     }
 
-    /// What follows the opcode of an observed site: the displacement of its stub.
+    /// What follows the opcode of an observed site: the displacement of its trampoline.
     pub(crate) fn call(&self, index: usize) -> [u8; 4] {
-        displacement(self.entries[index].site.plus(6), self.stub(index))
+        displacement(self.entries[index].site.plus(6), self.trampoline(index))
     }
 
     /// All bytes of the code, for sites that are all disabled and have these roles; the arena `sharing`
@@ -137,17 +138,17 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// If it is too far from its counters, or its stubs are longer than was said of them.
+    /// If it is too far from its counters, or its trampolines are longer than was said of them.
     pub(crate) fn code_bytes<'r>(
         &self,
         roles: impl Iterator<Item = &'r Role>,
         sharing: &Arena,
-    ) -> Result<Vec<u8>, Misfit> {
+    ) -> Result<Vec<u8>, DoesNotFit> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend((self.entries.len() as u32).to_le_bytes());
-        bytes.extend((self.stub_len as u32).to_le_bytes());
+        bytes.extend((self.trampoline_len as u32).to_le_bytes());
         bytes.extend(self.shared.pairs.to_le_bytes());
         bytes.extend(self.data().0.to_le_bytes());
         bytes.extend(self.data_len().to_le_bytes());
@@ -160,22 +161,22 @@ impl Arena {
             bytes.extend(entry.site.0.to_le_bytes());
             bytes.extend(entry.operand);
             bytes.extend([0; 4]);
-            bytes.extend(self.stub(index).0.to_le_bytes());
+            bytes.extend(self.trampoline(index).0.to_le_bytes());
         }
-        let first = (self.stub(0).0 - self.code.0) as usize;
+        let first = (self.trampoline(0).0 - self.code.0) as usize;
         bytes.resize(first, 0);
         for ((index, entry), role) in self.entries.iter().enumerate().zip(roles) {
-            let places = Places {
+            let places = TrampolinePlaces {
                 counters: self.code.plus(DATA_AT),
                 row_bits: self.row_bits(),
                 counter: 8 * index as u32,
                 shared: self.code.plus(SHARED_AT),
                 layout: sharing.shared,
             };
-            let at = self.stub(index);
+            let at = self.trampoline(index);
             bytes.extend(trampoline::whole(
                 at,
-                self.stub_len,
+                self.trampoline_len,
                 role,
                 &places,
                 entry.wrapper(),
@@ -215,22 +216,25 @@ impl Arena {
             |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default());
         let arena = Arena {
             code,
-            entries: table.chunks_exact(ENTRY_LEN).map(Entry::parse).collect(),
-            stub_len: u64::from(number(24)),
+            entries: table
+                .chunks_exact(ENTRY_LEN)
+                .map(ObservedSite::parse)
+                .collect(),
+            trampoline_len: u64::from(number(24)),
             shared: Shared {
                 pairs: number(28),
                 record_len: number(56),
             },
             id: word(&header, ID_AT),
         };
-        let is_stub = (LINE..=MAX_STUB_LEN).contains(&arena.stub_len);
+        let is_valid = (LINE..=MAX_TRAMPOLINE_LEN).contains(&arena.trampoline_len);
         let mut sites = arena.entries.iter().map(|entry| entry.site);
-        let is_stub = is_stub && sites.all(|site| site.0 != 0);
-        let is_stub = is_stub
+        let is_valid = is_valid && sites.all(|site| site.0 != 0);
+        let is_valid = is_valid
             && arena
                 .entries
                 .is_sorted_by(|one, other| one.site < other.site);
-        if !is_stub || arena.stub_len % LINE != 0 || !arena.shared.is_possible() {
+        if !is_valid || arena.trampoline_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
         // It says of itself what follows from its count.
@@ -253,17 +257,17 @@ impl Arena {
 
     /// Where it is said that its sites have got their own calls back. They are nobody's then: what
     /// happens to them afterwards is not its own.
-    pub(crate) fn given_back(&self) -> LiveAddr {
-        self.code.plus(GIVEN_BACK_AT)
+    pub(crate) fn restored_flag(&self) -> LiveAddr {
+        self.code.plus(RESTORED_AT)
     }
 
     /// Whether that is said.
-    pub(crate) fn is_given_back<E>(
+    pub(crate) fn is_restored<E>(
         &self,
         read: impl Fn(LiveAddr, &mut [u8]) -> Result<(), E>,
     ) -> Result<bool, E> {
         let mut byte = [0];
-        read(self.given_back(), &mut byte)?;
+        read(self.restored_flag(), &mut byte)?;
         Ok(byte == [1])
     }
 
@@ -281,16 +285,16 @@ impl Arena {
     }
 }
 
-impl Entry {
+impl ObservedSite {
     /// Where the site's own displacement leads.
     pub(crate) fn wrapper(&self) -> LiveAddr {
         let displacement = i64::from(i32::from_le_bytes(self.operand));
         self.site.plus(6).plus(displacement as u64)
     }
 
-    fn parse(bytes: &[u8]) -> Entry {
+    fn parse(bytes: &[u8]) -> ObservedSite {
         let site = u64::from_le_bytes(bytes[..8].try_into().unwrap_or_default());
-        Entry {
+        ObservedSite {
             site: LiveAddr(site),
             operand: bytes[8..12].try_into().unwrap_or_default(),
         }
@@ -308,22 +312,22 @@ pub(crate) fn new_id() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-/// How long the longest stub of these roles is.
+/// How long the longest trampoline of these roles is.
 ///
 /// # Errors
 ///
 /// As of [`trampoline::len`].
-pub(crate) fn stub_len<'r>(
+pub(crate) fn trampoline_len<'r>(
     roles: impl Iterator<Item = &'r Role>,
     layout: Shared,
-) -> Result<u64, Misfit> {
+) -> Result<u64, DoesNotFit> {
     // Most have the same, but for which site it is.
     let mut lens: HashMap<Role, u64> = HashMap::new();
     let mut longest = LINE;
     for role in roles {
         let mut shape = role.clone();
-        if let Some(shown) = &mut shape.shown {
-            shown.site = 0;
+        if let Some(watched) = &mut shape.watched {
+            watched.site = 0;
         }
         let len = match lens.get(&shape) {
             Some(len) => *len,
@@ -349,18 +353,18 @@ mod tests {
 
     use super::*;
     use crate::observe::layout::shared::record;
-    use crate::observe::plan::{End, Shown};
+    use crate::observe::plan::{PairEnd, WatchRole};
 
     fn arena() -> (Arena, Vec<u8>) {
-        let entry = |index: u64| Entry {
+        let entry = |index: u64| ObservedSite {
             site: LiveAddr(0x5555_0000_0000 + 16 * index),
             operand: [1, 2, 3, index as u8],
         };
-        let ends = vec![End::Stop(0), End::Start(1)];
+        let ends = vec![PairEnd::Stop(0), PairEnd::Start(1)];
         let role = Role {
             is_counted: true,
             ends,
-            shown: Some(Shown::default()),
+            watched: Some(WatchRole::default()),
         };
         let roles = vec![role; 100];
         let shared = Shared {
@@ -370,7 +374,7 @@ mod tests {
         let arena = Arena {
             code: LiveAddr(0x5555_1000_0000),
             entries: (0..100).map(entry).collect(),
-            stub_len: stub_len(roles.iter(), shared).unwrap(),
+            trampoline_len: trampoline_len(roles.iter(), shared).unwrap(),
             shared,
             id: new_id(),
         };

@@ -1,4 +1,4 @@
-//! [`Pages`]: which pages of a process its stubs may read, so that they never touch one that is not
+//! [`ReadablePages`]: which pages of a process its trampolines may read, so that they never touch one that is not
 //! there. Pure.
 //!
 //! ```text
@@ -28,13 +28,13 @@ const END: u64 = 1 << 47;
 
 /// The entries of a table that tell of a page, by where they are; and of what ranges of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pages {
-    entries: BTreeMap<u32, Entry>,
+pub(crate) struct ReadablePages {
+    entries: BTreeMap<u32, PageEntry>,
     ranges: Vec<Range<u64>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Entry {
+struct PageEntry {
     pages: u32,
     key: u32,
 }
@@ -46,24 +46,24 @@ pub(crate) struct Write {
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Pages {
+impl ReadablePages {
     /// The pages of values.
-    pub(crate) fn of(maps: &[Mapping]) -> Pages {
-        Pages::covering(ranges(maps))
+    pub(crate) fn of(maps: &[Mapping]) -> ReadablePages {
+        ReadablePages::covering(ranges(maps))
     }
 
     /// The pages that there are now; `None` if they are these.
-    pub(crate) fn renewed(&self, maps: &[Mapping]) -> Option<Pages> {
+    pub(crate) fn renewed(&self, maps: &[Mapping]) -> Option<ReadablePages> {
         let ranges = ranges(maps);
-        (ranges != self.ranges).then(|| Pages::covering(ranges))
+        (ranges != self.ranges).then(|| ReadablePages::covering(ranges))
     }
 
-    fn covering(ranges: Vec<Range<u64>>) -> Pages {
-        let mut pages = Pages::default();
+    fn covering(ranges: Vec<Range<u64>>) -> ReadablePages {
+        let mut pages = ReadablePages::default();
         for range in &ranges {
             pages.add(range.start, range.end);
         }
-        Pages { ranges, ..pages }
+        ReadablePages { ranges, ..pages }
     }
 
     /// What was there first stays where two want the same entry.
@@ -76,7 +76,7 @@ impl Pages {
             let entry = self
                 .entries
                 .entry(key % ENTRIES as u32)
-                .or_insert(Entry { pages: 0, key });
+                .or_insert(PageEntry { pages: 0, key });
             if entry.key == key {
                 for page in at / PAGE..next.min(end).div_ceil(PAGE) {
                     entry.pages |= 1 << (page % 32);
@@ -104,7 +104,7 @@ impl Pages {
     }
 
     /// What makes a table of `before` one of this, each step leaving it true. In this order.
-    pub(crate) fn changes(&self, before: &Pages) -> Vec<Write> {
+    pub(crate) fn changes(&self, before: &ReadablePages) -> Vec<Write> {
         let mut indices: Vec<u32> = before
             .entries
             .keys()
@@ -113,7 +113,7 @@ impl Pages {
             .collect();
         indices.sort_unstable();
         indices.dedup();
-        let of = |pages: &Pages, index| pages.entries.get(&index).copied();
+        let of = |pages: &ReadablePages, index| pages.entries.get(&index).copied();
         let mut writes = Vec::new();
         for index in indices {
             let (was, is) = (of(before, index), of(self, index));
@@ -139,7 +139,7 @@ impl Pages {
     }
 }
 
-impl Entry {
+impl PageEntry {
     fn bytes(self) -> [u8; 8] {
         (u64::from(self.key) << 32 | u64::from(self.pages)).to_le_bytes()
     }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::process::maps::parse;
 
-    /// Whether a stub would read at an address.
+    /// Whether a trampoline would read at an address.
     fn may_read(table: &[u8], address: u64) -> bool {
         let key = address >> KEY_SHIFT;
         let at = (key % ENTRIES) as usize * 8;
@@ -198,7 +198,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
     fn only_memory_of_values_may_be_read() {
         let maps = parse(BEFORE.as_bytes());
         let mut table = vec![0; LEN as usize];
-        put(&mut table, &Pages::of(&maps).writes());
+        put(&mut table, &ReadablePages::of(&maps).writes());
         for address in [
             0x55d0c0000000,
             0x55d0c0002ff8,
@@ -240,7 +240,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
             "55f0c1000000-55f0c1100000 rw-p",
         );
         let after = parse(after.as_bytes());
-        let (from, to) = (Pages::of(&before), Pages::of(&after));
+        let (from, to) = (ReadablePages::of(&before), ReadablePages::of(&after));
         let mut table = vec![0; LEN as usize];
         put(&mut table, &from.writes());
         let mut wanted = vec![0; LEN as usize];

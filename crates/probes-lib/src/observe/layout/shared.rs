@@ -19,7 +19,7 @@ pub(crate) const TID_AT: u64 = 0;
 
 /// Where in the header it is until when the table of pages is to be believed, in ticks: whoever keeps it
 /// up to date may be killed.
-pub(crate) const BELIEVED_UNTIL: u64 = 8;
+pub(crate) const PAGES_VALID_UNTIL: u64 = 8;
 
 /// More pairs than anybody looks at.
 pub(crate) const MAX_PAIRS: u32 = 64;
@@ -60,7 +60,7 @@ pub(crate) mod slot {
 }
 
 /// In the header of a pair: stops of threads for which there was no slot.
-pub(crate) const CROWDED: u64 = 0;
+pub(crate) const SLOT_OVERFLOWS: u64 = 0;
 
 /// Times are told apart by so many bits from the first that is set: to a thousandth.
 pub(crate) const PRECISION: u32 = 9;
@@ -94,7 +94,7 @@ pub(crate) mod record {
     pub(crate) const VALUE: u64 = 0;
     pub(crate) const BLOCK: u64 = 8;
     pub(crate) const COPY: u64 = 16;
-    /// In words: one more than is shown, for the end of a string that just fits.
+    /// In words: one more than is watched, for the end of a string that just fits.
     pub(crate) const COPY_WORDS: u64 = 9;
     pub(crate) const ARGUMENT_LEN: u64 = COPY + COPY_WORDS * 8;
 
@@ -109,7 +109,7 @@ pub(crate) mod record {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Shared {
     pub(crate) pairs: u32,
-    /// The bytes of a record; 0 if no hits are shown.
+    /// The bytes of a record; 0 if no hits are watched.
     pub(crate) record_len: u32,
 }
 
@@ -168,7 +168,7 @@ impl Shared {
     }
 }
 
-/// The bucket of a time, as the stubs find it.
+/// The bucket of a time, as the trampolines find it.
 #[cfg(test)]
 pub(crate) fn bucket(ticks: u64) -> u64 {
     let ticks = ticks.min((1 << LONGEST_BITS) - 1);

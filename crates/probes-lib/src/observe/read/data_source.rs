@@ -1,4 +1,4 @@
-//! [`Source`]: where what was learnt is read: in the process, or, of a program that was launched to be
+//! [`DataSource`]: where what was results is read: in the process, or, of a program that was launched to be
 //! observed, in a file that it shares with us and that is there when it has ended.
 
 use std::fs::File;
@@ -7,22 +7,22 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use crate::address::LiveAddr;
-use crate::inject::remote_call;
+use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::ProcessMemory;
 
-/// Where what was learnt is read.
-pub(crate) enum Source<'d> {
+/// Where what was results is read.
+pub(crate) enum DataSource<'d> {
     Process(&'d ProcessMemory),
     Shared(&'d SharedData),
 }
 
-impl ReadMemory for Source<'_> {
+impl ReadMemory for DataSource<'_> {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
         match self {
-            Source::Process(memory) => memory.read(at, bytes),
-            Source::Shared(data) => data.read(at, bytes),
+            DataSource::Process(memory) => memory.read(at, bytes),
+            DataSource::Shared(data) => data.read(at, bytes),
         }
     }
 }
@@ -52,7 +52,7 @@ impl SharedData {
     }
 
     /// What maps the data of an arena in the process.
-    pub(crate) fn map(&self, arena: &Arena) -> remote_call::Call {
+    pub(crate) fn map(&self, arena: &Arena) -> RemoteCall {
         let data = arena.data();
         let before = self.places.iter().take_while(|(at, _)| *at != data);
         let offset = before.map(|(_, len)| len).sum();
@@ -60,7 +60,7 @@ impl SharedData {
     }
 
     /// What closes the descriptor in the process, which nobody there knows of.
-    pub(crate) fn close(&self) -> remote_call::Call {
+    pub(crate) fn close(&self) -> RemoteCall {
         remote_call::close(self.descriptor())
     }
 

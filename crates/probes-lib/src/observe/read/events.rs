@@ -1,4 +1,4 @@
-//! [`Event`]: a hit by itself, from the record that a stub has written of it.
+//! [`Event`]: a hit by itself, from the record that a trampoline has written of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::address::LiveAddr;
 use crate::elf::table::Site;
 use crate::memory::ReadMemory;
-use crate::observe::layout::readable_pages::Pages;
+use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared::{self, Shared, record};
-use crate::observe::plan::{Role, Source};
+use crate::observe::plan::{ArgumentSource, Role};
 use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{Custom, Recorded, Value};
 use crate::process::Process;
@@ -24,8 +24,8 @@ use crate::sys::ticks::Clock;
 pub struct Events {
     /// In the order of their times.
     pub events: Vec<Event>,
-    /// Hits that could not be read any more when it was their turn.
-    pub lost: u64,
+    /// Hits that could not be read any more when it was their lock.
+    pub dropped: u64,
 }
 
 /// A hit.
@@ -79,86 +79,86 @@ const RENEWAL: Duration = Duration::from_millis(100);
 /// For so long, whenever hits are read.
 const YOUNG: Duration = Duration::from_secs(1);
 
-/// How long the stubs believe what they were told of pages.
-pub(crate) const BELIEVED: Duration = Duration::from_secs(1);
+/// How long the trampolines believe what they were told of pages.
+pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
 
 /// More kinds of custom blocks than a program has.
 const MOST_KINDS: usize = 1024;
 
 /// Makes events of records.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct EventReader {
     program: Arc<Program>,
     layout: Shared,
     rings: Rings,
-    tids: Tids,
-    /// Those that are shown, by index in the program.
-    sites: HashMap<usize, Watched>,
+    tids: ThreadIds,
+    /// Those that are watched, by index in the program.
+    sites: HashMap<usize, WatchedSite>,
     /// What is known of the operations of custom blocks.
     kinds: HashMap<u64, Custom>,
     /// Our ids of threads that know themselves by others.
     threads: HashMap<i32, Option<i32>>,
-    pages: Pages,
+    pages: ReadablePages,
     begun: Instant,
     renewed: Instant,
 }
 
 /// How records tell threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tids {
+pub(crate) enum ThreadIds {
     /// Not at all.
     Unknown,
     /// By ids that are ours, too.
     Ours,
     /// By ids of another pid namespace.
-    Others,
+    OtherObjects,
 }
 
-/// A site that is shown.
+/// A site that is watched.
 #[derive(Debug)]
-struct Watched {
+struct WatchedSite {
     probe: ProbeId,
-    arguments: Vec<Shape>,
+    arguments: Vec<ArgumentShape>,
 }
 
-/// Where an argument was taken from, how many bytes it has, and whether it is signed.
+/// Where an argument was applied from, how many bytes it has, and whether it is signed.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    source: Source,
+struct ArgumentShape {
+    source: ArgumentSource,
     size: u8,
     signed: bool,
 }
 
-impl Watch {
-    /// Of sites of these roles; `shared` is where they share what, and `pages` is what stubs have been
+impl EventReader {
+    /// Of sites of these roles; `shared` is where they share what, and `pages` is what trampolines have been
     /// told.
     pub(crate) fn begin(
         program: Arc<Program>,
         roles: &[Role],
         (shared, layout): (LiveAddr, Shared),
-        tids: Tids,
-        pages: Pages,
-    ) -> Watch {
+        tids: ThreadIds,
+        pages: ReadablePages,
+    ) -> EventReader {
         let mut sites = HashMap::new();
         for probe in program.probes() {
             for site in probe.sites() {
                 let arguments = program.site(site).site.arguments();
-                let shown = roles.get(site).and_then(|role| role.shown.as_ref());
-                let shapes = shown.map(|shown| shown.arguments.iter().zip(arguments));
+                let watched = roles.get(site).and_then(|role| role.watched.as_ref());
+                let shapes = watched.map(|watched| watched.arguments.iter().zip(arguments));
                 let Some(shapes) = shapes else { continue };
-                let shapes = shapes.map(|(source, argument)| Shape {
+                let shapes = shapes.map(|(source, argument)| ArgumentShape {
                     source: *source,
                     size: argument.as_ref().map_or(8, |it| it.size),
                     signed: argument.is_some_and(|it| it.signed),
                 });
-                let watched = Watched {
+                let watched = WatchedSite {
                     probe: probe.id(),
                     arguments: shapes.collect(),
                 };
                 sites.insert(site, watched);
             }
         }
-        Watch {
+        EventReader {
             sites,
             program,
             layout,
@@ -190,7 +190,7 @@ impl Watch {
         let records = self.rings.read(source, is_over)?;
         let mut events = Events {
             events: Vec::new(),
-            lost: records.lost,
+            dropped: records.dropped,
         };
         for record in records
             .bytes
@@ -198,13 +198,13 @@ impl Watch {
         {
             match self.event(process, memory, clock, record) {
                 Some(event) => events.events.push(event),
-                None => events.lost = events.lost.saturating_add(1),
+                None => events.dropped = events.dropped.saturating_add(1),
             }
         }
         Ok(events)
     }
 
-    /// `None` if the record is not one of our stubs'.
+    /// `None` if the record is not one of our trampolines'.
     fn event(
         &mut self,
         process: &Process,
@@ -257,9 +257,9 @@ impl Watch {
     /// Our id of the thread that knows itself by `tid`.
     fn thread(&mut self, process: &Process, tid: i32) -> Option<i32> {
         match self.tids {
-            Tids::Unknown => return None,
-            Tids::Ours => return Some(tid),
-            Tids::Others => {}
+            ThreadIds::Unknown => return None,
+            ThreadIds::Ours => return Some(tid),
+            ThreadIds::OtherObjects => {}
         }
         if let Some(known) = self.threads.get(&tid) {
             return *known;
@@ -279,7 +279,7 @@ impl Watch {
         self.layout.record_len > 0 && (is_young || self.renewed.elapsed() > RENEWAL)
     }
 
-    /// What tells the stubs which pages there are now, to be believed `until` then: an offset in what is
+    /// What tells the trampolines which pages there are now, to be believed `until` then: an offset in what is
     /// shared, and bytes.
     pub(crate) fn renew(&mut self, maps: &[Mapping], until: u64) -> Vec<(u64, Vec<u8>)> {
         self.renewed = Instant::now();
@@ -291,12 +291,12 @@ impl Watch {
             writes.extend(changes.map(|write| (table + write.at, write.bytes)));
             self.pages = pages;
         }
-        writes.push(believed_until(until));
+        writes.push(pages_valid_until(until));
         writes
     }
 }
 
-fn recorded(record: &[u8], index: usize, shape: Shape) -> Recorded<'_> {
+fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
     let at = record::ARGUMENTS + record::ARGUMENT_LEN * index as u64;
     let copied = record
         .get(record::COPIED as usize + index)
@@ -315,7 +315,7 @@ fn recorded(record: &[u8], index: usize, shape: Shape) -> Recorded<'_> {
     }
 }
 
-/// What tells the stubs until when to believe what they were told of pages.
-pub(crate) fn believed_until(until: u64) -> (u64, Vec<u8>) {
-    (shared::BELIEVED_UNTIL, until.to_le_bytes().to_vec())
+/// What tells the trampolines until when to believe what they were told of pages.
+pub(crate) fn pages_valid_until(until: u64) -> (u64, Vec<u8>) {
+    (shared::PAGES_VALID_UNTIL, until.to_le_bytes().to_vec())
 }

@@ -1,4 +1,4 @@
-//! [`Latency`]: the times of a pair, from what the stubs have kept of them.
+//! [`Latency`]: the times of a pair, from what the trampolines have kept of them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 
 use crate::observe::layout::arena::GROUPS;
 use crate::observe::layout::shared::{
-    self, BUCKETS, CROWDED, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SEEK, SLOT_LEN, SLOTS, slot,
+    self, BUCKETS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SEEK, SLOT_LEN, SLOT_OVERFLOWS, SLOTS, slot,
 };
 
 /// The times from the hits of one probe to those of another, in the same thread.
@@ -20,7 +20,7 @@ pub struct Latency {
     longest: Duration,
     waiting: u64,
     unmatched_stops: u64,
-    lost: u64,
+    dropped: u64,
 }
 
 impl Latency {
@@ -34,7 +34,7 @@ impl Latency {
         &self.stop
     }
 
-    /// How many times were taken.
+    /// How many times were applied.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
@@ -81,10 +81,10 @@ impl Latency {
         self.unmatched_stops
     }
 
-    /// Times that were not taken, each counted when its stop came: those of the outer ones of more than 64
+    /// Times that were not applied, each counted when its stop came: those of the outer ones of more than 64
     /// starts that wait in a thread, and those of threads beyond about a thousand.
-    pub fn lost(&self) -> u64 {
-        self.lost
+    pub fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// From the bytes of a pair, ticks being so many nanoseconds.
@@ -127,7 +127,7 @@ impl Latency {
             longest: Duration::from_nanos(time(longest)),
             waiting: total(each(slot::DEPTH).chain(each(slot::LEFT))),
             unmatched_stops: total(each(slot::STOPS)),
-            lost: total(each(slot::DEEP).chain([word(CROWDED as usize)])),
+            dropped: total(each(slot::DEEP).chain([word(SLOT_OVERFLOWS as usize)])),
         }
     }
 }
@@ -172,7 +172,7 @@ mod tests {
             put(&mut pair, at + slot::STOPS, 4);
             put(&mut pair, at + slot::DEEP, 5);
         }
-        put(&mut pair, CROWDED, 6);
+        put(&mut pair, SLOT_OVERFLOWS, 6);
         let names = ("a".to_owned(), "b".to_owned());
         let latency = Latency::of(&names, &pair, 0.5);
         assert_eq!((latency.start(), latency.stop()), ("a", "b"));
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(latency.times().map(|(_, count)| count).sum::<u64>(), 101);
         assert_eq!(latency.unmatched_starts(), 6);
         assert_eq!(latency.unmatched_stops(), 8);
-        assert_eq!(latency.lost(), 16);
+        assert_eq!(latency.dropped(), 16);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! [`Rings`]: reads the records that the stubs write, while they go on writing.
+//! [`Rings`]: reads the records that the trampolines write, while they go on writing.
 //!
 //! A record is claimed by adding one to the head of its ring, and complete once its number says so. It
 //! may be written anew as soon as the ring has gone round. So it is what it seems to be if it was
@@ -12,7 +12,7 @@ use crate::memory::ReadMemory;
 use crate::observe::layout::arena::GROUPS;
 use crate::observe::layout::shared::{HEADER_LEN, Shared, record};
 
-/// A thread that takes longer to complete a record has ended, or was taken out of its stub.
+/// A thread that takes longer to complete a record has ended, or was applied out of its trampoline.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How far the rings have been read.
@@ -30,7 +30,7 @@ pub(crate) struct Rings {
 pub(crate) struct Records {
     pub(crate) bytes: Vec<u8>,
     /// How many there were that could not be read any more.
-    pub(crate) lost: u64,
+    pub(crate) dropped: u64,
 }
 
 impl Rings {
@@ -95,18 +95,18 @@ impl Rings {
         for ((record, number), known) in both {
             match *known && is_complete(&(record, number)) {
                 true => records.bytes.extend(record),
-                false => records.lose(1),
+                false => records.drop_records(1),
             }
         }
         first = first.max(oldest);
         let mut after = end.max(first);
-        records.lose(first - next);
+        records.drop_records(first - next);
         self.waiting[group] = match after > next || after == head {
             true => None,
             false => self.waiting[group].or_else(|| Some(Instant::now())),
         };
         if self.waiting[group].is_some_and(|since| since.elapsed() > PATIENCE) {
-            records.lose(1);
+            records.drop_records(1);
             after += 1;
             // The next one has its own time.
             self.waiting[group] = None;
@@ -150,8 +150,8 @@ impl Rings {
 }
 
 impl Records {
-    fn lose(&mut self, many: u64) {
-        self.lost = self.lost.saturating_add(many);
+    fn drop_records(&mut self, many: u64) {
+        self.dropped = self.dropped.saturating_add(many);
     }
 
     fn sort(&mut self, len: usize) {
@@ -186,7 +186,7 @@ mod tests {
 
     type Change = Box<dyn Fn(&mut Vec<u8>)>;
 
-    /// What is shared, written as stubs do; `meanwhile` is done between two readings.
+    /// What is shared, written as trampolines do; `meanwhile` is done between two readings.
     struct Memory {
         bytes: RefCell<Vec<u8>>,
         meanwhile: RefCell<Vec<Change>>,
@@ -260,7 +260,7 @@ mod tests {
             hit(&mut memory.bytes.borrow_mut(), 1, time);
         }
         let records = rings.read(&memory, false).unwrap();
-        assert_eq!(records.lost, 5);
+        assert_eq!(records.dropped, 5);
         assert_eq!(times(&records), (5..room + 5).collect::<Vec<_>>());
     }
 
@@ -286,7 +286,7 @@ mod tests {
         let mut all = times(&records);
         let more = rings.read(&memory, false).unwrap();
         all.extend(times(&more));
-        assert_eq!(all.len() as u64 + records.lost + more.lost, room + 6);
+        assert_eq!(all.len() as u64 + records.dropped + more.dropped, room + 6);
         assert_eq!(
             all,
             (room + 6 - all.len() as u64..room + 6).collect::<Vec<_>>()
@@ -305,7 +305,7 @@ mod tests {
         claim(&mut memory.bytes.borrow_mut(), 0);
         hit(&mut memory.bytes.borrow_mut(), 0, 40);
         let records = rings.read(&memory, true).unwrap();
-        assert_eq!((times(&records), records.lost), (vec![40], 1));
+        assert_eq!((times(&records), records.dropped), (vec![40], 1));
     }
     #[test]
     fn each_record_that_is_not_complete_is_waited_for_as_long() {
@@ -318,11 +318,11 @@ mod tests {
         for _ in 0..2 {
             for _ in 0..3 {
                 let records = rings.read(&memory, false).unwrap();
-                assert_eq!((times(&records), records.lost), (vec![], 0));
+                assert_eq!((times(&records), records.dropped), (vec![], 0));
             }
             let long_ago = Instant::now().checked_sub(2 * PATIENCE).unwrap();
             rings.waiting[0] = rings.waiting[0].map(|_| long_ago);
-            assert_eq!(rings.read(&memory, false).unwrap().lost, 1);
+            assert_eq!(rings.read(&memory, false).unwrap().dropped, 1);
         }
         assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
     }

@@ -1,7 +1,7 @@
 //! [`Value`]: an argument of a hit as OCaml means it. Pure.
 
 use crate::observe::layout::shared::record;
-use crate::observe::plan::Source;
+use crate::observe::plan::ArgumentSource;
 
 /// An argument of a hit.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +41,7 @@ const STRING: u8 = 252;
 const DOUBLE: u8 = 253;
 const CUSTOM: u8 = 255;
 
-/// How much of a string is shown, in bytes.
+/// How much of a string is watched, in bytes.
 const SHOWN: usize = 64;
 
 /// What a custom block is, by the name of its operations (runtime/ints.c).
@@ -68,7 +68,7 @@ impl Custom {
 /// An argument as it was recorded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recorded<'r> {
-    pub(crate) source: Source,
+    pub(crate) source: ArgumentSource,
     /// In bytes, and whether it is signed.
     pub(crate) size: u8,
     pub(crate) signed: bool,
@@ -82,9 +82,9 @@ impl Recorded<'_> {
     /// What it means; `custom` tells of the operations of a custom block.
     pub(crate) fn decode(&self, custom: impl FnOnce(u64) -> Custom) -> Value {
         match self.source {
-            Source::Unknown => return Value::Unknown,
-            Source::Vector(_) => return Value::Float(f64::from_bits(self.value)),
-            Source::Register(_) | Source::Stack(_) => {}
+            ArgumentSource::Unknown => return Value::Unknown,
+            ArgumentSource::Vector(_) => return Value::Float(f64::from_bits(self.value)),
+            ArgumentSource::Register(_) | ArgumentSource::Stack(_) => {}
         }
         if self.size < 8 {
             return Value::Int(self.narrow());
@@ -153,7 +153,7 @@ mod tests {
 
     fn decode(value: u64, header: u64, words: Option<&[u8]>) -> Value {
         let recorded = Recorded {
-            source: Source::Register(Register::RDI),
+            source: ArgumentSource::Register(Register::RDI),
             size: 8,
             signed: false,
             value,
@@ -187,7 +187,7 @@ mod tests {
     fn numbers_of_other_languages_are_as_wide_as_their_notes_say() {
         let narrow = |size, signed, value| {
             let recorded = Recorded {
-                source: Source::Stack(8),
+                source: ArgumentSource::Stack(8),
                 size,
                 signed,
                 value,

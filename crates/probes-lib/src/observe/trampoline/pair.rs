@@ -1,4 +1,4 @@
-//! What a stub does at an end of a pair: keeps the time of a start on the stack of its thread, and
+//! What a trampoline does at an end of a pair: keeps the time of a start on the stack of its thread, and
 //! takes it from there at a stop.
 
 use iced_x86::IcedError;
@@ -9,14 +9,14 @@ use iced_x86::code_asm::{
 use super::{offset, spread};
 use crate::observe::layout::arena::GROUP_BITS;
 use crate::observe::layout::shared::{
-    self, CROWDED, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SEEK, SLOT_BITS, SLOT_LEN,
-    SLOT_LEN_BITS, Shared, slot,
+    self, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SEEK, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS,
+    SLOT_OVERFLOWS, Shared, slot,
 };
-use crate::observe::plan::End;
+use crate::observe::plan::PairEnd;
 
 /// Expects rbx to be where it is shared and rsi to be the time, and keeps them.
-pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(), IcedError> {
-    let (End::Start(pair) | End::Stop(pair)) = end;
+pub(super) fn end(a: &mut CodeAssembler, end: PairEnd, layout: Shared) -> Result<(), IcedError> {
+    let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
     let mut over = a.create_label();
     let mut found = a.create_label();
     let mut again = a.create_label();
@@ -39,10 +39,10 @@ pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(),
     a.add(rcx, SLOT_LEN as i32)?;
     a.dec(edx)?;
     a.jne(again)?;
-    // It is a time that is not taken, and that has one stop.
-    if let End::Stop(_) = end {
+    // It is a time that is not applied, and that has one stop.
+    if let PairEnd::Stop(_) = end {
         a.lock()
-            .inc(qword_ptr(rbx + offset(layout.pair(pair) + CROWDED)))?;
+            .inc(qword_ptr(rbx + offset(layout.pair(pair) + SLOT_OVERFLOWS)))?;
     }
     a.jmp(over)?;
     a.set_label(&mut found)?;
@@ -57,14 +57,14 @@ pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(),
     a.add(qword_ptr(rcx + slot::LEFT), rax)?;
     a.set_label(&mut same)?;
     match end {
-        End::Start(_) => {
+        PairEnd::Start(_) => {
             a.mov(eax, 1)?;
             a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
             start(a)?;
             a.mov(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
             a.mov(qword_ptr(rcx + rdx + (slot::STARTS + 8)), rsi)?;
         }
-        End::Stop(_) => {
+        PairEnd::Stop(_) => {
             let mut alone = a.create_label();
             let mut deep = a.create_label();
             a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
@@ -74,7 +74,7 @@ pub(super) fn end(a: &mut CodeAssembler, end: End, layout: Shared) -> Result<(),
             start(a)?;
             a.cmp(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
             a.jne(deep)?;
-            took(a, pair, layout)?;
+            record_time(a, pair, layout)?;
             a.jmp(over)?;
             a.set_label(&mut deep)?;
             a.inc(qword_ptr(rcx + slot::DEEP))?;
@@ -96,7 +96,7 @@ fn start(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// The start is at rdx among those of the slot at rcx.
-fn took(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), IcedError> {
+fn record_time(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
     let mut fits = a.create_label();

@@ -1,4 +1,4 @@
-//! What a stub does where hits are shown: writes a record into the ring of its group of threads.
+//! What a trampoline does where hits are watched: writes a record into the ring of its group of threads.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -10,7 +10,7 @@ use super::{offset, spread};
 use crate::observe::layout::arena::GROUP_BITS;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{self, HEADER_LEN, Shared, record};
-use crate::observe::plan::{Shown, Source};
+use crate::observe::plan::{ArgumentSource, WatchRole};
 
 /// The least tag of blocks whose words are no values (caml/mlvalues.h): `Abstract_tag`.
 const LEAST_OPAQUE: u32 = 251;
@@ -19,7 +19,7 @@ const LEAST_OPAQUE: u32 = 251;
 /// stack, in the order in which they were pushed.
 pub(super) fn record(
     a: &mut CodeAssembler,
-    shown: &Shown,
+    watched: &WatchRole,
     kept: &[AsmRegister64],
     layout: Shared,
 ) -> Result<(), IcedError> {
@@ -38,11 +38,11 @@ pub(super) fn record(
     a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
     a.mov(eax, dword_ptr(rax).fs())?;
     a.mov(dword_ptr(rcx + record::TID), eax)?;
-    a.mov(dword_ptr(rcx + record::SITE), shown.site)?;
-    if !shown.arguments.is_empty() {
+    a.mov(dword_ptr(rcx + record::SITE), watched.site)?;
+    if !watched.arguments.is_empty() {
         a.mov(qword_ptr(rcx + record::COPIED), 0)?;
     }
-    for (index, source) in shown.arguments.iter().enumerate() {
+    for (index, source) in watched.arguments.iter().enumerate() {
         argument(a, index as u64, *source, kept, layout)?;
     }
     // Complete from here on: stores are seen in their order.
@@ -52,7 +52,7 @@ pub(super) fn record(
 fn argument(
     a: &mut CodeAssembler,
     index: u64,
-    source: Source,
+    source: ArgumentSource,
     kept: &[AsmRegister64],
     layout: Shared,
 ) -> Result<(), IcedError> {
@@ -62,20 +62,20 @@ fn argument(
     // The return address is on the stack, too.
     let above = 8 * (kept.len() + 1);
     match source {
-        Source::Register(register) => {
+        ArgumentSource::Register(register) => {
             let register = get_gpr64(register);
             match kept.iter().rev().position(|kept| Some(*kept) == register) {
                 Some(depth) => a.mov(rdx, qword_ptr(rsp + 8 * depth))?,
                 None => a.mov(rdx, register.unwrap_or(rdx))?,
             }
         }
-        Source::Vector(register) => {
+        ArgumentSource::Vector(register) => {
             let Some(register) = get_xmm(register) else {
                 return Ok(());
             };
             return a.movq(value, register);
         }
-        Source::Stack(depth) => {
+        ArgumentSource::Stack(depth) => {
             a.lea(rax, qword_ptr(rsp + (above as u64 + u64::from(depth))))?;
             a.mov(rdx, rax)?;
             a.xor(edi, edi)?;
@@ -83,7 +83,7 @@ fn argument(
             unless_readable(a, layout, over)?;
             a.mov(rdx, qword_ptr(rdx))?;
         }
-        Source::Unknown => return Ok(()),
+        ArgumentSource::Unknown => return Ok(()),
     }
     a.mov(value, rdx)?;
     // Blocks are at words; what is odd is a number.
@@ -130,7 +130,7 @@ fn unless_readable(
 ) -> Result<(), IcedError> {
     let page_bits = crate::update::spans::PAGE.trailing_zeros();
     a.mov(r9, qword_ptr(rcx + record::TIME))?;
-    a.cmp(r9, qword_ptr(rbx + offset(shared::BELIEVED_UNTIL)))?;
+    a.cmp(r9, qword_ptr(rbx + offset(shared::PAGES_VALID_UNTIL)))?;
     a.ja(otherwise)?;
     a.mov(r9, rax)?;
     a.shr(r9, readable_pages::KEY_SHIFT)?;

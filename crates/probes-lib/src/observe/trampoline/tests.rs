@@ -5,15 +5,15 @@ use std::process::Command;
 use test_support::Scratch;
 
 use super::*;
-use crate::observe::layout::arena::stub_len;
+use crate::observe::layout::arena::trampoline_len;
 use crate::observe::layout::shared::record;
-use crate::observe::plan::{End, MOST_ARGUMENTS, Shown, Source};
+use crate::observe::plan::{ArgumentSource, MOST_ARGUMENTS, PairEnd, WatchRole};
 
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
 const WRAPPER: LiveAddr = LiveAddr(0x5555_4000_0000);
 
-fn places(layout: Shared) -> Places {
-    Places {
+fn places(layout: Shared) -> TrampolinePlaces {
+    TrampolinePlaces {
         counters: LiveAddr(0x5555_0000_0020),
         row_bits: 12,
         counter: 0x1f8,
@@ -22,7 +22,7 @@ fn places(layout: Shared) -> Places {
     }
 }
 
-/// The instructions of a stub that is on, but for those that do nothing.
+/// The instructions of a trampoline that is on, but for those that do nothing.
 fn listing(role: &Role, layout: Shared) -> Vec<String> {
     let len = len(role, layout).unwrap();
     let mut code = whole(AT, len, role, &places(layout), WRAPPER).unwrap();
@@ -31,7 +31,7 @@ fn listing(role: &Role, layout: Shared) -> Vec<String> {
     assert_eq!(code[tail], tail_byte(false));
     code[tail] = tail_byte(true);
     let scratch = Scratch::new();
-    let file = scratch.file("stub");
+    let file = scratch.file("trampoline");
     std::fs::write(&file, code).unwrap();
     let output = Command::new("objdump")
         .args(["-D", "-b", "binary", "-m", "i386:x86-64"])
@@ -74,12 +74,12 @@ fn objdump_reads_what_was_meant() {
 #[test]
 fn registers_are_kept_in_their_order_and_arguments_found_where_they_are_kept() {
     let arguments = vec![
-        Source::Register(Register::RDI),
-        Source::Register(Register::R12),
-        Source::Register(Register::RAX),
-        Source::Stack(16),
-        Source::Vector(Register::XMM3),
-        Source::Unknown,
+        ArgumentSource::Register(Register::RDI),
+        ArgumentSource::Register(Register::R12),
+        ArgumentSource::Register(Register::RAX),
+        ArgumentSource::Stack(16),
+        ArgumentSource::Vector(Register::XMM3),
+        ArgumentSource::Unknown,
     ];
     let layout = Shared {
         pairs: 2,
@@ -87,8 +87,8 @@ fn registers_are_kept_in_their_order_and_arguments_found_where_they_are_kept() {
     };
     let role = Role {
         is_counted: true,
-        ends: vec![End::Stop(1), End::Start(0)],
-        shown: Some(Shown { site: 7, arguments }),
+        ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
+        watched: Some(WatchRole { site: 7, arguments }),
     };
     let listing = listing(&role, layout);
     let pushed: Vec<&str> = listing
@@ -118,34 +118,38 @@ fn registers_are_kept_in_their_order_and_arguments_found_where_they_are_kept() {
 }
 
 /// Ends of pairs with these numbers: a start, a stop, both, several.
-fn all_ends(one: u32, other: u32) -> Vec<Vec<End>> {
+fn all_ends(one: u32, other: u32) -> Vec<Vec<PairEnd>> {
     vec![
         vec![],
-        vec![End::Start(one)],
-        vec![End::Stop(one)],
-        vec![End::Stop(one), End::Start(one)],
-        vec![End::Stop(other), End::Start(one)],
-        vec![End::Start(one), End::Start(other)],
-        vec![End::Stop(one), End::Stop(other)],
-        vec![End::Stop(one), End::Stop(other), End::Start(one)],
+        vec![PairEnd::Start(one)],
+        vec![PairEnd::Stop(one)],
+        vec![PairEnd::Stop(one), PairEnd::Start(one)],
+        vec![PairEnd::Stop(other), PairEnd::Start(one)],
+        vec![PairEnd::Start(one), PairEnd::Start(other)],
+        vec![PairEnd::Stop(one), PairEnd::Stop(other)],
+        vec![
+            PairEnd::Stop(one),
+            PairEnd::Stop(other),
+            PairEnd::Start(one),
+        ],
     ]
 }
 
 /// Roles, each with others that differ from it in one thing: whether they count, the numbers of their
 /// pairs, what they show.
 fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
-    let role = |is_counted, ends: &[End], many: Option<usize>, site| Role {
+    let role = |is_counted, ends: &[PairEnd], many: Option<usize>, site| Role {
         is_counted,
         ends: ends.to_vec(),
-        shown: many.map(|many| Shown {
+        watched: many.map(|many| WatchRole {
             site,
-            arguments: vec![Source::Register(Register::R12); many],
+            arguments: vec![ArgumentSource::Register(Register::R12); many],
         }),
     };
-    let shown = || (0..=MOST_ARGUMENTS).map(Some).chain([None]);
+    let watched = || (0..=MOST_ARGUMENTS).map(Some).chain([None]);
     let mut all = Vec::new();
     for (which, ends) in all_ends(0, 1).iter().enumerate() {
-        for (many, is_counted) in shown().flat_map(|many| [(many, false), (many, true)]) {
+        for (many, is_counted) in watched().flat_map(|many| [(many, false), (many, true)]) {
             let mut likes = vec![role(!is_counted, ends, many, 0)];
             for (one, other) in [(1, 0), (2, 63)] {
                 likes.push(role(is_counted, &all_ends(one, other)[which], many, 1));
@@ -171,7 +175,7 @@ fn every_stub_fits_its_place_whatever_the_other_sites_are() {
     for (role, likes) in roles_and_likes() {
         for like in &likes {
             for both in [[&role, like], [like, &role]] {
-                let len = stub_len(both.into_iter(), layout).unwrap();
+                let len = trampoline_len(both.into_iter(), layout).unwrap();
                 assert_fits(&role, len, layout);
                 assert_fits(like, len, layout);
             }
@@ -182,7 +186,7 @@ fn every_stub_fits_its_place_whatever_the_other_sites_are() {
 fn assert_fits(role: &Role, len: u64, layout: Shared) {
     // Counters near the first have shorter addresses.
     for counter in [0, 0x1f8] {
-        let places = Places {
+        let places = TrampolinePlaces {
             counter,
             ..places(layout)
         };
@@ -199,7 +203,7 @@ fn assert_fits(role: &Role, len: u64, layout: Shared) {
 fn a_stub_that_does_not_fit_is_not_cut_off() {
     let role = Role {
         is_counted: true,
-        ends: vec![End::Start(0)],
+        ends: vec![PairEnd::Start(0)],
         ..Role::default()
     };
     let layout = Shared {

@@ -110,7 +110,7 @@ fn whichever_write_fails_all_bytes_are_put_back() {
                     matches!(error.kind(), ErrorKind::WriteMemory { pid: PID, .. }),
                     "{what}"
                 );
-                assert_eq!(error.effect(), Effect::PutBack, "{what}");
+                assert_eq!(error.effect(), Effect::Restored, "{what}");
                 assert_eq!(memory.differences(&world.memory), [], "{what}");
             }
         }
@@ -162,7 +162,7 @@ fn a_write_that_is_not_kept_is_noticed_and_all_is_put_back() {
                     matches!(error.kind(), ErrorKind::NotKept { pid: PID, .. }),
                     "{what}"
                 );
-                assert_eq!(error.effect(), Effect::PutBack, "{what}");
+                assert_eq!(error.effect(), Effect::Restored, "{what}");
                 assert_eq!(memory.differences(&world.memory), [], "{what}");
             }
         }
@@ -190,7 +190,7 @@ fn if_putting_back_fails_the_rest_is_put_back_and_the_error_says_half_changed() 
                 let left = memory.differences(&world.memory);
                 let what = format!("{failures} {fault:?} of {actions:?}: {error} {left:?}");
                 let expected = if left.is_empty() {
-                    Effect::PutBack
+                    Effect::Restored
                 } else {
                     Effect::HalfChanged
                 };
@@ -207,7 +207,7 @@ fn what_can_be_put_back_is_put_back_after_a_failure_to_put_back() {
     assert_eq!(writes, 6);
     // The third counter of `many` fails, then (going back) the second: the first is put back.
     let (result, memory) = failing(&world, &actions, 5..6, Fault::Refused);
-    assert_eq!(result.unwrap_err().effect(), Effect::PutBack);
+    assert_eq!(result.unwrap_err().effect(), Effect::Restored);
     let going_back = memory.writes - writes;
 
     let mut still_wrong = Vec::new();
@@ -221,7 +221,7 @@ fn what_can_be_put_back_is_put_back_after_a_failure_to_put_back() {
         let error = apply(&plan, &layout, PID, &mut memory).unwrap_err();
         let left = memory.memory.differences(&world.memory);
         assert_eq!(
-            error.effect() == Effect::PutBack,
+            error.effect() == Effect::Restored,
             left.is_empty(),
             "{left:?}"
         );

@@ -32,8 +32,8 @@ fn refusal(world: &World, actions: &Actions) -> Error {
 fn steps(plan: &UpdatePlan) -> Vec<String> {
     let text = |step: &Step| match step {
         Step::Code(writes) => {
-            let flips = writes.iter().flat_map(|write| flips(plan, write));
-            let news: Vec<u8> = flips.map(|(_, new)| new).collect();
+            let opcode_changes = writes.iter().flat_map(|write| opcode_changes(plan, write));
+            let news: Vec<u8> = opcode_changes.map(|(_, new)| new).collect();
             assert!(news.iter().all(|new| *new == news[0]));
             format!("{} x {:02x}", news.len(), news[0])
         }
@@ -46,7 +46,7 @@ fn steps(plan: &UpdatePlan) -> Vec<String> {
 }
 
 /// The bytes of a write that change: where, and what they become.
-fn flips(plan: &UpdatePlan, write: &CodeWrite) -> Vec<(LiveAddr, u8)> {
+fn opcode_changes(plan: &UpdatePlan, write: &CodeWrite) -> Vec<(LiveAddr, u8)> {
     let (old, new) = code(plan, write);
     let bytes = old.into_iter().zip(new).zip(write.at.0..);
     bytes
@@ -149,9 +149,9 @@ fn sites_change_only_when_the_counter_leaves_or_reaches_0() {
     assert_eq!(world.memory, world.loaded);
 }
 
-/// The plan that takes back `taken`, which has been carried out.
-fn back(world: &World, taken: &UpdatePlan) -> UpdatePlan {
-    world.plan_for(&world.back(taken), false).unwrap().1
+/// The plan that takes back `applied`, which has been carried out.
+fn back(world: &World, applied: &UpdatePlan) -> UpdatePlan {
+    world.plan_for(&world.back(applied), false).unwrap().1
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn what_others_want_is_not_taken_from_them() {
     world.set("single", 0);
     let nothing = back(&world, &on);
     assert!(nothing.steps.is_empty() && nothing.changes.is_empty());
-    assert_eq!(nothing.passed_over, [world.member("single").id()]);
+    assert_eq!(nothing.skipped, [world.member("single").id()]);
 }
 
 #[test]
@@ -190,8 +190,8 @@ fn a_probe_with_a_breakpoint_stays_as_it_is_and_the_others_are_taken_back() {
     world.memory.poke(opcode, &[INT3]);
     let back = back(&world, &on);
     assert_eq!(steps(&back), ["1->0", "1 x 3d"]);
-    assert_eq!(back.left, [world.member("many").id()]);
-    assert!(back.passed_over.is_empty());
+    assert_eq!(back.not_undone, [world.member("many").id()]);
+    assert!(back.skipped.is_empty());
 }
 
 #[test]
@@ -381,12 +381,12 @@ fn disabling_a_named_probe_that_is_off_is_refused_and_others_are_passed_over() {
     ] {
         let plan = plan(&world, &actions);
         assert_eq!(steps(&plan), ["1->0", "1 x 3d"], "{actions:?}");
-        assert_eq!(plan.passed_over, [many], "{actions:?}");
+        assert_eq!(plan.skipped, [many], "{actions:?}");
         assert_eq!(plan.changes.len(), 1, "{actions:?}");
     }
     // Forced, nothing is passed over, and nothing has to be written.
     let forced = plan(&world, &disable("many").force(true));
-    assert!(forced.steps.is_empty() && forced.passed_over.is_empty());
+    assert!(forced.steps.is_empty() && forced.skipped.is_empty());
 }
 
 #[test]
@@ -454,8 +454,8 @@ fn the_sites_of_a_page_are_one_write_and_no_write_crosses_a_page() {
             let last = write.at.0 + write.len as u64 - 1;
             assert_eq!(write.at.0 / PAGE, last / PAGE, "{fixture}: {write:x?}");
         }
-        let flipped = writes.iter().flat_map(|write| flips(&plan, write));
-        let flipped: Vec<LiveAddr> = flipped.map(|flip| flip.0).collect();
+        let flipped = writes.iter().flat_map(|write| opcode_changes(&plan, write));
+        let flipped: Vec<LiveAddr> = flipped.map(|opcode_change| opcode_change.0).collect();
         assert_eq!(flipped, opcodes, "{fixture}");
 
         let mut pages: Vec<u64> = opcodes.iter().map(|opcode| opcode.0 / PAGE).collect();

@@ -172,9 +172,9 @@ fn every_corrupt_file_gives_its_own_error() {
         if stem(&path) == HARMLESS {
             let original = test_support::fixture("multi_semaphore.pie");
             let original = original.with_extension(path.extension().unwrap());
-            let shown = |table: ProbeTable| format!("{:?} {:?}", table.sites, table.semaphores);
+            let watched = |table: ProbeTable| format!("{:?} {:?}", table.sites, table.semaphores);
             let original = ProbeTable::read(original).unwrap();
-            assert_eq!(shown(result.unwrap()), shown(original));
+            assert_eq!(watched(result.unwrap()), watched(original));
             continue;
         }
         let Some((_, parts)) = CORRUPT.iter().find(|(name, _)| *name == stem(&path)) else {

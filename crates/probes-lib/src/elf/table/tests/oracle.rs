@@ -31,8 +31,8 @@ fn notes_by_readelf(path: &Path) -> Vec<Seen> {
         .find_map(|line| line.split_once(".stapsdt.base"))
         .map_or(0, |(_, rest)| hex(rest.split_whitespace().nth(1).unwrap()));
 
-    let shown = readelf("-n", path);
-    let mut lines = shown.lines();
+    let watched = readelf("-n", path);
+    let mut lines = watched.lines();
     let mut seen = Vec::new();
     while let Some(line) = lines.next() {
         let Some((_, provider)) = line.split_once("Provider: ") else {
@@ -148,20 +148,24 @@ fn every_fixture_is_read_as_readelf_reads_it_and_as_it_was_made() {
                     continue;
                 }
             };
-            let shown = path.display();
+            let watched = path.display();
             let noted = seen.iter().map(|note| (note.name.clone(), note.counter));
-            assert_eq!(counters_of(&table), noted.collect(), "{shown}");
+            assert_eq!(counters_of(&table), noted.collect(), "{watched}");
             let with_site: Vec<Seen> = seen.into_iter().filter(|note| note.pc != 0).collect();
-            assert_eq!(sites_of(&table), with_site, "{shown}");
+            assert_eq!(sites_of(&table), with_site, "{watched}");
 
             let sums = (table.site_count(), table.semaphore_count());
-            assert_eq!(sums, expected.sums, "{shown}");
+            assert_eq!(sums, expected.sums, "{watched}");
             if expected.by_name {
                 let names = table.probes().map(|probe| {
                     let numbers = (probe.sites().len(), probe.semaphores().len());
                     (probe.name().to_owned(), numbers)
                 });
-                assert_eq!(names.collect::<BTreeMap<_, _>>(), expected.names, "{shown}");
+                assert_eq!(
+                    names.collect::<BTreeMap<_, _>>(),
+                    expected.names,
+                    "{watched}"
+                );
             }
             let pie = path.extension().unwrap() == "pie";
             assert_eq!(table.linking() == Linking::PositionIndependent, pie);

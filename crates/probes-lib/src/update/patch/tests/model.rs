@@ -1,5 +1,5 @@
 //! Plan and patch against a model: a map from names to counters. Sequences of arbitrary updates,
-//! some of which meet a write that fails, on the layouts of real files.
+//! some of which register a write that fails, on the layouts of real files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::LazyLock;
@@ -265,7 +265,7 @@ fn check(
             Ok(_) => panic!("a write failed, and nobody noticed"),
             Err(error) => {
                 assert!(reached, "{error}");
-                assert_eq!(error.effect(), Effect::PutBack);
+                assert_eq!(error.effect(), Effect::Restored);
             }
         }
         assert_eq!(memory.differences(&image(&model)), []);
