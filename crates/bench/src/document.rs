@@ -170,7 +170,7 @@ mod tests {
     use super::{Table, Tables};
 
     #[test]
-    fn a_table_takes_the_place_of_the_one_before_and_nothing_else() {
+    fn table_replaces_the_previous_one_and_nothing_else() {
         let mut table = Table::new(&["a", "b"]);
         table.row(["1".to_owned(), "2".to_owned()]);
         let mut tables = Tables::default();

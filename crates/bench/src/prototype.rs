@@ -186,7 +186,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn the_prototypes_account_is_read_of_the_whole_stop() {
+    fn prototype_output_gives_the_whole_stop_time() {
         let text = "\
 detach/fifo SEIZE..last release  n=50    min 50.1 median 60.5 p99 99.0 max 101.5 us
 detach/fifo first stop..last release  n=50    min 1.0 median 2.0 p99 3.0 max 4.0 us

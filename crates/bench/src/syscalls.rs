@@ -80,7 +80,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn the_summary_of_strace_is_read_without_its_head_and_its_sum() {
+    fn strace_summary_is_parsed_without_head_and_total() {
         let summary = "\
 syscall              calls
 ---------------- ---------

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn every_denial_says_who_denied_and_what_to_do() {
+    fn every_denial_names_who_denied_and_the_remedy() {
         let root = || "root".to_owned();
         let cases = [
             (
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_our_own_that_may_not_be_traced_is_not_advised_to_be_traced() {
+    fn own_undumpable_program_gets_no_advice_to_trace() {
         let error = ErrorKind::CannotTraceChild {
             program: "./server.exe".into(),
             denial: Denial::Yama { scope: 1 },
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_and_busy_threads_have_a_way_on() {
+    fn huge_pages_and_busy_threads_have_a_hint() {
         let busy = ErrorKind::Busy {
             pid: 4242,
             tid: 4250,

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn comma_lists_add_up_over_both_sides() {
+    fn comma_lists_of_both_sides_add_up() {
         let expected = Actions::new()
             .enable(Selector::name("a"))
             .enable(Selector::name("b"))
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn force_goes_with_every_family() {
+    fn force_combines_with_every_family() {
         for family in [
             "-enable a -disable b",
             "-enable-all",
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pid_is_a_positive_decimal_number() {
+    fn pid_is_a_positive_decimal_number() {
         for pid in [
             "0",
             "-1",

@@ -258,13 +258,13 @@ mod tests {
     }
 
     #[test]
-    fn subcommands_may_be_cut_short_also_behind_help() {
+    fn subcommands_may_be_abbreviated_also_after_help() {
         assert_eq!(spelled("x att -q").unwrap(), "x attach --quiet");
         assert_eq!(spelled("x he tr").unwrap(), "x help trace");
     }
 
     #[test]
-    fn the_word_after_a_flag_with_a_value_is_its_value() {
+    fn word_after_a_flag_is_its_value() {
         let line = spelled("x attach -enable-regexp -pid -pid -7").unwrap();
         assert_eq!(line, "x attach --enable-regexp=-pid --pid=-7");
         let line = spelled("x attach -enable-regexp= -enable-pair a=b").unwrap();
@@ -272,13 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_two_dashes_is_left_alone() {
+    fn words_after_two_dashes_are_left_alone() {
         let line = spelled("x trace -prog a -- -pid 7 -p -- -enable").unwrap();
         assert_eq!(line, "x trace --prog=a -- -pid 7 -p -- -enable");
     }
 
     #[test]
-    fn enable_and_disable_are_not_cut_short() {
+    fn enable_and_disable_are_not_abbreviated() {
         for (line, error) in [
             (
                 "x attach -enabl a",
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_stay_as_they_are() {
+    fn bytes_that_are_not_text_stay_unchanged() {
         let file = OsString::from_vec(b"-prog=\xff\n".to_vec());
         let argv = ["x".into(), "list".into(), file];
         let line = spell_out(&args::definition(), argv).unwrap();

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bias_takes_a_file_address_to_its_live_address_and_wraps() {
+    fn bias_maps_file_to_live_address_and_wraps() {
         let bias = LoadBias::between(FileAddr(0x1040), LiveAddr(0x5555_5555_5040));
         assert_eq!(bias.live(FileAddr(0x561ee)), LiveAddr(0x5555_555a_a1ee));
         assert_eq!(bias.file(LiveAddr(0x5555_555a_a1ee)), FileAddr(0x561ee));

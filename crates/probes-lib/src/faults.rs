@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_are_read_and_others_are_not() {
+    fn valid_fault_scripts_are_parsed_others_refused() {
         let script = |fault, place, nth, on_and_on| {
             Some(Script {
                 fault,
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn the_call_that_is_named_fails_and_no_other_unless_all_after_it_are_to() {
+    fn only_the_named_call_or_all_later_fail() {
         let calls = [Call::Seize, Call::WriteMemory, Call::Wait, Call::WriteVm];
         let (eio, eperm) = (Some(Errno::EIO), Some(Errno::EPERM));
         assert_eq!(met("error:2:EIO", &calls), [None, eio, None, None]);

@@ -574,7 +574,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_of_a_process_with_a_hostile_name_is_read() {
+    fn state_is_read_despite_a_hostile_name() {
         let status = parse_status(
             b"Name:\t\xff) R 1\\n\nState:\tZ (zombie)\nTgid:\t42\nPPid:\t1\nTracerPid:\t7\n\
               Uid:\t1000\t1001\t1002\t1003\nThreads:\t3\n",
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn newborn_is_who_was_forked_a_moment_ago_and_has_executed_nothing() {
+    fn newborn_process_was_just_forked_without_exec() {
         let stat = |flags: u64| {
             format!("42 (a) R 1 42 42 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3000 0").into_bytes()
         };
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_found_in_their_order_and_others_are_not() {
+    fn lines_are_found_in_order_and_others_not() {
         let own = Process::open(std::process::id() as i32).unwrap();
         // Other threads of the tests map memory meanwhile; nobody has two programs.
         let status = own.read_program("cmdline").unwrap();
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_itself_and_may_not_be_stopped_from_here() {
+    fn own_process_may_not_be_stopped_from_here() {
         let own = Process::open(std::process::id() as i32).unwrap();
         own.refuse_unworkable().unwrap();
         let error = own.refuse_self_and_ancestors().unwrap_err();

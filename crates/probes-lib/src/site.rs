@@ -115,7 +115,7 @@ mod tests {
     const DISABLED: SiteCode = SiteCode([0x90, 0x3d, 0xfc, 0x01, 0x00, 0x00]);
 
     #[test]
-    fn flipping_a_site_changes_one_byte_and_back_again_none() {
+    fn flipping_a_site_changes_one_byte_and_back() {
         let enabled = DISABLED.with(Opcode::Call);
         assert_eq!(enabled.0, [0x90, 0xe8, 0xfc, 0x01, 0x00, 0x00]);
         assert_eq!(enabled.enabled(), Some(true));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_bytes_are_told_from_a_site() {
+    fn foreign_bytes_are_distinguished_from_a_site() {
         let on_nop = SiteCode([0xcc, 0x3d, 0, 0, 0, 0]);
         assert!(on_nop.has_breakpoint() && !on_nop.is_pristine());
         assert_eq!(on_nop.enabled(), Some(false));

@@ -61,7 +61,7 @@ fn assert_well(mut own: Own) {
 // promise: Own probes: Threads that execute the sites run on while another thread switches them (4
 //    × 500 updates, both ways)
 #[test]
-fn eight_threads_execute_the_sites_while_another_switches_them() {
+fn threads_run_on_while_their_sites_are_switched() {
     let _busy = busy();
     for mut own in both_ways() {
         own.tell("spin 8");
@@ -73,7 +73,7 @@ fn eight_threads_execute_the_sites_while_another_switches_them() {
 // promise: Own probes: Threads of one program that switch the same probes all count (4 × 800
 //    updates, both ways)
 #[test]
-fn four_threads_that_switch_the_same_probes_all_count() {
+fn threads_switching_the_same_probes_all_count() {
     let _busy = busy();
     for mut own in both_ways() {
         own.tell("spin 2");
@@ -85,7 +85,7 @@ fn four_threads_that_switch_the_same_probes_all_count() {
 // promise: Own probes: Tools that switch the same probes from outside, with and without a stop, all
 //    count (4 × 600 and 100, both ways)
 #[test]
-fn tools_that_switch_the_same_probes_from_outside_all_count() {
+fn tools_outside_switching_the_same_probes_all_count() {
     const UPDATES: usize = 50;
     let _busy = busy();
     let all = |action| Actions::of(action, Selector::All);
@@ -105,7 +105,7 @@ fn tools_that_switch_the_same_probes_from_outside_all_count() {
 // promise: Own probes: An object that is loaded and unloaded all the time is never written to by
 //    mistake (4 × 600 updates, both ways)
 #[test]
-fn an_object_that_comes_and_goes_all_the_time_is_never_written_amiss() {
+fn loading_and_unloading_objects_are_never_written_wrongly() {
     let _busy = busy();
     let plugin = fixture("objects/plugin.so");
     for mut own in both_ways() {
@@ -120,7 +120,7 @@ fn an_object_that_comes_and_goes_all_the_time_is_never_written_amiss() {
 // promise: Own probes: No page is writable and executable at once, and code stays mapped from its
 //    file (4 × 600 updates, both ways, watched from outside)
 #[test]
-fn no_page_can_be_written_and_executed_at_once_and_the_code_stays_that_of_its_file() {
+fn no_page_is_ever_writable_and_executable() {
     let _busy = busy();
     for mut own in both_ways() {
         own.tell("spin 2");

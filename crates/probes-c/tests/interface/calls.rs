@@ -15,7 +15,7 @@ const ON: (probes_lib::State, u16) = (Enabled, 1);
 // promise: Own probes: Each call does what its documentation says, and code is as it was after
 //    enabling and disabling (4)
 #[test]
-fn a_program_switches_its_own_probes_linked_with_either_library() {
+fn program_switches_its_own_probes_with_either_library() {
     let forms = Own::forms(Library::Shared).chain(Own::forms(Library::Static));
     for mut own in forms {
         settle(own.talker.pid());
@@ -45,7 +45,7 @@ fn a_program_switches_its_own_probes_linked_with_either_library() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_and_changes_nothing() {
+fn impossible_calls_fail_and_change_nothing() {
     for mut own in Own::forms(Library::Shared) {
         for (line, message) in [
             (
@@ -76,7 +76,7 @@ fn what_cannot_be_done_is_said_and_changes_nothing() {
 
 // promise: Own probes: A breakpoint on a site keeps its probe unchanged (2)
 #[test]
-fn a_breakpoint_at_a_site_keeps_the_probe_as_it_is() {
+fn breakpoint_on_a_site_keeps_its_probe_unchanged() {
     for mut own in Own::forms(Library::Shared) {
         let states = own.target.states().unwrap();
         let site = states.probe("ping").unwrap().sites().next().unwrap();
@@ -91,7 +91,7 @@ fn a_breakpoint_at_a_site_keeps_the_probe_as_it_is() {
 }
 
 #[test]
-fn half_an_update_is_refused_and_repaired_by_set() {
+fn half_an_update_is_repaired_by_set() {
     for mut own in Own::forms(Library::Shared) {
         let states = own.target.states().unwrap();
         let site = states.probe("ping").unwrap().sites().next().unwrap();
@@ -112,7 +112,7 @@ fn half_an_update_is_refused_and_repaired_by_set() {
 
 // promise: Own probes: A child process is distinct from its parent: neither changes the other (2)
 #[test]
-fn a_child_is_not_its_parent_and_neither_changes_the_other() {
+fn child_and_parent_do_not_change_each_other() {
     for mut own in Own::forms(Library::Shared) {
         let pid = own.talker.pid();
         let refusal = own.ask("fork");
@@ -136,7 +136,7 @@ fn a_child_is_not_its_parent_and_neither_changes_the_other() {
 
 // promise: Own probes: A program under a debugger switches its probes (2)
 #[test]
-fn a_program_under_a_debugger_switches_its_probes() {
+fn program_under_a_debugger_switches_its_probes() {
     for mut own in Own::forms(Library::Shared) {
         let pid = own.talker.pid();
         let mut gdb = Command::new("gdb");
@@ -156,7 +156,7 @@ fn a_program_under_a_debugger_switches_its_probes() {
 
 // promise: Own probes: A thousand updates leave no descriptor and no mapping (2 × 1,000 updates)
 #[test]
-fn nothing_is_left_of_a_thousand_updates() {
+fn thousand_updates_leave_nothing_behind() {
     for mut own in Own::forms(Library::Shared) {
         assert_eq!(own.ask("toggle 1 1"), "toggled 0 0");
         let before = descriptors(own.talker.pid());
@@ -176,7 +176,7 @@ fn maps_of_code(pid: i32) -> Vec<String> {
 
 // promise: Own probes: Without /proc, the call fails with that reason (2)
 #[test]
-fn without_proc_it_says_so() {
+fn missing_proc_is_reported() {
     for mut own in Own::forms(Library::Shared) {
         own.tell("forbid-open");
         assert!(own.ask("enable ping").ends_with("; nothing was changed"));
@@ -189,7 +189,7 @@ fn without_proc_it_says_so() {
 
 // promise: Own probes: A program that is not dumpable gets an error with that reason (2)
 #[test]
-fn a_program_that_is_not_dumpable_says_so() {
+fn program_that_is_not_dumpable_is_refused() {
     // Root may look into everything: the program is another user's, linked so that it needs no file of
     // a folder that he may not enter.
     for folder in programs(Library::Static) {
@@ -215,7 +215,7 @@ fn a_program_that_is_not_dumpable_says_so() {
 }
 
 #[test]
-fn a_program_that_proc_knows_by_another_number_switches_its_probes() {
+fn program_with_another_pid_in_proc_switches_probes() {
     for folder in programs(Library::Shared) {
         let mut unshare = Command::new("unshare");
         unshare.args(["--user", "--pid", "--fork", "--kill-child"]);
@@ -233,7 +233,7 @@ fn a_program_that_proc_knows_by_another_number_switches_its_probes() {
 
 // promise: Own probes: A program whose first thread has exited switches its probes (2)
 #[test]
-fn a_program_whose_first_thread_has_exited_switches_its_probes() {
+fn program_without_first_thread_switches_its_probes() {
     for mut own in Own::forms(Library::Shared) {
         own.talker.ask("leave", "ready");
         own.tell("enable-all");
@@ -249,7 +249,7 @@ fn a_program_whose_first_thread_has_exited_switches_its_probes() {
 // promise: Own probes: Sealed code is switched through `/proc/self/mem`, and refused the other way
 //    (2)
 #[test]
-fn sealed_code_is_switched_unless_another_page_would_have_to_take_its_place() {
+fn sealed_code_is_switched_through_proc_mem_only() {
     for mut own in Own::forms(Library::Shared) {
         let is_sealed = own.ask("seal") == "done";
         own.tell("enable-all");

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::{env, fs};
 
 #[test]
-fn the_header_is_what_the_source_says() {
+fn header_equals_the_one_generated_from_the_source() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let made = cbindgen::Builder::new()

@@ -19,7 +19,7 @@ fn services() -> impl Iterator<Item = Talker> {
 // promise: Own probes: An OCaml service switches its own probe in a SIGUSR1 handler (2 × 40
 //    updates)
 #[test]
-fn a_service_toggles_its_own_probe_on_sigusr1() {
+fn service_switches_its_own_probe_on_sigusr1() {
     for mut service in services() {
         let target = Target::open(service.pid()).unwrap();
         let state = || target.states().unwrap().probe("request").unwrap().state();
@@ -52,7 +52,7 @@ fn a_service_toggles_its_own_probe_on_sigusr1() {
 }
 
 #[test]
-fn each_function_does_what_it_says() {
+fn each_function_does_what_its_documentation_says() {
     for mut service in services() {
         for (line, answer) in [
             ("enable request", "done"),
@@ -91,7 +91,7 @@ fn each_function_does_what_it_says() {
 
 // promise: Own probes: OCaml threads that switch the same probes all count (2 × 400 updates)
 #[test]
-fn threads_of_ocaml_that_switch_the_same_probes_all_count() {
+fn ocaml_threads_switching_the_same_probes_all_count() {
     for mut service in services() {
         service.ask("threads 4", "done");
         let states = service.ask("states", "states");
@@ -100,7 +100,7 @@ fn threads_of_ocaml_that_switch_the_same_probes_all_count() {
 }
 
 #[test]
-fn a_child_of_a_service_is_not_its_parent() {
+fn child_of_a_service_is_not_its_parent() {
     for mut service in services() {
         let refusal = service.ask("fork", "child ");
         assert!(refusal.contains(" is a child of "), "{refusal}");
@@ -113,7 +113,7 @@ fn a_child_of_a_service_is_not_its_parent() {
 }
 
 #[test]
-fn a_service_without_the_library_can_say_so() {
+fn service_without_the_library_reports_it() {
     for file in program_forms("own/own") {
         let output = output(Command::new(file).arg("/nonesuch/libprobes.so"));
         assert!(!output.status.success());

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_on_the_terminal_is_left_out() {
+    fn lines_beyond_the_terminal_are_left_out() {
         let table = "name hits\nlong 1\nü 2\n";
         assert_eq!(clipped(table, 80, 24), table);
         assert_eq!(clipped(table, 0, 0), table);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_erased_before_the_next() {
+    fn table_is_erased_before_the_next() {
         assert_eq!(Live { lines: 0 }.erased(), "");
         assert_eq!(Live { lines: 3 }.erased(), "\x1b[3F\x1b[J");
     }

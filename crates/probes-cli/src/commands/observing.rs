@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_looked_at_once_in_each_pause() {
+    fn process_is_read_once_in_each_interval() {
         let ms = Duration::from_millis;
         assert_eq!(after(ms(1000), ms(1000)), ms(2000));
         assert_eq!(after(ms(1001), ms(1000)), ms(2000));

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_send_us_is_passed_on() {
+    fn signals_from_other_processes_are_passed_on() {
         for code in [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL] {
             for number in (1..=31).chain(real_time()) {
                 let expected = match number {
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_terminal_sends_has_reached_the_program() {
+    fn signals_of_the_terminal_are_not_passed_on() {
         for number in [
             libc::SIGINT,
             libc::SIGQUIT,
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_set_before_our_time_is_for_the_program_and_news_of_it_is_for_us() {
+    fn inherited_alarm_is_passed_on_sigchld_is_not() {
         let alarm = reaction_to(libc::SIGALRM, KERNEL, 0, SCENE);
         assert_eq!(alarm, Reaction::PassOn);
         let child = reaction_to(libc::SIGCHLD, libc::CLD_STOPPED, SCENE.program, SCENE);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_program_stands_a_stop_is_ours_and_a_continue_the_programs() {
+    fn stopped_tool_follows_stops_and_passes_continues() {
         for (code, sender) in [(KERNEL, 0), (libc::SI_USER, 7), (libc::SI_QUEUE, 7)] {
             for stop in [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU] {
                 let reaction = reaction_to(stop as i32, code, sender, STANDING);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_status_is_the_programs_or_128_and_the_signal() {
+    fn exit_status_is_kept_or_128_plus_signal() {
         for code in [0, 1, 2, 127, 255] {
             let status = ExitStatus::from_raw(i32::from(code) << 8);
             assert_eq!(exit_status(status), code);

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn in_json_each_value_tells_its_kind() {
+    fn json_values_have_their_kind() {
         let json = |value: &Value| serde_json::to_string(&Argument::of(value)).unwrap();
         assert_eq!(json(&Value::Int(7)), r#"{"int":7}"#);
         assert_eq!(

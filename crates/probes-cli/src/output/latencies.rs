@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_to_three_digits() {
+    fn times_have_three_significant_digits() {
         let words = |nanoseconds| in_words(Duration::from_nanos(nanoseconds));
         let told = [0, 7, 999, 1000, 1024, 12_345, 999_499, 999_500, 1_000_000].map(words);
         let expected = [
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_powers_of_two_from_the_first_to_the_last_that_is_not_empty() {
+    fn buckets_are_powers_of_two_between_nonempty_ones() {
         let times = [(1000, 3), (1023, 1), (1024, 2), (9000, 5)];
         let times = times.map(|(time, count)| (Duration::from_nanos(time), count));
         let found = buckets(times.into_iter());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_as_long_as_their_share() {
+    fn bars_are_proportional_to_their_share() {
         let bucket = |from_ns, count| Bucket {
             from_ns,
             to_ns: 2 * from_ns,

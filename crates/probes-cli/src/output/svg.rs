@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_no_markup() {
+    fn markup_in_names_is_escaped() {
         let quoted = Quoted("a<b>&\"c\"\u{1b}").to_string();
         assert_eq!(quoted, "a&lt;b&gt;&amp;\"c\"\\u{1b}");
     }

@@ -113,7 +113,7 @@ fn zombies() -> Vec<i32> {
 //    update is reported as exited; nothing hangs, no zombie remains (before each call, about 400 in
 //    all)
 #[test]
-fn a_process_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
+fn exit_before_any_call_of_update_is_reported() {
     let mut case = Case::begin("ended before each call", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -138,7 +138,7 @@ fn a_process_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
 // promise: Exit, exec and fork of the process: An exec before any system call of an update is
 //    reported, and the new program is not written to (before each call, about 110 in all)
 #[test]
-fn a_process_that_executes_another_program_before_any_call_of_an_update_is_said_to() {
+fn exec_before_any_call_of_update_is_reported() {
     let mut case = Case::begin("executed before each call", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -202,7 +202,7 @@ fn meet_second(file: &Path, nth: usize) -> Option<String> {
 // promise: Objects that come and go: If one of several processes exits during the update, it is
 //    named, and the error says what happened to the other (before each call, about 500 in all)
 #[test]
-fn of_several_processes_one_that_ends_meanwhile_is_named_and_what_became_of_the_other_is_said() {
+fn exit_of_one_of_several_processes_is_reported() {
     let mut case = Case::begin("one of two ended before each call", 2);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -276,7 +276,7 @@ fn meet_container(case: &mut Case, file: &Path, nth: usize) -> usize {
 // promise: Containers: A container that exits before any system call of an update is reported as
 //    exited (before each call, about 170 in all)
 #[test]
-fn a_container_that_ends_before_any_call_of_an_update_is_said_to_have_ended() {
+fn exit_of_a_container_during_update_is_reported() {
     let mut case = Case::begin("container ended before each call", 2);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {

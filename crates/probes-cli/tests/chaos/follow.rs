@@ -178,7 +178,7 @@ impl Executing {
 //    run on, with all their children (200 followers of programs that fork, load, execute and start
 //    threads all the time)
 #[test]
-fn a_follower_that_ends_at_any_moment_leaves_processes_that_go_on_with_all_their_children() {
+fn processes_run_on_when_their_follower_ends() {
     let mut case = Case::begin("followers killed at any moment", 15);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -270,7 +270,7 @@ const MANY: u64 = 1600;
 // promise: Following: A followed process runs on though the follower's output is not read (400
 //    execs, output to a pipe of 4 KiB, twice)
 #[test]
-fn followed_through_thousands_of_forks_loads_and_execs_nothing_is_missed_and_nothing_piles_up() {
+fn thousands_of_forks_loads_and_execs_are_followed() {
     let mut case = Case::begin("followed without an end", 10);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -355,7 +355,7 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
 
 // promise: Following: If a system call of a follower fails, the process runs on (120 followers)
 #[test]
-fn whatever_call_of_a_follower_fails_the_process_goes_on() {
+fn processes_run_on_when_a_follower_call_fails() {
     let mut case = Case::begin("failing calls of a follower", 5);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -385,7 +385,7 @@ fn whatever_call_of_a_follower_fails_the_process_goes_on() {
 // promise: Following: Followers that start and end under a storm of signals lose none (48
 //    followers, 40,000 signals)
 #[test]
-fn followers_that_come_and_go_under_a_storm_of_signals_lose_none() {
+fn followers_under_a_signal_storm_lose_no_signal() {
     let mut case = Case::begin("followed under a storm of signals", 10);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {

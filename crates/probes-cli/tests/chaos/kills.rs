@@ -94,7 +94,7 @@ fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault
 // promise: Death of the tool: A tool killed before any of its system calls leaves a process that
 //    runs on and is whole or can be repaired (about 240 kills)
 #[test]
-fn a_tool_killed_before_each_of_its_calls_leaves_a_process_that_is_well_or_can_be_repaired() {
+fn kill_before_each_call_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before each call", 5);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -110,7 +110,7 @@ fn a_tool_killed_before_each_of_its_calls_leaves_a_process_that_is_well_or_can_b
 //    `info` shows, other updates refuse and `-force` repairs (96 kills, half of them leave half an
 //    update)
 #[test]
-fn a_tool_killed_before_or_within_each_of_its_writes_leaves_what_is_told_and_can_be_repaired() {
+fn kill_within_each_write_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before or within each write", 5);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -210,8 +210,7 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
 // promise: Death of the tool: A tool killed at any moment leaves a process that runs on and can be
 //    repaired (504 kills)
 #[test]
-fn a_tool_killed_at_any_moment_leaves_a_process_that_runs_on_with_its_signals_and_can_be_repaired()
-{
+fn kill_at_any_moment_leaves_a_repairable_process() {
     let mut case = Case::begin("killed at any moment", 15);
     let stormy = || -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();

@@ -71,7 +71,7 @@ fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Recor
 // promise: Launching programs: If a system call of a launch fails, the program runs with its probes
 //    set or does not run, and no child remains (500 failed calls)
 #[test]
-fn every_call_of_a_start_fails_in_turn_and_no_child_is_left_or_runs_without_its_probes() {
+fn failed_calls_of_launch_leave_no_program_unset() {
     let mut case = Case::begin("failing calls of a start", 2);
     let folder = Scratch::new();
     let mut rounds = 0;
@@ -105,7 +105,7 @@ fn every_call_of_a_start_fails_in_turn_and_no_child_is_left_or_runs_without_its_
 // promise: Launching programs: If the tool is killed during a launch, the program runs with its
 //    probes set or does not run (64 kills)
 #[test]
-fn a_tool_killed_before_each_call_of_a_start_leaves_no_program_that_runs_without_its_probes() {
+fn killed_launch_leaves_no_program_with_probes_unset() {
     let mut case = Case::begin("killed before each call of a start", 2);
     let folder = Scratch::new();
     let output = folder.file("output");

@@ -50,7 +50,7 @@ fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str
 // promise: Stopping and resuming: Threads that are created and exit all the time are stopped too,
 //    even if none lives long (504 cycles of C and OCaml programs, 2,000 to 7,000 threads a second)
 #[test]
-fn threads_that_are_born_and_end_by_the_thousand_are_all_stopped_five_hundred_times() {
+fn threads_created_by_the_thousand_are_all_stopped() {
     let mut case = Case::begin("switched while threads are born and end", 8);
     let leaderless = || fixture_forms("churn").map(|file| (file, &["leader-exits"] as &[&str]));
     let led = || {
@@ -73,7 +73,7 @@ fn threads_that_are_born_and_end_by_the_thousand_are_all_stopped_five_hundred_ti
 // promise: Exit, exec and fork of the process: Children inherit the state of the probes and run on
 //    (200 cycles, 1,500 to 4,000 forks a second)
 #[test]
-fn a_process_that_forks_all_the_time_is_changed_and_its_children_end_well() {
+fn forking_process_is_changed_and_children_run_on() {
     let mut case = Case::begin("switched while processes are forked", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {

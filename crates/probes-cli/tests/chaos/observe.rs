@@ -76,7 +76,7 @@ fn kill_at_each(case: &mut Case, file: &Path, fault: &str, action: Action) {
 // promise: Observations: A tool killed before any of its system calls while it counts leaves what
 //    the next one removes (about 600 kills)
 #[test]
-fn a_tool_killed_before_each_of_its_calls_while_it_counts_leaves_what_the_next_puts_back() {
+fn counting_tool_killed_before_each_call_is_removed() {
     let mut case = Case::begin("killed while it counts", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -96,7 +96,7 @@ fn a_tool_killed_before_each_of_its_calls_while_it_counts_leaves_what_the_next_p
 // promise: Observations: A tool killed at any moment while it counts leaves threads that run on
 //    (200 kills)
 #[test]
-fn a_tool_killed_at_any_moment_while_it_counts_leaves_threads_that_go_on() {
+fn counting_tool_killed_anytime_leaves_threads_running() {
     let mut case = Case::begin("killed at any moment while it counts", 4);
     let files: Vec<PathBuf> = fixture_forms("threads_spin")
         .into_iter()
@@ -134,7 +134,7 @@ fn a_tool_killed_at_any_moment_while_it_counts_leaves_threads_that_go_on() {
 // promise: Observations: Counting starts and ends under full load, and every thread runs on (204
 //    observations)
 #[test]
-fn observations_come_and_go_under_load_and_lose_nobody() {
+fn counting_under_load_starts_and_ends_without_loss() {
     let mut case = Case::begin("observed under load, over and over", 4);
     let files: Vec<PathBuf> = fixture_forms("threads_spin")
         .into_iter()

@@ -114,7 +114,7 @@ fn sweep(case: &mut Case, file: &Path, args: &[&str], end: End) {
 // promise: Observations: An exit or exec of the process before any system call of an observation is
 //    reported (700 exits and execs)
 #[test]
-fn a_process_that_ends_before_any_call_of_an_observation_is_said_to_have_ended() {
+fn exit_before_any_call_of_observation_is_reported() {
     let mut case = Case::begin("ended while it was observed", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -138,7 +138,7 @@ fn a_process_that_ends_before_any_call_of_an_observation_is_said_to_have_ended()
 // promise: Observations: A process that exits at any moment ends the counting tool with a message
 //    (60 exits)
 #[test]
-fn a_process_that_ends_at_any_moment_ends_the_tool_that_counts_with_a_message() {
+fn exit_at_any_moment_ends_the_counting_tool() {
     let mut case = Case::begin("ended while a tool counted", 2);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -184,7 +184,7 @@ fn a_process_that_ends_at_any_moment_ends_the_tool_that_counts_with_a_message() 
 // promise: Observations: A process that is stopped and continued all the time is observed, and a
 //    stopped one stays stopped (20 and 80 observations)
 #[test]
-fn a_process_that_is_stopped_and_continued_all_the_time_is_observed() {
+fn process_stopped_and_continued_repeatedly_is_observed() {
     let mut case = Case::begin("observed while it is stopped and continued", 2);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -244,7 +244,7 @@ fn a_process_that_is_stopped_and_continued_all_the_time_is_observed() {
 // promise: Observations: The children of a process that forks all the time run on and exit well
 //    under observation (40 observations, 10,000 children)
 #[test]
-fn a_process_that_forks_all_the_time_is_observed_and_its_children_end_well() {
+fn forking_process_is_observed_and_children_run_on() {
     let mut case = Case::begin("observed while it forks", 2);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {

@@ -88,7 +88,7 @@ fn programs() -> Vec<(PathBuf, &'static [&'static str])> {
 // promise: Observations: An observer killed at any moment leaves threads that run on, and the next
 //    one removes what remains (504 kills)
 #[test]
-fn an_observer_killed_at_any_moment_leaves_threads_that_go_on() {
+fn observer_killed_at_any_moment_leaves_threads_running() {
     const NAME: &str = "observers::an_observer_killed_at_any_moment_leaves_threads_that_go_on";
     if let Ok(what) = std::env::var(OBSERVED) {
         return observe(&what);
@@ -153,7 +153,7 @@ fn an_observer_killed_at_any_moment_leaves_threads_that_go_on() {
 // promise: Observations: An observer killed before any of its system calls leaves what the next one
 //    removes (about 280 kills)
 #[test]
-fn an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back() {
+fn observer_killed_before_each_call_is_removed_later() {
     const NAME: &str =
         "observers::an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back";
     if let Ok(what) = std::env::var(OBSERVED) {
@@ -204,7 +204,7 @@ fn an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back() 
 // promise: Observations: Observations of every kind start and end while threads sleep, raise,
 //    collect and wait in handlers, and all counts add up (500 observations)
 #[test]
-fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
+fn observations_start_and_end_while_threads_run_handlers() {
     let mut case = Case::begin("everything learnt under load, over and over", 4);
     let files = programs();
     let each = case.part_of(CYCLES).div_ceil(files.len());
@@ -273,7 +273,7 @@ fn observations_of_every_kind_come_and_go_while_threads_stay_in_handlers() {
 // promise: Observations: Signals are delivered once and in order while observations start and end
 //    (100 observations, at least 10,000 signals to each of 4 targets)
 #[test]
-fn observations_of_every_kind_under_a_storm_of_signals_lose_none() {
+fn observations_under_a_signal_storm_lose_no_signal() {
     let mut case = Case::begin("everything learnt under a storm of signals", 4);
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));

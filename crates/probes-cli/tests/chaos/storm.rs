@@ -179,7 +179,7 @@ fn weather(case: &mut Case, file: &Path, cycles: usize) {
 // promise: Signals: Each signal is delivered once and in order, while updates stop all threads
 //    (1,000 cycles, at least 10,000 queued signals to each of 4 targets)
 #[test]
-fn eight_threads_under_a_storm_of_signals_are_switched_a_thousand_times_and_lose_none() {
+fn thousand_updates_under_a_signal_storm_lose_nothing() {
     let mut case = Case::begin("switched under a storm of signals", 20);
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));

@@ -226,7 +226,7 @@ fn sweep_all(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, rest: Re
 //    or the error says that it is half changed (about 5,000 failed calls, each alone with every
 //    error it can give)
 #[test]
-fn every_call_fails_in_turn_and_an_idle_process_is_restored_or_its_state_is_told() {
+fn every_failing_call_leaves_a_known_idle_process() {
     let mut case = Case::begin("failing calls, idle process", 15);
     let mut files: Vec<PathBuf> = fixture_forms("multi_semaphore").into();
     files.extend(program_forms("twolibs"));
@@ -251,7 +251,7 @@ fn every_call_fails_in_turn_and_an_idle_process_is_restored_or_its_state_is_told
 // promise: All or nothing: If a system call of an update fails under busy threads, they run on, and
 //    the error names the state (about 1,100 failed calls)
 #[test]
-fn every_call_fails_in_turn_and_busy_threads_go_on_with_a_state_that_is_told() {
+fn every_failing_call_leaves_a_known_busy_process() {
     let mut case = Case::begin("failing calls, busy process", 10);
     let mut sweeps = 0;
     while case.goes_on(sweeps, 1) {

@@ -13,7 +13,7 @@ const CALLS: u32 = 3000;
 
 // promise: top: After a panic, `top` leaves terminal and process as they were (2)
 #[test]
-fn a_panic_of_the_screen_leaves_terminal_and_process_as_they_were() {
+fn panic_of_the_screen_restores_terminal_and_process() {
     let mut case = Case::begin("panics of the screen", 1);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {

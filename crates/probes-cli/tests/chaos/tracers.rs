@@ -119,7 +119,7 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usiz
 // promise: Other tracers and tools: Two or five tools at once: each does its whole update or names
 //    the one that holds the process, and the counters add up (840 updates)
 #[test]
-fn two_and_five_tools_at_once_all_count_or_say_who_is_at_it() {
+fn two_and_five_tools_at_once_all_count() {
     let mut case = Case::begin("two and five tools at once", 4);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {
@@ -141,7 +141,7 @@ fn two_and_five_tools_at_once_all_count_or_say_who_is_at_it() {
 // promise: Other tracers and tools: A tool that is stopped in the middle of its update is named by
 //    the others, and finishes when it is resumed (stopped before each write)
 #[test]
-fn a_tool_that_stands_in_the_middle_of_its_update_is_named_and_does_the_rest_later() {
+fn tool_stopped_amid_its_update_is_named() {
     let mut case = Case::begin("one tool stands, others come", 2);
     let mut rounds = 0;
     while case.goes_on(rounds, 1) {

@@ -42,7 +42,7 @@ fn switch(case: &mut Case, file: &Path) {
 // promise: Live updates: No thread ever executes anything but a whole instruction (12,000 opcodes,
 //    under some hundred million executions)
 #[test]
-fn code_is_changed_under_the_threads_that_execute_it_and_they_go_on() {
+fn threads_run_on_while_their_code_is_changed() {
     let mut case = Case::begin("switched without a stop", 6);
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));

@@ -29,7 +29,7 @@ fn handlers_run_while_their_probes_are_on() {
 }
 
 #[test]
-fn a_service_says_what_its_handlers_see() {
+fn service_prints_what_its_handlers_see() {
     let mut target = Talker::start_with(&program("service"), ["5"]);
     attach(&target, "-enable req_start").answer();
     target.expect("probe req_start request=");
@@ -40,7 +40,7 @@ fn a_service_says_what_its_handlers_see() {
 }
 
 #[test]
-fn the_answer_says_what_was_changed_in_every_format() {
+fn answer_lists_the_changes_in_every_format() {
     let target = Talker::start(&program("twolibs"));
     let run = attach(&target, "-enable shared,main_only");
     assert!(
@@ -78,7 +78,7 @@ fn the_answer_says_what_was_changed_in_every_format() {
 }
 
 #[test]
-fn counters_count_clients_and_sites_change_with_the_first_and_the_last() {
+fn sites_change_with_the_first_and_last_enable() {
     for target in both_forms("gen_ocaml_2") {
         assert_eq!(
             attach(&target, "-enable plain").answer(),
@@ -105,7 +105,7 @@ fn counters_count_clients_and_sites_change_with_the_first_and_the_last() {
 }
 
 #[test]
-fn disabling_a_named_probe_that_is_off_changes_nothing() {
+fn disabling_a_named_disabled_probe_changes_nothing() {
     for target in both_forms("gen_ocaml_2") {
         let before = image(target.pid());
         let error = attach(&target, "-enable watched -disable plain").failure();
@@ -116,7 +116,7 @@ fn disabling_a_named_probe_that_is_off_changes_nothing() {
 }
 
 #[test]
-fn other_families_pass_over_probes_that_are_off_and_say_so() {
+fn other_families_skip_disabled_probes_and_say_so() {
     let target = Talker::start(&program("service"));
     attach(&target, "-enable req_end").answer();
     let run = attach(&target, "-disable-regexp req_");
@@ -142,7 +142,7 @@ fn other_families_pass_over_probes_that_are_off_and_say_so() {
 }
 
 #[test]
-fn a_regexp_matches_from_the_start_of_a_name() {
+fn regexp_matches_from_the_start_of_a_name() {
     let target = Talker::start(&program("service"));
     let answer = attach(&target, "-enable-regexp req_(start|end)").answer();
     assert_eq!(answer.lines().count(), 2);
@@ -163,7 +163,7 @@ fn a_regexp_matches_from_the_start_of_a_name() {
 }
 
 #[test]
-fn of_a_pair_stop_is_enabled_first_and_start_disabled_first() {
+fn pair_enables_stop_first_and_disables_start_first() {
     let target = Talker::start(&program("service"));
     let answer = attach(&target, "-enable-pair req_start,req_end").answer();
     assert_eq!(answer, "req_end 0 -> 1, 1 site\nreq_start 0 -> 1, 1 site\n");
@@ -172,7 +172,7 @@ fn of_a_pair_stop_is_enabled_first_and_start_disabled_first() {
 }
 
 #[test]
-fn a_name_that_does_not_exist_names_the_nearest_and_changes_nothing() {
+fn unknown_name_gets_a_suggestion_and_changes_nothing() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let before = image(target.pid());
     let error = attach(&target, "-enable watched,plian").failure();
@@ -184,7 +184,7 @@ fn a_name_that_does_not_exist_names_the_nearest_and_changes_nothing() {
 }
 
 #[test]
-fn probes_in_which_counter_and_sites_disagree_are_repaired_with_force() {
+fn inconsistent_probes_are_repaired_with_force() {
     for target in both_forms("interrupted") {
         let pid = target.pid();
         let before = image(pid);
@@ -205,7 +205,7 @@ fn probes_in_which_counter_and_sites_disagree_are_repaired_with_force() {
 }
 
 #[test]
-fn force_sets_counters_to_one_or_zero_with_every_family() {
+fn force_sets_counters_to_one_or_zero() {
     for target in both_forms("multi_semaphore") {
         for _ in 0..3 {
             attach(&target, "-enable many").answer();
@@ -227,7 +227,7 @@ fn force_sets_counters_to_one_or_zero_with_every_family() {
 }
 
 #[test]
-fn a_breakpoint_on_a_site_keeps_everything_as_it_was() {
+fn breakpoint_on_a_site_keeps_everything_unchanged() {
     for target in both_forms("gen_ocaml_2") {
         let pid = target.pid();
         let json = run(&format!("info -json -pid {pid}")).json();
@@ -257,7 +257,7 @@ fn a_breakpoint_on_a_site_keeps_everything_as_it_was() {
 }
 
 #[test]
-fn a_full_counter_is_refused_with_the_way_to_reset_it() {
+fn full_counter_is_refused_with_a_hint() {
     for target in both_forms("gen_ocaml_2") {
         attach(&target, "-enable plain").answer();
         let json = run(&format!("info -json -pid {}", target.pid())).json();

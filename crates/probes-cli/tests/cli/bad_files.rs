@@ -9,7 +9,7 @@ use crate::support::{golden, image, redacted, run, run_on};
 // promise: Bad input: Every damaged file gets its message, unless its probes can be determined all
 //    the same (all of `corrupt/`)
 #[test]
-fn every_damaged_file_gets_its_message_unless_its_probes_can_be_told_all_the_same() {
+fn every_damaged_file_gets_its_message() {
     let folder = fixture("corrupt");
     let mut files: Vec<_> = fs::read_dir(&folder)
         .unwrap()
@@ -32,7 +32,7 @@ fn every_damaged_file_gets_its_message_unless_its_probes_can_be_told_all_the_sam
 }
 
 #[test]
-fn programs_without_ocaml_probes_are_told_how_they_get_some() {
+fn programs_without_ocaml_probes_get_a_hint() {
     for name in ["no_probes", "foreign_only"] {
         for file in fixture_forms(name) {
             let error = run_on("list", &file).failure();
@@ -51,7 +51,7 @@ fn programs_without_ocaml_probes_are_told_how_they_get_some() {
 }
 
 #[test]
-fn a_running_program_with_damaged_notes_or_sites_is_left_as_it_is() {
+fn damaged_running_program_is_left_unchanged() {
     for name in [
         "note_random_bytes",
         "note_descsz_9",

@@ -42,7 +42,7 @@ fn is_kernel_thread(pid: i32) -> bool {
 }
 
 #[test]
-fn a_pid_that_no_process_has() {
+fn pid_of_no_process_is_refused() {
     // proc_sys_kernel_pid_max(5): pids are below 2^22.
     refused(
         4_194_305,
@@ -52,7 +52,7 @@ fn a_pid_that_no_process_has() {
 }
 
 #[test]
-fn a_process_that_has_just_ended() {
+fn exited_process_is_refused() {
     let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();
     target.hang_up();
@@ -61,7 +61,7 @@ fn a_process_that_has_just_ended() {
 }
 
 #[test]
-fn a_zombie_is_told_with_its_parent() {
+fn zombie_is_refused_with_its_parent() {
     let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();
     target.hang_up();
@@ -73,7 +73,7 @@ fn a_zombie_is_told_with_its_parent() {
 }
 
 #[test]
-fn a_thread_of_a_process() {
+fn thread_id_is_refused_with_its_process() {
     let target = Talker::start_with(&program("threads"), ["2"]);
     let pid = target.pid();
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
@@ -88,7 +88,7 @@ fn a_thread_of_a_process() {
 }
 
 #[test]
-fn a_kernel_thread() {
+fn kernel_thread_is_refused() {
     match processes().into_iter().find(|&pid| is_kernel_thread(pid)) {
         Some(pid) => refused(
             pid,
@@ -105,7 +105,7 @@ fn a_kernel_thread() {
 }
 
 #[test]
-fn a_process_of_another_user() {
+fn process_of_another_user_is_refused() {
     if geteuid().is_root() {
         let target = Talker::start(&fixture("gen_ocaml_2.pie"));
         let before = image(target.pid());
@@ -148,7 +148,7 @@ fn a_process_of_another_user() {
 }
 
 #[test]
-fn a_process_under_gdb_can_be_looked_at_but_not_changed() {
+fn process_under_gdb_is_readable_but_not_changed() {
     let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();
     let expected = states(pid);

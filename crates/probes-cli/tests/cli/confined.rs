@@ -48,7 +48,7 @@ fn start_by(command: &str, program: &PathBuf) -> Talker {
 // promise: Containers: Where a seccomp filter forbids ptrace, `info` and `-live` work, and the
 //    message names the filter (2)
 #[test]
-fn where_seccomp_forbids_ptrace_what_does_without_works() {
+fn info_and_live_work_where_seccomp_forbids_ptrace() {
     let filter = fixture("without_ptrace.exe").display().to_string();
     const WHY: &str = "this container's seccomp profile blocks ptrace";
     const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
@@ -87,7 +87,7 @@ fn where_seccomp_forbids_ptrace_what_does_without_works() {
 // promise: Containers: A process in a user namespace that we may not enter is refused, and nothing
 //    is changed (2 × 6, byte by byte)
 #[test]
-fn a_process_in_a_user_namespace_beside_ours_is_refused() {
+fn process_in_a_sibling_user_namespace_is_refused() {
     const HINT: &str = "run ocaml-probes inside that container, or as root outside of it";
     for file in fixture_forms("gen_ocaml_2") {
         let target = start_by("unshare --user --map-root-user", &file);
@@ -126,7 +126,7 @@ fn start_as_nobody_in_root_s_namespace(program: &PathBuf) -> Talker {
 // promise: Containers: A container of root is refused to the user whose id runs in it, and nothing
 //    is changed (2 × 2, byte by byte)
 #[test]
-fn a_container_of_root_is_not_open_to_the_user_who_runs_in_it() {
+fn container_of_root_is_refused_to_its_user() {
     if !geteuid().is_root() {
         // What is seen of it from inside: all that is outside belongs to others.
         let command = "unshare --user --map-root-user";
@@ -164,7 +164,7 @@ fn a_container_of_root_is_not_open_to_the_user_who_runs_in_it() {
 // promise: Containers: The message in a container without `CAP_SYS_PTRACE` names the missing
 //    capability (2 × 6, byte by byte)
 #[test]
-fn a_container_that_lacks_the_capability_to_trace_is_told_so() {
+fn missing_ptrace_capability_of_a_container_is_named() {
     const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
     const LACKS: &str = "and this container lacks CAP_SYS_PTRACE";
     let folder = Folder::new("incapable");
@@ -192,7 +192,7 @@ fn a_container_that_lacks_the_capability_to_trace_is_told_so() {
 // promise: Containers: A pid that is a different one outside the container is reported with the
 //    outer pid (2)
 #[test]
-fn a_pid_that_a_process_has_in_its_container_is_told_from_outside() {
+fn pid_inside_a_container_is_reported_from_outside() {
     // Half way round from what is given out here just now.
     let most: i32 = fs::read_to_string("/proc/sys/kernel/pid_max")
         .unwrap()
@@ -246,7 +246,7 @@ fn a_pid_that_a_process_has_in_its_container_is_told_from_outside() {
 }
 
 #[test]
-fn where_proc_shows_another_pid_namespace_nobody_is_mistaken_for_another() {
+fn proc_of_another_pid_namespace_is_refused() {
     for file in fixture_forms("gen_ocaml_2") {
         let outside = Talker::start(&file);
         let before = image(outside.pid());

@@ -29,7 +29,7 @@ fn pids(ps: &Value) -> Vec<&Value> {
 
 // promise: Containers: A pid is the one that the caller sees, outside and inside a container (2)
 #[test]
-fn a_program_is_known_by_the_pid_that_the_caller_sees() {
+fn program_is_known_by_the_callers_pid() {
     for program in fixture_forms("objects/host") {
         let container = container(&program);
         let (mut talker, pid) = container.start(Path::new("/host"));

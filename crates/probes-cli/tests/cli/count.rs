@@ -60,7 +60,7 @@ fn hits(lines: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn hits_are_counted_until_told_to_end_and_everything_is_put_back() {
+fn hits_are_counted_until_interrupted_then_all_restored() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let before = image(pid);
@@ -80,7 +80,7 @@ fn hits_are_counted_until_told_to_end_and_everything_is_put_back() {
 }
 
 #[test]
-fn only_those_are_counted_that_are_asked_for() {
+fn only_selected_probes_are_counted() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         for line in ["-probe only_alpha", "-regexp only"] {
@@ -100,7 +100,7 @@ fn only_those_are_counted_that_are_asked_for() {
 }
 
 #[test]
-fn in_json_each_time_is_a_line_with_what_is_new_and_the_last_has_all() {
+fn json_lines_have_new_hits_last_has_all() {
     for mut target in both_forms("gen_ocaml") {
         let mut tool = counting("-quiet -json -interval 1ms -for 1h", target.pid());
         let answer =
@@ -129,7 +129,7 @@ fn in_json_each_time_is_a_line_with_what_is_new_and_the_last_has_all() {
 }
 
 #[test]
-fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
+fn count_ends_with_its_time_or_the_process() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let timed = run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
@@ -146,7 +146,7 @@ fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
 // promise: Observations: If one interrupt ends the tool and the process, the tool prints the values
 //    read last (10)
 #[test]
-fn an_interrupt_that_ends_the_process_as_well_ends_it_with_what_was_read() {
+fn interrupt_ending_the_process_prints_the_last_values() {
     for file in fixture_forms("gen_ocaml") {
         for _ in 0..5 {
             let mut target = Talker::spawn(Command::new(&file).process_group(0));
@@ -167,7 +167,7 @@ fn an_interrupt_that_ends_the_process_as_well_ends_it_with_what_was_read() {
 }
 
 #[test]
-fn on_a_terminal_a_table_of_all_hits_is_renewed() {
+fn table_on_a_terminal_is_refreshed() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let terminal = Terminal::open(40, 12);
@@ -190,7 +190,7 @@ fn on_a_terminal_a_table_of_all_hits_is_renewed() {
 // promise: Observations: What a killed tool has left is reported, and removed by the next
 //    observation (2)
 #[test]
-fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
+fn next_count_removes_a_killed_one() {
     for file in fixture_forms("gen_ocaml") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
@@ -216,7 +216,7 @@ fn what_a_killed_tool_has_left_is_put_back_by_the_next() {
 
 // promise: Observations: The tool reports memory that stays mapped (2)
 #[test]
-fn memory_that_stays_mapped_is_told() {
+fn memory_that_stays_mapped_is_reported() {
     for file in fixture_forms("seccomp") {
         let mut target = Talker::start_with(&file, ["later"]);
         let pid = target.pid();
@@ -246,7 +246,7 @@ fn memory_that_stays_mapped_is_told() {
 // promise: Observations: The tool tries again to remove an observation from a process that cannot
 //    be stopped (2)
 #[test]
-fn a_process_that_cannot_be_stopped_in_the_end_is_put_back_when_it_can() {
+fn removal_is_retried_until_the_process_can_stop() {
     for file in fixture_forms("vforker") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
@@ -270,7 +270,7 @@ fn a_process_that_cannot_be_stopped_in_the_end_is_put_back_when_it_can() {
 // promise: Observations: If the observation cannot be removed, the tool says so and prints the
 //    values read last (2)
 #[test]
-fn what_stays_observed_is_told_with_what_was_read_last() {
+fn failed_removal_is_reported_with_the_last_values() {
     for file in fixture_forms("vforker") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
@@ -301,7 +301,7 @@ fn what_stays_observed_is_told_with_what_was_read_last() {
 }
 
 #[test]
-fn who_counts_is_told_when_another_does_in_his_place() {
+fn count_replaced_by_another_observer_says_so() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let mut first = command("count -quiet -interval 1ms".split(' '));
@@ -322,7 +322,7 @@ fn who_counts_is_told_when_another_does_in_his_place() {
 }
 
 #[test]
-fn names_and_processes_that_are_not_there_are_errors_as_ever() {
+fn unknown_names_and_processes_are_errors() {
     for target in both_forms("gen_ocaml") {
         let failure = run(&format!("count -pid {} -probe nothing", target.pid())).failure();
         assert!(failure.contains("no probe \"nothing\""), "{failure}");

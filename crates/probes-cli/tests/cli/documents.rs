@@ -188,3 +188,13 @@ fn supported_combinations_name_tests() {
     }
     assert!(cells > 30, "{cells}");
 }
+
+#[test]
+fn test_names_have_at_most_eight_words() {
+    let tests = tests();
+    let names = tests
+        .iter()
+        .filter_map(|test| test.name.rsplit("::").next());
+    let long: Vec<&str> = names.filter(|it| it.split('_').count() > 8).collect();
+    assert!(long.is_empty(), "{long:#?}");
+}

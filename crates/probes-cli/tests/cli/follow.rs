@@ -69,7 +69,7 @@ const WAYS: [&str; 4] = ["spawn", "vfork", "shell exec", "grandchild"];
 // promise: Following: Every process that a followed one starts or executes has its probes set
 //    before it runs (2 × 14 children)
 #[test]
-fn what_a_process_starts_from_now_on_has_its_probes_before_it_runs() {
+fn started_processes_have_their_probes_before_they_run() {
     for [family, other] in [["pie", "nopie"], ["nopie", "pie"]] {
         let mut talker = Talker::start(&fixture(&format!("family.{family}")));
         let following = Following::attach(talker.pid());
@@ -106,7 +106,7 @@ fn what_a_process_starts_from_now_on_has_its_probes_before_it_runs() {
 // promise: Following: The probes of libraries are set before their initialisers run, in followed
 //    processes too (4)
 #[test]
-fn initialisers_of_libraries_meet_their_probes_enabled() {
+fn library_probes_are_enabled_before_their_initialisers() {
     for family in fixture_forms("family") {
         let eager = ["objects/eager", "objects/musl/eager"].map(fixture_forms);
         for eager in eager.as_flattened() {
@@ -123,7 +123,7 @@ fn initialisers_of_libraries_meet_their_probes_enabled() {
 }
 
 #[test]
-fn a_process_that_executes_other_programs_is_followed_through_all_of_them() {
+fn process_is_followed_through_several_execs() {
     for way in ["exec", "thread"] {
         let [pie, nopie] = fixture_forms("family");
         let mut talker = Talker::start(&pie);
@@ -145,7 +145,7 @@ fn a_process_that_executes_other_programs_is_followed_through_all_of_them() {
 
 // promise: Following: Every object loaded later has its probes set before it runs (2 × 72 loads)
 #[test]
-fn objects_that_are_loaded_later_have_their_probes_before_they_run() {
+fn objects_loaded_later_have_their_probes_set() {
     for host in fixture_forms("objects/host") {
         let mut talker = Talker::start(&host);
         let pid = talker.pid();
@@ -175,7 +175,7 @@ fn objects_that_are_loaded_later_have_their_probes_before_they_run() {
 }
 
 #[test]
-fn a_tool_that_is_killed_leaves_processes_that_go_on_and_the_next_one_cleans_up() {
+fn killed_follower_is_cleaned_up_by_the_next() {
     for host in fixture_forms("objects/host") {
         let mut talker = Talker::start(&host);
         let pid = talker.pid();
@@ -207,7 +207,7 @@ fn a_tool_that_is_killed_leaves_processes_that_go_on_and_the_next_one_cleans_up(
 }
 
 #[test]
-fn daemons_are_followed_and_let_go_with_the_others() {
+fn daemons_are_followed_and_detached_with_the_others() {
     for family in fixture_forms("family") {
         let mut talker = Talker::start(&family);
         let following = Following::attach(talker.pid());
@@ -229,7 +229,7 @@ fn daemons_are_followed_and_let_go_with_the_others() {
 // promise: Following: Without `-follow`, a fork inherits the state of the probes and an exec loses
 //    it (2)
 #[test]
-fn without_following_a_fork_inherits_what_was_set_and_an_exec_loses_it() {
+fn unfollowed_forks_inherit_probes_and_execs_lose_them() {
     for family in fixture_forms("family") {
         let mut talker = Talker::start(&family);
         let pid = talker.pid();
@@ -246,7 +246,7 @@ fn without_following_a_fork_inherits_what_was_set_and_an_exec_loses_it() {
 }
 
 #[test]
-fn a_traced_program_is_followed_from_its_start() {
+fn traced_program_is_followed_from_its_start() {
     for family in fixture_forms("family") {
         let mut tool = command(["trace", "-follow", "-wait", "-enable-all", "-prog"]);
         let mut talker = Talker::spawn(tool.arg(&family));
@@ -266,7 +266,7 @@ fn a_traced_program_is_followed_from_its_start() {
 }
 
 #[test]
-fn a_traced_program_that_is_followed_is_a_job_as_without() {
+fn followed_program_is_an_ordinary_job() {
     for job in fixture_forms("job") {
         let mut tool = command(["trace", "-follow", "-wait", "-quiet", "-prog"]);
         let mut talker = Talker::spawn(tool.arg(&job));
@@ -290,7 +290,7 @@ fn program_of(tool: &Talker) -> i32 {
 }
 
 #[test]
-fn a_followed_program_that_cannot_be_started_is_an_error_as_without() {
+fn followed_program_that_cannot_start_is_an_error() {
     let cases = [
         (
             "trace -follow -prog",
@@ -309,7 +309,7 @@ fn a_followed_program_that_cannot_be_started_is_an_error_as_without() {
 }
 
 #[test]
-fn what_a_process_has_no_probes_for_yet_is_set_when_they_come() {
+fn probes_that_appear_later_are_set_then() {
     let plugin = fixture("objects/eager.so");
     for (program, missing) in [
         ("objects/host", "no probe \"plug\" in host."),
@@ -356,7 +356,7 @@ fn what_a_process_has_no_probes_for_yet_is_set_when_they_come() {
 }
 
 #[test]
-fn a_follower_of_its_own_goes_on_when_the_tool_has_returned() {
+fn detached_follower_runs_on_after_the_tool_returns() {
     for family in fixture_forms("family") {
         let mut tool = command(["trace", "-follow", "-json", "-prog"]);
         tool.arg(&family)
@@ -395,7 +395,7 @@ fn told(pid: i32) -> WaitStatus {
 // promise: Following: A followed process is stopped and continued as without us, and its parent
 //    sees it (2 × 41 stops)
 #[test]
-fn a_followed_process_is_stopped_and_continued_as_without_and_its_parent_is_told() {
+fn followed_process_stops_as_usual_for_its_parent() {
     for family in fixture_forms("family") {
         let mut talker = Talker::start(&family);
         let pid = Pid::from_raw(talker.pid());
@@ -447,7 +447,7 @@ fn a_followed_process_is_stopped_and_continued_as_without_and_its_parent_is_told
 // promise: Following: Signals of a followed process arrive once, in order, and keep their
 //    information (2 × 50 reports of 8 kinds)
 #[test]
-fn signals_of_a_followed_process_arrive_once_in_order_and_say_what_they_said() {
+fn signals_of_a_followed_process_keep_their_information() {
     for signals in fixture_forms("signals") {
         let mut talker = Talker::start(&signals);
         let following = Following::attach(talker.pid());
@@ -474,7 +474,7 @@ fn signals_of_a_followed_process_arrive_once_in_order_and_say_what_they_said() {
 // promise: Following: A process in vfork, or whose first thread has exited, is followed as far as
 //    possible (2 × 3)
 #[test]
-fn who_waits_in_vfork_or_has_lost_its_first_thread_is_followed_as_far_as_can_be() {
+fn vfork_and_exited_first_thread_are_followed() {
     for vforker in fixture_forms("vforker") {
         let mut talker = Talker::start(&vforker);
         let following = Following::attach(talker.pid());
@@ -511,7 +511,7 @@ fn who_waits_in_vfork_or_has_lost_its_first_thread_is_followed_as_far_as_can_be(
 // promise: Following: A program under seccomp is changed, and a warning says which loads cannot be
 //    seen (2)
 #[test]
-fn a_program_whose_loader_may_not_start_threads_is_said_to_be_blind() {
+fn warning_if_the_loader_may_not_start_threads() {
     for seccomp in fixture_forms("seccomp") {
         let mut talker = Talker::start(&seccomp);
         let mut tool = command(["attach", "-follow", "-enable-all", "-pid"]);
@@ -534,7 +534,7 @@ fn a_program_whose_loader_may_not_start_threads_is_said_to_be_blind() {
 
 // promise: Following: A program is followed on when the process that started it is killed (2)
 #[test]
-fn a_program_is_followed_on_when_who_has_started_it_is_killed() {
+fn program_is_followed_after_its_parent_was_killed() {
     for family in fixture_forms("family") {
         let mut tool = command([
             "trace",
@@ -589,7 +589,7 @@ fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
 // promise: Following: OCaml programs are followed through `Unix.fork`, `create_process`, `execv`
 //    and `Dynlink` (4)
 #[test]
-fn ocaml_programs_are_followed_with_the_plugins_that_they_load() {
+fn ocaml_programs_are_followed_with_their_plugins() {
     for file in program_forms("plugins/dynhost") {
         let mut talker = Talker::start(&file);
         let following = Following::attach(talker.pid());
@@ -615,7 +615,7 @@ fn ocaml_programs_are_followed_with_the_plugins_that_they_load() {
 // promise: Following: Several processes are followed at once, and if one of them is traced already,
 //    none is changed (2)
 #[test]
-fn several_are_followed_unless_one_of_them_is_traced_already() {
+fn several_are_followed_unless_one_is_already_traced() {
     for family in fixture_forms("family") {
         let [one, mut other] = [(); 2].map(|()| Talker::start(&family));
         let first = Following::attach(one.pid());
@@ -669,7 +669,7 @@ fn read(mut stream: impl Read) -> String {
 // promise: Following: A signal handler that interrupted the loader hook returns into it (2, until
 //    it happens)
 #[test]
-fn who_handles_a_signal_received_in_the_stub_finds_it_there_afterwards() {
+fn signal_handler_returns_into_the_loader_hook() {
     for host in fixture_forms("objects/host") {
         let mut talker = Talker::start(&host);
         let pid = talker.pid();

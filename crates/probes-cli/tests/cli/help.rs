@@ -3,7 +3,7 @@
 use crate::support::{golden, run};
 
 #[test]
-fn help_of_the_program_and_of_each_subcommand_is_as_written_down() {
+fn help_equals_the_golden_files() {
     golden("help.txt", &run("help").answer());
     for subcommand in [
         "trace", "attach", "info", "list", "latency", "observe", "top", "watch", "version",
@@ -14,7 +14,7 @@ fn help_of_the_program_and_of_each_subcommand_is_as_written_down() {
 }
 
 #[test]
-fn help_can_be_asked_for_in_every_way() {
+fn help_can_be_requested_in_every_spelling() {
     for (subcommand, ways) in [
         ("help", ["-help", "--help", "-h", "-?"]),
         (
@@ -30,7 +30,7 @@ fn help_can_be_asked_for_in_every_way() {
 }
 
 #[test]
-fn the_version_can_be_asked_for_in_every_way() {
+fn version_can_be_requested_in_every_spelling() {
     let version = concat!("ocaml-probes ", env!("CARGO_PKG_VERSION"), "\n");
     for way in ["version", "-version", "--version", "vers"] {
         assert_eq!(run(way).answer(), version, "{way}");
@@ -38,7 +38,7 @@ fn the_version_can_be_asked_for_in_every_way() {
 }
 
 #[test]
-fn every_flag_stands_in_the_help_with_a_sentence() {
+fn every_flag_is_described_in_the_help() {
     for subcommand in [
         "trace", "attach", "info", "list", "count", "latency", "observe", "top", "watch", "ps",
     ] {

@@ -22,7 +22,7 @@ fn keys(value: &Value) -> BTreeSet<&str> {
 }
 
 #[test]
-fn plain_is_a_name_and_a_state_a_line_sorted_by_name() {
+fn plain_lines_are_names_and_states_sorted() {
     for file in program_forms("init") {
         let target = Talker::start(&file);
         assert_eq!(
@@ -33,7 +33,7 @@ fn plain_is_a_name_and_a_state_a_line_sorted_by_name() {
 }
 
 #[test]
-fn json_has_exactly_the_fields_that_were_promised() {
+fn json_has_exactly_the_documented_fields() {
     for file in program_forms("init") {
         let target = Talker::start(&file);
         let json = json(target.pid());
@@ -103,7 +103,7 @@ fn json_has_exactly_the_fields_that_were_promised() {
 }
 
 #[test]
-fn addresses_are_those_of_the_file_moved_by_one_bias() {
+fn addresses_are_file_addresses_plus_one_bias() {
     for target in both_forms("segments") {
         let json = json(target.pid());
         let sites = json["probes"].as_array().unwrap().iter();
@@ -143,7 +143,7 @@ fn sites_and_tables_show_the_same_as_json() {
 }
 
 #[test]
-fn counters_and_sites_that_disagree_are_inconsistent_and_said_to_be() {
+fn disagreeing_counters_and_sites_are_inconsistent() {
     for mut target in both_forms("interrupted") {
         let pid = target.pid();
         let expected =
@@ -213,7 +213,7 @@ fn info_changes_nothing() {
 }
 
 #[test]
-fn a_replaced_or_deleted_program_is_read_as_it_runs() {
+fn replaced_or_deleted_program_is_read_as_running() {
     let folder = Folder::new("deleted");
     let file = folder.copy(&fixture("gen_ocaml_2.pie"), "prog");
     let target = Talker::start(&file);
@@ -226,7 +226,7 @@ fn a_replaced_or_deleted_program_is_read_as_it_runs() {
 }
 
 #[test]
-fn every_fixture_that_runs_can_be_looked_at() {
+fn every_running_fixture_is_readable() {
     for name in [
         "gen_ocaml",
         "gen_ocaml_dot1",

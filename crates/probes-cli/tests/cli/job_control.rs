@@ -180,7 +180,7 @@ fn keys_and_window_sizes_reach_the_program_once() {
 // promise: Launching programs: Job control under `trace -wait` and `-follow` equals that of a
 //    program started directly (against the shell alone)
 #[test]
-fn a_job_is_suspended_and_goes_on_in_the_foreground_and_the_background() {
+fn job_is_suspended_and_resumed_like_any_other() {
     for file in fixture_forms("job") {
         for template in [
             "PROGRAM",
@@ -211,7 +211,7 @@ fn a_job_is_suspended_and_goes_on_in_the_foreground_and_the_background() {
 }
 
 #[test]
-fn a_program_that_stops_itself_is_a_stopped_job() {
+fn program_that_stops_itself_is_a_stopped_job() {
     for file in fixture_forms("job") {
         both_ways(&file, "PROGRAM", |shell, command| {
             shell.say(command, "ready");
@@ -232,7 +232,7 @@ fn a_program_that_stops_itself_is_a_stopped_job() {
 
 // promise: Following: The shell sees the exit status of the program
 #[test]
-fn the_status_that_the_shell_sees_is_that_of_the_program() {
+fn shell_sees_the_exit_status_of_the_program() {
     for file in fixture_forms("job") {
         both_ways(&file, "PROGRAM", |shell, command| {
             for key in [INTERRUPT, QUIT] {
@@ -282,7 +282,7 @@ fn wait_for_end(pid: i32) {
 }
 
 #[test]
-fn the_leader_of_a_session_tells_the_program_that_the_terminal_has_gone() {
+fn program_is_informed_when_its_terminal_is_gone() {
     let scratch = Scratch::new();
     let log = scratch.file("log");
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
@@ -304,7 +304,7 @@ fn the_leader_of_a_session_tells_the_program_that_the_terminal_has_gone() {
 
 // promise: Launching programs: Without `-wait`, the program runs on in the session of the terminal
 #[test]
-fn without_wait_the_program_goes_on_in_the_session_of_the_terminal() {
+fn program_without_wait_stays_in_the_session() {
     let scratch = Scratch::new();
     let log = scratch.file("log");
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");

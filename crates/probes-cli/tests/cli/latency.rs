@@ -9,7 +9,7 @@ use crate::count::{end, observing, observing_with};
 use crate::support::{both_forms, image, is_observed, run};
 
 #[test]
-fn pairs_are_timed_until_told_to_end_and_everything_is_put_back() {
+fn pairs_are_timed_until_interrupted_then_all_restored() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
         let before = image(pid);
@@ -43,7 +43,7 @@ fn pairs_are_timed_until_told_to_end_and_everything_is_put_back() {
 }
 
 #[test]
-fn in_json_each_time_is_a_line_and_the_picture_shows_the_last() {
+fn json_has_lines_and_the_picture_the_last() {
     let scratch = test_support::Scratch::new();
     for mut target in both_forms("timed") {
         let picture = scratch.file("times.svg");
@@ -88,7 +88,7 @@ fn in_json_each_time_is_a_line_and_the_picture_shows_the_last() {
 }
 
 #[test]
-fn as_a_table_each_pair_has_a_chart() {
+fn table_has_a_chart_for_each_pair() {
     for mut target in both_forms("timed") {
         let tool = observing(
             "latency -quiet -format table -pair start,stop -pair stop,start",
@@ -105,7 +105,7 @@ fn as_a_table_each_pair_has_a_chart() {
 }
 
 #[test]
-fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
+fn latency_ends_with_its_time_or_the_process() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
         let line = format!("latency -quiet -for 1ms -pair start,stop -pid {pid}");
@@ -119,7 +119,7 @@ fn it_ends_when_its_time_is_over_or_the_process_has_ended() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_before_anything_is_changed() {
+fn impossible_pairs_are_refused_before_any_change() {
     for target in both_forms("timed") {
         let pid = target.pid();
         let failure = run(&format!("latency -pid {pid} -pair start,nothing")).failure();

@@ -8,7 +8,7 @@ use test_support::{fixture, fixture_forms, program, program_forms};
 use crate::support::{Folder, command, golden, probe, redacted, run, run_command, run_on};
 
 #[test]
-fn plain_is_a_name_a_line_sorted() {
+fn plain_lines_are_names_sorted() {
     for file in program_forms("service") {
         let answer = run_on("list", &file).answer();
         assert_eq!(answer, "cache_miss\nreq_end\nreq_start\ntick\n");
@@ -19,7 +19,7 @@ fn plain_is_a_name_a_line_sorted() {
 }
 
 #[test]
-fn sites_stand_below_their_names_with_what_the_file_tells_of_them() {
+fn sites_are_listed_below_their_names() {
     let file = program("twolibs");
     let sites = run_on("list -sites", &file).answer();
     let table = run_on("list -sites -format table", &file).answer();
@@ -40,7 +40,7 @@ fn sites_stand_below_their_names_with_what_the_file_tells_of_them() {
 }
 
 #[test]
-fn values_that_an_ocaml_probe_names_are_arguments_in_registers() {
+fn named_values_are_arguments_in_registers() {
     let registers = ["rdi", "rsi", "rdx", "rcx", "r8", "r9"].map(|name| format!("8@%{name}"));
     for file in program_forms("shown") {
         let json = run_on("list -json", &file).json();
@@ -54,7 +54,7 @@ fn values_that_an_ocaml_probe_names_are_arguments_in_registers() {
 }
 
 #[test]
-fn json_has_the_fields_of_info_and_null_for_what_only_a_process_has() {
+fn json_fields_equal_those_of_info_or_null() {
     for file in program_forms("twolibs") {
         let json = run_on("list -json", &file).json();
         assert_eq!(json["version"], 1);
@@ -80,7 +80,7 @@ fn json_has_the_fields_of_info_and_null_for_what_only_a_process_has() {
 }
 
 #[test]
-fn without_debugging_information_functions_and_lines_are_unknown() {
+fn functions_and_lines_need_debugging_information() {
     for file in fixture_forms("gen_ocaml_2_stripped") {
         let site = &run_on("list -json", &file).json()["probes"][1]["sites"][0];
         for field in ["file", "line", "function"] {
@@ -106,7 +106,7 @@ fn all_generations_are_named_by_their_provider() {
 }
 
 #[test]
-fn a_path_that_is_no_text_or_that_plays_tricks_is_shown_escaped() {
+fn strange_paths_are_shown_escaped() {
     let folder = Folder::new("tricks");
     let good = fixture("gen_ocaml_2.pie");
     let file = folder.copy(&good, OsStr::from_bytes(b"a\xff\x1b[31m\nb"));
@@ -129,7 +129,7 @@ fn a_path_that_is_no_text_or_that_plays_tricks_is_shown_escaped() {
 }
 
 #[test]
-fn the_file_is_a_path_and_not_looked_up() {
+fn file_is_a_path_and_not_looked_up() {
     let service = program("service");
     let mut list = command(["list", "-prog", "service.exe"]);
     let error = run_command(list.env("PATH", service.parent().unwrap())).failure();

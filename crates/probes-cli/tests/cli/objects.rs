@@ -19,7 +19,7 @@ fn hosts() -> [Talker; 2] {
 }
 
 #[test]
-fn sites_say_which_object_has_them() {
+fn sites_name_their_object() {
     let plugin = fixture("objects/plugin.so").display().to_string();
     for target in hosts() {
         let pid = target.pid();
@@ -59,7 +59,7 @@ fn program_of(target: &Talker) -> String {
 }
 
 #[test]
-fn a_name_is_switched_in_all_objects() {
+fn name_is_switched_in_all_objects() {
     for mut target in hosts() {
         let line = format!("attach -pid {} -enable ping,plug", target.pid());
         assert_eq!(
@@ -96,7 +96,7 @@ fn damage(path: &Path) -> [String; 2] {
 // promise: Objects that come and go: A damaged library is named, and the other objects are shown
 //    and changed (2)
 #[test]
-fn a_damaged_library_is_named_and_the_others_are_shown_and_changed() {
+fn damaged_library_is_named_and_others_are_changed() {
     let scratch = Scratch::new();
     let damaged = damaged_plugin(&scratch);
     let [why, hint] = damage(&damaged);
@@ -125,7 +125,7 @@ fn a_damaged_library_is_named_and_the_others_are_shown_and_changed() {
 // promise: Objects that come and go: A probe name found only in a damaged library is refused with
 //    the name of that library (2)
 #[test]
-fn a_name_that_is_in_a_damaged_library_alone_is_refused_with_that_library() {
+fn name_in_a_damaged_library_alone_is_refused() {
     let scratch = Scratch::new();
     let damaged = damaged_plugin(&scratch);
     let [why, hint] = damage(&damaged);
@@ -157,7 +157,7 @@ fn a_name_that_is_in_a_damaged_library_alone_is_refused_with_that_library() {
 }
 
 #[test]
-fn a_program_whose_only_probes_are_in_a_damaged_library_is_refused_with_the_damage() {
+fn program_with_only_a_damaged_library_is_refused() {
     let scratch = Scratch::new();
     let [why, hint] = damage(&damaged_plugin(&scratch));
     for file in fixture_forms("objects/linked") {
@@ -175,7 +175,7 @@ fn a_program_whose_only_probes_are_in_a_damaged_library_is_refused_with_the_dama
 }
 
 #[test]
-fn a_program_of_which_files_are_gone_is_shown_or_they_are_named() {
+fn missing_files_of_a_program_are_named() {
     let scratch = Scratch::new();
     let plugin = fixture("objects/plugin.so");
     for file in fixture_forms("objects/linked") {
@@ -219,7 +219,7 @@ fn a_program_of_which_files_are_gone_is_shown_or_they_are_named() {
 }
 
 #[test]
-fn programs_of_musl_are_listed_started_told_and_switched() {
+fn programs_of_musl_are_listed_started_and_switched() {
     for file in fixture_forms("objects/musl/host") {
         assert_eq!(run_on("list", &file).answer(), "ping\npong\n");
     }
@@ -239,7 +239,7 @@ fn programs_of_musl_are_listed_started_told_and_switched() {
 }
 
 #[test]
-fn ps_lists_the_processes_with_probes_and_how_many_are_on() {
+fn ps_lists_processes_and_how_many_are_on() {
     let [host, other] = hosts();
     let dot1 = Talker::start(&fixture("gen_ocaml_dot1.pie"));
     run(&format!("attach -pid {} -enable plug", host.pid())).answer();

@@ -33,7 +33,7 @@ fn ends(text: &str) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn hits_are_counted_from_the_first_to_the_last() {
+fn hits_are_counted_from_first_to_last() {
     for file in program_forms("terminating") {
         let plain = run_command(&mut Command::new(&file));
         let counted = trace(&file, "-count", "");
@@ -55,7 +55,7 @@ fn hits_are_counted_from_the_first_to_the_last() {
 }
 
 #[test]
-fn times_and_hits_of_a_program_that_has_ended_are_told() {
+fn results_of_an_exited_program_are_printed() {
     for file in fixture_forms("timed") {
         let words = "do (.)(.)\ndo (\nquit\n";
         let run = trace(&file, "-latency start,stop -watch stop", words);
@@ -74,7 +74,7 @@ fn times_and_hits_of_a_program_that_has_ended_are_told() {
 }
 
 #[test]
-fn in_json_it_is_on_standard_output_beside_the_programs_words() {
+fn json_goes_to_standard_output_beside_the_program() {
     for file in fixture_forms("timed") {
         let flags = "-json -count -latency start,stop -watch start";
         let run = trace(&file, flags, "run\nquit\n");
@@ -106,7 +106,7 @@ fn in_json_it_is_on_standard_output_beside_the_programs_words() {
 
 // promise: Observations: The results for a program that is killed are printed (2)
 #[test]
-fn what_is_known_of_a_program_that_is_killed_is_told() {
+fn results_of_a_killed_program_are_printed() {
     for file in fixture_forms("job") {
         let run = trace(&file, "-count", "run\nraise 9\n");
         assert_eq!(run.code, Some(128 + 9));
@@ -120,7 +120,7 @@ fn what_is_known_of_a_program_that_is_killed_is_told() {
 }
 
 #[test]
-fn what_cannot_be_observed_is_not_started() {
+fn program_that_cannot_be_observed_is_not_started() {
     for file in fixture_forms("timed") {
         for (flags, why) in [
             ("-watch nothing", "no probe \"nothing\""),

@@ -57,7 +57,7 @@ impl Waiting {
 
 // promise: Updates for a time: What was before is restored when the time is over (4, byte by byte)
 #[test]
-fn what_was_before_comes_back_when_the_time_is_over() {
+fn state_is_restored_when_the_time_is_over() {
     for live in ["", " -live"] {
         for target in both_forms("gen_ocaml_2") {
             let before = image(target.pid());
@@ -80,7 +80,7 @@ fn what_was_before_comes_back_when_the_time_is_over() {
 
 // promise: Updates for a time: What was before is restored on SIGINT, SIGTERM and SIGHUP (6)
 #[test]
-fn what_was_before_comes_back_when_it_is_told_to_end() {
+fn state_is_restored_on_a_termination_signal() {
     for signal in [
         Signal::SIGINT,
         Signal::SIGTERM,
@@ -101,7 +101,7 @@ fn what_was_before_comes_back_when_it_is_told_to_end() {
 }
 
 #[test]
-fn a_signal_that_was_ignored_from_the_start_does_not_end_it() {
+fn ignored_signal_does_not_end_the_wait() {
     for target in both_forms("gen_ocaml_2") {
         let mut shell = Command::new("sh");
         let tool = env!("CARGO_BIN_EXE_ocaml-probes");
@@ -136,7 +136,7 @@ fn each_answer_is_a_line_of_json() {
 // promise: Updates for a time: What other tools have changed meanwhile stays, and no counter goes
 //    below 0 (2 × 2)
 #[test]
-fn what_others_have_done_meanwhile_stays() {
+fn changes_by_other_tools_stay() {
     for target in both_forms("gen_ocaml_2") {
         let attach = |flags: &str| {
             run(&format!("attach -pid {} {flags}", target.pid())).answer();
@@ -163,7 +163,7 @@ fn what_others_have_done_meanwhile_stays() {
 
 // promise: Updates for a time: A process that has exited or executed a new program is left alone
 #[test]
-fn a_process_that_ends_or_executes_another_program_has_nothing_to_be_put_back() {
+fn nothing_is_restored_after_exit_or_exec() {
     for file in program_forms("service") {
         let mut target = Talker::start_with(&file, ["5"]);
         let waiting = Waiting::start(&target, "-enable tick -for 1h");
@@ -204,7 +204,7 @@ fn strace(pid: i32) -> Guard {
 
 // promise: Updates for a time: The tool waits for another tracer before it restores
 #[test]
-fn a_tracer_in_the_way_is_waited_for() {
+fn restoring_waits_for_another_tracer() {
     for target in both_forms("forker") {
         let mut waiting = Waiting::start(&target, "-enable ping -for 1h -verbose");
         let tracer = strace(target.pid());
@@ -223,7 +223,7 @@ fn a_tracer_in_the_way_is_waited_for() {
 
 // promise: Updates for a time: A second interrupt ends the wait, and the message says what to do
 #[test]
-fn who_is_told_twice_gives_up_waiting_and_says_what_to_do() {
+fn second_interrupt_gives_up_waiting_with_a_hint() {
     for target in both_forms("forker") {
         let waiting = Waiting::start(&target, "-enable ping -for 1h");
         let _tracer = strace(target.pid());
@@ -255,7 +255,7 @@ fn who_is_told_twice_gives_up_waiting_and_says_what_to_do() {
 // promise: Updates for a time: A breakpoint keeps its own probe from being restored, and no other
 //    (2)
 #[test]
-fn a_breakpoint_keeps_its_own_probe_from_being_put_back_and_no_other() {
+fn breakpoint_keeps_only_its_own_probe_from_restoring() {
     for target in both_forms("gen_ocaml_2") {
         let waiting = Waiting::start(&target, "-enable-all -for 1h");
         let json = run(&format!("info -json -pid {}", target.pid())).json();
@@ -281,7 +281,7 @@ fn a_breakpoint_keeps_its_own_probe_from_being_put_back_and_no_other() {
 }
 
 #[test]
-fn what_changes_nothing_does_not_wait() {
+fn unchanged_processes_are_not_waited_for() {
     for target in both_forms("gen_ocaml_2") {
         let line = format!("attach -pid {} -disable-all -for 1h", target.pid());
         let run = run(&line);
@@ -296,7 +296,7 @@ fn what_changes_nothing_does_not_wait() {
 }
 
 #[test]
-fn what_is_no_duration_is_refused() {
+fn invalid_durations_are_refused() {
     for (typed, why) in [
         ("0s", "-for has to be longer than 0s"),
         (
@@ -318,7 +318,7 @@ fn what_is_no_duration_is_refused() {
 
 // promise: Live updates: A live attach traces no thread
 #[test]
-fn no_thread_is_traced_by_a_live_attach() {
+fn live_attach_traces_no_thread() {
     for target in both_forms("gen_ocaml_2") {
         let mut strace = Command::new("strace");
         strace.args(["-f", "-qq", "-e", "trace=ptrace,kill,tkill,tgkill", "--"]);

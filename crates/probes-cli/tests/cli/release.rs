@@ -9,7 +9,7 @@ use crate::support::command;
 const VARIABLE: &str = "OCAML_PROBES_FAULT";
 
 #[test]
-fn a_build_knows_of_faults_only_if_it_was_made_for_the_chaos_suite() {
+fn fault_injection_needs_a_build_for_chaos() {
     let program = std::fs::read(env!("CARGO_BIN_EXE_ocaml-probes")).unwrap();
     let mut words = program.windows(VARIABLE.len());
     let knows = words.any(|word| word == VARIABLE.as_bytes());

@@ -55,7 +55,7 @@ fn each_process_is_changed_and_reported() {
 // promise: Objects that come and go: If one of several processes cannot be changed, none is (2,
 //    byte by byte)
 #[test]
-fn one_that_does_not_fit_keeps_all_from_being_changed() {
+fn one_unsuitable_process_keeps_all_unchanged() {
     let mut targets = both_forms("gen_ocaml_2");
     targets.extend(both_forms("gen_ocaml_dot1"));
     let before: Vec<_> = targets.iter().map(|target| image(target.pid())).collect();
@@ -84,7 +84,7 @@ fn one_that_does_not_fit_keeps_all_from_being_changed() {
 
 // promise: Objects that come and go: If one of several processes is traced, none is changed
 #[test]
-fn one_that_is_traced_keeps_all_from_being_changed() {
+fn one_traced_process_keeps_all_unchanged() {
     let targets = both_forms("gen_ocaml_2");
     let [first, second] = [targets[0].pid(), targets[1].pid()];
     let before = image(first);
@@ -144,7 +144,7 @@ fn each_process_is_shown_in_every_format() {
 }
 
 #[test]
-fn those_that_can_be_looked_into_are_shown_though_another_cannot() {
+fn readable_processes_are_shown_though_another_is_not() {
     let targets = both_forms("gen_ocaml_2");
     let mut ended = Guard::spawn(&mut Command::new("true"));
     eventually("it is a zombie", || {
@@ -169,7 +169,7 @@ fn those_that_can_be_looked_into_are_shown_though_another_cannot() {
 }
 
 #[test]
-fn processes_are_picked_by_the_name_of_their_program() {
+fn processes_are_selected_by_program_name() {
     let scratch = Scratch::new();
     // A name that no program of another test has.
     let name = format!("picked-{}", std::process::id());
@@ -218,7 +218,7 @@ fn processes_are_picked_by_the_name_of_their_program() {
 }
 
 #[test]
-fn all_are_put_back_when_the_time_is_over() {
+fn all_are_restored_when_the_time_is_over() {
     let targets = both_forms("gen_ocaml_2");
     let before: Vec<_> = targets.iter().map(|target| image(target.pid())).collect();
     let flags = format!("{} -enable plain -for 1h", pids(&targets));
@@ -235,7 +235,7 @@ fn all_are_put_back_when_the_time_is_over() {
 }
 
 #[test]
-fn it_waits_for_those_that_are_left() {
+fn remaining_processes_are_waited_for() {
     let targets = both_forms("gen_ocaml_2");
     let flags = format!("{} -enable plain -for 1h", pids(&targets));
     let mut waiting = Waiting::start_on(&flags);

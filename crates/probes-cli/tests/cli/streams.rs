@@ -27,7 +27,7 @@ fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
 }
 
 #[test]
-fn a_closed_pipe_ends_quietly() {
+fn closed_pipe_ends_quietly() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let many = program("many");
     for line in [
@@ -50,7 +50,7 @@ fn a_closed_pipe_ends_quietly() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_written_is_an_error() {
+fn answer_that_cannot_be_written_is_an_error() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (mut errors, stderr) = pipe();
     let mut tool = command(["version"]);
@@ -65,7 +65,7 @@ fn an_answer_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn a_change_that_was_made_is_not_called_a_failure_to_make_it() {
+fn completed_change_is_not_reported_as_failed() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (mut errors, stderr) = pipe();
@@ -82,7 +82,7 @@ fn a_change_that_was_made_is_not_called_a_failure_to_make_it() {
 }
 
 #[test]
-fn a_closed_standard_error_does_not_matter() {
+fn closed_standard_error_does_not_matter() {
     let (reader, writer) = pipe();
     drop(reader);
     let mut tool = command(["info", "-pid", "0"]);
@@ -91,7 +91,7 @@ fn a_closed_standard_error_does_not_matter() {
 }
 
 #[test]
-fn the_format_is_a_table_on_a_terminal_and_plain_elsewhere() {
+fn format_is_table_on_terminals_and_plain_elsewhere() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let line = format!("info -pid {}", target.pid());
     assert!(run(&line).answer().starts_with("flag disabled\n"));
@@ -117,7 +117,7 @@ fn colours_are_for_terminals_without_no_color() {
 }
 
 #[test]
-fn errors_are_text_on_standard_error_also_with_json() {
+fn errors_are_text_even_with_json() {
     let run = run("info -json -pid 4194305");
     assert!(
         run.failure()
@@ -126,7 +126,7 @@ fn errors_are_text_on_standard_error_also_with_json() {
 }
 
 #[test]
-fn quiet_says_only_errors_and_verbose_what_is_done() {
+fn quiet_prints_errors_only_and_verbose_each_step() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let attach = |flags: &str| run(&format!("attach -pid {} {flags}", target.pid()));
     assert_eq!(attach("-quiet -enable plain").stderr, "");

@@ -261,7 +261,7 @@ fn all_calls(traces: &[String], program: &Path, pid: i32) -> String {
 // promise: Stopping and resuming: An attach makes exactly the system calls that it needs, in their
 //    order (2, compared with a golden list)
 #[test]
-fn attach_stops_once_and_writes_what_has_to_be_written() {
+fn attach_makes_exactly_the_necessary_calls() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();
@@ -279,7 +279,7 @@ fn attach_stops_once_and_writes_what_has_to_be_written() {
 // promise: Live updates: A live attach traces nothing and writes one byte at a time (2, compared
 //    with a golden list)
 #[test]
-fn a_live_attach_traces_nothing_and_writes_one_byte_at_a_time() {
+fn live_attach_writes_one_byte_at_a_time() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();
@@ -298,7 +298,7 @@ fn a_live_attach_traces_nothing_and_writes_one_byte_at_a_time() {
 // promise: Objects that come and go: `ps` reads each file once, however many processes run it (2 ×
 //    1 and 21 processes)
 #[test]
-fn ps_reads_each_file_once_however_many_processes_run_it() {
+fn ps_reads_each_file_once() {
     let scratch = Scratch::new();
     for file in fixture_forms("gen_ocaml_2") {
         // One that no other test runs.
@@ -327,7 +327,7 @@ fn ps_reads_each_file_once_however_many_processes_run_it() {
 // promise: Stopping and resuming: `info` traces nothing and writes nothing but its output (2,
 //    compared with a golden list)
 #[test]
-fn info_traces_nothing_and_writes_nothing_but_its_answer() {
+fn info_traces_and_writes_nothing() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();

@@ -80,7 +80,7 @@ impl Top {
 }
 
 #[test]
-fn probes_are_shown_with_their_states_hits_and_rates() {
+fn probes_are_shown_with_states_hits_and_rates() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         run(&format!("attach -quiet -enable only_alpha -pid {pid}")).answer();
@@ -159,7 +159,7 @@ fn times_of_pairs_are_shown_below() {
 }
 
 #[test]
-fn keys_sort_and_filter_and_the_terminal_may_change_its_size() {
+fn keys_work_and_the_terminal_may_be_resized() {
     for mut target in both_forms("gen_ocaml") {
         let top = Top::start(target.pid(), "-interval 10ms");
         target.hits();
@@ -203,7 +203,7 @@ fn keys_sort_and_filter_and_the_terminal_may_change_its_size() {
 // promise: top: What a key has switched is switched back at the end, and what other tools want
 //    stays (2)
 #[test]
-fn a_probe_is_switched_by_a_key_and_back_in_the_end() {
+fn probe_is_switched_by_key_and_restored_finally() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
         run(&format!("attach -quiet -enable shared -pid {pid}")).answer();
@@ -240,7 +240,7 @@ fn a_probe_is_switched_by_a_key_and_back_in_the_end() {
 }
 
 #[test]
-fn what_cannot_be_switched_is_said_and_nothing_ends() {
+fn failed_switch_is_reported_and_top_continues() {
     let target = Talker::start(&fixture("gen_ocaml.pie"));
     let pid = target.pid();
     let top = Top::start(pid, "-interval 10ms -probe shared");
@@ -263,7 +263,7 @@ fn what_cannot_be_switched_is_said_and_nothing_ends() {
 }
 
 #[test]
-fn what_is_shown_stands_still_while_paused() {
+fn shown_values_freeze_while_paused() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let top = Top::start(pid, "-interval 10ms");
@@ -281,7 +281,7 @@ fn what_is_shown_stands_still_while_paused() {
 
 // promise: top: On a termination signal, `top` leaves terminal and process as they were (8)
 #[test]
-fn however_it_is_told_to_end_terminal_and_process_are_as_before() {
+fn termination_signals_restore_terminal_and_process() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
         for signal in [
@@ -304,7 +304,7 @@ fn however_it_is_told_to_end_terminal_and_process_are_as_before() {
 
 // promise: top: When its terminal is gone, `top` restores the process (4)
 #[test]
-fn when_its_terminal_has_gone_it_puts_the_process_back() {
+fn lost_terminal_restores_the_process() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
         // By SIGHUP, or where that is ignored, by what reading says.
@@ -323,7 +323,7 @@ fn when_its_terminal_has_gone_it_puts_the_process_back() {
 //    tools)
 // promise: top: A terminal that accepts no output does not keep `top` from exiting
 #[test]
-fn a_terminal_that_takes_nothing_keeps_nobody_from_ending() {
+fn terminal_without_flow_keeps_no_tool_alive() {
     let target = Talker::start(&fixture("threads_spin.pie"));
     let pid = target.pid();
     for command in [
@@ -373,7 +373,7 @@ fn ends_though_the_terminal_takes_nothing(command: &str, pid: i32) {
 
 // promise: top: `top` ends when the process exits, and says so (2)
 #[test]
-fn it_ends_with_the_process_and_says_so() {
+fn top_ends_with_the_process_and_says_so() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let top = Top::start(pid, "");
@@ -387,7 +387,7 @@ fn it_ends_with_the_process_and_says_so() {
 
 // promise: top: `top` ends when the process executes a new program, and says so (2)
 #[test]
-fn it_ends_when_the_process_executes_another_program() {
+fn top_ends_at_an_exec_of_the_process() {
     for file in fixture_forms("exec_self") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
@@ -404,7 +404,7 @@ fn it_ends_when_the_process_executes_another_program() {
 
 // promise: top: What a killed `top` has left is removed by the next one (2)
 #[test]
-fn what_a_killed_one_has_left_is_put_back_by_the_next() {
+fn next_top_removes_a_killed_one() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let top = Top::start(pid, "");
@@ -421,7 +421,7 @@ fn what_a_killed_one_has_left_is_put_back_by_the_next() {
 // promise: top: `top` can be suspended: the terminal is restored, and the screen returns in the
 //    foreground (2 × 3)
 #[test]
-fn it_can_be_suspended_and_goes_on_in_the_foreground() {
+fn top_is_suspended_and_resumed_in_the_foreground() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let top = Top::start(pid, "-interval 10ms");
@@ -449,7 +449,7 @@ fn it_can_be_suspended_and_goes_on_in_the_foreground() {
 }
 
 #[test]
-fn where_no_shell_could_let_it_go_on_it_is_not_suspended() {
+fn top_is_not_suspended_without_a_shell() {
     let mut target = Talker::start(&fixture("gen_ocaml.pie"));
     let terminal = Terminal::open(100, 30);
     let pid = target.pid();
@@ -461,7 +461,7 @@ fn where_no_shell_could_let_it_go_on_it_is_not_suspended() {
 }
 
 #[test]
-fn without_a_terminal_it_says_what_to_use_instead() {
+fn top_without_a_terminal_suggests_other_commands() {
     let target = Talker::start(&fixture("gen_ocaml.pie"));
     let pid = target.pid();
     let hint = format!("hint: `ocaml-probes count -pid {pid} -interval 1s` prints lines instead");

@@ -12,7 +12,7 @@ use test_support::{Talker, fixture, program, program_forms};
 use crate::support::{Folder, command, run, run_command, run_on};
 
 #[test]
-fn without_actions_all_probes_are_on_before_any_code_runs() {
+fn all_probes_are_on_before_any_code_runs() {
     let files = ["terminating", "static/terminating"].map(program_forms);
     for file in files.concat() {
         let run = run_on("trace -format plain", &file);
@@ -24,7 +24,7 @@ fn without_actions_all_probes_are_on_before_any_code_runs() {
 }
 
 #[test]
-fn only_what_is_named_is_on() {
+fn only_named_probes_are_on() {
     for file in program_forms("terminating") {
         let answer = run_on("trace -enable foobar", &file).answer();
         let expected = "handler foobar 4 25\nhandler foobar 2 50\nsquares 55\ncollatz 111\n\
@@ -48,7 +48,7 @@ fn only_what_is_named_is_on() {
 }
 
 #[test]
-fn probes_that_start_enabled_can_be_switched_off() {
+fn initially_enabled_probes_can_be_switched_off() {
     let mut target =
         Talker::spawn(command(["trace", "-disable", "starts_on", "-prog"]).arg(program("init")));
     target.expect("ready");
@@ -57,7 +57,7 @@ fn probes_that_start_enabled_can_be_switched_off() {
 }
 
 #[test]
-fn it_returns_while_the_program_goes_on_and_says_its_pid() {
+fn trace_returns_with_the_pid_of_the_program() {
     let mut tool = Talker::spawn(command(["trace", "-json", "-prog"]).arg(program("many")));
     // Both write to the same pipe, each a whole line.
     let mut lines = [tool.line().unwrap(), tool.line().unwrap()];
@@ -80,7 +80,7 @@ fn it_returns_while_the_program_goes_on_and_says_its_pid() {
 }
 
 #[test]
-fn arguments_environment_and_standard_streams_are_the_programs() {
+fn program_gets_its_arguments_environment_and_streams() {
     let mut tool = command(["trace", "-quiet", "-prog"]);
     tool.arg(program("service"))
         .args(["-enable", "tick", "--", "1", "2"]);
@@ -97,7 +97,7 @@ fn arguments_environment_and_standard_streams_are_the_programs() {
 }
 
 #[test]
-fn a_name_without_a_slash_is_looked_up_in_path() {
+fn name_without_a_slash_is_searched_in_path() {
     let service = program("terminating");
     let folder = service.parent().unwrap();
     let trace = || command(["trace", "-prog", "terminating.exe"]);
@@ -119,7 +119,7 @@ fn a_name_without_a_slash_is_looked_up_in_path() {
 }
 
 #[test]
-fn what_cannot_be_done_is_found_before_the_program_runs() {
+fn errors_are_found_before_the_program_runs() {
     let folder = Folder::new("untraceable");
     for (line, file, why) in [
         (
@@ -159,7 +159,7 @@ fn what_cannot_be_done_is_found_before_the_program_runs() {
 }
 
 #[test]
-fn verbose_says_the_pid_and_quiet_nothing() {
+fn verbose_prints_the_pid_and_quiet_nothing() {
     let verbose = run_on("trace -v -disable-all", &program("terminating"));
     assert!(
         verbose.stderr.contains("terminating.exe as process "),
@@ -177,7 +177,7 @@ fn verbose_says_the_pid_and_quiet_nothing() {
 }
 
 #[test]
-fn what_keeps_a_program_from_being_executed_is_said_with_what_to_do() {
+fn reasons_against_execution_come_with_a_hint() {
     let folder = Folder::new("unexecutable");
     let copied = |name: &str| folder.copy(&fixture("gen_ocaml_2.pie"), name);
     let mode = |path: &Path, mode| {
@@ -218,7 +218,7 @@ fn what_keeps_a_program_from_being_executed_is_said_with_what_to_do() {
 }
 
 #[test]
-fn where_memory_is_short_it_is_an_error_or_it_is_done() {
+fn short_memory_is_an_error_or_no_obstacle() {
     const MIB: usize = 1 << 20;
     let program = program("terminating");
     let mut refused = 0;

@@ -5,7 +5,7 @@ use test_support::{Talker, fixture, program};
 use crate::support::{command, golden, run, run_command, run_on, states};
 
 #[test]
-fn the_pid_can_be_given_in_every_spelling() {
+fn pid_is_accepted_in_every_spelling() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let expected = "flag disabled\nplain disabled\nwatched disabled\n";
     for spelling in ["-pid ", "--pid ", "-pid=", "--pid=", "-p ", "--p="] {
@@ -17,7 +17,7 @@ fn the_pid_can_be_given_in_every_spelling() {
 }
 
 #[test]
-fn a_word_cut_short_stands_for_the_only_one_that_begins_so() {
+fn unique_prefix_of_a_word_is_accepted() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();
     let line = format!("att -p {pid} -gig -forc -form plain -q -enable plain");
@@ -27,7 +27,7 @@ fn a_word_cut_short_stands_for_the_only_one_that_begins_so() {
 }
 
 #[test]
-fn the_value_of_a_flag_is_never_taken_for_a_flag() {
+fn value_of_a_flag_is_never_a_flag() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let line = format!("attach -pid {} -enable-regexp -quiet", target.pid());
     let error = run(&line).failure();
@@ -35,7 +35,7 @@ fn the_value_of_a_flag_is_never_taken_for_a_flag() {
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
+fn senseless_arguments_are_refused_before_anything_is_done() {
     let lines = [
         // Words that there are not, or not only.
         "frobnicate",
@@ -145,7 +145,7 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_done() {
 }
 
 #[test]
-fn no_arguments_at_all_are_a_usage_error_that_names_the_subcommands() {
+fn missing_arguments_are_a_usage_error() {
     let run = run_command(&mut command([] as [&str; 0]));
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
     assert!(

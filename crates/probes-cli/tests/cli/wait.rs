@@ -89,7 +89,7 @@ fn wait_for_state(pid: i32, wanted: char) {
 
 // promise: Launching programs: The exit status of the program is passed on
 #[test]
-fn the_exit_status_is_the_programs() {
+fn exit_status_is_passed_on() {
     for file in fixture_forms("job") {
         for code in [0, 1, 7, 255] {
             let mut waiting = Waiting::for_program(&file);
@@ -107,7 +107,7 @@ fn the_exit_status_is_the_programs() {
 // promise: Launching programs: The exit status for a program killed by a signal is 128 plus the
 //    signal (10 signals)
 #[test]
-fn a_program_that_a_signal_has_ended_makes_it_128_and_the_signal() {
+fn program_killed_by_a_signal_gives_128_plus() {
     for file in fixture_forms("job") {
         for signal in [1, 2, 3, 6, 9, 11, 13, 15, REAL_TIME, 64] {
             let mut tool = Command::new("prlimit");
@@ -123,7 +123,7 @@ fn a_program_that_a_signal_has_ended_makes_it_128_and_the_signal() {
 // promise: Launching programs: Every signal sent to the tool is passed on once (2 × every signal,
 //    twice)
 #[test]
-fn every_signal_sent_to_the_tool_reaches_the_program_once() {
+fn every_signal_to_the_tool_is_passed_once() {
     let mut sender = Talker::start(&fixture("job.pie"));
     for file in fixture_forms("job") {
         let mut waiting = Waiting::for_program(&file);
@@ -155,7 +155,7 @@ fn every_signal_sent_to_the_tool_reaches_the_program_once() {
 
 // promise: Launching programs: A thousand queued signals are passed on in order (2 × 1,000)
 #[test]
-fn a_thousand_queued_signals_arrive_in_order() {
+fn thousand_queued_signals_arrive_in_order() {
     const COUNT: i32 = 1000;
     let mut sender = Talker::start(&fixture("job.pie"));
     for file in fixture_forms("job") {
@@ -170,7 +170,7 @@ fn a_thousand_queued_signals_arrive_in_order() {
 }
 
 #[test]
-fn what_the_program_sends_its_parent_does_not_come_back() {
+fn signals_to_the_parent_do_not_come_back() {
     for file in fixture_forms("job") {
         let mut waiting = Waiting::for_program(&file);
         let tool = waiting.tool.pid();
@@ -187,7 +187,7 @@ fn what_the_program_sends_its_parent_does_not_come_back() {
 }
 
 #[test]
-fn a_signal_with_its_default_action_ends_the_program_and_then_the_tool() {
+fn default_action_ends_the_program_and_the_tool() {
     for number in [1, 2, 3, 15] {
         let mut tool = Command::new("prlimit");
         tool.arg("--core=0").arg(env!("CARGO_BIN_EXE_ocaml-probes"));
@@ -201,7 +201,7 @@ fn a_signal_with_its_default_action_ends_the_program_and_then_the_tool() {
 }
 
 #[test]
-fn an_alarm_set_before_the_tool_was_executed_reaches_the_program() {
+fn alarm_set_before_the_tool_reaches_the_program() {
     let mut perl = Command::new("perl");
     perl.args(["-e", "alarm 1; exec @ARGV"])
         .arg(env!("CARGO_BIN_EXE_ocaml-probes"))
@@ -213,7 +213,7 @@ fn an_alarm_set_before_the_tool_was_executed_reaches_the_program() {
 
 // promise: Launching programs: The program runs on when the tool is killed
 #[test]
-fn the_program_goes_on_when_the_tool_is_killed() {
+fn program_runs_on_when_the_tool_is_killed() {
     for file in fixture_forms("job") {
         let mut waiting = Waiting::for_program(&file);
         send(waiting.tool.pid(), SIGKILL);
@@ -244,7 +244,7 @@ fn waiting_takes_no_processor_time() {
 }
 
 #[test]
-fn a_job_of_its_own_stops_and_goes_on_as_one() {
+fn separate_job_stops_and_continues_as_one() {
     for file in fixture_forms("job") {
         let mut waiting = Waiting::started_by(command(WAIT).arg(&file).process_group(0));
         let (tool, program) = (waiting.tool.pid(), waiting.program);
@@ -287,7 +287,7 @@ fn a_job_of_its_own_stops_and_goes_on_as_one() {
 }
 
 #[test]
-fn what_is_continued_last_goes_on() {
+fn last_continue_wins() {
     const ROUNDS: usize = 500;
     for file in fixture_forms("job") {
         let mut waiting = Waiting::started_by(command(WAIT).arg(&file).process_group(0));
@@ -306,7 +306,7 @@ fn what_is_continued_last_goes_on() {
 }
 
 #[test]
-fn a_handler_of_the_stop_signal_decides_when_the_job_stops() {
+fn handler_of_sigtstp_decides_when_the_job_stops() {
     let mut waiting = Waiting::started_by(command(WAIT).arg(fixture("job.pie")).process_group(0));
     let tool = waiting.tool.pid();
     waiting.tool.ask(&format!("catch {SIGTSTP}"), "catching");
@@ -323,7 +323,7 @@ fn a_handler_of_the_stop_signal_decides_when_the_job_stops() {
 }
 
 #[test]
-fn where_nobody_does_job_control_the_tool_does_not_stand_with_the_program() {
+fn without_job_control_the_tool_does_not_stop() {
     for file in fixture_forms("job") {
         let mut waiting = Waiting::for_program(&file);
         let (tool, program) = (waiting.tool.pid(), waiting.program);
@@ -366,7 +366,7 @@ fn inheritance(pid: i32) -> Vec<String> {
 }
 
 #[test]
-fn the_program_inherits_the_signals_as_if_it_had_been_started_directly() {
+fn program_inherits_signal_dispositions_as_usual() {
     for file in fixture_forms("job") {
         for signals in [
             vec![],
@@ -404,7 +404,7 @@ fn the_program_inherits_the_signals_as_if_it_had_been_started_directly() {
 }
 
 #[test]
-fn the_answer_is_printed_before_the_waiting() {
+fn answer_is_printed_before_waiting() {
     let mut tool = command(["trace", "-wait", "-json", "-prog"]);
     let mut talker = Talker::spawn(tool.arg(fixture("job.pie")));
     // Both write to the same pipe, each a whole line.
@@ -422,7 +422,7 @@ fn the_answer_is_printed_before_the_waiting() {
 }
 
 #[test]
-fn an_answer_that_nobody_takes_does_not_end_the_waiting() {
+fn unread_answer_does_not_end_the_wait() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let mut tool = command(["trace", "-wait", "-json", "-prog"]);
     tool.arg(fixture("job.pie"))
@@ -447,7 +447,7 @@ fn an_answer_that_nobody_takes_does_not_end_the_waiting() {
 }
 
 #[test]
-fn what_cannot_be_started_is_an_error_of_the_tool() {
+fn program_that_cannot_start_is_an_error() {
     for (prog, code) in [("/nowhere/x", Some(1)), ("", Some(2))] {
         let run = run_command(command(["trace", "-wait", "-prog"]).arg(prog));
         assert_eq!(run.code, code, "{run:?}");

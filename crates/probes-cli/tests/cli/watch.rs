@@ -51,7 +51,7 @@ fn each_hit_is_a_line_with_its_arguments() {
 
 // promise: Observations: OCaml values are shown as OCaml prints them (2)
 #[test]
-fn values_of_ocaml_are_shown_as_ocaml_has_them() {
+fn ocaml_values_are_shown_as_in_ocaml() {
     for file in program_forms("shown") {
         let mut program = Talker::start(&file);
         let tool = observing("watch -quiet -regexp .", program.pid());
@@ -86,7 +86,7 @@ fn values_of_ocaml_are_shown_as_ocaml_has_them() {
 }
 
 #[test]
-fn in_json_each_hit_is_an_object() {
+fn json_hits_are_objects() {
     for mut target in both_forms("arguments") {
         let mut tool = observing("watch -quiet -json -probe places", target.pid());
         target.hits();
@@ -108,7 +108,7 @@ fn in_json_each_hit_is_an_object() {
 }
 
 #[test]
-fn it_ends_with_the_last_hit_that_was_asked_for() {
+fn watch_ends_at_the_requested_number_of_hits() {
     for mut target in both_forms("arguments") {
         let pid = target.pid();
         let mut tool = observing("watch -quiet -regexp . -limit 8", pid);
@@ -123,7 +123,7 @@ fn it_ends_with_the_last_hit_that_was_asked_for() {
 }
 
 #[test]
-fn what_is_skipped_is_told() {
+fn skipped_hits_are_reported() {
     for mut target in both_forms("timed") {
         let tool = observing("watch -json -probe start -rate 1", target.pid());
         target.ask("pairs 1 1000", "pairs");
@@ -142,7 +142,7 @@ fn what_is_skipped_is_told() {
 // promise: Observations: What a killed tool has left is reported, and removed with `observe -clean`
 //    (2)
 #[test]
-fn what_a_killed_tool_has_left_is_put_back_by_hand() {
+fn clean_removes_a_killed_watch() {
     for mut target in both_forms("arguments") {
         let pid = target.pid();
         let mut tool = observing("watch -quiet -regexp .", pid);
@@ -161,7 +161,7 @@ fn what_a_killed_tool_has_left_is_put_back_by_hand() {
 }
 
 #[test]
-fn it_ends_when_it_is_told_to_though_nobody_reads_what_it_shows() {
+fn watch_ends_on_a_signal_though_unread() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
         for how in ["-quiet", "-quiet -for 300ms"] {

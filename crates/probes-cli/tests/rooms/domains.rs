@@ -100,7 +100,7 @@ fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {
 // promise: OCaml 5: Domains run on while probes are switched; each round is one hit in each domain
 //    with a probe on, none with it off (2 × 1,000 updates, half of them with `-live`)
 #[test]
-fn eight_domains_are_switched_five_hundred_times_and_every_round_counts() {
+fn eight_domains_count_every_round_while_switched() {
     for file in program_forms("ocaml5/domains") {
         switch(&file, &["8", "1"], 8, 500);
     }
@@ -117,7 +117,7 @@ fn system_threads_in_domains_are_switched() {
 // promise: OCaml 5: What handlers allocate, and what lives across a site, survives collections and
 //    compactions (2 × 200 updates)
 #[test]
-fn handlers_allocate_on_every_domain_while_the_heap_is_collected_and_compacted() {
+fn handlers_allocate_while_the_heap_is_compacted() {
     for file in program_forms("ocaml5/domains") {
         switch(&file, &["8", "1", "collect"], 8, 100);
     }

@@ -59,7 +59,7 @@ fn handlers_perform_effects_and_handle_them() {
 // promise: OCaml 5: A handler suspended in an effect continues after its probe is disabled, on
 //    another domain too (2 × 40 updates)
 #[test]
-fn a_handler_that_waits_in_an_effect_goes_on_though_its_probe_is_off() {
+fn suspended_handler_continues_though_its_probe_is_off() {
     for file in program_forms("ocaml5/effects") {
         let mut inmate = Inmate::start(Walls::Root, &file, &[]);
         assert_eq!(inmate.talker.ask("park", "parked"), "parked 0", "it is off");

@@ -108,7 +108,7 @@ fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
 // promise: Observations: Counts of domains that collect garbage all the time agree to the last hit
 //    (100 observations of 8 domains in each chroot)
 #[test]
-fn domains_that_collect_are_observed_a_hundred_times_and_every_round_counts() {
+fn collecting_domains_are_observed_to_the_last_round() {
     for file in program_forms("ocaml5/domains") {
         learn_of_domains(&file, &["8", "1", "collect"], CYCLES / 2);
     }
@@ -126,7 +126,7 @@ fn system_threads_in_domains_are_observed() {
 // promise: Observations: An observer killed at any moment leaves domains and threads waiting in
 //    handlers that run on (80 kills in each chroot)
 #[test]
-fn an_observer_killed_at_any_moment_leaves_domains_and_parked_threads_that_go_on() {
+fn killed_observer_leaves_domains_and_parked_threads_running() {
     const NAME: &str =
         "observe::an_observer_killed_at_any_moment_leaves_domains_and_parked_threads_that_go_on";
     if let Ok(pid) = std::env::var(OBSERVED) {

@@ -19,7 +19,7 @@ fn names(json: &Value) -> Vec<(String, Option<String>)> {
 // promise: Containers: A program in a chroot with another C library is listed and switched (4 × 4
 //    updates in each chroot)
 #[test]
-fn programs_in_a_room_are_listed_and_switched_from_outside() {
+fn programs_in_a_chroot_are_listed_and_switched() {
     for walls in Walls::ALL {
         for file in program_forms("handlers") {
             let mut inmate = Inmate::start(walls, &file, &[]);
@@ -52,7 +52,7 @@ fn programs_in_a_room_are_listed_and_switched_from_outside() {
 }
 
 #[test]
-fn a_program_is_known_by_the_pid_that_the_caller_sees() {
+fn program_in_a_chroot_has_the_callers_pid() {
     for file in program_forms("init") {
         let inmate = Inmate::start(Walls::Namespaces, &file, &[]);
         assert_eq!(inmate.ready, "ready pid=1");
@@ -66,7 +66,7 @@ fn a_program_is_known_by_the_pid_that_the_caller_sees() {
 }
 
 #[test]
-fn sites_in_a_room_know_the_line_of_their_source() {
+fn sites_in_a_chroot_have_source_lines() {
     for walls in Walls::ALL {
         for file in program_forms("handlers") {
             let inmate = Inmate::start(walls, &file, &[]);
@@ -79,7 +79,7 @@ fn sites_in_a_room_know_the_line_of_their_source() {
 }
 
 #[test]
-fn a_plugin_is_found_by_its_path_in_the_room() {
+fn plugin_is_found_by_its_path_inside() {
     let plugin = inside(&fixture("objects/plugin.so"));
     for walls in Walls::ALL {
         for file in fixture_forms("objects/host") {
@@ -95,7 +95,7 @@ fn a_plugin_is_found_by_its_path_in_the_room() {
 }
 
 #[test]
-fn static_programs_of_a_room_run_outside_and_are_started_with_their_probes_on() {
+fn static_programs_of_a_chroot_are_started_outside() {
     for file in program_forms("static/terminating") {
         let answer = run_on("trace -format plain", &file).answer();
         let end = "handlers fooia=5 foobar=2 collatz=112\nhandler finished\n";

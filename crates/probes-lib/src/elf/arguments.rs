@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_of_ocaml_notes_are_read_and_written_back() {
+    fn ocaml_arguments_are_parsed_and_printed_back() {
         let parsed: Vec<_> = "8@%rdx 8@%rsi 8@16(%rsp) 16@%xmm0 -4@-8(%rbp)"
             .split(' ')
             .map(|text| Argument::parse(text).unwrap())
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_argument_is_none() {
+    fn invalid_argument_is_none() {
         for text in [
             "",
             "8",

@@ -92,7 +92,7 @@ mod tests {
     use super::demangle;
 
     #[test]
-    fn symbols_of_every_compiler_generation_become_ocaml_names() {
+    fn symbols_of_every_generation_become_ocaml_names() {
         for (symbol, name) in [
             ("camlFoo__bar_269", "Foo.bar"),
             ("camlA__$2b$2b_7", "A.++"),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_of_others_and_broken_ones_are_left_as_they_are() {
+    fn foreign_and_broken_symbols_are_left_unchanged() {
         for symbol in [
             "main",
             "caml_main",

@@ -50,7 +50,7 @@ fn defect(edits: &[(usize, &[u8])]) -> ElfDefect {
 }
 
 #[test]
-fn a_good_file_has_its_sections_and_segments() {
+fn good_file_has_its_sections_and_segments() {
     let elf = read(&file()).unwrap();
     assert_eq!(elf.linking(), Linking::Fixed);
     assert_eq!(elf.entry(), FileAddr(ProgramSpec::TEXT));
@@ -73,7 +73,7 @@ fn a_good_file_has_its_sections_and_segments() {
 }
 
 #[test]
-fn what_is_not_a_file_is_refused_and_not_waited_for() {
+fn directories_and_pipes_are_refused_without_waiting() {
     for path in ["/", "/dev/null"] {
         let error = ElfFile::open(Path::new(path)).err().unwrap();
         assert_eq!(error.to_string(), format!("{path} is not a regular file"));
@@ -87,7 +87,7 @@ fn what_is_not_a_file_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn files_of_another_kind_are_told_by_name() {
+fn files_of_other_kinds_are_refused_by_name() {
     for (edit, expected) in [
         ((0, &b"\x7fELG"[..]), ElfDefect::NotElf),
         ((EI_CLASS, &[1]), ElfDefect::Class32),
@@ -114,7 +114,7 @@ fn files_of_another_kind_are_told_by_name() {
 }
 
 #[test]
-fn tables_with_entries_of_another_size_are_refused() {
+fn tables_with_wrong_entry_size_are_refused() {
     for (at, what) in [
         (E_PHENTSIZE, "the program headers"),
         (E_SHENTSIZE, "the section headers"),
@@ -127,7 +127,7 @@ fn tables_with_entries_of_another_size_are_refused() {
 }
 
 #[test]
-fn a_file_without_section_headers_is_readable_and_has_no_sections() {
+fn missing_section_headers_give_no_sections() {
     let elf = read(&edited(&[(E_SHOFF, &[0; 8])])).unwrap();
     assert!(!elf.has_sections());
     assert!(elf.contents(".note.stapsdt").unwrap().is_none());
@@ -160,7 +160,7 @@ fn section_names_are_found_or_refused() {
 }
 
 #[test]
-fn a_section_that_is_not_in_the_file_is_empty() {
+fn section_without_file_content_is_empty() {
     let nobits = edited(&[(section_field(1, SH_TYPE), &[8])]);
     let elf = read(&nobits).unwrap();
     let contents = elf.contents(".note.stapsdt").unwrap();
@@ -168,7 +168,7 @@ fn a_section_that_is_not_in_the_file_is_empty() {
 }
 
 #[test]
-fn sizes_and_offsets_that_no_file_has_are_refused_before_anything_is_allocated() {
+fn impossible_sizes_are_refused_before_any_allocation() {
     for value in [1u64 << 20, 1 << 40, 1 << 63, u64::MAX - 1, u64::MAX] {
         let value = value.to_le_bytes();
         for (edits, what) in [
@@ -207,7 +207,7 @@ fn sizes_and_offsets_that_no_file_has_are_refused_before_anything_is_allocated()
 }
 
 #[test]
-fn a_sparse_file_does_not_make_us_allocate_what_it_claims() {
+fn sparse_file_causes_no_large_allocation() {
     const LONG: u64 = 1 << 42;
     let size = (LONG / 2).to_le_bytes();
     let sparse = |edits: &[(usize, &[u8])]| {
@@ -244,7 +244,7 @@ fn a_sparse_file_does_not_make_us_allocate_what_it_claims() {
 }
 
 #[test]
-fn the_build_id_is_the_one_that_readelf_shows() {
+fn build_id_equals_the_one_of_readelf() {
     let path = test_support::fixture("gen_ocaml_2.pie");
     let id = ElfFile::open(&path)
         .unwrap()
@@ -264,7 +264,7 @@ fn the_build_id_is_the_one_that_readelf_shows() {
 }
 
 #[test]
-fn ranges_are_within_others_only_without_wrapping() {
+fn range_checks_do_not_wrap() {
     let top = FileAddr(u64::MAX - 7);
     assert!(within(FileAddr(16), 8, FileAddr(18), 6));
     assert!(!within(FileAddr(16), 8, FileAddr(19), 6));

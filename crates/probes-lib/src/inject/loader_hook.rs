@@ -393,7 +393,7 @@ mod tests {
 
     // promise: FollowSession: The loader hook's code is what objdump says it is
     #[test]
-    fn the_stub_is_what_objdump_says_it_is() {
+    fn hook_code_is_what_objdump_shows() {
         let folder = Scratch::new();
         let file = folder.file("trampoline");
         // Without the name behind its end.
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hook_is_where_readelf_says_that_the_function_is() {
+    fn hook_is_where_readelf_places_the_function() {
         let own = Process::open(std::process::id() as i32).unwrap();
         let memory = ProcessMemory::open(&own, OFlag::O_RDWR).unwrap();
         let hook = LoaderHook::find(&own, &memory).unwrap();

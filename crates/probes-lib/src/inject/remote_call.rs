@@ -282,7 +282,7 @@ mod tests {
     };
 
     #[test]
-    fn a_system_call_that_was_interrupted_begins_anew() {
+    fn interrupted_system_call_is_restarted() {
         let again = IN_READ.resumed();
         assert_eq!((again.rax, again.rip), (0, 0x7f00_0000_1000));
         let sleeps = Registers {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_back_is_about_to_make_its_call_and_not_in_it() {
+    fn returned_thread_is_about_to_make_its_call() {
         let sent = IN_READ.redirected_to(LiveAddr(0x5000));
         assert_eq!((sent.rip, sent.orig_rax), (0x5000, NO_CALL));
         assert!(!sent.has_returned(&IN_READ) && !IN_READ.has_returned(&IN_READ));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_others_is_not_taken_for_what_a_call_has_mapped() {
+    fn mappings_of_others_are_not_taken_for_ours() {
         let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
         let at = LiveAddr(0x40_0000);
         let code = map(at, 0x2000, read | execute);

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_read_from_where_their_notes_say() {
+    fn arguments_are_read_from_their_noted_places() {
         let of = |text| ArgumentSource::of(Argument::parse(text).as_ref());
         assert_eq!(of("8@%rdi"), ArgumentSource::Register(Register::RDI));
         assert_eq!(of("4@%edi"), ArgumentSource::Register(Register::RDI));

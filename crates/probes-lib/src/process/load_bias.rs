@@ -177,12 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn a_program_linked_to_fixed_addresses_has_no_bias() {
+    fn fixed_address_program_has_no_bias() {
         assert_eq!(bias(Linking::Fixed, &auxv(77), MAPS), Some(LoadBias::NONE));
     }
 
     #[test]
-    fn a_pie_is_where_its_entry_is() {
+    fn pie_is_where_its_entry_is() {
         let entry = BIAS.live(ENTRY).0;
         let pie = Linking::PositionIndependent;
         assert_eq!(bias(pie, &auxv(entry), MAPS), Some(BIAS));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_loaded_when_its_code_and_data_are_where_they_belong() {
+    fn object_is_loaded_once_code_and_data_match() {
         let biases = |maps: &[u8]| -> Vec<LoadBias> {
             let maps = maps::parse(maps);
             of_object(&segments(), &maps, |mapping| mapping.inode == 4711).collect()
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_maps_are_right_where_the_entry_is_another_program_s_or_missing() {
+    fn maps_decide_if_the_entry_is_wrong() {
         let pie = Linking::PositionIndependent;
         assert_eq!(bias(pie, &auxv(0x7f1c_2001_0000), MAPS), Some(BIAS));
         assert_eq!(bias(pie, b"", MAPS), Some(BIAS));

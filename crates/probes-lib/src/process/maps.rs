@@ -136,7 +136,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn an_address_outside_or_across_the_end_of_a_mapping_is_not_found() {
+    fn addresses_outside_a_mapping_are_not_found() {
         let maps = parse(MAPS);
         for address in [0, 0x3f_ffff, 0x0045_1ffb, 0x0045_2000, u64::MAX] {
             assert_eq!(find(&maps, LiveAddr(address), 6), None, "{address:#x}");
@@ -145,12 +145,12 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn lines_that_are_no_mappings_are_passed_over() {
+    fn lines_that_are_no_mappings_are_skipped() {
         assert_eq!(parse(b"\n\nx\n1-2\n1-2 r 0 0:0\nzz-2 r-xp 0 0:0 0 x\n"), []);
     }
 
     #[test]
-    fn the_page_size_of_a_mapping_is_the_one_below_its_line() {
+    fn page_size_follows_the_line_of_its_mapping() {
         let smaps = b"\
 00400000-80000000 r-xp 00000000 00:0f 7   /anon_hugepage (deleted)\n\
 Size:            1048576 kB\nKernelPageSize:  1048576 kB\nMMUPageSize:     1048576 kB\n\

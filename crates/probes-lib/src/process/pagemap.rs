@@ -80,7 +80,7 @@ mod tests {
     use test_support::{Talker, fixture};
 
     #[test]
-    fn a_page_that_is_absent_or_the_file_s_is_untouched_and_a_copy_is_not() {
+    fn absent_and_file_pages_are_untouched_copies_not() {
         let is_the_files = |bits: u64| is_the_files(bits.to_le_bytes());
         // Anonymous memory, written to and not, swapped out and moving.
         for bits in [PRESENT, PRESENT | 1 << 55, SWAPPED, SWAPPED | OF_FILE] {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_counts_as_touched_from_the_first_write_on_and_no_other_does() {
+    fn page_is_touched_from_its_first_write() {
         for fixture in ["page_borders.pie", "page_borders.nopie"].map(fixture) {
             let talker = Talker::start(&fixture);
             let process = Process::open(talker.pid()).unwrap();

@@ -47,14 +47,14 @@ fn near(name: &str) -> Vec<String> {
 }
 
 #[test]
-fn all_chooses_every_probe_once_and_names_none() {
+fn all_selects_every_probe_once_without_names() {
     let all = chosen(&Actions::new().enable(Selector::All));
     assert_eq!(all.len(), 6);
     assert!(all.iter().all(|choice| choice.ends_with(" Enable 0")));
 }
 
 #[test]
-fn names_are_chosen_in_the_order_of_the_actions() {
+fn names_are_selected_in_the_order_of_actions() {
     let actions = Actions::new()
         .enable(Selector::name("request"))
         .disable(Selector::name("gc"));
@@ -66,7 +66,7 @@ fn names_are_chosen_in_the_order_of_the_actions() {
 }
 
 #[test]
-fn a_pair_has_two_stages_and_is_not_named() {
+fn pair_has_two_stages_and_is_not_named() {
     let both = |action| chosen(&Actions::of(action, pair("req_start", "req_stop")));
     assert_eq!(
         both(Action::Enable),
@@ -79,7 +79,7 @@ fn a_pair_has_two_stages_and_is_not_named() {
 }
 
 #[test]
-fn a_regular_expression_is_anchored_at_the_start_and_not_at_the_end() {
+fn regexp_is_anchored_at_the_start_only() {
     let by = |pattern: &str| {
         let actions = Actions::new().enable(Selector::regexp(pattern).unwrap());
         let names = chosen(&actions);
@@ -104,7 +104,7 @@ fn a_regular_expression_is_anchored_at_the_start_and_not_at_the_end() {
 }
 
 #[test]
-fn a_pattern_that_is_no_regular_expression_is_told_with_the_reason() {
+fn invalid_regexp_is_reported_with_the_reason() {
     let error = Selector::regexp("req_(").unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::BadRegexp { pattern, .. } if pattern == "req_("));
     assert_eq!(
@@ -114,7 +114,7 @@ fn a_pattern_that_is_no_regular_expression_is_told_with_the_reason() {
 }
 
 #[test]
-fn a_predicate_chooses_by_name_and_has_to_choose_something() {
+fn predicate_selects_by_name_and_must_match_something() {
     let short = Actions::new().enable(Selector::predicate(|name| name.len() == 2));
     assert_eq!(chosen(&short), ["gc Enable 0"]);
     let none = Actions::new().enable(Selector::predicate(|_| false));
@@ -125,7 +125,7 @@ fn a_predicate_chooses_by_name_and_has_to_choose_something() {
 }
 
 #[test]
-fn a_probe_chosen_twice_for_one_action_is_refused_in_every_family() {
+fn selecting_a_probe_twice_is_refused() {
     let hit = || Selector::name("cache_hit");
     for again in [
         hit(),
@@ -149,7 +149,7 @@ fn a_probe_chosen_twice_for_one_action_is_refused_in_every_family() {
 }
 
 #[test]
-fn enabling_and_disabling_one_probe_is_refused_in_either_order_and_if_forced() {
+fn enabling_and_disabling_one_probe_is_refused() {
     for selector in [
         Selector::name("gc"),
         Selector::All,
@@ -169,7 +169,7 @@ fn enabling_and_disabling_one_probe_is_refused_in_either_order_and_if_forced() {
 }
 
 #[test]
-fn an_unknown_name_is_refused_wherever_it_stands_and_near_ones_are_named() {
+fn unknown_name_is_refused_with_near_ones() {
     let expected = "no probe \"req_strat\" in server.exe; did you mean \"req_start\"?";
     for selector in [
         Selector::name("req_strat"),
@@ -221,7 +221,7 @@ fn suggestions_are_three_at_most_nearest_first() {
 }
 
 #[test]
-fn selectors_are_shown_as_they_were_made() {
+fn selectors_are_printed_as_written() {
     let watched = [
         (Selector::All, "All"),
         (Selector::name("gc"), "Name(\"gc\")"),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_done_once_and_its_panic_is_passed_on() {
+    fn closure_runs_once_and_its_panic_propagates() {
         let mut times = 0;
         assert_eq!(
             while_nothing_is_unloaded(|| {

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_told_in_time() {
+    fn ticks_are_converted_to_time() {
         let ticks = Ticks::begin();
         let (from, begun) = (now(), Instant::now());
         std::thread::sleep(Duration::from_millis(50));

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_leads_to_those_that_were_left_for_it() {
+    fn stack_leads_to_the_trampolines_it_returns_to() {
         let (one, other) = (0x10_0000, 0x20_0000);
         let leads = |on_one: Vec<(u64, u64)>, on_other: Vec<(u64, u64)>| {
             let memory = Pages([(one, on_one), (other, on_other)]);
@@ -226,7 +226,7 @@ mod tests {
 
     // promise: Observations: Of a thousand stacks, no more is read than is on them (1,000 stacks)
     #[test]
-    fn no_more_is_read_of_a_thousand_stacks_than_is_on_them() {
+    fn no_more_is_read_than_is_on_stacks() {
         const USED: u64 = 0x1230;
         let stacks = many_stacks();
         let memory = Everywhere {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_ends_where_its_guard_is_or_where_enough_was_searched() {
+    fn stack_ends_at_its_guard_or_the_limit() {
         let stacks = many_stacks();
         let end = end_of(3);
         assert_eq!(stacks.above(end - 0x20), end - 0x20..end);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_whole_though_parts_of_it_are_mapped_by_themselves() {
+    fn stack_in_several_mappings_is_whole() {
         let maps = b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0 [anon: one]\n\
 7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n7f0000002000-7f0000003000 r--p 00000000 00:00 0 \n\
 7f0000003000-7f0000004000 rw-p 00000000 00:00 0 \n";

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usual_place_is_preferred_and_chance_is_no_place() {
+    fn usual_offset_is_preferred_and_chance_is_none() {
         let with = |offsets: &[usize]| {
             let mut block = [0; BLOCK];
             for &at in offsets {

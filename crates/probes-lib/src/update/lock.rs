@@ -125,7 +125,7 @@ mod tests {
     use test_support::{Talker, fixture};
 
     #[test]
-    fn the_holder_of_a_lock_is_found_by_device_and_inode() {
+    fn lock_holder_is_found_by_device_and_inode() {
         let locks = "\
 1: POSIX  ADVISORY  WRITE 11 00:15:2881552 0 EOF\n\
 2: FLOCK  ADVISORY  WRITE 12 00:16:2881552 0 EOF\n\
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_turn_at_a_time_and_the_other_is_told_who() {
+    fn waiting_for_the_lock_names_its_holder() {
         let talker = Talker::start(&fixture("gen_ocaml_2.pie"));
         let process = Process::open(talker.pid()).unwrap();
         let lock = UpdateLock::wait(&process, Instant::now()).unwrap();

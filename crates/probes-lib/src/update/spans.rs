@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn things_in_one_page_or_the_next_share_a_run_and_an_empty_page_parts_them() {
+    fn nearby_things_share_a_run_empty_pages_split() {
         assert_eq!(lens(&[]), []);
         assert_eq!(lens(&[0x1000, 0x1006, 0x2ff0]), [(3, 0x1ff6)]);
         assert_eq!(lens(&[0x1000, 0x3000]), [(1, 6), (1, 6)]);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_bounded_and_keeps_to_its_zone() {
+    fn run_is_bounded_and_stays_in_its_zone() {
         let dense: Vec<u64> = (0..2000).map(|i| 0x10000 + i * 160).collect();
         let runs_of_dense = lens(&dense);
         assert!(runs_of_dense.iter().all(|&(_, len)| len <= MAX_RUN));

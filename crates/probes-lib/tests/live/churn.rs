@@ -116,7 +116,7 @@ impl Watch {
 // promise: Stopping and resuming: No thread runs between the first write of an update and the last
 //    (2 × 200 updates, watched from outside)
 #[test]
-fn no_thread_runs_from_the_first_write_of_an_update_to_the_last() {
+fn no_thread_runs_between_first_and_last_write() {
     let _busy = busy();
     let folder = Scratch::new();
     let mut stood = Duration::ZERO;
@@ -238,7 +238,7 @@ fn assert_well(session: &mut Session, number: u32) -> State {
 
 // promise: All or nothing: Ctrl-C at any moment leaves the whole update or none of it (200 tools)
 #[test]
-fn a_tool_interrupted_at_any_moment_ends_and_leaves_all_or_nothing() {
+fn interrupted_tool_leaves_all_or_nothing() {
     let _busy = busy();
     let (mut met, mut interrupted) = (0, 0);
     for (file, args) in targets() {

@@ -14,7 +14,7 @@ use crate::session::{Session, all, busy, named};
 
 // promise: Processes that are hard to change: Sealed code (mseal) is changed (2)
 #[test]
-fn code_that_is_sealed_is_changed() {
+fn sealed_code_is_changed() {
     for file in fixture_forms("sealed_text") {
         let mut session = Session::start(&file);
         session.update(Action::Enable, Selector::All, |_| true);
@@ -29,7 +29,7 @@ fn code_that_is_sealed_is_changed() {
 // promise: Processes that are hard to change: Code in transparent huge pages is changed, and the
 //    pages stay huge (2 × 10 updates)
 #[test]
-fn code_that_was_moved_to_a_huge_page_is_changed_there_and_the_page_stays_huge() {
+fn code_in_huge_pages_is_changed_there() {
     for file in fixture_forms("huge_text") {
         let mut session = Session::start(&file);
         let huge = session.talker.ask("huge", "huge");
@@ -50,8 +50,7 @@ fn code_that_was_moved_to_a_huge_page_is_changed_there_and_the_page_stays_huge()
 // promise: All or nothing: Nothing is written where something else has been mapped since (2 × at
 //    least 200 updates)
 #[test]
-fn code_that_comes_and_goes_is_changed_whole_or_not_at_all_and_no_site_is_made_of_what_comes_instead()
- {
+fn code_that_comes_and_goes_is_changed_whole() {
     let _busy = busy();
     for file in fixture_forms("remapped") {
         let mut session = Session::start(&file);
@@ -140,7 +139,7 @@ impl Drop for Breakpoint {
 //    and what it restores later is noticed (2; users who may set no uprobe write the breakpoint as
 //    gdb does)
 #[test]
-fn a_uprobe_on_a_site_keeps_that_probe_unchanged_and_what_it_puts_back_is_noticed() {
+fn uprobe_on_a_site_keeps_its_probe_unchanged() {
     for file in fixture_forms("gen_ocaml_1") {
         // A uprobe is on the file: on this copy, which nobody else runs. Its path may have no space.
         let scratch = Scratch::new();

@@ -33,7 +33,7 @@ fn plugins(session: &mut Session) -> String {
 
 // promise: Containers: A program in its own namespaces is changed with its plugin (2)
 #[test]
-fn a_program_in_namespaces_of_its_own_is_changed_with_its_plugin() {
+fn program_in_its_own_namespaces_is_changed() {
     let plugin = Path::new("/plugin.so");
     for program in fixture_forms("objects/host") {
         let container = container(&program, plugin);
@@ -54,7 +54,7 @@ fn a_program_in_namespaces_of_its_own_is_changed_with_its_plugin() {
 }
 
 #[test]
-fn threads_of_a_container_are_told_as_we_see_them() {
+fn threads_of_a_container_have_our_tids() {
     let plugin = Path::new("/plugin.so");
     for program in fixture_forms("objects/host") {
         let container = container(&program, plugin);
@@ -77,7 +77,7 @@ fn threads_of_a_container_are_told_as_we_see_them() {
 // promise: Containers: A file with the same path on the host is not mistaken for the one that a
 //    container has loaded (2)
 #[test]
-fn what_has_the_same_path_here_is_not_taken_for_what_a_container_has_loaded() {
+fn same_path_on_the_host_is_not_mistaken() {
     let here = Scratch::new();
     for program in fixture_forms("objects/host") {
         let plugin = here.copy(&program, "plugin.so");
@@ -93,7 +93,7 @@ fn what_has_the_same_path_here_is_not_taken_for_what_a_container_has_loaded() {
 
 // promise: Containers: A program that was deleted in its container is changed (2)
 #[test]
-fn a_program_that_was_deleted_in_its_container_is_changed() {
+fn program_deleted_in_its_container_is_changed() {
     let plugin = Path::new("/plugin.so");
     for program in fixture_forms("objects/host") {
         let container = container(&program, plugin);

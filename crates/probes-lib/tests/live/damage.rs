@@ -94,7 +94,7 @@ fn refused_unchanged(session: &Session, actions: &probes_lib::Actions) -> Error 
 // promise: All or nothing: Nothing is written if one byte is not as expected, even with `-force` (4
 //    × 60 updates)
 #[test]
-fn foreign_bytes_at_one_site_keep_every_probe_of_the_update_unchanged() {
+fn foreign_bytes_at_one_site_refuse_the_update() {
     for file in fixture_forms("multi_semaphore")
         .into_iter()
         .chain(program_forms("twolibs"))
@@ -163,7 +163,7 @@ fn foreign_bytes_at_one_site_keep_every_probe_of_the_update_unchanged() {
 }
 
 #[test]
-fn a_probe_beside_a_spoiled_one_can_be_changed() {
+fn probe_beside_a_damaged_one_is_changed() {
     for file in fixture_forms("multi_semaphore") {
         let session = Session::start(&file);
         let site = sites(&session, "many")[0];
@@ -180,7 +180,7 @@ fn a_probe_beside_a_spoiled_one_can_be_changed() {
 // promise: Processes that are hard to change: Code that is mapped shared is refused before anything
 //    is written (2 × 3)
 #[test]
-fn text_mapped_shared_is_refused_and_the_rest_can_be_changed() {
+fn code_mapped_shared_is_refused_others_are_changed() {
     for file in fixture_forms("shared_text") {
         let mut session = Session::start(&file);
         for actions in [
@@ -213,7 +213,7 @@ fn text_mapped_shared_is_refused_and_the_rest_can_be_changed() {
 }
 
 #[test]
-fn a_full_counter_is_refused_and_can_count_down() {
+fn full_counter_is_refused_and_can_count_down() {
     for file in fixture_forms("gen_ocaml")
         .into_iter()
         .chain(fixture_forms("multi_semaphore"))
@@ -253,7 +253,7 @@ fn a_full_counter_is_refused_and_can_count_down() {
 // promise: Death of the tool: Counters and sites that contradict each other are reported, and
 //    repaired with `-force` (4 × 4 contradictions)
 #[test]
-fn counters_and_sites_that_contradict_are_told_and_repaired_by_force() {
+fn contradicting_counters_and_sites_are_repaired_by_force() {
     for file in fixture_forms("multi_semaphore")
         .into_iter()
         .chain(fixture_forms("gen_ocaml"))
@@ -302,7 +302,7 @@ fn counters_and_sites_that_contradict_are_told_and_repaired_by_force() {
 
 // promise: All or nothing: A breakpoint beside a site survives the writes to its page (2)
 #[test]
-fn a_breakpoint_beside_a_site_survives_that_its_page_is_written() {
+fn breakpoint_beside_a_site_survives_its_writes() {
     for file in fixture_forms("spin_1000") {
         let session = Session::of(Talker::start(&file));
         // Between the sites of one page; where the code is never executed meanwhile.

@@ -19,7 +19,7 @@ fn numbers(line: &str) -> BTreeMap<String, u64> {
 // promise: Observations: Memory that the process maps where the tool's was to be, or was, is
 //    neither written nor unmapped (2 × 30 mappings)
 #[test]
-fn memory_that_the_process_has_mapped_meanwhile_is_neither_written_nor_unmapped() {
+fn memory_mapped_meanwhile_is_not_written_or_unmapped() {
     for file in fixture_forms("squatter") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -74,7 +74,7 @@ fn interrupt(
 // promise: Observations: A call that a signal interrupts fails with EINTR, even if its thread is
 //    just mapping memory for the tool (2 × 5 calls × 100 signals)
 #[test]
-fn calls_that_a_signal_interrupts_are_interrupted_by_it_while_their_thread_maps_memory() {
+fn signals_interrupt_calls_during_an_injected_call() {
     for file in fixture_forms("interrupted_calls") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -98,7 +98,7 @@ fn calls_that_a_signal_interrupts_are_interrupted_by_it_while_their_thread_maps_
 
 // promise: Observations: No call is injected into a thread inside a restartable sequence (2 × 20)
 #[test]
-fn who_maps_memory_is_in_no_restartable_sequence() {
+fn injected_calls_avoid_restartable_sequences() {
     for file in fixture_forms("sequences") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();

@@ -44,7 +44,7 @@ impl Belongings {
 // promise: Stopping and resuming: A long-running service keeps running, and no descriptor, thread,
 //    child or signal of ours remains (2 × 2,000 updates)
 #[test]
-fn a_service_enabled_and_disabled_a_thousand_times_keeps_ticking() {
+fn service_survives_a_thousand_updates() {
     alone(|| {
         let own = std::process::id() as i32;
         for file in program_forms("service") {

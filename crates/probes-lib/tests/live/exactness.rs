@@ -211,7 +211,7 @@ fn check(plan: Plan, before: &[Own], after: &[Own], observed: &Observed, events:
 // promise: Observations: Counts, times and shown hits agree to the last hit with a program that
 //    counts its own (100 observations each of 1, 4 and 16 threads, 600 million hits)
 #[test]
-fn a_program_that_counts_its_own_hits_agrees_to_the_last_one() {
+fn observation_equals_the_programs_own_count() {
     for file in fixture_forms("self_counting") {
         for threads in [1, 4, 16] {
             let mut talker = start(&file, threads);
@@ -239,7 +239,7 @@ fn a_program_that_counts_its_own_hits_agrees_to_the_last_one() {
 // promise: Observations: Counts agree to the last hit with handlers that count (2 × 3 × 10
 //    observations)
 #[test]
-fn handlers_that_count_agree_with_an_observation_to_the_last_one() {
+fn observation_equals_the_handlers_count() {
     for file in fixture_forms("self_counting") {
         for threads in [1, 4, 16] {
             let mut talker = start(&file, threads);

@@ -10,7 +10,7 @@ use crate::expected;
 use crate::session::Session;
 
 #[test]
-fn a_program_whose_file_was_deleted_is_controlled_as_before() {
+fn program_with_deleted_file_is_controlled() {
     for subject in expected::fixture_subjects("gen_ocaml_2") {
         let scratch = Scratch::new();
         let file = scratch.copy(&subject.file, "a program");
@@ -30,7 +30,7 @@ fn a_program_whose_file_was_deleted_is_controlled_as_before() {
 // promise: Processes that are hard to change: A program whose file was deleted or replaced is
 //    controlled by the notes of the file that runs (2)
 #[test]
-fn a_program_whose_file_was_replaced_is_controlled_by_its_own_notes() {
+fn program_with_replaced_file_uses_its_own_notes() {
     for subject in expected::fixture_subjects("multi_semaphore") {
         let other = expected::fixture_subjects("mixed_generations");
         let scratch = Scratch::new();
@@ -54,7 +54,7 @@ fn a_program_whose_file_was_replaced_is_controlled_by_its_own_notes() {
 }
 
 #[test]
-fn a_program_below_a_strange_path_is_controlled() {
+fn program_with_a_strange_path_is_controlled() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let scratch = Scratch::new();
         let copy = scratch.copy(&file, "odd \u{e4}\\012 name");
@@ -83,7 +83,7 @@ fn execute_only_code_is_changed() {
 }
 
 #[test]
-fn copies_of_one_program_are_changed_each_by_itself() {
+fn copies_of_one_program_are_changed_separately() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let one = Session::start(&file);
         let mut other = Session::start(&file);

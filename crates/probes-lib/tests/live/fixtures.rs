@@ -37,7 +37,7 @@ pub(crate) fn ordinary() -> impl Iterator<Item = Subject> {
 }
 
 #[test]
-fn every_fixture_has_the_probes_that_were_counted_by_hand() {
+fn fixtures_have_the_probes_counted_by_hand() {
     let mut fixtures = 0;
     for subject in expected::fixtures() {
         fixtures += 1;
@@ -78,7 +78,7 @@ pub(crate) fn check_table(subject: &Subject, session: &Session) {
 // promise: All or nothing: After enabling and disabling, all memory is as it was (6 updates of each
 //    of more than 60 fixtures, byte by byte)
 #[test]
-fn all_probes_of_every_fixture_are_enabled_twice_and_disabled_twice() {
+fn all_fixture_probes_are_enabled_and_disabled_twice() {
     for subject in ordinary() {
         let mut session = Session::start(&subject.file);
         on_and_off(&subject, &mut session);
@@ -128,7 +128,7 @@ pub(crate) fn on_and_off(subject: &Subject, session: &mut Session) {
 }
 
 #[test]
-fn the_counters_that_a_fixture_prints_are_those_that_were_written() {
+fn counters_printed_by_a_fixture_equal_those_written() {
     for subject in ordinary() {
         let mut session = Session::start(&subject.file);
         session.apply(&all(Action::Enable)).unwrap();
@@ -166,7 +166,7 @@ fn generation_of(session: &Session, name: &str) -> Option<&'static str> {
 }
 
 #[test]
-fn each_name_alone_is_changed_by_name_regexp_and_predicate() {
+fn each_name_is_changed_by_every_selector() {
     for subject in ordinary().filter(|subject| subject.probes.len() < 20) {
         let mut session = Session::start(&subject.file);
         each_alone(&subject, &mut session);
@@ -210,7 +210,7 @@ pub(crate) fn each_alone(subject: &Subject, session: &mut Session) {
 }
 
 #[test]
-fn a_pair_is_changed_as_one() {
+fn pair_is_changed_as_one() {
     for subject in ordinary().filter(|subject| (2..20).contains(&subject.probes.len())) {
         let session = Session::start(&subject.file);
         let names: Vec<&str> = subject.probes.keys().map(String::as_str).collect();
@@ -313,7 +313,7 @@ fn wrong_actions_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn no_action_changes_nothing_and_stops_nothing() {
+fn empty_actions_change_and_stop_nothing() {
     for file in fixture_forms("gen_ocaml_2") {
         let session = Session::start(&file);
         let before = session.image();
@@ -330,7 +330,7 @@ fn no_action_changes_nothing_and_stops_nothing() {
 // promise: Death of the tool: Half an update left by a killed tool is refused by the next one, and
 //    repaired with `-force` (2)
 #[test]
-fn an_interrupted_run_is_refused_and_repaired_by_force() {
+fn interrupted_update_is_refused_and_repaired_by_force() {
     for subject in expected::fixture_subjects("interrupted") {
         let mut session = Session::start(&subject.file);
         let inconsistent = |name: &str| name != "whole";
@@ -407,7 +407,7 @@ fn force_sets_counters_whatever_they_were() {
 }
 
 #[test]
-fn threads_hit_probes_only_while_they_are_on() {
+fn threads_hit_probes_only_while_enabled() {
     let _busy = busy();
     for subject in expected::fixture_subjects("threads_spin") {
         let mut session = Session::start(&subject.file);

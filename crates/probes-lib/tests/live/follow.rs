@@ -37,7 +37,7 @@ fn followed(talker: &mut Talker, scenario: impl FnOnce(&mut Talker, &AtomicBool)
 // promise: Following: The exit status of a followed child of our own process is left to the code
 //    that waits for it (4)
 #[test]
-fn the_status_of_a_followed_child_of_our_own_is_left_to_who_waits_for_it() {
+fn status_of_our_own_child_is_not_consumed() {
     for family in fixture_forms("family") {
         for is_killed in [false, true] {
             let mut talker = Talker::start(&family);
@@ -62,7 +62,7 @@ fn the_status_of_a_followed_child_of_our_own_is_left_to_who_waits_for_it() {
 }
 
 #[test]
-fn a_child_of_our_own_goes_on_when_it_is_over() {
+fn own_child_runs_on_when_following_ends() {
     for family in fixture_forms("family") {
         let mut talker = Talker::start(&family);
         followed(&mut talker, |_, is_over| {

@@ -28,7 +28,7 @@ fn all_threads_are(pid: i32, state: char) -> Option<()> {
 // promise: Stopping and resuming: The parent of a process in a group stop sees its stop and its
 //    exit, and nothing else (2 × 4 signals × 40 updates, under a parent that polls)
 #[test]
-fn the_parent_of_a_process_in_a_group_stop_is_told_of_its_stop_and_its_end_and_of_nothing_else() {
+fn parent_of_a_stopped_process_sees_nothing_else() {
     // The part of the tool: what another process traces is not seen by our waits.
     if let Some(pid) = role() {
         let target = Target::open(pid.parse().unwrap()).unwrap();
@@ -88,7 +88,7 @@ fn the_parent_of_a_process_in_a_group_stop_is_told_of_its_stop_and_its_end_and_o
 // promise: Processes that are hard to change: A process under strict seccomp, which forbids even
 //    mmap, is changed: everything is done from outside (2 × 40 updates)
 #[test]
-fn a_process_that_may_only_read_and_write_is_changed_from_outside() {
+fn process_under_strict_seccomp_is_changed_from_outside() {
     for file in fixture_forms("seccomp") {
         let mut session = Session::start(&file);
         assert_eq!(process::status(session.pid(), "Seccomp"), "2");
@@ -105,7 +105,7 @@ fn a_process_that_may_only_read_and_write_is_changed_from_outside() {
 // promise: Stopping and resuming: Every one of a thousand threads is stopped and resumed (2 × 10
 //    updates)
 #[test]
-fn a_process_of_a_thousand_threads_is_changed_and_each_of_them_meets_it() {
+fn every_one_of_a_thousand_threads_is_changed() {
     for file in fixture_forms("idle_threads") {
         let mut session = Session::start(&file);
         assert_eq!(process::threads(session.pid()).len(), 1001);
@@ -222,7 +222,7 @@ impl Drop for Hold {
 //    reported as busy in version 1 (2 × 41 updates each; users who may create no cgroup use
 //    SIGSTOP)
 #[test]
-fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
+fn frozen_process_stays_frozen_or_is_reported_busy() {
     let _busy = busy();
     let options = Options {
         deadline: Duration::from_millis(100),
@@ -277,7 +277,7 @@ fn a_frozen_process_is_changed_and_stays_frozen_or_is_said_to_be_busy() {
 // promise: Processes that are hard to change: A setuid program is changed by root, not by the user
 //    who started it, and keeps its privilege (2 × 10 updates)
 #[test]
-fn a_setuid_program_is_changed_by_who_may_and_keeps_its_privilege() {
+fn setuid_program_is_changed_and_keeps_its_privilege() {
     for file in fixture_forms("forker") {
         let scratch = Scratch::new();
         let copy = scratch.copy(&file, "setuid");
@@ -366,7 +366,7 @@ fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
 // promise: Exit, exec and fork of the process: A new process with the pid of an earlier one is not
 //    mistaken for it (2 × 2 updates)
 #[test]
-fn a_process_that_was_given_the_number_of_another_is_not_taken_for_it() {
+fn reused_pid_is_not_mistaken() {
     // The part that runs where numbers can be given out.
     if role().is_some() {
         return outlive(|file, pid| Some(start_as(file, pid)));

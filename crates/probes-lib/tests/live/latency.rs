@@ -27,7 +27,7 @@ fn is_about(time: Duration, wanted: Duration) -> bool {
 
 // promise: Observations: Latencies are as long as the time that passed (2 × 20)
 #[test]
-fn times_are_as_long_as_they_were() {
+fn latencies_equal_the_time_that_passed() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -112,7 +112,7 @@ fn pairs_are_matched_as_a_stack() {
 // promise: Observations: Starts by threads that have exited are not matched by other threads (2 ×
 //    50 threads)
 #[test]
-fn starts_of_threads_that_have_ended_are_not_matched() {
+fn starts_of_exited_threads_are_not_matched() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -127,7 +127,7 @@ fn starts_of_threads_that_have_ended_are_not_matched() {
 
 // promise: Observations: Every pair is timed, whatever the number of threads (1 to 200 threads)
 #[test]
-fn every_pair_is_timed_whatever_the_number_of_threads() {
+fn every_pair_is_timed_with_many_threads() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -159,7 +159,7 @@ fn every_pair_is_timed_whatever_the_number_of_threads() {
 // promise: Observations: Times of threads beyond the slots are counted as dropped, one by one (2 ×
 //    1,200 threads)
 #[test]
-fn times_of_threads_beyond_those_there_is_room_for_are_told_as_lost_one_by_one() {
+fn times_beyond_the_slots_are_counted_as_dropped() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -174,7 +174,7 @@ fn times_of_threads_beyond_those_there_is_room_for_are_told_as_lost_one_by_one()
 }
 
 #[test]
-fn pairs_are_observed_and_put_back_while_threads_execute_them() {
+fn pair_observations_start_and_end_under_load() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();

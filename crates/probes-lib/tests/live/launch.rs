@@ -44,7 +44,7 @@ fn printed(program: &Path, actions: Actions) -> String {
 }
 
 #[test]
-fn a_terminating_program_runs_exactly_the_handlers_that_are_on() {
+fn terminating_program_runs_exactly_the_enabled_handlers() {
     let files = ["terminating", "static/terminating"].map(program_forms);
     for file in files.concat() {
         assert_eq!(
@@ -73,7 +73,7 @@ fn a_terminating_program_runs_exactly_the_handlers_that_are_on() {
 }
 
 #[test]
-fn probes_that_start_enabled_can_be_off_from_the_first_instruction() {
+fn initially_enabled_probes_can_be_off_from_start() {
     for file in program_forms("init") {
         let (talker, report) = talk(&file, all(Action::Disable));
         assert_eq!(report.skipped, ["starts_off", "tested_only"]);
@@ -93,7 +93,7 @@ fn probes_that_start_enabled_can_be_off_from_the_first_instruction() {
 }
 
 #[test]
-fn every_fixture_is_started_with_all_its_probes_on() {
+fn every_fixture_starts_with_all_its_probes_on() {
     for subject in expected::fixtures() {
         let stem = subject.file.file_stem().unwrap().to_str().unwrap();
         // The first maps its code anew when it starts; the sites of the others never stand still.
@@ -133,7 +133,7 @@ fn every_fixture_is_started_with_all_its_probes_on() {
 }
 
 #[test]
-fn a_launched_program_is_controlled_like_any_other() {
+fn launched_program_is_controlled_like_any_other() {
     for subject in expected::fixture_subjects("gen_ocaml_2") {
         let (talker, _) = talk(&subject.file, named(Action::Enable, "plain"));
         let mut session = Session::of(talker);
@@ -165,7 +165,7 @@ fn refused(mut command: Command, actions: Actions) -> Error {
 }
 
 #[test]
-fn a_program_whose_probes_cannot_be_set_never_runs() {
+fn program_whose_probes_cannot_be_set_never_runs() {
     alone(|| {
         for file in program_forms("terminating") {
             let error = refused(Command::new(&file), named(Action::Enable, "foobaz"));
@@ -196,7 +196,7 @@ fn a_program_whose_probes_cannot_be_set_never_runs() {
 }
 
 #[test]
-fn what_is_no_program_with_probes_is_refused_by_name() {
+fn files_without_probes_are_refused_by_name() {
     alone(|| {
         let scratch = Scratch::new();
         let text = scratch.script("text", "plain text\n");
@@ -286,7 +286,7 @@ fn with_endless_data(scratch: &Scratch, program: &Path) -> PathBuf {
 
 // promise: Launching programs: A file that cannot be executed is refused with the reason
 #[test]
-fn what_the_kernel_does_not_execute_is_refused_with_its_reason() {
+fn file_that_cannot_execute_is_refused_with_reason() {
     alone(|| {
         let scratch = Scratch::new();
         let plain = fixture("gen_ocaml_2.pie");
@@ -341,7 +341,7 @@ fn what_the_kernel_does_not_execute_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_program_is_found_on_the_path_as_the_shell_finds_it() {
+fn program_is_found_on_path_like_a_shell() {
     let scratch = Scratch::new();
     for file in fixture_forms("gen_ocaml_2") {
         let (first, second) = (scratch.file("one"), scratch.file("two"));
@@ -427,7 +427,7 @@ fn inheritance(pid: i32) -> Vec<(String, String)> {
 // promise: Launching programs: The program inherits the same as when it is started directly (4
 //    programs)
 #[test]
-fn a_launched_program_is_as_if_it_had_been_started_directly() {
+fn launched_program_equals_one_started_directly() {
     alone(|| {
         let scratch = Scratch::new();
         let mut held_back = nix::sys::signal::SigSet::empty();
@@ -474,7 +474,7 @@ fn a_launched_program_is_as_if_it_had_been_started_directly() {
 }
 
 #[test]
-fn the_exit_status_of_a_launched_program_is_its_own() {
+fn exit_status_of_a_launched_program_is_kept() {
     let mut command = Command::new(program("terminating"));
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let launched = Launch::new(command)
@@ -495,7 +495,7 @@ fn the_exit_status_of_a_launched_program_is_its_own() {
 }
 
 #[test]
-fn a_signal_is_passed_on_to_the_program_and_to_nobody_when_it_has_ended() {
+fn signal_is_not_passed_on_after_the_exit() {
     const END: i32 = 15;
     for file in fixture_forms("job") {
         let mut command = Command::new(&file);

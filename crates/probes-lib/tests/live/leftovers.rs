@@ -55,7 +55,7 @@ fn mapped(pid: i32) -> u64 {
 // promise: Observations: What is on another thread's stack keeps nothing mapped, and reading it
 //    does not lengthen the stop (2)
 #[test]
-fn what_lies_on_the_stack_of_a_neighbour_keeps_nothing_mapped() {
+fn stack_of_another_thread_keeps_nothing_mapped() {
     for file in fixture_forms("idle_threads") {
         let mut talker = Talker::start_with(&file, ["8"]);
         let pid = talker.pid();
@@ -113,7 +113,7 @@ fn all_are(target: &Target, state: State) {
 // promise: Observations: Memory that a thread may still return to stays mapped, is reported, does
 //    not count as observed, and is removed later (4 programs)
 #[test]
-fn memory_that_somebody_may_return_to_stays_mapped_and_is_told_until_it_can_go() {
+fn memory_still_in_use_stays_mapped_until_free() {
     let mut files: Vec<PathBuf> = fixture_forms("page_borders").into();
     files.extend(fixture_forms("gen_ocaml_2"));
     for file in files {
@@ -171,7 +171,7 @@ fn memory_that_somebody_may_return_to_stays_mapped_and_is_told_until_it_can_go()
 // promise: Observations: An error says that memory which an earlier observation left stays mapped
 //    (2)
 #[test]
-fn a_failure_says_that_what_was_left_stays_mapped() {
+fn failure_says_that_orphaned_memory_stays_mapped() {
     for file in fixture_forms("gen_ocaml_2") {
         let keeper = Keeper::start(&file);
         let pid = keeper.talker.pid();
@@ -203,7 +203,7 @@ fn a_failure_says_that_what_was_left_stays_mapped() {
 // promise: Observations: A process that sets a seccomp filter while it is observed gets its sites
 //    restored, and keeps the memory (2)
 #[test]
-fn a_process_that_filters_itself_while_it_is_observed_gets_its_sites_back_and_keeps_the_memory() {
+fn process_that_filters_itself_is_restored_keeps_memory() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start_with(&file, ["later"]);
         let pid = talker.pid();
@@ -230,7 +230,7 @@ fn a_process_that_filters_itself_while_it_is_observed_gets_its_sites_back_and_ke
 // promise: Observations: What remains in a process that has set a seccomp filter is removed, but
 //    not by an observer that is refused (2)
 #[test]
-fn what_is_left_in_a_process_that_has_filtered_itself_is_put_back_but_not_by_who_is_refused() {
+fn orphaned_observation_in_filtered_process_is_removed() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start_with(&file, ["later"]);
         let pid = talker.pid();
@@ -254,7 +254,7 @@ fn what_is_left_in_a_process_that_has_filtered_itself_is_put_back_but_not_by_who
 // promise: Observations: An observation of a process that cannot be stopped at the end goes on, and
 //    is removed later without loss (2)
 #[test]
-fn an_observation_that_cannot_be_removed_just_now_goes_on_and_is_removed_later() {
+fn observation_that_cannot_be_removed_is_removed_later() {
     for file in fixture_forms("vforker") {
         let mut talker = Talker::start(&file);
         let pid = talker.pid();

@@ -46,7 +46,7 @@ fn mapped(pid: i32, path: &Path) -> (u64, u64) {
 // promise: Containers: A file on an overlay, for which maps and stat(2) report different devices,
 //    is known by its first page (2)
 #[test]
-fn a_file_on_an_overlay_is_known_by_its_first_page() {
+fn file_on_an_overlay_is_known_by_content() {
     // Of layers on several file systems, stat(2) tells another device than the maps.
     let script = r#"
         mount -t tmpfs tmpfs "$1"; cd "$1"; mkdir upper work merged; mkdir ../lower; cp ../plugin.so ../lower
@@ -75,7 +75,7 @@ fn a_file_on_an_overlay_is_known_by_its_first_page() {
 // promise: Objects that come and go: A file of the same name and inode number on another device is
 //    not mistaken for the mapped one (2)
 #[test]
-fn another_file_with_the_same_inode_number_is_not_taken_for_the_one_that_is_mapped() {
+fn same_inode_number_elsewhere_is_not_mistaken() {
     const COVER: &str = r#"mount -t tmpfs tmpfs "$0"; cp "$1" "$0/plugin.so""#;
     let script = r#"mount -t tmpfs tmpfs "$1"; cp "$2/plugin.so" "$1""#;
     for program in fixture_forms("objects/host") {

@@ -31,7 +31,7 @@ fn launch(file: &Path) -> Session {
 }
 
 #[test]
-fn a_program_of_musl_is_switched_with_its_plugin() {
+fn musl_program_is_switched_with_its_plugin() {
     for file in fixture_forms("objects/musl/host") {
         let mut session = Session::start(&file);
         load_plugin(&mut session);
@@ -46,7 +46,7 @@ fn a_program_of_musl_is_switched_with_its_plugin() {
 }
 
 #[test]
-fn a_program_of_musl_is_changed_without_a_stop_but_for_its_plugin() {
+fn musl_program_is_changed_live_without_its_plugin() {
     for file in fixture_forms("objects/musl/host") {
         let mut session = Session::start(&file).unstopped();
         load_plugin(&mut session);
@@ -63,7 +63,7 @@ fn a_program_of_musl_is_changed_without_a_stop_but_for_its_plugin() {
 }
 
 #[test]
-fn the_probes_of_a_library_are_set_before_a_program_of_musl_begins() {
+fn library_probes_are_set_before_musl_programs_start() {
     for file in fixture_forms("objects/musl/linked") {
         let mut session = launch(&file);
         assert_eq!(plugins(&mut session), "plugins 0:ping=0,plug=2");
@@ -74,7 +74,7 @@ fn the_probes_of_a_library_are_set_before_a_program_of_musl_begins() {
 }
 
 #[test]
-fn a_program_started_through_the_loader_of_musl_is_found_beside_it() {
+fn musl_program_started_through_its_loader_is_found() {
     for file in fixture_forms("objects/musl/host") {
         let mut command = Command::new("/lib/ld-musl-x86_64.so.1");
         let mut talker = Talker::spawn(command.arg(&file));

@@ -46,7 +46,7 @@ fn load(session: &mut Session, how: &str, path: &str) {
 }
 
 #[test]
-fn the_probes_of_a_library_are_switched_though_the_program_has_none() {
+fn library_probes_are_switched_in_a_plain_program() {
     for file in fixture_forms("objects/linked") {
         let mut session = Session::start(&file);
         assert_eq!(session.target.program(), file);
@@ -65,7 +65,7 @@ fn the_probes_of_a_library_are_switched_though_the_program_has_none() {
 }
 
 #[test]
-fn objects_that_are_loaded_and_unloaded_later_come_and_go() {
+fn objects_loaded_and_unloaded_later_come_and_go() {
     for mut session in hosts() {
         assert_eq!(session.states().len(), 2);
         load(&mut session, "load", &plugin());
@@ -95,7 +95,7 @@ fn objects_that_are_loaded_and_unloaded_later_come_and_go() {
 
 // promise: Objects that come and go: Each place where an object is loaded has its own counters (2)
 #[test]
-fn an_object_that_is_loaded_twice_has_counters_of_its_own_in_each_place() {
+fn object_loaded_twice_has_two_sets_of_counters() {
     let scratch = Scratch::new();
     let copy = scratch.copy(&fixture("objects/plugin.so"), "copy.so");
     for mut session in hosts() {
@@ -116,7 +116,7 @@ fn an_object_that_is_loaded_twice_has_counters_of_its_own_in_each_place() {
 // promise: Objects that come and go: What was done to an object that was unloaded is not undone in
 //    another (2)
 #[test]
-fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
+fn undo_of_an_unloaded_object_spares_its_successor() {
     for mut session in hosts() {
         load(&mut session, "load", &plugin());
         let report = session.apply(&named(Action::Enable, "plug")).unwrap();
@@ -137,7 +137,7 @@ fn what_was_done_to_an_object_that_is_gone_is_not_taken_back_from_another() {
 // promise: Objects that come and go: A file that was deleted or replaced is read as it is mapped,
 //    or not at all (4)
 #[test]
-fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
+fn deleted_or_replaced_file_is_read_as_mapped() {
     let scratch = Scratch::new();
     let deleted = |path: &Path| fs::remove_file(path).unwrap();
     let replaced = |path: &Path| {
@@ -191,7 +191,7 @@ fn a_file_that_was_deleted_or_replaced_is_read_as_it_is_mapped_or_not_at_all() {
 // promise: Objects that come and go: An object in memory alone (memfd) is switched, or named if it
 //    cannot be opened (4)
 #[test]
-fn an_object_that_is_in_memory_alone_is_switched_if_it_can_be_opened() {
+fn object_in_memory_alone_is_switched_if_possible() {
     for mut session in hosts() {
         load(&mut session, "held", &plugin());
         assert_eq!(sites(&session.target)["plug"].len(), 2);
@@ -226,7 +226,7 @@ fn an_object_that_is_in_memory_alone_is_switched_if_it_can_be_opened() {
 }
 
 #[test]
-fn a_program_started_through_its_loader_is_found_beside_the_loader() {
+fn program_started_through_its_loader_is_found() {
     // /proc/PID/exe is ld.so then, in which there are no probes of OCaml.
     let loader = "/lib64/ld-linux-x86-64.so.2";
     for file in fixture_forms("forker") {
@@ -245,7 +245,7 @@ fn a_program_started_through_its_loader_is_found_beside_the_loader() {
 // promise: Objects that come and go: A shared object that is loaded and unloaded all the time is
 //    changed as a whole or not at all (2 × at least 200 updates, 3,000 times loaded and unloaded)
 #[test]
-fn objects_that_come_and_go_all_the_time_are_never_written_amiss() {
+fn objects_that_come_and_go_are_changed_whole() {
     let _busy = busy();
     for mut session in hosts() {
         let line = format!("churn 3000 {}", plugin());
@@ -283,7 +283,7 @@ fn objects_that_come_and_go_all_the_time_are_never_written_amiss() {
 // promise: Objects that come and go: An object that is loaded by half is left alone (2, byte by
 //    byte)
 #[test]
-fn an_object_whose_data_are_not_mapped_yet_is_not_there_and_is_when_they_are() {
+fn half_loaded_object_is_left_alone() {
     for mut session in hosts() {
         session.talker.ask(&format!("begin {}", plugin()), "begun");
         let before = session.image();
@@ -307,7 +307,7 @@ fn an_object_whose_data_are_not_mapped_yet_is_not_there_and_is_when_they_are() {
 //    shown as a whole or not at all (2 × at least 100 reads, while it is loaded and unloaded
 //    without a pause)
 #[test]
-fn objects_that_come_and_go_all_the_time_are_shown_whole_or_not_at_all() {
+fn objects_that_come_and_go_are_shown_whole() {
     let _busy = busy();
     for mut session in hosts() {
         let line = format!("churn {} {}", i32::MAX, plugin());
@@ -342,7 +342,7 @@ fn objects_that_come_and_go_all_the_time_are_shown_whole_or_not_at_all() {
 }
 
 #[test]
-fn names_of_all_objects_are_meant_by_a_regular_expression() {
+fn regular_expression_selects_names_of_all_objects() {
     for mut session in hosts() {
         load(&mut session, "load", &plugin());
         let regexp = Selector::regexp("p[il]").unwrap();
@@ -355,7 +355,7 @@ fn names_of_all_objects_are_meant_by_a_regular_expression() {
 }
 
 #[test]
-fn an_ocaml_plugin_that_dynlink_loads_is_switched_with_its_host() {
+fn ocaml_plugin_is_switched_with_its_host() {
     let plugin = program("plugins/dynhost").with_file_name("plug.cmxs");
     for file in program_forms("plugins/dynhost") {
         let mut session = Session::start(&file);
@@ -381,7 +381,7 @@ fn an_ocaml_plugin_that_dynlink_loads_is_switched_with_its_host() {
 }
 
 #[test]
-fn an_ocaml_library_in_a_c_program_is_switched() {
+fn ocaml_library_in_a_c_program_is_switched() {
     for host in fixture_forms("../plugins/embedded/host") {
         let mut talker = Talker::start(&host);
         let error = Target::open(talker.pid()).err().unwrap();
@@ -412,7 +412,7 @@ fn launch(file: &Path, actions: Actions) -> probes_lib::Result<Launched> {
 }
 
 #[test]
-fn the_probes_of_a_linked_library_are_set_before_the_program_begins() {
+fn linked_library_is_set_before_the_program_starts() {
     for file in fixture_forms("objects/linked") {
         let launched = launch(&file, named(Action::Enable, "plug")).unwrap();
         let changed = &launched.report().changed;
@@ -430,7 +430,7 @@ fn the_probes_of_a_linked_library_are_set_before_the_program_begins() {
 // promise: Objects that come and go: `trace` sets the probes of linked libraries before their
 //    initialisers run (4)
 #[test]
-fn initialisers_of_linked_libraries_meet_their_probes_set() {
+fn linked_library_is_set_before_its_initialisers() {
     for name in ["objects/eager", "objects/musl/eager"] {
         for file in fixture_forms(name) {
             let launched = launch(&file, named(Action::Enable, "plug")).unwrap();
@@ -449,7 +449,7 @@ fn initialisers_of_linked_libraries_meet_their_probes_set() {
 }
 
 #[test]
-fn a_name_that_no_library_has_either_keeps_a_program_from_being_started() {
+fn unknown_name_keeps_a_program_from_starting() {
     for file in fixture_forms("objects/linked") {
         let children = process::children(std::process::id() as i32);
         let error = launch(&file, named(Action::Enable, "plugg")).unwrap_err();
@@ -464,7 +464,7 @@ fn a_name_that_no_library_has_either_keeps_a_program_from_being_started() {
 }
 
 #[test]
-fn a_program_whose_library_is_missing_is_said_to_have_ended_while_it_was_loaded() {
+fn missing_library_is_reported_as_exit_during_loading() {
     let scratch = Scratch::new();
     for file in fixture_forms("objects/linked") {
         let copy = scratch.copy(&file, "alone");
@@ -484,7 +484,7 @@ fn a_program_whose_library_is_missing_is_said_to_have_ended_while_it_was_loaded(
 // promise: Objects that come and go: An object that could be unloaded during the update is not
 //    changed with `-live` (2 × 2)
 #[test]
-fn what_could_be_unloaded_meanwhile_is_not_changed_without_a_stop() {
+fn unloadable_objects_are_not_changed_live() {
     for session in hosts() {
         let mut session = session.unstopped();
         load(&mut session, "load", &plugin());

@@ -53,7 +53,7 @@ pub(crate) fn strange_code(pid: i32) -> Vec<String> {
 // promise: Observations: Every hit is counted, and nothing remains when the observation ends (16
 //    programs)
 #[test]
-fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
+fn every_hit_is_counted_and_nothing_remains() {
     let mut files: Vec<PathBuf> = Vec::new();
     for name in [
         "gen_ocaml",
@@ -109,7 +109,7 @@ fn every_hit_is_counted_and_nothing_is_left_when_it_is_over() {
 // promise: Observations: Probes are switched and shown as usual while they are observed (6
 //    programs)
 #[test]
-fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
+fn probes_are_switched_as_usual_while_observed() {
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(fixture_forms("page_borders"));
     files.extend(fixture_forms("churn"));
@@ -153,7 +153,7 @@ fn probes_are_switched_and_shown_as_ever_while_they_are_observed() {
 }
 
 #[test]
-fn handlers_run_as_ever_while_they_are_observed() {
+fn handlers_run_as_usual_while_observed() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -176,7 +176,7 @@ fn handlers_run_as_ever_while_they_are_observed() {
 
 // promise: Observations: Every hit is counted, whatever the number of threads (1 to 200 threads)
 #[test]
-fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
+fn every_hit_is_counted_with_many_threads() {
     for file in fixture_forms("idle_threads") {
         for threads in [1_u64, 4, 16, 200] {
             let mut talker = Talker::start_with(&file, [threads.to_string()]);
@@ -196,7 +196,7 @@ fn hits_are_counted_to_the_last_one_whatever_the_number_of_threads() {
 
 // promise: Observations: Observations start and end under threads that never pause (4 × 20)
 #[test]
-fn observations_come_and_go_under_threads_that_do_not_rest() {
+fn observations_start_and_end_under_busy_threads() {
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(fixture_forms("churn"));
     for file in files {
@@ -227,7 +227,7 @@ fn observations_come_and_go_under_threads_that_do_not_rest() {
 }
 
 #[test]
-fn what_an_observation_has_left_is_told_and_put_back() {
+fn orphaned_observation_is_reported_and_removed() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -258,7 +258,7 @@ fn what_an_observation_has_left_is_told_and_put_back() {
 }
 
 #[test]
-fn calls_that_wait_go_on_when_their_thread_has_mapped_memory() {
+fn waiting_calls_continue_after_their_thread_mapped_memory() {
     for file in fixture_forms("gen_ocaml_2") {
         // Its only thread waits for a line.
         let mut talker = Talker::start(&file);
@@ -275,7 +275,7 @@ fn calls_that_wait_go_on_when_their_thread_has_mapped_memory() {
 }
 
 #[test]
-fn probes_of_objects_are_counted_with_those_of_the_program() {
+fn probes_of_objects_are_counted_with_the_program() {
     for file in fixture_forms("objects/host") {
         let mut talker = Talker::start(&file);
         let plugin = fixture("objects/plugin.so");
@@ -303,7 +303,7 @@ fn probes_of_objects_are_counted_with_those_of_the_program() {
 // promise: Observations: A child inherits the trampolines, runs on, and loses them without the
 //    observer's help (2 × 2)
 #[test]
-fn a_child_has_the_stubs_goes_on_and_is_put_back_by_itself() {
+fn child_keeps_trampolines_runs_on_and_loses_them() {
     for file in fixture_forms("forker") {
         let mut talker = Talker::start(&file);
         let parent = talker.pid();
@@ -355,7 +355,7 @@ fn a_child_has_the_stubs_goes_on_and_is_put_back_by_itself() {
 // promise: Observations: A process in which every thread's seccomp filter kills for mapping memory
 //    is refused (2)
 #[test]
-fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
+fn process_killed_for_mapping_memory_is_refused() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -368,7 +368,7 @@ fn a_process_that_would_be_killed_for_mapping_memory_is_refused() {
 /// for first in who is to map memory.
 // promise: Observations: Memory is mapped by a thread whose seccomp filter allows it (2 × 6)
 #[test]
-fn who_maps_memory_is_a_thread_that_would_not_be_killed_for_it() {
+fn memory_is_mapped_by_an_allowed_thread() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start_with(&file, ["worker"]);
         let target = Target::open(talker.pid()).unwrap();
@@ -392,7 +392,7 @@ fn who_maps_memory_is_a_thread_that_would_not_be_killed_for_it() {
 // promise: Observations: A seccomp filter that a process inherited from its parent is no obstacle
 //    (2)
 #[test]
-fn a_filter_that_a_process_has_from_its_parent_is_no_hindrance() {
+fn seccomp_filter_of_the_parent_is_no_obstacle() {
     for file in fixture_forms("gen_ocaml_2") {
         let confined = fixture("without_ptrace.exe");
         let mut talker = Talker::spawn(Command::new(&confined).arg(&file));
@@ -414,7 +414,7 @@ fn a_filter_that_a_process_has_from_its_parent_is_no_hindrance() {
 }
 
 #[test]
-fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
+fn unobservable_probes_are_refused_and_nothing_changes() {
     for file in fixture_forms("gen_ocaml_2") {
         let talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -442,7 +442,7 @@ fn what_cannot_be_observed_is_refused_and_nothing_is_changed() {
 // promise: Observations: A program without a code cave for an injected call is refused with that
 //    reason (2)
 #[test]
-fn a_program_without_room_behind_its_code_is_refused_for_that() {
+fn program_without_a_code_cave_is_refused() {
     for file in fixture_forms("full_page_static") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -464,7 +464,7 @@ fn a_program_without_room_behind_its_code_is_refused_for_that() {
 // promise: Observations: Code that is mapped shared is not observed, and the refusal comes before
 //    the process is stopped (2)
 #[test]
-fn text_mapped_shared_is_refused_before_the_process_is_stopped_and_the_rest_is_observed() {
+fn code_mapped_shared_is_refused_others_are_observed() {
     for file in fixture_forms("shared_text") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -486,7 +486,7 @@ fn text_mapped_shared_is_refused_before_the_process_is_stopped_and_the_rest_is_o
 }
 
 #[test]
-fn who_observes_a_process_is_told_when_another_does_in_his_place() {
+fn replaced_observer_gets_an_error() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -518,7 +518,7 @@ fn who_observes_a_process_is_told_when_another_does_in_his_place() {
 }
 
 #[test]
-fn what_was_learnt_of_an_object_that_is_unloaded_is_kept() {
+fn counts_of_an_unloaded_object_are_kept() {
     for file in fixture_forms("objects/host") {
         let mut talker = Talker::start(&file);
         let plugin = fixture("objects/plugin.so");
@@ -540,7 +540,7 @@ fn what_was_learnt_of_an_object_that_is_unloaded_is_kept() {
 }
 
 #[test]
-fn objects_come_and_go_all_the_time_while_observations_do() {
+fn objects_and_observations_come_and_go_together() {
     for file in fixture_forms("objects/host") {
         let mut talker = Talker::start(&file);
         let plugin = fixture("objects/plugin.so");

@@ -58,7 +58,7 @@ fn files() -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn readelf_lists_the_same_sites_with_the_same_arguments() {
+fn readelf_lists_the_same_sites_and_arguments() {
     for file in files() {
         let notes = stdout(Command::new("readelf").args(["-n", "-W", "--"]).arg(&file));
         let mut found = BTreeSet::new();
@@ -132,7 +132,7 @@ fn gdb_lists_the_same_sites_of_files() {
 
 // promise: Other tracers and tools: gdb sees the bytes that we see (6 programs)
 #[test]
-fn gdb_sees_the_bytes_in_memory_that_we_see() {
+fn gdb_reads_the_same_bytes_in_memory() {
     for name in ["gen_ocaml_2", "segments"] {
         for subject in expected::fixture_subjects(name) {
             gdb_agrees(&Session::start(&subject.file));

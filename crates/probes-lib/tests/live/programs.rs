@@ -9,7 +9,7 @@ use crate::fixtures::{check_table, each_alone, on_and_off};
 use crate::session::{Session, all, busy, named};
 
 #[test]
-fn programs_have_the_probes_of_their_table_and_run_their_handlers() {
+fn programs_have_their_probes_and_run_the_handlers() {
     for subject in expected::rounds() {
         let mut session = Session::start(&subject.file);
         check_table(&subject, &session);
@@ -19,7 +19,7 @@ fn programs_have_the_probes_of_their_table_and_run_their_handlers() {
 }
 
 #[test]
-fn each_name_of_a_program_alone_runs_its_own_handlers_only() {
+fn each_name_alone_runs_only_its_handlers() {
     for subject in expected::rounds() {
         if subject.sum_only {
             continue; // `many` follows below, with fewer of its names
@@ -31,7 +31,7 @@ fn each_name_of_a_program_alone_runs_its_own_handlers_only() {
 }
 
 #[test]
-fn a_regexp_picks_names_of_many_units() {
+fn regexp_selects_names_of_many_units() {
     for file in program_forms("many") {
         let mut session = Session::start(&file);
         let tens = |name: &str| name.starts_with("many_0") && name.ends_with('0');
@@ -48,7 +48,7 @@ fn a_regexp_picks_names_of_many_units() {
 }
 
 #[test]
-fn handlers_may_do_anything_while_all_are_switched_again_and_again() {
+fn handlers_do_anything_while_all_are_switched() {
     for file in program_forms("handlers") {
         let mut session = Session::start(&file);
         for _ in 0..20 {
@@ -70,7 +70,7 @@ fn handlers_may_do_anything_while_all_are_switched_again_and_again() {
 }
 
 #[test]
-fn a_nested_probe_counts_only_in_a_handler_that_runs() {
+fn nested_probe_counts_only_in_a_running_handler() {
     for file in program_forms("handlers") {
         let mut session = Session::start(&file);
         session.apply(&named(Action::Enable, "inner")).unwrap();
@@ -109,7 +109,7 @@ fn probe_is_enabled_follows_the_counter() {
 }
 
 #[test]
-fn sites_of_programs_know_their_source() {
+fn sites_of_programs_have_source_lines() {
     for file in program_forms("terminating") {
         let table = probes_lib::ProbeTable::read(&file).unwrap();
         let sources = probes_lib::SourceMap::read(&file).unwrap();
@@ -123,7 +123,7 @@ fn sites_of_programs_know_their_source() {
 // promise: Stopping and resuming: Every system thread of an OCaml program is stopped and runs on
 //    afterwards (2 × 200 updates)
 #[test]
-fn system_threads_are_toggled_two_hundred_times_and_lose_nothing() {
+fn system_threads_survive_two_hundred_updates() {
     let _busy = busy();
     for file in program_forms("threads") {
         let mut session = Session::start(&file);

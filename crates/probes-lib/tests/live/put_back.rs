@@ -13,7 +13,7 @@ fn put_back(session: &Session, report: &Report) -> Report {
 }
 
 #[test]
-fn what_was_done_to_a_fixture_or_program_is_taken_back_to_the_last_byte() {
+fn changes_are_undone_to_the_last_byte() {
     for subject in ordinary().chain(expected::rounds()) {
         let stopped = Session::start(&subject.file);
         for session in [stopped, Session::start(&subject.file).unstopped()] {
@@ -35,7 +35,7 @@ fn what_was_done_to_a_fixture_or_program_is_taken_back_to_the_last_byte() {
 }
 
 #[test]
-fn a_mixed_update_is_taken_back_as_one() {
+fn mixed_update_is_undone_as_one() {
     for file in fixture_forms("gen_ocaml_2") {
         let session = Session::start(&file);
         session.apply(&named(Action::Enable, "plain")).unwrap();
@@ -55,7 +55,7 @@ fn a_mixed_update_is_taken_back_as_one() {
 // promise: Updates for a time: What other callers have changed meanwhile stays when the library
 //    restores
 #[test]
-fn what_somebody_else_has_done_meanwhile_stays() {
+fn changes_by_other_callers_stay() {
     for file in fixture_forms("gen_ocaml_2") {
         let session = Session::start(&file);
         let enable = named(Action::Enable, "plain");
@@ -89,7 +89,7 @@ fn what_somebody_else_has_done_meanwhile_stays() {
 }
 
 #[test]
-fn nothing_is_left_to_take_back_from_a_process_that_has_ended_or_executed_another_program() {
+fn nothing_is_undone_after_exit_or_exec() {
     for file in fixture_forms("exec_self") {
         let mut session = Session::start(&file);
         let report = session.apply(&all(Action::Enable)).unwrap();
@@ -117,7 +117,7 @@ fn nothing_is_left_to_take_back_from_a_process_that_has_ended_or_executed_anothe
 }
 
 #[test]
-fn an_update_of_another_program_is_not_taken_back_from_this_one() {
+fn update_of_another_program_is_not_undone_here() {
     let [file, _] = fixture_forms("gen_ocaml_2");
     let [other, _] = fixture_forms("forker");
     let session = Session::start(&file);

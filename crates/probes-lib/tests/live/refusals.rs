@@ -21,7 +21,7 @@ fn refused(pid: i32) -> Error {
 }
 
 #[test]
-fn numbers_that_are_no_process_are_refused() {
+fn pid_of_no_process_is_refused() {
     for pid in [0, -1, i32::MIN, i32::MAX] {
         let error = refused(pid);
         assert!(matches!(error.kind(), ErrorKind::NoSuchProcess { .. }));
@@ -37,7 +37,7 @@ fn numbers_that_are_no_process_are_refused() {
 // promise: Exit, exec and fork of the process: A process that exits after it was opened is reported
 //    as exited (2)
 #[test]
-fn a_process_that_has_ended_since_it_was_opened_is_said_to_have_exited() {
+fn exit_after_opening_is_reported() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut session = Session::start(&file);
         session.talker.hang_up();
@@ -51,7 +51,7 @@ fn a_process_that_has_ended_since_it_was_opened_is_said_to_have_exited() {
 }
 
 #[test]
-fn a_thread_is_refused_with_the_process_it_belongs_to() {
+fn thread_is_refused_with_its_process() {
     let _busy = busy();
     for file in fixture_forms("threads_spin") {
         let talker = Talker::start(&file);
@@ -68,7 +68,7 @@ fn a_thread_is_refused_with_the_process_it_belongs_to() {
 }
 
 #[test]
-fn a_zombie_is_refused_with_its_parent() {
+fn zombie_is_refused_with_its_parent() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut talker = Talker::start(&file);
         let pid = talker.pid();
@@ -117,7 +117,7 @@ fn kernel_threads_are_refused_by_name() {
 // promise: Processes that are hard to change: The tool refuses to stop itself or one of its
 //    ancestors (2)
 #[test]
-fn we_and_our_ancestors_are_not_stopped_from_here() {
+fn own_process_and_ancestors_are_not_stopped() {
     // This process itself is refused earlier: its program has no probes.
     let error = refused(std::process::id() as i32);
     assert!(matches!(error.kind(), ErrorKind::NoProbes { .. }));
@@ -154,7 +154,7 @@ pub(crate) fn toggle_as_nobody(pid: i32) -> String {
 }
 
 #[test]
-fn another_user_s_process_is_refused_with_its_owner() {
+fn another_users_process_is_refused_with_its_owner() {
     if geteuid().is_root() {
         for file in fixture_forms("forker") {
             let talker = Talker::start(&file);
@@ -182,7 +182,7 @@ fn another_user_s_process_is_refused_with_its_owner() {
 }
 
 #[test]
-fn root_may_change_a_process_of_any_user_and_a_user_his_own() {
+fn root_changes_any_process_users_their_own() {
     let scratch = Scratch::new();
     for file in fixture_forms("forker") {
         let mut command = if geteuid().is_root() {
@@ -236,7 +236,7 @@ fn refused_as_traced(session: &Session, tracer: i32, name: &str) {
 // promise: Other tracers and tools: A process under gdb is refused with the name of the tracer, and
 //    stays with it (2)
 #[test]
-fn a_process_under_a_debugger_is_refused_with_the_debugger_s_name() {
+fn debugged_process_is_refused_with_the_debuggers_name() {
     for file in fixture_forms("forker") {
         let session = Session::start(&file);
         let pid = session.pid();
@@ -259,7 +259,7 @@ fn a_process_under_a_debugger_is_refused_with_the_debugger_s_name() {
 // promise: Other tracers and tools: A process under strace is refused with the name of the tracer,
 //    and stays with it (4)
 #[test]
-fn a_process_under_strace_is_refused_and_goes_on() {
+fn process_under_strace_is_refused_and_runs_on() {
     let _busy = busy();
     for file in fixture_forms("threads_spin")
         .into_iter()
@@ -284,7 +284,7 @@ fn a_process_under_strace_is_refused_and_goes_on() {
 }
 
 #[test]
-fn a_program_without_the_section_that_tells_of_prelinking_was_not_prelinked() {
+fn program_without_the_prelink_section_was_not_prelinked() {
     for file in fixture_forms("corrupt/base_section_renamed") {
         let mut session = Session::start(&file);
         let before = session.image();
@@ -317,7 +317,7 @@ fn corrupt() -> Vec<PathBuf> {
 // promise: Bad input: Every damaged program that runs is refused with its defect named, and left
 //    alone (more than 42 programs)
 #[test]
-fn every_damaged_program_that_runs_is_refused_with_its_defect_and_left_alone() {
+fn damaged_running_program_is_refused_with_its_defect() {
     let files = corrupt();
     assert!(files.len() >= 42, "{}", files.len());
     for file in files {
@@ -393,7 +393,7 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
 // promise: Other tracers and tools: A process that a shell has forked, and that has not yet exec'd
 //    its program, is waited for (2)
 #[test]
-fn a_process_that_a_shell_has_forked_is_opened_once_it_executes_its_program() {
+fn forked_process_is_opened_after_its_exec() {
     for file in fixture_forms("gen_ocaml") {
         // Its number is known before the program is executed, which ends with its input.
         let late = "exec 3<&0; (sleep 0.2; exec \"$0\" <&3) & echo $!; wait";

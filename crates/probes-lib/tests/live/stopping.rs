@@ -18,7 +18,7 @@ use crate::session::{Session, all, busy, patient};
 // promise: Stopping and resuming: A process whose first thread has exited is changed through
 //    another thread (2 × 101 updates)
 #[test]
-fn a_process_whose_leader_has_exited_is_changed_through_another_thread() {
+fn process_without_first_thread_is_changed() {
     for file in fixture_forms("zombie_leader") {
         let mut session = Session::start(&file);
         assert_eq!(process::state(session.pid()), Some('Z'));
@@ -36,7 +36,7 @@ fn a_process_whose_leader_has_exited_is_changed_through_another_thread() {
 // promise: Stopping and resuming: A process that was stopped before an update stays stopped after
 //    it (2 × 2 signals × 41 updates)
 #[test]
-fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
+fn stopped_process_stays_stopped_and_is_changed() {
     let report = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
     for file in fixture_forms("gen_ocaml_2") {
         for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
@@ -101,7 +101,7 @@ fn stopped_threads_stay_stopped_and_are_changed() {
 // promise: Signals: Thousands of queued signals are delivered once and in order during updates (2 ×
 //    200 updates, at least 2,000 signals)
 #[test]
-fn thousands_of_queued_signals_arrive_once_and_in_order_during_two_hundred_updates() {
+fn queued_signals_arrive_once_and_in_order() {
     let _busy = busy();
     for file in fixture_forms("signals") {
         let mut session = Session::start(&file);
@@ -138,7 +138,7 @@ fn update_across_exec(program: &Path, target: &Target) -> bool {
 // promise: Exit, exec and fork of the process: An exec during an update gives success or an error
 //    that says so, and the new program is as built (2 × 100 execs)
 #[test]
-fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() {
+fn exec_during_update_is_success_or_reported() {
     let (mut before, mut met) = (0, 0);
     for file in fixture_forms("exec_self") {
         let mut session = Session::start(&file);
@@ -173,7 +173,7 @@ fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() 
 // promise: Exit, exec and fork of the process: A child keeps the state that its parent had, and
 //    neither changes the other (2 × 60 updates)
 #[test]
-fn a_child_inherits_what_its_parent_had_and_neither_changes_the_other() {
+fn child_keeps_the_parents_state_and_its_own() {
     for file in fixture_forms("forker") {
         let mut session = Session::start(&file);
         session.update(Action::Enable, Selector::name("pong"), |name| {
@@ -205,7 +205,7 @@ fn a_child_inherits_what_its_parent_had_and_neither_changes_the_other() {
 // promise: Stopping and resuming: A thread that cannot be stopped in time (vfork) is resumed, and
 //    the error names it and the reason (2)
 #[test]
-fn a_process_that_waits_in_vfork_is_busy_and_is_let_go_in_time() {
+fn process_in_vfork_is_busy_and_resumed_soon() {
     let deadline = Duration::from_millis(100);
     let options = Options {
         deadline,

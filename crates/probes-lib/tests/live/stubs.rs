@@ -28,7 +28,7 @@ fn numbers(line: &str) -> BTreeMap<String, u64> {
 // promise: Observations: Handlers of signals received in trampolines return there, jump out, reach
 //    sites, and have alternate stacks (2 × 25 observations)
 #[test]
-fn observations_come_and_go_while_signals_are_handled_in_their_stubs() {
+fn observations_start_and_end_while_signals_hit_trampolines() {
     for file in fixture_forms("interrupted_stubs") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -63,7 +63,7 @@ fn observations_come_and_go_while_signals_are_handled_in_their_stubs() {
 // promise: Observations: A signal handler that interrupted a trampoline returns into it, however
 //    long it took (4)
 #[test]
-fn who_stays_in_the_handler_of_a_signal_finds_the_stub_when_it_is_over() {
+fn long_signal_handler_returns_into_its_trampoline() {
     let leaves = [["return", "jump"], ["jump", "return"]];
     for (file, leaves) in fixture_forms("interrupted_stubs").into_iter().zip(leaves) {
         for (stay, leave) in ["park", "park nested"].into_iter().zip(leaves) {
@@ -90,7 +90,7 @@ fn who_stays_in_the_handler_of_a_signal_finds_the_stub_when_it_is_over() {
 /// Their sites have no arguments, one or two, by turns: probes 1 and 5 the same two, 2 and 6 none.
 // promise: Observations: Every trampoline is complete, whatever is observed at other sites (2 × 3)
 #[test]
-fn sites_with_different_things_to_learn_have_stubs_that_fit() {
+fn sites_with_different_roles_have_complete_trampolines() {
     let name = |number: u32| format!("probe_{number}");
     let time = |observation: Observation, (start, stop)| observation.time(name(start), name(stop));
     let watch = |observation: Observation, number| observation.watch(Selector::name(name(number)));

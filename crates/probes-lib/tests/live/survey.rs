@@ -23,7 +23,7 @@ fn found(pids: &[i32]) -> BTreeMap<i32, SurveyedProcess> {
 // promise: Objects that come and go: `ps` finds every process with probes once, while others exit
 //    (48 processes of 4 files, half of which exit)
 #[test]
-fn all_processes_with_probes_are_found_once_while_others_end() {
+fn all_processes_with_probes_are_found_once() {
     // Without a word they wait for a line that never comes.
     let (input, end) = pipe().unwrap();
     let mut processes: Vec<Guard> = Vec::new();
@@ -75,7 +75,7 @@ fn sorted(pids: &[i32]) -> Vec<i32> {
 }
 
 #[test]
-fn what_is_on_in_a_process_is_counted_for_it_alone() {
+fn enabled_probes_are_counted_for_each_process_alone() {
     for file in fixture_forms("gen_ocaml_2") {
         let sessions = [(); 3].map(|()| Session::start(&file));
         sessions[1].apply(&named(Action::Enable, "plain")).unwrap();

@@ -18,7 +18,7 @@ use crate::session::{Session, all, busy, named, patient};
 // promise: Live updates: A live update writes the same memory as an update with a stop (6 updates
 //    of each)
 #[test]
-fn all_probes_of_every_fixture_and_program_are_switched_twice_without_a_stop() {
+fn all_probes_are_switched_twice_without_a_stop() {
     for subject in ordinary().chain(expected::rounds()) {
         let mut session = Session::start(&subject.file).unstopped();
         on_and_off(&subject, &mut session);
@@ -27,7 +27,7 @@ fn all_probes_of_every_fixture_and_program_are_switched_twice_without_a_stop() {
 }
 
 #[test]
-fn a_pair_is_switched_without_a_stop() {
+fn pair_is_switched_without_a_stop() {
     for file in fixture_forms("gen_ocaml_2") {
         let session = Session::start(&file).unstopped();
         let pair = || Selector::Pair {
@@ -42,7 +42,7 @@ fn a_pair_is_switched_without_a_stop() {
 
 // promise: Live updates: A process that waits in vfork is changed (2)
 #[test]
-fn a_process_that_waits_in_vfork_is_changed() {
+fn process_in_vfork_is_changed_live() {
     for file in fixture_forms("vforker") {
         let mut session = Session::start(&file).unstopped();
         session.talker.ask("vfork", "vforking");
@@ -59,7 +59,7 @@ fn a_process_that_waits_in_vfork_is_changed() {
 
 // promise: Live updates: A process that was stopped stays stopped and is changed (2)
 #[test]
-fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
+fn stopped_process_is_changed_live_and_stays_stopped() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut session = Session::start(&file).unstopped();
         let pid = Pid::from_raw(session.pid());
@@ -77,7 +77,7 @@ fn a_process_that_was_stopped_stays_stopped_and_is_changed() {
 
 // promise: Live updates: A process under a debugger or strace is changed, and stays with it (4)
 #[test]
-fn a_process_under_a_debugger_or_strace_is_changed_and_stays_with_it() {
+fn traced_process_is_changed_live() {
     let gdb = |pid: &str| {
         let mut gdb = Command::new("gdb");
         gdb.args(["-q", "-nx", "-p", pid]);
@@ -112,7 +112,7 @@ fn a_process_under_a_debugger_or_strace_is_changed_and_stays_with_it() {
 
 // promise: Live updates: Threads that never pause run on through live updates (4 × 600 updates)
 #[test]
-fn threads_that_never_pause_run_on_through_three_hundred_updates() {
+fn threads_that_never_pause_run_on() {
     const UPDATES: usize = 300;
     let _busy = busy();
     let mut targets: Vec<_> = fixture_forms("threads_spin").map(|it| (it, "8")).into();
@@ -136,7 +136,7 @@ fn threads_that_never_pause_run_on_through_three_hundred_updates() {
 // promise: Live updates: An exec during a live update is noticed, and the new program is as built
 //    (2 × 100 execs)
 #[test]
-fn an_exec_meanwhile_gives_success_or_says_so_and_the_new_program_is_as_built() {
+fn exec_during_live_update_is_noticed() {
     for file in fixture_forms("exec_self") {
         let mut session = Session::start(&file).unstopped();
         for _ in 0..100 {
@@ -171,7 +171,7 @@ fn executed_or_done(session: &Session) {
 
 // promise: Live updates: What is not as expected is refused before anything is written (4)
 #[test]
-fn what_is_not_as_it_has_to_be_is_refused_before_anything_is_written() {
+fn unexpected_state_is_refused_before_any_write() {
     for file in fixture_forms("gen_ocaml_2") {
         let session = Session::start(&file).unstopped();
         let site = session.target.states().unwrap();
@@ -203,7 +203,7 @@ fn refused_as_shared(file: &Path) {
 // promise: Other tracers and tools: Updates with and without `-live` at the same time all count (2
 //    × 240 updates)
 #[test]
-fn updates_with_and_without_a_stop_at_once_all_count() {
+fn updates_with_and_without_a_stop_all_count() {
     const UPDATES: u16 = 60;
     let _busy = busy();
     for file in fixture_forms("threads_spin") {

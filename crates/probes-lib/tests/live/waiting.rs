@@ -117,7 +117,7 @@ fn assert_interrupted(
 // promise: Signals: A waiting system call is restarted, except for those that docs/eintr.md lists
 //    (2 × 200 updates, 66 calls)
 #[test]
-fn the_calls_that_are_interrupted_are_those_of_the_documentation_and_all_others_wait_on() {
+fn interrupted_calls_are_exactly_the_documented_ones() {
     for file in fixture_forms("blocking_calls") {
         let mut session = Session::start(&file);
         let returns = update_while_all_wait(&mut session);
@@ -133,7 +133,7 @@ fn the_calls_that_are_interrupted_are_those_of_the_documentation_and_all_others_
 // promise: Signals: A waiting call of OCaml's library is restarted, except for those that
 //    docs/eintr.md lists (2 × 200 updates, 17 calls)
 #[test]
-fn no_call_of_ocaml_s_library_returns_but_recv_with_a_timeout() {
+fn only_recv_with_timeout_returns_in_ocaml() {
     for file in program_forms("waiting") {
         let mut session = Session::of(Talker::start(&file));
         let returns = update_while_all_wait(&mut session);
@@ -160,7 +160,7 @@ fn without_a_stop_no_call_is_interrupted() {
 // promise: Signals: A signal keeps its information: sender, value, status, address, descriptor (2 ×
 //    200 updates, 8 kinds of signals)
 #[test]
-fn signals_of_every_kind_keep_what_they_say_of_themselves() {
+fn signals_of_every_kind_keep_their_information() {
     for file in fixture_forms("siginfo") {
         let mut session = Session::start(&file);
         let counts = |session: &mut Session| -> BTreeMap<String, u64> {

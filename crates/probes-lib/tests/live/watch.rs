@@ -29,7 +29,7 @@ fn ints(numbers: &[i64]) -> Vec<Value> {
 
 // promise: Observations: Arguments are shown from every place that a note can name (2)
 #[test]
-fn arguments_are_shown_wherever_they_are() {
+fn arguments_are_shown_from_every_place() {
     for file in fixture_forms("arguments") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
@@ -79,7 +79,7 @@ fn arguments_are_shown_wherever_they_are() {
 
 // promise: Observations: Every hit is shown once, and dropped ones are reported (2 × 400,000)
 #[test]
-fn every_hit_is_shown_once_and_those_that_are_not_are_told() {
+fn every_hit_is_shown_or_counted_as_dropped() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -119,7 +119,7 @@ fn every_hit_is_shown_once_and_those_that_are_not_are_told() {
 // promise: Observations: Memory that is mapped meanwhile is read, and memory that is unmapped is
 //    not touched (2 × 10,000 pages)
 #[test]
-fn memory_that_comes_is_read_and_memory_that_goes_is_not() {
+fn mapped_memory_is_read_unmapped_is_not() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -173,7 +173,7 @@ fn observe_all(file: &Path, observation: Observation, words: &str) -> Observed {
 
 // promise: Observations: A program is observed from its first hit to its last (8 programs)
 #[test]
-fn programs_are_observed_from_their_first_hit_to_their_last() {
+fn programs_are_observed_from_first_to_last_hit() {
     for name in ["timed", "gen_ocaml_2", "gen_ocaml_2_static", "objects/host"] {
         for file in fixture_forms(name) {
             let observation = Observation::new().count(Selector::All).watch(Selector::All);
@@ -192,7 +192,7 @@ fn programs_are_observed_from_their_first_hit_to_their_last() {
 }
 
 #[test]
-fn pairs_of_a_program_that_has_ended_are_known_to_the_last() {
+fn pairs_of_an_exited_program_are_complete() {
     for file in fixture_forms("timed") {
         let observation = Observation::new()
             .count(Selector::All)
@@ -206,7 +206,7 @@ fn pairs_of_a_program_that_has_ended_are_known_to_the_last() {
 }
 
 #[test]
-fn what_observes_a_program_from_its_start_is_put_back_like_any_other() {
+fn observation_from_launch_is_removed_like_any_other() {
     for file in fixture_forms("timed") {
         let mut command = Command::new(&file);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -237,7 +237,7 @@ const BELIEVED: Duration = Duration::from_millis(1100);
 
 // promise: Observations: No values are read once the observer is gone (2)
 #[test]
-fn nobody_reads_values_when_the_observer_has_gone() {
+fn values_are_not_read_without_an_observer() {
     for file in fixture_forms("arguments") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_and_characters_are_keys_in_whatever_pieces_they_come() {
+    fn split_escape_sequences_and_characters_become_keys() {
         let typed = "a\x1b[A\x1bOB\x1b[5~\x1b[6;5~\x1b[H\x1b[4~é日\r\x7f\x03\x1a".as_bytes();
         let expected = [
             Key::Character('a'),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn escape_alone_is_known_when_nothing_follows() {
+    fn lone_escape_is_a_key_if_nothing_follows() {
         assert_eq!(keys(b"\x1b"), [Key::Escape]);
         assert_eq!(keys(b"\x1b\x1b"), [Key::Escape, Key::Escape]);
         assert_eq!(keys(b"\x1b\x1b[A"), [Key::Escape, Key::Up]);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_passed_over_and_does_not_pile_up() {
+    fn unknown_sequences_are_skipped_and_do_not_accumulate() {
         assert_eq!(keys(b"\x1bx\x1b[200~\x1b[Zq"), [Key::Character('q')]);
         assert_eq!(keys(b"\xff\xc3(\x00q"), [Key::Character('q')]);
         let mut keys = Keys::default();

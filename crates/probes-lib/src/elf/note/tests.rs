@@ -28,7 +28,7 @@ fn set_word(section: &mut [u8], at: usize, value: u32) {
 }
 
 #[test]
-fn a_note_has_its_addresses_strings_and_position() {
+fn note_has_its_addresses_strings_and_position() {
     let bytes = section(&[ocaml("first"), ocaml("second").at(0, 0x4072)]);
     let found = good(&bytes);
     assert_eq!(found.len(), 2);
@@ -55,12 +55,12 @@ fn a_note_has_its_addresses_strings_and_position() {
 }
 
 #[test]
-fn a_section_without_bytes_has_no_notes() {
+fn empty_section_has_no_notes() {
     assert_eq!(notes(b"").next(), None);
 }
 
 #[test]
-fn notes_of_every_provider_are_given_and_counted() {
+fn notes_of_every_provider_are_returned_and_counted() {
     let bytes = section(&[
         NoteSpec::new("libc", "setjmp", "8@%rdi -4@%esi 8@%rax"),
         ocaml("tick"),
@@ -94,7 +94,7 @@ fn strings_need_not_be_text() {
 }
 
 #[test]
-fn notes_of_another_owner_or_type_are_passed_over_but_counted() {
+fn foreign_notes_are_skipped_but_counted() {
     let owners: [&[u8]; 4] = [b"GNU\0", b"stapsdt", b"stapsdt\0\0", b""];
     let mut all: Vec<NoteSpec> = owners
         .into_iter()
@@ -121,7 +121,7 @@ fn notes_of_another_owner_or_type_are_passed_over_but_counted() {
 }
 
 #[test]
-fn the_last_note_may_lack_its_padding() {
+fn last_note_may_lack_its_padding() {
     // A description of 24 + 14 bytes, padded by 2.
     let one = NoteSpec::new("ocaml_2", "abcd", "").bytes();
     assert_eq!(one.len(), 12 + 8 + 40);
@@ -138,7 +138,7 @@ fn the_last_note_may_lack_its_padding() {
 }
 
 #[test]
-fn bytes_after_the_last_string_belong_to_nobody() {
+fn bytes_after_the_last_string_are_ignored() {
     let mut note = ocaml("x");
     note.strings.extend(b"more\0and more");
     let bytes = section(&[note, ocaml("next")]);
@@ -146,7 +146,7 @@ fn bytes_after_the_last_string_belong_to_nobody() {
 }
 
 #[test]
-fn a_cut_header_is_told_with_what_is_left() {
+fn cut_header_is_reported_with_the_rest_length() {
     let mut bytes = section(&[ocaml("whole")]);
     let offset = bytes.len();
     for left in 1..12 {
@@ -166,7 +166,7 @@ fn a_cut_header_is_told_with_what_is_left() {
 }
 
 #[test]
-fn sizes_that_reach_past_the_section_are_told_even_if_rounding_them_would_wrap() {
+fn oversized_notes_are_reported_even_if_rounding_wraps() {
     let one = ocaml("whole").bytes();
     let good_len = one.len();
     for (at, size, needed) in [
@@ -194,7 +194,7 @@ fn sizes_that_reach_past_the_section_are_told_even_if_rounding_them_would_wrap()
 }
 
 #[test]
-fn a_description_too_short_for_its_addresses_is_told() {
+fn too_short_description_is_reported() {
     for descsz in [0, 9, 23] {
         let mut bytes = ocaml("x").bytes();
         set_word(&mut bytes, 4, descsz);
@@ -208,7 +208,7 @@ fn a_description_too_short_for_its_addresses_is_told() {
 }
 
 #[test]
-fn a_string_without_an_end_is_told_by_its_name() {
+fn unterminated_string_is_reported_by_its_name() {
     for (strings, what) in [
         (&b""[..], "provider"),
         (b"ocaml_2", "provider"),
@@ -260,7 +260,7 @@ fn check_any(section: &[u8]) {
 }
 
 #[test]
-fn the_corpus_of_the_fuzz_target_is_read_without_a_panic() {
+fn note_corpus_is_read_without_a_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/notes");
     let mut files = 0;
     for entry in std::fs::read_dir(corpus).unwrap() {
@@ -335,7 +335,7 @@ fn by_parts(section: &[u8]) -> (Vec<String>, Vec<usize>) {
 }
 
 #[test]
-fn read_part_by_part_a_section_has_the_notes_that_it_has_as_a_whole() {
+fn reading_in_parts_equals_reading_the_whole() {
     let whole = |section: &[u8]| notes(section).map(|note| format!("{note:?}")).collect();
     // Of lengths that let notes lie across the parts' ends in every way.
     let mut specs: Vec<_> = (0..3000).map(|i| ocaml(&"x".repeat(1 + i % 61))).collect();

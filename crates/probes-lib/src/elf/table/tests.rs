@@ -56,7 +56,7 @@ fn counters(probe: Probe<'_>) -> Vec<u64> {
 }
 
 #[test]
-fn probes_are_sorted_by_name_and_their_sites_by_address() {
+fn probes_are_sorted_by_name_sites_by_address() {
     let table = read(&[
         note("ocaml_2", "zeta", 3, 1),
         note("ocaml_2", "alpha", 2, 0),
@@ -85,7 +85,7 @@ fn probes_are_sorted_by_name_and_their_sites_by_address() {
 }
 
 #[test]
-fn each_generation_has_its_counter_where_its_rule_says() {
+fn each_generation_has_its_counter_by_its_rule() {
     for (provider, offset) in [("ocaml", 0), ("ocaml.1", 2), ("ocaml_1", 2), ("ocaml_2", 2)] {
         let table = read(&[note(provider, "tick", 0, 1)]).unwrap();
         let probe = table.probe("tick").unwrap();
@@ -98,7 +98,7 @@ fn each_generation_has_its_counter_where_its_rule_says() {
 }
 
 #[test]
-fn generations_that_share_a_symbol_share_one_counter() {
+fn generations_with_one_symbol_share_one_counter() {
     let table = read(&[
         note("ocaml.1", "tick", 0, 1),
         note("ocaml_2", "tick", 1, 1),
@@ -125,7 +125,7 @@ fn generations_that_share_a_symbol_share_one_counter() {
 }
 
 #[test]
-fn only_the_fourth_generation_may_have_no_site() {
+fn only_the_fourth_generation_may_lack_a_site() {
     let table = read(&[without_site("ocaml_2", "flag", 0)]).unwrap();
     let flag = table.probe("flag").unwrap();
     assert_eq!((flag.sites().len(), flag.semaphores().len()), (0, 1));
@@ -139,7 +139,7 @@ fn only_the_fourth_generation_may_have_no_site() {
 }
 
 #[test]
-fn a_prelinked_note_is_shifted_by_its_base_and_a_pc_of_0_is_not() {
+fn prelinked_note_is_shifted_unless_pc_is_0() {
     let shifted = |spec: NoteSpec, by: u64| {
         let (pc, semaphore) = (spec.pc, spec.semaphore);
         let moved = |address: u64| address.wrapping_add(by);
@@ -180,7 +180,7 @@ fn a_prelinked_note_is_shifted_by_its_base_and_a_pc_of_0_is_not() {
 }
 
 #[test]
-fn a_site_has_to_be_in_executable_bytes_of_the_file() {
+fn site_must_be_in_executable_file_bytes() {
     let last = ProgramSpec::TEXT + 18;
     for pc in [
         1,
@@ -199,7 +199,7 @@ fn a_site_has_to_be_in_executable_bytes_of_the_file() {
 }
 
 #[test]
-fn a_counter_has_to_be_in_the_section_of_semaphores() {
+fn counter_must_be_in_the_semaphore_section() {
     for (semaphore, counter) in [
         (1, 3),
         (ProgramSpec::PROBES - 3, ProgramSpec::PROBES - 1),
@@ -220,7 +220,7 @@ fn a_counter_has_to_be_in_the_section_of_semaphores() {
 }
 
 #[test]
-fn a_counter_has_to_be_in_memory_that_the_program_can_write() {
+fn counter_must_be_in_writable_memory() {
     let counter = FileAddr(ProgramSpec::PROBES + 2);
     let mut bytes = program(&[note("ocaml_2", "tick", 0, 0)]).bytes();
     // The flags of the second segment, and how long it is in memory.
@@ -234,7 +234,7 @@ fn a_counter_has_to_be_in_memory_that_the_program_can_write() {
 }
 
 #[test]
-fn names_and_arguments_have_to_be_printable_and_others_need_not() {
+fn names_and_arguments_must_be_printable() {
     let with = |provider: &str, strings: &[u8]| {
         let mut spec = note(provider, "x", 0, 0);
         spec.strings = strings.to_vec();
@@ -264,7 +264,7 @@ fn names_and_arguments_have_to_be_printable_and_others_need_not() {
 }
 
 #[test]
-fn bytes_that_are_no_site_are_told_with_their_name_and_note() {
+fn bytes_that_are_no_site_are_reported() {
     let mut made = program(&[note("ocaml_2", "tick", 0, 0), note("ocaml_2", "tock", 1, 1)]);
     made.text[7] = 0x0f;
     let error = read_table(&made.bytes()).unwrap_err();
@@ -276,7 +276,7 @@ fn bytes_that_are_no_site_are_told_with_their_name_and_note() {
 }
 
 #[test]
-fn sites_that_overlap_are_a_contradiction() {
+fn overlapping_sites_are_a_contradiction() {
     let near =
         |by: u64| note("ocaml_2", "tock", 0, 1).at(ProgramSpec::TEXT + by, ProgramSpec::PROBES + 4);
     let mut made = program(&[note("ocaml_2", "tick", 0, 0), near(4)]);
@@ -294,7 +294,7 @@ fn sites_that_overlap_are_a_contradiction() {
 }
 
 #[test]
-fn one_site_noted_twice_is_one_site_if_both_notes_say_the_same_of_it() {
+fn duplicate_notes_of_a_site_must_agree() {
     let one = note("ocaml_2", "tick", 0, 0);
     let table = read(&[one.clone(), note("ocaml_2", "tick", 1, 0), one.clone()]).unwrap();
     assert_eq!(table.site_count(), 2);
@@ -313,7 +313,7 @@ fn one_site_noted_twice_is_one_site_if_both_notes_say_the_same_of_it() {
 }
 
 #[test]
-fn counters_of_two_names_that_share_a_byte_are_a_contradiction() {
+fn counters_that_share_a_byte_are_a_contradiction() {
     let at = |provider: &str, name: &str, site: u64, semaphore: u64| {
         note(provider, name, site, 0).at(
             ProgramSpec::TEXT + 6 * site,
@@ -333,7 +333,7 @@ fn counters_of_two_names_that_share_a_byte_are_a_contradiction() {
 }
 
 #[test]
-fn a_segment_that_wraps_around_the_address_space_holds_no_site_across_its_end() {
+fn wrapping_segment_holds_no_site_across_its_end() {
     let top = u64::MAX - 4;
     let specs = [0, 1].map(|i| {
         let name = if i == 0 { "tick" } else { "tock" };
@@ -350,7 +350,7 @@ fn a_segment_that_wraps_around_the_address_space_holds_no_site_across_its_end() 
 }
 
 #[test]
-fn a_file_without_ocaml_notes_has_no_probes() {
+fn file_without_ocaml_notes_has_no_probes() {
     let none = |result: Result<ProbeTable>| -> Error {
         let error = result.unwrap_err();
         assert!(

@@ -280,7 +280,7 @@ mod tests {
     // promise: Observations: A site across two pages is written in steps that are safe, whatever is
     //    before and after it (42 layouts)
     #[test]
-    fn a_site_across_two_pages_is_written_in_steps_whatever_comes_before_and_behind_it() {
+    fn site_across_two_pages_is_written_in_steps() {
         // Each is 6 bytes long; the tails of the third and the fourth lie on two pages.
         let sites = [0x10100, 0x10f00, 0x10ffd, 0x11ffe, 0x12100, 0x12200];
         for from in 0..sites.len() {
@@ -297,7 +297,7 @@ mod tests {
     // promise: Observations: No site is torn where the kernel writes code one word at a time (16
     //    layouts)
     #[test]
-    fn where_only_words_are_written_at_once_no_site_is_torn() {
+    fn word_sized_writes_tear_no_site() {
         for at in 0..WORD {
             for enabled in [false, true] {
                 let steps = check(&[START + at], enabled, true);
@@ -311,7 +311,7 @@ mod tests {
         // promise: Observations: A tool killed after any write to a site leaves a site that can be
         //    executed and restored (256 layouts)
         #[test]
-        fn whoever_is_killed_after_any_write_leaves_sites_that_can_be_executed(
+        fn kill_after_any_write_leaves_executable_sites(
             gaps in prop::collection::vec((0..40_u64, 0..3_usize), 1..60),
             enabled: bool,
             is_by_words: bool,

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_needed_to_put_it_back_is_found_in_its_code() {
+    fn removal_finds_all_it_needs_in_the_arena() {
         let (arena, bytes) = arena();
         assert_eq!(bytes.len() as u64, arena.code_len());
         assert_eq!(find(&arena, &bytes), Some(arena.clone()));
@@ -411,7 +411,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_in_a_header_is_no_arena_or_one_that_fits(
+        fn any_header_is_refused_or_fits(
             places in prop::collection::vec((16..HEADER_LEN, any::<u8>()), 1..8),
         ) {
             let (arena, mut bytes) = arena();

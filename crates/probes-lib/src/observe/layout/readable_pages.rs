@@ -231,7 +231,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
     }
 
     #[test]
-    fn every_step_of_a_change_leaves_it_true() {
+    fn every_step_of_a_change_is_valid() {
         let before = parse(BEFORE.as_bytes());
         // One range has grown, one is gone, one has come where the entry was another's.
         let line = "7f0000001000-7f0000801000";

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_those_that_were_kept() {
+    fn times_read_equal_times_recorded() {
         let mut pair = vec![0; PAIR_LEN as usize];
         let histograms = PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN;
         // In two groups, 1000 ticks a hundred times, and 3 million once.
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn of_no_times_all_is_nothing() {
+    fn no_times_give_zeroes() {
         let names = (String::new(), String::new());
         for bytes in [&[] as &[u8], &vec![0; PAIR_LEN as usize]] {
             let latency = Latency::of(&names, bytes, 1.0);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_bytes_there_are_can_be_read() {
+    fn any_bytes_can_be_read() {
         let pair = vec![0xff; PAIR_LEN as usize];
         let names = (String::new(), String::new());
         Latency::of(&names, &pair[..1000], 1.0).quantile(0.5);

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_read_once_in_its_order() {
+    fn new_records_are_read_once_in_order() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
         for (group, time) in [(3, 10), (3, 20), (0, 15), (15, 5)] {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_falls_behind_loses_the_oldest_and_says_how_many() {
+    fn slow_reader_drops_and_counts_the_oldest() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
         let room = LAYOUT.records();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_anew_while_it_is_read_is_lost() {
+    fn record_overwritten_while_read_is_dropped() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
         // The time of each is its position.
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_not_complete_is_waited_for_and_given_up_in_the_end() {
+    fn incomplete_record_is_awaited_then_dropped() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
         let late = claim(&mut memory.bytes.borrow_mut(), 0);
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!((times(&records), records.dropped), (vec![40], 1));
     }
     #[test]
-    fn each_record_that_is_not_complete_is_waited_for_as_long() {
+    fn each_incomplete_record_is_awaited_equally_long() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
         for _ in 0..2 {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_head_there_is_can_be_read() {
+    fn any_head_can_be_read() {
         let room = LAYOUT.records();
         for heads in [
             [u64::MAX, u64::MAX],

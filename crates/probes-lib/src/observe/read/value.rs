@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_other_languages_are_as_wide_as_their_notes_say() {
+    fn foreign_numbers_have_the_width_of_their_note() {
         let narrow = |size, signed, value| {
             let recorded = Recorded {
                 source: ArgumentSource::Stack(8),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn boxed_numbers_are_read_and_other_blocks_told() {
+    fn boxed_numbers_are_read_other_blocks_by_kind() {
         assert_eq!(block(253, 1, &1.5_f64.to_le_bytes()), Value::Float(1.5));
         let custom = |operations: u64, number: i64| {
             let mut words = operations.to_le_bytes().to_vec();

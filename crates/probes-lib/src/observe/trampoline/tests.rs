@@ -49,7 +49,7 @@ fn listing(role: &Role, layout: Shared) -> Vec<String> {
 }
 
 #[test]
-fn objdump_reads_what_was_meant() {
+fn objdump_reads_the_intended_instructions() {
     let role = Role {
         is_counted: true,
         ..Role::default()
@@ -72,7 +72,7 @@ fn objdump_reads_what_was_meant() {
 }
 
 #[test]
-fn registers_are_kept_in_their_order_and_arguments_found_where_they_are_kept() {
+fn saved_registers_are_found_as_arguments() {
     let arguments = vec![
         ArgumentSource::Register(Register::RDI),
         ArgumentSource::Register(Register::R12),
@@ -167,7 +167,7 @@ fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
 // promise: Observations: Every trampoline fits its place, whatever the other sites' roles are (128
 //    roles, each with 6 that are like it)
 #[test]
-fn every_stub_fits_its_place_whatever_the_other_sites_are() {
+fn every_trampoline_fits_beside_any_others() {
     let layout = Shared {
         pairs: 64,
         record_len: record::len(MOST_ARGUMENTS),
@@ -200,7 +200,7 @@ fn assert_fits(role: &Role, len: u64, layout: Shared) {
 }
 
 #[test]
-fn a_stub_that_does_not_fit_is_not_cut_off() {
+fn oversized_trampoline_is_not_truncated() {
     let role = Role {
         is_counted: true,
         ends: vec![PairEnd::Start(0)],

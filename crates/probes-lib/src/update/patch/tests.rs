@@ -62,7 +62,7 @@ fn failing(
 }
 
 #[test]
-fn an_update_writes_what_was_planned() {
+fn update_writes_exactly_its_plan() {
     let (mut world, actions) = mixed();
     assert_eq!(world.update(&actions).unwrap(), Outcome::Done);
     let mut expected = World::of("multi_semaphore.pie");
@@ -72,7 +72,7 @@ fn an_update_writes_what_was_planned() {
 }
 
 #[test]
-fn probes_whose_sites_alternate_in_a_page_are_updated_as_a_pair() {
+fn alternating_sites_in_a_page_update_as_pair() {
     // The write for `many` goes over the site of `single`, which is written after it.
     for (action, before, after) in [(Action::Enable, 0, 1), (Action::Disable, 1, 0)] {
         for (start, stop) in [("single", "many"), ("many", "single")] {
@@ -97,7 +97,7 @@ fn probes_whose_sites_alternate_in_a_page_are_updated_as_a_pair() {
 // promise: All or nothing: If a write fails, in whole or in part, every byte is restored (every
 //    write of each kind of update × 2)
 #[test]
-fn whichever_write_fails_all_bytes_are_put_back() {
+fn any_failed_write_restores_all_bytes() {
     for (world, actions) in updates() {
         let writes = writes_of(&world, &actions);
         assert!(writes >= 4, "{writes}");
@@ -118,7 +118,7 @@ fn whichever_write_fails_all_bytes_are_put_back() {
 }
 
 #[test]
-fn the_error_of_a_failed_write_says_what_and_where() {
+fn failed_write_error_says_what_and_where() {
     let (world, actions) = mixed();
     let places = [
         (SEMAPHORE, world.counters("single")[0]),
@@ -146,7 +146,7 @@ fn the_error_of_a_failed_write_says_what_and_where() {
 
 // promise: All or nothing: A write that did not take effect is noticed
 #[test]
-fn a_write_that_is_not_kept_is_noticed_and_all_is_put_back() {
+fn lost_write_is_noticed_and_all_restored() {
     for (world, actions) in updates() {
         let (_, updated) = failing(&world, &actions, 0..0, Fault::Refused);
         for number in 0..writes_of(&world, &actions) {
@@ -172,7 +172,7 @@ fn a_write_that_is_not_kept_is_noticed_and_all_is_put_back() {
 // promise: All or nothing: If restoring fails, the error says that the process is half changed
 //    (every write)
 #[test]
-fn if_putting_back_fails_the_rest_is_put_back_and_the_error_says_half_changed() {
+fn failed_restore_reports_half_changed() {
     for (world, actions) in updates() {
         let writes = writes_of(&world, &actions);
         for fault in [
@@ -201,7 +201,7 @@ fn if_putting_back_fails_the_rest_is_put_back_and_the_error_says_half_changed() 
 }
 
 #[test]
-fn what_can_be_put_back_is_put_back_after_a_failure_to_put_back() {
+fn restoring_continues_after_a_failed_restore() {
     let (world, actions) = mixed();
     let writes = writes_of(&world, &actions);
     assert_eq!(writes, 6);
@@ -266,7 +266,7 @@ impl WriteMemory for FailingTwice {
 }
 
 #[test]
-fn a_process_that_ends_meanwhile_is_told_as_such() {
+fn exit_during_an_update_is_reported() {
     let (world, actions) = mixed();
     for number in 0..writes_of(&world, &actions) {
         let (result, _) = failing(&world, &actions, number..usize::MAX, Fault::Gone);
@@ -281,7 +281,7 @@ fn a_process_that_ends_meanwhile_is_told_as_such() {
 // promise: All or nothing: Nothing is written to a process that has changed since the update was
 //    planned
 #[test]
-fn nothing_is_written_to_a_process_that_is_not_as_it_was_planned_for() {
+fn changed_process_is_not_written_to() {
     let (world, actions) = mixed();
     let (layout, plan) = world.plan(&actions).unwrap();
     let site = world.opcodes("many")[1];
@@ -307,7 +307,7 @@ fn nothing_is_written_to_a_process_that_is_not_as_it_was_planned_for() {
 }
 
 #[test]
-fn memory_that_cannot_be_read_any_more_is_not_written() {
+fn memory_that_became_unreadable_is_not_written() {
     let (world, actions) = mixed();
     let (layout, plan) = world.plan(&actions).unwrap();
     let mut unmapped = SliceMemory::new([(0x1000, vec![0; 16])]);
@@ -319,7 +319,7 @@ fn memory_that_cannot_be_read_any_more_is_not_written() {
 
 // promise: All or nothing: The counter of another tool (SystemTap) beside ours is never written
 #[test]
-fn a_neighbour_s_counter_is_never_touched() {
+fn counter_of_another_tool_is_never_touched() {
     // SystemTap's counters are changed by the kernel even while all threads stand.
     for fixture in ["edge_semaphore_ocaml_2.pie", "gen_ocaml_2.nopie"] {
         let mut world = World::of(fixture);

@@ -90,7 +90,7 @@ fn counters_are_disabled_before_their_sites() {
 }
 
 #[test]
-fn a_pair_is_enabled_stop_first_and_disabled_start_first() {
+fn pair_enables_stop_first_and_disables_start_first() {
     let mut world = World::of(FIXTURE);
     let on = plan(&world, &pair(Action::Enable));
     assert_eq!(steps(&on), ["7 x e8", "0->1 0->1 0->1", "1 x e8", "0->1"]);
@@ -102,7 +102,7 @@ fn a_pair_is_enabled_stop_first_and_disabled_start_first() {
 }
 
 #[test]
-fn what_is_disabled_goes_before_what_is_enabled() {
+fn disabling_comes_before_enabling() {
     let mut world = World::of(FIXTURE);
     world.set("single", 1);
     let both = enable("many").disable(Selector::name("single"));
@@ -118,7 +118,7 @@ fn what_is_disabled_goes_before_what_is_enabled() {
 }
 
 #[test]
-fn a_step_expects_what_the_step_before_it_has_written() {
+fn each_step_expects_the_bytes_written_before() {
     let mut world = World::of(FIXTURE);
     world.set("single", 1);
     let plan = plan(&world, &enable("many").disable(Selector::name("single")));
@@ -132,7 +132,7 @@ fn a_step_expects_what_the_step_before_it_has_written() {
 }
 
 #[test]
-fn sites_change_only_when_the_counter_leaves_or_reaches_0() {
+fn sites_change_only_when_counters_leave_0() {
     let mut world = World::of(FIXTURE);
     for (actions, expected, changed) in [
         (enable("single"), &["1 x e8", "0->1"][..], (0, 1, 1)),
@@ -155,7 +155,7 @@ fn back(world: &World, applied: &UpdatePlan) -> UpdatePlan {
 }
 
 #[test]
-fn a_pair_is_taken_back_in_the_opposite_order() {
+fn pair_is_undone_in_the_opposite_order() {
     let mut world = World::of(FIXTURE);
     let on = plan(&world, &pair(Action::Enable));
     world.update(&pair(Action::Enable)).unwrap();
@@ -167,7 +167,7 @@ fn a_pair_is_taken_back_in_the_opposite_order() {
 }
 
 #[test]
-fn what_others_want_is_not_taken_from_them() {
+fn counts_of_other_tools_are_kept() {
     let mut world = World::of(FIXTURE);
     let on = plan(&world, &enable("single"));
     // Somebody else has enabled it as well.
@@ -181,7 +181,7 @@ fn what_others_want_is_not_taken_from_them() {
 }
 
 #[test]
-fn a_probe_with_a_breakpoint_stays_as_it_is_and_the_others_are_taken_back() {
+fn breakpoint_keeps_its_probe_others_are_undone() {
     let mut world = World::of(FIXTURE);
     let all = Actions::new().enable(Selector::All);
     let on = plan(&world, &all);
@@ -195,7 +195,7 @@ fn a_probe_with_a_breakpoint_stays_as_it_is_and_the_others_are_taken_back() {
 }
 
 #[test]
-fn what_was_forced_on_counters_that_differed_is_taken_back_from_each() {
+fn forced_counters_are_undone_one_by_one() {
     let mut world = World::of(FIXTURE);
     world.set("many", 1);
     let counters = world.counters("many");
@@ -218,13 +218,13 @@ fn what_was_forced_on_counters_that_differed_is_taken_back_from_each() {
 }
 
 #[test]
-fn a_probe_without_sites_is_counted_alone() {
+fn probe_without_sites_is_only_counted() {
     let world = World::of("gen_ocaml_2.pie");
     assert_eq!(steps(&plan(&world, &enable("flag"))), ["0->1"]);
 }
 
 #[test]
-fn a_full_counter_is_refused_and_the_last_step_to_it_is_not() {
+fn full_counter_is_refused_the_step_before_allowed() {
     let mut world = World::of(FIXTURE);
     world.set("single", u16::MAX - 1);
     assert_eq!(steps(&plan(&world, &enable("single"))), ["65534->65535"]);
@@ -282,7 +282,7 @@ fn force_sets_counters_and_sites_whatever_they_were() {
 }
 
 #[test]
-fn of_counters_that_differ_the_smallest_is_reported() {
+fn smallest_of_differing_counters_is_reported() {
     let mut world = World::of(FIXTURE);
     world.set("many", 5);
     let counter = world.counters("many")[1];
@@ -294,7 +294,7 @@ fn of_counters_that_differ_the_smallest_is_reported() {
 }
 
 #[test]
-fn what_would_leave_a_probe_partly_on_is_refused_unless_forced() {
+fn partly_enabled_result_is_refused_unless_forced() {
     let mut world = World::of(FIXTURE);
     world.set("many", 1);
     let counter = world.counters("many")[1];
@@ -309,7 +309,7 @@ fn what_would_leave_a_probe_partly_on_is_refused_unless_forced() {
 }
 
 #[test]
-fn force_makes_counters_of_one_name_that_differ_equal() {
+fn force_makes_differing_counters_equal() {
     let mut world = World::of(FIXTURE);
     for (counter, value) in world.counters("many").into_iter().zip([0u16, 1, 3]) {
         world.memory.poke(counter, &value.to_le_bytes());
@@ -321,7 +321,7 @@ fn force_makes_counters_of_one_name_that_differ_equal() {
 }
 
 #[test]
-fn a_probe_whose_counters_and_sites_disagree_is_refused_unless_forced() {
+fn inconsistent_probe_is_refused_unless_forced() {
     // As an interrupted run leaves them: see the fixture.
     let world = World::of("interrupted.pie");
     for (name, expected) in [
@@ -365,7 +365,7 @@ fn one_inconsistent_probe_among_all_refuses_all() {
 }
 
 #[test]
-fn disabling_a_named_probe_that_is_off_is_refused_and_others_are_passed_over() {
+fn disabling_a_named_disabled_probe_is_refused() {
     let mut world = World::of(FIXTURE);
     world.set("single", 1);
     let error = refusal(&world, &disable("many"));
@@ -390,7 +390,7 @@ fn disabling_a_named_probe_that_is_off_is_refused_and_others_are_passed_over() {
 }
 
 #[test]
-fn one_foreign_byte_in_one_site_refuses_the_update_even_if_forced() {
+fn foreign_byte_refuses_the_update_even_if_forced() {
     let pristine = World::of(FIXTURE);
     let site = LiveAddr(pristine.opcodes("many")[3].0 - OPCODE_OFFSET);
     for (offset, byte) in [
@@ -436,7 +436,7 @@ fn one_foreign_byte_in_one_site_refuses_the_update_even_if_forced() {
 }
 
 #[test]
-fn the_sites_of_a_page_are_one_write_and_no_write_crosses_a_page() {
+fn sites_of_a_page_are_one_write() {
     for fixture in [
         "page_borders.pie",
         "segments.nopie",
@@ -472,7 +472,7 @@ fn the_sites_of_a_page_are_one_write_and_no_write_crosses_a_page() {
 }
 
 #[test]
-fn a_write_ends_before_a_breakpoint_of_somebody_else_s_and_goes_over_an_own_cc() {
+fn write_ends_before_a_foreign_breakpoint() {
     let covers = |plan: &UpdatePlan, at: LiveAddr| {
         code_writes(plan).any(|write| (write.at.0..write.at.0 + write.len as u64).contains(&at.0))
     };

@@ -18,7 +18,7 @@ fn world() -> (World, LiveAddr) {
 }
 
 #[test]
-fn a_probe_is_on_if_all_agree_and_off_if_all_agree() {
+fn probe_is_on_or_off_if_all_agree() {
     let (mut world, _) = world();
     let off = Reading {
         state: State::Disabled,
@@ -37,7 +37,7 @@ fn a_probe_is_on_if_all_agree_and_off_if_all_agree() {
 }
 
 #[test]
-fn one_site_or_counter_that_disagrees_makes_a_probe_inconsistent() {
+fn one_disagreeing_site_or_counter_makes_it_inconsistent() {
     let (mut world, site) = world();
     world.memory.poke(site.plus(1), &[0xe8]);
     let reading_off = reading(&world, "many");
@@ -64,7 +64,7 @@ fn one_site_or_counter_that_disagrees_makes_a_probe_inconsistent() {
 }
 
 #[test]
-fn counters_above_0_need_not_be_equal_and_the_smallest_is_told() {
+fn unequal_positive_counters_give_the_smallest() {
     let (mut world, _) = world();
     world.set("many", 5);
     let counter = world.counters("many")[1];
@@ -76,7 +76,7 @@ fn counters_above_0_need_not_be_equal_and_the_smallest_is_told() {
 }
 
 #[test]
-fn a_probe_without_sites_goes_by_its_counter() {
+fn probe_without_sites_goes_by_its_counter() {
     let mut world = World::of("gen_ocaml_2.pie");
     assert_eq!(state(&world, "flag"), State::Disabled);
     world.set("flag", 1);
@@ -84,7 +84,7 @@ fn a_probe_without_sites_goes_by_its_counter() {
 }
 
 #[test]
-fn a_breakpoint_on_the_nop_leaves_the_state_readable() {
+fn breakpoint_on_the_nop_leaves_state_readable() {
     for (counter, expected) in [(0, State::Disabled), (1, State::Enabled)] {
         let (mut world, site) = world();
         world.set("many", counter);
@@ -94,7 +94,7 @@ fn a_breakpoint_on_the_nop_leaves_the_state_readable() {
 }
 
 #[test]
-fn foreign_bytes_in_a_site_make_its_probe_inconsistent() {
+fn foreign_bytes_make_a_probe_inconsistent() {
     let foreign: [(u64, &[u8]); 7] = [
         (1, &[0xcc]),
         (0, &[0xcc, 0xcc]),
@@ -125,7 +125,7 @@ fn foreign_bytes_in_a_site_make_its_probe_inconsistent() {
 }
 
 #[test]
-fn a_layout_reads_the_chosen_probes_and_no_others() {
+fn layout_reads_the_chosen_probes_and_no_others() {
     let (mut world, _) = world();
     world.set("many", 1);
     world.set("single", 1);
@@ -148,7 +148,7 @@ fn a_layout_reads_the_chosen_probes_and_no_others() {
 }
 
 #[test]
-fn code_is_found_by_its_address_within_one_run_only() {
+fn code_is_found_within_one_run_only() {
     let world = World::of("segments.pie");
     let snapshot = world.snapshot();
     assert!(snapshot.code.len() >= 3);
@@ -165,7 +165,7 @@ fn code_is_found_by_its_address_within_one_run_only() {
 }
 
 #[test]
-fn memory_that_cannot_be_read_is_told_by_what_was_to_be_read_and_where() {
+fn unreadable_memory_is_reported_with_its_purpose() {
     struct Unreadable(io::ErrorKind, u64);
     impl ReadMemory for Unreadable {
         fn read(&self, at: LiveAddr, _: &mut [u8]) -> io::Result<()> {
@@ -198,7 +198,7 @@ fn memory_that_cannot_be_read_is_told_by_what_was_to_be_read_and_where() {
 }
 
 #[test]
-fn the_last_counter_of_a_mapping_is_read_without_a_byte_behind_it() {
+fn last_counter_of_a_mapping_is_read_exactly() {
     for fixture in ["edge_semaphore_ocaml.pie", "edge_semaphore_ocaml_2.nopie"] {
         let mut world = World::of(fixture);
         world.set("last", 0xbeef);

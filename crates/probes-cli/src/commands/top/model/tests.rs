@@ -35,7 +35,7 @@ fn typed(model: &mut Model, text: &str) {
 }
 
 #[test]
-fn rates_and_shares_are_of_the_time_since_the_sample_before() {
+fn rates_and_shares_start_at_the_last_sample() {
     let model = model();
     let figures: Vec<&Figures> = model.rows(0, 3).map(|row| row.figures).collect();
     let of = |hits, rate, share, history: [f64; 2]| Figures {
@@ -64,7 +64,7 @@ fn odd_times_and_counts_give_finite_figures() {
 }
 
 #[test]
-fn the_history_keeps_the_latest_samples() {
+fn history_keeps_the_latest_samples() {
     let mut model = Model::new(["a"]);
     for at in 1..=100 {
         model.count(at * SECOND, |_| Some(u64::from(at * (at + 1) / 2)));
@@ -75,7 +75,7 @@ fn the_history_keeps_the_latest_samples() {
 }
 
 #[test]
-fn keys_sort_by_rate_hits_and_name_and_the_other_way_round() {
+fn keys_sort_by_rate_hits_name_and_reverse() {
     let mut model = model();
     assert_eq!(names(&model), "bac");
     typed(&mut model, "s");
@@ -94,7 +94,7 @@ fn keys_sort_by_rate_hits_and_name_and_the_other_way_round() {
 }
 
 #[test]
-fn what_is_equal_is_in_the_order_of_names_either_way() {
+fn equal_rows_are_in_name_order_either_way() {
     let mut model = Model::new(["b", "a", "c"]);
     assert_eq!(names(&model), "abc");
     typed(&mut model, "r");
@@ -102,7 +102,7 @@ fn what_is_equal_is_in_the_order_of_names_either_way() {
 }
 
 #[test]
-fn the_selection_stays_with_its_probe() {
+fn selection_stays_with_its_probe() {
     let mut model = model();
     assert_eq!(selected(&model), None);
     model.press(Key::Down, 10);
@@ -123,7 +123,7 @@ fn the_selection_stays_with_its_probe() {
 }
 
 #[test]
-fn the_selection_moves_within_what_is_shown() {
+fn selection_moves_within_the_shown_rows() {
     let names: Vec<String> = (0..100).map(|index| format!("p{index:02}")).collect();
     let mut model = Model::new(names.iter().map(String::as_str));
     for (key, expected) in [
@@ -151,7 +151,7 @@ fn the_selection_moves_within_what_is_shown() {
 }
 
 #[test]
-fn a_filter_is_applied_while_it_is_typed_and_kept_or_given_up() {
+fn filter_applies_while_typed_then_kept_or_dropped() {
     let mut model = Model::new(["req_start", "req_end", "tick"]);
     typed(&mut model, "/REQ");
     assert_eq!(names(&model), "req_endreq_start");
@@ -174,7 +174,7 @@ fn a_filter_is_applied_while_it_is_typed_and_kept_or_given_up() {
 }
 
 #[test]
-fn what_was_selected_and_is_filtered_out_gives_way_to_the_next() {
+fn filtered_out_selection_moves_to_the_next_row() {
     let mut model = Model::new(["a1", "b2", "c1"]);
     model.press(Key::Down, 10);
     model.press(Key::Down, 10);
@@ -186,7 +186,7 @@ fn what_was_selected_and_is_filtered_out_gives_way_to_the_next() {
 }
 
 #[test]
-fn what_is_shown_stands_still_while_paused_and_counting_goes_on() {
+fn shown_values_freeze_while_paused_and_counting_continues() {
     let mut model = model();
     typed(&mut model, "p");
     model.count(3 * SECOND, |_| Some(500));
@@ -201,7 +201,7 @@ fn what_is_shown_stands_still_while_paused_and_counting_goes_on() {
 }
 
 #[test]
-fn the_selected_probe_is_switched_to_what_it_is_not() {
+fn selected_probe_is_switched_to_its_opposite() {
     let mut model = model();
     assert_eq!(model.press(Key::Enter, 10), None);
     assert!(model.message().unwrap().contains("no probe is selected"));
@@ -226,7 +226,7 @@ fn the_selected_probe_is_switched_to_what_it_is_not() {
 }
 
 #[test]
-fn keys_quit_and_suspend_and_others_do_nothing() {
+fn quit_and_suspend_keys_work_others_do_nothing() {
     let mut model = model();
     for key in [Key::Character('q'), Key::Escape, Key::Control('c')] {
         assert_eq!(model.press(key, 10), Some(Wish::Quit));

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_share_what_room_there_is() {
+    fn names_share_the_available_width() {
         let pair = |start: &str, stop: &str| Times {
             start: start.to_owned(),
             stop: stop.to_owned(),

@@ -59,7 +59,7 @@ fn model() -> Model {
 }
 
 #[test]
-fn a_screen_of_the_usual_size_has_everything() {
+fn screen_of_usual_size_has_everything() {
     let expected = [
         "top server.exe, process 4242",
         "3 probes, 1 on; 255,008 hits, 128,001/s; by rate",
@@ -74,7 +74,7 @@ fn a_screen_of_the_usual_size_has_everything() {
 }
 
 #[test]
-fn columns_go_one_by_one_where_there_is_no_room_for_them() {
+fn columns_disappear_one_by_one_when_space_shrinks() {
     let heads = |width| {
         let lines = screen(&model(), width, 8);
         let head = lines.iter().find(|line| line.starts_with("PROBE"));
@@ -88,7 +88,7 @@ fn columns_go_one_by_one_where_there_is_no_room_for_them() {
 }
 
 #[test]
-fn a_tiny_screen_has_a_probe_and_its_rate() {
+fn tiny_screen_has_a_probe_and_its_rate() {
     let expected = [
         "top server.exe, proc",
         "3 probes, 1 on; 255,",
@@ -146,7 +146,7 @@ fn pairs_are_below_the_probes() {
 }
 
 #[test]
-fn pairs_leave_room_for_probes() {
+fn pairs_leave_space_for_probes() {
     for height in 0..30 {
         let lines = screen(&timed(100), 82, height);
         let pairs = lines.iter().filter(|line| line.starts_with("req_start,"));
@@ -157,7 +157,7 @@ fn pairs_leave_room_for_probes() {
 }
 
 #[test]
-fn no_probe_at_all_is_a_table_without_rows() {
+fn no_probe_gives_a_table_without_rows() {
     let lines = screen(&Model::new([]), 80, 6);
     assert_eq!(lines[1], "0 probes, 0 on; 0 hits, 0.0/s; by rate");
     assert_eq!(lines[3..5], ["", ""]);
@@ -186,7 +186,7 @@ fn names_of_any_kind_stay_in_their_column() {
 }
 
 #[test]
-fn what_is_selected_is_shown_and_marked() {
+fn selected_row_is_shown_and_marked() {
     let names: Vec<String> = (0..100).map(|index| format!("probe{index:02}")).collect();
     let mut model = Model::new(names.iter().map(String::as_str));
     let mut scroll = Scroll::default();
@@ -211,7 +211,7 @@ fn what_is_selected_is_shown_and_marked() {
 }
 
 #[test]
-fn the_last_line_is_for_what_is_typed_and_what_is_said() {
+fn last_line_shows_the_input_and_the_message() {
     let mut model = model();
     let last = |model: &Model| screen(model, 80, 12).pop().unwrap();
     model.press(Key::Character('/'), 5);
@@ -239,7 +239,7 @@ fn the_last_line_is_for_what_is_typed_and_what_is_said() {
 }
 
 #[test]
-fn numbers_have_room_in_their_columns() {
+fn numbers_fit_their_columns() {
     for (number, expected) in [
         (0, "0"),
         (999, "999"),
@@ -263,7 +263,7 @@ fn numbers_have_room_in_their_columns() {
 }
 
 #[test]
-fn a_sparkline_is_as_high_as_its_highest() {
+fn sparkline_scales_to_its_highest_value() {
     let of = |rates: &[f64]| sparkline(rates.iter().copied(), 4);
     assert_eq!(of(&[]), "");
     assert_eq!(of(&[0.0, 0.0]), "  ");

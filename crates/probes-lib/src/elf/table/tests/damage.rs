@@ -196,7 +196,7 @@ fn read_file(file: &File) -> Result<ProbeTable> {
 }
 
 #[test]
-fn a_real_file_cut_at_any_length_gives_an_error() {
+fn real_file_cut_at_any_length_is_refused() {
     // Its section headers are its end.
     let path = test_support::fixture("gen_ocaml_2_stripped.pie");
     let bytes = std::fs::read(path).unwrap();
@@ -217,7 +217,7 @@ fn a_real_file_cut_at_any_length_gives_an_error() {
 }
 
 #[test]
-fn a_file_with_its_headers_first_is_read_as_soon_as_all_that_is_needed_is_there() {
+fn cut_file_is_read_once_complete_enough() {
     let made = program(&[note("ocaml_2", "tick", 0, 0), note("ocaml_2", "tock", 2, 1)]);
     let mut bytes = made.bytes();
     // One more site that nobody noted follows the last one that is needed.
@@ -259,7 +259,7 @@ fn check_any(bytes: &[u8]) {
 
 // promise: Bad input: Any file gives a table or an error (the corpus, and a fuzz target)
 #[test]
-fn the_corpus_of_the_fuzz_target_is_read_without_a_panic() {
+fn file_corpus_is_read_without_a_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/elf");
     let mut tables = 0;
     for entry in std::fs::read_dir(corpus).unwrap() {
@@ -295,7 +295,7 @@ proptest! {
     #![proptest_config(properties(2000))]
 
     #[test]
-    fn a_made_file_with_words_changed_anywhere_gives_a_table_or_an_error(
+    fn altered_synthetic_file_gives_table_or_error(
         damage in prop::collection::vec((any::<prop::sample::Index>(), edge(), 1..=8usize), 1..5),
     ) {
         let specs = [note("ocaml_2", "tick", 0, 0), note("ocaml", "tock", 2, 1)];
@@ -309,7 +309,7 @@ proptest! {
     }
 
     #[test]
-    fn a_real_file_with_headers_changed_gives_a_table_or_an_error(
+    fn altered_real_file_gives_table_or_error(
         damage in prop::collection::vec((any::<prop::sample::Index>(), edge(), 1..=8usize), 1..4),
     ) {
         static BYTES: std::sync::LazyLock<Vec<u8>> = std::sync::LazyLock::new(|| {

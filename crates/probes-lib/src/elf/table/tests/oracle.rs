@@ -133,7 +133,7 @@ fn expected() -> BTreeMap<String, Expected> {
 }
 
 #[test]
-fn every_fixture_is_read_as_readelf_reads_it_and_as_it_was_made() {
+fn every_fixture_is_read_as_by_readelf() {
     let fixtures = expected();
     assert!(fixtures.len() > 20);
     for (fixture, expected) in &fixtures {
