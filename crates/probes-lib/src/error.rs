@@ -66,8 +66,10 @@ impl Error {
         Error { effect, ..self }
     }
 
-    /// The same error, saying what it leaves behind, unless it says so already or nothing is left.
-    pub(crate) fn leaving(mut self, effect: Effect) -> Error {
+    /// The same error with this effect, unless it has one already or the process has exited: for a
+    /// caller whose operation consists of several calls.
+    #[must_use]
+    pub fn leaving(mut self, effect: Effect) -> Error {
         let gone = matches!(*self.kind, ErrorKind::Exited { .. });
         if self.effect == Effect::None && !gone {
             self.effect = effect;

@@ -83,8 +83,14 @@ impl Default for Options {
     }
 }
 
-/// A running process with OCaml probes.
+/// A running process with OCaml probes. Cloning it is cheap: all clones share what is known of the
+/// process.
+#[derive(Clone)]
 pub struct Target {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     process: Process,
     program: PathBuf,
     /// What getpid(2) has said, if it is the process that we are ourselves.
@@ -157,7 +163,7 @@ impl Target {
         Ok(target)
     }
 
-    /// As [`Target::open`], for who opens many: `files` are not read again.
+    /// Same as [`Target::open`], for callers that open many processes: `files` are not read again.
     pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<Target> {
         let process = open_workable(pid)?;
         Target::of(process, files, None)
@@ -169,47 +175,37 @@ impl Target {
     }
 
     fn with(process: Process, image: Image, own: Option<u32>) -> Target {
-        Target {
+        let inner = Inner {
             process,
             program: image.program.path().to_owned(),
             own,
             changing: Mutex::default(),
             image: Mutex::new(Arc::new(image)),
+        };
+        Target {
+            inner: Arc::new(inner),
         }
     }
 
-    /// As [`Target::open`], for who is going to change the process: errors say that nothing was
-    /// changed.
+    /// Same as [`Target::open`], but a process without OCaml probes is accepted: it may load or execute
+    /// some later ([`follow`](crate::follow())).
     ///
     /// # Errors
     ///
     /// See [`Target::open`].
-    pub fn open_to_change(pid: i32) -> Result<Target> {
-        Target::open(pid).map_err(|error| error.leaving(Effect::NothingChanged))
-    }
-
-    /// As [`Target::open_to_change`], of a process that is to be followed ([`follow`](crate::follow())):
-    /// it may have no probes yet.
-    ///
-    /// # Errors
-    ///
-    /// See [`Target::open`].
-    pub fn open_to_follow(pid: i32) -> Result<Target> {
-        let open = || {
-            let process = open_workable(pid)?;
-            let image = Image::even_without(&process, Arc::default())?;
-            Ok(Target::with(process, image, None))
-        };
-        open().map_err(|error: Error| error.leaving(Effect::NothingChanged))
+    pub fn open_any(pid: i32) -> Result<Target> {
+        let process = open_workable(pid)?;
+        let image = Image::even_without(&process, Arc::default())?;
+        Ok(Target::with(process, image, None))
     }
 
     /// The process's id.
     pub fn pid(&self) -> i32 {
-        self.process.pid()
+        self.inner.process.pid()
     }
 
     pub(crate) fn process(&self) -> &Process {
-        &self.process
+        &self.inner.process
     }
 
     /// A descriptor that can be read, as poll(2) says, from the end of the process on.
@@ -218,17 +214,19 @@ impl Target {
     ///
     /// If the process has ended and has been reaped, or the kernel is older than Linux 5.3.
     pub fn pidfd(&self) -> Result<OwnedFd> {
-        let pidfd = pidfd::open(self.pid()).map_err(|source| self.process.exited_or(source))?;
+        let pidfd =
+            pidfd::open(self.pid()).map_err(|source| self.inner.process.exited_or(source))?;
         // The pid is this process's as long as its folder is there.
-        self.process
+        self.inner
+            .process
             .status()
-            .map_err(|source| self.process.exited_or(source))?;
+            .map_err(|source| self.inner.process.exited_or(source))?;
         Ok(pidfd)
     }
 
     /// The executable, as the kernel names it.
     pub fn program(&self) -> &Path {
-        &self.program
+        &self.inner.program
     }
 
     /// The objects with probes, as of the last look at the process: the executable if it has any,
@@ -292,8 +290,9 @@ impl Target {
         let image = self.refresh_image(&maps);
         let program = &image.program;
         // Opened afterwards: that is when an exec is noticed.
-        let memory = observe::shadowed_memory(&self.process, self.bare_memory_to_read()?, &maps);
-        let unwritten = UnwrittenPages::of(&self.process, program.objects(), maps);
+        let memory =
+            observe::shadowed_memory(&self.inner.process, self.bare_memory_to_read()?, &maps);
+        let unwritten = UnwrittenPages::of(&self.inner.process, program.objects(), maps);
         let is_the_files = |start, len| {
             let unwritten = unwritten.as_ref();
             unwritten.is_some_and(|unwritten| unwritten.holds(start, len))
@@ -303,32 +302,39 @@ impl Target {
             .read_states(self.pid(), &memory, program, is_the_files)
             .map_err(|error| self.or_executed(error))?;
         let states = ProbeStates::of(program.clone(), snapshot, memory.observed_sites());
-        if !states.is_consistent() && !image.is_as_in(&read_maps(&self.process)?) {
+        if !states.is_consistent() && !image.is_as_in(&read_maps(&self.inner.process)?) {
             return Err(ErrorKind::KeepsChanging { pid: self.pid() }.into());
         }
         Ok(states)
     }
 
     fn image(&self) -> Arc<Image> {
-        let image = self.image.lock();
+        let image = self.inner.image.lock();
         image.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The image as it is now, `maps` being the mappings.
     fn refresh_image(&self, maps: &[Mapping]) -> Arc<Image> {
         let before = self.image();
-        let loaded = self.own.map(|_| loaded());
-        let Some(now) = before.renewed(&self.process, maps, loaded) else {
+        let loaded = self.inner.own.map(|_| loaded());
+        let Some(now) = before.renewed(&self.inner.process, maps, loaded) else {
             return before;
         };
         let now = Arc::new(now);
-        let mut image = self.image.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut image = self
+            .inner
+            .image
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         *image = now.clone();
         now
     }
 
     fn is_traced(&self) -> bool {
-        self.process.status().is_ok_and(|status| status.tracer != 0)
+        self.inner
+            .process
+            .status()
+            .is_ok_and(|status| status.tracer != 0)
     }
 
     /// Carries out `actions` with the default [`Options`].
@@ -370,14 +376,14 @@ impl Target {
     pub fn check(&self, actions: &Actions, options: Options) -> Result<()> {
         let check = || {
             if self.stop_mode(options) == StopMode::Stopped {
-                self.process.refuse_self_and_ancestors()?;
+                self.inner.process.refuse_self_and_ancestors()?;
                 self.refuse_traced()?;
             }
             let image = self.current_image()?;
             let choices = choose(&image.program, actions)?;
             let memory = self.memory()?;
             let context = UpdateContext {
-                process: &self.process,
+                process: &self.inner.process,
                 image: &image,
                 memory: &memory,
             };
@@ -413,14 +419,14 @@ impl Target {
 
     /// Refuses a process that somebody traces who stays, unlike another update.
     fn refuse_traced(&self) -> Result<()> {
-        let status = self.process.status();
+        let status = self.inner.process.status();
         let tracer = status
-            .map_err(|source| self.process.exited_or(source))?
+            .map_err(|source| self.inner.process.exited_or(source))?
             .tracer;
         if tracer == 0 {
             return Ok(());
         }
-        let error = denial::traced(&self.process, "attach to", tracer);
+        let error = denial::traced(&self.inner.process, "attach to", tracer);
         if is_passing(&error) {
             Ok(())
         } else {
@@ -433,11 +439,15 @@ impl Target {
         // Names are judged first: whose lock it is does not matter to them.
         choose(&self.current_image()?.program)?;
         if self.stop_mode(options) == StopMode::Stopped {
-            self.process.refuse_self_and_ancestors()?;
+            self.inner.process.refuse_self_and_ancestors()?;
         }
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self
+            .inner
+            .changing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + options.deadline;
-        let _lock = UpdateLock::wait(&self.process, deadline)?;
+        let _lock = UpdateLock::wait(&self.inner.process, deadline)?;
         loop {
             match self.change(choose, options) {
                 // Somebody whose lock we cannot see, from outside this container.
@@ -454,13 +464,13 @@ impl Target {
     /// What every look at the process begins with.
     fn maps(&self) -> Result<Vec<Mapping>> {
         self.refuse_parent()?;
-        read_maps(&self.process)
+        read_maps(&self.inner.process)
     }
 
     /// After a fork, "the current process" of our parent is not ours.
     fn refuse_parent(&self) -> Result<()> {
         let child = std::process::id();
-        if self.own.is_some_and(|own| own != child) {
+        if self.inner.own.is_some_and(|own| own != child) {
             let (pid, child) = (self.pid(), child as i32);
             return Err(ErrorKind::Forked { pid, child }.into());
         }
@@ -468,7 +478,7 @@ impl Target {
     }
 
     fn stop_mode(&self, options: Options) -> StopMode {
-        match self.own {
+        match self.inner.own {
             Some(_) => StopMode::Own,
             None => StopMode::of(options),
         }
@@ -505,7 +515,7 @@ impl Target {
         let image = self.current_image()?;
         let choices = choose(&image.program)?;
         let context = UpdateContext {
-            process: &self.process,
+            process: &self.inner.process,
             image: &image,
             memory,
         };
@@ -519,7 +529,7 @@ impl Target {
 
     /// Does `work`; if the process is our own, while none of its objects can be unloaded.
     fn while_nothing_unloads<T>(&self, mut work: impl FnMut() -> T) -> T {
-        match self.own {
+        match self.inner.own {
             Some(_) => while_nothing_is_unloaded(work),
             None => work(),
         }
@@ -528,7 +538,7 @@ impl Target {
     /// Whether something was missing of an object that can be unloaded, and perhaps loaded again.
     pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
         match error.kind() {
-            ErrorKind::NotMapped { path, .. } => *path != self.program,
+            ErrorKind::NotMapped { path, .. } => *path != self.inner.program,
             ErrorKind::ReadMemory { address, .. } => {
                 let image = self.image();
                 let object = image.program.object_at(*address);
@@ -563,15 +573,15 @@ impl Target {
             Some(ref prepared) => prepared.break_copy_on_write(),
             None => {}
         }
-        let done = with_tracer(&[&self.process], |tracer| {
-            let stopped = tracer.stop(&self.process, limit)?;
+        let done = with_tracer(&[&self.inner.process], |tracer| {
+            let stopped = tracer.stop(&self.inner.process, limit)?;
             if let Some(prepared) = prepared {
                 if prepared.carry_out(&stopped)? == Outcome::Done {
                     return Ok(Some((prepared, stopped.release())));
                 }
             }
             // An object that was unloaded, or stands half loaded now.
-            if !context.image.is_as_in(&read_maps(&self.process)?) {
+            if !context.image.is_as_in(&read_maps(&self.inner.process)?) {
                 return Ok(None);
             }
             // Somebody else was faster; now that it stands, nobody is.
@@ -585,12 +595,12 @@ impl Target {
     /// Whether an error is because of an exec.
     pub(crate) fn has_executed(&self, error: &Error) -> bool {
         matches!(error.kind(), ErrorKind::Executed { .. })
-            || self.image().is_replaced(&self.process)
+            || self.image().is_replaced(&self.inner.process)
     }
 
     /// Tells an exec, which looks like an end to who has opened the old program.
     pub(crate) fn or_executed(&self, error: Error) -> Error {
-        if self.image().is_replaced(&self.process) {
+        if self.image().is_replaced(&self.inner.process) {
             let pid = self.pid();
             return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
         }
@@ -599,9 +609,9 @@ impl Target {
 
     /// The memory, to be changed, with sites that are observed behind a shadow.
     fn memory(&self) -> Result<ProcessMemory> {
-        let maps = read_maps(&self.process)?;
+        let maps = read_maps(&self.inner.process)?;
         Ok(observe::shadowed_memory(
-            &self.process,
+            &self.inner.process,
             self.bare_memory()?,
             &maps,
         ))
@@ -618,10 +628,10 @@ impl Target {
     }
 
     fn bare_memory_for(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
-        let memory = ProcessMemory::open(&self.process, flags)
-            .map_err(|source| denial::denied_or_exited(&self.process, operation, source))?;
+        let memory = ProcessMemory::open(&self.inner.process, flags)
+            .map_err(|source| denial::denied_or_exited(&self.inner.process, operation, source))?;
         // Asked afterwards: what was opened is then the memory of the program that we know.
-        if self.image().is_replaced(&self.process) {
+        if self.image().is_replaced(&self.inner.process) {
             return Err(ErrorKind::Executed { pid: self.pid() }.into());
         }
         Ok(memory)

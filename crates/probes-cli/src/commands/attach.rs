@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use probes_lib::{Options, ProbeChange, Report, Target};
+use probes_lib::{Effect, Options, ProbeChange, Report, Target};
 
 use super::failures::Failures;
 use super::follow;
@@ -83,10 +83,12 @@ fn open(
 ) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::with_capacity(pids.len());
     for &pid in pids {
-        let opened = match request.follow {
-            true => Target::open_to_follow(pid),
-            false => Target::open_to_change(pid),
+        let opened = if request.follow {
+            Target::open_any(pid)
+        } else {
+            Target::open(pid)
         };
+        let opened = opened.map_err(|error| error.leaving(Effect::NothingChanged));
         match opened {
             Err(error) if has_ended_since(&request.whom, pid, &error) => {}
             opened => targets.extend(failures.but(pid, opened)),

@@ -113,7 +113,7 @@ pub(super) struct Outcome {
 
 /// Opens a process to observe it.
 pub(super) fn open(pid: i32, messages: &Messages) -> Result<Target, Failure> {
-    let target = Target::open_to_change(pid);
+    let target = Target::open(pid).map_err(|error| error.leaving(Effect::NothingChanged));
     let target = target.map_err(|error| Failure::Target(Subject::Process(pid), error))?;
     say_what(messages, &target);
     Ok(target)

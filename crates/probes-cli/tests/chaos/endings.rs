@@ -47,7 +47,8 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> us
         End::Exit => lock(&theirs, "quit"),
         End::Exec => lock(&theirs, "exec"),
     });
-    let result = probes_lib::Target::open_to_change(pid)
+    let result = probes_lib::Target::open(pid)
+        .map_err(|error| error.leaving(Effect::NothingChanged))
         .and_then(|target| target.update_with(&all(Action::Enable), patient()));
     let record = faults::disarm();
     let is_met = record.calls.len() >= nth;
@@ -247,7 +248,8 @@ fn meet_container(case: &mut Case, file: &Path, nth: usize) -> usize {
     faults::arm_event(nth, move || {
         kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
     });
-    let result = probes_lib::Target::open_to_change(pid)
+    let result = probes_lib::Target::open(pid)
+        .map_err(|error| error.leaving(Effect::NothingChanged))
         .and_then(|target| target.update_with(&all(Action::Enable), patient()));
     let calls = faults::disarm().calls.len();
     let what = format!("before call {nth} of {}: {result:?}", file.display());

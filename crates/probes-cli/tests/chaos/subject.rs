@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use probes_lib::{Action, Actions, Options, Report, Selector, State, Target};
+use probes_lib::{Action, Actions, Effect, Options, Report, Selector, State, Target};
 use test_support::process::{self, Image};
 use test_support::{DEADLINE, Talker, eventually};
 
@@ -83,7 +83,9 @@ impl Subject {
         actions: &Actions,
         options: Options,
     ) -> probes_lib::Result<Report> {
-        Target::open_to_change(self.pid())?.update_with(actions, options)
+        Target::open(self.pid())
+            .map_err(|error| error.leaving(Effect::NothingChanged))?
+            .update_with(actions, options)
     }
 
     /// The same, without anything that is in the way.

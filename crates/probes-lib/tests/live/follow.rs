@@ -12,7 +12,7 @@ use test_support::{Talker, eventually, fixture_forms};
 /// Follows a program while `scenario` goes on; what was told, in the words of `Debug`, without what
 /// each was told with.
 fn followed(talker: &mut Talker, scenario: impl FnOnce(&mut Talker, &AtomicBool)) -> Vec<String> {
-    let target = Target::open_to_change(talker.pid()).unwrap();
+    let target = Target::open(talker.pid()).unwrap();
     let (is_over, told) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let actions = Actions::of(Action::Enable, Selector::All);
     std::thread::scope(|scope| {
