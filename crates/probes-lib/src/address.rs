@@ -6,6 +6,9 @@
 
 use std::fmt;
 
+/// Size of a page in bytes on x86-64.
+pub(crate) const PAGE: u64 = 4096;
+
 /// A link-time virtual address (SVMA), in bytes, as stored in the ELF file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileAddr(pub u64);

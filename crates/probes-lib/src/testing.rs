@@ -11,7 +11,7 @@ use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
-use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::elf::table::{Probe, ProbeTable};
 use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
@@ -24,7 +24,6 @@ use crate::update::patch::{self, Outcome};
 use crate::update::plan::{Inputs, UpdatePlan};
 use crate::update::report::AppliedChange;
 use crate::update::snapshot::{Layout, Snapshot};
-use crate::update::spans::PAGE;
 
 /// The pid that errors name.
 pub(crate) const PID: i32 = 4242;

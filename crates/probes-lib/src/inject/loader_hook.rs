@@ -24,7 +24,7 @@ use std::ops::Range;
 use goblin::elf::ProgramHeader;
 use goblin::elf::program_header::{PT_DYNAMIC, PT_PHDR};
 
-use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::elf::{CTX, ElfFile, Segment};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
@@ -32,7 +32,6 @@ use crate::process::load_bias;
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects;
-use crate::update::spans::PAGE;
 
 /// What the function is called, in glibc and in musl.
 const FUNCTION: &str = "_dl_debug_state";

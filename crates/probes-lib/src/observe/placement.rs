@@ -1,7 +1,7 @@
 //! Finds places in a process: for the memory of an observation, near enough to its sites to be
 //! called from there, and for detours.
 
-use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::error::{ErrorKind, Result};
 use crate::inject::remote_call;
 use crate::memory::ReadMemory;
@@ -14,7 +14,6 @@ use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::objects;
 use crate::process::program::Program;
-use crate::update::spans::PAGE;
 
 /// How far from its sites an arena may begin or end: calls reach 2 GiB.
 const REACH: u64 = (1 << 31) - (1 << 20);

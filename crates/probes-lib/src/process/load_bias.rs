@@ -14,10 +14,9 @@
 //! prelinked   the file's own addresses are high; the bias is small or "negative" (modulo 2⁶⁴)
 //! ```
 
-use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::elf::{Linking, Segment};
 use crate::process::maps::{self, Mapping};
-use crate::update::spans::PAGE;
 
 /// `AT_ENTRY` of getauxval(3): "The entry address of the executable."
 pub(crate) const AT_ENTRY: u64 = 9;

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, makedev, minor};
 
+use crate::address::PAGE;
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
 use crate::error::{ErrorKind, Result};
@@ -22,7 +23,6 @@ use crate::process::load_bias;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::{FileId, Object, UnreadableObject};
-use crate::update::spans::PAGE;
 
 /// A file with probes, read.
 pub(crate) type KnownFile = (Arc<ElfFile>, Arc<ProbeTable>);

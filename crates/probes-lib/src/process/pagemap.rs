@@ -9,12 +9,11 @@ use std::os::unix::fs::FileExt;
 
 use nix::fcntl::OFlag;
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::process::Process;
 use crate::process::load_bias;
 use crate::process::maps::{self, Mapping};
 use crate::process::object::Object;
-use crate::update::spans::PAGE;
 
 // Bits of an entry, from the kernel's Documentation/admin-guide/mm/pagemap.rst: "Bit 61 page is
 // file-page or shared-anon", "Bit 62 page swapped", "Bit 63 page present".

@@ -24,10 +24,9 @@ use std::ptr::NonNull;
 use libc::c_void;
 use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap, mprotect, mremap, munmap};
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::memory::{ProcessMemory, RunningMemory};
-use crate::update::spans::PAGE;
 
 const PAGE_LEN: NonZeroUsize = NonZeroUsize::new(PAGE as usize).unwrap();
 

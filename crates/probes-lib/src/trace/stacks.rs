@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::image::read_maps;
 use crate::process::maps::Mapping;
 use crate::sys::ptrace;
 use crate::trace::stop::Stopped;
-use crate::update::spans::PAGE;
 
 /// How much of a stack is searched for the frame of a signal, which is where the handler began.
 const STACK: u64 = 1 << 20;

@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::error::{ErrorKind, Result};
 use crate::process::program::{Member, ProbeId, Program};
 use crate::select::{Action, Aim, Choice};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::update::report::AppliedChange;
 use crate::update::snapshot::{CodeRun, Reading, Snapshot, State};
-use crate::update::spans::PAGE;
 
 /// All writes of an update, in order.
 ///

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
@@ -21,7 +21,6 @@ use crate::update::patch::{self, Outcome};
 use crate::update::plan::{Inputs, OpcodeChange, Step, UpdatePlan};
 use crate::update::report::{ProbeChange, Report};
 use crate::update::snapshot::{Layout, SITE};
-use crate::update::spans::PAGE;
 
 /// How long pages are copied beforehand: enough for 300 of them at 2 µs each.
 const COPYING: Duration = Duration::from_micros(600);

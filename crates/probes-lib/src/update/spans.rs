@@ -5,8 +5,7 @@
 
 use std::ops::Range;
 
-/// Size of a page in bytes on x86-64.
-pub(crate) const PAGE: u64 = 4096;
+use crate::address::PAGE;
 
 /// Longest run in bytes: bounds the buffer, and is long enough that the system call costs little.
 const MAX_RUN: u64 = 64 << 10;

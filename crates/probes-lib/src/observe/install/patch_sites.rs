@@ -8,13 +8,13 @@
 use std::io;
 use std::ops::Range;
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, ErrorKind, Result};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::site::{CMP, SITE_LEN, SiteCode};
 use crate::update::patch::write_error;
 use crate::update::snapshot::SITE;
-use crate::update::spans::{self, PAGE};
+use crate::update::spans;
 
 /// What follows the nop of a site, before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,11 +14,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::Shared;
 use crate::observe::plan::Role;
 use crate::observe::trampoline::{self, DoesNotFit, LINE, TAIL_LEN, TrampolinePlaces};
-use crate::update::spans::PAGE;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
 const VERSION: u32 = 2;

@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
+use crate::address::PAGE;
 use crate::process::maps::Mapping;
-use crate::update::spans::PAGE;
 
 /// Bits of an address below its key.
 pub(crate) const KEY_SHIFT: u32 = 17;

@@ -128,7 +128,7 @@ fn unless_readable(
     layout: Shared,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
-    let page_bits = crate::update::spans::PAGE.trailing_zeros();
+    let page_bits = crate::address::PAGE.trailing_zeros();
     a.mov(r9, qword_ptr(rcx + record::TIME))?;
     a.cmp(r9, qword_ptr(rbx + offset(shared::PAGES_VALID_UNTIL)))?;
     a.ja(otherwise)?;
