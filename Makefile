@@ -28,7 +28,7 @@ test: setup
 	dune runtest
 	scripts/test-as-user
 	scripts/test-readme
-	scripts/rooms
+	scripts/matrix
 
 # An hour, half of it as an ordinary user.
 chaos: setup
@@ -40,7 +40,7 @@ chaos: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --workspace --test rooms -- -D warnings
+	cargo clippy --workspace --test matrix -- -D warnings
 	cargo clippy $(FAULTS) -p probes-lib -p probes-cli --lib --bins --test chaos -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check

@@ -36,7 +36,7 @@ const INTRODUCTION: &str = "\
 Each promise, the test that tries to break it, and how often it tries in one `make test`. “2 ×” means once as a position
 independent program and once at a fixed address. [reliability.md](reliability.md) says the same in prose, and what is not promised.
 
-`live::…` and `unit::…` are tests of `probes-lib` (`--test live`, `--lib`), `cli::…`, `chaos::…` and `rooms::…` of
+`live::…` and `unit::…` are tests of `probes-lib` (`--test live`, `--lib`), `cli::…`, `chaos::…` and `matrix::…` of
 `probes-cli`, `interface::…` of `probes-c`.
 
 This page is generated from the `// promise:` comments above the tests; `UPDATE_GOLDEN=1 cargo test -p probes-cli --test cli

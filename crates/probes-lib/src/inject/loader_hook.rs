@@ -390,7 +390,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    // promise: FollowSession: The loader hook's code is what objdump says it is
+    // promise: Following: The loader hook's code is what objdump says it is
     #[test]
     fn hook_code_is_what_objdump_shows() {
         let folder = Scratch::new();

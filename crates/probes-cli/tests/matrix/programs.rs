@@ -4,7 +4,7 @@
 use serde_json::Value;
 use test_support::{fixture, fixture_forms, program_forms};
 
-use crate::room::{Inmate, Walls, inside};
+use crate::chroot::{ChrootProgram, Isolation, inside};
 use crate::support::{run, run_on};
 
 /// The names in an answer, each with its state if it has one.
@@ -20,10 +20,10 @@ fn names(json: &Value) -> Vec<(String, Option<String>)> {
 //    updates in each chroot)
 #[test]
 fn programs_in_a_chroot_are_listed_and_switched() {
-    for walls in Walls::ALL {
+    for isolation in Isolation::ALL {
         for file in program_forms("handlers") {
-            let mut inmate = Inmate::start(walls, &file, &[]);
-            let pid = inmate.pid;
+            let mut program = ChrootProgram::start(isolation, &file, &[]);
+            let pid = program.pid;
             let listed = names(&run_on("list -json", &file).json());
             assert_eq!(listed.len(), 11);
             let states = |state: &str| {
@@ -39,14 +39,14 @@ fn programs_in_a_chroot_are_listed_and_switched() {
                 let attached = run(&format!("attach -json -pid {pid} -enable-all{how}")).json();
                 assert_eq!(attached["pid"], pid);
                 states("enabled");
-                let hits: u64 = inmate.round().iter().map(|(_, hits)| hits).sum();
-                assert_eq!(hits, 516 + 23, "{walls:?} {}", file.display());
+                let hits: u64 = program.round().iter().map(|(_, hits)| hits).sum();
+                assert_eq!(hits, 516 + 23, "{isolation:?} {}", file.display());
                 run(&format!("attach -pid {pid} -disable-all{how}")).answer();
                 states("disabled");
-                let hits: u64 = inmate.round().iter().map(|(_, hits)| hits).sum();
+                let hits: u64 = program.round().iter().map(|(_, hits)| hits).sum();
                 assert_eq!(hits, 516);
             }
-            inmate.end();
+            program.end();
         }
     }
 }
@@ -54,26 +54,26 @@ fn programs_in_a_chroot_are_listed_and_switched() {
 #[test]
 fn program_in_a_chroot_has_the_callers_pid() {
     for file in program_forms("init") {
-        let inmate = Inmate::start(Walls::Namespaces, &file, &[]);
-        assert_eq!(inmate.ready, "ready pid=1");
-        assert_ne!(inmate.pid, 1);
+        let program = ChrootProgram::start(Isolation::Namespaces, &file, &[]);
+        assert_eq!(program.ready, "ready pid=1");
+        assert_ne!(program.pid, 1);
         let ps = run("ps -json").json();
         let processes = ps["processes"].as_array().unwrap();
-        let it = processes.iter().find(|one| one["pid"] == inmate.pid);
+        let it = processes.iter().find(|one| one["pid"] == program.pid);
         assert_eq!(it.unwrap()["probes"], 4, "{ps}");
-        inmate.end();
+        program.end();
     }
 }
 
 #[test]
 fn sites_in_a_chroot_have_source_lines() {
-    for walls in Walls::ALL {
+    for isolation in Isolation::ALL {
         for file in program_forms("handlers") {
-            let inmate = Inmate::start(walls, &file, &[]);
-            let sites = run(&format!("info -sites -pid {}", inmate.pid)).answer();
+            let program = ChrootProgram::start(isolation, &file, &[]);
+            let sites = run(&format!("info -sites -pid {}", program.pid)).answer();
             assert!(sites.contains("test-programs/handlers.ml:"), "{sites}");
             assert!(sites.contains("Handlers.allocating"), "{sites}");
-            inmate.end();
+            program.end();
         }
     }
 }
@@ -81,15 +81,15 @@ fn sites_in_a_chroot_have_source_lines() {
 #[test]
 fn plugin_is_found_by_its_path_inside() {
     let plugin = inside(&fixture("objects/plugin.so"));
-    for walls in Walls::ALL {
+    for isolation in Isolation::ALL {
         for file in fixture_forms("objects/host") {
-            let mut inmate = Inmate::start(walls, &file, &[]);
+            let mut program = ChrootProgram::start(isolation, &file, &[]);
             let load = format!("load {}", plugin.display());
-            inmate.talker.ask(&load, "loaded");
-            run(&format!("attach -pid {} -enable plug", inmate.pid)).answer();
-            let plugins = inmate.talker.ask("plugins", "plugins");
+            program.talker.ask(&load, "loaded");
+            run(&format!("attach -pid {} -enable plug", program.pid)).answer();
+            let plugins = program.talker.ask("plugins", "plugins");
             assert_eq!(plugins, "plugins 0:ping=0,plug=2");
-            inmate.end();
+            program.end();
         }
     }
 }

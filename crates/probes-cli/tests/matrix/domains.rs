@@ -5,7 +5,7 @@ use std::path::Path;
 use probes_lib::{Action, Actions, Options, Selector, Target};
 use test_support::{DEADLINE, Talker, eventually, program_forms};
 
-use crate::room::{Inmate, Walls};
+use crate::chroot::{ChrootProgram, Isolation};
 
 /// What a worker has counted, between two rounds.
 #[derive(Clone, Copy, Debug)]
@@ -56,9 +56,9 @@ fn span(talker: &mut Talker) -> Vec<(Counts, Counts)> {
 /// Switches all probes on and off `cycles` times, and looks at some of these closely, half of them
 /// live: with the probes on, each round is one hit of each, and with them off, none.
 fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {
-    let Inmate {
+    let ChrootProgram {
         mut talker, pid, ..
-    } = Inmate::start(Walls::Root, file, args);
+    } = ChrootProgram::start(Isolation::Chroot, file, args);
     let target = Target::open(pid).unwrap();
     let options = Options {
         deadline: DEADLINE,

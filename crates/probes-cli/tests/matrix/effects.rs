@@ -2,7 +2,7 @@
 
 use test_support::program_forms;
 
-use crate::room::{Inmate, Walls};
+use crate::chroot::{ChrootProgram, Isolation};
 use crate::support::run;
 
 /// Each probe, and its hits in a round: with all on, and alone.
@@ -18,17 +18,17 @@ const PROBES: [(&str, u64, u64); 8] = [
     ("finaliser", 1, 1),
 ];
 
-fn attach(inmate: &Inmate, actions: &str) {
-    run(&format!("attach -pid {} {actions}", inmate.pid)).answer();
+fn attach(program: &ChrootProgram, actions: &str) {
+    run(&format!("attach -pid {} {actions}", program.pid)).answer();
 }
 
 /// The round is the same, whatever is on, and `hits` says what ran in it.
 #[track_caller]
-fn check(inmate: &mut Inmate, hits: impl Fn(&(&'static str, u64, u64)) -> u64) {
+fn check(program: &mut ChrootProgram, hits: impl Fn(&(&'static str, u64, u64)) -> u64) {
     let work = [("work".to_owned(), 207)];
     let hits = PROBES.iter().map(|probe| (probe.0.to_owned(), hits(probe)));
     let expected: Vec<_> = work.into_iter().chain(hits).collect();
-    assert_eq!(inmate.round(), expected);
+    assert_eq!(program.round(), expected);
 }
 
 // promise: OCaml 5: Handlers perform effects and handle them, and sites may be in effect handlers
@@ -36,23 +36,23 @@ fn check(inmate: &mut Inmate, hits: impl Fn(&(&'static str, u64, u64)) -> u64) {
 #[test]
 fn handlers_perform_effects_and_handle_them() {
     for file in program_forms("ocaml5/effects") {
-        let mut inmate = Inmate::start(Walls::Root, &file, &[]);
-        check(&mut inmate, |_| 0);
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        check(&mut program, |_| 0);
         for _ in 0..10 {
-            attach(&inmate, "-enable-all");
-            check(&mut inmate, |&(_, all, _)| all);
-            attach(&inmate, "-disable-all");
-            check(&mut inmate, |_| 0);
+            attach(&program, "-enable-all");
+            check(&mut program, |&(_, all, _)| all);
+            attach(&program, "-disable-all");
+            check(&mut program, |_| 0);
         }
         for (name, ..) in PROBES {
-            attach(&inmate, &format!("-enable {name}"));
+            attach(&program, &format!("-enable {name}"));
             check(
-                &mut inmate,
+                &mut program,
                 |&(its, _, alone)| if its == name { alone } else { 0 },
             );
-            attach(&inmate, &format!("-disable {name}"));
+            attach(&program, &format!("-disable {name}"));
         }
-        inmate.end();
+        program.end();
     }
 }
 
@@ -61,17 +61,21 @@ fn handlers_perform_effects_and_handle_them() {
 #[test]
 fn suspended_handler_continues_though_its_probe_is_off() {
     for file in program_forms("ocaml5/effects") {
-        let mut inmate = Inmate::start(Walls::Root, &file, &[]);
-        assert_eq!(inmate.talker.ask("park", "parked"), "parked 0", "it is off");
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        assert_eq!(
+            program.talker.ask("park", "parked"),
+            "parked 0",
+            "it is off"
+        );
         for parked in 1..=20 {
-            attach(&inmate, "-enable later");
-            let line = inmate.talker.ask("park", "parked");
+            attach(&program, "-enable later");
+            let line = program.talker.ask("park", "parked");
             assert_eq!(line, format!("parked {parked}"));
-            attach(&inmate, "-disable later");
-            check(&mut inmate, |_| 0);
+            attach(&program, "-disable later");
+            check(&mut program, |_| 0);
         }
         // In another domain, through the code that is as it was built again.
-        assert_eq!(inmate.talker.ask("resume", "resumed"), "resumed 20");
-        inmate.end();
+        assert_eq!(program.talker.ask("resume", "resumed"), "resumed 20");
+        program.end();
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use probes_lib::{Action, Actions, Options, Selector, Target};
 use test_support::{DEADLINE, Guard, Talker, eventually, program_forms};
 
+use crate::chroot::{ChrootProgram, Isolation};
 use crate::learnt::{check, everything};
-use crate::room::{Inmate, Walls};
 
 /// Observations of domains, and of system threads in them, of both programs together.
 const CYCLES: usize = 12;
@@ -19,7 +19,7 @@ const CYCLES_OF_THREADS: usize = 6;
 const KILLS: usize = 4;
 
 /// Tells a test that it is run anew as an observer, of which process.
-const OBSERVED: &str = "ROOMS_OBSERVED";
+const OBSERVED: &str = "MATRIX_OBSERVED";
 
 /// Small minor heaps, so that values are moved all the time.
 const RUNTIME: &str = "v=0,s=4k";
@@ -49,9 +49,9 @@ fn rounds(talker: &mut Talker, ask: &str) -> u64 {
 }
 
 fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
-    let Inmate {
+    let ChrootProgram {
         mut talker, pid, ..
-    } = Inmate::start_with(Walls::Root, file, args, RUNTIME);
+    } = ChrootProgram::start_with(Isolation::Chroot, file, args, RUNTIME);
     let target = Target::open(pid).unwrap();
     let observation = everything(&target);
     for cycle in 0..cycles {
@@ -127,8 +127,7 @@ fn system_threads_in_domains_are_observed() {
 //    handlers that run on (80 kills in each chroot)
 #[test]
 fn killed_observer_leaves_domains_and_parked_threads_running() {
-    const NAME: &str =
-        "observe::an_observer_killed_at_any_moment_leaves_domains_and_parked_threads_that_go_on";
+    const NAME: &str = "observe::killed_observer_leaves_domains_and_parked_threads_running";
     if let Ok(pid) = std::env::var(OBSERVED) {
         let target = Target::open(pid.parse().unwrap()).unwrap();
         let observation = everything(&target);
@@ -141,9 +140,9 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
     let domains = program_forms("ocaml5/domains").map(|file| (file, vec!["4", "1", "collect"]));
     let parked = program_forms("parked").map(|file| (file, vec!["4"]));
     for (file, args) in domains.into_iter().chain(parked) {
-        let Inmate {
+        let ChrootProgram {
             mut talker, pid, ..
-        } = Inmate::start_with(Walls::Root, &file, &args, RUNTIME);
+        } = ChrootProgram::start_with(Isolation::Chroot, &file, &args, RUNTIME);
         let target = Target::open(pid).unwrap();
         let actions = Actions::of(Action::Enable, Selector::All);
         target.update_with(&actions, options()).unwrap();

@@ -1,0 +1,28 @@
+//! The distribution matrix: programs built by other compilers, in chroots, observed and updated from
+//! outside.
+//!
+//! `scripts/matrix` makes the chroots, builds the programs in them, and runs this once for each.
+//! OCAML_PROBES_CHROOT names the chroot's folder, OCAML_PROBES_TARGETS the programs in it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+// What the cases are made of: programs in the chroot, the command, and an observation's results.
+#[path = "matrix/chroot.rs"]
+mod chroot;
+#[path = "chaos/learnt.rs"]
+mod learnt;
+#[path = "cli/support.rs"]
+#[allow(dead_code, reason = "golden files are of the other suite")]
+mod support;
+
+// What any compiler makes.
+#[path = "matrix/programs.rs"]
+mod programs;
+
+// Domains and effects, also while they are observed.
+#[path = "matrix/domains.rs"]
+mod domains;
+#[path = "matrix/effects.rs"]
+mod effects;
+#[path = "matrix/observe.rs"]
+mod observe;

@@ -1,0 +1,90 @@
+//! Programs in the chroot, controlled from outside.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use test_support::{Talker, container};
+
+/// What separates a program from this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Isolation {
+    /// The chroot is its root folder.
+    Chroot,
+    /// The same, and it has user, mount and pid namespaces of its own.
+    Namespaces,
+}
+
+impl Isolation {
+    pub(crate) const ALL: [Isolation; 2] = [Isolation::Chroot, Isolation::Namespaces];
+}
+
+/// A program in the chroot.
+pub(crate) struct ChrootProgram {
+    pub(crate) talker: Talker,
+    /// Its process id in the namespace of this process.
+    pub(crate) pid: i32,
+    /// Its first line, in which OCaml programs print the result of getpid(2).
+    pub(crate) ready: String,
+}
+
+impl ChrootProgram {
+    /// Starts a program, given by its path outside, and waits until it is ready.
+    pub(crate) fn start(isolation: Isolation, program: &Path, args: &[&str]) -> ChrootProgram {
+        ChrootProgram::start_with(isolation, program, args, "")
+    }
+
+    /// The same, with OCAMLRUNPARAM.
+    pub(crate) fn start_with(
+        isolation: Isolation,
+        program: &Path,
+        args: &[&str],
+        runtime: &str,
+    ) -> ChrootProgram {
+        let mut command = match isolation {
+            Isolation::Chroot => Command::new("chroot"),
+            Isolation::Namespaces => {
+                let mut unshare = container::unshare();
+                unshare.arg("chroot");
+                unshare
+            }
+        };
+        command.arg(chroot()).arg(inside(program)).args(args);
+        let mut talker = Talker::spawn(command.env("OCAMLRUNPARAM", runtime));
+        let ready = talker.expect("ready");
+        let pid = match isolation {
+            Isolation::Chroot => talker.pid(),
+            Isolation::Namespaces => container::only_child(talker.pid()),
+        };
+        ChrootProgram { talker, pid, ready }
+    }
+
+    /// Returns the numbers by name in the answer to `run`.
+    pub(crate) fn round(&mut self) -> Vec<(String, u64)> {
+        let line = self.talker.ask("run", "round");
+        line.split_ascii_whitespace()
+            .filter_map(|word| {
+                let (name, number) = word.split_once('=')?;
+                Some((name.to_owned(), number.parse().unwrap()))
+            })
+            .collect()
+    }
+
+    /// Closes its input, on which it exits, and checks that it exits with 0.
+    pub(crate) fn end(mut self) {
+        self.talker.hang_up();
+        assert!(self.talker.guard().wait().success());
+    }
+}
+
+/// Returns the path inside of a file in the chroot.
+pub(crate) fn inside(file: &Path) -> PathBuf {
+    let below = file.strip_prefix(chroot()).expect("a file in the chroot");
+    Path::new("/").join(below)
+}
+
+fn chroot() -> PathBuf {
+    let chroot = std::env::var_os("OCAML_PROBES_CHROOT");
+    chroot
+        .expect("`scripts/matrix` runs this, and names the chroot")
+        .into()
+}
