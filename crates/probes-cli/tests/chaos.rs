@@ -16,8 +16,8 @@ mod subject;
 mod tool;
 
 // Every call that fails, in turn.
-#[path = "chaos/sweep.rs"]
-mod sweep;
+#[path = "chaos/failing_calls.rs"]
+mod failing_calls;
 
 // Tools killed at each call, in each write, at any moment; signals without a pause.
 #[path = "chaos/kills.rs"]
@@ -26,28 +26,28 @@ mod kills;
 mod storm;
 
 // Threads that come and go, processes that end, execute or fork meanwhile, other tools at work.
-#[path = "chaos/endings.rs"]
-mod endings;
-#[path = "chaos/newborn.rs"]
-mod newborn;
-#[path = "chaos/tracers.rs"]
-mod tracers;
+#[path = "chaos/concurrent_tools.rs"]
+mod concurrent_tools;
+#[path = "chaos/exits.rs"]
+mod exits;
+#[path = "chaos/new_threads.rs"]
+mod new_threads;
 
 // Changed without a stop.
-#[path = "chaos/unstopped.rs"]
-mod unstopped;
+#[path = "chaos/live_updates.rs"]
+mod live_updates;
 
 // Processes that are followed.
 #[path = "chaos/follow.rs"]
 mod follow;
 
 // Hits that are counted meanwhile, timed and shown.
+#[path = "chaos/counting.rs"]
+mod counting;
 #[path = "chaos/learnt.rs"]
 mod learnt;
-#[path = "chaos/observe.rs"]
-mod observe;
-#[path = "chaos/observed.rs"]
-mod observed;
+#[path = "chaos/observed_process.rs"]
+mod observed_process;
 #[path = "chaos/observers.rs"]
 mod observers;
 

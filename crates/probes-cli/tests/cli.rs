@@ -33,14 +33,12 @@ mod latency; // times between probes of running programs
 mod list; // probes of files, in all formats
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
-#[path = "cli/observed.rs"]
-mod observed; // trace -count, -latency and -watch
-#[path = "cli/put_back.rs"]
-mod put_back; // `attach -for` and `attach -live`
-#[path = "cli/release.rs"]
-mod release; // what a build for use lacks
-#[path = "cli/several.rs"]
-mod several; // several processes at once
+#[path = "cli/release_build.rs"]
+mod release_build; // what a build for use lacks
+#[path = "cli/restore.rs"]
+mod restore; // `attach -for` and `attach -live`
+#[path = "cli/several_processes.rs"]
+mod several_processes; // several processes at once
 #[path = "cli/streams.rs"]
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/system_calls.rs"]
@@ -49,6 +47,8 @@ mod system_calls; // what it asks of the kernel, call by call
 mod top; // a live screen
 #[path = "cli/trace.rs"]
 mod trace; // programs started with their probes set
+#[path = "cli/trace_observe.rs"]
+mod trace_observe; // trace -count, -latency and -watch
 #[path = "cli/usage.rs"]
 mod usage; // spellings that are the same, and arguments that make no sense
 #[path = "cli/wait.rs"]

@@ -6,10 +6,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 // What the cases are made of: a process of its own, what is expected of a program, a checked session.
-#[path = "live/alone.rs"]
-mod alone;
 #[path = "live/expected.rs"]
 mod expected;
+#[path = "live/own_process.rs"]
+mod own_process;
 #[path = "live/session.rs"]
 mod session;
 
@@ -35,10 +35,10 @@ mod objects;
 mod survey;
 
 // The same without stopping anything, and updates that are taken back.
-#[path = "live/put_back.rs"]
-mod put_back;
-#[path = "live/unstopped.rs"]
-mod unstopped;
+#[path = "live/undo.rs"]
+mod undo;
+#[path = "live/without_stop.rs"]
+mod without_stop;
 
 // A thousand updates of one process.
 #[path = "live/endurance.rs"]
@@ -57,8 +57,8 @@ mod launch;
 mod stopping;
 
 // Calls that wait meanwhile, and what signals say of themselves.
-#[path = "live/waiting.rs"]
-mod waiting;
+#[path = "live/interrupted_calls.rs"]
+mod interrupted_calls;
 
 // Frozen, confined, privileged, with a thousand threads; code that is moved or under a uprobe.
 #[path = "live/code.rs"]
@@ -79,18 +79,18 @@ mod files;
 mod refusals;
 
 // What is learnt of hits, to the last one.
-#[path = "live/detours.rs"]
-mod detours;
 #[path = "live/exactness.rs"]
 mod exactness;
+#[path = "live/injected_calls.rs"]
+mod injected_calls;
 #[path = "live/latency.rs"]
 mod latency;
-#[path = "live/leftovers.rs"]
-mod leftovers;
 #[path = "live/observe.rs"]
 mod observe;
-#[path = "live/stubs.rs"]
-mod stubs;
+#[path = "live/orphaned.rs"]
+mod orphaned;
+#[path = "live/trampolines.rs"]
+mod trampolines;
 #[path = "live/watch.rs"]
 mod watch;
 

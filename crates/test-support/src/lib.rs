@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{Flock, FlockArg};
 
 pub mod container;
+mod inherited;
 pub mod process;
 mod scratch;
 pub mod tmux;
@@ -169,6 +171,14 @@ impl Talker {
         talker
     }
 
+    /// Starts a program in a process group of its own, as a shell does: SIGTSTP, SIGTTIN and SIGTTOU stop
+    /// nothing in an orphaned process group, which that of the tests may be (setsid, cron, a container).
+    pub fn start_job(program: &Path) -> Talker {
+        let mut talker = Talker::spawn(Command::new(program).process_group(0));
+        talker.expect("ready");
+        talker
+    }
+
     /// Starts `command` with pipes for its input and output.
     pub fn spawn(command: &mut Command) -> Talker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -252,6 +262,14 @@ impl Talker {
     pub fn ask(&mut self, line: &str, start: &str) -> String {
         self.send(line);
         self.expect(start)
+    }
+
+    /// Sends `vfork` to a fixture and waits until it is in vfork(2), where it cannot be stopped.
+    pub fn vfork(&mut self) {
+        self.ask("vfork", "vforking");
+        eventually("it waits in vfork", || {
+            (process::state(self.pid()) == Some('D')).then_some(())
+        });
     }
 
     /// Sends `run` to a fixture and returns the hits of each probe so far.

@@ -12,8 +12,8 @@ use probes_lib::{Action, Options, State, Target, faults};
 use test_support::{Guard, fixture_forms, program_forms};
 
 use crate::case::Case;
+use crate::counting::strange_code;
 use crate::learnt::{all_but_shown, check, check_times, everything};
-use crate::observe::strange_code;
 use crate::storm::Storm;
 use crate::subject::{Subject, after, all, is_traced, patient};
 

@@ -149,8 +149,7 @@ fn count_ends_with_its_time_or_the_process() {
 fn interrupt_ending_the_process_prints_the_last_values() {
     for file in fixture_forms("gen_ocaml") {
         for _ in 0..5 {
-            let mut target = Talker::spawn(Command::new(&file).process_group(0));
-            target.expect("ready");
+            let mut target = Talker::start_job(&file);
             let pid = target.pid();
             let words = ["count", "-quiet", "-interval", "1ms"];
             let mut tool = observing_by(command(words).process_group(pid), pid);
@@ -253,7 +252,7 @@ fn removal_is_retried_until_the_process_can_stop() {
         let mut count = command(["count", "-verbose", "-probe", "ping"]);
         let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
         target.hits();
-        target.ask("vfork", "vforking");
+        target.vfork();
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
         let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
         let mut told = stderr.lines().map(Result::unwrap);
@@ -278,7 +277,7 @@ fn failed_removal_is_reported_with_the_last_values() {
         let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
         target.hits();
         while !tool.line().unwrap().contains(" 3 ") {}
-        target.ask("vfork", "vforking");
+        target.vfork();
         let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
         let mut told = stderr.lines().map(Result::unwrap);
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();

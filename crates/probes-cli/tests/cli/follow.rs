@@ -397,7 +397,7 @@ fn told(pid: i32) -> WaitStatus {
 #[test]
 fn followed_process_stops_as_usual_for_its_parent() {
     for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
+        let mut talker = Talker::start_job(&family);
         let pid = Pid::from_raw(talker.pid());
         let following = Following::attach(talker.pid());
         for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
@@ -478,7 +478,7 @@ fn vfork_and_exited_first_thread_are_followed() {
     for vforker in fixture_forms("vforker") {
         let mut talker = Talker::start(&vforker);
         let following = Following::attach(talker.pid());
-        talker.ask("vfork", "vforking");
+        talker.vfork();
         // It cannot be stopped to be let go; its loader tells nobody any more.
         following.end();
         eventually("nobody traces it", || {
@@ -486,7 +486,7 @@ fn vfork_and_exited_first_thread_are_followed() {
         });
         talker.ask("go", "vforked");
         // One that is in vfork already is said to be busy, in time.
-        talker.ask("vfork", "vforking");
+        talker.vfork();
         let pid = talker.pid();
         let failure = run(&format!(
             "attach -follow -quiet -enable-all -force -pid {pid}"

@@ -8,7 +8,7 @@ use probes_lib::{Action, State};
 use test_support::process::{self, Image, children, descriptors, threads};
 use test_support::{Talker, program_forms};
 
-use crate::alone::alone;
+use crate::own_process::alone;
 use crate::session::{Session, all};
 
 const ROUNDS: usize = 1000;

@@ -15,7 +15,7 @@ use probes_lib::{Action, Effect, ErrorKind, Options, Selector, State, Target};
 use test_support::process::{self, Image};
 use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
 
-use crate::alone::{again, role};
+use crate::own_process::{again, role};
 use crate::refusals::toggle_as_nobody;
 use crate::session::{Session, all, busy, patient};
 

@@ -13,8 +13,8 @@ use test_support::{
     Guard, Scratch, Talker, eventually, fixture, fixture_forms, program, program_forms,
 };
 
-use crate::alone::alone;
 use crate::expected;
+use crate::own_process::alone;
 use crate::session::{Session, all, named};
 
 fn talk(program: &Path, actions: Actions) -> (Talker, Report) {

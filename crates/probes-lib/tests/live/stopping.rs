@@ -1,9 +1,7 @@
 //! Stopping: threads that come and go, signals on their way, processes that stand already, and
 //! those that execute, fork or wait in vfork meanwhile.
 
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -40,10 +38,7 @@ fn stopped_process_stays_stopped_and_is_changed() {
     let report = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
     for file in fixture_forms("gen_ocaml_2") {
         for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
-            // SIGTSTP stops nothing in an orphaned process group, which ours is in some containers.
-            let mut talker = Talker::spawn(Command::new(&file).process_group(0));
-            talker.expect("ready");
-            let mut session = Session::of(talker);
+            let mut session = Session::of(Talker::start_job(&file));
             let pid = Pid::from_raw(session.pid());
             kill(pid, signal).unwrap();
             eventually("its parent is told that it has stopped", || {
@@ -215,10 +210,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         let mut session = Session::start(&file);
         let pid = session.pid();
         let image = session.image();
-        session.talker.ask("vfork", "vforking");
-        eventually("it waits in vfork", || {
-            (process::state(pid) == Some('D')).then_some(())
-        });
+        session.talker.vfork();
         let begun = Instant::now();
         let enable = all(Action::Enable);
         let error = session.target.update_with(&enable, options).unwrap_err();

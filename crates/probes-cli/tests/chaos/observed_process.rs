@@ -13,8 +13,8 @@ use test_support::process::{processes, state};
 use test_support::{eventually, fixture_forms, output_while, program_forms};
 
 use crate::case::Case;
+use crate::counting::strange_code;
 use crate::learnt::{check, everything};
-use crate::observe::strange_code;
 use crate::observers::{end, start};
 use crate::subject::{Subject, patient};
 use crate::tool;

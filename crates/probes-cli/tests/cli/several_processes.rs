@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, process};
 
-use crate::put_back::Waiting;
+use crate::restore::Waiting;
 use crate::support::{both_forms, image, run, run_command, states};
 
 /// `-pid N` for each.

@@ -45,10 +45,7 @@ fn pair_is_switched_without_a_stop() {
 fn process_in_vfork_is_changed_live() {
     for file in fixture_forms("vforker") {
         let mut session = Session::start(&file).unstopped();
-        session.talker.ask("vfork", "vforking");
-        eventually("it waits in vfork", || {
-            (process::state(session.pid()) == Some('D')).then_some(())
-        });
+        session.talker.vfork();
         session.apply(&all(Action::Enable)).unwrap();
         session.assert_all((1, State::Enabled));
         session.talker.ask("", "vforked");

@@ -266,7 +266,7 @@ fn observation_that_cannot_be_removed_is_removed_later() {
             .watch(Selector::All);
         let mut observer = target.observe(&observation, Options::default()).unwrap();
         talker.hits();
-        talker.ask("vfork", "vforking");
+        talker.vfork();
         for _ in 0..2 {
             let error = observer.remove().unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
