@@ -265,7 +265,7 @@ mod tests {
 
     /// What is said of an attach that was denied.
     fn of_denial(denial: Denial) -> (String, String) {
-        let (pid, operation) = (4242, "attach to");
+        let (pid, operation) = (4242, probes_lib::Operation::Attach);
         let error = ErrorKind::Denied {
             pid,
             operation,

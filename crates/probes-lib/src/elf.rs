@@ -2,6 +2,7 @@
 //! whole file, and believes no offset or size before it is checked against the file's length.
 
 pub(crate) mod arguments;
+pub(crate) mod build_id;
 pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod source;
@@ -25,6 +26,7 @@ use goblin::elf::sym::sym64::SIZEOF_SYM;
 use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
 
 use crate::address::FileAddr;
+use crate::elf::build_id::BuildId;
 use crate::error::{ElfDefect, ErrorKind, Result};
 use crate::sys::can_fail;
 
@@ -44,16 +46,6 @@ pub enum Linking {
     Fixed,
     /// `ET_DYN`: position independent (PIE, static PIE or shared object).
     PositionIndependent,
-}
-
-/// The identity that the linker gave a file (`NT_GNU_BUILD_ID`); displayed in hex.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct BuildId(Box<[u8]>);
-
-impl std::fmt::Display for BuildId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
 }
 
 /// An open ELF file for x86-64, its headers read and checked.
@@ -393,7 +385,7 @@ impl ElfFile {
         // namesz, descsz, type, "GNU\0", then the id.
         let descsz = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?) as usize;
         let id = bytes.get(16..)?.get(..descsz)?;
-        (!id.is_empty()).then(|| BuildId(id.into()))
+        (!id.is_empty()).then(|| BuildId::new(id))
     }
 
     fn defect(&self, defect: ElfDefect) -> crate::Error {

@@ -2,6 +2,7 @@
 //! target. Lower case, no full stop; what to do next is the caller's to say, from [`ErrorKind`].
 
 mod cause;
+mod operation;
 
 use std::fmt;
 use std::io;
@@ -11,11 +12,12 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
 use crate::address::LiveAddr;
-use crate::elf::BuildId;
+use crate::elf::build_id::BuildId;
 use crate::elf::note::MalformedNote;
 use crate::site::SiteCode;
 
 pub use cause::{Denial, ElfDefect, ProbeDefect};
+pub use operation::{MemoryPart, Operation};
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -364,12 +366,12 @@ pub enum ErrorKind {
         pid: i32,
     },
     /// A probe's memory is not mapped where the file and the process's maps put it.
-    #[error("{what} of {} at {address} is not mapped in process {pid}", path.display())]
+    #[error("{part} of {} at {address} is not mapped in process {pid}", path.display())]
     NotMapped {
         /// The process.
         pid: i32,
-        /// Site or semaphore.
-        what: &'static str,
+        /// What was there.
+        part: MemoryPart,
         /// The object that has it.
         path: PathBuf,
         /// The address.
@@ -443,12 +445,12 @@ pub enum ErrorKind {
         child: i32,
     },
     /// The kernel does not let us look into or stop the process.
-    #[error("{}", denied(*.pid, .operation, .denial))]
+    #[error("{}", denied(*.pid, *.operation, .denial))]
     Denied {
         /// The process.
         pid: i32,
-        /// What was tried: `attach to`, `read`.
-        operation: &'static str,
+        /// What was tried.
+        operation: Operation,
         /// Why not.
         denial: Denial,
     },
@@ -482,7 +484,7 @@ pub enum ErrorKind {
         deadline_ms: u64,
     },
     /// The process executed another program meanwhile.
-    #[error("{pid} executed a new program during attach")]
+    #[error("process {pid} executed a new program meanwhile")]
     Executed {
         /// The process.
         pid: i32,
@@ -494,12 +496,12 @@ pub enum ErrorKind {
         pid: i32,
     },
     /// Memory of the process could not be read.
-    #[error("cannot read {what} at {address} of process {pid}: {}", reason(source))]
+    #[error("cannot read {part} at {address} of process {pid}: {}", reason(source))]
     ReadMemory {
         /// The process.
         pid: i32,
-        /// Site or semaphore.
-        what: &'static str,
+        /// What was there.
+        part: MemoryPart,
         /// The address.
         address: LiveAddr,
         /// What the kernel said.
@@ -507,15 +509,15 @@ pub enum ErrorKind {
     },
     /// Memory of the process could not be written.
     #[error(
-        "cannot write {what} at {address} of process {pid}: {}{}",
+        "cannot write {part} at {address} of process {pid}: {}{}",
         reason(source),
-        write_obstacle(what, source)
+        write_obstacle(*part, source)
     )]
     WriteMemory {
         /// The process.
         pid: i32,
-        /// Site or semaphore.
-        what: &'static str,
+        /// What was there.
+        part: MemoryPart,
         /// The address.
         address: LiveAddr,
         /// What the kernel said.
@@ -523,23 +525,23 @@ pub enum ErrorKind {
     },
     /// Memory is mapped `MAP_SHARED`: to change it here would be to change it for others, or fail.
     #[error(
-        "{what} of process {pid} at {address} is mapped shared, and cannot be changed in one process"
+        "{part} of process {pid} at {address} is mapped shared, and cannot be changed in one process"
     )]
     SharedMapping {
-        /// Site or semaphore.
-        what: &'static str,
+        /// What was there.
+        part: MemoryPart,
         /// The process.
         pid: i32,
         /// An address in the mapping.
         address: LiveAddr,
     },
     /// What was read back is not what was written.
-    #[error("{what} at {address} of process {pid} did not keep what was written")]
+    #[error("{part} at {address} of process {pid} did not keep what was written")]
     NotKept {
         /// The process.
         pid: i32,
-        /// Site or semaphore.
-        what: &'static str,
+        /// What was there.
+        part: MemoryPart,
         /// The address.
         address: LiveAddr,
     },
@@ -627,18 +629,56 @@ pub enum ErrorKind {
         program: PathBuf,
     },
     /// A call of the operating system failed where no failure is expected.
-    #[error("cannot {operation} of process {pid}: {}", reason(source))]
+    #[error("cannot {operation} process {pid}: {}", reason(source))]
     System {
         /// The process.
         pid: i32,
         /// What was tried.
-        operation: &'static str,
+        operation: Operation,
         /// What the kernel said.
         source: io::Error,
     },
 }
 
 impl ErrorKind {
+    /// What it means that memory could not be read.
+    pub(crate) fn reading(
+        pid: i32,
+        part: MemoryPart,
+        address: LiveAddr,
+        source: io::Error,
+    ) -> ErrorKind {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+            _ => ErrorKind::ReadMemory {
+                pid,
+                part,
+                address,
+                source,
+            },
+        }
+    }
+
+    /// What it means that memory could not be written.
+    pub(crate) fn writing(
+        pid: i32,
+        part: MemoryPart,
+        address: LiveAddr,
+        source: io::Error,
+    ) -> ErrorKind {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
+            // The thread through which it was written was killed while it was stopped.
+            _ if source.raw_os_error() == Some(libc::ESRCH) => ErrorKind::Exited { pid },
+            _ => ErrorKind::WriteMemory {
+                pid,
+                part,
+                address,
+                source,
+            },
+        }
+    }
+
     pub(crate) fn elf(path: &Path, defect: ElfDefect) -> ErrorKind {
         ErrorKind::Elf {
             path: path.to_owned(),
@@ -647,7 +687,7 @@ impl ErrorKind {
     }
 
     /// A failed system call on a process: the one place that turns ESRCH into "exited".
-    pub(crate) fn system(pid: i32, operation: &'static str, source: io::Error) -> ErrorKind {
+    pub(crate) fn system(pid: i32, operation: Operation, source: io::Error) -> ErrorKind {
         match source.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ESRCH) => ErrorKind::Exited { pid },
             _ => ErrorKind::System {
@@ -709,8 +749,9 @@ fn build_id_suffix(build_id: &Option<BuildId>) -> String {
 }
 
 /// EIO is what /proc/PID/mem says where it must not write; we have tried ptrace then, too.
-fn write_obstacle(what: &str, error: &io::Error) -> &'static str {
-    if what == crate::update::snapshot::SITE && error.raw_os_error() == Some(libc::EIO) {
+fn write_obstacle(part: MemoryPart, error: &io::Error) -> &'static str {
+    let is_code = matches!(part, MemoryPart::Site | MemoryPart::Trampoline);
+    if is_code && error.raw_os_error() == Some(libc::EIO) {
         ": proc_mem.force_override=never and POKETEXT failed"
     } else {
         ""
@@ -752,7 +793,7 @@ fn end_text(signal: Option<i32>) -> String {
 }
 
 /// Some reasons are about the process, others about the attempt.
-fn denied(pid: i32, operation: &str, denial: &Denial) -> String {
+fn denied(pid: i32, operation: Operation, denial: &Denial) -> String {
     match denial {
         Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => {
             format!("cannot {operation} {pid}: {denial}")

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, Error, ErrorKind, Operation, Result};
 use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
 use crate::observe;
 use crate::process::Process;
@@ -531,7 +531,7 @@ impl FollowedProcess {
 
     fn memory(&self) -> Result<ProcessMemory> {
         ProcessMemory::open(&self.process, OFlag::O_RDWR)
-            .map_err(|source| denial::denied_or_exited(&self.process, "attach to", source))
+            .map_err(|source| denial::denied_or_exited(&self.process, Operation::Attach, source))
     }
 
     fn has_loaded(&self) -> bool {

@@ -21,7 +21,7 @@ use nix::unistd::{AccessFlags, access, getegid, geteuid};
 use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, Error, ErrorKind, Operation, Result};
 use crate::follow::{is_not_yet, wanted};
 use crate::inject::loader_hook;
 use crate::observe::install::at_launch::AtLaunch;
@@ -204,7 +204,7 @@ fn set_up<'s>(
         error
     };
     let memory = ProcessMemory::open(process, OFlag::O_RDWR)
-        .map_err(|source| killed(denial::denied_or_exited(process, "attach to", source)))?;
+        .map_err(|source| killed(denial::denied_or_exited(process, Operation::Attach, source)))?;
     let stopped = at_exec.stopped(tracer);
     let stopped = match loader_entry(process).map_err(killed)? {
         None => stopped,
@@ -272,7 +272,7 @@ fn not_reached(reason: NotReached, process: &Process, program: &Path) -> Error {
         NotReached::Executed => ErrorKind::Executed { pid },
         NotReached::Failed(source) => ErrorKind::System {
             pid,
-            operation: "stop at its start",
+            operation: Operation::StopAtEntry,
             source,
         },
     }

@@ -53,12 +53,15 @@ mod trace;
 mod update;
 
 pub use address::{FileAddr, LiveAddr, LoadBias};
+pub use elf::Linking;
 pub use elf::arguments::{Argument, Place};
+pub use elf::build_id::BuildId;
 pub use elf::note::{MalformedNote, Note, NoteDefect, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
-pub use elf::{BuildId, Linking};
-pub use error::{Denial, Effect, ElfDefect, Error, ErrorKind, ProbeDefect, Result};
+pub use error::{
+    Denial, Effect, ElfDefect, Error, ErrorKind, MemoryPart, Operation, ProbeDefect, Result,
+};
 pub use follow::{FollowEvent, follow};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
 pub use observe::{

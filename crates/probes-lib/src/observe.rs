@@ -30,10 +30,10 @@ pub use self::read::events::{Event, Events};
 pub use self::read::latency::Latency;
 pub use self::read::value::Value;
 
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::observe::install::context::{
-    InstallContext, RedirectMode, observed_of, read, read_error, refuse_replaced,
+    InstallContext, RedirectMode, observed_of, read, refuse_replaced,
 };
 use crate::observe::install::prepare::Prepared;
 use crate::observe::install::remove::{OrphanedMappings, RemovedObservation, remove};
@@ -53,7 +53,6 @@ use crate::sys::ticks::{Clock, Ticks};
 use crate::target::{Options, Target};
 use crate::trace::stop::with_tracer;
 use crate::update::lock::UpdateLock;
-use crate::update::snapshot::SITE;
 
 /// Learns of the hits of probes of a process until it is removed. Whether probes are enabled is not
 /// touched: those that are off are observed as well, and can be switched meanwhile.
@@ -173,7 +172,7 @@ impl Target {
         let roles = observation.roles(&program)?;
         let sites = program.sites_by_address();
         let sites = sites.filter(|site| !roles[site.index()].is_empty());
-        let ranges = sites.map(|site| (site.address, SITE_LEN as u64, SITE));
+        let ranges = sites.map(|site| (site.address, SITE_LEN as u64, MemoryPart::Site));
         image.mappings(process, ranges, options.gigatext)?;
         let memory = self.bare_memory()?;
         let mut prepared = Prepared::of(process, program, &memory, observation)?;
@@ -438,7 +437,10 @@ fn read_events(
     is_over: bool,
 ) -> Result<Events> {
     let events = watch.read(process, source, memory, clock, is_over);
-    events.map_err(|source| read_error(process.pid(), watch.shared(), source))
+    events.map_err(|source| {
+        let (part, at) = (MemoryPart::ObservationData, watch.shared());
+        ErrorKind::reading(process.pid(), part, at, source).into()
+    })
 }
 
 impl ActiveObservation {

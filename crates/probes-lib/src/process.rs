@@ -27,7 +27,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
 use nix::sys::stat::{Mode, fstatat};
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{ErrorKind, Operation, Result};
 use crate::sys::can_fail;
 
 /// Files of /proc have no length; none that we read whole is larger than this.
@@ -445,7 +445,7 @@ impl Process {
         if is_gone(&source) {
             return ErrorKind::Exited { pid: self.pid }.into();
         }
-        ErrorKind::system(self.pid, "read the state in /proc", source).into()
+        ErrorKind::system(self.pid, Operation::Read, source).into()
     }
 }
 

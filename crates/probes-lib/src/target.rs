@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::error::{Denial, Effect, Error, ErrorKind, Result};
+use crate::error::{Denial, Effect, Error, ErrorKind, Operation, Result};
 use crate::observe;
 use crate::process::Process;
 use crate::process::denial;
@@ -426,7 +426,7 @@ impl Target {
         if tracer == 0 {
             return Ok(());
         }
-        let error = denial::traced(&self.inner.process, "attach to", tracer);
+        let error = denial::traced(&self.inner.process, Operation::Attach, tracer);
         if is_passing(&error) {
             Ok(())
         } else {
@@ -619,15 +619,15 @@ impl Target {
 
     /// The memory as it is, to be changed.
     pub(crate) fn bare_memory(&self) -> Result<ProcessMemory> {
-        self.bare_memory_for("attach to", OFlag::O_RDWR)
+        self.bare_memory_for(Operation::Attach, OFlag::O_RDWR)
     }
 
     /// The memory as it is, to be read.
     pub(crate) fn bare_memory_to_read(&self) -> Result<ProcessMemory> {
-        self.bare_memory_for("look into", OFlag::O_RDONLY)
+        self.bare_memory_for(Operation::Read, OFlag::O_RDONLY)
     }
 
-    fn bare_memory_for(&self, operation: &'static str, flags: OFlag) -> Result<ProcessMemory> {
+    fn bare_memory_for(&self, operation: Operation, flags: OFlag) -> Result<ProcessMemory> {
         let memory = ProcessMemory::open(&self.inner.process, flags)
             .map_err(|source| denial::denied_or_exited(&self.inner.process, operation, source))?;
         // Asked afterwards: what was opened is then the memory of the program that we know.

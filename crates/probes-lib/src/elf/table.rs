@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::address::FileAddr;
-use crate::elf::{BuildId, ElfFile, Linking, Segment};
+use crate::elf::build_id::BuildId;
+use crate::elf::{ElfFile, Linking, Segment};
 use crate::error::{ElfDefect, ErrorKind, Result};
 use crate::site::{SITE_LEN, SiteCode};
 use crate::update::spans;

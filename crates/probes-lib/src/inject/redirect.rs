@@ -8,7 +8,7 @@ use nix::sys::ptrace as nix_ptrace;
 use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
-use crate::error::{ErrorKind, Result};
+use crate::error::{ErrorKind, Operation, Result};
 use crate::inject::remote_call::{NO_CALL, Registers};
 use crate::memory::ReadMemory;
 use crate::process::Process;
@@ -92,7 +92,7 @@ impl Tracer<'_> {
         limit: Duration,
     ) -> Result<(Stopped<'p>, bool)> {
         let failed =
-            |errno: Errno| ErrorKind::system(process.pid(), "change the registers", errno.into());
+            |errno: Errno| ErrorKind::system(process.pid(), Operation::InjectCall, errno.into());
         set_registers(tid, &before.redirected_to(entry)).map_err(failed)?;
         let mut stopped = stopped;
         let begun = Instant::now();

@@ -7,7 +7,7 @@ use std::io;
 use nix::errno::Errno;
 use nix::unistd::{Uid, User, geteuid};
 
-use crate::error::{Denial, Error, ErrorKind};
+use crate::error::{Denial, Error, ErrorKind, Operation};
 use crate::process::{Process, Status, name_of};
 use crate::sys::ptrace;
 use crate::trace::stop::TRACER_NAME;
@@ -16,7 +16,7 @@ use crate::trace::stop::TRACER_NAME;
 const CAP_SYS_PTRACE: u64 = 1 << 19;
 
 /// The error for an `operation` on a process that failed with `errno`.
-pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) -> Error {
+pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Error {
     let pid = process.pid();
     match errno {
         // What is left of it belongs to root, and has no memory to look into.
@@ -31,7 +31,7 @@ pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) ->
             },
         },
         Errno::ENOENT | Errno::ESRCH => ErrorKind::Exited { pid },
-        _ => ErrorKind::system(pid, "trace a thread", errno.into()),
+        _ => ErrorKind::system(pid, operation, errno.into()),
     }
     .into()
 }
@@ -39,7 +39,7 @@ pub(crate) fn error(process: &Process, operation: &'static str, errno: Errno) ->
 /// The error for an `operation` on a process that failed with `source`.
 pub(crate) fn denied_or_exited(
     process: &Process,
-    operation: &'static str,
+    operation: Operation,
     source: io::Error,
 ) -> Error {
     match source.raw_os_error().map(Errno::from_raw) {
@@ -49,7 +49,7 @@ pub(crate) fn denied_or_exited(
 }
 
 /// The error for an `operation` on a process of which `tracer` traces a thread.
-pub(crate) fn traced(process: &Process, operation: &'static str, tracer: i32) -> Error {
+pub(crate) fn traced(process: &Process, operation: Operation, tracer: i32) -> Error {
     ErrorKind::Denied {
         pid: process.pid(),
         operation,

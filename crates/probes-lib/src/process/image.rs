@@ -12,7 +12,7 @@ use nix::fcntl::OFlag;
 use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
-use crate::error::{ElfDefect, Error, ErrorKind, Result};
+use crate::error::{ElfDefect, Error, ErrorKind, MemoryPart, Operation, Result};
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::load_bias;
@@ -58,7 +58,7 @@ impl Image {
 
     /// The image, and what is wrong if it has no probes.
     fn look(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
-        let denied = |source: io::Error| denial::denied_or_exited(process, "look into", source);
+        let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
         let auxv = process.read_program("auxv").map_err(denied)?;
         // In the midst of an exec it is empty, and the new program not mapped yet.
         if load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).is_none() {
@@ -199,25 +199,25 @@ impl Image {
     pub(crate) fn mappings(
         &self,
         process: &Process,
-        ranges: impl Iterator<Item = (LiveAddr, u64, &'static str)>,
+        ranges: impl Iterator<Item = (LiveAddr, u64, MemoryPart)>,
         gigatext: bool,
     ) -> Result<Vec<Mapping>> {
         let maps = read_maps(process)?;
         let mut found: Vec<&Mapping> = Vec::new();
-        for (address, len, what) in ranges {
+        for (address, len, part) in ranges {
             // There is something in each of its pages, so its mappings follow on each other.
             let mut at = address;
             while at.0 < address.0.saturating_add(len) {
                 let mapping = maps::find(&maps, at, 1).ok_or_else(|| ErrorKind::NotMapped {
                     pid: process.pid(),
-                    what,
+                    part,
                     path: self.path_at(at),
                     address: at,
                 })?;
                 if mapping.shared {
                     return Err(ErrorKind::SharedMapping {
                         pid: process.pid(),
-                        what,
+                        part,
                         address: at,
                     }
                     .into());
@@ -337,7 +337,7 @@ fn code(maps: &[Mapping]) -> Vec<Vec<u8>> {
 pub(crate) fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
     let maps = process
         .read_program("maps")
-        .map_err(|source| denial::denied_or_exited(process, "look into", source))?;
+        .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))?;
     Ok(maps::parse(&maps))
 }
 

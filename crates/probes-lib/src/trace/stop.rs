@@ -26,7 +26,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{ErrorKind, Operation, Result};
 use crate::process::denial;
 use crate::process::memory::{ProcessMemory, StoppedMemory};
 use crate::process::{Process, ThreadList};
@@ -495,14 +495,14 @@ impl Stopping<'_, '_> {
             return Ok(());
         }
         if status.tracer != 0 {
-            return Err(denial::traced(process, "attach to", status.tracer));
+            return Err(denial::traced(process, Operation::Attach, status.tracer));
         }
         if self.refusals < MAX_REFUSALS {
             // Another tracer may have been there, and have let go before we could see who it was.
             self.refusals += 1;
             return Ok(());
         }
-        Err(denial::error(process, "attach to", errno))
+        Err(denial::error(process, Operation::Attach, errno))
     }
 
     /// Waits until every known thread stands or is gone.

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::{major, minor};
 
-use crate::error::{Denial, ErrorKind, Result};
+use crate::error::{Denial, ErrorKind, Operation, Result};
 use crate::process::{Process, name_of};
 
 /// How often the lock is tried after the deadline while /proc/locks names nobody who has it: who was
@@ -34,7 +34,7 @@ impl UpdateLock {
     /// If somebody else still changes the process then ([`Denial::BeingChanged`]), or if the kernel
     /// does not let us at the process.
     pub(crate) fn wait(process: &Process, deadline: Instant) -> Result<UpdateLock> {
-        let operation = "attach to";
+        let operation = Operation::Attach;
         let mut file = lock_file(process).map_err(|source| {
             crate::process::denial::denied_or_exited(process, operation, source)
         })?;
@@ -64,8 +64,8 @@ impl UpdateLock {
                     file = same;
                 }
                 Err((_, errno)) => {
-                    let what = "lock the memory";
-                    return Err(ErrorKind::system(process.pid(), what, errno.into()).into());
+                    let (pid, operation) = (process.pid(), Operation::Lock);
+                    return Err(ErrorKind::system(pid, operation, errno.into()).into());
                 }
             }
             pause();

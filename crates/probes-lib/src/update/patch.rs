@@ -1,15 +1,11 @@
 //! Carries out an [`UpdatePlan`]: checks every expected byte, then writes, reads back, and on any
 //! failure puts back what it wrote.
 
-use std::io;
-
-use nix::errno::Errno;
-
 use crate::address::LiveAddr;
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, ErrorKind, MemoryPart, Result};
 use crate::memory::{CounterFault, WriteMemory};
 use crate::update::plan::{CounterWrite, OpcodeChange, Step, UpdatePlan};
-use crate::update::snapshot::{Layout, SEMAPHORE, SITE, Snapshot};
+use crate::update::snapshot::{Layout, Snapshot};
 
 /// How carrying out a plan ended, if not with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +79,7 @@ fn write<'p>(
                         step,
                         done: done + 1,
                     });
-                    return Err(write_error(pid, SITE, write.at, source));
+                    return Err(ErrorKind::writing(pid, MemoryPart::Site, write.at, source).into());
                 }
             }
             let done = writes.len();
@@ -99,7 +95,7 @@ fn write<'p>(
             journal.push(Written { step, done });
             if let Err(CounterFault { done, source }) = result {
                 let at = writes[done.min(writes.len() - 1)].at;
-                return Err(write_error(pid, SEMAPHORE, at, source));
+                return Err(ErrorKind::writing(pid, MemoryPart::Semaphore, at, source).into());
             }
         }
     }
@@ -156,7 +152,7 @@ fn read_back(
     pid: i32,
     memory: &impl WriteMemory,
 ) -> Result<()> {
-    let lost = |what, address| Err(ErrorKind::NotKept { pid, what, address }.into());
+    let lost = |part, address| Err(ErrorKind::NotKept { pid, part, address }.into());
     let mut opcode_changes = plan.opcode_changes.iter().peekable();
     layout.look_at_code(pid, memory, |_, start, bytes| {
         let kept = |opcode_change: &OpcodeChange| {
@@ -171,7 +167,7 @@ fn read_back(
         true
     })?;
     if let Some(opcode_change) = opcode_changes.next() {
-        return lost(SITE, opcode_change.at);
+        return lost(MemoryPart::Site, opcode_change.at);
     }
     let counters = layout.read_counters(pid, memory)?;
     let mut writes = plan.steps.iter().flat_map(|step| match step {
@@ -179,30 +175,9 @@ fn read_back(
         Step::Code(_) => &[],
     });
     match writes.find(|write| counters[write.index] != write.new) {
-        Some(write) => lost(SEMAPHORE, write.at),
+        Some(write) => lost(MemoryPart::Semaphore, write.at),
         None => Ok(()),
     }
-}
-
-/// What a write that failed means.
-pub(crate) fn write_error(
-    pid: i32,
-    what: &'static str,
-    address: LiveAddr,
-    source: io::Error,
-) -> Error {
-    match source.kind() {
-        io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
-        // The thread was killed through which it was written, while it stop_time.
-        _ if source.raw_os_error() == Some(Errno::ESRCH as i32) => ErrorKind::Exited { pid },
-        _ => ErrorKind::WriteMemory {
-            pid,
-            what,
-            address,
-            source,
-        },
-    }
-    .into()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::image::{self, Image};
@@ -20,7 +20,7 @@ use crate::update::breakpoints;
 use crate::update::patch::{self, Outcome};
 use crate::update::plan::{Inputs, OpcodeChange, Step, UpdatePlan};
 use crate::update::report::{ProbeChange, Report};
-use crate::update::snapshot::{Layout, SITE};
+use crate::update::snapshot::Layout;
 
 /// How long pages are copied beforehand: enough for 300 of them at 2 µs each.
 const COPYING: Duration = Duration::from_micros(600);
@@ -286,15 +286,9 @@ impl PreparedUpdate<'_> {
 
 /// EIO is all that a kernel says which lets only tracers write to code (proc_mem.force_override).
 fn live_error(pid: i32, address: LiveAddr, source: io::Error) -> Error {
-    match (source.kind(), source.raw_os_error()) {
-        (io::ErrorKind::UnexpectedEof, _) => ErrorKind::Exited { pid },
-        (_, Some(libc::EIO)) => ErrorKind::LiveRefused { pid },
-        _ => ErrorKind::WriteMemory {
-            pid,
-            what: SITE,
-            address,
-            source,
-        },
+    match source.raw_os_error() {
+        Some(libc::EIO) => ErrorKind::LiveRefused { pid },
+        _ => ErrorKind::writing(pid, MemoryPart::Site, address, source),
     }
     .into()
 }

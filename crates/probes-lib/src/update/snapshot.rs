@@ -1,11 +1,9 @@
 //! [`Snapshot`]: the bytes of some probes' sites and counters in one process at one moment, and
 //! what state they mean.
 
-use std::io;
-
 use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
-use crate::error::{ErrorKind, Result};
+use crate::error::{ErrorKind, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::process::program::{Member, PlacedSite, Program};
 use crate::site::{SITE_LEN, SiteCode};
@@ -69,11 +67,14 @@ impl Layout {
     }
 
     /// First and last byte of each run of sites, then of counters.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = (LiveAddr, u64, &'static str)> {
-        let range = |run: &Run, what| (LiveAddr(run.start), run.len, what);
-        let sites = self.site_runs.iter().map(move |run| range(run, SITE));
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (LiveAddr, u64, MemoryPart)> {
+        let range = |run: &Run, part| (LiveAddr(run.start), run.len, part);
+        let sites = self
+            .site_runs
+            .iter()
+            .map(move |run| range(run, MemoryPart::Site));
         let counters = self.counter_runs.iter();
-        sites.chain(counters.map(move |run| range(run, SEMAPHORE)))
+        sites.chain(counters.map(move |run| range(run, MemoryPart::Semaphore)))
     }
 
     /// Reads everything, in few calls.
@@ -83,7 +84,7 @@ impl Layout {
         for run in &self.site_runs {
             let start = run.start;
             let mut bytes = vec![0; run.len as usize];
-            read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+            read_run(pid, memory, start, run.len, MemoryPart::Site, &mut bytes)?;
             self.take_sites(run, &bytes, &mut snapshot);
             snapshot.code.push(CodeRun {
                 start: LiveAddr(start),
@@ -114,7 +115,7 @@ impl Layout {
                     snapshot.sites[index] = program.site(index).site.code();
                 }
             } else {
-                read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+                read_run(pid, memory, start, run.len, MemoryPart::Site, &mut bytes)?;
                 self.take_sites(run, &bytes, &mut snapshot);
             }
         }
@@ -143,7 +144,14 @@ impl Layout {
         let mut bytes = Vec::new();
         for run in &self.counter_runs {
             let start = run.start;
-            read_run(pid, memory, start, run.len, SEMAPHORE, &mut bytes)?;
+            read_run(
+                pid,
+                memory,
+                start,
+                run.len,
+                MemoryPart::Semaphore,
+                &mut bytes,
+            )?;
             for index in run.range() {
                 let at = (self.counter_addresses[index] - start) as usize;
                 counters[self.counters[index]] = u16::from_le_bytes([bytes[at], bytes[at + 1]]);
@@ -164,7 +172,7 @@ impl Layout {
         let mut bytes = Vec::new();
         for (index, run) in self.site_runs.iter().enumerate() {
             let start = run.start;
-            read_run(pid, memory, start, run.len, SITE, &mut bytes)?;
+            read_run(pid, memory, start, run.len, MemoryPart::Site, &mut bytes)?;
             if !look(index, LiveAddr(start), &bytes) {
                 break;
             }
@@ -190,30 +198,19 @@ impl Layout {
     }
 }
 
-pub(crate) const SITE: &str = "a site";
-pub(crate) const SEMAPHORE: &str = "a semaphore";
-
 /// Reads a run into `bytes`, whose memory is used again.
 fn read_run(
     pid: i32,
     memory: &impl ReadMemory,
     start: u64,
     len: u64,
-    what: &'static str,
+    part: MemoryPart,
     bytes: &mut Vec<u8>,
 ) -> Result<()> {
     bytes.resize(len as usize, 0);
     memory
         .read(LiveAddr(start), bytes)
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
-            _ => ErrorKind::ReadMemory {
-                pid,
-                what,
-                address: LiveAddr(start),
-                source,
-            },
-        })?;
+        .map_err(|source| ErrorKind::reading(pid, part, LiveAddr(start), source))?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, MemoryPart, Operation, Result};
 use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::install::patch_sites;
@@ -24,7 +24,6 @@ use crate::site::{CALL, CMP, SiteCode};
 use crate::sys::spawn::AtExec;
 use crate::trace::run_to::NotReached;
 use crate::trace::stop::{Stopped, Tracer};
-use crate::update::patch::write_error;
 
 /// What is done to a process that stands.
 pub(crate) struct InstallContext<'w> {
@@ -186,9 +185,9 @@ impl<'w> InstallContext<'w> {
 
     pub(crate) fn put(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
         let mut memory = stopped.memory(self.memory)?;
-        memory
-            .write_code(at, bytes)
-            .map_err(|source| write_error(self.process.pid(), "a trampoline", at, source))
+        memory.write_code(at, bytes).map_err(|source| {
+            ErrorKind::writing(self.process.pid(), MemoryPart::Trampoline, at, source).into()
+        })
     }
 
     /// Tells the trampolines what they need to know.
@@ -283,7 +282,9 @@ impl<'w> InstallContext<'w> {
             start = at;
             piece.resize((end.0 - at.0).min(PIECE) as usize, 0);
             let read = memory.read(at, &mut piece);
-            read.map_err(|source| read_error(self.process.pid(), at, source))?;
+            read.map_err(|source| {
+                ErrorKind::reading(self.process.pid(), MemoryPart::Trampoline, at, source)
+            })?;
             Ok(piece.first().copied().unwrap_or_default())
         };
         (0..arena.entries.len()).map(tail).collect()
@@ -322,7 +323,7 @@ fn not_back(pid: i32, reason: NotReached) -> ErrorKind {
     match reason {
         NotReached::Ended => ErrorKind::Exited { pid },
         NotReached::Executed => ErrorKind::Executed { pid },
-        NotReached::Failed(source) => ErrorKind::system(pid, "send a thread", source),
+        NotReached::Failed(source) => ErrorKind::system(pid, Operation::InjectCall, source),
     }
 }
 
@@ -346,7 +347,9 @@ pub(crate) fn observed_of(
     arena: &Arena,
 ) -> Result<Vec<(usize, [u8; 5])>> {
     let is_restored = arena.is_restored(|at, bytes| memory.read(at, bytes));
-    if is_restored.map_err(|source| read_error(process.pid(), arena.code, source))? {
+    if is_restored.map_err(|source| {
+        ErrorKind::reading(process.pid(), MemoryPart::Trampoline, arena.code, source)
+    })? {
         return Ok(Vec::new());
     }
     let found = read_those_there(process, memory, arena)?;
@@ -429,7 +432,8 @@ pub(crate) fn put_shared(
     for (offset, bytes) in writes {
         let at = sharing.shared_at().plus(*offset);
         let written = memory.while_it_runs().write_code(at, bytes);
-        written.map_err(|source| write_error(pid, "what its trampolines read", at, source))?;
+        written
+            .map_err(|source| ErrorKind::writing(pid, MemoryPart::ObservationData, at, source))?;
     }
     Ok(())
 }
@@ -453,19 +457,6 @@ pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Aren
 pub(crate) fn read(pid: i32, memory: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
     let mut data = vec![0; len as usize];
     let read = memory.read(at, &mut data);
-    read.map_err(|source| read_error(pid, at, source))?;
+    read.map_err(|source| ErrorKind::reading(pid, MemoryPart::ObservationData, at, source))?;
     Ok(data)
-}
-
-pub(crate) fn read_error(pid: i32, address: LiveAddr, source: std::io::Error) -> Error {
-    match source.kind() {
-        std::io::ErrorKind::UnexpectedEof => ErrorKind::Exited { pid },
-        _ => ErrorKind::ReadMemory {
-            pid,
-            what: "what was counted",
-            address,
-            source,
-        },
-    }
-    .into()
 }

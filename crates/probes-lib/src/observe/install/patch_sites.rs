@@ -9,11 +9,9 @@ use std::io;
 use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{Effect, ErrorKind, Result};
+use crate::error::{Effect, ErrorKind, MemoryPart, Result};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::site::{CMP, SITE_LEN, SiteCode};
-use crate::update::patch::write_error;
-use crate::update::snapshot::SITE;
 use crate::update::spans;
 
 /// What follows the nop of a site, before and after.
@@ -74,7 +72,9 @@ pub(crate) fn read(
         bytes.resize(run.len as usize, 0);
         memory
             .read(LiveAddr(run.start), &mut bytes)
-            .map_err(|source| write_error(pid, SITE, LiveAddr(run.start), source))?;
+            .map_err(|source| {
+                ErrorKind::reading(pid, MemoryPart::Site, LiveAddr(run.start), source)
+            })?;
         for &index in &order[run.range()] {
             let at = (sites[index].0 - run.start) as usize;
             found[index].0.copy_from_slice(&bytes[at..at + SITE_LEN]);
@@ -102,7 +102,7 @@ pub(crate) fn carry_out(
             true => Ok(()),
             false => Err(ErrorKind::NotKept {
                 pid,
-                what: SITE,
+                part: MemoryPart::Site,
                 address: changes.first().map_or(LiveAddr(0), SiteRewrite::at),
             }
             .into()),
@@ -147,7 +147,7 @@ fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[SiteRewrite]) -> Res
             false => write_together(memory, same, first.at()..last.site.plus(SITE_LEN as u64)),
         };
         if let Err(source) = written {
-            return Err(write_error(pid, SITE, first.at(), source));
+            return Err(ErrorKind::writing(pid, MemoryPart::Site, first.at(), source).into());
         }
     }
     Ok(())

@@ -1,5 +1,7 @@
 mod model;
 
+use std::io;
+
 use super::*;
 use crate::memory::double::{Fault, SliceMemory};
 use crate::select::{Action, Actions, Selector};
@@ -121,21 +123,21 @@ fn any_failed_write_restores_all_bytes() {
 fn failed_write_error_says_what_and_where() {
     let (world, actions) = mixed();
     let places = [
-        (SEMAPHORE, world.counters("single")[0]),
-        (SITE, world.opcodes("single")[0]),
-        (SITE, world.opcodes("many")[0]),
-        (SEMAPHORE, world.counters("many")[0]),
-        (SEMAPHORE, world.counters("many")[1]),
-        (SEMAPHORE, world.counters("many")[2]),
+        (MemoryPart::Semaphore, world.counters("single")[0]),
+        (MemoryPart::Site, world.opcodes("single")[0]),
+        (MemoryPart::Site, world.opcodes("many")[0]),
+        (MemoryPart::Semaphore, world.counters("many")[0]),
+        (MemoryPart::Semaphore, world.counters("many")[1]),
+        (MemoryPart::Semaphore, world.counters("many")[2]),
     ];
     assert_eq!(writes_of(&world, &actions), places.len());
     for (number, place) in places.into_iter().enumerate() {
         let (result, _) = failing(&world, &actions, number..number + 1, Fault::Refused);
         let error = result.unwrap_err();
-        let ErrorKind::WriteMemory { what, address, .. } = error.kind() else {
+        let ErrorKind::WriteMemory { part, address, .. } = error.kind() else {
             panic!("{error}");
         };
-        assert_eq!((*what, *address), place);
+        assert_eq!((*part, *address), place);
         assert!(
             error
                 .to_string()

@@ -1,3 +1,5 @@
+use std::io;
+
 use super::*;
 use crate::select::{Actions, Selector};
 use crate::testing::{PID, World};
@@ -144,7 +146,13 @@ fn layout_reads_the_chosen_probes_and_no_others() {
     let ranges: Vec<_> = layout.ranges().collect();
     let site = LiveAddr(world.opcodes("single")[0].0 - 1);
     let counter = world.counters("single")[0];
-    assert_eq!(ranges, [(site, 6, SITE), (counter, 2, SEMAPHORE)]);
+    assert_eq!(
+        ranges,
+        [
+            (site, 6, MemoryPart::Site),
+            (counter, 2, MemoryPart::Semaphore)
+        ]
+    );
 }
 
 #[test]
@@ -183,15 +191,18 @@ fn unreadable_memory_is_reported_with_its_purpose() {
     };
     let site = LiveAddr(world.opcodes("many")[0].0 - 1);
     let counter = world.counters("many")[0];
-    for (from, at, kind) in [(LiveAddr(0), site, SITE), (counter, counter, SEMAPHORE)] {
+    for (from, at, kind) in [
+        (LiveAddr(0), site, MemoryPart::Site),
+        (counter, counter, MemoryPart::Semaphore),
+    ] {
         let error = read(io::ErrorKind::Other, from);
         let ErrorKind::ReadMemory {
-            pid, what, address, ..
+            pid, part, address, ..
         } = error.kind()
         else {
             panic!("{error}");
         };
-        assert_eq!((*pid, *what, *address), (PID, kind, at));
+        assert_eq!((*pid, *part, *address), (PID, kind, at));
         let gone = read(io::ErrorKind::UnexpectedEof, from);
         assert!(matches!(gone.kind(), ErrorKind::Exited { pid: PID }));
     }
