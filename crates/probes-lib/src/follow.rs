@@ -19,7 +19,7 @@ use nix::fcntl::OFlag;
 
 use crate::error::{Effect, Error, ErrorKind, Operation, Result};
 use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
-use crate::observe;
+use crate::observe::shadow;
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::image::{Image, read_maps};
@@ -597,7 +597,7 @@ fn set(
     standing: &Stopped<'_>,
 ) -> Result<Report> {
     let _lock = UpdateLock::wait(&one.process, Instant::now() + options.deadline)?;
-    let memory = observe::shadowed_memory(&one.process, one.memory()?, &read_maps(&one.process)?);
+    let memory = shadow::shadowed_memory(one.memory()?, &read_maps(&one.process)?);
     let context = UpdateContext {
         process: &one.process,
         image,

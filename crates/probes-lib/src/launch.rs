@@ -24,6 +24,7 @@ use crate::elf::table::ProbeTable;
 use crate::error::{Effect, Error, ErrorKind, Operation, Result};
 use crate::follow::{is_not_yet, wanted};
 use crate::inject::loader_hook;
+use crate::memory::shadow::{Shadow, Shadowed};
 use crate::observe::install::at_launch::AtLaunch;
 use crate::observe::{Installed, Observation};
 use crate::process::Process;
@@ -212,7 +213,7 @@ fn set_up<'s>(
         Some(entry) => run_until_loaded(tracer, at_exec, stopped, &memory, entry, options.deadline)
             .map_err(|reason| killed(not_reached(reason, process, program)))?,
     };
-    let set = set_probes(process, &memory, &stopped, actions, options, follows);
+    let set = set_probes(process, memory, &stopped, actions, options, follows);
     let (report, missing) = set.map_err(killed)?;
     if tracer.is_interrupted() {
         // A Ctrl-C before the child was there has reached us alone.
@@ -320,7 +321,7 @@ fn is_shell_instead(process: &Process, file: Option<&Path>) -> bool {
 /// Sets the probes of a program that stands before its first instruction, or at its entry.
 fn set_probes(
     process: &Process,
-    memory: &ProcessMemory,
+    memory: ProcessMemory,
     stopped: &Stopped<'_>,
     actions: &Actions,
     options: Options,
@@ -334,10 +335,11 @@ fn set_probes(
             (image, choices, None)
         }
     };
+    // A program that has not run is not observed.
     let context = UpdateContext {
         process,
         image: &image,
-        memory,
+        memory: &Shadowed::new(memory, Shadow::default()),
     };
     let prepared = context.prepare(UpdateRequest {
         choices: &choices,

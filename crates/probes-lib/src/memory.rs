@@ -38,3 +38,4 @@ pub(crate) struct CounterFault {
 
 #[cfg(test)]
 pub(crate) mod double;
+pub(crate) mod shadow;

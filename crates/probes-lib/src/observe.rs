@@ -32,9 +32,7 @@ pub use self::read::value::Value;
 
 use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
 use crate::memory::ReadMemory;
-use crate::observe::install::context::{
-    InstallContext, RedirectMode, observed_of, read, refuse_replaced,
-};
+use crate::observe::install::context::{InstallContext, RedirectMode, read, refuse_replaced};
 use crate::observe::install::prepare::Prepared;
 use crate::observe::install::remove::{OrphanedMappings, RemovedObservation, remove};
 use crate::observe::layout::arena::Arena;
@@ -42,10 +40,9 @@ use crate::observe::layout::shared::PAIR_LEN;
 use crate::observe::plan::Role;
 use crate::observe::read::data_source::{DataSource, SharedData};
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR};
-use crate::observe::shadow::Shadow;
+use crate::observe::shadow::find;
 use crate::process::Process;
 use crate::process::image::read_maps;
-use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
 use crate::site::SITE_LEN;
@@ -496,32 +493,4 @@ impl ActiveObservation {
         both.map(|(names, pair)| Latency::of(names, pair, nanoseconds))
             .collect()
     }
-}
-
-/// The memory of a process, with sites that are observed behind a shadow.
-pub(crate) fn shadowed_memory(
-    process: &Process,
-    memory: ProcessMemory,
-    maps: &[Mapping],
-) -> ProcessMemory {
-    let arenas = find(&memory, maps);
-    // What cannot be read is not observed.
-    let observed = |arena| observed_of(process, &memory, arena).map_or(0, |sites| sites.len());
-    let observed = arenas.iter().map(observed).sum();
-    memory.behind(Shadow::over(&arenas, observed))
-}
-
-/// The observations that a process has in its memory.
-pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
-    let may_be = |mapping: &&Mapping| {
-        // The kernel's own have names: [vdso], [vsyscall].
-        let is_nobodys = mapping.inode == 0 && !mapping.path().starts_with(b"[v");
-        mapping.executable && is_nobodys && !mapping.shared
-    };
-    let found = maps.iter().filter(may_be).map(|mapping| {
-        let len = mapping.end.0 - mapping.start.0;
-        Arena::find(mapping.start, len, |at, bytes| memory.read(at, bytes))
-    });
-    // What cannot be read is none.
-    found.filter_map(|arena| arena.ok().flatten()).collect()
 }

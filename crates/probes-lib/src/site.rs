@@ -18,6 +18,11 @@ const NOP: u8 = 0x90;
 pub(crate) const CMP: u8 = 0x3d;
 pub(crate) const CALL: u8 = 0xe8;
 
+/// What the trampoline of an observed site ends with: `ret` if the site is disabled, a `jmp` to the
+/// wrapper if it is enabled.
+pub(crate) const RET: u8 = 0xc3;
+pub(crate) const JMP: u8 = 0xe9;
+
 /// The breakpoint instruction of debuggers and uprobes.
 pub(crate) const INT3: u8 = 0xcc;
 

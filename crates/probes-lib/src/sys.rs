@@ -2,10 +2,9 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod code_page;
 pub(crate) mod fork;
 pub(crate) mod loaded;
-pub(crate) mod memfd;
-pub(crate) mod own;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 pub(crate) mod signals;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 
 use crate::error::{Denial, Effect, Error, ErrorKind, Operation, Result};
-use crate::observe;
+use crate::memory::shadow::Shadowed;
+use crate::observe::shadow;
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::image::{Image, read_maps};
@@ -290,8 +291,10 @@ impl Target {
         let image = self.refresh_image(&maps);
         let program = &image.program;
         // Opened afterwards: that is when an exec is noticed.
-        let memory =
-            observe::shadowed_memory(&self.inner.process, self.bare_memory_to_read()?, &maps);
+        let memory = self.bare_memory_to_read()?;
+        let arenas = shadow::find(&memory, &maps);
+        let observed = shadow::count_observed(&self.inner.process, &memory, &arenas);
+        let memory = Shadowed::new(memory, shadow::shadow_of(&arenas));
         let unwritten = UnwrittenPages::of(&self.inner.process, program.objects(), maps);
         let is_the_files = |start, len| {
             let unwritten = unwritten.as_ref();
@@ -301,7 +304,7 @@ impl Target {
         let snapshot = layout
             .read_states(self.pid(), &memory, program, is_the_files)
             .map_err(|error| self.or_executed(error))?;
-        let states = ProbeStates::of(program.clone(), snapshot, memory.observed_sites());
+        let states = ProbeStates::of(program.clone(), snapshot, observed);
         if !states.is_consistent() && !image.is_as_in(&read_maps(&self.inner.process)?) {
             return Err(ErrorKind::KeepsChanging { pid: self.pid() }.into());
         }
@@ -510,7 +513,7 @@ impl Target {
         &self,
         choose: Choose<'_>,
         options: Options,
-        memory: &ProcessMemory,
+        memory: &Shadowed<ProcessMemory>,
     ) -> Result<Option<Report>> {
         let image = self.current_image()?;
         let choices = choose(&image.program)?;
@@ -607,14 +610,10 @@ impl Target {
         error
     }
 
-    /// The memory, to be changed, with sites that are observed behind a shadow.
-    fn memory(&self) -> Result<ProcessMemory> {
+    /// The memory, to be changed, with observed sites shown as if they were not observed.
+    fn memory(&self) -> Result<Shadowed<ProcessMemory>> {
         let maps = read_maps(&self.inner.process)?;
-        Ok(observe::shadowed_memory(
-            &self.inner.process,
-            self.bare_memory()?,
-            &maps,
-        ))
+        Ok(shadow::shadowed_memory(self.bare_memory()?, &maps))
     }
 
     /// The memory as it is, to be changed.

@@ -2,6 +2,7 @@
 
 pub(crate) mod breakpoints;
 pub(crate) mod lock;
+pub(crate) mod own;
 pub(crate) mod patch;
 pub(crate) mod plan;
 pub(crate) mod prepare;

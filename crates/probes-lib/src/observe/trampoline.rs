@@ -35,8 +35,7 @@ pub(crate) const LINE: u64 = 64;
 /// `JMP`.
 pub(crate) const TAIL_LEN: u64 = 8;
 
-pub(crate) const RET: u8 = 0xc3;
-pub(crate) const JMP: u8 = 0xe9;
+pub(crate) use crate::site::{JMP, RET};
 const NOP: u8 = 0x90;
 
 /// Registers that what takes time stamps needs.

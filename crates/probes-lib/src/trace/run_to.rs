@@ -12,9 +12,10 @@ use std::io;
 
 use crate::address::LiveAddr;
 use crate::memory::{ReadMemory, WriteMemory};
-use crate::process::memory::{ProcessMemory, StoppedMemory};
+use crate::process::memory::ProcessMemory;
 use crate::site::INT3;
 use crate::sys::ptrace::{self, Wait};
+use crate::trace::memory::StoppedMemory;
 use crate::trace::stop::Tracer;
 
 /// Why the entry was not reached.

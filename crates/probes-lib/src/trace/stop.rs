@@ -28,10 +28,11 @@ use nix::unistd::Pid;
 
 use crate::error::{ErrorKind, Operation, Result};
 use crate::process::denial;
-use crate::process::memory::{ProcessMemory, StoppedMemory};
+use crate::process::memory::ProcessMemory;
 use crate::process::{Process, ThreadList};
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals::{self, SignalsHeldBack};
+use crate::trace::memory::StoppedMemory;
 use crate::trace::stacks::Stacks;
 
 /// How often those look who may not be told: the watchdog at the tracer, and the tracer at tracees

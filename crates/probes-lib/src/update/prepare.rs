@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
 use crate::memory::ReadMemory;
+use crate::memory::shadow::Shadowed;
 use crate::process::Process;
 use crate::process::image::{self, Image};
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::select::Choice;
-use crate::sys::own::{FilePage, OwnMemory};
+use crate::sys::code_page::FilePage;
 use crate::target::Options;
 use crate::trace::stop::Stopped;
 use crate::update::breakpoints;
+use crate::update::own::OwnMemory;
 use crate::update::patch::{self, Outcome};
 use crate::update::plan::{Inputs, OpcodeChange, Step, UpdatePlan};
 use crate::update::report::{ProbeChange, Report};
@@ -30,7 +32,7 @@ const COPYING: Duration = Duration::from_micros(600);
 pub(crate) struct UpdateContext<'a> {
     pub(crate) process: &'a Process,
     pub(crate) image: &'a Image,
-    pub(crate) memory: &'a ProcessMemory,
+    pub(crate) memory: &'a Shadowed<ProcessMemory>,
 }
 
 /// How a process is kept from getting in the stop_mode of an update.
@@ -118,6 +120,18 @@ impl<'a> UpdateContext<'a> {
     }
 }
 
+impl UpdateContext<'_> {
+    /// Writes one byte of code that is already there: the kernel copies its page for the process
+    /// now, and not while the process is stopped, or refuses the write.
+    fn touch(&self, at: LiveAddr, byte: u8) -> io::Result<()> {
+        if self.memory.covers(at) {
+            // The page is the process's own already.
+            return Ok(());
+        }
+        self.memory.bare().write(at, &[byte])
+    }
+}
+
 impl PreparedUpdate<'_> {
     /// Whether the process is as it is wanted already.
     pub(crate) fn is_done(&self) -> bool {
@@ -166,7 +180,7 @@ impl PreparedUpdate<'_> {
             found.resize(write.len, 0);
             if same_page && memory.read(write.at, &mut found).is_ok() && found == expected {
                 // Only saves time; the write that matters reports its own error.
-                let _ = memory.touch(operand, byte);
+                let _ = self.context.touch(operand, byte);
             }
         }
     }
@@ -183,7 +197,7 @@ impl PreparedUpdate<'_> {
         if !image::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
-        let mut memory = stopped.memory(memory)?;
+        let mut memory = memory.over(stopped.memory(memory.bare())?);
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
@@ -206,12 +220,12 @@ impl PreparedUpdate<'_> {
         if let Some(&OpcodeChange { at, .. }) = self.plan.opcode_changes.first() {
             let operand = at.plus(1);
             if let Some(&[byte]) = self.plan.before.code_at(operand, 1) {
-                memory
+                self.context
                     .touch(operand, byte)
                     .map_err(|source| live_error(process.pid(), operand, source))?;
             }
         }
-        let mut memory = memory.while_it_runs();
+        let mut memory = memory.over(memory.bare().while_it_runs());
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
@@ -228,7 +242,8 @@ impl PreparedUpdate<'_> {
         if !image::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
-        let mut memory = OwnMemory::new(memory, |at| self.file_page(at));
+        let running = memory.over(memory.bare().while_it_runs());
+        let mut memory = OwnMemory::new(running, |at| self.file_page(at));
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }

@@ -5,6 +5,8 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::time::Duration;
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
 use crate::error::{ErrorKind, Result};
 use crate::observe::install::context::{InstallContext, RedirectMode};
 use crate::observe::install::prepare::Prepared;
@@ -12,7 +14,6 @@ use crate::observe::read::data_source::SharedData;
 use crate::observe::{Installed, Observation};
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
-use crate::sys::memfd;
 use crate::sys::spawn::{self, AtExec};
 use crate::target::Options;
 use crate::trace::stop::{Stopped, Tracer};
@@ -30,9 +31,16 @@ impl AtLaunch {
     ///
     /// If there can be no such file.
     pub(crate) fn of(observation: Observation, command: &mut Command) -> Result<AtLaunch> {
-        let file = memfd::create().map_err(|source| ErrorKind::NoSharedMemory { source })?;
+        let file = memfd_create(c"ocaml-probes", MFdFlags::MFD_CLOEXEC).map_err(|errno| {
+            ErrorKind::NoSharedMemory {
+                source: errno.into(),
+            }
+        })?;
         spawn::inherit(command, file.as_raw_fd());
-        Ok(AtLaunch { observation, file })
+        Ok(AtLaunch {
+            observation,
+            file: file.into(),
+        })
     }
 
     /// Begins to observe a program that stands before any of its code.
