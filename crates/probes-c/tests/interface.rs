@@ -1,23 +1,23 @@
-//! probes.h from the outside: it is what the source says, and programs in C with probes use it on
-//! themselves, linked with either library, position independent and not.
+//! probes.h from the outside: it is generated from the source, and C programs with probes use it on
+//! themselves, linked with either library, in both forms (PIE and fixed address).
 //!
-//! The programs are built by gcc when a test begins, with the library that lies beside this binary.
+//! The programs are built by gcc when a test starts, with the library that is beside this binary.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-// The header that is committed.
+// The committed header.
 #[path = "interface/header.rs"]
 mod header;
 
-// A program that is spoken to line by line, and switches its own probes.
+// A program that takes commands line by line, and switches its own probes.
 #[path = "interface/own.rs"]
 mod own;
 
-// What it does from one thread.
+// Calls from one thread.
 #[path = "interface/calls.rs"]
 mod calls;
 
-// What it does while other threads execute the sites, and others change them too.
+// Calls while other threads execute the sites, and other tools change them too.
 #[path = "interface/busy.rs"]
 mod busy;
 

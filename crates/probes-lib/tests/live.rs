@@ -1,11 +1,12 @@
-//! The library on live processes: OCaml programs and fixtures, each position independent and not.
+//! The library on live processes: OCaml programs and fixtures, in both forms (PIE and fixed
+//! address).
 //!
 //! Every test asserts the same as root and as an ordinary user. To run the binary as another user,
 //! name the built targets: `OCAML_PROBES_TARGETS=…/_build/default/test-programs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-// What the cases are made of: a process of its own, what is expected of a program, a checked session.
+// Helpers: a test in its own process, what is expected of each program, a checked session.
 #[path = "live/expected.rs"]
 mod expected;
 #[path = "live/own_process.rs"]
@@ -19,8 +20,7 @@ mod fixtures;
 #[path = "live/programs.rs"]
 mod programs;
 
-// Probes beside the executable's, also with another C library, and in programs in namespaces of their
-// own.
+// Probes in shared objects, with another C library, and in programs in their own namespaces.
 #[path = "live/containers.rs"]
 mod containers;
 #[path = "live/mounts.rs"]
@@ -34,7 +34,7 @@ mod objects;
 #[path = "live/survey.rs"]
 mod survey;
 
-// The same without stopping anything, and updates that are taken back.
+// The same without a stop, and updates that are undone.
 #[path = "live/undo.rs"]
 mod undo;
 #[path = "live/without_stop.rs"]
@@ -44,7 +44,7 @@ mod without_stop;
 #[path = "live/endurance.rs"]
 mod endurance;
 
-// FollowEvent.
+// Following processes.
 #[path = "live/follow.rs"]
 mod follow;
 
@@ -56,21 +56,21 @@ mod launch;
 #[path = "live/stopping.rs"]
 mod stopping;
 
-// Calls that wait meanwhile, and what signals say of themselves.
+// System calls that wait during an update, and the information that signals carry.
 #[path = "live/interrupted_calls.rs"]
 mod interrupted_calls;
 
-// Frozen, confined, privileged, with a thousand threads; code that is moved or under a uprobe.
+// Frozen, under seccomp, privileged, with a thousand threads; code that is moved or has a uprobe.
 #[path = "live/code.rs"]
 mod code;
 #[path = "live/hazards.rs"]
 mod hazards;
 
-// Threads that come and go all the time, and tools that are interrupted meanwhile.
+// Threads that are created and exit all the time, and tools that are interrupted.
 #[path = "live/churn.rs"]
 mod churn;
 
-// Processes and memory that are refused, and what is left of them.
+// Processes and memory that are refused, and the state in which they are left.
 #[path = "live/damage.rs"]
 mod damage;
 #[path = "live/files.rs"]
@@ -78,7 +78,7 @@ mod files;
 #[path = "live/refusals.rs"]
 mod refusals;
 
-// What is learnt of hits, to the last one.
+// Observations: what is counted, timed and shown is exact.
 #[path = "live/exactness.rs"]
 mod exactness;
 #[path = "live/injected_calls.rs"]
@@ -94,7 +94,7 @@ mod trampolines;
 #[path = "live/watch.rs"]
 mod watch;
 
-// Other people's tools, and the examples.
+// Other tools as oracles, and the examples.
 #[path = "live/examples.rs"]
 mod examples;
 #[path = "live/oracles.rs"]

@@ -1,4 +1,4 @@
-//! Programs in user, mount and pid namespaces of their own, with another root folder.
+//! Programs in their own user, mount and pid namespaces, with another root folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,13 @@ use std::process::Command;
 
 use crate::{Scratch, Talker, eventually, output, process};
 
-/// A folder that is the root of what runs in it.
+/// A folder that is the root of a container.
 #[derive(Debug)]
 pub struct Container(Scratch);
 
 impl Container {
-    /// One that holds each of these files, with all that it needs to be loaded, by its path there.
+    /// Makes a container that holds each of these files, with all that it needs to be loaded, at
+    /// the given path inside.
     pub fn with(files: &[(&Path, &Path)]) -> Container {
         let container = Container(Scratch::new());
         fs::create_dir(container.path(Path::new("/proc"))).expect("a folder can be made");
@@ -24,7 +25,7 @@ impl Container {
         container
     }
 
-    /// The path here of what has a path there.
+    /// The outside path of a path inside.
     pub fn path(&self, there: &Path) -> PathBuf {
         self.0.path().join(there.strip_prefix("/").unwrap_or(there))
     }
@@ -36,8 +37,8 @@ impl Container {
         fs::copy(file, to).expect("a file can be copied");
     }
 
-    /// Starts a program by its path there, and waits until it is ready. Also its process id here; its
-    /// own is 1, and `/proc` there shows it so.
+    /// Starts a program by its path inside, and waits until it is ready. Also returns its pid out
+    /// here; inside it is 1, and `/proc` inside shows it so.
     pub fn start(&self, program: &Path) -> (Talker, i32) {
         let mut command = unshare();
         let proc = self.path(Path::new("/proc"));
@@ -50,7 +51,7 @@ impl Container {
     }
 }
 
-/// What gives a command namespaces of its own, and ends with it.
+/// A command that runs its arguments in new namespaces, which end with it.
 pub fn unshare() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "--pid"]);
@@ -58,7 +59,7 @@ pub fn unshare() -> Command {
     command
 }
 
-/// What executes a command where process `pid` is.
+/// A command that runs its arguments in the namespaces of process `pid`.
 pub fn enter(pid: i32) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--target={pid}"));

@@ -1,5 +1,5 @@
-//! Live targets for tests: OCaml programs and fixtures that are built once, run under a guard that
-//! kills and reaps them, and are spoken to line by line, each answer before a deadline.
+//! Live targets for tests: OCaml programs and fixtures that are built once and run under a guard
+//! that kills and reaps them. Tests send them lines, and each answer has a deadline.
 //!
 //! Failures panic with what was expected of which program: this crate is for tests only.
 
@@ -23,8 +23,8 @@ pub mod tmux;
 
 pub use scratch::Scratch;
 
-/// How long anything may take that a test waits for. Far longer than it does on a busy machine:
-/// only a hang should meet it.
+/// How long a test waits for anything. Far longer than it takes on a busy machine: only a hang
+/// should reach it.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Names the folder of targets built beforehand, for tests run where nothing can be built.
@@ -99,8 +99,8 @@ impl Guard {
         loop {
             match command.spawn() {
                 Ok(child) => return Guard(child),
-                // A program that a test has just written: whoever was forked by another test
-                // meanwhile holds it open until he executes his own.
+                // A program that a test has just written: a child that another test has forked
+                // meanwhile holds it open until its own exec.
                 Err(error)
                     if error.kind() == ErrorKind::ExecutableFileBusy
                         && begun.elapsed() < DEADLINE =>
@@ -112,7 +112,7 @@ impl Guard {
         }
     }
 
-    /// Its process id.
+    /// Its pid.
     pub fn pid(&self) -> i32 {
         self.0.id() as i32
     }
@@ -122,15 +122,15 @@ impl Guard {
         &mut self.0
     }
 
-    /// Whether it has not ended.
+    /// Whether it has not exited.
     pub fn is_running(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
 
-    /// Waits until it has ended.
+    /// Waits until it has exited.
     pub fn wait(&mut self) -> ExitStatus {
         let pid = self.pid();
-        eventually(&format!("process {pid} ends"), || {
+        eventually(&format!("process {pid} exits"), || {
             self.0.try_wait().expect("cannot wait for a child")
         })
     }
@@ -149,7 +149,7 @@ impl Drop for Guard {
     }
 }
 
-/// A program that is spoken to line by line.
+/// A program that takes commands and answers, line by line.
 #[derive(Debug)]
 pub struct Talker {
     guard: Guard,
@@ -185,7 +185,7 @@ impl Talker {
         Talker::of(Guard::spawn(command))
     }
 
-    /// Speaks to a child whose input and output are pipes already.
+    /// Takes a child whose input and output are pipes already.
     pub fn of(mut guard: Guard) -> Talker {
         let name = format!("process {}", guard.pid());
         let output = guard.child().stdout.take().expect("its output is a pipe");
@@ -205,12 +205,12 @@ impl Talker {
         }
     }
 
-    /// Its process id.
+    /// Its pid.
     pub fn pid(&self) -> i32 {
         self.guard.pid()
     }
 
-    /// The guard, to wait for its end or to see whether it runs.
+    /// The guard, to wait for its exit or to see whether it runs.
     pub fn guard(&mut self) -> &mut Guard {
         &mut self.guard
     }
@@ -224,7 +224,7 @@ impl Talker {
     pub fn type_keys(&mut self, keys: &str) {
         let input = self.input.as_mut().expect("its input is open");
         input.write_all(keys.as_bytes()).unwrap_or_else(|error| {
-            panic!("{} does not take {keys:?}: {error}", self.name);
+            panic!("{} does not read {keys:?}: {error}", self.name);
         });
     }
 
@@ -242,7 +242,7 @@ impl Talker {
         }
     }
 
-    /// The next line that begins with `start`; others before it are passed over.
+    /// The next line that begins with `start`; lines before it are skipped.
     pub fn expect(&mut self, start: &str) -> String {
         let begun = Instant::now();
         while let Some(line) = self.line() {
@@ -255,7 +255,7 @@ impl Talker {
                 self.name
             );
         }
-        panic!("{} ended without printing {start:?}", self.name)
+        panic!("{} exited without printing {start:?}", self.name)
     }
 
     /// Sends a line and returns the next line that begins with `start`.
@@ -311,21 +311,21 @@ pub fn output_while(command: &mut Command, meanwhile: impl FnOnce()) -> Output {
     }
 }
 
-/// Reads a pipe to its end on a thread of its own, so that a full pipe holds nobody up.
+/// Reads a pipe to its end on a separate thread, so that a full pipe blocks no process.
 fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     let mut pipe = pipe.expect("it is a pipe");
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
-        // Closed by the time anybody knows of it.
+        // Closed before the result is seen.
         drop(pipe);
         sender.send(bytes)
     });
     receiver
 }
 
-/// Asks again until there is an answer.
+/// Calls `ask` again until it returns an answer, or until the deadline.
 pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {

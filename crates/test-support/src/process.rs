@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::eventually;
 
-/// The memory of the executable in a process: its mapped segments and the zeroes behind its data.
+/// The memory of the executable in a process: its mapped segments and the zeroes after its data.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Image {
     regions: BTreeMap<u64, Region>,
@@ -76,7 +76,7 @@ impl Image {
         }
     }
 
-    /// Puts other bytes at an address.
+    /// Sets the bytes at an address, for comparison.
     pub fn set(&mut self, address: u64, bytes: &[u8]) {
         for (at, &byte) in (address..).zip(bytes) {
             let (start, region) = self
@@ -96,7 +96,7 @@ impl Image {
         &region.bytes[at..at + len]
     }
 
-    /// Panics with the first bytes that differ, if `other` is not the same.
+    /// Panics with the first differing bytes, if `other` is not the same.
     #[track_caller]
     pub fn assert_same(&self, other: &Image, what: &str) {
         let differences = self.differences(other);
@@ -136,8 +136,8 @@ impl Image {
     }
 }
 
-/// What `look` finds in the folder of a living thread, `/proc/PID/task/TID`: the files of a zombie
-/// leader are of no use. Looks again where no thread lives long.
+/// Calls `look` with the folder of a living thread, `/proc/PID/task/TID`, as the files of a zombie
+/// first thread are of no use. Tries again if the thread exits meanwhile.
 fn look<T>(pid: i32, what: &str, look: impl Fn(PathBuf) -> Option<T>) -> T {
     eventually(&format!("{what} of process {pid} can be read"), || {
         look(task(pid)?)
@@ -145,7 +145,7 @@ fn look<T>(pid: i32, what: &str, look: impl Fn(PathBuf) -> Option<T>) -> T {
 }
 
 fn task(pid: i32) -> Option<PathBuf> {
-    // The leader first, even if its number is not the lowest: others may not live long.
+    // The first thread first, even if its id is not the lowest: others may not live long.
     std::iter::once(pid)
         .chain(threads(pid))
         .map(|tid| PathBuf::from(format!("/proc/{pid}/task/{tid}")))
@@ -174,8 +174,8 @@ fn maps(pid: i32) -> Vec<(u64, u64, String, u64, String)> {
         .collect()
 }
 
-/// Whether the code of a process's dynamic loader is not as the loader's file has it. A program
-/// without one has nothing that could differ.
+/// Whether the code of a process's dynamic loader differs from the loader's file. A program without
+/// a loader has nothing that could differ.
 pub fn is_loader_changed(pid: i32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let is_code = |line: &&str| line.contains(" r-xp ") && line.contains("/ld-");
@@ -191,7 +191,7 @@ pub fn is_loader_changed(pid: i32) -> bool {
         read.ok().map(|()| bytes)
     };
     let found = read(format!("/proc/{pid}/mem").into(), hex(start));
-    // A process that has ended has nothing of ours, either.
+    // A process that has exited has nothing of ours left.
     found.is_some() && found != read(words[5].into(), hex(words[2]))
 }
 
@@ -200,7 +200,7 @@ fn memory(pid: i32, write: bool) -> File {
         let mut options = File::options();
         let options = options.read(true).write(write);
         let file = options.open(task.join("mem")).ok()?;
-        // That of a thread which has exited cannot be read at any address, this one neither.
+        // The file of a thread that has exited reads as empty at every address.
         (file.read_at(&mut [0], 0).ok() != Some(0)).then_some(file)
     })
 }
@@ -238,8 +238,8 @@ pub fn status(pid: i32, name: &str) -> String {
         .map_or_else(String::new, |value| value.trim().to_owned())
 }
 
-/// A field of `/proc/PID/stat`, counted from 1 as in proc(5), of those behind the name; empty if
-/// there is none.
+/// A field of `/proc/PID/stat` after the name, counted from 1 as in proc(5); empty if there is
+/// none.
 pub fn stat(pid: i32, field: usize) -> String {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -261,7 +261,7 @@ pub fn threads(pid: i32) -> Vec<i32> {
 pub fn descriptors(pid: i32) -> Vec<String> {
     let folder = format!("/proc/{pid}/fd");
     let name = |fd: i32| {
-        // The one that lists the folder is gone again.
+        // The descriptor that lists the folder is closed again.
         let path = fs::read_link(format!("{folder}/{fd}")).ok()?;
         Some(format!("{fd} {}", path.display()))
     };

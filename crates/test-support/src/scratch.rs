@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::output;
 
-/// A new folder that everybody may look into, removed with all it holds when dropped.
+/// A new folder that every user may read, removed with all its files when dropped.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
@@ -33,9 +33,9 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// Copies `file` here, as `name`, replacing what was there by a new file.
+    /// Copies `file` here, as `name`, replacing what was there with a new file.
     ///
-    /// Not by our own hands: a child that another test starts meanwhile would inherit the open
+    /// Done by another process: a child that another test starts meanwhile would inherit our open
     /// descriptor for a moment, and an executable that is open for writing cannot be executed.
     pub fn copy(&self, file: &Path, name: &str) -> PathBuf {
         let copy = self.file(name);

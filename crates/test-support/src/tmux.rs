@@ -1,4 +1,4 @@
-//! A terminal whose screen a test can read: a session of a tmux server of its own.
+//! A terminal whose screen a test can read: a session of its own tmux server.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::process::{children, status};
 use crate::{DEADLINE, Guard, Scratch, eventually, output};
 
-/// A session with a shell in it, which ends with this.
+/// A session with a shell in it, which is closed when this is dropped.
 #[derive(Debug)]
 pub struct Terminal {
     /// Holds the server's socket.
@@ -22,7 +22,7 @@ impl Terminal {
     pub fn open(width: u16, height: u16) -> Terminal {
         let scratch = Scratch::new();
         let socket = scratch.file("tmux");
-        // In the foreground: it is ours to reap.
+        // In the foreground, so that it is our child.
         let server = Guard::spawn(tmux(&socket).arg("-D").stdin(Stdio::null()));
         eventually("tmux takes commands", || {
             let listed = output(tmux(&socket).arg("list-sessions"));
@@ -35,7 +35,7 @@ impl Terminal {
             _server: server,
             pid: 0,
         };
-        // A shell that ends stays on the screen, with what it has said.
+        // A shell that exits stays on the screen, with its output.
         terminal.tmux(&["set-option", "-g", "remain-on-exit", "on"]);
         let (width, height) = (width.to_string(), height.to_string());
         let pid = terminal.tmux(
@@ -74,12 +74,12 @@ impl Terminal {
         self.tmux(&["capture-pane", "-p", "-J"])
     }
 
-    /// Waits until the screen has `text`; what it is then.
+    /// Waits until the screen has `text`; returns the screen.
     pub fn wait_for(&self, text: &str) -> String {
         self.wait_until(text, |screen| screen.contains(text))
     }
 
-    /// Waits until the screen is so; what it is then.
+    /// Waits until `is_so` holds for the screen; returns the screen.
     pub fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let begun = Instant::now();
         loop {
@@ -93,7 +93,7 @@ impl Terminal {
         }
     }
 
-    /// What tmux knows of the window, as `#{alternate_on}`.
+    /// A tmux format of the window, as `#{alternate_on}`.
     pub fn format(&self, format: &str) -> String {
         let text = self.tmux(&["display-message", "-p", format]);
         text.trim_end().to_owned()
@@ -105,12 +105,12 @@ impl Terminal {
         self.tmux(&["resize-window", "-x", &width, "-y", &height]);
     }
 
-    /// The terminal goes away, as when its window is closed.
+    /// Closes the terminal, as if its window were closed.
     pub fn close(&self) {
         self.tmux(&["kill-session"]);
     }
 
-    /// The program of that name that the shell runs, once it does.
+    /// Waits for a program of that name, started by the shell; returns its pid.
     pub fn child(&self, name: &str) -> i32 {
         eventually(&format!("the shell runs {name}"), || {
             let mut running = children(self.pid).into_iter();
@@ -118,7 +118,7 @@ impl Terminal {
         })
     }
 
-    /// Runs tmux; what it says.
+    /// Runs a tmux command; returns its output.
     fn tmux(&self, words: &[&str]) -> String {
         let output = output(tmux(&self.scratch.file("tmux")).args(words));
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -127,7 +127,7 @@ impl Terminal {
     }
 }
 
-/// With what every terminal has in its environment, and nothing that the user or a CI has set.
+/// With the variables that every terminal sets, and none that the user or a CI has set.
 fn tmux(socket: &Path) -> Command {
     let mut command = Command::new("tmux");
     command.args(["-u", "-f", "/dev/null", "-S"]).arg(socket);
@@ -138,7 +138,7 @@ fn tmux(socket: &Path) -> Command {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It ends what runs in it.
+        // It kills what runs in it.
         let socket = self.scratch.file("tmux");
         output(tmux(&socket).arg("kill-server"));
     }

@@ -1,6 +1,6 @@
 //! Probes switched from within while other threads execute their sites without a pause, and while
-//! other threads and other tools switch them too: with code written through /proc/self/mem, and by
-//! putting another page into the place of the one it is on.
+//! other threads and tools switch them too: with code written through /proc/self/mem, and by
+//! replacing the page that it is on.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,20 +15,20 @@ use crate::own::{Library, Own};
 
 const OFF: (State, u16) = (Disabled, 0);
 
-/// Held by each of these tests: their programs take all the processor they get.
+/// Held by each of these tests: their programs take all the processor time they get.
 fn busy() -> MutexGuard<'static, ()> {
     static BUSY: Mutex<()> = Mutex::new(());
     BUSY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Programs that change their code in the one way, and in the other.
+/// Programs that change their code in either way.
 fn both_ways() -> impl Iterator<Item = Own> {
     let by_page = Own::forms(Library::Shared).map(|mut own| {
-        own.tell("forbid-code");
+        own.command("forbid-code");
         let before = mappings_of_code(&own);
-        own.tell("enable-all");
-        own.tell("disable-all");
-        // The kernel does not join them again.
+        own.command("enable-all");
+        own.command("disable-all");
+        // The kernel does not join the mappings again.
         assert!(mappings_of_code(&own) > before);
         own
     });
@@ -40,8 +40,8 @@ fn mappings_of_code(own: &Own) -> usize {
     maps.lines().filter(|line| line.contains(" r-xp ")).count()
 }
 
-/// Its threads get on, none of the sites is on, and it ends well.
-fn assert_well(mut own: Own) {
+/// Its threads run on, no site is on, and it exits with success.
+fn assert_running(mut own: Own) {
     let rounds = |own: &mut Own| -> Vec<u64> {
         let report = own.ask("report");
         let rounds = report.split_ascii_whitespace().skip(1);
@@ -49,7 +49,7 @@ fn assert_well(mut own: Own) {
     };
     let before = rounds(&mut own);
     assert!(!before.is_empty());
-    eventually("all threads get on", || {
+    eventually("all threads run on", || {
         let now = rounds(&mut own);
         let mut both = now.iter().zip(&before);
         both.all(|(now, then)| now > then).then_some(())
@@ -64,9 +64,9 @@ fn assert_well(mut own: Own) {
 fn threads_run_on_while_their_sites_are_switched() {
     let _busy = busy();
     for mut own in both_ways() {
-        own.tell("spin 8");
+        own.command("spin 8");
         assert_eq!(own.ask("toggle 250 1"), "toggled 0 0");
-        assert_well(own);
+        assert_running(own);
     }
 }
 
@@ -76,9 +76,9 @@ fn threads_run_on_while_their_sites_are_switched() {
 fn threads_switching_the_same_probes_all_count() {
     let _busy = busy();
     for mut own in both_ways() {
-        own.tell("spin 2");
+        own.command("spin 2");
         assert_eq!(own.ask("toggle 100 4"), "toggled 0 0");
-        assert_well(own);
+        assert_running(own);
     }
 }
 
@@ -90,7 +90,7 @@ fn tools_outside_switching_the_same_probes_all_count() {
     let _busy = busy();
     let all = |action| Actions::of(action, Selector::All);
     for mut own in both_ways() {
-        own.tell("spin 2");
+        own.command("spin 2");
         own.talker.send("toggle 150 2");
         for live in [true, false].into_iter().cycle().take(UPDATES) {
             own.change(&all(Action::Enable), live);
@@ -98,7 +98,7 @@ fn tools_outside_switching_the_same_probes_all_count() {
         }
         let answer = own.talker.expect("toggled");
         assert!(answer.starts_with("toggled 0 "), "{answer}");
-        assert_well(own);
+        assert_running(own);
     }
 }
 
@@ -109,7 +109,7 @@ fn loading_and_unloading_objects_are_never_written_wrongly() {
     let _busy = busy();
     let plugin = fixture("objects/plugin.so");
     for mut own in both_ways() {
-        own.tell(&format!("churn {}", plugin.display()));
+        own.command(&format!("churn {}", plugin.display()));
         assert_eq!(own.ask("set 300"), "toggled 0 0");
         assert!(own.ask("states").contains(" ping=0/0 "));
         assert_eq!(own.run(), (0, 0));
@@ -123,7 +123,7 @@ fn loading_and_unloading_objects_are_never_written_wrongly() {
 fn no_page_is_ever_writable_and_executable() {
     let _busy = busy();
     for mut own in both_ways() {
-        own.tell("spin 2");
+        own.command("spin 2");
         let maps = format!("/proc/{}/maps", own.talker.pid());
         let code = || -> Vec<(u64, u64, String)> {
             let maps = fs::read_to_string(&maps).unwrap();
@@ -147,12 +147,12 @@ fn no_page_is_ever_writable_and_executable() {
             assert!(watcher.join().unwrap() > 100);
         });
         assert_eq!(code(), before);
-        assert_well(own);
+        assert_running(own);
     }
 }
 
-/// The mappings of code: where they begin in memory less where in the file, where they end, and of
-/// which file; those that follow on each other as one.
+/// The mappings of code: their start less their file offset, their end, and their file; adjacent
+/// ones joined.
 fn merged(maps: &str) -> Vec<(u64, u64, String)> {
     let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap();
     let mut merged: Vec<(u64, u64, String)> = Vec::new();

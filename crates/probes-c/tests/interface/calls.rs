@@ -1,4 +1,4 @@
-//! Every function of probes.h, called by a program that waits for lines otherwise.
+//! Every function of probes.h, called by a program that otherwise waits for lines.
 
 use std::process::Command;
 
@@ -22,19 +22,19 @@ fn program_switches_its_own_probes_with_either_library() {
         let before = Image::of(own.talker.pid()).text();
         own.assert_states(OFF, OFF);
         assert_eq!(own.run(), (0, 0));
-        own.tell("enable ping");
+        own.command("enable ping");
         own.assert_states(ON, OFF);
         assert_eq!(own.run(), (3, 0));
-        own.tell("enable-all");
+        own.command("enable-all");
         own.assert_states((Enabled, 2), ON);
         assert_eq!(own.run(), (3, 1));
-        own.tell("disable ping");
-        own.tell("disable-regexp p[oi]ng");
+        own.command("disable ping");
+        own.command("disable-regexp p[oi]ng");
         own.assert_states(OFF, OFF);
-        own.tell("enable-regexp po");
+        own.command("enable-regexp po");
         assert_eq!(own.ask("state pong"), "state 1");
         assert_eq!(own.ask("state ping"), "state 0");
-        own.tell("disable-all");
+        own.command("disable-all");
         own.assert_states(OFF, OFF);
         assert_eq!(own.run(), (0, 0));
         settle(own.talker.pid());
@@ -85,7 +85,7 @@ fn breakpoint_on_a_site_keeps_its_probe_unchanged() {
         assert!(answer.contains("found cc, expected 3d or e8"), "{answer}");
         assert!(answer.ends_with("; nothing was changed"), "{answer}");
         own.assert_states((Inconsistent, 0), OFF);
-        own.tell("enable pong");
+        own.command("enable pong");
         own.assert_states((Inconsistent, 0), ON);
     }
 }
@@ -101,10 +101,10 @@ fn half_an_update_is_repaired_by_set() {
             answer.contains("1 of 3 sites of \"ping\" are enabled and its counter is 0"),
             "{answer}"
         );
-        own.tell("set-on ping");
+        own.command("set-on ping");
         own.assert_states(ON, OFF);
-        own.tell("enable ping");
-        own.tell("set-off ping");
+        own.command("enable ping");
+        own.command("set-off ping");
         own.assert_states(OFF, OFF);
         own.end();
     }
@@ -126,7 +126,7 @@ fn child_and_parent_do_not_change_each_other() {
         assert_eq!(own.talker.expect("child hits"), "child hits ping=3 pong=1");
         own.talker.expect("forked");
         own.assert_states(OFF, OFF);
-        own.tell("enable ping");
+        own.command("enable ping");
         own.talker.send("fork");
         own.talker.expect("forked");
         own.assert_states(ON, OFF);
@@ -148,7 +148,7 @@ fn program_under_a_debugger_switches_its_probes() {
         eventually("gdb has it", || {
             (test_support::process::status(pid, "TracerPid") != "0").then_some(())
         });
-        own.tell("enable-all");
+        own.command("enable-all");
         assert_eq!(own.ask("states"), "states ping=1/1 pong=1/1");
         assert_eq!(own.run(), (3, 1));
     }
@@ -178,7 +178,7 @@ fn maps_of_code(pid: i32) -> Vec<String> {
 #[test]
 fn missing_proc_is_reported() {
     for mut own in Own::forms(Library::Shared) {
-        own.tell("forbid-open");
+        own.command("forbid-open");
         assert!(own.ask("enable ping").ends_with("; nothing was changed"));
         let answer = own.ask("open");
         assert!(answer.starts_with("failed cannot open /proc/"), "{answer}");
@@ -190,8 +190,8 @@ fn missing_proc_is_reported() {
 // promise: Own probes: A program that is not dumpable gets an error with that reason (2)
 #[test]
 fn program_that_is_not_dumpable_is_refused() {
-    // Root may look into everything: the program is another user's, linked so that it needs no file of
-    // a folder that he may not enter.
+    // Root may read everything: the program runs as another user, linked so that it needs no file
+    // of a folder that this user may not enter.
     for folder in programs(Library::Static) {
         let program = folder.file("own");
         let mut talker = if geteuid().is_root() {
@@ -236,10 +236,10 @@ fn program_with_another_pid_in_proc_switches_probes() {
 fn program_without_first_thread_switches_its_probes() {
     for mut own in Own::forms(Library::Shared) {
         own.talker.ask("leave", "ready");
-        own.tell("enable-all");
+        own.command("enable-all");
         own.assert_states(ON, ON);
-        own.tell("open");
-        own.tell("disable ping");
+        own.command("open");
+        own.command("disable ping");
         own.assert_states(OFF, ON);
         assert_eq!(own.run(), (0, 1));
         own.end();
@@ -252,17 +252,17 @@ fn program_without_first_thread_switches_its_probes() {
 fn sealed_code_is_switched_through_proc_mem_only() {
     for mut own in Own::forms(Library::Shared) {
         let is_sealed = own.ask("seal") == "done";
-        own.tell("enable-all");
-        own.tell("disable-all");
-        own.tell("forbid-code");
-        // Kernels before 6.10 seal nothing.
+        own.command("enable-all");
+        own.command("disable-all");
+        own.command("forbid-code");
+        // Kernels before 6.10 cannot seal memory.
         if is_sealed {
             let answer = own.ask("enable-all");
             assert!(answer.contains("Operation not permitted"), "{answer}");
             assert!(answer.ends_with("; what had been written was put back"));
             own.assert_states(OFF, OFF);
         } else {
-            own.tell("enable-all");
+            own.command("enable-all");
             own.assert_states(ON, ON);
         }
         own.end();

@@ -104,7 +104,7 @@ fn child_of_a_service_is_not_its_parent() {
     for mut service in services() {
         let refusal = service.ask("fork", "child ");
         assert!(refusal.contains(" is a child of "), "{refusal}");
-        // Of the child, which has switched its own.
+        // Of the child, which has switched its own probe.
         service.expect("probe request 1");
         service.expect("done");
         let states = service.ask("states", "states");

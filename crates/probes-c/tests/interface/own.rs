@@ -1,4 +1,4 @@
-//! The program `own`: built, started, and asked.
+//! The program `own`: built, started, and sent commands.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,13 +18,13 @@ pub(crate) enum Library {
 /// A running `own`.
 pub(crate) struct Own {
     pub(crate) talker: Talker,
-    /// The same process from here.
+    /// The same process, seen from here.
     pub(crate) target: Target,
     _folder: Scratch,
 }
 
 impl Own {
-    /// Position independent and not, linked with `library`, with its probes opened.
+    /// In both forms, linked with `library`, with its probes opened.
     pub(crate) fn forms(library: Library) -> impl Iterator<Item = Own> {
         programs(library).map(move |folder| {
             let mut talker = Talker::start(&folder.file("own"));
@@ -38,18 +38,18 @@ impl Own {
         })
     }
 
-    /// Sends a line; the answer.
+    /// Sends a line; returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> String {
         self.talker.ask(line, "")
     }
 
-    /// Sends a line that has to be obeyed.
+    /// Sends a line that has to succeed.
     #[track_caller]
-    pub(crate) fn tell(&mut self, line: &str) {
+    pub(crate) fn command(&mut self, line: &str) {
         assert_eq!(self.ask(line), "done", "{line}");
     }
 
-    /// The hits of `ping` and `pong` when all sites are executed once.
+    /// The hits of `ping` and `pong` if all sites are executed once.
     pub(crate) fn run(&mut self) -> (u64, u64) {
         let hits = |own: &mut Own| BTreeMap::from_iter(own.talker.hits());
         let before = hits(self);
@@ -60,7 +60,7 @@ impl Own {
         )
     }
 
-    /// Both probes are in these states, as it says and as is seen from here.
+    /// Asserts that both probes are in these states, as the program says and as seen from here.
     #[track_caller]
     pub(crate) fn assert_states(&mut self, ping: (State, u16), pong: (State, u16)) {
         let number = |state| match state {
@@ -80,7 +80,7 @@ impl Own {
         }
     }
 
-    /// Changes it from here, and waits for it.
+    /// Changes it from here, and waits for the result.
     pub(crate) fn change(&self, actions: &Actions, live: bool) {
         let options = Options {
             deadline: DEADLINE,
@@ -90,14 +90,14 @@ impl Own {
         self.target.update_with(actions, options).unwrap();
     }
 
-    /// Ends it by the end of its input, and checks that it was well.
+    /// Closes its input, and asserts that it exits with success.
     pub(crate) fn end(mut self) {
         self.talker.hang_up();
         assert!(self.talker.guard().wait().success());
     }
 }
 
-/// Folders with the program, position independent and not, linked with `library`.
+/// Folders with the program, in both forms, linked with `library`.
 pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
     ["-pie", "-no-pie"].into_iter().map(move |form| {
         let folder = Scratch::new();
@@ -106,7 +106,7 @@ pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
     })
 }
 
-/// A file that cargo has built before this binary, and put beside it.
+/// A file that cargo has built before this binary, beside it.
 pub(crate) fn beside(name: &str) -> PathBuf {
     let file = env::current_exe().unwrap().with_file_name(name);
     assert!(file.exists(), "no {}", file.display());

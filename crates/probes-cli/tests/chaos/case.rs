@@ -71,10 +71,7 @@ impl Case {
 
     /// How many of something: all, or a part of them in the short form.
     pub(crate) fn part_of(&self, all: usize) -> usize {
-        match self.is_long() {
-            true => all,
-            false => all / 10,
-        }
+        if self.is_long() { all } else { all / 10 }
     }
 
     /// Counts one.

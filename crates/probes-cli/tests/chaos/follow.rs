@@ -91,9 +91,10 @@ fn meet_many(case: &mut Case, subject: &mut Subject, followers: usize) {
     while begun < followers {
         let states = subject.truth();
         let has = |expected| states.values().any(|&(_, state)| state == expected);
-        let action = match has(State::Disabled) {
-            true => Action::Enable,
-            false => Action::Disable,
+        let action = if has(State::Disabled) {
+            Action::Enable
+        } else {
+            Action::Disable
         };
         // Objects that were loaded unfollowed are not as the others.
         let tool = begin(subject.pid(), action, true);

@@ -123,9 +123,10 @@ fn killed_launch_leaves_no_program_with_probes_unset() {
                     eventually("the program has ended, or was never started", || {
                         running(&copy).is_empty().then_some(())
                     });
-                    case.count(match has_run(&output, &fault) {
-                        true => "killed: the program has run",
-                        false => "killed: the program has not run",
+                    case.count(if has_run(&output, &fault) {
+                        "killed: the program has run"
+                    } else {
+                        "killed: the program has not run"
                     });
                     if status.success() {
                         break;

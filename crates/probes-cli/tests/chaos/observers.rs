@@ -217,9 +217,10 @@ fn observations_start_and_end_while_threads_run_handlers() {
             for cycle in 0..each {
                 let is_parked = file.to_string_lossy().contains("parked");
                 let is_shown = is_parked || cycle % 5 == 0;
-                let observation = match is_shown {
-                    true => everything(&target),
-                    false => all_but_shown(&target),
+                let observation = if is_shown {
+                    everything(&target)
+                } else {
+                    all_but_shown(&target)
                 };
                 let options = Options {
                     live: cycle % 2 == 0,
@@ -246,9 +247,10 @@ fn observations_start_and_end_while_threads_run_handlers() {
                 case.add("removed after two seconds only", u64::from(late));
                 events.dropped += observed.events.dropped;
                 events.events.append(&mut observed.events.events);
-                match is_shown {
-                    true => check(&observed, &events, &what),
-                    false => check_times(&observed, &what),
+                if is_shown {
+                    check(&observed, &events, &what)
+                } else {
+                    check_times(&observed, &what)
                 }
                 hits += observed.counts.total();
                 case.add("hits shown", events.events.len() as u64);

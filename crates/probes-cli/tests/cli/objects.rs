@@ -207,9 +207,10 @@ fn missing_files_of_a_program_are_named() {
             "ocaml-probes: warning: passed over: cannot open files that have no name any more: {a}, {b}\n\
              hint: use sudo, outside of containers: the kernel's own links to it are for root\n"
         );
-        match process::sees_deleted_files() {
-            true => assert_eq!(info.stderr, ""),
-            false => assert_eq!(info.stderr, warning),
+        if process::sees_deleted_files() {
+            assert_eq!(info.stderr, "")
+        } else {
+            assert_eq!(info.stderr, warning)
         }
         assert_eq!(
             info.answer().contains("plug disabled"),

@@ -195,9 +195,10 @@ fn library(text: &str) -> String {
     };
     let end = rest.find([',', ')']).unwrap_or(rest.len());
     let (path, rest) = rest.split_at(end);
-    match path.starts_with('/') && !path.starts_with("/proc/") {
-        true => format!("{name}(LIBRARY{rest}"),
-        false => text.to_owned(),
+    if path.starts_with('/') && !path.starts_with("/proc/") {
+        format!("{name}(LIBRARY{rest}")
+    } else {
+        text.to_owned()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Threads that are born and die all the time, of which none runs while an update is made; and tools
+//! Threads that are created and exit all the time, none of which runs during an update; and tools
 //! that are interrupted at any moment. (The chaos suite kills them.)
 
 use std::fs::File;
@@ -23,7 +23,7 @@ const UPDATES: usize = 200;
 /// Tools interrupted, on each of four targets.
 const TOOLS_OF_EACH: u32 = 50;
 
-/// Moments at which they are met, in a run or in an update.
+/// Moments at which a signal is sent, within a run or within an update.
 const STEPS: u32 = 25;
 
 /// How long a thread of `churn` lives.
@@ -32,15 +32,15 @@ const LIFE: Duration = Duration::from_micros(200);
 /// About as long as an update takes.
 const UPDATE: Duration = Duration::from_micros(200);
 
-/// How often each thread, or chain of threads, has gone over all sites.
+/// How often each thread, or chain of threads, has executed all sites.
 fn rounds(session: &mut Session) -> Vec<u64> {
     let line = session.talker.ask("report", "report");
     let words = line.split_ascii_whitespace().skip(1);
     words.map(|word| word.parse().unwrap()).collect()
 }
 
-/// Waits until each thread, or chain of threads, has gone over all sites.
-fn go_round(session: &mut Session) {
+/// Waits until each thread, or chain of threads, has executed all sites again.
+fn wait_for_round(session: &mut Session) {
     let then = rounds(session);
     eventually("every thread has gone on", || {
         let now = rounds(session);
@@ -49,14 +49,14 @@ fn go_round(session: &mut Session) {
     });
 }
 
-/// What is seen of an update from outside: between its first write and its last, the process has to
-/// stand still.
+/// What an outside observer sees of an update: between its first write and its last, no thread may
+/// run.
 struct Watch {
     memory: File,
     /// The opcode that is written first, and the counter that is written last.
     first: u64,
     last: u64,
-    /// The threads that each chain has had.
+    /// The number of threads that each chain has had.
     lives: File,
 }
 
@@ -91,24 +91,24 @@ impl Watch {
         lives
     }
 
-    /// Watches an update that enables everything, from its first write until before its last, and
-    /// says how long that was; nothing if it was too fast.
-    fn stands(&self, is_over: impl Fn() -> bool) -> Duration {
+    /// Watches an update that enables everything, from its first write until before its last.
+    /// Returns how long that was; zero if it was too fast.
+    fn measure_stop(&self, is_over: impl Fn() -> bool) -> Duration {
         while !self.has_begun() {
             if is_over() {
                 return Duration::ZERO;
             }
         }
         let (begun, then) = (Instant::now(), self.lives());
-        let mut stood = Duration::ZERO;
+        let mut stop_time = Duration::ZERO;
         loop {
             let (now, elapsed) = (self.lives(), begun.elapsed());
-            // Asked afterwards: what was seen was in time, then.
+            // Read afterwards, so the samples above were taken before the last write.
             if self.has_ended() {
-                return stood;
+                return stop_time;
             }
             assert_eq!(now, then, "a thread ran {elapsed:?} after the first write");
-            stood = elapsed;
+            stop_time = elapsed;
         }
     }
 }
@@ -119,7 +119,7 @@ impl Watch {
 fn no_thread_runs_between_first_and_last_write() {
     let _busy = busy();
     let folder = Scratch::new();
-    let mut stood = Duration::ZERO;
+    let mut stop_time = Duration::ZERO;
     for file in fixture_forms("churn_1000") {
         let lives = folder.file("lives");
         let session = Session::of(Talker::start_with(&file, [&lives]));
@@ -127,20 +127,24 @@ fn no_thread_runs_between_first_and_last_write() {
         for _ in 0..UPDATES {
             let is_over = AtomicBool::new(false);
             std::thread::scope(|scope| {
-                let watching = scope.spawn(|| watch.stands(|| is_over.load(Ordering::Acquire)));
+                let watching =
+                    scope.spawn(|| watch.measure_stop(|| is_over.load(Ordering::Acquire)));
                 session.apply(&all(Action::Enable)).unwrap();
                 is_over.store(true, Ordering::Release);
-                stood += watching.join().unwrap();
+                stop_time += watching.join().unwrap();
             });
             session.apply(&all(Action::Disable)).unwrap();
         }
         session.end();
     }
-    println!("stood for {stood:?} that were seen");
-    assert!(stood > LIFE * 10, "{stood:?}: too short to see anybody run");
+    println!("stop_time for {stop_time:?} that were seen");
+    assert!(
+        stop_time > LIFE * 10,
+        "{stop_time:?}: too short to see a thread run"
+    );
 }
 
-/// Whether somebody traces one of the process's threads.
+/// Whether a thread of the process is traced.
 fn is_traced(pid: i32) -> bool {
     process::threads(pid).into_iter().any(|tid| {
         let tracer = process::status(tid, "TracerPid");
@@ -148,17 +152,17 @@ fn is_traced(pid: i32) -> bool {
     })
 }
 
-/// Nobody traces it, and no thread stands.
+/// No thread is traced, and none is stopped.
 fn assert_released(pid: i32) {
     eventually("every thread is released", || {
-        let stands = |tid| process::status(tid, "State").starts_with(['t', 'T']);
-        let stands = process::threads(pid).into_iter().any(stands);
-        (!stands && !is_traced(pid)).then_some(())
+        let is_stopped = |tid| process::status(tid, "State").starts_with(['t', 'T']);
+        let is_stopped = process::threads(pid).into_iter().any(is_stopped);
+        (!is_stopped && !is_traced(pid)).then_some(())
     });
 }
 
-/// Turns without giving up the processor: the moments that count here are microseconds apart.
-fn turn_until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Busy-waits: the moments that count here are microseconds apart.
+fn spin_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < DEADLINE, "still waiting until {what}");
@@ -174,10 +178,10 @@ fn toggle(pid: i32) -> Guard {
     Guard::spawn(toggle.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Sends `signal` to so many tools that update the process, one after the other: to one somewhere
-/// in its run, to the next somewhere in its update, a little later each time. Says how many were
-/// met in an update.
-fn meet_tools(
+/// Sends `signal` to this many tools that update the process, one after the other: to one somewhere
+/// in its run, to the next somewhere in its update, a little later each time. Returns how many were
+/// hit during an update.
+fn signal_tools(
     pid: i32,
     tools: u32,
     signal: Signal,
@@ -185,7 +189,7 @@ fn meet_tools(
 ) -> u32 {
     let begun = Instant::now();
     let mut tool = toggle(pid);
-    turn_until("the tool ends", || !tool.is_running());
+    spin_until("the tool exits", || !tool.is_running());
     let run = begun.elapsed();
     afterwards(0, tool.wait());
 
@@ -199,13 +203,13 @@ fn meet_tools(
         let mut tool = toggle(pid);
         let mut delay = run * step / STEPS;
         if number % 2 == 1 {
-            turn_until("the tool traces the process, or ends", || {
+            spin_until("the tool traces the process, or exits", || {
                 is_traced(pid) || !tool.is_running()
             });
             delay = UPDATE * step / STEPS;
         }
         let begun = Instant::now();
-        turn_until("it is time", || begun.elapsed() >= delay);
+        spin_until("it is time", || begun.elapsed() >= delay);
         if tool.is_running() {
             met += u32::from(is_traced(pid));
             sent += 1;
@@ -223,13 +227,13 @@ fn targets() -> impl Iterator<Item = (PathBuf, &'static [&'static str])> {
     spinning.into_iter().chain(churning)
 }
 
-/// The process was let go, goes on, and what it is left with can be told. Returns the state.
-fn assert_well(session: &mut Session, number: u32) -> State {
+/// Asserts that the process is detached and runs, with a state that can be read; returns the state.
+fn assert_running(session: &mut Session, number: u32) -> State {
     assert_released(session.pid());
     session.talker.ask("counters", "sem");
-    // Takes its time where there are more threads than processors.
+    // Takes a while if there are more threads than processors.
     if number % 10 == 0 {
-        go_round(session);
+        wait_for_round(session);
     }
     let states = session.states();
     assert_eq!(states["pong"], (0, State::Disabled), "tool {number}");
@@ -244,12 +248,12 @@ fn interrupted_tool_leaves_all_or_nothing() {
     for (file, args) in targets() {
         let mut session = Session::of(Talker::start_with(&file, args));
         let pid = session.pid();
-        met += meet_tools(pid, TOOLS_OF_EACH, Signal::SIGINT, |number, status| {
+        met += signal_tools(pid, TOOLS_OF_EACH, Signal::SIGINT, |number, status| {
             interrupted += u32::from(status.signal() == Some(Signal::SIGINT as i32));
-            let state = assert_well(&mut session, number);
+            let state = assert_running(&mut session, number);
             assert_ne!(state, State::Inconsistent, "tool {number}: {status}");
         });
-        go_round(&mut session);
+        wait_for_round(&mut session);
         session.end();
     }
     println!("{interrupted} interrupted, {met} signals came in an update");

@@ -1,5 +1,5 @@
-//! Code that is not simply the file's, mapped as it was linked: sealed, in huge pages, moved away
-//! and back, under somebody else's uprobe.
+//! Code that is not simply mapped from its file: sealed, in huge pages, moved away and back, or
+//! with another tool's uprobe.
 
 use std::fs;
 use std::io::Write;
@@ -81,7 +81,7 @@ fn code_that_comes_and_goes_is_changed_whole() {
     }
 }
 
-/// A breakpoint at an address: a uprobe where we may have one, else as a debugger writes it.
+/// A breakpoint at an address: a uprobe if permitted, else written as a debugger writes it.
 enum Breakpoint {
     Uprobe { folder: PathBuf, event: String },
     Poked { pid: i32, at: u64, byte: u8 },
@@ -106,7 +106,7 @@ impl Breakpoint {
         }
         let byte = peek(pid, at.0, 1)[0];
         poke(pid, at.0, &[0xcc]);
-        // What the kernel puts back is what the file has.
+        // The kernel restores what the file has.
         let byte = if byte == 0xe8 { 0x3d } else { byte };
         Breakpoint::Poked {
             pid,
@@ -141,7 +141,8 @@ impl Drop for Breakpoint {
 #[test]
 fn uprobe_on_a_site_keeps_its_probe_unchanged() {
     for file in fixture_forms("gen_ocaml_1") {
-        // A uprobe is on the file: on this copy, which nobody else runs. Its path may have no space.
+        // A uprobe belongs to a file: this copy, which no other process runs. Its path may have no
+        // space.
         let scratch = Scratch::new();
         let copy = scratch.copy(&file, "program");
         let link = std::env::temp_dir().join(format!("ocaml-probes-{}", std::process::id()));
@@ -162,7 +163,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
         let offset = file_offset(&copy, in_file);
         session.image();
 
-        // On the nop, where tracers put it that know nothing of us but the note.
+        // On the nop, where tracers put it that know only the note.
         let refused = |bytes: &str| {
             let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
             let message = error.to_string();
@@ -183,13 +184,13 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
             name == "late"
         });
 
-        // On the opcode of a site that is on.
+        // On the opcode of an enabled site.
         let opcode = LiveAddr(site.0 + 1);
         let breakpoint = Breakpoint::set(pid, opcode, &link, offset + 1);
         assert_eq!(peek(pid, opcode.0, 1), [0xcc]);
         refused("cc, expected 3d or e8");
         drop(breakpoint);
-        // What was there is what the file has: off, though the counter says on.
+        // The kernel has restored what the file has: off, though the counter says on.
         assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
         assert_eq!(session.state("late"), State::Inconsistent);
         session.apply(&all(Action::Enable).force(true)).unwrap();
@@ -199,7 +200,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
     }
 }
 
-/// Where an address of a program is in its file, as readelf says.
+/// The file offset of an address of a program, according to readelf.
 fn file_offset(file: &Path, address: u64) -> u64 {
     let headers = output(Command::new("readelf").args(["-lW", "--"]).arg(file));
     let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();

@@ -1,4 +1,4 @@
-//! Programs in namespaces of their own: user, mount and pid, and another root folder.
+//! Programs in their own user, mount and pid namespaces, with another root folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn container(program: &Path, plugin: &Path) -> Container {
 fn start(container: &Container, plugin: &Path) -> Session {
     let (mut talker, pid) = container.start(Path::new("/host"));
     talker.ask(&format!("load {}", plugin.display()), "loaded");
-    // Known here by a pid that it does not know itself.
+    // The pid here differs from the one inside.
     Session::inside(talker, Target::open(pid).unwrap())
 }
 

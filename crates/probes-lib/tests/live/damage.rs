@@ -1,5 +1,6 @@
-//! Memory that is not as it has to be: foreign bytes at a site, counters that contradict or are
-//! full, text that cannot be written. Nothing is changed then, and all is well once it is repaired.
+//! Memory that is not as expected: foreign bytes at a site, counters that contradict each other or
+//! are full, code that cannot be written. Nothing is changed then, and everything works once it is
+//! repaired.
 
 use probes_lib::{Action, Effect, Error, ErrorKind, LiveAddr, Selector, SiteCode, State};
 use test_support::process::{peek, poke};
@@ -7,12 +8,13 @@ use test_support::{Talker, fixture_forms, program_forms};
 
 use crate::session::{Session, all, named};
 
-/// What somebody writes over a site, what is said of it, and what it looks like.
+/// Bytes that another tool writes over a site, what the error says of them, and what they look
+/// like.
 struct Foreign {
     offset: u64,
     bytes: &'static [u8],
     reason: &'static str,
-    /// Whether it can still be told if the probe is on.
+    /// Whether an enabled probe with these bytes is still recognised as such.
     readable: bool,
 }
 
@@ -59,7 +61,7 @@ const FOREIGN: [Foreign; 6] = [
 ];
 
 impl Foreign {
-    /// How an error shows it in a site that holds `found`: as little as tells what is wrong.
+    /// How an error prints it in a site that holds `found`: as few bytes as show the defect.
     fn shown(&self, found: [u8; 6]) -> String {
         match (self.offset, self.bytes) {
             (0, [nop]) => format!("{nop:02x}, expected 90: "),
@@ -106,7 +108,7 @@ fn foreign_bytes_at_one_site_refuse_the_update() {
         } else {
             "shared"
         };
-        // On and off: the bytes are told from both.
+        // Checked with the probe on and off.
         for on in [false, true] {
             let site = *sites(&session, name).last().unwrap();
             let own: [u8; 6] = peek(session.pid(), site.0, 6).try_into().unwrap();
@@ -153,7 +155,8 @@ fn foreign_bytes_at_one_site_refuse_the_update() {
                 }
                 poke(session.pid(), site.0, &own);
             }
-            // Restored, all is as ever, as are the probes beside the one that was spoiled.
+            // Once it is restored, everything works as usual, as do the probes beside the damaged
+            // one.
             let action = [Action::Enable, Action::Disable][usize::from(on)];
             session.update(action, Selector::All, |_| true);
             let hits = session.run();
@@ -224,7 +227,7 @@ fn full_counter_is_refused_and_can_count_down() {
         let name = &names[0];
         let all_counters = counters(&session, name);
         let set = |at: LiveAddr, value: u16| poke(session.pid(), at.0, &value.to_le_bytes());
-        // The last of its counters only: the smallest says nothing of it.
+        // Only the last of its counters: the smallest one does not show it.
         set(*all_counters.last().unwrap(), u16::MAX);
         let error = refused_unchanged(&session, &all(Action::Enable));
         assert!(matches!(error.kind(), ErrorKind::CounterFull { .. }));
@@ -266,7 +269,7 @@ fn contradicting_counters_and_sites_are_repaired_by_force() {
             .unwrap();
         let site = sites(&session, name)[1].0 + 1;
         let counter = counters(&session, name)[1].0;
-        // A counter of several is on; one site is on; the counters are not alike; a site is off.
+        // One counter of several is on; one site is on; the counters differ; one site is off.
         let spoilt: [(bool, u64, &[u8]); 4] = [
             (false, counter, &[1, 0]),
             (false, site, &[0xe8]),
@@ -305,7 +308,7 @@ fn contradicting_counters_and_sites_are_repaired_by_force() {
 fn breakpoint_beside_a_site_survives_its_writes() {
     for file in fixture_forms("spin_1000") {
         let session = Session::of(Talker::start(&file));
-        // Between the sites of one page; where the code is never executed meanwhile.
+        // Between the sites of one page, where the code is not executed meanwhile.
         let site = sites(&session, "probe_0")[3];
         let at = site.0 + 6;
         let own = peek(session.pid(), at, 1);

@@ -1,4 +1,4 @@
-//! A thousand updates of a service that never stops working, and what they leave behind: nothing.
+//! A thousand updates of a service that never stops working, which leave nothing behind.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::session::{Session, all};
 
 const ROUNDS: usize = 1000;
 
-/// What must not change in a process that is updated, or in the one that updates.
+/// What must stay the same in a process that is updated, and in the one that updates it.
 #[derive(Debug, PartialEq, Eq)]
 struct Belongings {
     descriptors: Vec<String>,
@@ -64,7 +64,7 @@ fn service_survives_a_thousand_updates() {
                         .iter()
                         .all(|one| (one.before, one.after) == (0, 1))
                 );
-                // Now and then, let it hit them, and see that it does.
+                // Now and then, let it hit the probes, and check that it does.
                 if round % 100 == 0 {
                     watch(&mut session, &mut hits, "tick", "probe");
                 }
@@ -89,10 +89,10 @@ fn service_survives_a_thousand_updates() {
                 .assert_same(&text, "the service's code");
             assert!(matches!(process::state(pid), Some('R' | 'S')));
 
-            // Every handler that ran has printed its line, and nothing was counted without.
+            // Every handler that ran has printed its line, and none was counted without running.
             kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
             let counts = loop {
-                let line = session.talker.line().expect("it goes on");
+                let line = session.talker.line().expect("it runs on");
                 if let Some(counts) = line.strip_prefix("handlers ") {
                     break counts.to_owned();
                 }
@@ -102,7 +102,7 @@ fn service_survives_a_thousand_updates() {
                 let (name, count) = one.split_once('=').unwrap();
                 let printed = hits.get(name).copied().unwrap_or(0);
                 assert_eq!(count, printed.to_string(), "{name}: counted, printed");
-                // The cache may have missed nothing just then.
+                // There may have been no cache miss just then.
                 assert!(printed > 0 || name == "cache_miss", "{name}");
             }
             session.talker.expect("tick");
@@ -110,7 +110,8 @@ fn service_survives_a_thousand_updates() {
     });
 }
 
-/// Reads up to a line that begins with `last`, where the last tick was not watched, or was.
+/// Reads up to a line that begins with `last`, which may or may not have a watched last tick before
+/// it.
 fn watch(session: &mut Session, hits: &mut BTreeMap<String, u64>, last: &str, first: &str) {
     let mut begun = false;
     loop {

@@ -1,5 +1,5 @@
-//! What is learnt of hits, held against a program that counts them itself: to the last one, whatever
-//! its threads do when an observation begins and ends.
+//! Observations compared with a program that counts its own hits: they agree to the last hit,
+//! whatever its threads do when an observation starts and ends.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,19 +12,19 @@ use test_support::{Talker, eventually, fixture_forms};
 use crate::observe::{options, strange_code};
 use crate::session::all;
 
-/// Observations of each number of threads, of both programs together.
+/// Observations for each number of threads, of both programs together.
 const CYCLES: usize = 100;
 
-/// What a thread says of itself.
+/// What a thread reports about itself.
 #[derive(Clone, Copy, Debug)]
 struct Own {
     rounds: u64,
-    /// How often the sites called somebody: when they were observed, or on.
+    /// How often the sites called a trampoline or handler: while observed, or enabled.
     starts: u64,
     stops: u64,
 }
 
-/// With so many threads, which stand. They leave the tool more than the time of one of them.
+/// Starts a program with this many threads, which wait. They run with a lower priority than the tool.
 fn start(file: &Path, threads: usize) -> Talker {
     let mut command = Command::new("nice");
     command.args(["-n", "10", "--"]).arg(file);
@@ -33,8 +33,8 @@ fn start(file: &Path, threads: usize) -> Talker {
     talker
 }
 
-/// What each thread says of itself, once all stand between two rounds.
-fn stand(talker: &mut Talker) -> Vec<Own> {
+/// What each thread reports, once all wait between two rounds.
+fn rest(talker: &mut Talker) -> Vec<Own> {
     let line = talker.ask("stand", "standing");
     let words = line.split_ascii_whitespace().skip(1);
     let of = |word: &str| {
@@ -48,7 +48,7 @@ fn stand(talker: &mut Talker) -> Vec<Own> {
     words.map(of).collect()
 }
 
-/// What a thread did meanwhile.
+/// What a thread did between two reports.
 fn since(before: &[Own], after: &[Own]) -> Vec<Own> {
     let both = before.iter().zip(after);
     both.map(|(before, after)| Own {
@@ -63,10 +63,10 @@ fn sum(own: &[Own], of: impl Fn(&Own) -> u64) -> u64 {
     own.iter().map(of).sum()
 }
 
-/// How an observation meets the program.
+/// How an observation is made.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    /// Whether all threads stand when it begins, and when it ends.
+    /// Whether all threads wait between rounds when it starts, and when it ends.
     begins_at_rest: bool,
     ends_at_rest: bool,
     /// Whether the probes are switched on and off meanwhile.
@@ -84,7 +84,7 @@ impl Plan {
             begins_at_rest: cycle % 3 == 1,
             ends_at_rest: cycle % 5 % 2 == 1,
             switches: cycle % 7 >= 4,
-            // Where threads do not rest (every fourth time), reading takes long.
+            // If threads never pause (every fourth time), reading takes long.
             shows: cycle % 8 != 4,
             reads: cycle % 9 < 5,
             hits: [1, 100, 1000, 3000][cycle % 5 % 4],
@@ -94,26 +94,24 @@ impl Plan {
     fn observation(self) -> Observation {
         let observation = Observation::new().count(Selector::All);
         let observation = observation.time("start", "stop");
-        match self.shows {
-            true => observation.watch(Selector::name("start")),
-            false => observation,
+        if self.shows {
+            observation.watch(Selector::name("start"))
+        } else {
+            observation
         }
     }
 }
 
-/// The threads stand before and after. What was learnt, and all events, those that were read
-/// meanwhile among them.
+/// All threads wait before and after. Returns the results, and all events, including those that
+/// were read meanwhile.
 fn observe(talker: &mut Talker, target: &Target, plan: Plan) -> (Observed, Events, Vec<Own>) {
-    let mut observer = match plan.begins_at_rest {
-        true => {
-            let observer = target.observe(&plan.observation(), options()).unwrap();
-            talker.ask("go", "going");
-            observer
-        }
-        false => {
-            talker.ask("go", "going");
-            target.observe(&plan.observation(), options()).unwrap()
-        }
+    let mut observer = if plan.begins_at_rest {
+        let observer = target.observe(&plan.observation(), options()).unwrap();
+        talker.ask("go", "going");
+        observer
+    } else {
+        talker.ask("go", "going");
+        target.observe(&plan.observation(), options()).unwrap()
     };
     let mut events = Events::default();
     eventually("there are hits", || {
@@ -131,22 +129,19 @@ fn observe(talker: &mut Talker, target: &Target, plan: Plan) -> (Observed, Event
             target.update_with(&all(action), options).unwrap();
         }
     }
-    let (mut observed, own) = match plan.ends_at_rest {
-        true => {
-            let own = stand(talker);
-            (observer.remove().unwrap(), own)
-        }
-        false => {
-            let observed = observer.remove().unwrap();
-            (observed, stand(talker))
-        }
+    let (mut observed, own) = if plan.ends_at_rest {
+        let own = rest(talker);
+        (observer.remove().unwrap(), own)
+    } else {
+        let observed = observer.remove().unwrap();
+        (observed, rest(talker))
     };
     events.dropped += observed.events.dropped;
     events.events.append(&mut observed.events.events);
     (observed, events, own)
 }
 
-/// Each hit is shown once, in its thread's order, or lost.
+/// Each hit is shown once, in its thread's order, or counted as dropped.
 fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
     assert_eq!(
         events.events.len() as u64 + events.dropped,
@@ -169,7 +164,7 @@ fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
         let (before, own) = (before[*thread as usize], own[*thread as usize]);
         let all = before.rounds..before.rounds + own.rounds;
         assert!(rounds.iter().all(|round| all.contains(round)), "{what}");
-        // Between processors, the clocks that they are sorted by may differ a little.
+        // The clocks that events are sorted by may differ a little between processors.
         let mut sorted = rounds.clone();
         sorted.sort_unstable();
         sorted.dedup();
@@ -194,7 +189,7 @@ fn check(plan: Plan, before: &[Own], after: &[Own], observed: &Observed, events:
             assert_eq!((own.starts, own.stops), (own.rounds, own.rounds), "{what}");
         }
     }
-    // A thread is between the two at the beginning, or in the end, or is not.
+    // A thread may be between the two sites at the start or at the end.
     let latency = &observed.latencies[0];
     let unmatched = (latency.unmatched_starts(), latency.unmatched_stops());
     assert_eq!(latency.count() + unmatched.0, starts, "{what}");
@@ -217,10 +212,10 @@ fn observation_equals_the_programs_own_count() {
             let mut talker = start(&file, threads);
             let text = Image::of(talker.pid()).text();
             let target = Target::open(talker.pid()).unwrap();
-            let mut before = stand(&mut talker);
+            let mut before = rest(&mut talker);
             let mut lossless = 0;
             for cycle in 0..CYCLES / 2 {
-                // Where threads sleep, no hit is lost.
+                // If threads sleep, no hit is dropped.
                 let sleep = if cycle % 4 == 0 { 0 } else { 1 };
                 talker.ask(&format!("sleep {sleep}"), "sleeping");
                 let plan = Plan::of(cycle);
@@ -244,7 +239,7 @@ fn observation_equals_the_handlers_count() {
         for threads in [1, 4, 16] {
             let mut talker = start(&file, threads);
             let target = Target::open(talker.pid()).unwrap();
-            let mut before = stand(&mut talker);
+            let mut before = rest(&mut talker);
             for cycle in 0..10 {
                 let options = Options {
                     live: cycle % 2 == 0,

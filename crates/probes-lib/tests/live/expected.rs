@@ -1,5 +1,5 @@
-//! What each target is expected to have and to do: of the fixtures what expected.txt says, of the
-//! OCaml programs what the table in test-programs/README.md says.
+//! What each target is expected to have and to do: expected.txt says it for fixtures, and the table
+//! in test-programs/README.md for OCaml programs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use test_support::{fixture_forms, program_forms};
 pub(crate) struct Subject {
     pub(crate) file: PathBuf,
     pub(crate) probes: BTreeMap<String, Expected>,
-    /// It tells the hits of all names together only.
+    /// It prints only the sum of the hits of all names.
     pub(crate) sum_only: bool,
 }
 
@@ -23,14 +23,14 @@ pub(crate) struct Expected {
     pub(crate) built: u64,
     /// Hits of one run with all probes on.
     pub(crate) on: u64,
-    /// Hits of one run with only this name on besides what is on as built.
+    /// Hits of one run with only this name on, besides those that are on as built.
     pub(crate) alone: u64,
 }
 
 impl Subject {
-    /// The hits of one run, if `hits` says how many each name has.
+    /// The expected hits of one run, if `hits` gives the number for each name.
     pub(crate) fn hits(&self, hits: impl Fn(&str, &Expected) -> u64) -> BTreeMap<String, u64> {
-        // What has neither sites nor tests of its counter is not counted by its program.
+        // A name with neither sites nor tests of its counter is not counted by its program.
         let each = self.probes.iter().filter(|(_, probe)| probe.on > 0);
         if self.sum_only {
             let sum = each.map(|(name, probe)| hits(name, probe)).sum();
@@ -66,7 +66,7 @@ pub(crate) fn fixture_subjects(fixture: &str) -> Vec<Subject> {
             alone: number(6) / share,
         };
         if row[2] == "*" {
-            // As many names as semaphores, and all alike.
+            // As many names as semaphores, all alike.
             let names = number(7);
             probes.extend((0..names).map(|i| (format!("probe_{i}"), one(names))));
             continue;
@@ -96,7 +96,7 @@ fn rows() -> impl Iterator<Item = Vec<&'static str>> {
         .filter(|row| row.len() == 8 && PROVIDERS.contains(&row[1]))
 }
 
-/// The OCaml programs that run a round when told to, in both forms.
+/// The OCaml programs that run a round on request, in both forms.
 pub(crate) fn rounds() -> Vec<Subject> {
     // Name, sites, hits as built, with all on, alone.
     let handlers = [

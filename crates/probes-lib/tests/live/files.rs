@@ -1,4 +1,4 @@
-//! The program's file is the one that runs, whatever has become of its path since.
+//! The program's file is the one that runs, whatever has happened to its path since.
 
 use std::fs;
 
@@ -92,7 +92,7 @@ fn copies_of_one_program_are_changed_separately() {
         one.update(Action::Enable, Selector::All, |_| true);
         Image::of(other.pid()).assert_same(&image, "the other process");
         assert!(other.run().values().all(|&hits| hits == 0));
-        // And the file is as it was.
+        // And the file is unchanged.
         let table = probes_lib::ProbeTable::read(&file).unwrap();
         let mut sites = table.probes().flat_map(|probe| probe.sites());
         assert!(sites.all(|site| site.code().enabled() == Some(false)));

@@ -1,5 +1,4 @@
-//! Every fixture: what its probes are, and that each selector changes what it is for and nothing
-//! else.
+//! Every fixture: what its probes are, and that each selector changes exactly what it selects.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +9,8 @@ use test_support::process::{Image, settle};
 use crate::expected::{self, Subject};
 use crate::session::{Session, all, busy, named};
 
-/// Those that a test of their own is about: counters that contradict sites, code that cannot be
-/// written, or is not the file's any more, programs that never stand still.
+/// Fixtures with a test of their own: counters that contradict sites, code that cannot be written
+/// or is no longer that of the file, programs that never pause.
 const OTHERWISE: [&str; 14] = [
     "interrupted",
     "shared_text",
@@ -86,7 +85,7 @@ fn all_fixture_probes_are_enabled_and_disabled_twice() {
     }
 }
 
-/// Enables all twice, disables all twice, and looks at hits, states and memory each time.
+/// Enables all twice, disables all twice, and checks hits, states and memory each time.
 pub(crate) fn on_and_off(subject: &Subject, session: &mut Session) {
     let what = subject.file.display();
     let built = subject.hits(|_, probe| probe.built);
@@ -94,7 +93,7 @@ pub(crate) fn on_and_off(subject: &Subject, session: &mut Session) {
     let text = session.image().text();
     let states = session.states();
     for (name, probe) in &subject.probes {
-        // A name without sites has no hits to tell its state by.
+        // A name without sites has no hits that could show its state.
         if probe.sites > 0 {
             let state = [State::Disabled, State::Enabled][usize::from(probe.built > 0)];
             assert_eq!(
@@ -111,16 +110,16 @@ pub(crate) fn on_and_off(subject: &Subject, session: &mut Session) {
         assert_eq!(session.run(), on, "{what}: on, {round}");
     }
     session.update(Action::Disable, Selector::All, |_| true);
-    assert_eq!(session.run(), on, "{what}: one of two taken back");
+    assert_eq!(session.run(), on, "{what}: one of two undone");
     session.update(Action::Disable, Selector::All, |_| true);
-    assert_eq!(session.run(), built, "{what}: both taken back");
+    assert_eq!(session.run(), built, "{what}: both undone");
     assert_eq!(session.states(), states, "{what}");
     session
         .image()
         .text()
         .assert_same(&text, "the text after all");
 
-    // With nothing run between, nothing at all may be left behind.
+    // If nothing has run in between, nothing at all may remain.
     let before = session.image();
     session.apply(&all(Action::Enable)).unwrap();
     session.apply(&all(Action::Disable)).unwrap();
@@ -174,7 +173,7 @@ fn each_name_is_changed_by_every_selector() {
     }
 }
 
-/// Every name by itself, through every selector that can name it.
+/// Every name by itself, through every selector that can select it.
 pub(crate) fn each_alone(subject: &Subject, session: &mut Session) {
     for name in subject.probes.keys() {
         let is_it = |other: &str| other == name;
@@ -363,7 +362,7 @@ fn interrupted_update_is_refused_and_repaired_by_force() {
         session.image().assert_same(&before, "after refusals");
         assert_eq!(session.run(), subject.hits(|_, probe| probe.built));
 
-        // What is whole can be changed all the same.
+        // What is intact can be changed all the same.
         session.update(Action::Enable, Selector::name("whole"), |name| {
             name == "whole"
         });
@@ -396,7 +395,7 @@ fn force_sets_counters_whatever_they_were() {
                 .all(|one| (one.before, one.after, one.sites) == (3, 1, 0))
         );
         assert!(session.run().values().all(|&hits| hits > 0));
-        // Named and off is no error when forced.
+        // A named probe that is off is no error when forced.
         let off = named(Action::Disable, "many").force(true);
         session.apply(&off).unwrap();
         let report = session.apply(&off).unwrap();
@@ -419,7 +418,7 @@ fn threads_hit_probes_only_while_enabled() {
             words.map(|word| word.parse().unwrap()).collect()
         };
         session.apply(&named(Action::Enable, "pong")).unwrap();
-        // Each thread is seen to go round: it runs, and has met the probe.
+        // Each thread is seen to finish a round: it runs, and has reached the probe.
         let begun = rounds(&mut session);
         test_support::eventually("every thread goes round", || {
             let now = rounds(&mut session);
@@ -438,7 +437,7 @@ fn threads_hit_probes_only_while_enabled() {
         Image::of(pid)
             .text()
             .assert_same(&text, "the text at the end");
-        // Handlers that were running then may still have counted; from now on, none.
+        // Handlers that were running then may still have counted; from now on, none does.
         let begun = rounds(&mut session);
         test_support::eventually("every thread goes round again", || {
             let now = rounds(&mut session);

@@ -1,4 +1,4 @@
-//! Following, in the process that has started what is followed.
+//! Following, from the process that started the followed program.
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Mutex;
@@ -9,29 +9,29 @@ use nix::unistd::Pid;
 use probes_lib::{Action, Actions, FollowEvent, Options, Selector, Target, follow};
 use test_support::{Talker, eventually, fixture_forms};
 
-/// Follows a program while `scenario` goes on; what was told, in the words of `Debug`, without what
-/// each was told with.
+/// Follows a program while `scenario` runs; returns the events in the words of `Debug`, without
+/// their fields.
 fn followed(talker: &mut Talker, scenario: impl FnOnce(&mut Talker, &AtomicBool)) -> Vec<String> {
     let target = Target::open(talker.pid()).unwrap();
-    let (is_over, told) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let (is_over, events) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let actions = Actions::of(Action::Enable, Selector::All);
     std::thread::scope(|scope| {
         let following = scope.spawn(|| {
             let mut tell = |event: FollowEvent| {
                 let event = format!("{event:?}");
                 let word = event.split([' ', '(']).next().unwrap_or_default();
-                told.lock().unwrap().push(word.to_owned());
+                events.lock().unwrap().push(word.to_owned());
             };
             let is_over = || is_over.load(Ordering::Relaxed);
             follow(&[target], &actions, Options::default(), &mut tell, &is_over)
         });
         eventually("it is followed", || {
-            (!told.lock().unwrap().is_empty()).then_some(())
+            (!events.lock().unwrap().is_empty()).then_some(())
         });
         scenario(talker, &is_over);
         following.join().unwrap().unwrap();
     });
-    told.into_inner().unwrap()
+    events.into_inner().unwrap()
 }
 
 // promise: Following: The exit status of a followed child of our own process is left to the code
@@ -41,20 +41,22 @@ fn status_of_our_own_child_is_not_consumed() {
     for family in fixture_forms("family") {
         for is_killed in [false, true] {
             let mut talker = Talker::start(&family);
-            let told = followed(&mut talker, |talker, _| {
+            let events = followed(&mut talker, |talker, _| {
                 assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
                 talker.expect("started 0");
-                match is_killed {
-                    true => kill(Pid::from_raw(talker.pid()), Signal::SIGKILL).unwrap(),
-                    false => talker.send("quit"),
+                if is_killed {
+                    kill(Pid::from_raw(talker.pid()), Signal::SIGKILL).unwrap()
+                } else {
+                    talker.send("quit")
                 }
             });
-            // It has returned, as nobody is left.
-            assert_eq!(told, ["Set", "Forked", "Ended", "Ended"]);
+            // It has returned, as no process is left.
+            assert_eq!(events, ["Set", "Forked", "Ended", "Ended"]);
             let status = talker.guard().wait();
-            let expected = match is_killed {
-                true => (None, Some(Signal::SIGKILL as i32)),
-                false => (Some(0), None),
+            let expected = if is_killed {
+                (None, Some(Signal::SIGKILL as i32))
+            } else {
+                (Some(0), None)
             };
             assert_eq!((status.code(), status.signal()), expected);
         }

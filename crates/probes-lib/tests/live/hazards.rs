@@ -1,5 +1,5 @@
-//! Processes in conditions that break tools: stopped, frozen, confined by seccomp, with a thousand
-//! threads, privileged, with the number of one that has ended.
+//! Processes in conditions that break tools: stopped, frozen, under seccomp, with a thousand
+//! threads, privileged, with the pid of an earlier process.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +29,7 @@ fn all_threads_are(pid: i32, state: char) -> Option<()> {
 //    exit, and nothing else (2 × 4 signals × 40 updates, under a parent that polls)
 #[test]
 fn parent_of_a_stopped_process_sees_nothing_else() {
-    // The part of the tool: what another process traces is not seen by our waits.
+    // In the role of the tool: stops by another process's ptrace are not seen by our waits.
     if let Some(pid) = role() {
         let target = Target::open(pid.parse().unwrap()).unwrap();
         for action in [Action::Enable, Action::Disable]
@@ -51,32 +51,32 @@ fn parent_of_a_stopped_process_sees_nothing_else() {
         Signal::SIGTTOU,
     ];
     for file in fixture_forms("threads_spin") {
-        // Of an orphaned process group, which ours is in some containers, only SIGSTOP stops any.
+        // In an orphaned process group, which ours may be, only SIGSTOP stops a process.
         let mut talker = Talker::spawn(Command::new(&file).arg("3").process_group(0));
         talker.expect("ready");
         let mut session = Session::of(talker);
         let pid = Pid::from_raw(session.pid());
-        let told = || waitid(Id::Pid(pid), news).unwrap();
+        let seen = || waitid(Id::Pid(pid), news).unwrap();
         for signal in stops {
             kill(pid, signal).unwrap();
-            eventually("its parent is told that it has stopped", || {
-                (told() == WaitStatus::Stopped(pid, signal)).then_some(())
+            eventually("its parent sees that it has stopped", || {
+                (seen() == WaitStatus::Stopped(pid, signal)).then_some(())
             });
             let mut command = again(&this_test, &pid.to_string());
             let mut tool = Guard::spawn(command.stdout(Stdio::null()));
             let mut polls = 0;
             while tool.is_running() {
-                assert_eq!(told(), WaitStatus::StillAlive, "{signal}");
+                assert_eq!(seen(), WaitStatus::StillAlive, "{signal}");
                 polls += 1;
             }
             assert!(tool.wait().success() && polls > 0);
-            eventually("every thread stands again", || {
+            eventually("every thread is stopped again", || {
                 all_threads_are(pid.as_raw(), 'T')
             });
-            assert_eq!(told(), WaitStatus::StillAlive, "{signal}");
+            assert_eq!(seen(), WaitStatus::StillAlive, "{signal}");
             kill(pid, Signal::SIGCONT).unwrap();
-            eventually("its parent is told that it goes on", || {
-                (told() == WaitStatus::Continued(pid)).then_some(())
+            eventually("its parent sees that it continues", || {
+                (seen() == WaitStatus::Continued(pid)).then_some(())
             });
             session.talker.ask("report", "report");
         }
@@ -124,7 +124,7 @@ fn every_one_of_a_thousand_threads_is_changed() {
         }
         let pid = session.pid();
         assert_eq!(process::threads(pid).len(), 1001);
-        eventually("every thread is let go", || {
+        eventually("every thread is detached", || {
             let is_traced = |tid| process::status(tid, "TracerPid") != "0";
             (!process::threads(pid).into_iter().any(is_traced)).then_some(())
         });
@@ -142,7 +142,7 @@ enum Hold {
 }
 
 impl Hold {
-    /// In every way in which we may.
+    /// Each kind that we have permission for.
     fn all(pid: i32) -> Vec<Hold> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         // "… / /sys/fs/cgroup rw,… - cgroup2 cgroup2 rw"
@@ -174,10 +174,10 @@ impl Hold {
                 fs::write(group.join("freezer.state"), "FROZEN").unwrap();
             }
         }
-        eventually("it stands", || self.holds(pid).then_some(()));
+        eventually("it is held", || self.holds(pid).then_some(()));
     }
 
-    /// Whether all of the process stands.
+    /// Whether the whole process is held.
     fn holds(&self, pid: i32) -> bool {
         let holds = |group: &Path, file: &str, what: &str| {
             let text = fs::read_to_string(group.join(file)).unwrap();
@@ -190,7 +190,7 @@ impl Hold {
         }
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         match self {
             Hold::Signal(pid) => kill(Pid::from_raw(*pid), Signal::SIGCONT).unwrap(),
             Hold::Frozen(group) => fs::write(group.join("cgroup.freeze"), "0").unwrap(),
@@ -204,7 +204,7 @@ impl Drop for Hold {
         let (Hold::Frozen(group) | Hold::FrozenFirst(group)) = &*self else {
             return;
         };
-        self.let_go();
+        self.release();
         let procs = group.parent().unwrap().join("cgroup.procs");
         for pid in fs::read_to_string(group.join("cgroup.procs"))
             .unwrap()
@@ -216,8 +216,8 @@ impl Drop for Hold {
     }
 }
 
-/// Root is to have control groups at hand on most machines, and other users on none: those have the
-/// same asserted of a process that is stopped.
+/// Root has control groups at hand on most machines, and other users on none: for those the same is
+/// asserted of a process that is stopped.
 // promise: Stopping and resuming: A process frozen by a cgroup stays frozen: changed in version 2,
 //    reported as busy in version 1 (2 × 41 updates each; users who may create no cgroup use
 //    SIGSTOP)
@@ -234,7 +234,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
         for hold in Hold::all(pid) {
             hold.hold(pid);
             if matches!(hold, Hold::FrozenFirst(_)) {
-                // In uninterruptible sleep, where nobody can stop it.
+                // In uninterruptible sleep, where it cannot be stopped.
                 let enable = all(Action::Enable);
                 let error = session.target.update_with(&enable, options).unwrap_err();
                 let is_busy = matches!(error.kind(), ErrorKind::Busy { state: 'D', .. });
@@ -253,9 +253,9 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                 }
                 Image::of(pid).assert_same(&image, "it has not run meanwhile");
             }
-            eventually("it stands again", || hold.holds(pid).then_some(()));
+            eventually("it is stopped again", || hold.holds(pid).then_some(()));
             assert_eq!(process::status(pid, "TracerPid"), "0");
-            hold.let_go();
+            hold.release();
             let is_on = session.state("ping") == State::Enabled;
             let report = |session: &mut Session| session.talker.ask("report", "report");
             let then = report(&mut session);
@@ -282,7 +282,8 @@ fn setuid_program_is_changed_and_keeps_its_privilege() {
         let scratch = Scratch::new();
         let copy = scratch.copy(&file, "setuid");
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).unwrap();
-        // Somebody else than its owner gains his privilege; to its owner it is a program like any.
+        // Another user than its owner gains the owner's privilege; for its owner it is an ordinary
+        // program.
         let mut command = Command::new(&copy);
         if geteuid().is_root() {
             command = Command::new("setpriv");
@@ -306,7 +307,7 @@ fn setuid_program_is_changed_and_keeps_its_privilege() {
         }
         assert_eq!(effective(pid), owner);
         if owner == 0 {
-            // The user who started it, and who has not got its privilege.
+            // The user who started it, and who lacks its privilege.
             let image = session.image();
             let message = toggle_as_nobody(pid);
             assert!(
@@ -319,8 +320,8 @@ fn setuid_program_is_changed_and_keeps_its_privilege() {
     }
 }
 
-/// Starts `file` until it gets the number `pid`, which has to be free; other threads of this test
-/// may take it first.
+/// Starts `file` until it gets the pid `pid`, which has to be free; other threads of this test may
+/// take it first.
 fn start_as(file: &Path, pid: i32) -> Talker {
     let last = (pid - 1).to_string();
     for _ in 0..1000 {
@@ -333,7 +334,7 @@ fn start_as(file: &Path, pid: i32) -> Talker {
     panic!("no process gets the number {pid}");
 }
 
-/// A process is opened and ends, and `next` may start another one of its number.
+/// A process is opened and exits, and `next` may start another one with its pid.
 fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
     for file in fixture_forms("gen_ocaml_2") {
         let mut session = Session::start(&file);
@@ -341,7 +342,7 @@ fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
         session.apply(&all(Action::Enable)).unwrap();
         session.talker.hang_up();
         session.talker.guard().wait();
-        // The same program even.
+        // Even the same program.
         let mut other = next(&file, pid);
         let image = other.as_ref().map(|_| {
             process::settle(pid);
@@ -362,12 +363,12 @@ fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
     }
 }
 
-/// Containers may keep us from making the namespace that it takes: there, nobody has the number.
+/// Containers may refuse the namespace that this needs: there, no process can get a chosen pid.
 // promise: Exit, exec and fork of the process: A new process with the pid of an earlier one is not
 //    mistaken for it (2 × 2 updates)
 #[test]
 fn reused_pid_is_not_mistaken() {
-    // The part that runs where numbers can be given out.
+    // The part that runs where pids can be chosen.
     if role().is_some() {
         return outlive(|file, pid| Some(start_as(file, pid)));
     }

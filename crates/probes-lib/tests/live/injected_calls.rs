@@ -1,4 +1,5 @@
-//! Signals that come while a thread is sent to map or unmap memory, and what the process does then.
+//! Signals that arrive while a thread executes an injected call to map or unmap memory, and what
+//! the process does then.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use test_support::{Talker, fixture_forms};
 
 use crate::observe::{options, strange_code};
 
-/// The numbers by name in a line.
+/// The numbers in a line, by name.
 fn numbers(line: &str) -> BTreeMap<String, u64> {
     let words = line.split_ascii_whitespace();
     let both = words.filter_map(|word| word.split_once('='));
@@ -28,7 +29,7 @@ fn memory_mapped_meanwhile_is_not_written_or_unmapped() {
         for _ in 0..10 {
             talker.ask("squat 3", "squatting");
             loop {
-                // It looks for another place when somebody has come to be in the first.
+                // The tool looks for another address when the first is no longer free.
                 let mut observer = target.observe(&observation, options()).unwrap();
                 talker.hits();
                 assert_eq!(observer.remove().unwrap().counts.total(), 4);
@@ -48,13 +49,13 @@ fn memory_mapped_meanwhile_is_not_written_or_unmapped() {
 const TIMES: u64 = 100;
 const TIMES_WITHOUT: u64 = 20;
 
-/// A call that is begun anew by the kernel, as every stop has it do, and has not begun yet when the
-/// signal comes, is not interrupted by it: signal(7) has sigsuspend(2) for who cannot bear that. So it is
-/// with SIGSTOP and SIGCONT, too.
+/// A call that the kernel restarts, as it does after every stop, and that has not started again
+/// when the signal arrives, is not interrupted by the signal: sigsuspend(2) exists for programs
+/// that cannot bear that (signal(7)). The same happens with SIGSTOP and SIGCONT.
 const MOST_SWALLOWED: u64 = 3;
 
-/// What the calls of a process have done that signals interrupt while it is observed all the time, or
-/// is not.
+/// What happened to a process's calls that signals interrupt, while it is observed all the time, or
+/// not observed.
 fn interrupt(
     talker: &mut Talker,
     (call, times): (&str, u64),
@@ -81,13 +82,17 @@ fn signals_interrupt_calls_during_an_injected_call() {
         let target = Target::open(talker.pid()).unwrap();
         for call in ["pause", "sigsuspend", "read", "nanosleep", "wait"] {
             for (target, times) in [(None, TIMES_WITHOUT), (Some(&target), TIMES)] {
-                let told = interrupt(&mut talker, (call, times), target);
+                let counts = interrupt(&mut talker, (call, times), target);
                 let most = match (target, call) {
                     (None, _) | (_, "sigsuspend") => 0,
                     _ => MOST_SWALLOWED,
                 };
-                assert_eq!((told["interrupted"], told["other"]), (times, 0), "{call}");
-                assert!(told["swallowed"] <= most, "{call}: {told:?}");
+                assert_eq!(
+                    (counts["interrupted"], counts["other"]),
+                    (times, 0),
+                    "{call}"
+                );
+                assert!(counts["swallowed"] <= most, "{call}: {counts:?}");
             }
         }
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
@@ -109,8 +114,8 @@ fn injected_calls_avoid_restartable_sequences() {
                 .unwrap()
                 .remove()
                 .unwrap();
-            let told = numbers(&talker.ask("sequences", "sequences"));
-            assert_eq!(told["broken"], 0);
+            let counts = numbers(&talker.ask("sequences", "sequences"));
+            assert_eq!(counts["broken"], 0);
         }
     }
 }

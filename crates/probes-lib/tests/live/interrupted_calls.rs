@@ -1,5 +1,5 @@
-//! Calls that wait while their process is stopped and let go, hundreds of times: which of them come
-//! back with `EINTR`, and that all others wait on as if nothing had been.
+//! System calls that wait while their process is stopped and resumed, hundreds of times: which of
+//! them fail with `EINTR`, and that all others are restarted unnoticed.
 //!
 //! docs/eintr.md lists them for users; `INTERRUPTED` is the same list.
 
@@ -12,8 +12,8 @@ use crate::session::{Session, all};
 
 const UPDATES: usize = 200;
 
-/// The threads of `blocking_calls` whose call fails with `EINTR` when it is stopped, which the
-/// kernel does by itself and nobody who stops threads can keep it from. signal(7) has them under
+/// The threads of `blocking_calls` whose call fails with `EINTR` when it is stopped, which is the
+/// kernel's doing and which no tool that stops threads can prevent. signal(7) lists them under
 /// "Interruption of system calls and library functions by stop signals".
 const INTERRUPTED: [&str; 14] = [
     "accept_limited",
@@ -36,13 +36,13 @@ const INTERRUPTED: [&str; 14] = [
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Returns {
     interrupted: usize,
-    /// Before its time, or though nothing had happened.
+    /// Too early, or though nothing had happened.
     early: usize,
-    /// Its time was over.
+    /// Its timeout was over.
     over: usize,
 }
 
-/// What each thread's call has done; `None` for those that this kernel does not allow.
+/// How each thread's call returned; `None` for those that this kernel does not allow.
 fn report(session: &mut Session) -> BTreeMap<String, Option<Returns>> {
     let line = session.talker.ask("report", "report");
     let words = line.split_ascii_whitespace().skip(1);
@@ -65,7 +65,7 @@ fn report(session: &mut Session) -> BTreeMap<String, Option<Returns>> {
     words.map(one).collect()
 }
 
-/// Waits until each thread has been seen waiting: what is not in its call cannot be met in it.
+/// Waits until each thread has been seen waiting: an update tests only calls that are waiting.
 fn let_all_wait(pid: i32) {
     let mut threads = process::threads(pid);
     eventually("every thread waits", || {
@@ -74,8 +74,8 @@ fn let_all_wait(pid: i32) {
     });
 }
 
-/// Updates a program again and again, each time when all of its threads wait, and says what that
-/// made them do.
+/// Updates a program again and again, each time when all of its threads wait; returns how their
+/// calls returned.
 fn update_while_all_wait(session: &mut Session) -> BTreeMap<String, Option<Returns>> {
     let pid = session.pid();
     for update in 0..UPDATES {
@@ -87,8 +87,7 @@ fn update_while_all_wait(session: &mut Session) -> BTreeMap<String, Option<Retur
     report(session)
 }
 
-/// Exactly these were interrupted, and nobody returned for another reason than that its time was
-/// over.
+/// Exactly these were interrupted, and none returned for another reason than its timeout.
 #[track_caller]
 fn assert_interrupted(
     returns: &BTreeMap<String, Option<Returns>>,
@@ -102,7 +101,7 @@ fn assert_interrupted(
             "{name}: {returns:?}"
         );
         assert_eq!(returns.early, 0, "{name}: {returns:?}");
-        // One that is interrupted again and again may never get to its end.
+        // One that is interrupted again and again may never end.
         let may_end = name.ends_with("_short");
         let has_to_end = may_end && returns.interrupted == 0;
         let is_right = if returns.over > 0 {

@@ -1,4 +1,4 @@
-//! Times between hits, taken inside a process.
+//! Latencies between hits, measured inside a process.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn observe(target: &Target) -> Observer<'_> {
     target.observe(&observation, options()).unwrap()
 }
 
-/// What a program answers in nanoseconds.
+/// What a program prints in nanoseconds.
 fn took(talker: &mut Talker, line: &str) -> Duration {
     let word = line.split_ascii_whitespace().next().unwrap();
     let answer = talker.ask(line, if word == "do" { "done" } else { word });
@@ -45,7 +45,7 @@ fn latencies_equal_the_time_that_passed() {
             assert_eq!(latency.count(), 20);
             let shortest = latency.times().next().unwrap().0;
             assert!(shortest >= Duration::from_micros(998), "{latency:?}");
-            // What the program itself says it took has all of it in it.
+            // The time that the program itself measured includes all of it.
             let sum = latency.mean() * 20;
             assert!(sum <= all + all / 100 && sum > Duration::from_millis(20));
             assert!(latency.max() <= all && latency.max() >= latency.quantile(0.99));
@@ -60,7 +60,7 @@ fn latencies_equal_the_time_that_passed() {
     }
 }
 
-/// Count, starts and stops without the other, and what was lost.
+/// Count, starts and stops without the other, and dropped times.
 fn ends(latency: &Latency) -> [u64; 4] {
     let unmatched = [latency.unmatched_starts(), latency.unmatched_stops()];
     [
@@ -117,7 +117,7 @@ fn starts_of_exited_threads_are_not_matched() {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
         let mut observer = observe(&target);
-        // A thread gets the control block of the one before.
+        // A thread reuses the control block of the one before.
         talker.ask("starts 50", "starts");
         talker.ask("pairs 1 10", "pairs");
         let latency = observer.remove().unwrap().latencies.remove(0);
@@ -181,13 +181,13 @@ fn pair_observations_start_and_end_under_load() {
         let target = Target::open(talker.pid()).unwrap();
         let mut observer = observe(&target);
         talker.send("pairs 4 3000000");
-        // They may be done before anybody comes again.
+        // They may be done before the next observation.
         eventually("pairs are taken", || {
             (observer.latencies().unwrap()[0].count() > 0).then_some(())
         });
         for _ in 0..20 {
             let latency = observer.remove().unwrap().latencies.remove(0);
-            // Threads are between the two at the beginning and in the end.
+            // Threads are between the two at the start and at the end.
             assert!(latency.unmatched_stops() <= 4, "{latency:?}");
             assert!(latency.unmatched_starts() <= 4, "{latency:?}");
             observer = observe(&target);

@@ -1,5 +1,5 @@
-//! Programs started with their probes set: before their first instruction, and otherwise exactly
-//! as if they had been started without us; or not at all.
+//! Programs started with their probes set: before their first instruction, and otherwise exactly as
+//! without us; or not at all.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn talk(program: &Path, actions: Actions) -> (Talker, Report) {
     (talker, report)
 }
 
-/// Everything that `program` prints, run to its end with its probes set.
+/// Everything that `program` prints, run to its exit with its probes set.
 fn printed(program: &Path, actions: Actions) -> String {
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -96,7 +96,7 @@ fn initially_enabled_probes_can_be_off_from_start() {
 fn every_fixture_starts_with_all_its_probes_on() {
     for subject in expected::fixtures() {
         let stem = subject.file.file_stem().unwrap().to_str().unwrap();
-        // The first maps its code anew when it starts; the sites of the others never stand still.
+        // The first maps its code anew when it starts; the sites of the others never pause.
         if [
             "shared_text",
             "threads_spin",
@@ -144,7 +144,8 @@ fn launched_program_is_controlled_like_any_other() {
     }
 }
 
-/// Tries to start `command`, which has to fail; nothing may have been printed, and no child left.
+/// Tries to start `command`, which has to fail; nothing may have been printed, and no child
+/// remains.
 fn refused(mut command: Command, actions: Actions) -> Error {
     let scratch = Scratch::new();
     let output = File::create(scratch.file("output")).unwrap();
@@ -184,7 +185,7 @@ fn program_whose_probes_cannot_be_set_never_runs() {
                 "{error}"
             );
         }
-        // Found out only when it stands before its first instruction.
+        // Found only when it is stopped before its first instruction.
         for file in fixture_forms("interrupted") {
             let error = refused(Command::new(&file), all(Action::Enable));
             assert!(
@@ -348,7 +349,7 @@ fn program_is_found_on_path_like_a_shell() {
         for folder in [&first, &second] {
             fs::create_dir_all(folder).unwrap();
         }
-        // Passed over: it may not be executed.
+        // Skipped: it may not be executed.
         fs::write(first.join("prog"), "not a program").unwrap();
         scratch.copy(&file, "two/prog");
         let path = std::env::join_paths([Path::new("/nowhere"), &first, &second]).unwrap();
@@ -367,7 +368,7 @@ fn program_is_found_on_path_like_a_shell() {
     }
 }
 
-/// What a process has inherited or been given, as /proc shows it.
+/// What a process has inherited, as /proc shows it.
 fn inheritance(pid: i32) -> Vec<(String, String)> {
     let file = |name: &str| {
         let bytes = fs::read(format!("/proc/{pid}/{name}")).unwrap();
@@ -395,7 +396,7 @@ fn inheritance(pid: i32) -> Vec<(String, String)> {
     .into();
     for (name, signals) in &mut all {
         if name.starts_with("Sig") {
-            // Signals 32 and 33 are glibc's own, and it has two ways to start a program.
+            // Signals 32 and 33 are glibc's own, and it starts programs in two ways.
             let set = u64::from_str_radix(signals, 16).unwrap() & !(3 << 31);
             *signals = format!("{set:x}");
         }
@@ -510,7 +511,7 @@ fn signal_is_not_passed_on_after_the_exit() {
                 value: 42,
             };
             launched.pass_on(&signal).unwrap();
-            let status = eventually("the program ends", || launched.child().try_wait().unwrap());
+            let status = eventually("the program exits", || launched.child().try_wait().unwrap());
             let signal = std::os::unix::process::ExitStatusExt::signal(&status);
             assert_eq!(signal, Some(END));
         }

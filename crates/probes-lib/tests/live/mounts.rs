@@ -1,5 +1,5 @@
-//! Files that are mapped under names which are other files' to us, or nobody's: in mount namespaces
-//! of their own, on overlays, below other mounts.
+//! Files mapped under names that belong to other files here, or to none: in their own mount
+//! namespaces, on overlays, below other mounts.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use test_support::{Scratch, Talker, fixture, fixture_forms, output, process};
 
 use crate::session::{Session, all, named};
 
-/// Starts a program in user and mount namespaces of its own, in which `script` has mounted something
+/// Starts a program in its own user and mount namespaces, in which `script` has mounted something
 /// in the empty folder `$1` before; the folder with the plugin is `$2`.
 fn start(script: &str, scratch: &Scratch, program: &Path) -> Talker {
     let mut unshare = Command::new("unshare");
@@ -23,14 +23,14 @@ fn start(script: &str, scratch: &Scratch, program: &Path) -> Talker {
     talker
 }
 
-/// Where something is mounted. Scripts find no space in its name.
+/// Where something is mounted. Its path has no space.
 fn mounted(scratch: &Scratch) -> PathBuf {
     let folder = scratch.file("mounted");
     fs::create_dir_all(&folder).unwrap();
     folder
 }
 
-/// Device, as the maps have it, and inode of the first mapping of a file.
+/// Device according to maps, and inode, of the first mapping of a file.
 fn mapped(pid: i32, path: &Path) -> (u64, u64) {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let line = maps
@@ -47,7 +47,7 @@ fn mapped(pid: i32, path: &Path) -> (u64, u64) {
 //    is known by its first page (2)
 #[test]
 fn file_on_an_overlay_is_known_by_content() {
-    // Of layers on several file systems, stat(2) tells another device than the maps.
+    // For layers on several file systems, stat(2) reports another device than maps.
     let script = r#"
         mount -t tmpfs tmpfs "$1"; cd "$1"; mkdir upper work merged; mkdir ../lower; cp ../plugin.so ../lower
         mount -t overlay -o lowerdir=../lower,upperdir=upper,workdir=work,xino=off overlay merged"#;
@@ -84,7 +84,7 @@ fn same_inode_number_elsewhere_is_not_mistaken() {
         let mut talker = start(script, &scratch, &program);
         let plugin = mounted(&scratch).join("plugin.so");
         talker.ask(&format!("load {}", plugin.display()), "loaded");
-        // Another file of that name on another device, the first there as well.
+        // Another file of that name on another device, with the first one also there.
         let mut cover = Command::new("nsenter");
         cover.args(["--user", "--mount", "--preserve-credentials", "--target"]);
         cover

@@ -1,4 +1,4 @@
-//! Programs of the C library musl, whose dynamic loader is another.
+//! Programs of the C library musl, which has another dynamic loader.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ fn plugins(session: &mut Session) -> String {
     session.talker.ask("plugins", "plugins")
 }
 
-/// Starts a program with the probe `plug` of the library that it is linked with.
+/// Starts a program with the probe `plug` set in the library that it is linked with.
 fn launch(file: &Path) -> Session {
     let mut command = Command::new(file);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -1,5 +1,5 @@
-//! Probes in shared objects: linked, loaded late, loaded more than once, unloaded, deleted, replaced
-//! and without a name; a name is one probe in all of them.
+//! Probes in shared objects: linked, loaded late, loaded more than once, unloaded, deleted,
+//! replaced and without a name; a name is one probe in all of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ fn plugin() -> String {
     fixture("objects/plugin.so").display().to_string()
 }
 
-/// Executes every site of the objects, and says how often the handlers of each have run in it.
+/// Executes every site of the objects, and returns how often the handlers of each have run.
 fn run(session: &mut Session) -> Vec<String> {
     let line = session.talker.ask("plugins", "plugins");
     let words = line.split_ascii_whitespace().skip(1);
@@ -74,7 +74,7 @@ fn objects_loaded_and_unloaded_later_come_and_go() {
         assert_eq!(run(&mut session), ["0:ping=1,plug=2"]);
         assert_eq!(session.run()["ping"], 3);
 
-        // Anew, it is as built: it has counters of its own, which differ from the program's.
+        // Loaded again, it is as built: it has its own counters, which differ from the program's.
         session.talker.ask("unload 0", "unloaded");
         assert_eq!(session.states().len(), 2);
         session.assert_all((1, State::Enabled));
@@ -179,7 +179,7 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
                         name.display()
                     )
                 );
-                // What can be seen can be changed.
+                // The readable objects can be changed.
                 session.apply(&named(Action::Enable, "ping")).unwrap();
                 assert_eq!(session.run()["ping"], 3);
             }
@@ -227,7 +227,7 @@ fn object_in_memory_alone_is_switched_if_possible() {
 
 #[test]
 fn program_started_through_its_loader_is_found() {
-    // /proc/PID/exe is ld.so then, in which there are no probes of OCaml.
+    // /proc/PID/exe is ld.so then, which has no OCaml probes.
     let loader = "/lib64/ld-linux-x86-64.so.2";
     for file in fixture_forms("forker") {
         let mut talker = Talker::spawn(Command::new(loader).arg(&file));
@@ -259,7 +259,7 @@ fn objects_that_come_and_go_are_changed_whole() {
             match session.apply(&named(action, "plug").force(true)) {
                 Ok(_) => {}
                 Err(error) => {
-                    // It was not there, or gone again each time.
+                    // It was not loaded, or unloaded again, each time.
                     let expected = matches!(
                         error.kind(),
                         ErrorKind::UnknownProbe { .. } | ErrorKind::KeepsChanging { .. }
@@ -319,11 +319,11 @@ fn objects_that_come_and_go_are_shown_whole() {
             let target = Target::open(session.pid()).unwrap();
             let states = match target.states() {
                 Ok(states) => states,
-                // It was gone again each time.
+                // It was unloaded again each time.
                 Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => continue,
                 Err(error) => panic!("{error}"),
             };
-            // What is not there any more is not something that could not be looked into.
+            // An unloaded object does not count as unreadable.
             let passed_over = target.unreadable();
             assert!(passed_over.is_empty(), "{passed_over:?}");
             for probe in states.probes() {
@@ -363,7 +363,7 @@ fn ocaml_plugin_is_switched_with_its_host() {
         let round = |session: &mut Session| session.talker.ask("run", "round");
         assert_eq!(round(&mut session), "round host.shared=1");
         load(&mut session, "load", plugin.to_str().unwrap());
-        // It comes as it was built.
+        // It is loaded as built.
         assert_eq!(session.states()["shared"], (0, State::Inconsistent));
         session.apply(&all(Action::Enable).force(true)).unwrap();
         let both = "round host.shared=2 shared=1 plug_only=1";
@@ -404,7 +404,7 @@ fn ocaml_library_in_a_c_program_is_switched() {
     }
 }
 
-/// Starts a program with `actions` carried out.
+/// Starts a program with `actions` applied.
 fn launch(file: &Path, actions: Actions) -> probes_lib::Result<Launched> {
     let mut command = Command::new(file);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -438,7 +438,7 @@ fn linked_library_is_set_before_its_initialisers() {
             talker.expect("ready");
             // Once in the constructor, and once now.
             assert_eq!(talker.ask("plugins", "plugins"), "plugins 0:ping=0,plug=4");
-            // The loader is as it was, and so is the place where the program begins.
+            // The loader is unchanged, and so is the code at the program's entry.
             assert!(!process::is_loader_changed(talker.pid()));
             let mut session = Session::of(talker);
             session.apply(&all(Action::Disable)).unwrap();
@@ -498,7 +498,7 @@ fn unloadable_objects_are_not_changed_live() {
             assert_eq!(error.effect(), Effect::NothingChanged);
         }
         session.image().assert_same(&before, "refused");
-        // The program's own stays where it is.
+        // The program's own probe stays unchanged.
         session.apply(&named(Action::Enable, "pong")).unwrap();
         assert_eq!(session.run()["pong"], 1);
         session.end();

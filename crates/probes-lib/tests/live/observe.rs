@@ -1,5 +1,5 @@
 //! Counting hits inside a process: exactly, without touching what is enabled, and without a trace
-//! when it is over.
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ pub(crate) fn options() -> Options {
     }
 }
 
-/// Why a process is not observed: for its seccomp filter.
+/// The reason why a process is not observed: its seccomp filter.
 pub(crate) fn refused_as_filtered(target: &Target) -> Error {
     let Err(error) = target.observe(&Observation::new().count(Selector::All), options()) else {
         panic!("it is observed");
@@ -39,7 +39,7 @@ pub(crate) fn refused_as_filtered(target: &Target) -> Error {
     error
 }
 
-/// Mappings of code that are no file's.
+/// Mappings of code that belong to no file.
 pub(crate) fn strange_code(pid: i32) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let is_strange = |line: &&str| line.contains(" r-xp ") && line.contains(" 00:00 0");
@@ -240,7 +240,7 @@ fn orphaned_observation_is_reported_and_removed() {
         );
         talker.hits();
         assert_eq!(target.states().unwrap().observed_sites(), 2);
-        // The next one begins anew.
+        // The next one starts from zero.
         drop(
             target
                 .observe(
@@ -321,7 +321,7 @@ fn child_keeps_trampolines_runs_on_and_loses_them() {
         talker.hits();
         let its = Target::open(child).unwrap();
         assert_eq!(its.states().unwrap().observed_sites(), 4);
-        // What it has of its parent's is put back first.
+        // What it has inherited from its parent is removed first.
         let mut own = its.observe(&observation, options()).unwrap();
         talker.hits();
         talker.hits();
@@ -333,7 +333,7 @@ fn child_keeps_trampolines_runs_on_and_loses_them() {
         assert_eq!(observed.latencies[0].count(), 2);
         before.assert_same(&Image::of(child).text(), "the child");
         assert_eq!(strange_code(child), [""; 0]);
-        // The next one leaves it to the tool.
+        // Left for the next command to remove.
         talker.ask("quit", "forked");
         talker.ask("child", "child");
         let child = children(parent)[0];
@@ -364,8 +364,8 @@ fn process_killed_for_mapping_memory_is_refused() {
     }
 }
 
-/// seccomp(2): a filter is a thread's. The one that has it is in no system call, which is what is looked
-/// for first in who is to map memory.
+/// seccomp(2): a filter belongs to a thread. The thread that has it is in no system call, and such
+/// threads are preferred for injected calls.
 // promise: Observations: Memory is mapped by a thread whose seccomp filter allows it (2 × 6)
 #[test]
 fn memory_is_mapped_by_an_allowed_thread() {
@@ -380,15 +380,15 @@ fn memory_is_mapped_by_an_allowed_thread() {
             assert_eq!(observer.remove().unwrap().counts.total(), 4);
         }
         assert_eq!(strange_code(talker.pid()), [""; 0]);
-        // Now both of them would.
+        // Now both threads would be killed.
         talker.ask("forbid", "forbidden");
         refused_as_filtered(&target);
         talker.hits();
     }
 }
 
-/// As in a container, or of a service: the program that is the first to have the filter is refused, as
-/// its parent has not got it, and those that it starts are not.
+/// As in a container or a service: the first program with the filter is refused, as its parent
+/// lacks the filter, and the programs that it starts are not.
 // promise: Observations: A seccomp filter that a process inherited from its parent is no obstacle
 //    (2)
 #[test]
@@ -491,7 +491,7 @@ fn replaced_observer_gets_an_error() {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
-        // The other has the same place, and the same sites.
+        // The other object has the same address, and the same sites.
         let observation = Observation::new()
             .count(Selector::All)
             .time("start", "stop")
@@ -554,7 +554,7 @@ fn objects_and_observations_come_and_go_together() {
                     observer.remove().unwrap();
                     done += 1;
                 }
-                // What was there was gone each time when it was its turn.
+                // The object was unloaded each time before it was reached.
                 Err(error) => {
                     let is_expected = error.to_string().ends_with("nothing was changed");
                     assert!(is_expected, "{error}");

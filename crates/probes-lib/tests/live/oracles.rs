@@ -1,4 +1,4 @@
-//! Other people's tools see what we see: `readelf -n` and gdb in files, gdb in processes.
+//! Other tools see what we see: `readelf -n` and gdb in files, gdb in processes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn hex(digits: &str) -> u64 {
     u64::from_str_radix(digits.trim_start_matches("0x"), 16).unwrap()
 }
 
-/// All targets, but of the large ones the smallest.
+/// All targets; of the large ones only the smallest.
 fn files() -> Vec<std::path::PathBuf> {
     let names = [
         "terminating",
@@ -116,10 +116,10 @@ fn gdb_lists_the_same_sites_of_files() {
         let found: BTreeSet<(String, u64)> = text
             .lines()
             .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>())
-            // Type, provider, name, where, semaphore; notes without a site have an address too.
+            // Type, provider, name, address, semaphore; notes without a site have an address too.
             .filter(|words| words.len() >= 5 && words[0] == "stap" && PROVIDERS.contains(&words[1]))
             .map(|words| (words[2].to_owned(), hex(words[3])))
-            // That is 0, or what is left of it when it has adjusted it like any other.
+            // That is 0, or what remains of it when gdb has adjusted it like any other.
             .filter(|(_, address)| (*address as i64) > 0)
             .collect();
         let expected: BTreeSet<(String, u64)> = sites(&file)

@@ -1,5 +1,5 @@
-//! What keeps the memory of an observation mapped when it is over: words on stacks that lead there, as
-//! they would from the handler of a signal.
+//! What keeps the memory of a removed observation mapped: words on stacks that point there, as in a
+//! thread that would return there from a signal handler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use test_support::{Talker, fixture_forms};
 use crate::observe::{options, refused_as_filtered, strange_code};
 use crate::session::all;
 
-/// Where the stub is that an observed site of a probe calls.
-fn stub_of(pid: i32, counts: &Counts, name: &str) -> u64 {
+/// The address of the trampoline that an observed site of a probe calls.
+fn trampoline_of(pid: i32, counts: &Counts, name: &str) -> u64 {
     let site = counts.sites(name).next().unwrap().address.0;
     let bytes = peek(pid, site, 6);
     assert_eq!(bytes[1], 0xe8);
@@ -22,7 +22,7 @@ fn stub_of(pid: i32, counts: &Counts, name: &str) -> u64 {
     (site + 6).wrapping_add_signed(displacement.into())
 }
 
-/// The first bytes of the stacks of threads, which nobody has come to yet: they lie behind their guards.
+/// The lowest bytes of the threads' stacks, above their guards, which no thread has used yet.
 fn unused_ends_of_stacks(pid: i32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let lines: Vec<&str> = maps.lines().collect();
@@ -34,7 +34,7 @@ fn unused_ends_of_stacks(pid: i32) -> Vec<u64> {
         .collect()
 }
 
-/// How many bytes observations have mapped: code, and the data behind it.
+/// How many bytes observations have mapped: code, and the data after it.
 fn mapped(pid: i32) -> u64 {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let range = |line: &str| {
@@ -64,11 +64,11 @@ fn stack_of_another_thread_keeps_nothing_mapped() {
         let mut observer = target
             .observe(&Observation::new().count(Selector::All), options())
             .unwrap();
-        let stub = stub_of(pid, &observer.counts().unwrap(), "ping") + 1;
+        let trampoline = trampoline_of(pid, &observer.counts().unwrap(), "ping") + 1;
         let ends = unused_ends_of_stacks(pid);
         assert!(ends.len() >= 8, "{ends:x?}");
         for end in ends {
-            poke(pid, end, &stub.to_le_bytes());
+            poke(pid, end, &trampoline.to_le_bytes());
         }
         observer.remove().unwrap();
         assert_eq!(strange_code(pid), [""; 0]);
@@ -77,8 +77,8 @@ fn stack_of_another_thread_keeps_nothing_mapped() {
     }
 }
 
-/// A program with a place at the beginning of its stack where the test may put a word: it keeps what is
-/// in its memory as long as the word is there.
+/// A program with a place at the start of its stack where the test may put a word: the memory that
+/// the word points to stays mapped as long as the word is there.
 struct Keeper {
     talker: Talker,
     place: u64,
@@ -88,7 +88,7 @@ impl Keeper {
     fn start(file: &Path) -> Keeper {
         const ARGUMENT: &str = "a word that a debugger may change, wherever it begins";
         let talker = Talker::start_with(file, [ARGUMENT]);
-        // Behind all frames of its first thread.
+        // Above all frames of its first thread.
         let start = stat(talker.pid(), 48).parse::<u64>().unwrap();
         let end = stat(talker.pid(), 49).parse::<u64>().unwrap();
         let arguments = peek(talker.pid(), start, (end - start) as usize);
@@ -126,13 +126,13 @@ fn memory_still_in_use_stays_mapped_until_free() {
         let mut first = target.observe(&observation, options()).unwrap();
         let counts = first.counts().unwrap();
         let name = counts.probes().next().unwrap().0.to_owned();
-        keeper.put(stub_of(pid, &counts, &name));
+        keeper.put(trampoline_of(pid, &counts, &name));
         let len: u64 = mapped(pid);
 
         let observed = first.remove().unwrap();
         assert_eq!(observed.still_mapped, len);
         assert_eq!(mapped(pid), len);
-        // No site is its own any more, whatever becomes of it.
+        // No site is patched any more, whatever happens to it.
         assert_eq!(target.states().unwrap().observed_sites(), 0);
         all_are(&target, State::Enabled);
         target.update(&all(Action::Disable)).unwrap();
@@ -143,7 +143,7 @@ fn memory_still_in_use_stays_mapped_until_free() {
         assert_eq!(target.clean(options()).unwrap(), kept);
         all_are(&target, State::Disabled);
 
-        // The next one has a place of its own, and what is left is not in its way.
+        // The next one has its own place, and the remaining mapping does not disturb it.
         let mut second = target.observe(&observation, options()).unwrap();
         let sites = target.states().unwrap().observed_sites();
         assert!(sites > 0);
@@ -180,10 +180,10 @@ fn failure_says_that_orphaned_memory_stays_mapped() {
         let mut observer = target.observe(&observation, options()).unwrap();
         let counts = observer.counts().unwrap();
         let site = counts.sites("plain").next().unwrap().address.0;
-        keeper.put(stub_of(pid, &counts, "plain"));
+        keeper.put(trampoline_of(pid, &counts, "plain"));
         observer.remove().unwrap();
         let own = peek(pid, site, 6);
-        // A breakpoint, as of a debugger.
+        // A breakpoint, as a debugger writes it.
         poke(pid, site, &[0xcc]);
         let Err(error) = target.observe(&observation, options()) else {
             panic!("it is observed");
@@ -281,7 +281,7 @@ fn observation_that_cannot_be_removed_is_removed_later() {
         assert_eq!(observed.events.events.len(), 8);
         before.assert_same(&Image::of(pid).text(), "the program");
         assert_eq!(strange_code(pid), [""; 0]);
-        // It is over.
+        // The observation has ended.
         let is_over = |error: probes_lib::Error| {
             assert!(matches!(error.kind(), ErrorKind::Removed { .. }), "{error}");
         };

@@ -1,10 +1,10 @@
-//! A test in a process of its own: other tests start threads and children and open files meanwhile,
-//! so what is counted in this process is only right where nothing else runs.
+//! A test in its own process: other tests start threads and children and open files meanwhile, so
+//! counts of these in this process are right only if nothing else runs.
 
 use std::any::type_name;
 use std::process::Command;
 
-/// Tells a process that it is to run the body of the test, and what for.
+/// The environment variable that holds the role of a process started by `again`.
 const ROLE: &str = "OCAML_PROBES_TEST_ROLE";
 
 /// Runs `body` in a new process of this binary, with no other test.
@@ -21,12 +21,12 @@ pub(crate) fn alone<F: FnOnce()>(body: F) {
     );
 }
 
-/// What this process was started for by `again`, if it was.
+/// The role for which `again` started this process, if it did.
 pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// A command that runs the test to which the closure `of` belongs, and tells it its role.
+/// A command that runs the test to which the closure `of` belongs, with a role.
 pub(crate) fn again<F>(_of: &F, role: &str) -> Command {
     let path = type_name::<F>();
     let (_, test) = path.split_once("::").expect("crate::module::test");

@@ -1,5 +1,5 @@
-//! OCaml programs: the handlers that run are those of the probes that are on, and the garbage
-//! collector, exceptions and recursion do not mind.
+//! OCaml programs: the handlers that run are those of the enabled probes, and the garbage
+//! collector, exceptions and recursion work.
 
 use probes_lib::{Action, Selector, State};
 use test_support::{eventually, process, program_forms};
@@ -85,23 +85,23 @@ fn nested_probe_counts_only_in_a_running_handler() {
 fn probe_is_enabled_follows_the_counter() {
     for file in program_forms("init") {
         let mut session = Session::start(&file);
-        let told = |session: &mut Session| session.talker.ask("run", "enabled");
+        let printed = |session: &mut Session| session.talker.ask("run", "enabled");
         assert_eq!(
-            told(&mut session),
+            printed(&mut session),
             "enabled starts_on=true starts_on_twice=true starts_off=false tested_only=false"
         );
         session.apply(&all(Action::Enable)).unwrap();
         assert_eq!(
-            told(&mut session),
+            printed(&mut session),
             "enabled starts_on=true starts_on_twice=true starts_off=true tested_only=true"
         );
-        // Those that start on count from 1.
+        // Those that are on from the start count from 1.
         session.apply(&all(Action::Disable)).unwrap();
         assert_eq!(session.states()["starts_on"], (1, State::Enabled));
         let report = session.apply(&all(Action::Disable)).unwrap();
         assert_eq!(report.skipped, ["starts_off", "tested_only"]);
         assert_eq!(
-            told(&mut session),
+            printed(&mut session),
             "enabled starts_on=false starts_on_twice=false starts_off=false tested_only=false"
         );
         assert_eq!(session.run().values().sum::<u64>(), 0);
@@ -147,7 +147,7 @@ fn system_threads_survive_two_hundred_updates() {
                 threads.push(numbers.try_into().expect("three numbers"));
             }
         };
-        // All threads go on without hits; then, with the probes on, each iteration is one.
+        // All threads run on without hits; then, with the probes on, each iteration is one hit.
         let off = counts(&mut session, "report");
         let off = eventually("every thread iterates", || {
             let now = counts(&mut session, "report");
@@ -155,7 +155,7 @@ fn system_threads_survive_two_hundred_updates() {
             all.then_some(now)
         });
         session.apply(&all(Action::Enable)).unwrap();
-        eventually("every thread meets its probes", || {
+        eventually("every thread reaches its probes", || {
             let now = counts(&mut session, "report");
             let all = now
                 .iter()

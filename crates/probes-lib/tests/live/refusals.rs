@@ -1,4 +1,4 @@
-//! Processes that are refused: each says why, and stays as it was.
+//! Processes that are refused: each error gives the reason, and the process stays unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn pid_of_no_process_is_refused() {
         assert!(matches!(error.kind(), ErrorKind::NoSuchProcess { .. }));
         assert_eq!(error.to_string(), format!("no process {pid}"));
     }
-    // One that has just been: its number is not given out again so soon.
+    // A process that has just exited: its pid is not reused so soon.
     let mut guard = Guard::spawn(Command::new("true").stdin(Stdio::null()));
     guard.wait();
     let error = refused(guard.pid());
@@ -93,7 +93,7 @@ fn zombie_is_refused_with_its_parent() {
 
 #[test]
 fn kernel_threads_are_refused_by_name() {
-    // Where a container hides them, there is init, which nobody may change from below.
+    // Where a container hides them, there is init, which an ordinary user cannot change.
     const PF_KTHREAD: u64 = 0x0020_0000;
     let is_kernel_s = |pid: &i32| {
         let flags = process::stat(*pid, 9).parse::<u64>();
@@ -142,7 +142,7 @@ fn own_process_and_ancestors_are_not_stopped() {
 
 /// The message of the `toggle` example for a process, run through `setpriv` as nobody.
 pub(crate) fn toggle_as_nobody(pid: i32) -> String {
-    // The build folder may be one that others cannot look into.
+    // The build folder may be one that other users cannot read.
     let scratch = Scratch::new();
     let toggle = scratch.copy(&crate::examples::example("toggle"), "toggle");
     let mut command = Command::new("setpriv");
@@ -245,7 +245,7 @@ fn debugged_process_is_refused_with_the_debuggers_name() {
         gdb.args(["-q", "-nx", "-p", &pid.to_string()]);
         let gdb = traced_by(pid, &mut gdb);
         refused_as_traced(&session, gdb.pid(), "gdb");
-        // Looking stays allowed.
+        // Reading stays allowed.
         assert_eq!(session.states().len(), 2);
         drop(gdb);
         eventually("gdb has let it go", || {
@@ -298,7 +298,7 @@ fn program_without_the_prelink_section_was_not_prelinked() {
     }
 }
 
-/// The damaged files that run; of the rest, the library's tests of files know.
+/// The damaged files that run; the library's tests of files cover the rest.
 fn corrupt() -> Vec<PathBuf> {
     let folder = fixture("corrupt");
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
@@ -395,7 +395,7 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
 #[test]
 fn forked_process_is_opened_after_its_exec() {
     for file in fixture_forms("gen_ocaml") {
-        // Its number is known before the program is executed, which ends with its input.
+        // Its pid is known before the program is executed, which exits when its input ends.
         let late = "exec 3<&0; (sleep 0.2; exec \"$0\" <&3) & echo $!; wait";
         let mut shell = Command::new("sh");
         let mut shell = Talker::spawn(shell.args(["-c", late]).arg(&file));
@@ -416,7 +416,7 @@ fn programs_without_our_probes_are_refused_by_name() {
             assert!(message.starts_with(&start), "{message}");
         }
     }
-    // A script is its interpreter.
+    // A script's process is its interpreter.
     let scratch = Scratch::new();
     let script = scratch.script("script", "#!/bin/sh\necho ready\nread line\n");
     let talker = Talker::start(Path::new(&script));

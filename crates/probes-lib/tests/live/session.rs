@@ -1,5 +1,5 @@
-//! A running target under the library's control, where every update is checked byte by byte
-//! against what it has to do.
+//! A running target under the library's control; every update is compared byte by byte with what it
+//! has to do.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use probes_lib::{Action, Actions, Object, Options, Report, Selector, State, Targ
 use test_support::process::{Image, settle};
 use test_support::{DEADLINE, Talker};
 
-/// A process that obeys lines, and the library's view of it.
+/// A process that takes commands line by line, and the library's view of it.
 pub(crate) struct Session {
     pub(crate) talker: Talker,
     pub(crate) target: Target,
@@ -28,8 +28,8 @@ pub(crate) fn named(action: Action, name: &str) -> Actions {
     Actions::of(action, Selector::name(name))
 }
 
-/// Waits for a thread to stop as long as a test waits for anything: on a busy machine it may take
-/// its time until it runs, and so stops.
+/// Waits for a thread to stop as long as a test waits for anything: on a busy machine it may take a
+/// while until it runs, and so stops.
 pub(crate) fn patient() -> Options {
     Options {
         deadline: DEADLINE,
@@ -37,7 +37,7 @@ pub(crate) fn patient() -> Options {
     }
 }
 
-/// Held by the tests whose targets use all the processor they get, so that there are not many.
+/// Held by the tests whose targets use all the processor time they get, so that few run at once.
 pub(crate) fn busy() -> MutexGuard<'static, ()> {
     static BUSY: Mutex<()> = Mutex::new(());
     BUSY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -53,7 +53,7 @@ impl Session {
         Session::inside(talker, target)
     }
 
-    /// `target` is a process that the one spoken to has started, and that answers.
+    /// `target` is a process that the talker's process has started, and that answers.
     pub(crate) fn inside(talker: Talker, target: Target) -> Session {
         Session {
             talker,
@@ -74,7 +74,7 @@ impl Session {
         self.target.objects().swap_remove(0)
     }
 
-    /// Carries out `actions`, and takes its time.
+    /// Applies `actions`, with a long deadline.
     pub(crate) fn apply(&self, actions: &Actions) -> probes_lib::Result<Report> {
         self.target.update_with(actions, self.options)
     }
@@ -98,7 +98,7 @@ impl Session {
         states.probes().map(one).collect()
     }
 
-    /// Every name has this counter and state.
+    /// Asserts that every name has this counter and state.
     #[track_caller]
     pub(crate) fn assert_all(&self, expected: (u16, State)) {
         let states = self.states();
@@ -144,8 +144,8 @@ impl Session {
             .collect()
     }
 
-    /// Does `action` to the probes of `selector`, which have to be those that `chosen` names, and
-    /// checks memory, states and report.
+    /// Applies `action` to the probes of `selector`, which have to be those that `chosen` names,
+    /// and checks memory, states and report.
     pub(crate) fn update(
         &self,
         action: Action,
@@ -163,12 +163,12 @@ impl Session {
         let before = self.target.states().unwrap();
         let mut memory = self.image();
         let mut states = self.states();
-        let (mut changed, mut passed_over) = (Vec::new(), Vec::new());
+        let (mut changed, mut skipped) = (Vec::new(), Vec::new());
         for probe in before.probes().filter(|probe| chosen(probe.name())) {
             let name = probe.name().to_owned();
             let after = step(probe.counter());
             if after == probe.counter() {
-                passed_over.push(name);
+                skipped.push(name);
                 continue;
             }
             for semaphore in probe.semaphores() {
@@ -193,7 +193,7 @@ impl Session {
         assert_eq!(report.pid, self.pid());
         let stopped = !changed.is_empty() && !self.options.live;
         assert_eq!(report.stopped.is_zero(), !stopped, "{what}");
-        assert_eq!(report.skipped, passed_over, "{what}");
+        assert_eq!(report.skipped, skipped, "{what}");
         let mut reported: Vec<_> = report
             .changed
             .iter()
@@ -211,7 +211,7 @@ impl Session {
         report
     }
 
-    /// Ends the program by the end of its input, and checks that it was well.
+    /// Closes the program's input, and asserts that it exits with success.
     pub(crate) fn end(mut self) {
         self.talker.hang_up();
         assert!(self.talker.guard().wait().success());

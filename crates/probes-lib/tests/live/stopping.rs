@@ -1,5 +1,5 @@
-//! Stopping: threads that come and go, signals on their way, processes that stand already, and
-//! those that execute, fork or wait in vfork meanwhile.
+//! Stopping: threads that come and go, pending signals, processes that are already stopped, and
+//! those that exec, fork or wait in vfork meanwhile.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn stopped_process_stays_stopped_and_is_changed() {
             let mut session = Session::of(Talker::start_job(&file));
             let pid = Pid::from_raw(session.pid());
             kill(pid, signal).unwrap();
-            eventually("its parent is told that it has stopped", || {
+            eventually("its parent sees that it has stopped", || {
                 let status = waitpid(pid, Some(report)).unwrap();
                 (status == WaitStatus::Stopped(pid, signal)).then_some(())
             });
@@ -51,14 +51,14 @@ fn stopped_process_stays_stopped_and_is_changed() {
             }
             session.apply(&all(Action::Enable)).unwrap();
             session.assert_all((1, State::Enabled));
-            eventually("it stands again", || {
+            eventually("it is stopped again", || {
                 (process::state(session.pid()) == Some('T')).then_some(())
             });
-            let told = waitpid(pid, Some(report)).unwrap();
-            assert_eq!(told, WaitStatus::StillAlive, "its parent notices nothing");
+            let seen = waitpid(pid, Some(report)).unwrap();
+            assert_eq!(seen, WaitStatus::StillAlive, "its parent notices nothing");
 
             kill(pid, Signal::SIGCONT).unwrap();
-            eventually("its parent is told that it goes on", || {
+            eventually("its parent sees that it continues", || {
                 let status = waitpid(pid, Some(report)).unwrap();
                 (status == WaitStatus::Continued(pid)).then_some(())
             });
@@ -83,9 +83,9 @@ fn stopped_threads_stay_stopped_and_are_changed() {
                 .all(|tid| process::status(tid, "State").starts_with('T'));
             standing.then_some(())
         };
-        eventually("every thread stands", all_stand);
+        eventually("every thread is stopped", all_stand);
         session.apply(&all(Action::Enable)).unwrap();
-        eventually("every thread stands again", all_stand);
+        eventually("every thread is stopped again", all_stand);
         kill(pid, Signal::SIGCONT).unwrap();
         eventually("its threads meet the probes", || {
             session.run().values().all(|&hits| hits > 0).then_some(())
@@ -114,7 +114,7 @@ fn queued_signals_arrive_once_and_in_order() {
     }
 }
 
-/// How an update ended that met an exec, which may have come before, during or after it.
+/// The result of an update at the time of an exec, which may have been before, during or after it.
 fn update_across_exec(program: &Path, target: &Target) -> bool {
     match target.update_with(&all(Action::Enable), patient()) {
         Ok(_) => true,
@@ -141,12 +141,13 @@ fn exec_during_update_is_success_or_reported() {
         for _ in 0..100 {
             session.target = Target::open(session.pid()).unwrap();
             session.talker.send("exec");
-            match update_across_exec(&file, &session.target) {
-                true => before += 1,
-                false => met += 1,
+            if update_across_exec(&file, &session.target) {
+                before += 1
+            } else {
+                met += 1
             }
             session.talker.expect("ready");
-            // Another update of the old program finds out, and touches nothing.
+            // Another update of the old program notices it, and writes nothing.
             let error = session.apply(&all(Action::Enable)).unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::Executed { .. }),
@@ -181,7 +182,7 @@ fn child_keeps_the_parents_state_and_its_own() {
         let child = session.talker.ask("fork", "child hits");
         assert_eq!(child, "child hits ping=3 pong=1");
         session.talker.expect("forked");
-        // Forks while it is being changed: each child has all or nothing of each name.
+        // Forks while it is changed: each child has all or nothing of each name.
         for _ in 0..30 {
             session.talker.send("fork");
             session.apply(&all(Action::Disable)).unwrap();
@@ -214,7 +215,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         let begun = Instant::now();
         let enable = all(Action::Enable);
         let error = session.target.update_with(&enable, options).unwrap_err();
-        // Far less than anybody waits for; on a busy machine, more than the deadline.
+        // Far less than a test's deadline; on a busy machine, more than the update's.
         assert!(begun.elapsed() < deadline * 30, "{:?}", begun.elapsed());
         match error.kind() {
             ErrorKind::Busy {
@@ -239,7 +240,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         assert!(message.ends_with(end), "{message}");
 
         assert_eq!(process::status(pid, "TracerPid"), "0");
-        // It goes on by itself, and can be changed as ever.
+        // It runs on by itself, and can be changed as usual.
         session.talker.ask("", "vforked");
         session
             .image()

@@ -1,5 +1,5 @@
-//! Looking for probes in all processes of the machine, many of which run the same files and some of
-//! which end meanwhile.
+//! Searching all processes of the machine for probes; many run the same files, and some exit
+//! meanwhile.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::session::{Session, all, named};
 /// How many processes of each file.
 const EACH: usize = 12;
 
-/// What is found of the processes with these ids, by them.
+/// What the survey finds of the processes with these ids.
 fn found(pids: &[i32]) -> BTreeMap<i32, SurveyedProcess> {
     let all = survey().unwrap().processes.into_iter();
     let ours = all.filter(|one| pids.contains(&one.pid));
@@ -24,7 +24,7 @@ fn found(pids: &[i32]) -> BTreeMap<i32, SurveyedProcess> {
 //    (48 processes of 4 files, half of which exit)
 #[test]
 fn all_processes_with_probes_are_found_once() {
-    // Without a word they wait for a line that never comes.
+    // Without input they wait for a line that never comes.
     let (input, end) = pipe().unwrap();
     let mut processes: Vec<Guard> = Vec::new();
     let files = [fixture_forms("gen_ocaml_2"), program_forms("init")].concat();
@@ -43,7 +43,7 @@ fn all_processes_with_probes_are_found_once() {
         assert_eq!(before[pid].program, file.canonicalize().unwrap());
     }
 
-    // One after the other ends, and is there or not meanwhile.
+    // One after the other exits, and is found or not.
     let (mut ending, staying): (Vec<_>, Vec<_>) =
         processes.into_iter().partition(|one| one.pid() % 2 == 0);
     let staying_pids: Vec<i32> = staying.iter().map(Guard::pid).collect();

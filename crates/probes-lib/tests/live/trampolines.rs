@@ -1,5 +1,5 @@
-//! Signals that a process receives in the stubs of an observation: whose handlers return there, jump
-//! out of them, or stay for a while.
+//! Signals that a process receives in the trampolines of an observation: their handlers return
+//! there, jump out of them, or run for a while.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn observe(target: &Target) -> Observer<'_> {
     target.observe(&observation, options()).unwrap()
 }
 
-/// The numbers by name in a line.
+/// The numbers in a line, by name.
 fn numbers(line: &str) -> BTreeMap<String, u64> {
     let words = line.split_ascii_whitespace();
     let both = words.filter_map(|word| word.split_once('='));
@@ -41,7 +41,7 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
             let observed = observer.remove().unwrap();
             let rest = observed.events;
             let seen = events.len() as u64 + dropped + rest.events.len() as u64 + rest.dropped;
-            // Who jumps out of a stub may have been counted, and not shown yet.
+            // A hit whose handler jumped out of a trampoline may have been counted, and not shown.
             let counted = observed.counts.total();
             assert!(seen <= counted, "{seen} of {counted}");
             unseen += counted - seen;
@@ -73,11 +73,11 @@ fn long_signal_handler_returns_into_its_trampoline() {
             let mut observer = observe(&target);
             assert_eq!(talker.ask(stay, "parked"), "parked 2");
             observer.remove().unwrap();
-            // Nobody gets in any more, but those who are inside have to get out.
+            // No thread can enter any more, but those inside have to leave.
             assert_eq!(strange_code(talker.pid()).len(), 1, "{stay}, {leave}");
             before.assert_same(&Image::of(talker.pid()).text(), "the program");
             talker.ask(leave, "gone on");
-            eventually("it is put back", || {
+            eventually("it is removed", || {
                 target.clean(options()).unwrap();
                 strange_code(talker.pid()).is_empty().then_some(())
             });
@@ -87,7 +87,7 @@ fn long_signal_handler_returns_into_its_trampoline() {
     }
 }
 
-/// Their sites have no arguments, one or two, by turns: probes 1 and 5 the same two, 2 and 6 none.
+/// Their sites have no arguments, one or two, in turn: probes 1 and 5 the same two, 2 and 6 none.
 // promise: Observations: Every trampoline is complete, whatever is observed at other sites (2 × 3)
 #[test]
 fn sites_with_different_roles_have_complete_trampolines() {

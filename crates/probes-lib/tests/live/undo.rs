@@ -1,4 +1,5 @@
-//! Updates that are taken back: exactly what was added goes, whatever others have done meanwhile.
+//! Updates that are undone: exactly what was added is removed, whatever other tools have changed
+//! meanwhile.
 
 use probes_lib::{Action, Actions, Effect, ErrorKind, Report, Selector, State, Target};
 use test_support::process::Image;
@@ -8,7 +9,7 @@ use crate::expected;
 use crate::fixtures::ordinary;
 use crate::session::{Session, all, named};
 
-fn put_back(session: &Session, report: &Report) -> Report {
+fn undo(session: &Session, report: &Report) -> Report {
     session.target.undo(report, session.options).unwrap()
 }
 
@@ -21,14 +22,14 @@ fn changes_are_undone_to_the_last_byte() {
             let before = session.image();
             let states = session.states();
             let on = session.apply(&all(Action::Enable)).unwrap();
-            put_back(&session, &on);
+            undo(&session, &on);
             let after = session.image();
-            after.assert_same(&before, &format!("{what}, enabled and taken back"));
+            after.assert_same(&before, &format!("{what}, enabled and undone"));
 
             let off = session.apply(&all(Action::Disable)).unwrap();
-            put_back(&session, &off);
+            undo(&session, &off);
             let after = session.image();
-            after.assert_same(&before, &format!("{what}, disabled and taken back"));
+            after.assert_same(&before, &format!("{what}, disabled and undone"));
             assert_eq!(session.states(), states);
         }
     }
@@ -45,10 +46,10 @@ fn mixed_update_is_undone_as_one() {
             .enable(Selector::name("flag"));
         let report = session.apply(&actions).unwrap();
         assert_eq!(session.states()["plain"], (0, State::Disabled));
-        let back = put_back(&session, &report);
+        let back = undo(&session, &report);
         let names: Vec<&str> = back.changed.iter().map(|it| &it.name[..]).collect();
         assert_eq!(names, ["flag", "plain"]);
-        session.image().assert_same(&before, "taken back");
+        session.image().assert_same(&before, "undone");
     }
 }
 
@@ -62,17 +63,17 @@ fn changes_by_other_callers_stay() {
         let disable = named(Action::Disable, "plain");
         let state = || session.states()["plain"];
 
-        // He wants it too.
+        // Another tool enables it too.
         let report = session.apply(&enable).unwrap();
         session.apply(&enable).unwrap();
-        let back = put_back(&session, &report);
+        let back = undo(&session, &report);
         assert_eq!((back.changed[0].before, back.changed[0].after), (2, 1));
         assert_eq!(state(), (1, State::Enabled));
 
-        // He has turned it off for all.
+        // Another tool has disabled it for all.
         let report = session.apply(&enable).unwrap();
         session.apply(&disable.clone().force(true)).unwrap();
-        let back = put_back(&session, &report);
+        let back = undo(&session, &report);
         assert_eq!(back.skipped, ["plain"]);
         assert!(back.changed.is_empty() && back.stopped.is_zero());
         assert_eq!(state(), (0, State::Disabled));
@@ -83,7 +84,7 @@ fn changes_by_other_callers_stay() {
         }
         let report = session.apply(&enable.clone().force(true)).unwrap();
         assert_eq!(state(), (1, State::Enabled));
-        put_back(&session, &report);
+        undo(&session, &report);
         assert_eq!(state(), (3, State::Enabled));
     }
 }

@@ -98,7 +98,7 @@ fn every_hit_is_shown_or_counted_as_dropped() {
             talker.expect("pairs");
             take(observer.remove().unwrap().events);
             assert_eq!(all.len() as u64 + lost, threads * each, "{lost} lost");
-            // Of each thread, in their order: each tells its number.
+            // For each thread, in order: each thread prints its number.
             let mut by_thread = std::collections::BTreeMap::<i32, Vec<i64>>::new();
             for event in &all {
                 let Value::Int(number) = event.arguments[0] else {
@@ -139,20 +139,21 @@ fn mapped_memory_is_read_unmapped_is_not() {
         for _ in 0..200 {
             talker.ask("fresh 50", "fresh");
             for event in observer.events().unwrap().events {
-                match is_fresh(&event) {
-                    true => read += 1,
-                    false => unread += 1,
+                if is_fresh(&event) {
+                    read += 1
+                } else {
+                    unread += 1
                 }
             }
         }
-        // Whether the page was there when it was looked for is chance.
+        // Whether the page was mapped when the observer read it is chance.
         assert_eq!(read + unread, 200 * 50);
         observer.remove().unwrap();
         talker.hits();
     }
 }
 
-/// Runs a program with its words on standard input, to its end, observed from its start.
+/// Runs a program, with its commands on standard input, to its exit, observed from its start.
 fn observe_all(file: &Path, observation: Observation, words: &str) -> Observed {
     let scratch = Scratch::new();
     let (input, output) = (scratch.file("words"), scratch.file("said"));
@@ -177,7 +178,7 @@ fn programs_are_observed_from_first_to_last_hit() {
     for name in ["timed", "gen_ocaml_2", "gen_ocaml_2_static", "objects/host"] {
         for file in fixture_forms(name) {
             let observation = Observation::new().count(Selector::All).watch(Selector::All);
-            // They have ended when they are asked what was seen.
+            // They have exited by the time the events are read.
             let observed = observe_all(&file, observation, "run\nrun\nrun\nquit\n");
             let name = file.display();
             for (probe, hits) in observed.counts.probes() {
@@ -232,8 +233,8 @@ fn observation_from_launch_is_removed_like_any_other() {
     }
 }
 
-/// How long stubs believe what they were told, and a little more.
-const BELIEVED: Duration = Duration::from_millis(1100);
+/// How long trampolines rely on the table of readable pages, and a little more.
+const PAGES_VALID_FOR: Duration = Duration::from_millis(1100);
 
 // promise: Observations: No values are read once the observer is gone (2)
 #[test]
@@ -243,8 +244,8 @@ fn values_are_not_read_without_an_observer() {
         let target = Target::open(talker.pid()).unwrap();
         let mut observer = watch(&target, Selector::name("places"));
         talker.hits();
-        // It does not tell which pages there are meanwhile, as if it were dead.
-        std::thread::sleep(BELIEVED);
+        // As if the observer were dead, it does not renew the table of readable pages meanwhile.
+        std::thread::sleep(PAGES_VALID_FOR);
         talker.hits();
         let hits = values(&observer.events().unwrap(), "places");
         let is_read = |hit: &[Value]| matches!(hit[2], Value::String { .. });

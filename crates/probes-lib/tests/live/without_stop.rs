@@ -1,5 +1,5 @@
-//! Updates that stop no thread: they do to memory what the others do, and can do it to processes
-//! that cannot be stopped.
+//! Updates without a stop: they write the same memory as the others, and work on processes that
+//! cannot be stopped.
 
 use std::path::Path;
 use std::process::Command;
@@ -61,7 +61,7 @@ fn stopped_process_is_changed_live_and_stays_stopped() {
         let mut session = Session::start(&file).unstopped();
         let pid = Pid::from_raw(session.pid());
         kill(pid, Signal::SIGSTOP).unwrap();
-        eventually("it stands", || {
+        eventually("it is stopped", || {
             (process::state(session.pid()) == Some('T')).then_some(())
         });
         session.apply(&named(Action::Enable, "plain")).unwrap();
@@ -153,7 +153,7 @@ fn exec_during_live_update_is_noticed() {
     }
 }
 
-/// Updates a process that is about to execute itself, on and off again until it has.
+/// Updates a process that is about to exec itself, on and off again until it has.
 fn executed_or_done(session: &Session) {
     for action in [Action::Enable, Action::Disable].into_iter().cycle() {
         if let Err(error) = session.apply(&all(action)) {
