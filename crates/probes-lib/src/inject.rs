@@ -1,6 +1,8 @@
-//! Makes threads of a process execute code that we put there: system calls of ours, and a hook in its
-//! dynamic loader.
+//! Writes code into a process: system calls that one of its threads is made to run, and the hook in
+//! its dynamic loader. (The trampolines of observations are `observe`'s.)
 
+pub(crate) mod code_cave;
+pub(crate) mod injector;
 pub(crate) mod loader_hook;
 pub(crate) mod redirect;
 pub(crate) mod remote_call;

@@ -31,8 +31,9 @@ pub use self::read::latency::Latency;
 pub use self::read::value::Value;
 
 use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
+use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::ReadMemory;
-use crate::observe::install::context::{InstallContext, RedirectMode, read, refuse_replaced};
+use crate::observe::install::context::{InstallContext, read, refuse_replaced};
 use crate::observe::install::prepare::Prepared;
 use crate::observe::install::remove::{OrphanedMappings, RemovedObservation, remove};
 use crate::observe::layout::arena::Arena;
@@ -175,14 +176,14 @@ impl Target {
         let mut prepared = Prepared::of(process, program, &memory, observation)?;
         let (stopped, has_tids) = with_tracer(&[process], |tracer| {
             let begun = Instant::now();
-            let work = InstallContext {
+            let work = InstallContext::of(Injector {
                 tracer,
                 process,
                 memory: &memory,
                 code_cave: prepared.code_cave,
                 limit: options.deadline,
-                way: RedirectMode::AmongOthers,
-            };
+                mode: RedirectMode::AmongOthers,
+            });
             let stopped = tracer.stop(process, options.deadline)?;
             let (stopped, has_tids) = prepared.install(&work, stopped, None)?;
             stopped.release();

@@ -40,6 +40,8 @@ pub enum MemoryPart {
     Semaphore,
     /// The trampolines of an observation.
     Trampoline,
+    /// The code of injected calls.
+    InjectedCall,
     /// The data of an observation, which its trampolines read and write.
     ObservationData,
 }
@@ -50,6 +52,7 @@ impl fmt::Display for MemoryPart {
             MemoryPart::Site => "a site",
             MemoryPart::Semaphore => "a semaphore",
             MemoryPart::Trampoline => "a trampoline",
+            MemoryPart::InjectedCall => "an injected call",
             MemoryPart::ObservationData => "the data of an observation",
         })
     }

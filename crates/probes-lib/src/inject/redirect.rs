@@ -1,4 +1,5 @@
-//! Sends a thread of a process that stands on a detour ([`crate::inject::remote_call`]).
+//! Redirects a thread of a stopped process to injected code ([`crate::inject::remote_call`]), and lets
+//! threads run until they have left code.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,23 +16,23 @@ use crate::process::Process;
 use crate::sys::ptrace::{self, Wait};
 use crate::trace::stop::{Stopped, Tracer};
 
-/// How long a detour takes, about.
+/// About how long injected calls take.
 const RUNNING: Duration = Duration::from_micros(20);
 
 /// The code segment of 64-bit programs.
 const USER_64: u64 = 0x33;
 
 impl Stopped<'_> {
-    /// A thread that can be sent on a detour, and its registers: one that is in no system call if
+    /// Returns a thread that can be redirected, and its registers: one that is in no system call, if
     /// there is one.
     ///
     /// # Errors
     ///
-    /// As of [`Stopped::refuse_filtered`].
+    /// See [`Stopped::refuse_filtered`].
     pub(crate) fn pick_thread(&self, memory: &impl ReadMemory) -> Result<Option<(i32, Registers)>> {
         let mut found = None;
         for tid in self.tids() {
-            // One that is about to get a signal has to get it first.
+            // A thread with a pending signal has to receive it first.
             if !matches!(ptrace::peek(tid), Wait::Trapped | Wait::Suspended) {
                 continue;
             }
@@ -57,17 +58,17 @@ impl Stopped<'_> {
         Ok(found)
     }
 
-    /// Makes sure that a thread can be made to map and unmap memory.
+    /// Checks that some thread may map and unmap memory.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SeccompFiltered`] if each has forbidden itself system calls: the kernel may kill the process
-    /// for those.
+    /// [`ErrorKind::SeccompFiltered`] if each has set itself a seccomp filter: for a system call that it
+    /// forbids, the kernel may kill the process.
     pub(crate) fn refuse_filtered(&self) -> Result<()> {
         self.process().refuse_filtered(self.tids())
     }
 
-    /// A thread, and its registers: the only one of a process that has not begun.
+    /// Returns the first thread and its registers: the only one of a process that has not begun.
     pub(crate) fn first(&self) -> Option<(i32, Registers)> {
         let tid = self.tids().next()?;
         Some((tid, registers(tid).ok()?))
@@ -75,20 +76,20 @@ impl Stopped<'_> {
 }
 
 impl Tracer<'_> {
-    /// Sends a thread to `entry`, and stops all threads again once it is out of `detour`; says whether a
-    /// signal has come to it there. Then it stands where it was before, as if it had never left: the
-    /// handler of a signal is to interrupt the system call that it was in.
+    /// Resumes a thread at `entry`, and stops all threads again once it has left `code`; returns whether
+    /// a signal was sent to it there. Then the thread is where it was before, with the registers it had:
+    /// the handler of the signal is to interrupt the system call that it was in.
     ///
     /// # Errors
     ///
-    /// As of [`Tracer::stop`]. The thread comes back by itself.
-    pub(crate) fn send<'p>(
+    /// See [`Tracer::stop`]. The thread returns from the code without us.
+    pub(crate) fn run_at<'p>(
         &self,
         process: &'p Process,
         stopped: Stopped<'p>,
         (tid, before): (i32, Registers),
         entry: LiveAddr,
-        detour: &Range<u64>,
+        code: &Range<u64>,
         limit: Duration,
     ) -> Result<(Stopped<'p>, bool)> {
         let failed =
@@ -98,16 +99,16 @@ impl Tracer<'_> {
         let begun = Instant::now();
         let mut pause = RUNNING;
         loop {
-            let code = std::slice::from_ref(detour);
-            stopped = self.run_within(process, stopped, vec![tid], code, pause, limit)?;
-            // One that does not stand is gone, and may not have been there.
+            let range = std::slice::from_ref(code);
+            stopped = self.run_within(process, stopped, vec![tid], range, pause, limit)?;
+            // A thread that is not stopped has exited, perhaps before it ran the code.
             let Ok(now) = registers(tid) else {
                 return Ok((stopped, true));
             };
-            let is_there = detour.contains(&now.rip);
+            let is_there = code.contains(&now.rip);
             let is_interrupted = is_there && matches!(ptrace::peek(tid), Wait::Signal(_));
             if is_interrupted || now.has_returned(&before) {
-                // If it has been killed, it needs none.
+                // A thread that has been killed needs no registers.
                 let _ = set_registers(tid, &before);
             }
             if is_interrupted || !is_there {
@@ -117,17 +118,18 @@ impl Tracer<'_> {
                 let pid = process.pid();
                 return Err(ErrorKind::KeepsChanging { pid }.into());
             }
-            // Interrupted at once, it would stop before its first instruction.
+            // If it were interrupted at once, it would stop before its first instruction.
             pause *= 2;
         }
     }
 
-    /// Lets threads that are in `code` run for `pause`, and stops all again. All others stand meanwhile:
-    /// unless nobody is there, but in the handler of a signal, or about to receive one.
+    /// Resumes the threads that are in `code` for `pause`, and stops all threads again. The others stay
+    /// stopped meanwhile, unless no thread is in `code` itself, but in a signal handler that returns there,
+    /// or one is about to receive a signal.
     ///
     /// # Errors
     ///
-    /// As of [`Tracer::stop`].
+    /// See [`Tracer::stop`].
     pub(crate) fn run_until_out<'p>(
         &self,
         process: &'p Process,
@@ -140,9 +142,9 @@ impl Tracer<'_> {
         self.run_within(process, stopped, tids, code, pause, limit)
     }
 
-    /// Lets these threads run for a while, which are in `code`, and stops all again. If there is none,
-    /// or one that is not, or is about to receive a signal, all go on, as the handlers of signals may
-    /// wait for others.
+    /// Resumes these threads, which are in `code`, for a while, and stops all threads again. If there are
+    /// none, or one is not in `code` or is about to receive a signal, all threads are resumed, as signal
+    /// handlers may wait for others.
     fn run_within<'p>(
         &self,
         process: &'p Process,
@@ -155,9 +157,10 @@ impl Tracer<'_> {
         let is_free =
             |tid: &i32| is_within(*tid, code) && !matches!(ptrace::peek(*tid), Wait::Signal(_));
         let others_too = tids.is_empty() || !tids.iter().all(is_free);
-        match others_too {
-            true => drop(stopped.release()),
-            false => drop(stopped.leave()),
+        if others_too {
+            stopped.release();
+        } else {
+            stopped.leave();
         }
         tids.retain(|_| !others_too);
         for tid in &tids {
@@ -166,11 +169,11 @@ impl Tracer<'_> {
         let begun = Instant::now();
         while begun.elapsed() < pause {
             std::thread::sleep(if others_too { pause } else { RUNNING });
-            // A stop that begins or ends is told before the next instruction, and may be again and
-            // again.
+            // A group stop that begins or ends is reported before the next instruction, perhaps
+            // repeatedly.
             for tid in &tids {
-                let is_told = matches!(ptrace::peek(*tid), Wait::Trapped | Wait::Suspended);
-                if is_told && is_within(*tid, code) {
+                let is_reported = matches!(ptrace::peek(*tid), Wait::Trapped | Wait::Suspended);
+                if is_reported && is_within(*tid, code) {
                     ptrace::resume(*tid, 0);
                 }
             }
@@ -179,16 +182,16 @@ impl Tracer<'_> {
     }
 }
 
-/// Whether a thread that stands is in `code`.
+/// Whether a stopped thread is in `code`.
 fn is_within(tid: i32, code: &[Range<u64>]) -> bool {
     let at = ptrace::program_counter(tid);
     at.is_ok_and(|at| code.iter().any(|code| code.contains(&at)))
 }
 
-/// Whether a thread that stands at `at` is in a restartable sequence (rseq(2)): it has to begin that anew
-/// when it goes on, which the kernel would not see to if it had been elsewhere.
+/// Whether a thread that is stopped at `at` is in a restartable sequence (rseq(2)). When it is resumed, it
+/// has to restart that, which the kernel would not do after injected code.
 fn is_in_sequence(tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
-    // struct rseq_cs: version and flags, where it begins, and how long it is.
+    // struct rseq_cs: version and flags, start, length.
     let mut sequence = [0; 24];
     let mut place = [0; 8];
     let is_read = ptrace::sequence_place(tid).is_some_and(|told| {

@@ -1,18 +1,13 @@
-//! Finds places in a process: for the memory of an observation, near enough to its sites to be
-//! called from there, and for detours.
+//! Finds places in a process for the memory of an observation, near enough to its sites to be called
+//! from there.
 
-use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
+use crate::address::{LiveAddr, PAGE};
 use crate::error::{ErrorKind, Result};
-use crate::inject::remote_call;
-use crate::memory::ReadMemory;
 use crate::observe::layout::arena::{Arena, ObservedSite, new_id, trampoline_len};
 use crate::observe::layout::shared::Shared;
 use crate::observe::plan::Role;
 use crate::process::Process;
-use crate::process::image::read_maps;
 use crate::process::maps::Mapping;
-use crate::process::memory::ProcessMemory;
-use crate::process::objects;
 use crate::process::program::Program;
 
 /// How far from its sites an arena may begin or end: calls reach 2 GiB.
@@ -109,49 +104,4 @@ fn place(arena: &Arena, applied: &[(u64, u64)]) -> Option<LiveAddr> {
     let starts = below.chain(above).map(|start| start & !(PAGE - 1));
     let mut fit = starts.filter(|&start| reaches(start) && is_free(start));
     fit.next().map(LiveAddr)
-}
-
-/// Finds room for a detour behind the code of some object: the rest of its last page.
-///
-/// # Errors
-///
-/// [`ErrorKind::NoCodeCave`] if there is none.
-pub(crate) fn code_cave(
-    process: &Process,
-    memory: &ProcessMemory,
-    maps: &[Mapping],
-) -> Result<LiveAddr> {
-    let pid = process.pid();
-    let code = maps
-        .iter()
-        .filter(|it| it.executable && !it.shared && it.inode != 0);
-    for mapping in code {
-        let Some(elf) = objects::elf_of(process, maps, mapping) else {
-            continue;
-        };
-        for segment in elf.loaded().filter(|segment| segment.executable) {
-            // The segment is mapped from the page of its file that it begins in.
-            if segment.offset & !(PAGE - 1) != mapping.offset {
-                continue;
-            }
-            let start = FileAddr(segment.start.0 & !(PAGE - 1));
-            let bias = LoadBias::between(start, mapping.start);
-            let Some(end) = segment.start.0.checked_add(segment.file_len) else {
-                continue;
-            };
-            // At the end of the page: at its start, a loader may have a trampoline of ours.
-            let room = remote_call::ROOM as u64;
-            let at = end.next_multiple_of(PAGE).wrapping_sub(room);
-            let at_live = bias.live(FileAddr(at));
-            let mut bytes = [0; remote_call::ROOM];
-            let is_room = at >= end && mapping.contains(at_live, room);
-            if is_room && memory.read(at_live, &mut bytes).is_ok() && remote_call::is_free(&bytes) {
-                return Ok(at_live);
-            }
-        }
-    }
-    // Of one that has been killed meanwhile, no file can be opened.
-    read_maps(process)?;
-    let bytes = remote_call::ROOM;
-    Err(ErrorKind::NoCodeCave { pid, bytes }.into())
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::error::{ErrorKind, Result};
-use crate::observe::install::context::{InstallContext, RedirectMode};
+use crate::inject::injector::{Injector, RedirectMode};
+use crate::observe::install::context::InstallContext;
 use crate::observe::install::prepare::Prepared;
 use crate::observe::read::data_source::SharedData;
 use crate::observe::{Installed, Observation};
@@ -59,14 +60,14 @@ impl AtLaunch {
     ) -> Result<(Stopped<'s>, Installed)> {
         let process = at_exec.process();
         let mut prepared = Prepared::of(process, program, memory, &self.observation)?;
-        let work = InstallContext {
+        let work = InstallContext::of(Injector {
             tracer,
             process,
             memory,
             code_cave: prepared.code_cave,
             limit: options.deadline,
-            way: RedirectMode::BeforeStart(at_exec),
-        };
+            mode: RedirectMode::BeforeStart(at_exec),
+        });
         let shared = SharedData::of(self.file, prepared.arenas());
         let shared = shared.map_err(|source| ErrorKind::NoSharedMemory { source })?;
         let (stopped, has_tids) = prepared.install(&work, stopped, Some(&shared))?;

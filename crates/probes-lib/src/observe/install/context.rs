@@ -1,11 +1,9 @@
 //! [`InstallContext`]: what is done for an observation to a process that stands.
 
-use std::ops::Range;
-use std::time::{Duration, Instant};
-
 use crate::address::LiveAddr;
-use crate::error::{ErrorKind, MemoryPart, Operation, Result};
-use crate::inject::remote_call::{self, RemoteCall};
+use crate::error::{ErrorKind, MemoryPart, Result};
+use crate::inject::injector::Injector;
+use crate::inject::remote_call::RemoteCall;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::install::patch_sites;
 use crate::observe::install::patch_sites::SiteRewrite;
@@ -21,166 +19,22 @@ use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
 use crate::site::{CALL, CMP, SiteCode};
-use crate::sys::spawn::AtExec;
-use crate::trace::run_to::NotReached;
-use crate::trace::stop::{Stopped, Tracer};
+use crate::trace::stop::Stopped;
 
 /// What is done to a process that stands.
 pub(crate) struct InstallContext<'w> {
-    pub(crate) tracer: &'w Tracer<'w>,
     pub(crate) process: &'w Process,
     pub(crate) memory: &'w ProcessMemory,
-    /// Where a detour can be put.
-    pub(crate) code_cave: LiveAddr,
-    pub(crate) limit: Duration,
-    pub(crate) way: RedirectMode<'w>,
-}
-
-/// How a thread is sent on a detour.
-pub(crate) enum RedirectMode<'w> {
-    /// As it is among others: it goes on for a moment when it is back.
-    AmongOthers,
-    /// As it is alone and has not begun: it stands again where it was.
-    BeforeStart(&'w AtExec),
+    pub(crate) injector: Injector<'w>,
 }
 
 impl<'w> InstallContext<'w> {
-    /// Makes a thread run system calls.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::KeepsChanging`] if somebody else has come to map memory where they were to;
-    /// [`ErrorKind::MapRefused`].
-    pub(crate) fn run(&self, stopped: Stopped<'w>, calls: &[RemoteCall]) -> Result<Stopped<'w>> {
-        let mut stopped = stopped;
-        let begun = Instant::now();
-        let before = match calls.iter().any(RemoteCall::unmaps) {
-            true => read_maps(self.process)?,
-            false => Vec::new(),
-        };
-        loop {
-            let is_interrupted;
-            (stopped, is_interrupted) = self.try_to_run(stopped, calls, begun)?;
-            let Err(error) = self.check(calls, &before) else {
-                return Ok(stopped);
-            };
-            let is_taken = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
-            // The signal had to be received first.
-            if is_taken || !is_interrupted || begun.elapsed() > self.limit {
-                return Err(error);
-            }
+    pub(crate) fn of(injector: Injector<'w>) -> InstallContext<'w> {
+        InstallContext {
+            process: injector.process,
+            memory: injector.memory,
+            injector,
         }
-    }
-
-    /// Says whether a signal has come meanwhile.
-    fn try_to_run(
-        &self,
-        stopped: Stopped<'w>,
-        calls: &[RemoteCall],
-        begun: Instant,
-    ) -> Result<(Stopped<'w>, bool)> {
-        let pid = self.process.pid();
-        let range = self.detour();
-        let mut stopped = stopped;
-        let (tid, before) = loop {
-            if let RedirectMode::BeforeStart(_) = self.way {
-                break stopped.first().ok_or(ErrorKind::Exited { pid })?;
-            }
-            // Nobody may be on an earlier one, whose tool was killed.
-            let pick_thread = stopped.pick_thread(self.memory)?;
-            let pick_thread = pick_thread.filter(|_| !stopped.leads_into(self.memory, &range));
-            match pick_thread {
-                Some(found) => break found,
-                None if begun.elapsed() > self.limit => {
-                    return Err(ErrorKind::NoThreadToRedirect { pid }.into());
-                }
-                None => {
-                    stopped.release();
-                    stopped = self.tracer.stop(self.process, self.limit)?;
-                }
-            }
-        };
-        let code = remote_call::code(calls, &before);
-        let (mark, code) = code.split_at(remote_call::MARK_LEN);
-        self.put(&stopped, self.code_cave, mark)?;
-        self.put(&stopped, remote_call::entry(self.code_cave), code)?;
-        let entry = remote_call::entry(self.code_cave);
-        let (memory, limit) = (self.memory, self.limit);
-        match self.way {
-            RedirectMode::AmongOthers => {
-                let sent = (tid, before);
-                self.tracer
-                    .send(self.process, stopped, sent, entry, &range, limit)
-            }
-            RedirectMode::BeforeStart(at_exec) => {
-                let back = LiveAddr(before.rip);
-                let sent = at_exec.run_round_trip(self.tracer, stopped, memory, entry, back, limit);
-                Ok((sent.map_err(|reason| not_back(pid, reason))?, false))
-            }
-        }
-    }
-
-    /// Runs calls that unmap what was `left`, at once, then others, each by itself, and leaves nothing
-    /// where the detours were.
-    pub(crate) fn unmap_all(
-        &self,
-        mut stopped: Stopped<'w>,
-        left: &[RemoteCall],
-        calls: impl Iterator<Item = RemoteCall>,
-    ) -> Result<Stopped<'w>> {
-        if !left.is_empty() {
-            // The detour alone tells of it, all the time.
-            stopped = self.run(stopped, left)?;
-        }
-        for call in calls {
-            stopped = self.run(stopped, &[call])?;
-        }
-        self.clear(&stopped)?;
-        Ok(stopped)
-    }
-
-    /// Takes the last detour away.
-    pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
-        match stopped.leads_into(self.memory, &self.detour()) {
-            // AmongOthers there by somebody who was killed; the next one takes it away.
-            true => Ok(()),
-            false => {
-                let entry = remote_call::entry(self.code_cave);
-                self.put(
-                    stopped,
-                    entry,
-                    &[0; remote_call::ROOM - remote_call::MARK_LEN],
-                )?;
-                self.put(stopped, self.code_cave, &[0; remote_call::MARK_LEN])
-            }
-        }
-    }
-
-    fn detour(&self) -> Range<u64> {
-        self.code_cave.0..self.code_cave.plus(remote_call::ROOM as u64).0
-    }
-
-    /// Makes sure that calls have done what they were to do. All threads may have run meanwhile: what is
-    /// there need not be what they have mapped, nor what they were to unmap.
-    fn check(&self, calls: &[RemoteCall], before: &[Mapping]) -> Result<()> {
-        let pid = self.process.pid();
-        let maps = read_maps(self.process)?;
-        for call in calls {
-            let range = call.range();
-            let is_within = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
-            let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
-            if call.maps() && !maps.iter().any(|it| call.is_about(it)) {
-                return Err(match maps.iter().any(is_within) {
-                    true => ErrorKind::KeepsChanging { pid },
-                    false => ErrorKind::MapRefused { pid },
-                }
-                .into());
-            }
-            if call.unmaps() && maps.iter().any(was_there) {
-                return Err(ErrorKind::MapRefused { pid }.into());
-            }
-        }
-        Ok(())
     }
 
     pub(crate) fn put(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
@@ -319,14 +173,6 @@ impl<'w> InstallContext<'w> {
     }
 }
 
-fn not_back(pid: i32, reason: NotReached) -> ErrorKind {
-    match reason {
-        NotReached::Ended => ErrorKind::Exited { pid },
-        NotReached::Executed => ErrorKind::Executed { pid },
-        NotReached::Failed(source) => ErrorKind::system(pid, Operation::InjectCall, source),
-    }
-}
-
 fn name_of(program: &Program, site: usize) -> String {
     let mut probes = program.probes();
     let probe = probes.find(|probe| probe.sites().any(|one| one == site));
@@ -410,16 +256,16 @@ impl ObservedSite {
 pub(crate) fn map(arena: &Arena, shared: Option<&SharedData>) -> [RemoteCall; 2] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [
-        remote_call::map(arena.code, arena.code_len(), read | execute),
+        RemoteCall::map(arena.code, arena.code_len(), read | execute),
         match shared {
             Some(shared) => shared.map(arena),
-            None => remote_call::map(arena.data(), arena.data_len(), read | write),
+            None => RemoteCall::map(arena.data(), arena.data_len(), read | write),
         },
     ]
 }
 
 pub(crate) fn unmap(arena: &Arena) -> RemoteCall {
-    remote_call::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
+    RemoteCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
 }
 
 /// Writes into what is shared, at offsets in it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::{ErrorKind, Result};
+use crate::inject::code_cave;
 use crate::observe::install::context::{InstallContext, map};
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::readable_pages::ReadablePages;
@@ -42,7 +43,7 @@ pub(crate) struct Prepared {
     /// Whether the ids of its threads are ours, too.
     is_in_our_namespace: bool,
     ticks: Ticks,
-    /// Where a detour can be put.
+    /// Where calls can be injected.
     pub(crate) code_cave: LiveAddr,
 }
 
@@ -65,7 +66,7 @@ impl Prepared {
         let layout = observation.shared(&roles);
         let maps = read_maps(process)?;
         let laid_out = placement::lay_out(process, &program, &roles, layout, &maps)?;
-        let code_cave = placement::code_cave(process, memory, &maps)?;
+        let code_cave = code_cave::find(process, memory, &maps)?;
         let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
         let sharing = arenas.first().ok_or(ErrorKind::NoSites { pid })?;
         let codes = arenas.iter().zip(&sites).map(|(arena, sites)| {
@@ -111,15 +112,15 @@ impl Prepared {
         for (arena, bytes) in arenas.iter().zip(&self.codes) {
             work.refuse_taken(arena)?;
             // Until it has a header, which comes last, the detour tells what was mapped.
-            stopped = work.run(stopped, &map(arena, shared))?;
+            stopped = work.injector.run(stopped, &map(arena, shared))?;
             let (header, rest) = bytes.split_at(HEADER_LEN.min(bytes.len()));
             work.put(&stopped, arena.code.plus(header.len() as u64), rest)?;
             work.put(&stopped, arena.code, header)?;
         }
         if let Some(shared) = shared {
-            stopped = work.run(stopped, &[shared.close()])?;
+            stopped = work.injector.run(stopped, &[shared.close()])?;
         }
-        work.clear(&stopped)?;
+        work.injector.clear(&stopped)?;
         let Some(sharing) = arenas.first() else {
             return Ok((stopped, false));
         };

@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::inject::code_cave;
+use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::ReadMemory;
-use crate::observe::install::context::{InstallContext, RedirectMode, refuse_replaced, unmap};
+use crate::observe::install::context::{InstallContext, refuse_replaced, unmap};
 use crate::observe::install::patch_sites;
 use crate::observe::layout::arena::Arena;
-use crate::observe::placement;
 use crate::process::Process;
 use crate::process::image::read_maps;
 use crate::process::maps::Mapping;
@@ -37,10 +38,10 @@ impl OrphanedMappings {
         maps: &[Mapping],
         arenas: &[Arena],
     ) -> Option<OrphanedMappings> {
-        let code_cave = placement::code_cave(process, memory, maps).ok()?;
-        let mut bytes = [0; remote_call::ROOM];
+        let code_cave = code_cave::find(process, memory, maps).ok()?;
+        let mut bytes = [0; remote_call::MAX_LEN];
         memory.read(code_cave, &mut bytes).ok()?;
-        if bytes == [0; remote_call::ROOM] {
+        if bytes == [0; remote_call::MAX_LEN] {
             return None;
         }
         let is_left = |call: &RemoteCall| {
@@ -49,7 +50,9 @@ impl OrphanedMappings {
             let has_header = all.any(|range| range.contains(&start));
             !has_header && maps.iter().any(|mapping| call.is_about(mapping))
         };
-        let calls = remote_call::mapped_by(&bytes).into_iter().filter(is_left);
+        let calls = remote_call::orphaned_mappings(&bytes)
+            .into_iter()
+            .filter(is_left);
         Some(OrphanedMappings {
             calls: calls.collect(),
         })
@@ -83,16 +86,16 @@ pub(crate) fn remove<T: Send>(
     read: impl FnOnce() -> Result<T> + Send,
 ) -> Result<RemovedObservation<T>> {
     let maps = read_maps(process)?;
-    let code_cave = placement::code_cave(process, memory, &maps)?;
+    let code_cave = code_cave::find(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
-        let work = InstallContext {
+        let work = InstallContext::of(Injector {
             tracer,
             process,
             memory,
             code_cave,
             limit: options.deadline,
-            way: RedirectMode::AmongOthers,
-        };
+            mode: RedirectMode::AmongOthers,
+        });
         let since = Instant::now();
         let stopped = tracer.stop(process, options.deadline)?;
         refuse_replaced(process.pid(), memory, arenas)?;
@@ -106,7 +109,10 @@ pub(crate) fn remove<T: Send>(
         };
         let results = read().map_err(|error| error.leaving(Effect::StillMapped))?;
         let left: Vec<RemoteCall> = left.into_iter().flat_map(|left| left.calls).collect();
-        let all = |stopped| work.unmap_all(stopped, &left, arenas.iter().map(unmap));
+        let all = |stopped| {
+            work.injector
+                .unmap_all(stopped, &left, arenas.iter().map(unmap))
+        };
         let still_mapped = match emptied.map(all) {
             Some(Ok(unmapped)) => {
                 unmapped.release();
@@ -143,8 +149,8 @@ fn wait_until_left<'s>(
         if begun.elapsed() > LEAVING {
             return Ok(None);
         }
-        let tracer = work.tracer;
-        stopped = tracer.run_until_out(work.process, stopped, &trampolines, pause, work.limit)?;
+        let Injector { tracer, limit, .. } = work.injector;
+        stopped = tracer.run_until_out(work.process, stopped, &trampolines, pause, limit)?;
         // Where there are many threads, it takes a while until it is somebody's lock.
         pause = (pause * 2).min(LEAVING / 8);
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use crate::address::LiveAddr;
-use crate::inject::remote_call::{self, RemoteCall};
+use crate::inject::remote_call::RemoteCall;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::ProcessMemory;
@@ -56,12 +56,12 @@ impl SharedData {
         let data = arena.data();
         let before = self.places.iter().take_while(|(at, _)| *at != data);
         let offset = before.map(|(_, len)| len).sum();
-        remote_call::map_shared(data, arena.data_len(), self.descriptor(), offset)
+        RemoteCall::map_shared(data, arena.data_len(), self.descriptor(), offset)
     }
 
     /// What closes the descriptor in the process, which nobody there knows of.
     pub(crate) fn close(&self) -> RemoteCall {
-        remote_call::close(self.descriptor())
+        RemoteCall::close(self.descriptor())
     }
 
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {

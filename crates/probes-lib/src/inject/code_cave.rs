@@ -1,0 +1,54 @@
+//! Finds a code cave: unused bytes at the end of a code page, in which injected calls are written.
+
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
+use crate::error::{ErrorKind, Result};
+use crate::inject::remote_call;
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::objects;
+
+/// Finds the code cave of a process: the end of the last code page of some object.
+///
+/// # Errors
+///
+/// [`ErrorKind::NoCodeCave`] if there is none.
+pub(crate) fn find(
+    process: &Process,
+    memory: &ProcessMemory,
+    maps: &[Mapping],
+) -> Result<LiveAddr> {
+    let pid = process.pid();
+    let is_code = |it: &&Mapping| it.executable && !it.shared && it.inode != 0;
+    for mapping in maps.iter().filter(is_code) {
+        let Some(elf) = objects::elf_of(process, maps, mapping) else {
+            continue;
+        };
+        for segment in elf.loaded().filter(|segment| segment.executable) {
+            // A segment is mapped from the start of the page of its file in which it begins.
+            if segment.offset & !(PAGE - 1) != mapping.offset {
+                continue;
+            }
+            let start = FileAddr(segment.start.0 & !(PAGE - 1));
+            let bias = LoadBias::between(start, mapping.start);
+            let Some(end) = segment.start.0.checked_add(segment.file_len) else {
+                continue;
+            };
+            // The end of the page: at the start of the cave, a loader may have our hook.
+            let len = remote_call::MAX_LEN as u64;
+            let at = end.next_multiple_of(PAGE).wrapping_sub(len);
+            let cave = bias.live(FileAddr(at));
+            let is_unused = at >= end && mapping.contains(cave, len);
+            let mut bytes = [0; remote_call::MAX_LEN];
+            if is_unused && memory.read(cave, &mut bytes).is_ok() && remote_call::is_free(&bytes) {
+                return Ok(cave);
+            }
+        }
+    }
+    // No file of a process that has been killed meanwhile can be opened.
+    read_maps(process)?;
+    let bytes = remote_call::MAX_LEN;
+    Err(ErrorKind::NoCodeCave { pid, bytes }.into())
+}

@@ -1,0 +1,191 @@
+//! [`Injector`]: makes a thread of a stopped process run system calls, and checks what they did.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::address::LiveAddr;
+use crate::error::{ErrorKind, MemoryPart, Operation, Result};
+use crate::inject::remote_call::{self, RemoteCall};
+use crate::memory::WriteMemory;
+use crate::process::Process;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::sys::spawn::AtExec;
+use crate::trace::run_to::NotReached;
+use crate::trace::stop::{Stopped, Tracer};
+
+/// Injects system calls into a process.
+pub(crate) struct Injector<'i> {
+    pub(crate) tracer: &'i Tracer<'i>,
+    pub(crate) process: &'i Process,
+    pub(crate) memory: &'i ProcessMemory,
+    /// Where their code is written.
+    pub(crate) code_cave: LiveAddr,
+    /// How long it may take.
+    pub(crate) limit: Duration,
+    pub(crate) mode: RedirectMode<'i>,
+}
+
+/// How a thread is redirected to the code.
+pub(crate) enum RedirectMode<'i> {
+    /// A thread of a running process: it may run on a little after it has returned.
+    AmongOthers,
+    /// The only thread of a program that has not begun: it stops exactly where it was.
+    BeforeStart(&'i AtExec),
+}
+
+impl<'i> Injector<'i> {
+    /// Makes a thread run system calls.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::KeepsChanging`] if the process has mapped something else where they were to map
+    /// memory; [`ErrorKind::MapRefused`].
+    pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[RemoteCall]) -> Result<Stopped<'i>> {
+        let mut stopped = stopped;
+        let begun = Instant::now();
+        let before = if calls.iter().any(RemoteCall::unmaps) {
+            read_maps(self.process)?
+        } else {
+            Vec::new()
+        };
+        loop {
+            let is_interrupted;
+            (stopped, is_interrupted) = self.try_to_run(stopped, calls, begun)?;
+            let Err(error) = self.check(calls, &before) else {
+                return Ok(stopped);
+            };
+            let is_occupied = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
+            // The signal had to be received first.
+            if is_occupied || !is_interrupted || begun.elapsed() > self.limit {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Makes a thread run system calls once; returns whether a signal has interrupted it.
+    fn try_to_run(
+        &self,
+        stopped: Stopped<'i>,
+        calls: &[RemoteCall],
+        begun: Instant,
+    ) -> Result<(Stopped<'i>, bool)> {
+        let pid = self.process.pid();
+        let range = self.range();
+        let mut stopped = stopped;
+        let (tid, before) = loop {
+            if let RedirectMode::BeforeStart(_) = self.mode {
+                break stopped.first().ok_or(ErrorKind::Exited { pid })?;
+            }
+            // No thread may still run the calls of a tool that was killed.
+            let thread = stopped.pick_thread(self.memory)?;
+            let thread = thread.filter(|_| !stopped.leads_into(self.memory, &range));
+            match thread {
+                Some(found) => break found,
+                None if begun.elapsed() > self.limit => {
+                    return Err(ErrorKind::NoThreadToRedirect { pid }.into());
+                }
+                None => {
+                    stopped.release();
+                    stopped = self.tracer.stop(self.process, self.limit)?;
+                }
+            }
+        };
+        let code = remote_call::code(calls, &before);
+        let (mark, code) = code.split_at(remote_call::MARK_LEN);
+        let entry = remote_call::entry(self.code_cave);
+        self.write(&stopped, self.code_cave, mark)?;
+        self.write(&stopped, entry, code)?;
+        let (memory, limit) = (self.memory, self.limit);
+        match self.mode {
+            RedirectMode::AmongOthers => {
+                let thread = (tid, before);
+                self.tracer
+                    .run_at(self.process, stopped, thread, entry, &range, limit)
+            }
+            RedirectMode::BeforeStart(at_exec) => {
+                let back = LiveAddr(before.rip);
+                let stopped =
+                    at_exec.run_round_trip(self.tracer, stopped, memory, entry, back, limit);
+                let stopped = stopped.map_err(|reason| not_returned(pid, reason))?;
+                Ok((stopped, false))
+            }
+        }
+    }
+
+    /// Runs `orphaned` calls at once, which unmap what a killed tool has mapped, then others one by one,
+    /// and clears the code cave.
+    pub(crate) fn unmap_all(
+        &self,
+        mut stopped: Stopped<'i>,
+        orphaned: &[RemoteCall],
+        calls: impl Iterator<Item = RemoteCall>,
+    ) -> Result<Stopped<'i>> {
+        if !orphaned.is_empty() {
+            // At any time, only the code in the cave records what they are about.
+            stopped = self.run(stopped, orphaned)?;
+        }
+        for call in calls {
+            stopped = self.run(stopped, &[call])?;
+        }
+        self.clear(&stopped)?;
+        Ok(stopped)
+    }
+
+    /// Clears the code cave.
+    pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
+        if stopped.leads_into(self.memory, &self.range()) {
+            // A thread that a killed tool has redirected is still there: the next tool clears it.
+            return Ok(());
+        }
+        let entry = remote_call::entry(self.code_cave);
+        let code = [0; remote_call::MAX_LEN - remote_call::MARK_LEN];
+        self.write(stopped, entry, &code)?;
+        self.write(stopped, self.code_cave, &[0; remote_call::MARK_LEN])
+    }
+
+    /// The code cave.
+    fn range(&self) -> Range<u64> {
+        self.code_cave.0..self.code_cave.plus(remote_call::MAX_LEN as u64).0
+    }
+
+    /// Checks that calls have done what they were to do. All threads may have run meanwhile: what is
+    /// mapped there now may be neither what they have mapped nor what they were to unmap.
+    fn check(&self, calls: &[RemoteCall], before: &[Mapping]) -> Result<()> {
+        let pid = self.process.pid();
+        let maps = read_maps(self.process)?;
+        for call in calls {
+            let range = call.range();
+            let overlaps = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
+            let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
+            if call.maps() && !maps.iter().any(|it| call.is_about(it)) {
+                let kind = if maps.iter().any(overlaps) {
+                    ErrorKind::KeepsChanging { pid }
+                } else {
+                    ErrorKind::MapRefused { pid }
+                };
+                return Err(kind.into());
+            }
+            if call.unmaps() && maps.iter().any(was_there) {
+                return Err(ErrorKind::MapRefused { pid }.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
+        let mut memory = stopped.memory(self.memory)?;
+        memory.write_code(at, bytes).map_err(|source| {
+            ErrorKind::writing(self.process.pid(), MemoryPart::InjectedCall, at, source).into()
+        })
+    }
+}
+
+fn not_returned(pid: i32, reason: NotReached) -> ErrorKind {
+    match reason {
+        NotReached::Ended => ErrorKind::Exited { pid },
+        NotReached::Executed => ErrorKind::Executed { pid },
+        NotReached::Failed(source) => ErrorKind::system(pid, Operation::InjectCall, source),
+    }
+}
