@@ -62,7 +62,7 @@ pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, MemoryPart, Operation, ProbeDefect, Result,
 };
-pub use follow::{FollowEvent, follow};
+pub use follow::{Follow, FollowEvent};
 pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
 pub use observe::{
     CleanReport, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer,

@@ -189,7 +189,7 @@ impl Target {
     }
 
     /// Same as [`Target::open`], but a process without OCaml probes is accepted: it may load or execute
-    /// some later ([`follow`](crate::follow())).
+    /// some later ([`Follow`](crate::Follow)).
     ///
     /// # Errors
     ///

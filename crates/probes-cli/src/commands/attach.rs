@@ -27,7 +27,7 @@ pub(super) fn run(request: &Attach) -> Result<(), Failure> {
         say_what(&failures.messages(target.pid()), target);
     }
     if request.follow {
-        return follow::attached(request, &targets, options);
+        return follow::attached(request, targets, options);
     }
     // From here on, so that what is changed is put back whenever they come.
     let endings = match request.duration {

@@ -1,22 +1,22 @@
-//! [`Split`]: a program that is started by one process of ours and followed by another.
+//! [`Split`]: a program that one process of ours starts and another one follows.
 //!
 //! ```text
-//! Starter (who called)                      Follower (a copy, in a session of its own)
-//! ────────────────────                      ──────────────────────────────────────────
-//! Command::spawn  ──▶ child: tells its pid, waits  ───▶  SEIZE
+//! Starter (the caller)                     Follower (a copy, in a session of its own)
+//! ────────────────────                     ──────────────────────────────────────────
+//! Command::spawn  ──▶ child: sends its pid, waits  ──▶  SEIZE
 //!                     execve                ◀─────────  "go"
-//!                     stands                            sets its probes
-//! is the program's parent               ◀── "done" ──   lets it run, follows it
+//!                     is stopped                        sets its probes
+//! is the program's parent               ◀── RUNS ────   resumes it, follows it
 //! ```
 //!
-//! One process could not be both: who traces its own child is not told that it stops, and is stopped
-//! with it by Ctrl-Z, while what it follows waits for it.
+//! One process cannot be both: the tracer of its own child is not notified, as the parent, that the
+//! child stops; and Ctrl-Z would stop it with the program, while what it follows waits for it.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 
@@ -24,25 +24,48 @@ use super::{
     Launch, Launched, check_names, is_shell_instead, of_launch, refuse_setuid, resolve, set_up,
 };
 use crate::error::{Effect, ErrorKind, Result};
-use crate::follow::{EventSender, FollowEvent, FollowSession, is_not_yet};
+use crate::follow::{Follow, FollowEvent, FollowSession, TracerEnd, is_not_yet};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::fork;
 use crate::sys::signals::SignalsAtLaunch;
 use crate::sys::spawn::{self, AtExec, ChildsEnds, TracedBy, TracersEnds, Untraced};
 use crate::target::Options;
-use crate::trace::stop::{Tracer, with_listener, with_tracer};
+use crate::trace::stop::{Tracer, with_tracer};
 use crate::update::report::Report;
 
-/// What this process is from [`Launch::split`] on.
+/// The two processes that [`Launch::split`] makes of one.
+///
+/// ```no_run
+/// use std::process::Command;
+/// use std::time::Duration;
+/// use probes_lib::{Action, Actions, Launch, Selector, Split};
+///
+/// let launch = Launch::new(Command::new("./server.exe"))
+///     .actions(Actions::of(Action::Enable, Selector::All));
+/// match launch.split()? {
+///     Split::Starter(starter) => {
+///         if let Some(launched) = starter.spawn()? {
+///             println!("{:?}", launched.into_child().wait());
+///         }
+///     }
+///     Split::Follower(mut follower) => {
+///         let follow = follower.start()?;
+///         while let Some(event) = follow.next(Duration::MAX) {
+///             println!("{event:?}");
+///         }
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 pub enum Split {
-    /// The process that called: it is to be the parent of the program.
+    /// The process that called: it becomes the parent of the program.
     Starter(Box<Starter>),
-    /// A copy of it, which is to trace the program and what that starts.
+    /// A copy of it, which traces the program and what that forks.
     Follower(Follower),
 }
 
-/// Starts a program that a [`Follower`] follows.
+/// Starts a program that a [`Follower`] follows. [`Split`] has an example.
 pub struct Starter {
     launch: Launch,
     file: Option<PathBuf>,
@@ -53,7 +76,7 @@ pub struct Starter {
 }
 
 /// Follows a program that a [`Starter`] starts. If it is dropped before the program runs, the program
-/// does not run.
+/// does not run. [`Split`] has an example.
 #[derive(Debug)]
 pub struct Follower {
     program: PathBuf,
@@ -61,22 +84,26 @@ pub struct Follower {
     actions: Actions,
     options: Options,
     ends: Option<TracersEnds>,
-    /// Where to tell the starter what has come of it, once.
-    verdict: Option<File>,
+    verdict: Arc<Verdict>,
 }
 
-/// What a follower tells its starter.
+/// What a follower sends its starter.
 const RUNS: u8 = 1;
 const FAILED: u8 = 2;
 
+/// Where a follower sends its starter, once, what has become of the program: if it is dropped without
+/// that, it has failed.
+#[derive(Debug)]
+struct Verdict(Mutex<Option<File>>);
+
 impl Launch {
-    /// Makes a copy of this process that is to follow the program, with all that it starts, executes
-    /// and loads. The copy leads a session of its own: what the terminal sends the program, Ctrl-C
-    /// or Ctrl-Z, is not for it.
+    /// Forks this process: the copy is to follow the program, with all that it forks, executes and
+    /// loads. The copy leads a session of its own, so that it does not receive what the terminal sends
+    /// the program (Ctrl-C, Ctrl-Z).
     ///
     /// # Errors
     ///
-    /// As of [`Launch::spawn`], for what can be told before the program is executed; and if this
+    /// Same as [`Launch::spawn`], as far as it is known before the program is executed; and if this
     /// process has several threads, of which the copy would have one.
     pub fn split(self) -> Result<Split> {
         self.try_split()
@@ -92,7 +119,7 @@ impl Launch {
         if let Some(file) = &file {
             refuse_setuid(file)?;
             match check_names(file, &self.actions) {
-                // What it lacks may come with what it executes and loads.
+                // It may come with what the program executes and loads.
                 Err(error) if is_not_yet(error.kind()) => {}
                 checked => checked?,
             }
@@ -103,7 +130,7 @@ impl Launch {
         };
         let (childs, tracers) = spawn::ends().map_err(failed)?;
         let (reader, writer) = spawn::pipe().map_err(failed)?;
-        // From before there are two of us.
+        // Before the fork, so that both processes hold them back.
         let signals = SignalsAtLaunch::new(self.attended);
         Ok(match fork::split().map_err(failed)? {
             Some(follower) => Split::Starter(Box::new(Starter {
@@ -115,7 +142,7 @@ impl Launch {
                 follower,
             })),
             None => {
-                // Those that end it are its own to read; others are not for it.
+                // The user of the follower reads those that are to end it; others are not for it.
                 signals.keep();
                 Split::Follower(Follower {
                     program,
@@ -123,7 +150,7 @@ impl Launch {
                     actions: self.actions,
                     options: self.options,
                     ends: Some(tracers),
-                    verdict: Some(writer),
+                    verdict: Arc::new(Verdict(Mutex::new(Some(writer)))),
                 })
             }
         })
@@ -131,17 +158,18 @@ impl Launch {
 }
 
 impl Starter {
-    /// The follower, a child of this process.
+    /// Returns the pid of the follower, a child of this process.
     pub fn follower(&self) -> i32 {
         self.follower
     }
 
-    /// Starts the program; returns once it runs with its probes set. [`Launched::report`] does not
-    /// say which: the follower does. `None` if the follower has failed, and has said why.
+    /// Starts the program, and returns once it runs with its probes set. Its [`Launched::report`] is
+    /// empty, as the report is an event of the follower. Returns `None` if the follower has failed,
+    /// which has an error that says why.
     ///
     /// # Errors
     ///
-    /// If the program cannot be executed, or has been killed before it ran.
+    /// If the program cannot be executed, or was killed before it ran.
     pub fn spawn(self) -> Result<Option<Launched>> {
         let Starter {
             launch,
@@ -163,10 +191,10 @@ impl Starter {
                     source,
                 })
             })?;
-        let mut said = [0];
-        // Nothing, if the follower has been killed.
-        let _ = verdict.read_exact(&mut said);
-        if said == [RUNS] {
+        let mut sent = [0];
+        // Nothing is sent if the follower was killed.
+        let _ = verdict.read_exact(&mut sent);
+        if sent == [RUNS] {
             if launch.attended {
                 signals.keep();
             }
@@ -178,7 +206,7 @@ impl Starter {
             }));
         }
         let status = spawn::end(&mut child);
-        if said == [FAILED] {
+        if sent == [FAILED] {
             return Ok(None);
         }
         let signal = status.and_then(|status| status.signal());
@@ -190,45 +218,49 @@ impl Starter {
 }
 
 impl Follower {
-    /// Sets the probes of the program, lets it run, and follows it as [`follow`](crate::follow)
-    /// does. What was done to the program is the first thing that `tell` is told.
+    /// Sets the probes of the program and follows it, same as [`Follow`]. What was done to the program
+    /// is the first event, after [`FollowEvent::Missing`] if there is one. The program begins to run
+    /// when [`Follow::next`] is called again after that has returned the first event: so what the
+    /// caller prints about it comes before what the program prints.
+    ///
+    /// If the program cannot be executed, [`Starter::spawn`] has the error, and there is nothing to
+    /// follow here: no event comes.
     ///
     /// # Errors
     ///
-    /// As of [`Launch::spawn`]; the program has not run then. If it cannot be executed, that is for
-    /// the [`Starter`] to say, and not an error here.
-    pub fn run(
-        &mut self,
-        tell: &mut (dyn FnMut(FollowEvent) + Send),
-        is_over: &(dyn Fn() -> bool + Sync),
-    ) -> Result<()> {
-        // Before the program runs, and can say anything.
-        let (is_in_hook, is_told) = mpsc::channel();
-        let mut tell = |event| {
-            tell(event);
-            // Nobody waits for all that follows.
-            let _ = is_in_hook.send(());
+    /// Same as [`Launch::spawn`]; the program has not run then. The starter waits until this is dropped.
+    pub fn start(&mut self) -> Result<Follow> {
+        let tracing = Tracing {
+            program: self.program.clone(),
+            file: self.file.clone(),
+            actions: self.actions.clone(),
+            options: self.options,
+            verdict: self.verdict.clone(),
         };
-        with_listener(&mut tell, |events| {
-            with_tracer(&[], |tracer| self.follow(tracer, events, is_told, is_over))
+        let ends = self.ends.take();
+        Follow::spawn(move |end| match ends {
+            Some(ends) => with_tracer(&[], |tracer| tracing.follow(tracer, ends, end)),
+            None => Ok(()),
         })
         .map_err(|error| error.with_effect(Effect::NotStarted))
     }
+}
 
-    fn follow(
-        &mut self,
-        tracer: &Tracer<'_>,
-        events: EventSender,
-        is_told: Receiver<()>,
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        let Some(ends) = self.ends.take() else {
-            return Ok(());
-        };
+/// What the tracer thread of a follower needs.
+struct Tracing {
+    program: PathBuf,
+    file: Option<PathBuf>,
+    actions: Actions,
+    options: Options,
+    verdict: Arc<Verdict>,
+}
+
+impl Tracing {
+    fn follow(&self, tracer: &Tracer<'_>, ends: TracersEnds, end: &TracerEnd) -> Result<()> {
         let pid = match spawn::trace_to_exec(tracer, ends) {
             Ok(pid) => pid,
             Err(Untraced::Ended) => {
-                self.verdict = None;
+                self.verdict.withhold();
                 return Ok(());
             }
             Err(Untraced::Refused(errno)) => {
@@ -240,6 +272,7 @@ impl Follower {
             let (program, source) = (self.program.clone(), Errno::ENOEXEC.into());
             return Err(ErrorKind::Exec { program, source }.into());
         }
+        let process = Process::open(pid)?;
         let (stopped, report, missing) = set_up(
             tracer,
             &at_exec,
@@ -248,28 +281,41 @@ impl Follower {
             self.options,
             true,
         )?;
+        end.has_begun();
         if let Some(error) = missing {
-            let _ = events.send(FollowEvent::NotYet { pid, error });
+            end.events.send(FollowEvent::Missing { pid, error });
         }
-        let _ = events.send(FollowEvent::Set(report));
-        let _ = is_told.recv();
-        drop(is_told);
-        if let Some(mut verdict) = self.verdict.take() {
-            // Nobody reads it if the starter has been killed; the program goes on.
-            let _ = verdict.write_all(&[RUNS]);
-        }
-        let mut following = FollowSession::new(tracer, &self.actions, self.options, events);
-        following.begin_with(Process::open(pid)?, stopped);
-        following.until(is_over);
+        end.events.send(FollowEvent::Set(report));
+        end.events.wait_until_received();
+        self.verdict.send(RUNS);
+        let mut session = FollowSession::new(tracer, &self.actions, self.options, &end.events);
+        session.begin_with(process, stopped);
+        session.run();
         Ok(())
     }
 }
 
-impl Drop for Follower {
-    fn drop(&mut self) {
-        if let Some(mut verdict) = self.verdict.take() {
-            // Nobody reads it if the starter has been killed.
-            let _ = verdict.write_all(&[FAILED]);
+impl Verdict {
+    fn file(&self) -> MutexGuard<'_, Option<File>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends it, unless that was done.
+    fn send(&self, verdict: u8) {
+        if let Some(mut file) = self.file().take() {
+            // It fails if the starter was killed; the program runs on.
+            let _ = file.write_all(&[verdict]);
         }
+    }
+
+    /// Sends none: the starter knows.
+    fn withhold(&self) {
+        self.file().take();
+    }
+}
+
+impl Drop for Verdict {
+    fn drop(&mut self) {
+        self.send(FAILED);
     }
 }

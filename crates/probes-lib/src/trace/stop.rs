@@ -78,23 +78,6 @@ pub(crate) fn with_tracer<T: Send>(
     result
 }
 
-/// Runs `prepared`, and has `listen` hear what it tells: from a thread of its own, as those that are traced
-/// may stand until the tracer goes on, and who listens may wait for them.
-pub(crate) fn with_listener<E: Send, T>(
-    listen: &mut (dyn FnMut(E) + Send),
-    prepared: impl FnOnce(mpsc::Sender<E>) -> Result<T>,
-) -> Result<T> {
-    let (events, told) = mpsc::channel();
-    // SIGCHLD is for the tracer alone.
-    let _held_back = SignalsHeldBack::new();
-    std::thread::scope(|scope| {
-        std::thread::Builder::new()
-            .spawn_scoped(scope, || told.into_iter().for_each(listen))
-            .map_err(|source| ErrorKind::NoThread { source })?;
-        prepared(events)
-    })
-}
-
 fn run_watched<T: Send>(
     targets: &[&Process],
     sigchld_taken: &AtomicBool,

@@ -1,37 +1,34 @@
 //! Following, from the process that started the followed program.
 
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, Actions, FollowEvent, Options, Selector, Target, follow};
-use test_support::{Talker, eventually, fixture_forms};
+use probes_lib::{Action, Actions, Follow, Options, Selector, Target};
+use test_support::{DEADLINE, Talker, fixture_forms};
 
-/// Follows a program while `scenario` runs; returns the events in the words of `Debug`, without
-/// their fields.
-fn followed(talker: &mut Talker, scenario: impl FnOnce(&mut Talker, &AtomicBool)) -> Vec<String> {
-    let target = Target::open(talker.pid()).unwrap();
-    let (is_over, events) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+/// Follows a process whose probes are enabled.
+fn follow(talker: &Talker) -> Follow {
+    let target = Target::open_any(talker.pid()).unwrap();
     let actions = Actions::of(Action::Enable, Selector::All);
-    std::thread::scope(|scope| {
-        let following = scope.spawn(|| {
-            let mut tell = |event: FollowEvent| {
-                let event = format!("{event:?}");
-                let word = event.split([' ', '(']).next().unwrap_or_default();
-                events.lock().unwrap().push(word.to_owned());
-            };
-            let is_over = || is_over.load(Ordering::Relaxed);
-            follow(&[target], &actions, Options::default(), &mut tell, &is_over)
-        });
-        eventually("it is followed", || {
-            (!events.lock().unwrap().is_empty()).then_some(())
-        });
-        scenario(talker, &is_over);
-        following.join().unwrap().unwrap();
-    });
-    events.into_inner().unwrap()
+    Follow::start(vec![target], actions, Options::default()).unwrap()
+}
+
+/// The next event, in the words of `Debug`, without its data; `None` if it is over.
+fn next(follow: &Follow) -> Option<String> {
+    let event = follow.next(DEADLINE);
+    assert!(event.is_some() || follow.is_over(), "an event in time");
+    let event = format!("{:?}", event?);
+    let word = event.split([' ', '(']).next().unwrap_or_default();
+    Some(word.to_owned())
+}
+
+fn is_readable(follow: &Follow, timeout: Duration) -> bool {
+    let mut fds = [PollFd::new(follow.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::try_from(timeout).unwrap()).unwrap() > 0
 }
 
 // promise: Following: The exit status of a followed child of our own process is left to the code
@@ -41,17 +38,17 @@ fn status_of_our_own_child_is_not_consumed() {
     for family in fixture_forms("family") {
         for is_killed in [false, true] {
             let mut talker = Talker::start(&family);
-            let events = followed(&mut talker, |talker, _| {
-                assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
-                talker.expect("started 0");
-                if is_killed {
-                    kill(Pid::from_raw(talker.pid()), Signal::SIGKILL).unwrap()
-                } else {
-                    talker.send("quit")
-                }
-            });
-            // It has returned, as no process is left.
-            assert_eq!(events, ["Set", "Forked", "Ended", "Ended"]);
+            let follow = follow(&talker);
+            assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+            talker.expect("started 0");
+            if is_killed {
+                kill(Pid::from_raw(talker.pid()), Signal::SIGKILL).unwrap();
+            } else {
+                talker.send("quit");
+            }
+            // It is over, as no process is left.
+            let events: Vec<String> = std::iter::from_fn(|| next(&follow)).collect();
+            assert_eq!(events, ["Set", "Forked", "Exited", "Exited"]);
             let status = talker.guard().wait();
             let expected = if is_killed {
                 (None, Some(Signal::SIGKILL as i32))
@@ -65,15 +62,38 @@ fn status_of_our_own_child_is_not_consumed() {
 
 #[test]
 fn own_child_runs_on_when_following_ends() {
-    for family in fixture_forms("family") {
+    for (family, is_dropped) in fixture_forms("family").into_iter().zip([false, true]) {
         let mut talker = Talker::start(&family);
-        followed(&mut talker, |_, is_over| {
-            is_over.store(true, Ordering::Relaxed)
-        });
+        let follow = follow(&talker);
+        if is_dropped {
+            drop(follow);
+        } else {
+            assert_eq!(next(&follow).as_deref(), Some("Set"));
+            follow.stop();
+            assert_eq!(next(&follow), None);
+        }
         assert!(!test_support::process::is_loader_changed(talker.pid()));
         assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
         talker.expect("started 0");
         talker.send("quit");
+        assert_eq!(talker.guard().wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn descriptor_is_readable_while_events_wait_and_afterwards() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let follow = follow(&talker);
+        assert!(is_readable(&follow, DEADLINE));
+        assert_eq!(next(&follow).as_deref(), Some("Set"));
+        assert!(follow.next(Duration::ZERO).is_none());
+        assert!(!is_readable(&follow, Duration::ZERO) && !follow.is_over());
+        talker.ask("fork", "child");
+        assert!(is_readable(&follow, DEADLINE));
+        talker.send("quit");
+        while next(&follow).is_some() {}
+        assert!(is_readable(&follow, Duration::ZERO));
         assert_eq!(talker.guard().wait().code(), Some(0));
     }
 }

@@ -1,0 +1,157 @@
+//! The queue of events between the tracer thread and the user of a [`Follow`](super::Follow).
+//!
+//! ```text
+//! EventSender (tracer thread)              EventReceiver (user)
+//! send     ──▶ event, event, event ──▶     next
+//!              eventfd, readable while     poll(2), epoll(7)
+//!              `next` has something to do
+//! is_stopping                        ◀──   stop
+//! wait_until_received                ◀──   next, once more
+//! drop     ──▶ closed                      is_closed
+//! ```
+//!
+//! The queue is unbounded: the tracer thread, for which traced processes may wait, waits for no user.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::Result;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::FollowEvent;
+
+struct Channel {
+    state: Mutex<State>,
+    changed: Condvar,
+    readable: EventFd,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<FollowEvent>,
+    /// Whether `readable` is. It is made unreadable only by a `next` that finds no event: so it is
+    /// readable, too, while the tracer thread waits for a second `next`.
+    is_readable: bool,
+    is_closed: bool,
+    is_stopping: bool,
+    has_returned_event: bool,
+    /// Whether `next` was called again after it had returned an event: the user is done with that one.
+    is_first_received: bool,
+}
+
+impl Channel {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and wakes whoever waits for that.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    fn set_readable(&self, state: &mut State, is_readable: bool) {
+        if state.is_readable != is_readable {
+            state.is_readable = is_readable;
+            // eventfd(2): neither blocks, as the counter is 0 or 1.
+            let _ = if is_readable {
+                self.readable.write(1).map(drop)
+            } else {
+                self.readable.read().map(drop)
+            };
+        }
+    }
+}
+
+/// The tracer thread's end. Dropping it closes the channel.
+pub(crate) struct EventSender(Arc<Channel>);
+
+/// The user's end. Dropping it asks the tracer thread to stop.
+pub(super) struct EventReceiver(Arc<Channel>);
+
+/// Returns both ends of a new channel.
+pub(super) fn channel() -> Result<(EventSender, EventReceiver)> {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    let channel = Arc::new(Channel {
+        state: Mutex::default(),
+        changed: Condvar::new(),
+        readable: EventFd::from_flags(flags)?,
+    });
+    Ok((EventSender(channel.clone()), EventReceiver(channel)))
+}
+
+impl EventSender {
+    /// Queues an event.
+    pub(crate) fn send(&self, event: FollowEvent) {
+        self.0.change(|state| {
+            state.events.push_back(event);
+            self.0.set_readable(state, true);
+        });
+    }
+
+    /// Returns whether the user has asked to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.0.lock().is_stopping
+    }
+
+    /// Waits until the user is done with the first event, or asks to stop.
+    pub(crate) fn wait_until_received(&self) {
+        let waits = |state: &mut State| !state.is_first_received && !state.is_stopping;
+        drop(self.0.changed.wait_while(self.0.lock(), waits));
+    }
+}
+
+impl Drop for EventSender {
+    fn drop(&mut self) {
+        self.0.change(|state| {
+            state.is_closed = true;
+            self.0.set_readable(state, true);
+        });
+    }
+}
+
+impl EventReceiver {
+    /// Returns the next event, as soon as there is one; `None` after `timeout`, or once the channel is
+    /// closed and empty.
+    pub(super) fn next(&self, timeout: Duration) -> Option<FollowEvent> {
+        self.0.change(|state| {
+            state.is_first_received |= state.has_returned_event;
+            if state.events.is_empty() && !state.is_closed {
+                self.0.set_readable(state, false);
+            }
+        });
+        let waits = |state: &mut State| state.events.is_empty() && !state.is_closed;
+        let changed = &self.0.changed;
+        let waited = changed.wait_timeout_while(self.0.lock(), timeout, waits);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let event = state.events.pop_front();
+        state.has_returned_event |= event.is_some();
+        event
+    }
+
+    /// Returns whether no event is left, and none will come.
+    pub(super) fn is_closed(&self) -> bool {
+        let state = self.0.lock();
+        state.is_closed && state.events.is_empty()
+    }
+
+    /// Asks the tracer thread to stop.
+    pub(super) fn stop(&self) {
+        self.0.change(|state| state.is_stopping = true);
+    }
+}
+
+impl Drop for EventReceiver {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Readable, as poll(2) says, while `next` has something to do.
+impl AsFd for EventReceiver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.readable.as_fd()
+    }
+}

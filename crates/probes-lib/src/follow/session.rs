@@ -1,0 +1,535 @@
+//! [`FollowSession`]: what the tracer thread does to the processes that it follows.
+//!
+//! ```text
+//! fork     nothing to do: memory is copied, sites and counters with it
+//! exec     the new program is stopped: the probes of its executable are set, its loader is hooked
+//! loader   has mapped objects (loader_hook.rs), of which nothing has run: their probes are set
+//! end      hooks are removed from loaders, and all processes are detached from
+//! ```
+//!
+//! The probes of each object are set once where it is loaded. What others do to them later stays.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+
+use super::{EventSender, FollowEvent};
+use crate::error::{Effect, Error, ErrorKind, Operation, Result};
+use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
+use crate::observe::shadow;
+use crate::process::Process;
+use crate::process::denial;
+use crate::process::image::{Image, read_maps};
+use crate::process::memory::ProcessMemory;
+use crate::process::object::Object;
+use crate::process::objects::Files;
+use crate::select::{Actions, Choice, choose, choose_present};
+use crate::target::{Options, Target};
+use crate::trace::stop::{Stopped, Tracer};
+use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
+use crate::update::lock::UpdateLock;
+use crate::update::patch::Outcome;
+use crate::update::prepare::{UpdateContext, UpdateRequest};
+use crate::update::report::Report;
+
+/// How long detaching from all processes may take.
+const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+
+/// How often to try it.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a process that is to be detached from may take to stop, before it is the next one's turn.
+const STOP_LIMIT: Duration = Duration::from_millis(100);
+
+/// A process that is followed.
+struct FollowedProcess {
+    process: Process,
+    /// Its objects whose probes were set, or could not be.
+    known: Vec<Object>,
+    hook: Option<LoaderHook>,
+    /// The files that were read since it executed its program.
+    files: Arc<Files>,
+    /// The process that forked it, whose memory it may share until it executes a program (vfork(2));
+    /// or 0.
+    parent: i32,
+    /// Whether its loader has not mapped everything that its program is linked with.
+    is_loading: bool,
+    /// Whether it is to be detached from as soon as possible.
+    leaving: bool,
+}
+
+/// Processes that are followed, and what is to be done to their probes.
+pub(crate) struct FollowSession<'f> {
+    tracees: TraceeSet<'f>,
+    processes: HashMap<i32, FollowedProcess>,
+    actions: &'f Actions,
+    options: Options,
+    events: &'f EventSender,
+}
+
+impl<'f> FollowSession<'f> {
+    pub(crate) fn new(
+        tracer: &'f Tracer<'f>,
+        actions: &'f Actions,
+        options: Options,
+        events: &'f EventSender,
+    ) -> FollowSession<'f> {
+        FollowSession {
+            tracees: TraceeSet::new(tracer),
+            processes: HashMap::new(),
+            actions,
+            options,
+            events,
+        }
+    }
+
+    /// Sets the probes of a target, and follows it.
+    pub(super) fn begin(&mut self, target: &Target) {
+        let pid = target.pid();
+        let mut followed = match Process::open(pid) {
+            Ok(process) => FollowedProcess::of(process),
+            Err(error) => return self.failed(pid, error),
+        };
+        match self.change(target, &mut followed) {
+            Ok(report) => self.tell(FollowEvent::Set(report)),
+            Err(error) => {
+                self.failed(pid, error.leaving(Effect::NothingChanged));
+                return self.tracees.give_up(pid);
+            }
+        }
+        self.processes.insert(pid, followed);
+    }
+
+    fn change(&mut self, target: &Target, followed: &mut FollowedProcess) -> Result<Report> {
+        match target.check(self.actions, self.options) {
+            Err(error) if is_not_yet(error.kind()) => {}
+            checked => checked?,
+        }
+        let (.., missing) = wanted(&followed.process, followed.files.clone(), self.actions)?;
+        if let Some(error) = missing {
+            let pid = followed.pid();
+            self.tell(FollowEvent::Missing { pid, error });
+        }
+        let deadline = Instant::now() + self.options.deadline;
+        loop {
+            // Its files are read here, so that they need not be while it is stopped.
+            wanted(&followed.process, followed.files.clone(), self.actions)?;
+            let held = self
+                .tracees
+                .hold(&followed.process, self.options.deadline)?;
+            match self.set_all(followed, &held) {
+                // It was stopped while it loaded or unloaded the object: once more.
+                Err(error) if target.is_unloaded(&error) && Instant::now() < deadline => {
+                    held.release();
+                }
+                changed => {
+                    // Before it loads anything more.
+                    let hook = match changed {
+                        Ok(_) => self.hook_loader(followed),
+                        Err(_) => None,
+                    };
+                    self.tracees.resume(&followed.process, held);
+                    let (known, report) = changed?;
+                    (followed.known, followed.hook) = (known, hook);
+                    return Ok(report);
+                }
+            }
+        }
+    }
+
+    fn set_all(
+        &self,
+        followed: &FollowedProcess,
+        held: &Stopped<'_>,
+    ) -> Result<(Vec<Object>, Report)> {
+        let (image, choices, _) = wanted(&followed.process, followed.files.clone(), self.actions)?;
+        let report = set(followed, &image, &choices, self.options, held)?;
+        Ok((image.program.objects().to_vec(), report))
+    }
+
+    /// Follows a process whose probes were set, and which is stopped, traced by this thread.
+    pub(crate) fn begin_with(&mut self, process: Process, stopped: Stopped<'_>) {
+        let mut followed = FollowedProcess::of(process);
+        if let Ok(image) = followed.image() {
+            followed.known = image.program.objects().to_vec();
+        }
+        followed.hook = self.hook_loader(&followed);
+        self.tracees.adopt(&followed.process, stopped);
+        self.processes.insert(followed.pid(), followed);
+    }
+
+    /// Hooks the loader of a process.
+    fn hook_loader(&mut self, followed: &FollowedProcess) -> Option<LoaderHook> {
+        let pid = followed.pid();
+        let hook = match followed.memory() {
+            Ok(memory) => LoaderHook::install(&followed.process, &memory),
+            Err(_) => Err(NoLoaderHook::UNCHANGEABLE),
+        };
+        match hook {
+            Ok(hook) => {
+                self.tracees.watch(pid, Some(hook.range()));
+                return Some(hook);
+            }
+            // It loads nothing.
+            Err(NoLoaderHook::NoLoader) => {}
+            Err(NoLoaderHook::Impossible(reason)) => {
+                self.tell(FollowEvent::LoaderNotHooked { pid, reason })
+            }
+        }
+        None
+    }
+
+    /// Follows the processes until all have exited, or are detached from as the user asks to stop.
+    pub(crate) fn run(&mut self) {
+        let mut end = None;
+        let mut next_try = Instant::now();
+        loop {
+            let tick = Instant::now() + TICK;
+            while let Some(event) = self.tracees.next(tick) {
+                self.handle(event);
+            }
+            if Instant::now() >= next_try {
+                self.detach_leaving();
+                // Threads that are in the hook need a moment to leave it.
+                next_try = Instant::now() + PAUSE;
+            }
+            if self.tracees.is_empty() || end.is_some_and(|end| Instant::now() > end) {
+                // The kernel detaches from the others when this thread ends.
+                return;
+            }
+            if end.is_none() && self.events.is_stopping() {
+                end = Some(Instant::now() + LEAVING_LIMIT);
+                self.processes.values_mut().for_each(FollowedProcess::leave);
+                continue;
+            }
+            self.tracees.wait();
+        }
+    }
+
+    fn handle(&mut self, event: TraceEvent) {
+        match event {
+            TraceEvent::Forked { parent, pid } => self.forked(parent, pid),
+            TraceEvent::Executed { pid } => self.executed(pid),
+            TraceEvent::AtLoader { pid, tid } => {
+                self.loaded(pid);
+                self.tracees.resume_thread(tid);
+            }
+            TraceEvent::Ended { pid } => {
+                if self
+                    .processes
+                    .remove(&pid)
+                    .is_some_and(|followed| !followed.leaving)
+                {
+                    self.tell(FollowEvent::Exited { pid });
+                }
+            }
+        }
+    }
+
+    fn forked(&mut self, parent: i32, pid: i32) {
+        if self.processes.contains_key(&pid) {
+            return;
+        }
+        let process = match Process::open(pid) {
+            Ok(process) => process,
+            Err(error) => return self.cannot_follow(pid, error),
+        };
+        let mut followed = FollowedProcess::of(process);
+        match self.processes.get(&parent) {
+            Some(of_parent) => {
+                followed.known = of_parent.known.clone();
+                followed.files = of_parent.files.clone();
+                followed.hook = followed.inherited_hook(of_parent.hook.as_ref());
+                followed.parent = parent;
+                followed.is_loading = of_parent.is_loading;
+                followed.leaving = of_parent.leaving;
+            }
+            None => {
+                // Its parent was detached from meanwhile.
+                followed.hook = followed.inherited_hook(None);
+                followed.leaving = true;
+            }
+        }
+        self.tracees
+            .watch(pid, followed.hook.as_ref().map(LoaderHook::range));
+        if followed.leaving {
+            // Its parent's hook may have been closed when it had been forked already.
+            followed.leave();
+        } else {
+            self.tell(FollowEvent::Forked { parent, pid });
+        }
+        self.processes.insert(pid, followed);
+    }
+
+    /// Sets the probes of the program that a process has executed, and resumes it.
+    fn executed(&mut self, pid: i32) {
+        let before = self.processes.remove(&pid);
+        let process = match Process::open(pid) {
+            Ok(process) => process,
+            Err(error) => {
+                self.tracees.resume_thread(pid);
+                return self.cannot_follow(pid, error);
+            }
+        };
+        if before.is_none_or(|followed| followed.leaving) {
+            return self.detach_at_exec(&process);
+        }
+        let program = process.look(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
+        if let Ok(program) = program {
+            self.tell(FollowEvent::Executed { pid, program });
+        }
+        let mut followed = FollowedProcess::of(process);
+        followed.hook = self.hook_loader(&followed);
+        followed.is_loading = followed.hook.is_some();
+        self.catch_up(&mut followed, Moment::Exec);
+        if followed.known.is_empty() && !followed.is_loading {
+            self.tell(FollowEvent::Detached { pid });
+            return self.detach_at_exec(&followed.process);
+        }
+        self.processes.insert(pid, followed);
+        self.tracees.resume_thread(pid);
+    }
+
+    /// Detaches from a process that is stopped after its execve.
+    fn detach_at_exec(&mut self, process: &Process) {
+        self.tracees.at_exec(process).release();
+        self.tracees.forget(process.pid());
+    }
+
+    /// Sets the probes of the objects that the loader of a process has mapped.
+    fn loaded(&mut self, pid: i32) {
+        let Some(mut followed) = self.processes.remove(&pid) else {
+            return;
+        };
+        if !followed.leaving {
+            self.catch_up(&mut followed, Moment::Loading);
+        }
+        if followed.is_loading && followed.has_loaded() {
+            followed.is_loading = false;
+            if followed.known.is_empty() {
+                followed.leave();
+                self.tell(FollowEvent::Detached { pid });
+            }
+        }
+        self.processes.insert(pid, followed);
+    }
+
+    /// Sets the probes of the objects of a process that are new.
+    fn catch_up(&mut self, followed: &mut FollowedProcess, moment: Moment) {
+        let set = match followed.image() {
+            Ok(image) => {
+                let objects = image.program.objects().to_vec();
+                let is_new = |object: &&Object| !followed.known.iter().any(|it| it.is_same(object));
+                let new: Vec<Object> = objects.iter().filter(is_new).cloned().collect();
+                followed.known = objects;
+                if new.is_empty() {
+                    return;
+                }
+                self.set_new(followed, &image.only(new), moment)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NoProbes { .. }) => {
+                followed.known.clear();
+                return;
+            }
+            Err(error) => Err(error),
+        };
+        match set {
+            Ok(report) if report.changed.is_empty() => {}
+            Ok(report) => self.tell(FollowEvent::Set(report)),
+            Err(error) => self.failed(followed.pid(), error),
+        }
+    }
+
+    /// Sets the probes of objects of which nothing has run.
+    fn set_new(
+        &mut self,
+        followed: &FollowedProcess,
+        image: &Image,
+        moment: Moment,
+    ) -> Result<Report> {
+        let choices = choose_present(&image.program, self.actions)?;
+        let process = &followed.process;
+        match moment {
+            Moment::Exec => {
+                let stopped = self.tracees.at_exec(process);
+                set(followed, image, &choices, self.options, &stopped)
+            }
+            Moment::Loading => {
+                let held = self.tracees.hold(process, self.options.deadline)?;
+                let report = set(followed, image, &choices, self.options, &held);
+                self.tracees.resume(process, held);
+                report
+            }
+        }
+    }
+
+    fn tell(&self, event: FollowEvent) {
+        self.events.send(event);
+    }
+
+    /// Tells that a process cannot be followed, as too many files are open; unless it was killed, which
+    /// is an event of its own.
+    fn cannot_follow(&self, pid: i32, error: Error) {
+        if !matches!(error.kind(), ErrorKind::NoSuchProcess { .. }) {
+            self.failed(pid, error);
+        }
+    }
+
+    fn failed(&self, pid: i32, error: Error) {
+        self.tell(FollowEvent::Failed { pid, error });
+    }
+
+    /// Detaches from the processes that are leaving, and can.
+    fn detach_leaving(&mut self) {
+        // After vfork(2), a child has the memory of its parent, which may be in the hook.
+        let can_leave = |followed: &&FollowedProcess| {
+            followed.leaving && !self.processes.contains_key(&followed.parent)
+        };
+        let leaving = self.processes.values().filter(can_leave);
+        let pids: Vec<i32> = leaving.map(FollowedProcess::pid).collect();
+        for pid in pids {
+            let Some(followed) = self.processes.get(&pid) else {
+                continue;
+            };
+            let Ok(held) = self.tracees.hold(&followed.process, STOP_LIMIT) else {
+                // It has exited, or executes a program, or is busy: later.
+                continue;
+            };
+            if let (Some(hook), Ok(memory)) = (&followed.hook, followed.memory()) {
+                if self.tracees.is_in_hook_code(pid, &held, &memory) {
+                    self.tracees.resume(&followed.process, held);
+                    continue;
+                }
+                // It fails only if the process was killed.
+                let _ = hook.remove(&memory);
+            }
+            held.release();
+            self.tracees.forget(pid);
+            self.processes.remove(&pid);
+        }
+    }
+}
+
+/// When objects are new.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// The process is stopped after an execve.
+    Exec,
+    /// A thread of the process is stopped in its loader.
+    Loading,
+}
+
+impl FollowedProcess {
+    fn of(process: Process) -> FollowedProcess {
+        FollowedProcess {
+            process,
+            known: Vec::new(),
+            hook: None,
+            files: Arc::default(),
+            parent: 0,
+            is_loading: false,
+            leaving: false,
+        }
+    }
+
+    fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    fn image(&self) -> Result<Image> {
+        Image::of(&self.process, self.files.clone())
+    }
+
+    /// Returns the hook that was copied with its memory: that of its parent, if it is the same.
+    fn inherited_hook(&self, of_parent: Option<&LoaderHook>) -> Option<LoaderHook> {
+        let memory = self.memory().ok()?;
+        match of_parent.filter(|hook| hook.is_in(&memory)) {
+            Some(hook) => Some(hook.clone()),
+            None => LoaderHook::left_in(&self.process, &memory),
+        }
+    }
+
+    fn memory(&self) -> Result<ProcessMemory> {
+        ProcessMemory::open(&self.process, OFlag::O_RDWR)
+            .map_err(|source| denial::denied_or_exited(&self.process, Operation::Attach, source))
+    }
+
+    fn has_loaded(&self) -> bool {
+        let memory = self.memory();
+        // If that cannot be read, it must not count as loading for ever.
+        memory.is_ok_and(|memory| loader_hook::has_loaded(&self.process, &memory).unwrap_or(true))
+    }
+
+    /// Has it detached from as soon as possible, and closes its hook: no thread enters that any more.
+    fn leave(&mut self) {
+        self.leaving = true;
+        if let (Some(hook), Ok(memory)) = (&self.hook, self.memory()) {
+            // It fails only if the process has exited.
+            let _ = hook.close(&memory);
+        }
+    }
+}
+
+/// Returns the image of a process that is to be followed, what `actions` choose among its probes, and
+/// an error that says what is missing, if anything is.
+///
+/// # Errors
+///
+/// If the process cannot be read, or the actions contradict each other.
+pub(crate) fn wanted(
+    process: &Process,
+    files: Arc<Files>,
+    actions: &Actions,
+) -> Result<(Image, Vec<Choice>, Option<Error>)> {
+    let image = match Image::of(process, files.clone()) {
+        Err(error) if is_not_yet(error.kind()) => {
+            return Ok((
+                Image::even_without(process, files)?,
+                Vec::new(),
+                Some(error),
+            ));
+        }
+        image => image?,
+    };
+    match choose(&image.program, actions) {
+        Err(error) if is_not_yet(error.kind()) => {
+            let present = choose_present(&image.program, actions)?;
+            Ok((image, present, Some(error)))
+        }
+        choices => Ok((image, choices?, None)),
+    }
+}
+
+/// Returns whether something is missing that may come with a program that is executed or an object that
+/// is loaded later.
+pub(crate) fn is_not_yet(kind: &ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
+    )
+}
+
+/// Sets the probes of `image` as chosen; the process has to have that image.
+fn set(
+    followed: &FollowedProcess,
+    image: &Image,
+    choices: &[Choice],
+    options: Options,
+    stopped: &Stopped<'_>,
+) -> Result<Report> {
+    let _lock = UpdateLock::wait(&followed.process, Instant::now() + options.deadline)?;
+    let memory = shadow::shadowed_memory(followed.memory()?, &read_maps(&followed.process)?);
+    let context = UpdateContext {
+        process: &followed.process,
+        image,
+        memory: &memory,
+    };
+    let prepared = context.prepare(UpdateRequest::of(choices, options))?;
+    if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
+        let pid = followed.pid();
+        return Err(ErrorKind::KeepsChanging { pid }.into());
+    }
+    Ok(prepared.report(stopped.stop_time()))
+}
