@@ -1,13 +1,13 @@
-//! The chaos suite: everything that can go wrong while a process is changed, made to go wrong, and
-//! the process looked at afterwards. `make test` runs each case for its least number of rounds,
-//! `make chaos` for an hour.
+//! The chaos suite: everything that can go wrong while a process is changed is made to go wrong,
+//! and the process is checked afterwards. `make chaos` runs it for an hour; by default, each case
+//! runs its least number of rounds.
 //!
-//! It needs the feature `fault-injection`, which builds for use lack. The cases share the faults, and
-//! the machine, so one runs at a time; each has a deadline, and prints what it counted.
+//! It needs the feature `fault-injection`, which release builds lack. The cases share the faults
+//! and the machine, so one runs at a time; each has a deadline, and prints what it counted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-// What the cases are made of: their time and counts, and the process that is changed.
+// Helpers: time and counts of a case, the process under test, the tool.
 #[path = "chaos/case.rs"]
 mod case;
 #[path = "chaos/subject.rs"]
@@ -15,7 +15,7 @@ mod subject;
 #[path = "chaos/tool.rs"]
 mod tool;
 
-// Every call that fails, in turn.
+// Every system call fails, in turn.
 #[path = "chaos/failing_calls.rs"]
 mod failing_calls;
 
@@ -25,7 +25,7 @@ mod kills;
 #[path = "chaos/storm.rs"]
 mod storm;
 
-// Threads that come and go, processes that end, execute or fork meanwhile, other tools at work.
+// Threads that come and go, processes that exit, exec or fork meanwhile, several tools at once.
 #[path = "chaos/concurrent_tools.rs"]
 mod concurrent_tools;
 #[path = "chaos/exits.rs"]
@@ -33,25 +33,25 @@ mod exits;
 #[path = "chaos/new_threads.rs"]
 mod new_threads;
 
-// Changed without a stop.
+// Updates without a stop.
 #[path = "chaos/live_updates.rs"]
 mod live_updates;
 
-// Processes that are followed.
+// Followed processes.
 #[path = "chaos/follow.rs"]
 mod follow;
 
-// Hits that are counted meanwhile, timed and shown.
+// Observations: counted, timed and shown.
 #[path = "chaos/counting.rs"]
 mod counting;
-#[path = "chaos/learnt.rs"]
-mod learnt;
+#[path = "chaos/observations.rs"]
+mod observations;
 #[path = "chaos/observed_process.rs"]
 mod observed_process;
 #[path = "chaos/observers.rs"]
 mod observers;
 
-// The screen that shows them.
+// The screen of `top`.
 #[path = "chaos/top.rs"]
 mod top;
 

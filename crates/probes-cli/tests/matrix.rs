@@ -9,8 +9,8 @@
 // What the cases are made of: programs in the chroot, the command, and an observation's results.
 #[path = "matrix/chroot.rs"]
 mod chroot;
-#[path = "chaos/learnt.rs"]
-mod learnt;
+#[path = "chaos/observations.rs"]
+mod observations;
 #[path = "cli/support.rs"]
 #[allow(dead_code, reason = "golden files are of the other suite")]
 mod support;

@@ -7,14 +7,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the whole suite goes on, in seconds; each case does its least number of rounds without.
+/// How long the whole suite runs, in seconds; without it, each case runs its least number of
+/// rounds.
 const VARIABLE: &str = "CHAOS_SECONDS";
 
-/// How long a case may take beyond its share. Far longer than it does on a busy machine: only a hang
-/// should meet it.
+/// How long a case may take beyond its share. Far longer than it does on a busy machine: only a
+/// hang should reach it.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// A case that runs. Printed when dropped: what it counted.
+/// A running case. When dropped, it prints what it counted.
 pub(crate) struct Case {
     name: &'static str,
     begun: Instant,
@@ -36,9 +37,9 @@ impl Case {
             number => number.parse().expect("a number of seconds"),
         };
         let share = Duration::from_secs(seconds) * percent / 100;
-        let (watchdog, ended) = channel::<()>();
+        let (watchdog, dropped) = channel::<()>();
         thread::spawn(move || {
-            if ended.recv_timeout(share + DEADLINE) == Err(RecvTimeoutError::Timeout) {
+            if dropped.recv_timeout(share + DEADLINE) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("chaos: {name}: has hung");
                 abort();
             }
@@ -55,7 +56,7 @@ impl Case {
     }
 
     /// Whether another round is due after `done` of them.
-    pub(crate) fn goes_on(&self, done: usize, least: usize) -> bool {
+    pub(crate) fn is_due(&self, done: usize, least: usize) -> bool {
         done < least || self.has_time()
     }
 
@@ -64,12 +65,12 @@ impl Case {
         self.begun.elapsed() < self.share
     }
 
-    /// Whether it has been given any time beyond its least number of rounds.
+    /// Whether it has any time beyond its least number of rounds.
     pub(crate) fn is_long(&self) -> bool {
         !self.share.is_zero()
     }
 
-    /// How many of something: all, or a part of them in the short form.
+    /// How many of something: all, or a tenth of them in the short form.
     pub(crate) fn part_of(&self, all: usize) -> usize {
         if self.is_long() { all } else { all / 10 }
     }
@@ -79,7 +80,7 @@ impl Case {
         self.add(what, 1);
     }
 
-    /// Counts some.
+    /// Adds a number.
     pub(crate) fn add(&mut self, what: impl Into<String>, many: u64) {
         *self.counts.entry(what.into()).or_default() += many;
     }

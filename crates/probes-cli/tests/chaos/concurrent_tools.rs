@@ -1,4 +1,5 @@
-//! Two and five tools at once on one process: each does all of its update, or says who is at it.
+//! Two and five tools at once on one process: each does all of its update, or names the tool that
+//! is in the way.
 
 use std::io::Read;
 use std::path::Path;
@@ -19,17 +20,17 @@ use crate::tool;
 /// Updates of each tool.
 const UPDATES: u16 = 20;
 
-/// What came of many tools.
+/// The tools that ran at once.
 #[derive(Default)]
-struct Crowd {
+struct Tools {
     pids: Vec<i32>,
-    /// Those that were said to be at it.
+    /// The pids that error messages named.
     named: Vec<i32>,
 }
 
-/// How a tool ended that enables every probe: with the pid and the name of who was at it, if that
-/// kept it from doing so. Where there are more threads than processors, some may not stop in time;
-/// then it has 0 to tell.
+/// The result of a tool that enables every probe: if another tool kept it from doing so, its pid
+/// and name. If there are more threads than processors, some may not stop in time; then the pid is
+/// 0.
 fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     let mut error = String::new();
     let mut stderr = tool.child().stderr.take().unwrap();
@@ -48,29 +49,29 @@ fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     Err((pid.parse().unwrap(), name.to_owned()))
 }
 
-fn enabler(pid: i32) -> Guard {
+fn spawn_enable(pid: i32) -> Guard {
     Guard::spawn(tool::attach(pid, Action::Enable, false).stderr(Stdio::piped()))
 }
 
-/// One tool after the other, until so many have done their update.
-fn run_tools(pid: i32, crowd: &Mutex<Crowd>) {
+/// Runs one tool after the other, until this many have done their update.
+fn run_tools(pid: i32, others: &Mutex<Tools>) {
     let mut done = 0;
     while done < UPDATES {
-        let mut tool = enabler(pid);
-        crowd.lock().unwrap().pids.push(tool.pid());
+        let mut tool = spawn_enable(pid);
+        others.lock().unwrap().pids.push(tool.pid());
         match enable(&mut tool) {
             Ok(()) => done += 1,
             Err((0, _)) => {}
             Err((tracer, name)) => {
                 assert!(!name.is_empty());
-                crowd.lock().unwrap().named.push(tracer);
+                others.lock().unwrap().named.push(tracer);
             }
         }
     }
 }
 
 /// The same in this process.
-fn run_updates(pid: i32, crowd: &Mutex<Crowd>) {
+fn run_updates(pid: i32, others: &Mutex<Tools>) {
     let mut done = 0;
     while done < UPDATES {
         let target = Target::open(pid).unwrap();
@@ -82,37 +83,37 @@ fn run_updates(pid: i32, crowd: &Mutex<Crowd>) {
             ErrorKind::Denied {
                 denial: Denial::Traced { tracer, .. } | Denial::BeingChanged { tracer, .. },
                 ..
-            } => crowd.lock().unwrap().named.push(*tracer),
+            } => others.lock().unwrap().named.push(*tracer),
             ErrorKind::Busy { .. } | ErrorKind::ThreadsKeepStarting { .. } => {}
             _ => panic!("{error}"),
         }
     }
 }
 
-/// Lets so many tools and threads of ours at one process, and takes back what they did.
-fn meet(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usize) {
+/// Runs this many tools and threads of ours at once on one process, and undoes what they did.
+fn run_at_once(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usize) {
     let subject = Subject::start(file, args);
     let pid = subject.pid();
-    let crowd = Mutex::new(Crowd::default());
+    let others = Mutex::new(Tools::default());
     thread::scope(|scope| {
         for _ in 0..tools {
-            scope.spawn(|| run_tools(pid, &crowd));
+            scope.spawn(|| run_tools(pid, &others));
         }
         for _ in 0..threads {
-            scope.spawn(|| run_updates(pid, &crowd));
+            scope.spawn(|| run_updates(pid, &others));
         }
     });
-    let crowd = crowd.into_inner().unwrap();
-    let is_known = |who: &i32| crowd.pids.contains(who) || *who == std::process::id() as i32;
-    assert!(crowd.named.iter().all(is_known), "{:?}", crowd.named);
+    let others = others.into_inner().unwrap();
+    let is_known = |who: &i32| others.pids.contains(who) || *who == std::process::id() as i32;
+    assert!(others.named.iter().all(is_known), "{:?}", others.named);
     let updates = UPDATES * (tools + threads) as u16;
     subject.assert_all((updates, State::Enabled), "after all");
     for _ in 0..updates {
         subject.apply(&all(Action::Disable));
     }
-    subject.assert_all((0, State::Disabled), "all taken back");
+    subject.assert_all((0, State::Disabled), "all undone");
     case.add("updates made by several at once", updates.into());
-    case.add("refused, saying who was at it", crowd.named.len() as u64);
+    case.add("refused, naming the other tool", others.named.len() as u64);
     subject.end();
 }
 
@@ -122,16 +123,16 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usiz
 fn two_and_five_tools_at_once_all_count() {
     let mut case = Case::begin("two and five tools at once", 4);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for (tools, threads) in [(2, 0), (3, 2)] {
             for file in fixture_forms("gen_ocaml_2_static") {
-                meet(&mut case, &file, &[], tools, threads);
+                run_at_once(&mut case, &file, &[], tools, threads);
             }
             for file in fixture_forms("threads_spin") {
-                meet(&mut case, &file, &["2"], tools, threads);
+                run_at_once(&mut case, &file, &["2"], tools, threads);
             }
             for file in program_forms("threads") {
-                meet(&mut case, &file, &["2"], tools, threads);
+                run_at_once(&mut case, &file, &["2"], tools, threads);
             }
         }
         rounds += 1;
@@ -142,31 +143,31 @@ fn two_and_five_tools_at_once_all_count() {
 //    the others, and finishes when it is resumed (stopped before each write)
 #[test]
 fn tool_stopped_amid_its_update_is_named() {
-    let mut case = Case::begin("one tool stands, others come", 2);
+    let mut case = Case::begin("one tool is stopped, others come", 2);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
-            let mut stood = 0;
+            let mut stops = 0;
             for nth in 1.. {
                 let fault = format!("stop-write:{nth}");
                 let attach = tool::attach(subject.pid(), Action::Enable, false);
                 let mut first = tool::start(attach, &fault);
-                let stands = eventually("the first tool stands, or has ended", || {
+                let is_stopped = eventually("the first tool is stopped, or has exited", || {
                     let is_over = !first.is_running();
-                    let stands = !is_over && state(first.pid()) == Some('T');
-                    (is_over || stands).then_some(stands)
+                    let is_stopped = !is_over && state(first.pid()) == Some('T');
+                    (is_over || is_stopped).then_some(is_stopped)
                 });
-                if !stands {
+                if !is_stopped {
                     subject.apply(&all(Action::Disable));
                     break;
                 }
-                stood += 1;
-                let mut others: Vec<Guard> = (0..3).map(|_| enabler(subject.pid())).collect();
+                stops += 1;
+                let mut others: Vec<Guard> = (0..3).map(|_| spawn_enable(subject.pid())).collect();
                 for other in &mut others {
                     let expected = (first.pid(), "ocaml-probes".to_owned());
                     assert_eq!(enable(other), Err(expected), "{fault}");
-                    case.count("refused, saying who was at it");
+                    case.count("refused, naming the other tool");
                 }
                 kill(Pid::from_raw(first.pid()), Signal::SIGCONT).unwrap();
                 assert!(first.wait().success(), "{fault}");
@@ -174,7 +175,7 @@ fn tool_stopped_amid_its_update_is_named() {
                 assert!(subject.run() > 0);
                 subject.apply(&all(Action::Disable));
             }
-            assert!(stood > 1, "it stood before {stood} writes");
+            assert!(stops > 1, "it was stopped before {stops} writes");
             subject.end();
         }
         rounds += 1;

@@ -1,6 +1,6 @@
-//! Observations that are cut short: the tool is killed before each of its calls, and at any
-//! moment. The process goes on, its probes are what they were, and the next one puts back
-//! whatever is left.
+//! Observations that are cut short: the tool is killed before each of its calls, and at any moment.
+//! The process runs on, its probes are what they were, and the next observation removes what
+//! remains.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -21,7 +21,7 @@ const LEAST: usize = 500;
 /// Cycles under load; a tenth of them in the short form.
 const CYCLES: usize = 500;
 
-/// Mappings of code that are no file's.
+/// Mappings of code that belong to no file.
 pub(crate) fn strange_code(pid: i32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let lines = maps
@@ -30,23 +30,23 @@ pub(crate) fn strange_code(pid: i32) -> usize {
     lines.filter(|line| !line.contains("[v")).count()
 }
 
-/// Puts back what is left, of which nothing may be seen then.
+/// Removes what remains, which leaves no trace.
 fn clean(case: &mut Case, subject: &mut Subject, states: (u16, State), what: &str) {
     subject.assert_released();
     subject.run();
     let target = Target::open(subject.pid()).unwrap();
-    // As ever, whatever is left.
+    // As usual, whatever remains.
     let shown = target.states().unwrap();
     for probe in shown.probes() {
         let state = (probe.counter(), probe.state());
-        // A site across two pages is off while it is rewritten.
+        // A site across two pages is off while it is patched.
         let is_cut_short = what.contains("page_borders") && state.1 == State::Inconsistent;
         assert!(state == states || is_cut_short, "{what}: {state:?}");
     }
     let left = target.clean(patient()).unwrap();
     case.count(match left.sites {
         0 => "killed: no site was observed",
-        _ => "killed: sites were observed, and are put back",
+        _ => "killed: sites were observed, and are removed",
     });
     assert_eq!(strange_code(subject.pid()), 0, "{what}");
     subject.assert_all(states, what);
@@ -79,9 +79,9 @@ fn kill_at_each(case: &mut Case, file: &Path, fault: &str, action: Action) {
 fn counting_tool_killed_before_each_call_is_removed() {
     let mut case = Case::begin("killed while it counts", 4);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("page_borders") {
-            // Not within a write: the kernel makes one within a page as a whole.
+            // Not within a write: the kernel does a write within a page as a whole.
             kill_at_each(&mut case, &file, "kill-write", Action::Enable);
             kill_at_each(&mut case, &file, "kill-write", Action::Disable);
         }
@@ -90,7 +90,7 @@ fn counting_tool_killed_before_each_call_is_removed() {
         }
         rounds += 1;
     }
-    assert!(case.counted("killed: sites were observed, and are put back") > 0);
+    assert!(case.counted("killed: sites were observed, and are removed") > 0);
 }
 
 // promise: Observations: A tool killed at any moment while it counts leaves threads that run on
@@ -104,7 +104,7 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
         .collect();
     let each = case.part_of(LEAST).div_ceil(files.len());
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in &files {
             let subject = Subject::start(file, ["3"]);
             let line = format!("count -for 1ms -pid {}", subject.pid());
@@ -115,7 +115,7 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
             for _ in 0..each {
                 let mut tool = Guard::spawn(&mut tool::command(&line));
                 std::thread::sleep(Duration::from_nanos(case.random(longest)));
-                // It may have ended.
+                // It may have exited.
                 let _ = tool.child().kill();
                 let killed = tool.wait().signal().is_some();
                 case.add("killed at random", u64::from(killed));
@@ -143,7 +143,7 @@ fn counting_under_load_starts_and_ends_without_loss() {
         .collect();
     let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in &files {
             let subject = Subject::start(file, [] as [&str; 0]);
             let target = Target::open(subject.pid()).unwrap();

@@ -1,5 +1,5 @@
-//! Processes that are killed, exit or execute themselves anew just before each of the calls of an
-//! update: it succeeds or says so, and nothing is left.
+//! Processes that are killed, exit or exec just before each of the calls of an update: it succeeds
+//! or reports it, and nothing remains.
 
 use std::io::Read;
 use std::path::Path;
@@ -25,15 +25,15 @@ enum End {
     Exec,
 }
 
-/// No process with this id, and no zombie.
+/// Asserts that there is no process with this pid, and no zombie.
 fn assert_gone(pid: i32) {
     eventually("nothing is left of it", || {
         (!processes().contains(&pid)).then_some(())
     });
 }
 
-/// Runs an update that meets the end before its nth call; says how many calls it made.
-fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> usize {
+/// Updates a process that meets `end` before the nth call; returns how many calls were made.
+fn end_before(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> usize {
     let subject = Subject::start(file, args);
     let pid = subject.pid();
     let talker = Arc::new(Mutex::new(subject.talker));
@@ -83,7 +83,7 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> us
         let target = probes_lib::Target::open(pid).unwrap();
         let states = target.states().unwrap();
         let has = |state| states.probes().all(|probe| probe.state() == state);
-        // It is the new program that was changed, if it was there first.
+        // If the exec came first, it is the new program that was changed.
         let is_changed = result.is_ok() && has(State::Enabled);
         assert!(is_changed || has(State::Disabled), "{what}");
     }
@@ -98,13 +98,13 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> us
 /// Before the first call, the second, and so on, until an update makes fewer.
 fn sweep(case: &mut Case, file: &Path, args: &[&str], end: End) {
     for nth in 1.. {
-        if meet(case, file, args, end, nth) < nth {
+        if end_before(case, file, args, end, nth) < nth {
             break;
         }
     }
 }
 
-/// The children of this process that nobody has reaped.
+/// The children of this process that were not reaped.
 fn zombies() -> Vec<i32> {
     let own = children(std::process::id() as i32);
     own.into_iter().filter(|&pid| stat(pid, 3) == "Z").collect()
@@ -115,9 +115,9 @@ fn zombies() -> Vec<i32> {
 //    all)
 #[test]
 fn exit_before_any_call_of_update_is_reported() {
-    let mut case = Case::begin("ended before each call", 4);
+    let mut case = Case::begin("exited before each call", 4);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("threads_spin") {
             sweep(&mut case, &file, &["3"], End::Killed);
             sweep(&mut case, &file, &["2"], End::Exit);
@@ -142,7 +142,7 @@ fn exit_before_any_call_of_update_is_reported() {
 fn exec_before_any_call_of_update_is_reported() {
     let mut case = Case::begin("executed before each call", 4);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("exec_self") {
             sweep(&mut case, &file, &[], End::Exec);
         }
@@ -151,9 +151,9 @@ fn exec_before_any_call_of_update_is_reported() {
     assert_eq!(zombies(), [0; 0]);
 }
 
-/// Runs `attach` on two processes, of which the second is killed before its nth call; says what became
-/// of it, or nothing if it makes fewer calls.
-fn meet_second(file: &Path, nth: usize) -> Option<String> {
+/// Runs `attach` on two processes, of which the second is killed before the tool's nth call.
+/// Returns what happened to them; `None` if the tool makes fewer calls.
+fn kill_second_before(file: &Path, nth: usize) -> Option<String> {
     let first = Subject::start(file, [] as [&str; 0]);
     let mut second = Talker::start(file);
     let line = format!(
@@ -164,17 +164,17 @@ fn meet_second(file: &Path, nth: usize) -> Option<String> {
     let mut command = tool::command(&line);
     command.stderr(Stdio::piped());
     let mut attach = tool::start(command, &format!("stop:{nth}"));
-    let stands = eventually("the tool stands, or has ended", || {
+    let is_stopped = eventually("the tool is stopped, or has exited", || {
         let is_over = !attach.is_running();
-        let stands = !is_over && state(attach.pid()) == Some('T');
-        (is_over || stands).then_some(stands)
+        let is_stopped = !is_over && state(attach.pid()) == Some('T');
+        (is_over || is_stopped).then_some(is_stopped)
     });
-    if !stands {
+    if !is_stopped {
         return None;
     }
     second.guard().child().kill().unwrap();
-    // Not reaped: as long as the tool stands, what it traces cannot be.
-    eventually("it has ended", || {
+    // Not reaped: as long as the tool is stopped, its tracee cannot be reaped.
+    eventually("it is a zombie", || {
         (state(second.pid()) == Some('Z')).then_some(())
     });
     kill(Pid::from_raw(attach.pid()), Signal::SIGCONT).unwrap();
@@ -204,12 +204,12 @@ fn meet_second(file: &Path, nth: usize) -> Option<String> {
 //    named, and the error says what happened to the other (before each call, about 500 in all)
 #[test]
 fn exit_of_one_of_several_processes_is_reported() {
-    let mut case = Case::begin("one of two ended before each call", 2);
+    let mut case = Case::begin("one of two exited before each call", 2);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
             for nth in 1.. {
-                match meet_second(&file, nth) {
+                match kill_second_before(&file, nth) {
                     Some(outcome) => case.count(outcome),
                     None => break,
                 }
@@ -222,9 +222,9 @@ fn exit_of_one_of_several_processes_is_reported() {
     }
 }
 
-/// Runs an update of a process in a container, whose plugin is on a mount that only the container has
-/// and whose init is killed before the nth call; says how many calls it made.
-fn meet_container(case: &mut Case, file: &Path, nth: usize) -> usize {
+/// Updates a process in a container, whose plugin is on a mount that only the container has, and
+/// whose init is killed before the nth call; returns how many calls were made.
+fn kill_container_before(case: &mut Case, file: &Path, nth: usize) -> usize {
     const SCRIPT: &str = r#"mount -t tmpfs tmpfs "$1"; cp "$2" "$1"; "$0"; true"#;
     let scratch = Scratch::new();
     let mut unshare = Command::new("unshare");
@@ -279,12 +279,12 @@ fn meet_container(case: &mut Case, file: &Path, nth: usize) -> usize {
 //    exited (before each call, about 170 in all)
 #[test]
 fn exit_of_a_container_during_update_is_reported() {
-    let mut case = Case::begin("container ended before each call", 2);
+    let mut case = Case::begin("container exited before each call", 2);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("objects/host") {
             for nth in 1.. {
-                if meet_container(&mut case, &file, nth) < nth {
+                if kill_container_before(&mut case, &file, nth) < nth {
                     break;
                 }
             }

@@ -1,5 +1,6 @@
 //! Every call that an update makes fails in turn, with every error that it can give, alone or with
-//! every call after it: the process is as it is to be, or as it was, or what it is left with is told.
+//! every call after it: the process is changed, or unchanged, or the error says in what state it
+//! is.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use test_support::{fixture_forms, program_forms};
 use crate::case::Case;
 use crate::subject::{Subject, after, all};
 
-/// A tracee that is said to be gone is waited for in vain: so it is not to take long.
+/// A tracee that is reported as gone is waited for in vain, so keep it short.
 const DEADLINE: Duration = Duration::from_millis(200);
 
-/// What fails, and whether putting back can work.
+/// What fails, and whether restoring can work.
 const SCRIPTS: [(&str, bool); 5] = [
     ("error", true),
     ("errors-write", false),
@@ -24,23 +25,23 @@ const SCRIPTS: [(&str, bool); 5] = [
     ("errors", false),
 ];
 
-/// How much of its memory does not change by itself.
+/// Which of its memory does not change by itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
     /// All: it waits for a line.
     Idle,
-    /// Code and counters: its threads do not rest.
+    /// Code and counters: its threads never pause.
     Busy,
 }
 
-/// The fault is there, the update is made, and the process is looked at.
+/// One update with a fault, after which the process is checked.
 struct Round<'s> {
     subject: &'s mut Subject,
     rest: Rest,
     action: Action,
     live: bool,
     script: String,
-    can_put_back: bool,
+    can_restore: bool,
 }
 
 impl Round<'_> {
@@ -51,7 +52,7 @@ impl Round<'_> {
         Image::of(self.subject.pid())
     }
 
-    /// Says what was met.
+    /// Returns the calls that were made.
     fn make(mut self, case: &mut Case) -> Record {
         let before = self.image();
         let options = Options {
@@ -96,8 +97,8 @@ impl Round<'_> {
                 "done nevertheless"
             }
             Err(Effect::HalfChanged) => {
-                assert!(!self.can_put_back, "{what}");
-                // It says itself in what state it is: `states` compares that with the bytes.
+                assert!(!self.can_restore, "{what}");
+                // `states` compares what the process says itself with the bytes.
                 let states = self.subject.states();
                 let is_half = states
                     .values()
@@ -108,7 +109,7 @@ impl Round<'_> {
                         .try_apply(&all(self.action), Options::default());
                     assert!(
                         error.is_err(),
-                        "{what}: another update goes on as if it were well"
+                        "{what}: another update succeeds as if nothing were wrong"
                     );
                 }
                 self.subject.force(undo);
@@ -122,7 +123,7 @@ impl Round<'_> {
                 self.assert_same(&after, before, what);
                 self.assert_hit(undo, what);
                 match effect {
-                    Effect::Restored => "put back",
+                    Effect::Restored => "restored",
                     Effect::NothingChanged => "nothing changed",
                     _ => "said to have exited",
                 }
@@ -144,7 +145,7 @@ impl Round<'_> {
         }
     }
 
-    /// The process goes on, and runs its handlers or not.
+    /// The process runs on, and runs its handlers or not.
     fn assert_hit(&mut self, state: Action, what: &str) {
         if self.rest == Rest::Idle {
             let hits = self.subject.run();
@@ -157,9 +158,9 @@ impl Round<'_> {
 
 /// Makes the first call fail, the second, and so on, until an update makes fewer.
 fn sweep(case: &mut Case, subject: &mut Subject, rest: Rest, action: Action, live: bool) {
-    // Where threads do not rest, everything takes its time.
+    // If threads never pause, everything takes long.
     let few = rest == Rest::Busy && !case.is_long();
-    for &(what, can_put_back) in &SCRIPTS[..if few { 2 } else { SCRIPTS.len() }] {
+    for &(what, can_restore) in &SCRIPTS[..if few { 2 } else { SCRIPTS.len() }] {
         for nth in 1.. {
             let mut calls = 0;
             for error in 0.. {
@@ -169,22 +170,22 @@ fn sweep(case: &mut Case, subject: &mut Subject, rest: Rest, action: Action, liv
                     action,
                     live,
                     script: format!("{what}:{nth}:#{error}"),
-                    can_put_back,
+                    can_restore,
                 };
                 let record = round.make(case);
                 calls = match what {
                     "error" | "errors" => record.calls.len(),
                     _ => record.calls.iter().filter(|call| call.is_write()).count(),
                 };
-                // What fails from then on fails with whatever is first for it; and where a write was
-                // cut short, why does not matter.
+                // What fails from then on fails with the first error of each; and where a write was
+                // cut short, the reason does not matter.
                 if record.failed.is_none()
                     || !(case.is_long() || matches!(what, "error" | "errors-write"))
                 {
                     break;
                 }
             }
-            // Those that wait for a tracee are as many as it takes.
+            // The number of calls that wait for a tracee varies.
             if calls < nth {
                 break;
             }
@@ -202,7 +203,7 @@ fn sweep_all(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, rest: Re
             break;
         }
         let mut subject = Subject::start(&file, args);
-        // Without a stop there is less to go wrong.
+        // Without a stop fewer calls are made.
         let lives = [false, true].into_iter();
         for live in lives.take(if case.is_long() || number % 2 == 0 {
             2
@@ -216,7 +217,7 @@ fn sweep_all(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, rest: Re
             subject.apply(&all(Action::Disable));
         }
         if rest == Rest::Busy {
-            subject.go_round();
+            subject.wait_for_round();
         }
         subject.end();
     }
@@ -240,11 +241,11 @@ fn every_failing_call_leaves_a_known_idle_process() {
         files.extend(program_forms("many"));
     }
     let mut sweeps = 0;
-    while case.goes_on(sweeps, 1) {
+    while case.is_due(sweeps, 1) {
         sweep_all(&mut case, files.clone(), Rest::Idle);
         sweeps += 1;
     }
-    assert!(case.counted("calls failed: put back") > 0);
+    assert!(case.counted("calls failed: restored") > 0);
     assert!(case.counted("calls failed: half changed") > 0);
 }
 
@@ -254,7 +255,7 @@ fn every_failing_call_leaves_a_known_idle_process() {
 fn every_failing_call_leaves_a_known_busy_process() {
     let mut case = Case::begin("failing calls, busy process", 10);
     let mut sweeps = 0;
-    while case.goes_on(sweeps, 1) {
+    while case.is_due(sweeps, 1) {
         sweep_all(&mut case, fixture_forms("threads_spin"), Rest::Busy);
         sweeps += 1;
     }

@@ -1,6 +1,6 @@
-//! `attach -follow` of processes that fork, execute, load and start threads all the time. It is killed
-//! or told to end at any moment, or its calls fail: the process goes on, with all its children, and
-//! nobody traces it.
+//! `attach -follow` of processes that fork, exec, load and start threads all the time. It is killed
+//! or interrupted at any moment, or its calls fail: the process runs on, with all its children, and
+//! is not traced any more.
 
 use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
@@ -18,7 +18,7 @@ use crate::storm::Storm;
 use crate::subject::{Subject, after, is_traced};
 use crate::tool;
 
-/// Followers of each program that are killed or told to end, in the short form.
+/// Followers of each program that are killed or interrupted, in the short form.
 const LEAST: usize = 25;
 
 /// How long the longest of them follows.
@@ -37,26 +37,26 @@ fn follow(pid: i32, action: Action, force: bool) -> Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Killed,
-    Told,
+    Interrupted,
 }
 
-/// A follower that has begun, or has failed to.
-fn begin(pid: i32, action: Action, force: bool) -> Guard {
+/// A follower that has started, or has failed to.
+fn start_follower(pid: i32, action: Action, force: bool) -> Guard {
     let mut tool = Guard::spawn(&mut follow(pid, action, force));
     wait_until_begun(pid, &mut tool);
     tool
 }
 
 fn wait_until_begun(pid: i32, tool: &mut Guard) {
-    eventually("the tool traces the process, or ends", || {
+    eventually("the tool traces the process, or exits", || {
         (is_traced(pid) || !tool.is_running()).then_some(())
     });
 }
 
-/// Ends a follower at any moment; `None` if it has failed to begin.
+/// Ends a follower at any moment; `None` if it has failed to start.
 fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
     let end = match case.random(3) {
-        0 => End::Told,
+        0 => End::Interrupted,
         _ => End::Killed,
     };
     let longest = [LONGEST / 10, LONGEST][case.random(2) as usize];
@@ -67,17 +67,17 @@ fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
     }
     let signal = match end {
         End::Killed => Signal::SIGKILL,
-        End::Told => Signal::SIGTERM,
+        End::Interrupted => Signal::SIGTERM,
     };
     let _ = kill(Pid::from_raw(tool.pid()), signal);
     let status = tool.wait();
-    eventually("nobody traces it", || (!is_traced(pid)).then_some(()));
+    eventually("it is not traced", || (!is_traced(pid)).then_some(()));
     match (end, status.code()) {
         (End::Killed, None) => case.count("followers killed"),
-        (End::Told, Some(0)) => case.count("followers told to end"),
+        (End::Interrupted, Some(0)) => case.count("followers interrupted"),
         // It did not stop in time.
         (_, Some(1)) => {
-            case.count("followers that could not begin");
+            case.count("followers that could not start");
             return None;
         }
         other => panic!("{other:?}: {status}"),
@@ -86,7 +86,7 @@ fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
 }
 
 /// Many followers of one process, which runs on.
-fn meet_many(case: &mut Case, subject: &mut Subject, followers: usize) {
+fn follow_many_times(case: &mut Case, subject: &mut Subject, followers: usize) {
     let mut begun = 0;
     while begun < followers {
         let states = subject.truth();
@@ -96,32 +96,32 @@ fn meet_many(case: &mut Case, subject: &mut Subject, followers: usize) {
         } else {
             Action::Disable
         };
-        // Objects that were loaded unfollowed are not as the others.
-        let tool = begin(subject.pid(), action, true);
+        // Objects that were loaded unfollowed differ from the others.
+        let tool = start_follower(subject.pid(), action, true);
         if let Some(end) = end_at_random(case, subject.pid(), tool) {
             begun += 1;
             let is_changed = is_loader_changed(subject.pid());
             assert!(end == End::Killed || !is_changed, "its loader is as it was");
-            case.add("followers that left a stub", u64::from(is_changed));
+            case.add("followers that left a hook", u64::from(is_changed));
         }
         subject.assert_released();
         let is_half = has(State::Inconsistent);
         case.add("followers that left half an update", u64::from(is_half));
     }
-    subject.go_round();
-    // Whatever they have left, the next one takes away.
+    subject.wait_for_round();
+    // Whatever remains, the next one removes.
     let mut last = Guard::spawn(&mut follow(subject.pid(), Action::Enable, true));
-    eventually("its loader is watched", || {
+    eventually("its loader is hooked", || {
         (is_traced(subject.pid()) && is_loader_changed(subject.pid())).then_some(())
     });
-    tell_to_end(&mut last);
+    interrupt(&mut last);
     assert!(!is_loader_changed(subject.pid()), "its loader is as it was");
     let states = subject.truth();
     assert!(states.values().all(|&state| state == after(Action::Enable)));
-    subject.go_round();
+    subject.wait_for_round();
 }
 
-fn tell_to_end(follower: &mut Guard) {
+fn interrupt(follower: &mut Guard) {
     kill(Pid::from_raw(follower.pid()), Signal::SIGTERM).unwrap();
     assert_eq!(follower.wait().code(), Some(0));
 }
@@ -141,7 +141,7 @@ fn churn(host: &mut Subject, folder: &Scratch) {
     }
 }
 
-/// A program that executes itself all the time.
+/// A program that execs itself all the time.
 struct Executing(Talker);
 
 impl Executing {
@@ -149,12 +149,12 @@ impl Executing {
         Executing(Talker::start_with(file, [folder.file("state")]))
     }
 
-    /// Has it begin, or go on.
+    /// Makes it start, or continue.
     fn go(&mut self) {
         self.0.ask("go", "going");
     }
 
-    /// Halts it: images so far, and those that have run no handler.
+    /// Pauses it: images so far, and those that have run no handler.
     fn halt(&mut self) -> [u64; 2] {
         let report = self.0.ask("report", "ready");
         assert_eq!(report, "ready");
@@ -163,7 +163,7 @@ impl Executing {
         [words.next().unwrap(), words.next().unwrap()]
     }
 
-    /// Halts it when there have been so many more.
+    /// Pauses it when there have been this many more.
     fn halt_after(&mut self, more: u64) -> [u64; 2] {
         let [then, _] = self.halt();
         eventually("it executes itself again and again", || {
@@ -182,18 +182,18 @@ impl Executing {
 fn processes_run_on_when_their_follower_ends() {
     let mut case = Case::begin("followers killed at any moment", 15);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for name in ["fork_storm", "churn"] {
             for file in fixture_forms(name) {
                 let mut subject = Subject::start(&file, [] as [&str; 0]);
-                meet_many(&mut case, &mut subject, LEAST);
+                follow_many_times(&mut case, &mut subject, LEAST);
                 subject.end();
             }
         }
         for file in fixture_forms("objects/host") {
             let folder = Scratch::new();
             let mut host = churning_host(&file, &folder);
-            meet_many(&mut case, &mut host, LEAST);
+            follow_many_times(&mut case, &mut host, LEAST);
             host.end();
         }
         for file in fixture_forms("exec_storm") {
@@ -201,8 +201,8 @@ fn processes_run_on_when_their_follower_ends() {
             let mut executing = Executing::start(&file, &folder);
             let pid = executing.0.pid();
             for _ in 0..LEAST {
-                let tool = begin(pid, Action::Enable, false);
-                eventually("its loader is watched", || {
+                let tool = start_follower(pid, Action::Enable, false);
+                eventually("its loader is hooked", || {
                     is_loader_changed(pid).then_some(())
                 });
                 executing.go();
@@ -214,40 +214,40 @@ fn processes_run_on_when_their_follower_ends() {
         }
         rounds += 1;
     }
-    assert!(case.counted("followers told to end") > 0);
+    assert!(case.counted("followers interrupted") > 0);
 }
 
-/// A follower whose answers nobody reads before its end.
+/// A follower whose output is not read before it ends.
 struct Follower {
     tool: Guard,
     answers: ChildStdout,
 }
 
 impl Follower {
-    /// Of a process whose loader nobody watches.
+    /// Of a process whose loader is not hooked.
     fn of(pid: i32) -> Follower {
         let mut follow = follow(pid, Action::Enable, true);
         let mut tool = Guard::spawn(follow.stdout(Stdio::piped()));
         let answers = tool.child().stdout.take().unwrap();
         fcntl(&answers, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
         wait_until_begun(pid, &mut tool);
-        eventually("its loader is watched", || {
+        eventually("its loader is hooked", || {
             is_loader_changed(pid).then_some(())
         });
         Follower { tool, answers }
     }
 
-    /// Open descriptors, and KiB of memory.
+    /// Its number of open descriptors, and KiB of memory.
     fn holds(&self) -> (usize, u64) {
         let resident = status(self.tool.pid(), "VmRSS");
         let resident = resident.split(' ').next().unwrap().parse().unwrap();
         (descriptors(self.tool.pid()).len(), resident)
     }
 
-    /// It holds about what it held.
+    /// Asserts that it holds about what it held.
     #[track_caller]
     fn assert_holds(&self, (descriptors, resident): (usize, u64)) {
-        // Those of children that have not been told of yet.
+        // Those of children whose events were not read yet.
         eventually("descriptors are closed", || {
             (self.holds().0 <= descriptors + 16).then_some(())
         });
@@ -257,13 +257,13 @@ impl Follower {
 
     fn end(mut self, pid: i32) {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGTERM).unwrap();
-        eventually("nobody traces it", || (!is_traced(pid)).then_some(()));
+        eventually("it is not traced", || (!is_traced(pid)).then_some(()));
         std::io::copy(&mut self.answers, &mut std::io::sink()).unwrap();
         assert_eq!(self.tool.wait().code(), Some(0));
     }
 }
 
-/// Born, loaded or executed under one follower, in the short form.
+/// Forks, loads or execs under one follower, in the short form.
 const MANY: u64 = 1600;
 
 // promise: Following: Nothing is missed in thousands of forks, loads and execs, and the tool's
@@ -274,7 +274,7 @@ const MANY: u64 = 1600;
 fn thousands_of_forks_loads_and_execs_are_followed() {
     let mut case = Case::begin("followed without an end", 10);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("fork_storm") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let follower = Follower::of(subject.pid());
@@ -289,8 +289,8 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             let folder = Scratch::new();
             let mut host = churning_host(&file, &folder);
             let follower = Follower::of(host.pid());
-            // What was being loaded is not counted.
-            host.go_round();
+            // An object that was just being loaded is not counted.
+            host.wait_for_round();
             let (held, missed) = (follower.holds(), host.talker.ask("missed", "missed"));
             case.add("loads followed", rounds_of(&mut host, MANY / 4));
             assert_eq!(host.talker.ask("missed", "missed"), missed);
@@ -316,7 +316,7 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
     }
 }
 
-/// Waits until a program has done so much more; says how much.
+/// Waits until a program has done this much more; returns how much it was.
 fn rounds_of(subject: &mut Subject, more: u64) -> u64 {
     let then = subject.rounds().iter().sum::<u64>();
     let begun = Instant::now();
@@ -336,7 +336,7 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
     let mut tool = tool::start(follow(pid, Action::Enable, true), fault);
     wait_until_begun(pid, &mut tool);
     let plugin = fixture("objects/plugin.so");
-    // Who cannot even wait is of no help until it ends.
+    // A follower that cannot even wait does nothing until it ends.
     host.talker.send(&format!("churn 4 {}", plugin.display()));
     let begun = Instant::now();
     while begun.elapsed() < LONGEST && tool.is_running() {
@@ -345,7 +345,7 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
     let _ = kill(Pid::from_raw(tool.pid()), Signal::SIGTERM);
     case.count(match tool.wait().code() {
         Some(0) => "faults: followed to the end",
-        Some(1) => "faults: told",
+        Some(1) => "faults: reported",
         other => panic!("{fault}: {other:?}"),
     });
     host.assert_released();
@@ -359,7 +359,7 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
 fn processes_run_on_when_a_follower_call_fails() {
     let mut case = Case::begin("failing calls of a follower", 5);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("objects/host") {
             let mut host = Subject::start(&file, [] as [&str; 0]);
             for fault in [
@@ -380,7 +380,7 @@ fn processes_run_on_when_a_follower_call_fails() {
         }
         rounds += 1;
     }
-    assert!(case.counted("faults: told") > 0);
+    assert!(case.counted("faults: reported") > 0);
 }
 
 // promise: Following: Followers that start and end under a storm of signals lose none (48
@@ -389,19 +389,19 @@ fn processes_run_on_when_a_follower_call_fails() {
 fn followers_under_a_signal_storm_lose_no_signal() {
     let mut case = Case::begin("followed under a storm of signals", 10);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("threads_spin") {
             let (mut storm, mut subject) = Storm::over(&file, "8");
-            meet_many(&mut case, &mut subject, LEAST / 2);
+            follow_many_times(&mut case, &mut subject, LEAST / 2);
             storm.end(&mut case);
             subject.end();
         }
-        // Some of the signals are received in the stub.
+        // Some of the signals are received in the hook.
         for file in fixture_forms("objects/host") {
             let folder = Scratch::new();
             let (mut storm, mut host) = Storm::over(&file, "0");
             churn(&mut host, &folder);
-            meet_many(&mut case, &mut host, LEAST / 2);
+            follow_many_times(&mut case, &mut host, LEAST / 2);
             storm.end(&mut case);
             host.end();
         }

@@ -1,5 +1,5 @@
 //! The tool is killed: before each of its calls, before and within each of its writes, and at any
-//! moment. The process runs on, `info` tells the truth, and `attach -force` repairs.
+//! moment. The process runs on, `info` reports its state, and `attach -force` repairs it.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn opposite(action: Action) -> Action {
     }
 }
 
-/// Runs a tool that switches every probe and meets `fault`; false if it was not killed.
+/// Runs a tool that switches every probe, with `fault`; returns whether it was killed.
 fn is_killed(case: &mut Case, subject: &mut Subject, action: Action, fault: &str) -> bool {
     let what = format!("{fault} of {action:?} of {}", subject.file.display());
     let mut tool = tool::start(tool::attach(subject.pid(), action, false), fault);
@@ -57,7 +57,7 @@ fn is_killed(case: &mut Case, subject: &mut Subject, action: Action, fault: &str
         });
     }
     if half {
-        // Nobody else goes on as if it were well.
+        // No other update succeeds as if nothing were wrong.
         let mut refused = tool::start(tool::attach(subject.pid(), action, false), "kill:1000000");
         assert_eq!(refused.wait().code(), Some(1), "{what}");
         assert_eq!(subject.states(), states, "{what}");
@@ -97,7 +97,7 @@ fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault
 fn kill_before_each_call_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before each call", 5);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         kill_at_each(&mut case, fixture_forms("multi_semaphore"), "kill");
         if case.is_long() {
             kill_at_each(&mut case, program_forms("twolibs"), "kill");
@@ -113,7 +113,7 @@ fn kill_before_each_call_leaves_a_repairable_process() {
 fn kill_within_each_write_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before or within each write", 5);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for fault in ["kill-write", "kill-within"] {
             kill_at_each(&mut case, fixture_forms("segments"), fault);
             kill_at_each(&mut case, program_forms("many"), fault);
@@ -127,8 +127,8 @@ fn kill_within_each_write_leaves_a_repairable_process() {
     assert!(case.counted("killed: half changed") > 0);
 }
 
-/// Turns without giving up the processor: the moments that count here are microseconds apart.
-fn turn_until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Busy-waits: the moments that count here are microseconds apart.
+fn spin_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < DEADLINE, "still waiting until {what}");
@@ -149,8 +149,8 @@ fn spawn(subject: &Subject, states: &crate::subject::States) -> Guard {
     Guard::spawn(&mut tool::attach(subject.pid(), action, is_half))
 }
 
-/// Kills so many tools that change a process that does not rest: one somewhere in its run, the next
-/// somewhere in its update.
+/// Kills this many tools that change a process whose threads never pause: one somewhere in its run,
+/// the next somewhere in its update.
 fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
     let pid = subject.pid();
     let begun = Instant::now();
@@ -163,25 +163,25 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
         let mut tool = spawn(subject, &subject.states());
         let mut longest = run;
         if tried % 2 == 1 {
-            turn_until("the tool traces the process, or ends", || {
+            spin_until("the tool traces the process, or ends", || {
                 is_traced(pid) || !tool.is_running()
             });
             longest = UPDATE;
         }
         let delay = Duration::from_nanos(case.random(longest.as_nanos() as u64));
         let begun = Instant::now();
-        turn_until("it is time", || begun.elapsed() >= delay);
+        spin_until("it is time", || begun.elapsed() >= delay);
         let is_met = is_traced(pid);
         tool.child().kill().unwrap();
         let status = tool.wait();
         subject.assert_released();
-        // A thread of OCaml that does not rest lets others answer only now and then.
+        // An OCaml thread that never pauses lets others answer only now and then.
         if tried % 10 == 0 {
             subject.talker.ask("report", "report");
         }
         let states = subject.states();
         if status.signal() != Some(Signal::SIGKILL as i32) {
-            case.count("ended before the kill");
+            case.count("exited before the kill");
             continue;
         }
         killed += 1;
@@ -196,7 +196,7 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
         }
     }
     for action in [Action::Enable, Action::Disable] {
-        // Not every thread may stop in the time that the tool gives it.
+        // Some thread may not stop in the time that the tool has.
         eventually("it is repaired", || {
             let mut repair = Guard::spawn(&mut tool::attach(pid, action, true));
             repair.wait().success().then_some(())
@@ -224,7 +224,7 @@ fn kill_at_any_moment_leaves_a_repairable_process() {
     };
     let each = LEAST.div_ceil(stormy().len() + churning().count());
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in stormy() {
             let (mut storm, mut subject) = Storm::over(&file, "3");
             kill_at_random(&mut case, &mut subject, each);
@@ -234,7 +234,7 @@ fn kill_at_any_moment_leaves_a_repairable_process() {
         for file in churning() {
             let mut subject = Subject::start(&file, [] as [&Path; 0]);
             kill_at_random(&mut case, &mut subject, each);
-            subject.go_round();
+            subject.wait_for_round();
             subject.end();
         }
         rounds += 1;

@@ -1,5 +1,5 @@
-//! Every call of a start with probes fails in turn, or is the last of the tool: either the program
-//! runs with its probes set, or it does not run, and no child is left.
+//! Every call of a launch with probes fails in turn, or is the tool's last: either the program runs
+//! with its probes set, or it does not run, and no child remains.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::tool;
 /// What `terminating` prints with all its probes on.
 const HANDLED: &str = "handlers fooia=5 foobar=2 collatz=112";
 
-/// The process ids of those that run `file`.
+/// The pids of the processes that run `file`.
 fn running(file: &Path) -> Vec<i32> {
     let runs = |pid: &i32| {
         let exe = fs::read_link(format!("/proc/{pid}/exe"));
@@ -26,7 +26,8 @@ fn running(file: &Path) -> Vec<i32> {
     processes().into_iter().filter(runs).collect()
 }
 
-/// What was printed to `output` is nothing, or what a program prints whose probes are set.
+/// Asserts that `output` holds nothing, or what a program prints whose probes are set; returns
+/// whether it is the latter.
 fn has_run(output: &Path, what: &str) -> bool {
     let text = fs::read_to_string(output).unwrap();
     let is_handled = text.contains(HANDLED) && text.ends_with("handler finished\n");
@@ -47,7 +48,8 @@ fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Recor
     match launched {
         Ok(launched) => {
             let status = Guard::from(launched.into_child()).wait();
-            // Letting a thread go fails only if it was killed: so it is, unless it is let go once more.
+            // Resuming a thread fails only if it was killed; the test kills it unless it is resumed
+            // again.
             let failed = record.failed.map(|failed| failed.call);
             assert!(
                 status.success() || failed == Some(Call::Restart),
@@ -75,7 +77,7 @@ fn failed_calls_of_launch_leave_no_program_unset() {
     let mut case = Case::begin("failing calls of a start", 2);
     let folder = Scratch::new();
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in program_forms("terminating") {
             let copy = folder.copy(&file, &format!("program{rounds}"));
             for what in ["error", "error-within", "errors-write", "errors"] {
@@ -110,7 +112,7 @@ fn killed_launch_leaves_no_program_with_probes_unset() {
     let folder = Scratch::new();
     let output = folder.file("output");
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in program_forms("terminating") {
             let copy = folder.copy(&file, &format!("program{rounds}"));
             let path = copy.to_str().unwrap();
@@ -120,7 +122,7 @@ fn killed_launch_leaves_no_program_with_probes_unset() {
                     let mut trace = tool::command("trace -enable-all -prog");
                     trace.arg(path).stdout(File::create(&output).unwrap());
                     let status = tool::start(trace, &fault).wait();
-                    eventually("the program has ended, or was never started", || {
+                    eventually("the program has exited, or was never started", || {
                         running(&copy).is_empty().then_some(())
                     });
                     case.count(if has_run(&output, &fault) {

@@ -1,5 +1,5 @@
-//! Code that is changed while threads execute it: no byte that any of them sees on the way is
-//! anything but an instruction.
+//! Code that is changed while threads execute it: they never execute anything but whole
+//! instructions.
 
 use std::path::{Path, PathBuf};
 
@@ -28,9 +28,9 @@ fn switch(case: &mut Case, file: &Path) {
     }
     assert_eq!(subject.truth().len(), 2);
     subject.assert_released();
-    // It has lost no thread, and none has lost its way.
+    // No thread was lost, and none has jumped astray.
     let sites = if file.to_string_lossy().contains("threads_spin") {
-        subject.go_round();
+        subject.wait_for_round();
         4 * subject.rounds().iter().sum::<u64>()
     } else {
         0
@@ -47,7 +47,7 @@ fn threads_run_on_while_their_code_is_changed() {
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in &files {
             switch(&mut case, file);
         }

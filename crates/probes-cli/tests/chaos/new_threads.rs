@@ -1,4 +1,4 @@
-//! Threads and processes that are born and end all the time, while their process is changed.
+//! Threads and processes that are created and exit all the time, while their process is changed.
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,7 +23,7 @@ fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str
             assert!(report.changed.iter().all(|one| one.sites > 0));
             subject.assert_all(after(action), &format!("cycle {cycle}"));
             if cycle % 50 == 0 {
-                subject.go_round();
+                subject.wait_for_round();
             }
         }
         case.count("cycles of attach, enable, attach, disable");
@@ -33,14 +33,14 @@ fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str
     let rate = (born as f64 / begun.elapsed().as_secs_f64()) as u64;
     println!("chaos: {}: {rate} {what} a second", file.display());
     subject.assert_released();
-    subject.go_round();
-    // What its threads do meets the probes, or does not.
+    subject.wait_for_round();
+    // Its threads hit the probes, or do not.
     for action in [Action::Enable, Action::Disable] {
         subject.apply(&all(action));
-        subject.go_round();
-        subject.go_round();
+        subject.wait_for_round();
+        subject.wait_for_round();
         subject.run();
-        subject.go_round();
+        subject.wait_for_round();
         let hits = subject.run();
         assert_eq!(hits > 0, action == Action::Enable, "{hits} hits");
     }
@@ -62,7 +62,7 @@ fn threads_created_by_the_thousand_are_all_stopped() {
     };
     let each = CYCLES.div_ceil(leaderless().len() + led().count());
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for (file, args) in led().chain(leaderless()) {
             cycles(&mut case, &file, args, each, "threads born");
         }
@@ -76,9 +76,9 @@ fn threads_created_by_the_thousand_are_all_stopped() {
 fn forking_process_is_changed_and_children_run_on() {
     let mut case = Case::begin("switched while processes are forked", 4);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("fork_storm") {
-            // A child that ends badly ends the program.
+            // A child that fails ends the program.
             cycles(&mut case, &file, &[], 100, "children forked");
         }
         rounds += 1;

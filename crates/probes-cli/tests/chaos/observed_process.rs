@@ -1,5 +1,5 @@
-//! What may happen to a process while it is observed: it ends or executes another program before any
-//! call, it is stopped and goes on, it forks all the time.
+//! What may happen to a process while it is observed: it exits or execs before any call, it is
+//! stopped and continued, it forks all the time.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,15 +14,16 @@ use test_support::{eventually, fixture_forms, output_while, program_forms};
 
 use crate::case::Case;
 use crate::counting::strange_code;
-use crate::learnt::{check, everything};
+use crate::observations::{check, everything};
 use crate::observers::{end, start};
 use crate::subject::{Subject, patient};
 use crate::tool;
 
-/// Processes of each kind that end so before a call of an observation; a tenth of them in the short form.
+/// Processes of each kind that exit or exec before a call of an observation; a tenth of them in the
+/// short form.
 const ENDS: usize = 70;
 
-/// Processes that end while `count` counts, in the short form.
+/// Processes that exit while `count` counts, in the short form.
 const LEAST: usize = 96;
 
 /// Cycles of each program that is stopped, or forks, meanwhile.
@@ -36,7 +37,7 @@ enum End {
     Exec,
 }
 
-fn learn(target: &Target, observation: &Observation) -> probes_lib::Result<Observed> {
+fn observe(target: &Target, observation: &Observation) -> probes_lib::Result<Observed> {
     let mut observer = target.observe(observation, patient())?;
     observer.events()?;
     observer.counts()?;
@@ -44,8 +45,8 @@ fn learn(target: &Target, observation: &Observation) -> probes_lib::Result<Obser
     observer.remove()
 }
 
-/// Observes a process that meets its end before the nth call; says how many calls that were.
-fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> usize {
+/// Observes a process that meets `end` before the nth call; returns how many calls were made.
+fn end_before(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> usize {
     let subject = Subject::start(file, args);
     let pid = subject.pid();
     let talker = Arc::new(Mutex::new(subject.talker));
@@ -61,7 +62,7 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> us
         End::Exit => tell("quit"),
         End::Exec => tell("exec"),
     });
-    let result = learn(&target, &observation);
+    let result = observe(&target, &observation);
     let calls = faults::disarm().calls.len();
     let is_met = calls >= nth;
     let what = format!("{end:?} before call {nth} of {}", file.display());
@@ -84,7 +85,7 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> us
     let mut talker = talker.lock().unwrap();
     if end == End::Exec && is_met {
         talker.expect("ready");
-        // The new program has nothing of it.
+        // The new program is not observed.
         let states = Target::open(pid).unwrap().states().unwrap();
         assert_eq!(states.observed_sites(), 0, "{what}");
         let mut states = states.probes().map(|probe| probe.state());
@@ -102,12 +103,12 @@ fn meet(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> us
     calls
 }
 
-/// Before so many of its calls, at random: how many there are depends on when its threads stop.
+/// Before this many of its calls, at random: how many there are depends on when its threads stop.
 fn sweep(case: &mut Case, file: &Path, args: &[&str], end: End) {
-    let calls = meet(case, file, args, end, usize::MAX);
+    let calls = end_before(case, file, args, end, usize::MAX);
     for _ in 0..case.part_of(ENDS) {
         let nth = 1 + case.random(calls as u64) as usize;
-        meet(case, file, args, end, nth);
+        end_before(case, file, args, end, nth);
     }
 }
 
@@ -115,9 +116,9 @@ fn sweep(case: &mut Case, file: &Path, args: &[&str], end: End) {
 //    reported (700 exits and execs)
 #[test]
 fn exit_before_any_call_of_observation_is_reported() {
-    let mut case = Case::begin("ended while it was observed", 4);
+    let mut case = Case::begin("exited while it was observed", 4);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("threads_spin") {
             sweep(&mut case, &file, &["2"], End::Killed);
             sweep(&mut case, &file, &["2"], End::Exit);
@@ -139,9 +140,9 @@ fn exit_before_any_call_of_observation_is_reported() {
 //    (60 exits)
 #[test]
 fn exit_at_any_moment_ends_the_counting_tool() {
-    let mut case = Case::begin("ended while a tool counted", 2);
+    let mut case = Case::begin("exited while a tool counted", 2);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         let files = program_forms("parked")
             .into_iter()
             .chain(fixture_forms("exec_self"));
@@ -149,7 +150,7 @@ fn exit_at_any_moment_ends_the_counting_tool() {
             let is_exec = file.to_string_lossy().contains("exec_self");
             for round in 0..case.part_of(LEAST) / 4 {
                 let mut subject = start(&file, &[]);
-                // It may have executed itself before it was observed.
+                // It may have exec'd before it was observed.
                 let time = if is_exec { "200ms" } else { "60s" };
                 let line = format!("count -for {time} -pid {}", subject.pid());
                 let mut tool = tool::command(&line);
@@ -187,7 +188,7 @@ fn exit_at_any_moment_ends_the_counting_tool() {
 fn process_stopped_and_continued_repeatedly_is_observed() {
     let mut case = Case::begin("observed while it is stopped and continued", 2);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         let files = fixture_forms("threads_spin")
             .into_iter()
             .chain(program_forms("parked"));
@@ -195,20 +196,20 @@ fn process_stopped_and_continued_repeatedly_is_observed() {
             let subject = start(&file, &["3"]);
             let pid = subject.pid();
             let send = |signal| kill(Pid::from_raw(pid), signal).unwrap();
-            let stands = || state(pid) == Some('T');
+            let is_stopped = || state(pid) == Some('T');
             let target = Target::open(pid).unwrap();
             let observation = everything(&target);
-            // One that stands stays so.
+            // A stopped process stays stopped.
             send(Signal::SIGSTOP);
-            eventually("it stands", || stands().then_some(()));
+            eventually("it is stopped", || is_stopped().then_some(()));
             for _ in 0..5 {
                 let mut observer = target.observe(&observation, patient()).unwrap();
-                eventually("it stands again", || stands().then_some(()));
+                eventually("it is stopped again", || is_stopped().then_some(()));
                 let counts = observer.counts().unwrap();
                 assert_eq!(counts.total(), 0);
                 observer.remove().unwrap();
-                eventually("it stands again", || stands().then_some(()));
-                case.count("observed while it stood");
+                eventually("it is stopped again", || is_stopped().then_some(()));
+                case.count("observed while it was stopped");
             }
             assert_eq!(strange_code(pid), 0);
             send(Signal::SIGCONT);
@@ -223,7 +224,7 @@ fn process_stopped_and_continued_repeatedly_is_observed() {
                     }
                 });
                 for _ in 0..case.part_of(CYCLES) {
-                    let observed = learn(&target, &observation);
+                    let observed = observe(&target, &observation);
                     if observed.is_err() {
                         is_over.store(true, Ordering::Relaxed);
                     }
@@ -247,7 +248,7 @@ fn process_stopped_and_continued_repeatedly_is_observed() {
 fn forking_process_is_observed_and_children_run_on() {
     let mut case = Case::begin("observed while it forks", 2);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("fork_storm") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let born: u64 = subject.rounds().iter().sum();
@@ -255,7 +256,7 @@ fn forking_process_is_observed_and_children_run_on() {
             let observation = everything(&target);
             for _ in 0..case.part_of(CYCLES) {
                 let mut observer = target.observe(&observation, patient()).unwrap();
-                subject.go_round();
+                subject.wait_for_round();
                 let events = observer.events().unwrap();
                 assert!(events.events.is_empty(), "those of children are their own");
                 let observed = observer.remove().unwrap();
@@ -263,8 +264,8 @@ fn forking_process_is_observed_and_children_run_on() {
                 case.count("cycles");
             }
             let born = subject.rounds().iter().sum::<u64>() - born;
-            case.add("children, each of which ended well", born);
-            subject.go_round();
+            case.add("children, each of which exited well", born);
+            subject.wait_for_round();
             assert_eq!(strange_code(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             subject.end();

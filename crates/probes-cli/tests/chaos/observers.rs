@@ -1,6 +1,6 @@
-//! Observations that count, take times and show hits, all at once, of programs in OCaml whose minor
-//! heaps are small and whose threads stay in handlers: these sleep, raise, collect, and wait for each
-//! other. They come and go under load; whoever makes them is killed at any moment.
+//! Observations that count, take times and show hits, all at once, of OCaml programs with small
+//! minor heaps whose threads spend time in handlers: these sleep, raise, collect, and wait for each
+//! other. Observations start and end under load, and observers are killed at any moment.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use test_support::{Guard, fixture_forms, program_forms};
 
 use crate::case::Case;
 use crate::counting::strange_code;
-use crate::learnt::{all_but_shown, check, check_times, everything};
+use crate::observations::{all_but_shown, check, check_times, everything};
 use crate::storm::Storm;
 use crate::subject::{Subject, after, all, is_traced, patient};
 
@@ -26,20 +26,21 @@ const CYCLES: usize = 500;
 /// Cycles under a storm of signals; a tenth of them in the short form.
 const STORMY: usize = 200;
 
-/// Tells a test that it is run anew as an observer: of which process, and whether once only.
+/// The environment variable of a test that is run again as an observer: of which process, and
+/// whether only once.
 const OBSERVED: &str = "CHAOS_OBSERVED";
 
 /// Small minor heaps, so that values are moved all the time.
 const RUNTIME: (&str, &str) = ("OCAMLRUNPARAM", "v=0,s=4k");
 
 pub(crate) fn start(file: &Path, args: &[&str]) -> Subject {
-    // Threads that do nothing but run would leave the tool the time of one of them.
+    // Threads that never pause would leave the tool the time slice of one of them.
     let mut command = Command::new("nice");
     command.args(["-n", "5", "--"]).arg(file).args(args);
     Subject::spawn(file, command.env(RUNTIME.0, RUNTIME.1))
 }
 
-/// Ends a program, of whose values none was broken.
+/// Ends a program, and asserts that no value was corrupted.
 pub(crate) fn end(mut subject: Subject) {
     if subject.file.to_string_lossy().contains("parked") {
         subject.talker.send("report");
@@ -68,7 +69,7 @@ fn observe(what: &str) {
     }
 }
 
-/// Runs the test of this name anew, as an observer.
+/// Runs the test of this name again, as an observer.
 fn observer(test: &str, pid: i32, times: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "--nocapture", test]);
@@ -98,7 +99,7 @@ fn observer_killed_at_any_moment_leaves_threads_running() {
     files.extend(fixture_forms("threads_spin").map(|file| (file, &["3"] as &[&str])));
     let each = case.part_of(LEAST).div_ceil(2 * files.len());
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for (file, args) in &files {
             for action in [Action::Disable, Action::Enable] {
                 let mut subject = start(file, args);
@@ -161,7 +162,7 @@ fn observer_killed_before_each_call_is_removed_later() {
     }
     let mut case = Case::begin("killed before each call while it learns everything", 4);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for (file, fault) in fixture_forms("timed")
             .into_iter()
             .zip(["kill", "kill-write"])
@@ -205,11 +206,11 @@ fn observer_killed_before_each_call_is_removed_later() {
 //    collect and wait in handlers, and all counts add up (500 observations)
 #[test]
 fn observations_start_and_end_while_threads_run_handlers() {
-    let mut case = Case::begin("everything learnt under load, over and over", 4);
+    let mut case = Case::begin("everything observed under load, over and over", 4);
     let files = programs();
     let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for (file, args) in &files {
             let subject = start(file, args);
             let target = Target::open(subject.pid()).unwrap();
@@ -254,7 +255,7 @@ fn observations_start_and_end_while_threads_run_handlers() {
                 }
                 hits += observed.counts.total();
                 case.add("hits shown", events.events.len() as u64);
-                case.add("hits lost", events.dropped);
+                case.add("hits dropped", events.dropped);
                 case.add("times taken", observed.latencies[0].count());
                 if stays_on {
                     switch(Action::Disable);
@@ -276,11 +277,11 @@ fn observations_start_and_end_while_threads_run_handlers() {
 //    (100 observations, at least 10,000 signals to each of 4 targets)
 #[test]
 fn observations_under_a_signal_storm_lose_no_signal() {
-    let mut case = Case::begin("everything learnt under a storm of signals", 4);
+    let mut case = Case::begin("everything observed under a storm of signals", 4);
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in &files {
             let (mut storm, subject) = Storm::over(file, "3");
             let target = Target::open(subject.pid()).unwrap();

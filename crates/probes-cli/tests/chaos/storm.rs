@@ -10,14 +10,14 @@ use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_
 use crate::case::Case;
 use crate::subject::{Subject, after};
 
-/// Sent at least, to each process.
+/// Signals sent to each process, at least.
 const SIGNALS: u64 = 10_000;
 
 /// Times that the probes are switched on and off again, in the short form.
 const CYCLES: usize = 1000;
 
-/// In every so manyth cycle the program is asked what its threads do: a thread of OCaml that does
-/// not rest lets others run only now and then.
+/// Every this many cycles the program is asked what its threads do: an OCaml thread that never
+/// pauses lets others run only now and then.
 const LOOK: usize = 100;
 
 /// A storm of signals over one process.
@@ -28,12 +28,12 @@ pub(crate) struct Storm {
 }
 
 impl Storm {
-    /// Starts a program with so many threads, and the storm over it.
+    /// Starts a program with this many threads, and the storm over it.
     pub(crate) fn over(file: &Path, threads: &str) -> (Storm, Subject) {
         let folder = Scratch::new();
         let shared = folder.file("storm");
         std::fs::write(&shared, [0; 4096]).unwrap();
-        // Threads that do nothing but run would leave the tool the time of one of them.
+        // Threads that never pause would leave the tool the time slice of one of them.
         let mut command = Command::new("nice");
         command.args(["-n", "5", "--"]).arg(file).arg(threads);
         command.env("STORM_FILE", &shared);
@@ -51,7 +51,7 @@ impl Storm {
         (storm, subject)
     }
 
-    /// Lets it calm down: every signal has arrived, once, in order.
+    /// Ends the storm: every signal has arrived, once, in order.
     pub(crate) fn end(&mut self, case: &mut Case) {
         self.sender.hang_up();
         let line = self.sender.expect("received");
@@ -69,7 +69,7 @@ impl Storm {
     }
 }
 
-/// A program whose threads do nothing but run sites.
+/// A program whose threads do nothing but execute sites.
 struct Workers {
     subject: Subject,
     hits: u64,
@@ -85,7 +85,7 @@ impl Workers {
         self.hits += self.subject.run();
         let rounds = self.subject.rounds();
         self.asked += 1;
-        // Four sites, in rounds that may not be over; the thread that was asked runs them too.
+        // Four sites, in rounds that may not be over; the thread that answers runs them too.
         let most = rounds.iter().map(|rounds| 4 * (rounds + 1)).sum::<u64>();
         (self.hits, most + 4 * self.asked)
     }
@@ -94,7 +94,7 @@ impl Workers {
         self.subject.talker.send("report");
         let (mut hits, mut most) = (0, 0);
         loop {
-            let line = self.subject.talker.line().expect("it goes on");
+            let line = self.subject.talker.line().expect("it runs on");
             if line == "report end" {
                 return (hits, most);
             }
@@ -112,34 +112,34 @@ impl Workers {
     /// Its threads run handlers.
     fn assert_hit(&mut self) {
         let then = self.hits().0;
-        // More than the thread that is asked runs of its own.
+        // More than the thread that answers runs itself.
         eventually("a handler runs", || {
             let asked = 4 * self.asked;
             (self.hits().0 > then + asked).then_some(())
         });
     }
 
-    /// Its threads run none, and go on.
+    /// Its threads run none, and run on.
     fn assert_not_hit(&mut self) {
-        // What was under way may end first: every thread has been there since.
-        self.go_on();
+        // Handlers that had started may end first: every thread has done a round since.
+        self.wait_for_progress();
         let (then, _) = self.hits();
-        self.go_on();
+        self.wait_for_progress();
         assert_eq!(self.hits().0, then, "{}", self.subject.file.display());
     }
 
-    fn go_on(&mut self) {
+    fn wait_for_progress(&mut self) {
         if self.subject.file.to_string_lossy().contains("threads_spin") {
-            return self.subject.go_round();
+            return self.subject.wait_for_round();
         }
         let (_, then) = self.hits();
-        eventually("its threads go on", || {
+        eventually("its threads run on", || {
             (self.hits().1 > then + 100).then_some(())
         });
     }
 }
 
-fn weather(case: &mut Case, file: &Path, cycles: usize) {
+fn switch_in_storm(case: &mut Case, file: &Path, cycles: usize) {
     let (mut storm, subject) = Storm::over(file, "8");
     let mut workers = Workers {
         subject,
@@ -185,9 +185,9 @@ fn thousand_updates_under_a_signal_storm_lose_nothing() {
     files.extend(program_forms("threads"));
     let each = CYCLES.div_ceil(files.len());
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in &files {
-            weather(&mut case, file, each);
+            switch_in_storm(&mut case, file, each);
         }
         rounds += 1;
     }

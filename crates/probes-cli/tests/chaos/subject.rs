@@ -1,5 +1,5 @@
-//! The process that is changed, looked at past the library: what its bytes say is the truth that
-//! errors, `states()` and `info` are held to.
+//! The process under test, examined without the library: what its bytes say is the truth that
+//! errors, `states()` and `info` are compared with.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -10,25 +10,25 @@ use probes_lib::{Action, Actions, Effect, Options, Report, Selector, State, Targ
 use test_support::process::{self, Image};
 use test_support::{DEADLINE, Talker, eventually};
 
-/// The opcode of a site that is on.
+/// The opcode of an enabled site.
 const CALL: u8 = 0xe8;
 
 /// Counter and state of each name.
 pub(crate) type States = BTreeMap<String, (u16, State)>;
 
-/// Where a probe is in the process.
+/// The addresses of a probe in the process.
 struct Place {
     name: String,
     sites: Vec<u64>,
     counters: Vec<u64>,
 }
 
-/// A process that obeys lines, and was off when it began.
+/// A process that takes commands line by line, with all probes off at first.
 pub(crate) struct Subject {
     pub(crate) talker: Talker,
     pub(crate) file: PathBuf,
     places: Vec<Place>,
-    /// Its code as it was at the beginning.
+    /// Its code as built.
     built: Image,
     hits: u64,
 }
@@ -38,7 +38,7 @@ pub(crate) fn all(action: Action) -> Actions {
     Actions::of(action, Selector::All)
 }
 
-/// As long as a test waits for anything.
+/// With a deadline as long as a test waits for anything.
 pub(crate) fn patient() -> Options {
     Options {
         deadline: DEADLINE,
@@ -77,7 +77,7 @@ impl Subject {
         self.talker.pid()
     }
 
-    /// Opens the process anew, and changes it.
+    /// Opens the process again, and changes it.
     pub(crate) fn try_apply(
         &self,
         actions: &Actions,
@@ -88,14 +88,14 @@ impl Subject {
             .update_with(actions, options)
     }
 
-    /// The same, without anything that is in the way.
+    /// The same, if nothing is in the way.
     #[track_caller]
     pub(crate) fn apply(&self, actions: &Actions) -> Report {
         self.try_apply(actions, patient()).unwrap()
     }
 
-    /// Opens the process anew, switches every probe, and has the library say that it is so. Where
-    /// threads do not rest, looking at the bytes as well would take longer than all of this.
+    /// Opens the process again, switches every probe, and compares with the states that the library
+    /// reads. If threads never pause, reading the bytes as well would take longer than all of this.
     #[track_caller]
     pub(crate) fn switch(&self, action: Action, what: &str) -> Report {
         let target = Target::open(self.pid()).unwrap();
@@ -109,7 +109,8 @@ impl Subject {
         report
     }
 
-    /// What the bytes in memory say, in which nothing may have changed but opcodes and counters.
+    /// The states according to the bytes in memory, where nothing may have changed but opcodes and
+    /// counters.
     #[track_caller]
     pub(crate) fn truth(&self) -> States {
         self.truth_of(&Image::of(self.pid()))
@@ -128,7 +129,7 @@ impl Subject {
             let counters: Vec<u16> = place.counters.iter().map(counter).collect();
             let all_on = place.sites.iter().all(is_on);
             let all_off = !place.sites.iter().any(is_on);
-            // Every prefix of the writes is safe: nobody is told to compute what nobody takes.
+            // Every prefix of the writes is safe: no counter says on while a site is off.
             assert!(
                 all_on || counters.iter().all(|&counter| counter == 0),
                 "{}: {counters:?} before its sites",
@@ -149,7 +150,7 @@ impl Subject {
         states
     }
 
-    /// What a process whose memory was `before` has when all its probes are switched once.
+    /// The states of a process whose memory was `before` once all its probes are switched.
     pub(crate) fn switched(&self, before: &Image, action: Action) -> Image {
         let mut after = before.clone();
         let (opcode, counter) = match action {
@@ -167,7 +168,7 @@ impl Subject {
         after
     }
 
-    /// What the library says, which has to be the truth.
+    /// The states that the library reads, which have to be the truth.
     #[track_caller]
     pub(crate) fn states(&self) -> States {
         let states = states_of(&Target::open(self.pid()).unwrap());
@@ -175,7 +176,7 @@ impl Subject {
         states
     }
 
-    /// Every name has this counter and state.
+    /// Asserts that every name has this counter and state.
     #[track_caller]
     pub(crate) fn assert_all(&self, expected: (u16, State), what: &str) {
         let states = self.states();
@@ -186,14 +187,14 @@ impl Subject {
         );
     }
 
-    /// Nobody traces it, and no thread stands.
+    /// Asserts that no thread is traced or stopped.
     #[track_caller]
     pub(crate) fn assert_released(&self) {
         let pid = self.pid();
         eventually("every thread is released", || {
-            let stands = |tid| process::status(tid, "State").starts_with(['t', 'T']);
+            let is_stopped = |tid| process::status(tid, "State").starts_with(['t', 'T']);
             let threads = process::threads(pid);
-            let is_free = !threads.into_iter().any(stands) && !is_traced(pid);
+            let is_free = !threads.into_iter().any(is_stopped) && !is_traced(pid);
             is_free.then_some(())
         });
     }
@@ -205,11 +206,11 @@ impl Subject {
         self.assert_all(after(action), "forced");
     }
 
-    /// Has every site run once, and says how many handlers that were.
+    /// Executes every site once, and returns how many handlers ran.
     pub(crate) fn run(&mut self) -> u64 {
         self.talker.send("run");
         let line = loop {
-            let line = self.talker.line().expect("it goes on");
+            let line = self.talker.line().expect("it runs on");
             if line.starts_with("hits") || line.starts_with("round") {
                 break line;
             }
@@ -223,7 +224,7 @@ impl Subject {
         sum - std::mem::replace(&mut self.hits, sum)
     }
 
-    /// How often each thread of a fixture that does not rest has gone over all sites.
+    /// How often each thread of a fixture that never pauses has executed all sites.
     pub(crate) fn rounds(&mut self) -> Vec<u64> {
         let line = self.talker.ask("report", "report");
         let words = line.split_ascii_whitespace().skip(1);
@@ -231,16 +232,16 @@ impl Subject {
     }
 
     /// Waits until each of them has done so once more.
-    pub(crate) fn go_round(&mut self) {
+    pub(crate) fn wait_for_round(&mut self) {
         let then = self.rounds();
-        eventually("every thread has gone on", || {
+        eventually("every thread has run on", || {
             let now = self.rounds();
             let on = now.iter().zip(&then).all(|(now, then)| now > then);
             on.then_some(())
         });
     }
 
-    /// Ends the program by the end of its input, and checks that it was well.
+    /// Closes the program's input, and asserts that it exits with success.
     pub(crate) fn end(mut self) {
         self.talker.hang_up();
         assert!(self.talker.guard().wait().success());
@@ -255,7 +256,7 @@ fn states_of(target: &Target) -> States {
     states.probes().map(one).collect()
 }
 
-/// What a probe that was off is once it was switched so.
+/// The state of a probe that was off, once it was switched so.
 pub(crate) fn after(action: Action) -> (u16, State) {
     match action {
         Action::Enable => (1, State::Enabled),
@@ -263,7 +264,7 @@ pub(crate) fn after(action: Action) -> (u16, State) {
     }
 }
 
-/// Whether somebody traces one of the process's threads.
+/// Whether a thread of the process is traced.
 pub(crate) fn is_traced(pid: i32) -> bool {
     process::threads(pid).into_iter().any(|tid| {
         let tracer = process::status(tid, "TracerPid");

@@ -9,7 +9,8 @@ use test_support::Guard;
 use crate::subject::{States, Subject};
 use probes_lib::{Action, State};
 
-/// The program with the words of `line`, which are separated by single spaces; what it says is
+/// The tool with the words of `line`, which are separated by single spaces; its output is
+/// discarded.
 /// thrown away.
 pub(crate) fn command(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocaml-probes"));
@@ -33,7 +34,7 @@ pub(crate) fn start(mut command: Command, fault: &str) -> Guard {
     Guard::spawn(command.env(faults::VARIABLE, fault))
 }
 
-/// What `info` says.
+/// The output of `info`.
 pub(crate) fn info(subject: &Subject) -> States {
     let output = test_support::output(&mut command(&format!("info -json -pid {}", subject.pid())));
     assert!(output.status.success(), "{output:?}");

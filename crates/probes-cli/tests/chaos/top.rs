@@ -1,5 +1,4 @@
-//! A panic while a screen shows what is counted: the terminal can be read again, and the process is
-//! put back.
+//! A panic while `top` shows its screen: the terminal is usable again, and the process is restored.
 
 use probes_lib::{Action, State, Target};
 use test_support::fixture_forms;
@@ -8,7 +7,7 @@ use test_support::tmux::Terminal;
 use crate::case::Case;
 use crate::subject::{Subject, all};
 
-/// Calls of ours: before it has drawn anything there are far fewer, and in each sample some.
+/// System calls of ours: before the first screen there are far fewer, and each refresh makes some.
 const CALLS: u32 = 3000;
 
 // promise: top: After a panic, `top` leaves terminal and process as they were (2)
@@ -16,7 +15,7 @@ const CALLS: u32 = 3000;
 fn panic_of_the_screen_restores_terminal_and_process() {
     let mut case = Case::begin("panics of the screen", 1);
     let mut rounds = 0;
-    while case.goes_on(rounds, 1) {
+    while case.is_due(rounds, 1) {
         for file in fixture_forms("gen_ocaml") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             subject.apply(&all(Action::Enable));

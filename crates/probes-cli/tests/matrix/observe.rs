@@ -9,7 +9,7 @@ use probes_lib::{Action, Actions, Options, Selector, Target};
 use test_support::{DEADLINE, Guard, Talker, eventually, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
-use crate::learnt::{check, everything};
+use crate::observations::{check, everything};
 
 /// Observations of domains, and of system threads in them, of both programs together.
 const CYCLES: usize = 12;

@@ -1,5 +1,5 @@
-//! Observations that count, take times and show hits, all at once, and what holds of all that they
-//! learn.
+//! Observations that count, take times and show hits, all at once, and what holds for all their
+//! results.
 
 use probes_lib::{Events, Observation, Observed, Selector, Target};
 
@@ -8,7 +8,7 @@ pub(crate) fn everything(target: &Target) -> Observation {
     all_but_shown(target).watch(Selector::All)
 }
 
-/// The same, but that no hits are shown: where threads do not rest, reading them takes long.
+/// The same, without shown hits: if threads never pause, reading them takes long.
 pub(crate) fn all_but_shown(target: &Target) -> Observation {
     let states = target.states().unwrap();
     let sites = states.probes().filter(|probe| probe.site_count() > 0);
@@ -20,11 +20,11 @@ pub(crate) fn all_but_shown(target: &Target) -> Observation {
         .time(first, first)
 }
 
-/// What was learnt adds up.
+/// Asserts that the results add up.
 pub(crate) fn check(observed: &Observed, events: &Events, what: &str) {
     let counts = &observed.counts;
     let shown = events.events.len() as u64 + events.dropped;
-    assert_eq!(shown, counts.total(), "{what}: {} lost", events.dropped);
+    assert_eq!(shown, counts.total(), "{what}: {} dropped", events.dropped);
     if events.dropped == 0 {
         for (name, hits) in counts.probes() {
             let shown = events.events.iter().filter(|event| event.name() == name);
@@ -34,7 +34,7 @@ pub(crate) fn check(observed: &Observed, events: &Events, what: &str) {
     check_times(observed, what);
 }
 
-/// The same of counts and times.
+/// The same for counts and times.
 pub(crate) fn check_times(observed: &Observed, what: &str) {
     let counts = &observed.counts;
     for latency in &observed.latencies {
@@ -42,7 +42,7 @@ pub(crate) fn check_times(observed: &Observed, what: &str) {
         let all = latency.count() + latency.dropped();
         let what = format!("{what}: {latency:?}");
         assert_eq!(latency.dropped(), 0, "{what}");
-        // A hit that begins a pair and ends one is both.
+        // A hit may start a pair and stop one.
         assert_eq!(
             all + latency.unmatched_starts(),
             hits(latency.start()),
