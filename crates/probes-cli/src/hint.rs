@@ -3,39 +3,70 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use probes_lib::{Denial, ElfDefect, ErrorKind};
 
-use crate::commands::{Subject, few};
+use crate::text::few;
 
 const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
 
 const CAPABLE: &str = "start the container with --cap-add=SYS_PTRACE";
 
+/// What an error is about.
+#[derive(Debug)]
+pub(crate) enum Subject {
+    /// A running process.
+    Process(i32),
+    /// A program that is to be started.
+    Program(PathBuf),
+    /// A file that is to be read.
+    File(PathBuf),
+}
+
 /// What to do next; `None` where the error says all that is known.
 pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
+    let pid = match subject {
+        Subject::Process(pid) => Some(*pid),
+        Subject::Program(_) | Subject::File(_) => None,
+    };
+    about_file(error)
+        .or_else(|| about_names(error, subject))
+        .or_else(|| about_state(error, pid))
+        .or_else(|| about_process(error))
+        .or_else(|| about_start(error))
+}
+
+/// Files that cannot be opened, or have no probes.
+fn about_file(error: &ErrorKind) -> Option<String> {
     let hint = match error {
         ErrorKind::OpenFile { source, .. } => return open_file(source),
-        ErrorKind::Nameless { .. } => {
-            "use sudo, outside of containers: the kernel's own links to it are for root".to_owned()
-        }
-        ErrorKind::Exec { program, source } => return exec(program, source),
         ErrorKind::Elf { defect, .. } => return elf(defect),
-        ErrorKind::MalformedNote { path, .. } | ErrorKind::WrongNote { path, .. } => format!(
-            "the file is damaged, build it again; `readelf -n {}` shows its notes",
-            path.display()
-        ),
+        ErrorKind::Nameless { .. } => {
+            "use sudo outside of containers: only root can open it through the kernel's own links"
+        }
+        ErrorKind::MalformedNote { path, .. } | ErrorKind::WrongNote { path, .. } => {
+            return Some(format!(
+                "the file is damaged, build it again; `readelf -n {}` shows its notes",
+                path.display()
+            ));
+        }
         ErrorKind::NoProbes { unreadable, .. } if !unreadable.is_empty() => {
-            "root (outside of containers) can look into files that others may not read, or that were \
+            "root (outside of containers) can read files that others may not read, or that were \
              deleted or replaced"
-                .to_owned()
         }
         ErrorKind::NoProbes { .. } => {
             "was it built by a compiler with probes, or with ppx_probe, was the code that has them \
              linked in, and .note.stapsdt kept when stripping?"
-                .to_owned()
         }
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+/// Probes that do not exist, or that cannot be selected so.
+fn about_names(error: &ErrorKind, subject: &Subject) -> Option<String> {
+    let hint = match error {
         ErrorKind::UnknownProbe { .. } => format!("`{}` lists the names", listing(subject)),
         ErrorKind::NoMatch { .. } => format!(
             "`{}` lists the names; a regular expression has to match from a name's start: `.*_end`",
@@ -47,71 +78,95 @@ pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
             "leave it out; -disable-all, -disable-regexp and -disable-pair pass over probes that are off"
                 .to_owned()
         }
-        ErrorKind::CounterFull { name } | ErrorKind::Inconsistent { name, .. } => match subject {
-            Subject::Process(pid) => repair(*pid, name),
-            Subject::Program(_) | Subject::File(_) => return None,
-        },
-        ErrorKind::UnexpectedSite { found, .. } if found.has_breakpoint() => {
-            "remove the breakpoint or uprobe, or leave this probe out".to_owned()
-        }
-        ErrorKind::UnexpectedSite { .. } => {
-            "something else has changed this code: leave this probe out, or start the program anew"
-                .to_owned()
-        }
-        ErrorKind::UnequalCounters { name, .. } => match subject {
-            Subject::Process(pid) => format!(
-                "`ocaml-probes attach -pid {pid} -force -disable {name}` disables all of it"
-            ),
-            Subject::Program(_) | Subject::File(_) => return None,
-        },
-        ErrorKind::Setuid { .. } => {
-            "start it without ocaml-probes, then `attach` to it with sudo".to_owned()
-        }
-        ErrorKind::ForeignProc | ErrorKind::NoProc => {
-            "`mount -t proc proc /proc` shows the processes of this pid namespace; `unshare --mount-proc` and `nsenter -m` do so, too".to_owned()
-        }
-        ErrorKind::NoSuchProcess { pid } => match few(&known_inside_as(*pid)) {
-            Some(others) => {
-                format!("it has exited, or it is one that has this pid in its container: {others}")
-            }
-            None => {
-                "it has exited, or the pid is one of another pid namespace (a container)".to_owned()
-            }
-        },
-        ErrorKind::NotAProcess { pid, .. } => format!("its process is -pid {pid}"),
-        ErrorKind::Zombie { .. } => "it has ended, start it anew".to_owned(),
-        ErrorKind::KernelThread { .. } => "give the pid of an OCaml program".to_owned(),
-        ErrorKind::SelfOrAncestor { .. } => {
-            "-live changes it without stopping it; or use a shell that it has not started".to_owned()
-        }
-        ErrorKind::Denied { denial, .. } => return denied(denial, true),
-        ErrorKind::CannotTraceChild { denial, .. } => return denied(denial, false),
-        ErrorKind::Busy { .. } | ErrorKind::ThreadsKeepStarting { .. } => {
-            "try again; -live changes it without stopping it".to_owned()
-        }
-        ErrorKind::Executed { .. } => "try again".to_owned(),
-        ErrorKind::LiveRefused { .. } | ErrorKind::LiveUnloadable { .. } => {
-            "leave -live out: the process then stands still for a moment".to_owned()
-        }
-        ErrorKind::KeepsChanging { .. } => {
-            "try again; is another ocaml-probes at work on it?".to_owned()
-        }
-        ErrorKind::GigaText { .. } => "-gigatext allows it".to_owned(),
-        ErrorKind::SharedMapping { .. } => "leave the probes in it out".to_owned(),
-        ErrorKind::DiedAtStart { .. } => {
-            "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
-                .to_owned()
-        }
-        ErrorKind::DiedLoading { .. } => {
-            "`ldd` says which libraries it needs and which are missing".to_owned()
-        }
-        ErrorKind::NoInterpreter { .. } => {
-            "install what the program needs, or build it for this system".to_owned()
-        }
-        ErrorKind::NoThread { .. } => LIMITED.to_owned(),
         _ => return None,
     };
     Some(hint)
+}
+
+/// Counters, sites and memory that cannot be changed as they are.
+fn about_state(error: &ErrorKind, pid: Option<i32>) -> Option<String> {
+    let hint = match error {
+        ErrorKind::CounterFull { name } | ErrorKind::Inconsistent { name, .. } => {
+            return Some(repair(pid?, name));
+        }
+        ErrorKind::UnequalCounters { name, .. } => {
+            let pid = pid?;
+            return Some(format!(
+                "`ocaml-probes attach -pid {pid} -force -disable {name}` disables all of it"
+            ));
+        }
+        ErrorKind::UnexpectedSite { found, .. } if found.has_breakpoint() => {
+            "remove the breakpoint or uprobe, or leave this probe out"
+        }
+        ErrorKind::UnexpectedSite { .. } => {
+            "something else has changed this code: leave this probe out, or restart the program"
+        }
+        ErrorKind::LiveRefused { .. } | ErrorKind::LiveUnloadable { .. } => {
+            "leave -live out: the process is then stopped for a moment"
+        }
+        ErrorKind::KeepsChanging { .. } => {
+            "try again; is another ocaml-probes changing the same process?"
+        }
+        ErrorKind::GigaText { .. } => "-gigatext allows it",
+        ErrorKind::SharedMapping { .. } => "leave the probes in it out",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+/// Processes that are gone, or cannot be stopped.
+fn about_process(error: &ErrorKind) -> Option<String> {
+    let hint = match error {
+        ErrorKind::Denied { denial, .. } => return denied(denial, true),
+        ErrorKind::ForeignProc | ErrorKind::NoProc => {
+            "`mount -t proc proc /proc` shows the processes of this pid namespace; `unshare --mount-proc` and `nsenter -m` do so, too"
+        }
+        ErrorKind::NoSuchProcess { pid } => return Some(no_such_process(*pid)),
+        ErrorKind::NotAProcess { pid, .. } => return Some(format!("its process is -pid {pid}")),
+        ErrorKind::Zombie { .. } => "it has exited, start it again",
+        ErrorKind::KernelThread { .. } => "give the pid of an OCaml program",
+        ErrorKind::SelfOrAncestor { .. } => {
+            "-live changes it without stopping it; or use a shell that it has not started"
+        }
+        ErrorKind::Busy { .. } | ErrorKind::ThreadsKeepStarting { .. } => {
+            "try again; -live changes it without stopping it"
+        }
+        ErrorKind::Executed { .. } => "try again",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+/// Programs that cannot be started.
+fn about_start(error: &ErrorKind) -> Option<String> {
+    let hint = match error {
+        ErrorKind::Exec { program, source } => return exec(program, source),
+        ErrorKind::CannotTraceChild { denial, .. } => return denied(denial, false),
+        ErrorKind::Setuid { .. } => "start it without ocaml-probes, then `attach` to it with sudo",
+        ErrorKind::DiedAtStart { .. } => {
+            "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
+        }
+        ErrorKind::DiedLoading { .. } => {
+            "`ldd` says which libraries it needs and which are missing"
+        }
+        ErrorKind::NoInterpreter { .. } => {
+            "install what the program needs, or build it for this system"
+        }
+        ErrorKind::NoThread { .. } => LIMITED,
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+fn no_such_process(pid: i32) -> String {
+    match few(&known_inside_as(pid)) {
+        Some(others) => format!(
+            "it has exited, or you mean the process that has this pid in its container: {others}"
+        ),
+        None => {
+            "it has exited, or the pid is one of another pid namespace (a container)".to_owned()
+        }
+    }
 }
 
 /// The processes that have this pid in a pid namespace of their own, with their names.
@@ -155,7 +210,7 @@ fn listing(subject: &Subject) -> String {
 fn open_file(source: &io::Error) -> Option<String> {
     let hint = match source.kind() {
         io::ErrorKind::NotFound => "give its path: it is not looked up in PATH",
-        io::ErrorKind::PermissionDenied => "use sudo, or be a user who may read it",
+        io::ErrorKind::PermissionDenied => "use sudo, or be a user with permission to read it",
         _ => return None,
     };
     Some(hint.to_owned())
@@ -172,12 +227,12 @@ fn exec(program: &Path, source: &io::Error) -> Option<String> {
             "without a slash it is looked up in PATH".to_owned()
         }
         io::ErrorKind::PermissionDenied if !has_slash => {
-            "there is a file of that name in PATH, which may not be executed".to_owned()
+            "a file of that name is in PATH, but cannot be executed".to_owned()
         }
         io::ErrorKind::PermissionDenied => permission_denied(program),
         io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => LIMITED.to_owned(),
         io::ErrorKind::ExecutableFileBusy => {
-            "somebody has the file open for writing: wait until it is complete".to_owned()
+            "another process has the file open for writing: wait until it is complete".to_owned()
         }
         io::ErrorKind::ArgumentListTooLong => {
             "give it fewer or shorter arguments and environment variables".to_owned()
@@ -194,8 +249,8 @@ fn permission_denied(program: &Path) -> String {
             "is it a program? `chmod +x {}` makes it one",
             program.display()
         ),
-        Ok(_) => "may this user execute it, and is its file system not mounted noexec?".to_owned(),
-        Err(_) => "may this user enter the folders on the way to it?".to_owned(),
+        Ok(_) => "does this user have permission to execute it, and is its file system mounted without noexec?".to_owned(),
+        Err(_) => "does this user have permission to enter the directories above it?".to_owned(),
     }
 }
 
@@ -214,7 +269,7 @@ fn elf(defect: &ElfDefect) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// `attach`: whether it was tried on a process that was there before us.
+/// `attach`: whether the process was there before us.
 fn denied(denial: &Denial, attach: bool) -> Option<String> {
     let hint = match denial {
         Denial::Yama { scope: 1 } if attach => {
@@ -224,7 +279,7 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
         }
         Denial::Yama { scope: 0..=2 } => "use sudo".to_owned(),
         Denial::Yama { .. } => {
-            "only a reboot can undo it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d"
+            "only a reboot undoes it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d"
                 .to_owned()
         }
         Denial::Seccomp if attach => {
@@ -242,7 +297,7 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
         Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
         Denial::BeingChanged { tracer: 0, .. } => "try again".to_owned(),
         Denial::BeingChanged { tracer, .. } => {
-            format!("try again; `kill -CONT {tracer}` if that was stopped half way")
+            format!("try again; `kill -CONT {tracer}` if that process is stopped")
         }
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
         Denial::Traced { tracer, name } if attach => format!(
@@ -293,7 +348,7 @@ mod tests {
             (
                 Denial::Yama { scope: 3 },
                 "cannot attach to 4242: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
-                "only a reboot can undo it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d",
+                "only a reboot undoes it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d",
             ),
             (
                 Denial::Seccomp,
@@ -356,7 +411,7 @@ mod tests {
                     name: "ocaml-probes".to_owned(),
                 },
                 "4242 is being changed by pid 99 (ocaml-probes)",
-                "try again; `kill -CONT 99` if that was stopped half way",
+                "try again; `kill -CONT 99` if that process is stopped",
             ),
             (
                 Denial::Unexplained,
@@ -395,7 +450,7 @@ mod tests {
             (busy, "try again; -live changes it without stopping it"),
             (
                 ErrorKind::LiveRefused { pid: 4242 },
-                "leave -live out: the process then stands still for a moment",
+                "leave -live out: the process is then stopped for a moment",
             ),
         ] {
             let said = of(&error, &Subject::Process(4242));

@@ -1,17 +1,8 @@
-//! [`Stop`]: why nothing is run: the arguments make no sense, or help was asked for.
+//! [`UsageError`]: what is wrong with the arguments.
 
 use std::fmt;
 
-/// Why parsing ends before anything is run.
-#[derive(Debug)]
-pub(crate) enum Stop {
-    /// Help or the version was asked for: the answer.
-    Asked(String),
-    /// The arguments cannot be used.
-    Usage(UsageError),
-}
-
-/// What is wrong with the arguments, and whose help says how it is done right.
+/// What is wrong with the arguments, and which help says how to do it right.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct UsageError {
     subcommand: Option<String>,
@@ -42,11 +33,5 @@ impl fmt::Display for UsageError {
             Some(subcommand) => write!(f, "{subcommand}: {}", self.message),
             None => f.write_str(&self.message),
         }
-    }
-}
-
-impl From<UsageError> for Stop {
-    fn from(error: UsageError) -> Stop {
-        Stop::Usage(error)
     }
 }

@@ -2,181 +2,200 @@
 
 use std::time::Duration;
 
-use probes_lib::{Effect, Options, ProbeChange, Report, Target};
+use probes_lib::{Actions, Effect, Options, ProbeChange, Report, Target};
 
+use super::changes::{answer, answer_undone};
 use super::failures::Failures;
 use super::follow;
-use super::put_back::{Endings, Over, put_back, refuse_leftovers};
-use super::whom::{has_ended_since, pids};
-use super::{Failure, answer_change, few, say_passed_over, say_what};
-use crate::messages::Messages;
-use crate::output::Format;
-use crate::request::Attach;
+use super::open_target::describe;
+use super::restore::{refuse_leftovers, restore};
+use crate::failure::{Failure, is_missing_name};
+use crate::flags::{Checked, OutputFlags, RequiredActionFlags, TargetSelection, duration};
+use crate::say::Messages;
+use crate::signals::{TerminationSignals, WaitEnd};
 
-pub(super) fn run(request: &Attach) -> Result<(), Failure> {
-    let messages = request.answer.messages;
-    let options = Options {
-        live: request.live,
-        gigatext: request.gigatext,
-        ..Options::default()
-    };
-    let pids = pids(&request.whom, &messages)?;
-    let mut failures = Failures::of(&request.whom, pids.len(), messages);
-    let targets = open(request, &pids, options, &mut failures)?;
+const HELP: &str = "\
+Prints what was changed, plain as a line for each probe, in the order it was done:
+    NAME BEFORE -> AFTER, N sites
+with its counter before and after, and how many of its sites were switched. -force repairs probes
+that `info` calls inconsistent. Of several processes, all are checked before the first is changed, and
+each line begins with the PID.
+
+With -live one byte of code is changed at a time while the process runs, which also works where it
+cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, and then takes from
+each counter what it has added, or sooner on Ctrl-C, SIGTERM and SIGHUP (unless they were ignored
+from the start, as by nohup); what others have changed meanwhile stays. It prints that as well.
+
+With -follow it stays, tracing the processes, what they start, and the programs that these execute,
+until all have exited, or Ctrl-C or SIGTERM: probes stay as they are then. Names that another program
+or a library lacks are passed over there; processes without probes (a shell) are detached, with what
+they start. What a process lacks itself is warned of. -v says what happens.
+
+RE is an extended regular expression, as in grep -E.
+
+One kind of action a call, but -enable goes with -disable. Enabling adds one to a probe's counter
+and disabling takes one away; its sites change when the counter leaves or reaches 0. Disabling a
+named probe that is off is an error and changes nothing; the other kinds pass over such probes and
+say so.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes attach -pid N ACTIONS [FLAGS]")]
+#[command(after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    selection: Checked<TargetSelection>,
+    #[command(flatten)]
+    actions: Checked<RequiredActionFlags>,
+    /// Set counters to 1 or 0 and the sites to match, whatever they were
+    #[arg(long)]
+    force: bool,
+    /// Change the process while it runs: no thread is stopped
+    #[arg(long)]
+    live: bool,
+    /// Follow fork, exec and dlopen
+    #[arg(long, conflicts_with_all = ["live", "duration"])]
+    follow: bool,
+    /// Undo everything after 30s, 5m, 1h30m, or when interrupted
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    duration: Option<Duration>,
+    /// Allow text on 1 GiB huge pages: a first write copies a gigabyte
+    #[arg(long)]
+    gigatext: bool,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+impl Args {
+    pub(crate) fn actions(&self) -> Actions {
+        self.actions.clone().force(self.force)
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            live: self.live,
+            gigatext: self.gigatext,
+            ..Options::default()
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let messages = args.output.messages;
+    let (actions, options) = (args.actions(), args.options());
+    let pids = args.selection.pids(&messages)?;
+    let mut failures = Failures::new(&args.selection, pids.len(), messages);
+    let targets = open(args, &pids, &mut failures)?;
     for target in &targets {
-        say_what(&failures.messages(target.pid()), target);
+        describe(&failures.messages(target.pid()), target);
     }
-    if request.follow {
-        return follow::attached(request, targets, options);
+    if args.follow {
+        return follow::attached(targets, actions, options, *args.output);
     }
-    // From here on, so that what is changed is put back whenever they come.
-    let endings = match request.duration {
-        Some(duration) => Some((Endings::hold_back()?, duration)),
-        None => None,
-    };
+    // Before anything is changed, so that a signal cannot keep it from being undone.
+    let signals = args.duration.map(|_| TerminationSignals::block());
+    let signals = signals.transpose()?;
     let mut answered = Ok(());
     let mut changed = Vec::with_capacity(targets.len());
     for target in &targets {
-        let report = target.update_with(&request.actions, options);
-        if let Some(report) = failures.but(target.pid(), report) {
+        let report = target.update_with(&actions, options);
+        if let Some(report) = failures.record(target.pid(), report) {
             let messages = failures.messages(report.pid);
-            let said = answer(request.answer.format, messages, &report, failures.several());
-            answered = answered.and(said);
+            let several = failures.several();
+            answered = answered.and(answer(args.output.format, messages, &report, several));
             changed.push((target, report));
         }
     }
-    if let Some((endings, duration)) = endings {
+    if let (Some(signals), Some(duration)) = (signals, args.duration) {
         changed.retain(|(_, report)| report.changed.iter().any(is_change));
         if changed.is_empty() {
-            messages.note("nothing was changed, and there is nothing to put back");
+            messages.note("nothing was changed, and there is nothing to undo");
         } else {
-            let over = wait(&endings, &changed, duration, &messages);
-            // Whatever has gone wrong so far, it is put back.
-            let mut backs = Vec::with_capacity(changed.len());
-            for (target, report) in &changed {
-                let messages = failures.messages(report.pid);
-                match put_back(target, report, options, &endings, &messages) {
-                    Ok(back) => backs.extend(back.map(|back| (report, back))),
-                    Err(failure) => failures.add(report.pid, failure),
-                }
-            }
-            answered = answered.map_err(Failure::after_putting_back);
-            for (report, back) in &backs {
-                answered = answered.and(answer_back(request, back, &failures));
-                if let Err(failure) = refuse_leftovers(report, back) {
-                    failures.add(report.pid, failure);
-                }
-            }
-            over?;
+            let waited = wait(&signals, &changed, duration, &messages);
+            // Whatever has failed so far.
+            answered = answered.map_err(Failure::after_undoing);
+            answered = answered.and(undo(args, &changed, &signals, &mut failures));
+            waited?;
         }
     }
-    failures.end("the others were changed")?;
+    failures.finish("the others were changed")?;
     answered
 }
 
 /// Opens all processes, and, if there are several, checks what is to be done to each.
-fn open(
-    request: &Attach,
-    pids: &[i32],
-    options: Options,
-    failures: &mut Failures,
-) -> Result<Vec<Target>, Failure> {
+fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::with_capacity(pids.len());
     for &pid in pids {
-        let opened = if request.follow {
+        let opened = if args.follow {
             Target::open_any(pid)
         } else {
             Target::open(pid)
         };
         let opened = opened.map_err(|error| error.leaving(Effect::NothingChanged));
         match opened {
-            Err(error) if has_ended_since(&request.whom, pid, &error) => {}
-            opened => targets.extend(failures.but(pid, opened)),
+            Err(error) if args.selection.has_exited_since(pid, &error) => {}
+            opened => targets.extend(failures.record(pid, opened)),
         }
     }
     if pids.len() > 1 {
         for target in &targets {
-            match target.check(&request.actions, options) {
-                // It may come.
-                Err(error) if request.follow && follow::is_not_yet(&error) => {}
-                checked => drop(failures.but(target.pid(), checked)),
+            match target.check(&args.actions(), args.options()) {
+                // A program that is executed later may have it.
+                Err(error) if args.follow && is_missing_name(&error) => {}
+                checked => drop(failures.record(target.pid(), checked)),
             }
         }
     }
-    failures.end_with("nothing was changed in any")?;
+    failures.finish_all("no process was changed")?;
     Ok(targets)
 }
 
 fn wait(
-    endings: &Endings,
+    signals: &TerminationSignals,
     changed: &[(&Target, Report)],
     duration: Duration,
     messages: &Messages,
 ) -> Result<(), Failure> {
     messages.note(&format!(
-        "to be put back in {}, or on Ctrl-C",
+        "to be undone in {}, or on Ctrl-C",
         humantime::format_duration(duration)
     ));
-    match endings.wait(changed.iter().map(|(target, _)| *target), duration)? {
-        Over::Time => {}
-        Over::Told => messages.step(format_args!("told to end")),
-        Over::Exited => messages.step(format_args!("no process is left")),
+    match signals.wait(changed.iter().map(|(target, _)| *target), duration)? {
+        WaitEnd::Timeout => {}
+        WaitEnd::Interrupted => messages.step(format_args!("interrupted")),
+        WaitEnd::Exited => messages.step(format_args!("all processes have exited")),
     }
     Ok(())
+}
+
+/// Undoes the changes in every process, then answers what was undone.
+fn undo(
+    args: &Args,
+    changed: &[(&Target, Report)],
+    signals: &TerminationSignals,
+    failures: &mut Failures,
+) -> Result<(), Failure> {
+    let mut all_undone = Vec::with_capacity(changed.len());
+    for (target, report) in changed {
+        let messages = failures.messages(report.pid);
+        match restore(target, report, args.options(), signals, &messages) {
+            Ok(undone) => all_undone.extend(undone.map(|undone| (report, undone))),
+            Err(failure) => failures.add(report.pid, failure),
+        }
+    }
+    let mut answered = Ok(());
+    for (report, undone) in &all_undone {
+        let messages = failures.messages(undone.pid);
+        let several = failures.several();
+        answered = answered.and(answer_undone(args.output.format, messages, undone, several));
+        if let Err(failure) = refuse_leftovers(report, undone) {
+            failures.add(report.pid, failure);
+        }
+    }
+    answered
 }
 
 /// Whether anything has changed.
 fn is_change(change: &ProbeChange) -> bool {
     change.before != change.after || change.sites > 0
-}
-
-/// Says what was done.
-pub(super) fn answer(
-    format: Format,
-    messages: Messages,
-    report: &Report,
-    several: bool,
-) -> Result<(), Failure> {
-    say_passed_over(&messages, report);
-    say(&messages, report);
-    answer_change(format, report, several, || {
-        "the probes were changed".to_owned()
-    })
-}
-
-/// Says what was put back.
-fn answer_back(request: &Attach, back: &Report, failures: &Failures) -> Result<(), Failure> {
-    let (messages, several) = (failures.messages(back.pid), failures.several());
-    if let Some(names) = few(&back.skipped) {
-        messages.note(&format!("nothing is left to put back of {names}"));
-    }
-    say(&messages, back);
-    answer_change(request.answer.format, back, several, String::new)
-        .map_err(Failure::after_putting_back)
-}
-
-/// Says what is to be known beside what has changed.
-fn say(messages: &Messages, report: &Report) {
-    say_still_on(messages, report);
-    if report.stopped > Duration::ZERO {
-        messages.note(&format!("stopped {} us", report.stopped.as_micros()));
-    }
-}
-
-/// Names the probes that were disabled and stay on, because others have enabled them as well.
-fn say_still_on(messages: &Messages, report: &Report) {
-    let still_on = |change: &&ProbeChange| change.after > 0 && change.after < change.before;
-    let names = report.changed.iter().filter(still_on);
-    let names: Vec<String> = names
-        .map(|change| format!("{} ({})", change.name, change.after))
-        .collect();
-    if let Some(names) = few(&names) {
-        messages.warning(
-            &format!("still on, as others have enabled them too: {names}"),
-            &format!(
-                "`ocaml-probes attach -pid {} -force` with -disable or -disable-all turns them off for all",
-                report.pid
-            ),
-        );
-    }
 }

@@ -1,104 +1,132 @@
 //! `count`: how often probes are hit.
 
-use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
 use probes_lib::{Counts, Observation, SourceMap, Target};
 
-use super::Failure;
-use super::live::Live;
-use super::observing::{self, LOOKING, Next, Observing, Pen, RENEWAL};
+use super::observe_loop::{ActiveObservation, Display};
+use super::open_target::{open, sources};
+use super::redraw::RedrawnTable;
+use crate::failure::Failure;
+use crate::flags::{Checked, OneProcess, OutputFlags, ProbeFlags, Until, duration};
 use crate::output::{self, Counted, Format};
-use crate::request::Count;
+use crate::say::{self, InterruptibleStdout, Next};
 
-pub(super) fn run(request: &Count) -> Result<(), Failure> {
-    let messages = request.answer.messages;
-    let target = observing::open(request.pid, &messages)?;
-    let selectors = request.selectors.iter().cloned();
-    let observation = selectors.fold(Observation::new(), Observation::count);
-    let observing = Observing::begin(&target, &observation, request.duration, messages)?;
-    let mut counting = Counting::begin(request, &target);
-    let outcome = observing.until_it_is_over(
-        counting.pause(),
+const HELP: &str = "\
+Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. In the end
+(the time is over, Ctrl-C, or the process has exited) it removes the instrumentation and prints, plain as
+    HITS RATE NAME
+most hits first, with hits a second; with -sites, as
+    HITS RATE NAME ADDRESS FUNCTION FILE:LINE
+With -interval it prints the hits since the last time as well, each line after the seconds so far;
+on a terminal, a table that is redrawn. With -json each time is one line.
+
+If it is killed, the process counts on, which does no harm: `info` says so, and the next count removes
+what is left.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    #[command(flatten)]
+    probes: Checked<ProbeFlags>,
+    /// Count each site by itself
+    #[arg(long)]
+    sites: bool,
+    #[command(flatten)]
+    until: Until,
+    /// Show what is new every 1s; on a terminal, always, all so far
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    interval: Option<Duration>,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let messages = args.output.messages;
+    let target = open(args.process.pid, &messages)?;
+    let probes = args.probes.iter().cloned();
+    let observation = probes.fold(Observation::new(), Observation::count);
+    let active = ActiveObservation::begin(&target, &observation, args.until.duration, messages)?;
+    let mut counting = Counting::new(args, &target);
+    let outcome = active.run(
+        counting.display.read_interval(),
         |observer| observer.counts(),
-        |counts, pen, at| counting.look(counts, pen, at),
+        |counts, stdout, at| counting.take(counts, stdout, at),
     )?;
     let total = match outcome.observed {
         Some(observed) => Some((observed.counts, outcome.lasted)),
         None => counting.last.take(),
     };
-    if let Some((counts, all)) = total.filter(|_| outcome.is_read) {
-        counting.show_total(&counts, all)?;
+    if let Some((counts, lasted)) = total.filter(|_| outcome.is_read) {
+        counting.show_total(&counts, lasted)?;
     }
     outcome.failure.map_or(Ok(()), Err)
 }
 
-/// What is shown of an observation.
-struct Counting<'c> {
-    request: &'c Count,
-    target: &'c Target,
+/// Shows counts.
+struct Counting<'t> {
+    target: &'t Target,
+    format: Format,
+    display: Display,
     /// Of each object, if sites are shown.
     sources: Vec<Option<SourceMap>>,
-    /// Whether it is shown as a table that is renewed.
-    is_live: bool,
-    /// What was seen last, and when.
+    /// The last reading, and when it was.
     last: Option<(Counts, Duration)>,
-    live: Live,
+    table: RedrawnTable,
 }
 
-impl<'c> Counting<'c> {
-    fn begin(request: &'c Count, target: &'c Target) -> Counting<'c> {
-        let sources = match request.sites {
-            true => observing::sources(target),
-            false => Vec::new(),
-        };
+impl<'t> Counting<'t> {
+    fn new(args: &Args, target: &'t Target) -> Counting<'t> {
+        let format = args.output.format;
+        let sources = args.sites.then(|| sources(target));
         Counting {
-            request,
             target,
-            sources,
-            is_live: request.answer.format == Format::Table && stdout().is_terminal(),
+            format,
+            display: Display::new(format, args.interval),
+            sources: sources.unwrap_or_default(),
             last: None,
-            live: Live::default(),
+            table: RedrawnTable::default(),
         }
     }
 
-    /// How often it is shown, if it is before the end.
-    fn shown(&self) -> Option<Duration> {
-        self.request.interval.or(self.is_live.then_some(RENEWAL))
-    }
-
-    /// How often it is looked at.
-    fn pause(&self) -> Duration {
-        self.shown().unwrap_or(LOOKING)
-    }
-
-    fn look(&mut self, counts: Counts, pen: &mut Pen, at: Duration) -> Result<Next, Failure> {
-        let next = match self.shown() {
-            Some(_) => self.show(&counts, pen, at)?,
-            None => Next::GoOn,
+    fn take(
+        &mut self,
+        counts: Counts,
+        stdout: &mut InterruptibleStdout,
+        at: Duration,
+    ) -> Result<Next, Failure> {
+        let next = match self.display.interval {
+            Some(_) => self.show(&counts, stdout, at)?,
+            None => Next::Continue,
         };
         self.last = Some((counts, at));
         Ok(next)
     }
 
-    /// What was counted since it was shown last; live, all that was counted, and how often lately.
-    fn show(&mut self, counts: &Counts, pen: &mut Pen, at: Duration) -> Result<Next, Failure> {
+    /// Shows the hits since the last time; redrawn, all hits, and the rates since the last time.
+    fn show(
+        &mut self,
+        counts: &Counts,
+        stdout: &mut InterruptibleStdout,
+        at: Duration,
+    ) -> Result<Next, Failure> {
         let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
         let last = self.last.as_ref().map(|(counts, _)| counts);
         let counted = Counted::new(self.target, counts, &self.sources);
-        if self.is_live {
-            return self
-                .live
-                .renew(&counted.lately(last, at - since).table(), pen);
+        if self.display.is_redrawn {
+            let table = counted.lately(last, at - since).table();
+            return self.table.redraw(&table, stdout);
         }
         let counted = counted.since(last, at - since).at(at);
-        pen.write(&output::counted(self.request.answer.format, &counted)?)
+        stdout.write(&output::counted(self.format, &counted)?)
     }
 
-    /// All that was counted.
-    fn show_total(&self, counts: &Counts, all: Duration) -> Result<(), Failure> {
-        let counted = Counted::new(self.target, counts, &self.sources).since(None, all);
-        let text = output::counted(self.request.answer.format, &counted)?;
-        output::print(&(self.live.erased() + &text))
+    fn show_total(&self, counts: &Counts, lasted: Duration) -> Result<(), Failure> {
+        let counted = Counted::new(self.target, counts, &self.sources).since(None, lasted);
+        let text = output::counted(self.format, &counted)?;
+        say::print(&(self.table.erase_sequence() + &text))
     }
 }

@@ -3,68 +3,97 @@
 use probes_lib::{Object, ProbeState, ProbeStates, State, Target};
 
 use super::failures::Failures;
-use super::whom::{has_ended_since, pids};
-use super::{Failure, detail, few, say_what};
+use super::open_target::{describe, detail};
+use crate::failure::Failure;
+use crate::flags::{Checked, OutputFlags, OutputOptions, TargetSelection};
 use crate::hint;
-use crate::messages::Messages;
 use crate::output::{self, Listing};
-use crate::request::{Answer, Info};
+use crate::say::{self, Messages};
+use crate::text::few;
 
-pub(super) fn run(request: &Info) -> Result<(), Failure> {
-    let messages = request.answer.messages;
-    let pids = pids(&request.whom, &messages)?;
-    let mut failures = Failures::of(&request.whom, pids.len(), messages);
+const HELP: &str = "\
+Plain, it is a line for each probe, sorted by name: NAME enabled, NAME disabled, or, where counters
+and sites disagree, NAME inconsistent. With -sites, below each
+    site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
+    semaphore ADDRESS VALUE
+with addresses in the process, - for what the file does not tell, and, behind the state of a site
+that does not hold what the file has, its bytes: foreign(90cc00000000). What is not of the executable
+but of a library or plugin comes after a line
+    in OBJECT
+
+Of several processes, each line begins with the PID, and -json is a line for each. One that cannot
+be read is an error, and the others are shown.
+
+RE is an extended regular expression, as in grep -E.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes info -pid N [FLAGS]", after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    selection: Checked<TargetSelection>,
+    /// Also show each site and semaphore
+    #[arg(long)]
+    sites: bool,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let messages = args.output.messages;
+    let pids = args.selection.pids(&messages)?;
+    let mut failures = Failures::new(&args.selection, pids.len(), messages);
     for pid in pids {
         let read = Target::open(pid).and_then(|target| Ok((target.states()?, target)));
         if read
             .as_ref()
-            .is_err_and(|error| has_ended_since(&request.whom, pid, error))
+            .is_err_and(|error| args.selection.has_exited_since(pid, error))
         {
             continue;
         }
-        if let Some((states, target)) = failures.but(pid, read) {
-            let answer = Answer {
+        if let Some((states, target)) = failures.record(pid, read) {
+            let output = OutputOptions {
                 messages: failures.messages(pid),
-                ..request.answer
+                ..*args.output
             };
-            show(request, answer, &target, &states, failures.several())?;
+            show(args.sites, output, &target, &states, failures.several())?;
         }
     }
-    failures.end("")
+    failures.finish("")
 }
 
 fn show(
-    request: &Info,
-    answer: Answer,
+    sites: bool,
+    output: OutputOptions,
     target: &Target,
     states: &ProbeStates,
     several: bool,
 ) -> Result<(), Failure> {
-    say_what(&answer.messages, target);
+    describe(&output.messages, target);
     let source_maps = states.objects().iter().map(Object::source_map);
-    let detail = detail(answer, request.sites, source_maps);
+    let detail = detail(output, sites, source_maps);
     let listing = Listing::of_process(target, states, &detail);
-    output::print_listing(answer.format, &listing, request.sites, several)?;
-    warn(&answer.messages, target.pid(), states);
-    say_observed(&answer.messages, target.pid(), states.observed_sites());
+    say::print(&output::listing(output.format, &listing, sites, several)?)?;
+    warn_of_inconsistent(&output.messages, target.pid(), states);
+    warn_of_observed(&output.messages, target.pid(), states.observed_sites());
     Ok(())
 }
 
-/// Says that hits are counted, by somebody who may have been killed.
-fn say_observed(messages: &Messages, pid: i32, sites: usize) {
+/// Says that sites are observed, by an observer that may have been killed.
+fn warn_of_observed(messages: &Messages, pid: i32, sites: usize) {
     let are = match sites {
         0 => return,
         1 => "1 site is".to_owned(),
         sites => format!("{sites} sites are"),
     };
     messages.warning(
-        &format!("{are} observed: by an ocaml-probes that runs, or by one that was killed"),
-        &format!("if none runs, `ocaml-probes observe -clean -pid {pid}` puts everything back"),
+        &format!("{are} observed, by an ocaml-probes that is running or was killed"),
+        &format!("if none is running, `ocaml-probes observe -clean -pid {pid}` removes its instrumentation"),
     );
 }
 
 /// Names the probes whose counters and sites disagree.
-fn warn(messages: &Messages, pid: i32, states: &ProbeStates) {
+fn warn_of_inconsistent(messages: &Messages, pid: i32, states: &ProbeStates) {
     let inconsistent: Vec<_> = states
         .probes()
         .filter(|probe| probe.state() == State::Inconsistent)

@@ -1,88 +1,115 @@
 //! `latency`: how long it takes from one probe to another.
 
 use std::fs::{File, OpenOptions};
-use std::io::{IsTerminal, Write, stdout};
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use probes_lib::{Latency, Observation, Target};
 
-use super::Failure;
-use super::live::Live;
-use super::observing::{self, LOOKING, Next, Observing, Pen, RENEWAL};
+use super::observe_loop::{ActiveObservation, Display};
+use super::open_target::open;
+use super::redraw::RedrawnTable;
+use crate::failure::Failure;
+use crate::flags::{Checked, OneProcess, OutputFlags, PairFlags, Until, duration};
 use crate::output::{self, Format, Latencies};
-use crate::request;
+use crate::say::{self, InterruptibleStdout, Next};
 
-pub(super) fn run(request: &request::Latency) -> Result<(), Failure> {
-    let messages = request.answer.messages;
-    let target = observing::open(request.pid, &messages)?;
-    // Before anything is changed: it may be that it cannot be written.
-    let picture = request.picture.clone().map(Picture::create).transpose()?;
-    let pairs = request.pairs.iter();
-    let observation = pairs.fold(Observation::new(), |all, (start, stop)| {
-        all.time(start, stop)
+const HELP: &str = "\
+Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
+of its thread that has not ended yet, so that pairs may be nested. In the end (the time is over,
+Ctrl-C, or the process has exited) it removes the instrumentation and prints, plain as
+    COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
+in nanoseconds; STARTS and STOPS had no other end, and LOST could not be timed: more than 64 starts
+waited in their thread, or there were more than a thousand threads. As a table, with a chart of the
+times in powers of two. With -interval each line begins with the seconds so far.
+
+START and STOP may be the same: then it is from each hit to the next.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes latency -pid N -pair START,STOP [FLAGS]")]
+#[command(after_help = HELP, next_help_heading = "Flags")]
+#[command(mut_group("PairFlags", |pairs| pairs.required(true)))]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    #[command(flatten)]
+    pairs: Checked<PairFlags>,
+    #[command(flatten)]
+    until: Until,
+    /// Show all times so far every 1s; on a terminal, always
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    interval: Option<Duration>,
+    /// Draw the times into FILE, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let messages = args.output.messages;
+    let target = open(args.process.pid, &messages)?;
+    // Before anything is changed, because it may fail.
+    let picture = args.svg.as_deref().map(Picture::create).transpose()?;
+    let observation = args.pairs.iter().fold(Observation::new(), |all, pair| {
+        all.time(&pair.start, &pair.stop)
     });
-    let observing = Observing::begin(&target, &observation, request.duration, messages)?;
+    let active = ActiveObservation::begin(&target, &observation, args.until.duration, messages)?;
+    let format = args.output.format;
     let mut timing = Timing {
-        request,
         target: &target,
-        is_live: request.answer.format == Format::Table && stdout().is_terminal(),
+        format,
+        display: Display::new(format, args.interval),
         last: None,
-        live: Live::default(),
+        table: RedrawnTable::default(),
     };
-    let pause = timing.shown().unwrap_or(LOOKING);
-    let outcome = observing.until_it_is_over(
-        pause,
+    let outcome = active.run(
+        timing.display.read_interval(),
         |observer| observer.latencies(),
-        |latencies, pen, at| timing.look(latencies, pen, at),
+        |latencies, stdout, at| timing.take(latencies, stdout, at),
     )?;
     let total = match outcome.observed {
         Some(observed) => Some((observed.latencies, outcome.lasted)),
         None => timing.last.take(),
     };
-    if let Some((latencies, all)) = total {
-        let latencies = Latencies::new(&target, &latencies, all);
+    if let Some((latencies, lasted)) = total {
+        let latencies = Latencies::new(&target, &latencies, lasted);
         if let Some(picture) = picture {
             picture.write(&latencies.picture())?;
         }
         if outcome.is_read {
-            let text = output::latencies(request.answer.format, &latencies)?;
-            output::print(&(timing.live.erased() + &text))?;
+            let text = output::latencies(format, &latencies)?;
+            say::print(&(timing.table.erase_sequence() + &text))?;
         }
     }
     outcome.failure.map_or(Ok(()), Err)
 }
 
-/// What is shown of an observation.
+/// Shows the times of pairs.
 struct Timing<'t> {
-    request: &'t request::Latency,
     target: &'t Target,
-    /// Whether it is shown as a table that is renewed.
-    is_live: bool,
-    /// What was seen last, and when.
+    format: Format,
+    display: Display,
+    /// The last reading, and when it was.
     last: Option<(Vec<Latency>, Duration)>,
-    live: Live,
+    table: RedrawnTable,
 }
 
 impl Timing<'_> {
-    /// How often it is shown, if it is before the end.
-    fn shown(&self) -> Option<Duration> {
-        self.request.interval.or(self.is_live.then_some(RENEWAL))
-    }
-
-    /// All times so far.
-    fn look(
+    fn take(
         &mut self,
         latencies: Vec<Latency>,
-        pen: &mut Pen,
+        stdout: &mut InterruptibleStdout,
         at: Duration,
     ) -> Result<Next, Failure> {
-        let mut next = Next::GoOn;
-        if self.shown().is_some() {
+        let mut next = Next::Continue;
+        if self.display.interval.is_some() {
             let shown = Latencies::new(self.target, &latencies, at).so_far();
-            next = match self.is_live {
-                true => self.live.renew(&shown.table(), pen)?,
-                false => pen.write(&output::latencies(self.request.answer.format, &shown)?)?,
+            next = if self.display.is_redrawn {
+                self.table.redraw(&shown.table(), stdout)?
+            } else {
+                stdout.write(&output::latencies(self.format, &shown)?)?
             };
         }
         self.last = Some((latencies, at));
@@ -97,12 +124,13 @@ struct Picture {
 }
 
 impl Picture {
-    fn create(path: PathBuf) -> Result<Picture, Failure> {
+    fn create(path: &Path) -> Result<Picture, Failure> {
+        let path = path.to_owned();
         // What was there stays until there is a new one.
         let mut file = OpenOptions::new();
         match file.write(true).create(true).truncate(false).open(&path) {
             Ok(file) => Ok(Picture { path, file }),
-            Err(error) => Err(Failure::File(path, error)),
+            Err(error) => Err(Failure::WriteFile(path, error)),
         }
     }
 
@@ -110,6 +138,6 @@ impl Picture {
         // A pipe or a terminal has no length.
         let _ = self.file.set_len(0);
         let written = self.file.write_all(picture.as_bytes());
-        written.map_err(|error| Failure::File(self.path, error))
+        written.map_err(|error| Failure::WriteFile(self.path, error))
     }
 }

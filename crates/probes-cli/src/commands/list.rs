@@ -1,29 +1,52 @@
 //! `list`: the probes of a file that is not running.
 
+use std::path::PathBuf;
+
 use probes_lib::{Linking, ProbeTable, SourceMap};
 
-use super::{Failure, Subject, detail};
+use super::open_target::detail;
+use crate::failure::Failure;
+use crate::flags::{Checked, OutputFlags};
+use crate::hint::Subject;
 use crate::output::{self, Listing};
-use crate::request::List;
+use crate::say;
 
-pub(super) fn run(request: &List) -> Result<(), Failure> {
-    let (file, answer) = (&request.file, request.answer);
+const HELP: &str = "\
+Plain, it is a name a line, sorted. With -sites, below each
+    site ADDRESS FUNCTION FILE:LINE ARGUMENTS
+    semaphore ADDRESS
+with addresses in the file, and - for what the file does not tell.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    /// The file, as a path: it is not looked up in PATH
+    #[arg(long, value_name = "FILE")]
+    prog: PathBuf,
+    /// Also show each site and semaphore
+    #[arg(long)]
+    sites: bool,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let file = &args.prog;
     let table = ProbeTable::read(file)
         .map_err(|error| Failure::Target(Subject::File(file.clone()), error))?;
     let linking = match table.linking() {
         Linking::Fixed => "linked to fixed addresses",
         Linking::PositionIndependent => "position independent",
     };
-    answer.messages.step(format_args!(
+    args.output.messages.step(format_args!(
         "{} has {} probes and is {linking}",
         file.display(),
         table.probes().len()
     ));
-    let detail = detail(
-        answer,
-        request.sites,
-        std::iter::once_with(|| SourceMap::read(file)),
-    );
+    let sources = std::iter::once_with(|| SourceMap::read(file));
+    let detail = detail(*args.output, args.sites, sources);
     let listing = Listing::of_file(&table, &detail);
-    output::print_listing(answer.format, &listing, request.sites, false)
+    let text = output::listing(args.output.format, &listing, args.sites, false)?;
+    say::print(&text)
 }

@@ -3,27 +3,41 @@
 use nix::unistd::{Uid, User};
 use probes_lib::survey;
 
-use super::Failure;
+use crate::failure::Failure;
+use crate::flags::{Checked, OutputFlags};
 use crate::output::{self, Processes};
-use crate::request::Ps;
+use crate::say;
+use crate::text::number_of;
 
-pub(super) fn run(request: &Ps) -> Result<(), Failure> {
-    let answer = request.answer;
+const HELP: &str = "\
+Plain, it is a line for each process, sorted by pid:
+    PID USER PROVIDERS PROBES ENABLED PROGRAM
+with the providers of its notes, which tell the compiler; ENABLED of its PROBES are on. Processes that
+you have no permission to read are left out; -v says how many.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let survey = survey().map_err(Failure::Survey)?;
-    output::print_processes(answer.format, &Processes::of(&survey, user_name))?;
-    match survey.denied.len() {
-        0 => {}
-        1 => answer
+    let processes = Processes::of(&survey, user_name);
+    say::print(&output::processes(args.output.format, &processes)?)?;
+    let denied = survey.denied.len();
+    if denied > 0 {
+        let processes = number_of(denied, "other process");
+        args.output
             .messages
-            .step(format_args!("1 process could not be looked into")),
-        denied => answer
-            .messages
-            .step(format_args!("{denied} processes could not be looked into")),
+            .step(format_args!("no permission to read {processes}"));
     }
     Ok(())
 }
 
-/// The name of a user, or his number.
+/// The name of a user, or the uid if it has none.
 fn user_name(uid: u32) -> String {
     match User::from_uid(Uid::from_raw(uid)) {
         Ok(Some(user)) => user.name,

@@ -1,6 +1,6 @@
 //! `top`: how often probes are hit, live, and a key to switch each.
 
-mod events;
+mod inputs;
 mod keys;
 mod model;
 mod screen;
@@ -14,48 +14,98 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Latency, Observation, Target};
 
-use self::events::{Event, Events, Over, stop};
-use self::model::{Model, Times, Wish};
+use self::inputs::{End, Input, Inputs, Stop, stop};
+use self::model::{Model, Request, Times};
 use self::screen::{Head, Scroll};
 use self::session::Session;
 use self::terminal::Screen;
-use super::clean::say_still_mapped;
-use super::put_back::{Endings, nothing_is_left};
-use super::{Failure, Subject, few, observing};
-use crate::messages::{Level, Messages};
-use crate::request::Top;
+use super::observe_loop::warn_of_still_mapped;
+use super::open_target::open;
+use crate::failure::{Failure, fate};
+use crate::flags::{Checked, OneProcess, PairFlags, ProbeFlags, VerbosityFlags, duration};
+use crate::say::{Level, Messages};
+use crate::signals::TerminationSignals;
+use crate::text::few;
 
-pub(super) fn run(request: &Top) -> Result<(), Failure> {
-    let pid = request.pid;
-    refuse_no_terminal(pid)?;
-    let messages = request.messages;
-    let failed = |error| Failure::Target(Subject::Process(pid), error);
-    let target = observing::open(pid, &messages)?;
-    // From here on, so that everything is put back whenever they come.
-    let endings = Endings::hold_back()?;
-    let exit = target.pidfd().map_err(failed)?;
-    let mut events = Events::new(&endings, exit)?;
-    let mut session = Session::begin(&target, &observation(request)).map_err(failed)?;
-    messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
-    let (over, is_given_back) = match Screen::take(endings.as_fd()) {
-        Ok(screen) => Live::begin(request, &target, screen, &mut session).run(&mut events),
-        Err(error) => (Err(Failure::Waiting("set up the terminal", error)), false),
-    };
-    // On a terminal that takes nothing, words would keep us here.
-    let messages = match (&over, is_given_back) {
-        (Ok(_), false) => Messages::new(Level::Errors),
-        _ => messages,
-    };
-    // Whatever has gone wrong so far, it is put back.
-    end(&mut session, over, &endings, &messages, pid)
+/// More often than that, a screen only costs.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+
+const HELP: &str = "\
+Counts as `count` does, and shows of each probe whether it is on, its hits, hits a second, its share of
+them, and how that was lately; below, of each pair how many times were taken, their mean, median, 99th
+percentile, and the longest. Keys:
+    arrows j k PgUp PgDn Home End   select a probe
+    e Enter space                   enable the selected probe, or disable it
+    s, r                            sort by rate, hits or name; the other way round
+    /                               filter by a part of the name: Enter keeps it, Esc gives it up
+    p                               pause: the screen does not change, counting goes on
+    ?                               show the keys
+    Ctrl-Z, Ctrl-L                  suspend, draw anew
+    q Esc Ctrl-C                    quit
+
+When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), everything is undone: the
+instrumentation is removed, and what was added to a probe's counter or taken from it is restored, which
+is reported. If it is killed by SIGKILL, the process counts on, which does no harm, and probes stay as
+they are; the next count or top removes the instrumentation.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    #[command(flatten)]
+    probes: Checked<ProbeFlags>,
+    #[command(flatten)]
+    pairs: Checked<PairFlags>,
+    /// How often the screen is redrawn
+    #[arg(long, value_name = "DURATION", value_parser = screen_interval, default_value = "1s")]
+    interval: Duration,
+    #[command(flatten)]
+    messages: Checked<VerbosityFlags>,
 }
 
-/// What is to be learnt.
-fn observation(request: &Top) -> Observation {
-    let selectors = request.selectors.iter().cloned();
-    let counted = selectors.fold(Observation::new(), Observation::count);
-    let pairs = request.pairs.iter();
-    pairs.fold(counted, |all, (start, stop)| all.time(start, stop))
+fn screen_interval(typed: &str) -> Result<Duration, String> {
+    let interval = duration(typed)?;
+    if interval < SHORTEST_INTERVAL {
+        let shortest = humantime::format_duration(SHORTEST_INTERVAL);
+        return Err(format!(
+            "{typed} is too short for a screen; {shortest} is the shortest"
+        ));
+    }
+    Ok(interval)
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let pid = args.process.pid;
+    refuse_no_terminal(pid)?;
+    let mut messages = *args.messages;
+    let failed = Failure::of_process(pid);
+    let target = open(pid, &messages)?;
+    // Before anything is changed, so that a signal cannot keep it from being undone.
+    let signals = TerminationSignals::block()?;
+    let exit = target.pidfd().map_err(&failed)?;
+    let mut inputs = Inputs::new(&signals, exit)?;
+    let mut session = Session::begin(&target, &observation(args)).map_err(&failed)?;
+    messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
+    let (end, is_restored) = match Screen::take(signals.as_fd()) {
+        Ok(screen) => View::new(args, &target, screen, &mut session).run(&mut inputs),
+        Err(error) => (Err(Failure::System("set up the terminal", error)), false),
+    };
+    if end.is_ok() && !is_restored {
+        // A terminal that takes nothing would block a write.
+        messages = Messages::new(Level::Errors);
+    }
+    // Whatever has failed so far.
+    undo(&mut session, end, &signals, &messages, pid)
+}
+
+fn observation(args: &Args) -> Observation {
+    let probes = args.probes.iter().cloned();
+    let counted = probes.fold(Observation::new(), Observation::count);
+    args.pairs
+        .iter()
+        .fold(counted, |all, pair| all.time(&pair.start, &pair.stop))
 }
 
 fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
@@ -66,50 +116,52 @@ fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
     let found = streams.iter().find(|(_, is_terminal)| !is_terminal);
     let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == OsStr::new("dumb"));
     match found {
-        Some((stream, _)) => Err(Failure::NoTerminal(format!("{stream} is none"), pid)),
-        None if is_dumb => Err(Failure::NoTerminal("TERM says it is dumb".to_owned(), pid)),
+        Some((stream, _)) => Err(Failure::NoTerminal(format!("{stream} is not one"), pid)),
+        None if is_dumb => Err(Failure::NoTerminal(
+            "TERM says that it is dumb".to_owned(),
+            pid,
+        )),
         None => Ok(()),
     }
 }
 
-/// Puts back what was switched, and what counts; says so.
-fn end(
+/// Removes the observation and switches probes back; says so.
+fn undo(
     session: &mut Session<'_>,
-    over: Result<Over, Failure>,
-    endings: &Endings,
+    end: Result<End, Failure>,
+    signals: &TerminationSignals,
     messages: &Messages,
     pid: i32,
 ) -> Result<(), Failure> {
-    let removed = session.remove(endings, messages);
-    let error = removed.as_ref().err();
-    if let Some(what) = error.and_then(|error| nothing_is_left(error.kind())) {
+    let removed = session.remove(signals, messages);
+    if let Some(fate) = removed.as_ref().err().and_then(fate) {
         session.forget();
-        messages.note(&format!("process {pid} {what}"));
-        return over.map(drop);
+        messages.note(&format!("process {pid} {fate}"));
+        return end.map(drop);
     }
-    let back = session.switch_back(endings, messages);
+    let switched_back = session.switch_back(signals, messages);
     match removed {
-        Ok(still_mapped) => say_still_mapped(messages, pid, still_mapped),
+        Ok(still_mapped) => warn_of_still_mapped(messages, pid, still_mapped),
         Err(error) => {
-            if let Err(failure) = back {
-                messages.error(&failure.to_string(), failure.hint());
+            if let Err(failure) = switched_back {
+                messages.failure(&failure);
             }
-            return Err(observing::not_removed(pid, error));
+            return Err(Failure::of_removal(pid, error));
         }
     }
-    if let Some(names) = few(&back?) {
-        messages.note(&format!("put back as they were found: {names}"));
+    if let Some(names) = few(&switched_back?) {
+        messages.note(&format!("restored: {names}"));
     }
-    match over? {
-        Over::Lost => messages.step(format_args!("the terminal has gone")),
-        Over::Told => messages.step(format_args!("told to end")),
-        Over::Quit | Over::Exited => {}
+    match end? {
+        End::TerminalLost => messages.step(format_args!("the terminal is gone")),
+        End::Interrupted => messages.step(format_args!("interrupted")),
+        End::Quit | End::Exited => {}
     }
     Ok(())
 }
 
-/// A screen that shows what is counted.
-struct Live<'l, 't> {
+/// Shows on a screen what is counted.
+struct View<'l, 't> {
     interval: Duration,
     session: &'l mut Session<'t>,
     screen: Screen,
@@ -118,19 +170,19 @@ struct Live<'l, 't> {
     scroll: Scroll,
 }
 
-impl<'l, 't> Live<'l, 't> {
-    fn begin(
-        request: &Top,
+impl<'l, 't> View<'l, 't> {
+    fn new(
+        args: &Args,
         target: &Target,
         screen: Screen,
         session: &'l mut Session<'t>,
-    ) -> Live<'l, 't> {
+    ) -> View<'l, 't> {
         let program = target.program();
         let name = program.file_name().unwrap_or(program.as_os_str());
         let sample = session.sample();
         let names = sample.iter().flat_map(|(_, counts, _)| counts.probes());
-        Live {
-            interval: request.interval,
+        View {
+            interval: args.interval,
             model: Model::new(names.map(|(name, _)| name)),
             session,
             screen,
@@ -142,24 +194,23 @@ impl<'l, 't> Live<'l, 't> {
         }
     }
 
-    /// Says why it is over, and whether the terminal could be given back.
-    fn run(mut self, events: &mut Events<'_>) -> (Result<Over, Failure>, bool) {
-        let over = self.until_it_is_over(events);
-        (over, self.screen.give_back())
+    /// Returns why it ended, and whether the terminal could be restored.
+    fn run(mut self, inputs: &mut Inputs<'_>) -> (Result<End, Failure>, bool) {
+        let end = self.run_until_end(inputs);
+        (end, self.screen.restore())
     }
 
-    fn until_it_is_over(&mut self, events: &mut Events<'_>) -> Result<Over, Failure> {
-        self.look_at_states();
+    fn run_until_end(&mut self, inputs: &mut Inputs<'_>) -> Result<End, Failure> {
+        self.read_states();
         // `None`: after more time than there is.
         let mut next = Instant::now().checked_add(self.interval);
         loop {
             // Before keys are looked for, which may come without a pause.
             if next.is_some_and(|next| next <= Instant::now()) {
                 if !self.sample() {
-                    // It has ended, or executed another program.
-                    return Ok(Over::Exited);
+                    return Ok(End::Exited);
                 }
-                // From now on: where looking takes long, it is not all that we do.
+                // From now on: where sampling takes long, it is not all that we do.
                 next = Instant::now().checked_add(self.interval);
             }
             let (head, model, scroll) = (&self.head, &self.model, &mut self.scroll);
@@ -167,53 +218,57 @@ impl<'l, 't> Live<'l, 't> {
                 .screen
                 .draw(|frame| screen::draw(frame, head, model, scroll));
             if let Err(error) = drawn {
-                return Ok(lost(&error));
+                return Ok(end_by(&error));
             }
             let left = next.map_or(Duration::MAX, |next| {
                 next.saturating_duration_since(Instant::now())
             });
-            let done = match events.wait(left)? {
-                Event::Over(over) => return Ok(over),
-                Event::Time => Ok(None),
-                Event::Keys(keys) => self.press(&keys),
-                Event::Suspend => self.screen.lend(|| stop(false)).map(|()| None),
-                Event::Redraw { was_stopped: true } => self.screen.lend(|| ()).map(|()| None),
-                Event::Redraw { was_stopped: false } => Ok(None),
+            let done = match inputs.wait(left)? {
+                Input::End(end) => return Ok(end),
+                Input::Timeout | Input::Redraw { was_stopped: false } => Ok(None),
+                Input::Keys(keys) => self.press(&keys),
+                Input::Suspend => self.screen.leave_for(|| stop(Stop::Own)).map(|()| None),
+                Input::Redraw { was_stopped: true } => self.redraw().map(|()| None),
             };
             match done {
                 Ok(None) => {}
-                Ok(Some(over)) => return Ok(over),
-                Err(error) => return Ok(lost(&error)),
+                Ok(Some(end)) => return Ok(end),
+                Err(error) => return Ok(end_by(&error)),
             }
         }
     }
 
-    /// Says whether the process is still there.
+    /// Draws all of the screen anew.
+    fn redraw(&mut self) -> io::Result<()> {
+        self.screen.leave_for(|| ())
+    }
+
+    /// Returns whether the process is still there.
     fn sample(&mut self) -> bool {
         let Some((at, counts, latencies)) = self.session.sample() else {
             return false;
         };
         self.model.time(latencies.iter().map(times).collect());
         self.model.count(at, |name| counts.hits(name));
-        self.look_at_states();
+        self.read_states();
         true
     }
 
-    fn look_at_states(&mut self) {
+    fn read_states(&mut self) {
         if let Some(states) = self.session.states() {
             let state = |name: &str| states.probe(name).map(|probe| probe.state());
             self.model.set_states(state);
         }
     }
 
-    fn press(&mut self, keys: &[keys::Key]) -> io::Result<Option<Over>> {
+    fn press(&mut self, keys: &[keys::Key]) -> io::Result<Option<End>> {
         for &key in keys {
             match self.model.press(key, self.scroll.page) {
                 None => {}
-                Some(Wish::Quit) => return Ok(Some(Over::Quit)),
-                Some(Wish::Suspend) => self.screen.lend(|| stop(true))?,
-                Some(Wish::Redraw) => self.screen.lend(|| ())?,
-                Some(Wish::Switch { name, on }) => self.switch(&name, on),
+                Some(Request::Quit) => return Ok(Some(End::Quit)),
+                Some(Request::Suspend) => self.screen.leave_for(|| stop(Stop::Job))?,
+                Some(Request::Redraw) => self.redraw()?,
+                Some(Request::Switch { name, on }) => self.switch(&name, on),
             }
         }
         Ok(None)
@@ -222,13 +277,13 @@ impl<'l, 't> Live<'l, 't> {
     fn switch(&mut self, name: &str, on: bool) {
         let said = match self.session.switch(name, on) {
             Ok((before, after)) if !on && after > 0 => {
-                format!("{name} {before} -> {after}: still on, as others have enabled it too")
+                format!("{name} {before} -> {after}: still on, because others have enabled it too")
             }
             Ok((before, after)) => format!("{name} {before} -> {after}"),
             Err(error) => error.to_string(),
         };
         self.model.say(said);
-        self.look_at_states();
+        self.read_states();
     }
 }
 
@@ -244,11 +299,11 @@ fn times(latency: &Latency) -> Times {
     }
 }
 
-/// What it means that the terminal takes nothing.
-fn lost(error: &io::Error) -> Over {
+/// Why `top` ends when the terminal takes nothing.
+fn end_by(error: &io::Error) -> End {
     match error.kind() {
-        // By who could not wait any longer.
-        io::ErrorKind::TimedOut => Over::Told,
-        _ => Over::Lost,
+        // A signal came, and the write did not wait any longer.
+        io::ErrorKind::TimedOut => End::Interrupted,
+        _ => End::TerminalLost,
     }
 }

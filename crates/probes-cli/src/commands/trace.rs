@@ -1,102 +1,148 @@
 //! `trace`: starts a program with its probes set.
 
-use std::io::ErrorKind;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use probes_lib::{Launch, Report, Split};
+use probes_lib::{Action, Actions, Launch, Selector, Split};
 
+use super::changes::answer_started;
+use super::follow;
+use super::trace_observe::{self, ObserveFlags};
 use super::wait::Wait;
-use super::{Failure, Subject, answer_change, follow, observed, say_passed_over};
-use crate::output::Format;
-use crate::request::{Answer, Trace};
+use crate::failure::Failure;
+use crate::flags::{ActionFlags, Checked, OutputFlags};
+use crate::hint::Subject;
 
-pub(super) fn run(request: Trace) -> Result<ExitCode, Failure> {
-    let (program, answer) = (PathBuf::from(request.program), request.answer);
-    let mut command = Command::new(&program);
-    command.args(request.arguments);
-    let mut launch = Launch::new(command).actions(request.actions);
-    let failed = |source| Failure::Waiting("wait for the program", source);
-    if let Some(wanted) = &request.observed {
-        // First: once the program runs, there is no way back.
-        let wait = Wait::prepare().map_err(failed)?;
-        let launch = launch.attended();
-        let status = observed::run(launch, wait, wanted, answer, &program)?;
+const HELP: &str = "\
+Without actions all probes are enabled. Returns as soon as the program runs; the program goes on by
+itself, in the background: on the same streams, but it cannot read from a terminal, and Ctrl-C does
+not reach it. So that only the program's own output is on standard output, the answer is printed
+with -json alone, as one line, when the program starts; -v says the pid on standard error.
+
+With -wait the program is in the foreground, and a job of the shell as if it had been started
+directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; one sent by
+kill to all of the job (`kill %1`) reaches the program twice, unless it stops or continues. The exit
+status is the program's, or 128 and the number of the signal that ended it.
+
+With -follow a second process of ocaml-probes traces the program, what it starts, and the programs that
+these execute, until all have exited or it is sent SIGTERM. Names that another program or a library
+lacks are passed over there; processes without probes (a shell) are detached, with what they start.
+What the program itself lacks is warned of. -v says what happens.
+
+With -count, -latency or -watch it stays as with -wait, and prints what `count`, `latency` and `watch`
+would have printed from the first instruction to the last, on standard error, or with -json on standard
+output; without actions no probe is enabled then. What the program forks adds to the counts, and
+disturbs the times.
+
+RE is an extended regular expression, as in grep -E.
+
+One kind of action a call, but -enable goes with -disable. All is done, or the program is not started.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes trace -prog FILE [ACTIONS] [FLAGS] [-- ARGS]")]
+#[command(after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    /// The program to start; with no slash in it, it is looked up in PATH
+    #[arg(long, value_name = "FILE")]
+    prog: PathBuf,
+    /// Stay until the program exits, and exit with its status
+    #[arg(long)]
+    wait: bool,
+    /// Follow fork, exec and dlopen
+    #[arg(long, conflicts_with = "ObserveFlags")]
+    follow: bool,
+    #[command(flatten)]
+    observe: Checked<ObserveFlags>,
+    #[command(flatten)]
+    actions: Checked<ActionFlags>,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+    /// Arguments of the program
+    #[arg(
+        last = true,
+        id = "argument",
+        value_name = "ARGS",
+        help_heading = "Arguments"
+    )]
+    arguments: Vec<OsString>,
+}
+
+impl Args {
+    fn actions(&self) -> Actions {
+        let default = if self.observe.is_any() {
+            Actions::new()
+        } else {
+            Actions::of(Action::Enable, Selector::All)
+        };
+        self.actions.clone().unwrap_or(default)
+    }
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
+    let mut command = Command::new(&args.prog);
+    command.args(&args.arguments);
+    let mut launch = Launch::new(command).actions(args.actions());
+    // Before the program is started, because it may fail.
+    let prepare = || Wait::prepare().map_err(wait_failure);
+    if args.observe.is_any() {
+        let (launch, wait) = (launch.attended(), prepare()?);
+        let status = trace_observe::run(launch, wait, &args.observe, *args.output, &args.prog)?;
         return Ok(ExitCode::from(status));
     }
-    let mut wait = None;
-    if request.wait {
-        // First: once the program runs, there is no way back.
-        wait = Some(Wait::prepare().map_err(failed)?);
+    let wait = args.wait.then(prepare).transpose()?;
+    if args.wait {
         launch = launch.attended();
     }
-    let of_program = |error| Failure::Target(Subject::Program(program.clone()), error);
-    if request.follow {
-        let starter = match launch.split().map_err(of_program)? {
-            Split::Starter(starter) => starter,
-            Split::Follower(follower) => {
-                return follow::launched(follower, answer, program);
-            }
-        };
-        answer
-            .messages
-            .step(format_args!("process {} follows it", starter.follower()));
-        let Some(launched) = starter.spawn().map_err(of_program)? else {
-            return Ok(ExitCode::FAILURE);
-        };
-        return match wait {
-            Some(wait) => Ok(ExitCode::from(
-                wait.until_the_end(launched).map_err(failed)?,
-            )),
-            None => Ok(ExitCode::SUCCESS),
-        };
+    if args.follow {
+        return start_followed(launch, wait, &args);
     }
-    let launched = launch.spawn().map_err(of_program)?;
-    let report = launched.report();
-    let answered = say_started(answer, &program, report);
+    let launched = launch.spawn().map_err(of_program(&args.prog))?;
+    let answered = answer_started(*args.output, &args.prog, launched.report());
     let Some(wait) = wait else {
-        // The child is let go: it goes on by itself when we have ended.
+        // The program is detached: it runs on when we have exited.
         return answered.map(|()| ExitCode::SUCCESS);
     };
-    match answered {
-        // The program runs, and whoever waits for us waits for its status.
-        Err(failure) if !is_closed_pipe(&failure) => {
-            answer.messages.error(&failure.to_string(), failure.hint());
+    if let Err(failure) = answered {
+        // The program runs, and our exit status has to be its own.
+        if !failure.is_closed_pipe() {
+            args.output.messages.failure(&failure);
         }
-        _ => {}
     }
-    let status = wait.until_the_end(launched).map_err(failed)?;
+    let status = wait.until_exit(launched).map_err(wait_failure)?;
     Ok(ExitCode::from(status))
 }
 
-/// Says that the program runs.
-pub(super) fn say_started(answer: Answer, program: &Path, report: &Report) -> Result<(), Failure> {
-    say_passed_over(&answer.messages, report);
-    let (program, pid) = (program.display(), report.pid);
-    let messages = answer.messages;
-    messages.step(format_args!("started {program} as process {pid}"));
-    say_set(answer, report)
-}
-
-/// Says which probes were set. Standard output is the program's, too: nothing of ours goes there
-/// unless it is asked for.
-pub(super) fn say_set(answer: Answer, report: &Report) -> Result<(), Failure> {
-    let pid = report.pid;
-    let what = match report.changed.len() {
-        1 => "1 probe".to_owned(),
-        count => format!("{count} probes"),
+/// `trace -follow`: what both processes do, the one that starts the program and the one that follows it.
+fn start_followed(launch: Launch, wait: Option<Wait>, args: &Args) -> Result<ExitCode, Failure> {
+    let starter = match launch.split().map_err(of_program(&args.prog))? {
+        Split::Starter(starter) => starter,
+        Split::Follower(follower) => {
+            return follow::launched(follower, *args.output, args.prog.clone());
+        }
     };
-    answer
+    let follower = starter.follower();
+    args.output
         .messages
-        .step(format_args!("process {pid}: {what} changed"));
-    match answer.format {
-        Format::Json => answer_change(Format::Json, report, false, || {
-            format!("the program runs as process {}", report.pid)
-        }),
-        Format::Plain | Format::Table => Ok(()),
+        .step(format_args!("process {follower} follows it"));
+    let Some(launched) = starter.spawn().map_err(of_program(&args.prog))? else {
+        // The other process has said why.
+        return Ok(ExitCode::FAILURE);
+    };
+    match wait {
+        Some(wait) => {
+            let status = wait.until_exit(launched).map_err(wait_failure)?;
+            Ok(ExitCode::from(status))
+        }
+        None => Ok(ExitCode::SUCCESS),
     }
 }
 
-fn is_closed_pipe(failure: &Failure) -> bool {
-    matches!(failure, Failure::Output(error) if error.kind() == ErrorKind::BrokenPipe)
+fn of_program(program: &Path) -> impl Fn(probes_lib::Error) -> Failure {
+    move |error| Failure::Target(Subject::Program(program.to_owned()), error)
+}
+
+fn wait_failure(source: std::io::Error) -> Failure {
+    Failure::System("wait for the program", source)
 }

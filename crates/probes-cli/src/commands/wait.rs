@@ -1,18 +1,18 @@
-//! `trace -wait`: stands in for the program towards those who started us, until it ends.
+//! `trace -wait`: represents the program to the shell that started us, until the program exits.
 //!
 //! ```text
 //!                    ┌──────── the job, one process group ────────┐
 //! the terminal ─────▶│ us, and the program itself                 │  nothing is to be done
 //! kill, sigqueue ───▶│ us ───── the signal, passed on ──▶ program │
 //! the shell ◀────────│ us, stopped too ◀──────── program, stopped │
-//! the shell ◀────────│ us, with its status ◀────── program, ended │
+//! the shell ◀────────│ us, with its status ◀───── program, exited │
 //!                    └────────────────────────────────────────────┘
 //! ```
 //!
 //! The program stays in the process group that the shell has made for us. So the terminal's signals
 //! (Ctrl-C, Ctrl-\, Ctrl-Z, hang-up, window size) reach it from the kernel, and only in the
-//! foreground it may read. All our own signals are held back and read one by one: none can end or
-//! stop us before the program.
+//! foreground it may read. All our own signals are blocked and read one by one: none can end or stop
+//! us before the program.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,18 +36,17 @@ pub(super) struct Wait {
     pending: SignalFd,
 }
 
-/// The processes that matter for what a signal means.
+/// What the meaning of a signal depends on.
 #[derive(Clone, Copy, Debug)]
-struct Scene {
+struct JobState {
     /// Ourselves.
     own: i32,
     program: i32,
-    /// Whether the terminal tells us, and only us, that it has gone.
+    /// Whether the terminal's hang-up is sent to us, and only to us.
     leads_session: bool,
-    /// Whether the program is stopped.
-    stands: bool,
-    /// Whether we have passed on to it what may stop it, and nothing has come of that yet.
-    told_to_stop: bool,
+    is_stopped: bool,
+    /// Whether a signal that may stop the program was passed on to it, and it has not stopped yet.
+    awaits_stop: bool,
 }
 
 /// What to do about a signal.
@@ -60,16 +59,16 @@ enum Reaction {
     Stop(Signal),
 }
 
-/// What has become of the program.
-enum News {
+/// What has happened to the program.
+enum Change {
     Nothing,
     /// It has stopped, and has not been continued since.
     Stopped(Signal),
-    Ended(ExitStatus),
+    Exited(ExitStatus),
 }
 
 impl Wait {
-    /// To be called before there is a program to wait for.
+    /// Has to be called before there is a program to wait for.
     pub(super) fn prepare() -> io::Result<Wait> {
         let flags = SfdFlags::SFD_CLOEXEC;
         Ok(Wait {
@@ -78,24 +77,24 @@ impl Wait {
         })
     }
 
-    /// Waits for the program, and returns the status to exit with: the program's own, or 128 and
-    /// the number of the signal that ended it.
-    pub(super) fn until_the_end(self, launched: Launched) -> io::Result<u8> {
+    /// Waits for the program; returns the status to exit with: the program's own, or 128 and the number of
+    /// the signal that ended it.
+    pub(super) fn until_exit(self, launched: Launched) -> io::Result<u8> {
         // Those of faults, too: sent by kill(2), they are meant for the program. A fault of our own
-        // ends us nevertheless.
+        // ends us even though they are blocked.
         SigSet::all().thread_block()?;
         let mut program = Program::new(launched, self.pending)?;
         let mut signal: Option<ReceivedSignal> = None;
         loop {
-            let news = program.news(&mut signal)?;
-            if let Some(status) = program.follow(news)? {
+            let change = program.take_change(&mut signal)?;
+            if let Some(status) = program.imitate(change)? {
                 return Ok(exit_status(status));
             }
-            match signal.map(|signal| (signal, reaction(&signal, program.scene))) {
+            match signal.map(|signal| (signal, reaction(&signal, program.state))) {
                 None | Some((_, Reaction::Nothing)) => {}
                 Some((signal, Reaction::PassOn)) => program.pass_on(&signal),
                 Some((_, Reaction::Stop(by))) => {
-                    if let Some(status) = program.follow(News::Stopped(by))? {
+                    if let Some(status) = program.imitate(Change::Stopped(by))? {
                         return Ok(exit_status(status));
                     }
                 }
@@ -105,19 +104,19 @@ impl Wait {
     }
 }
 
-/// Waits for a signal, or for the end of the program, of which SIGCHLD need not tell: a thread
-/// that was preloaded into this process (LD_PRELOAD) may have taken it.
+/// Waits for a signal, or for the exit of the program, which SIGCHLD need not report: a thread that was
+/// preloaded into this process (LD_PRELOAD) may have taken that signal.
 fn next_signal(signals: &SignalFd, program: &Program) -> io::Result<Option<ReceivedSignal>> {
-    let mut news = [
+    let mut fds = [
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
         PollFd::new(program.pidfd.as_fd(), PollFlags::POLLIN),
     ];
-    match poll(&mut news, PollTimeout::NONE) {
+    match poll(&mut fds, PollTimeout::NONE) {
         Ok(_) => {}
         Err(Errno::EINTR) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     }
-    if news[0].any() != Some(true) {
+    if fds[0].any() != Some(true) {
         return Ok(None);
     }
     match signals.read_signal() {
@@ -130,43 +129,43 @@ fn next_signal(signals: &SignalFd, program: &Program) -> io::Result<Option<Recei
 /// The program that is waited for.
 struct Program {
     launched: Launched,
-    /// Can be read once it has ended.
+    /// Readable once it has exited.
     pidfd: OwnedFd,
-    scene: Scene,
+    state: JobState,
     pending: SignalFd,
 }
 
 impl Program {
     fn new(launched: Launched, pending: SignalFd) -> io::Result<Program> {
-        let scene = Scene {
+        let state = JobState {
             own: getpid().as_raw(),
             program: launched.report().pid,
             leads_session: getsid(None)? == getpid(),
-            stands: false,
-            told_to_stop: false,
+            is_stopped: false,
+            awaits_stop: false,
         };
         Ok(Program {
             pidfd: launched.pidfd()?,
             launched,
-            scene,
+            state,
             pending,
         })
     }
 
-    /// Looks what it has come to, `signal` being what we have received last.
-    fn news(&mut self, signal: &mut Option<ReceivedSignal>) -> io::Result<News> {
-        let news = self.look()?;
-        if !matches!(news, News::Stopped(_)) {
-            return Ok(news);
+    /// Returns what has happened to it, after `signal` was received.
+    fn take_change(&mut self, signal: &mut Option<ReceivedSignal>) -> io::Result<Change> {
+        let change = self.read_change()?;
+        if !matches!(change, Change::Stopped(_)) {
+            return Ok(change);
         }
-        // Told to stop as well, we are about to.
+        // If the signal was to stop us as well, we are about to.
         *signal = signal.filter(|signal| stop_signal(signal.number).is_none());
-        if !self.scene.told_to_stop {
-            return Ok(news);
+        if !self.state.awaits_stop {
+            return Ok(change);
         }
-        // By what we have passed on, perhaps. What has come since, to continue both of us, was too
-        // early for it then.
-        self.scene.told_to_stop = false;
+        // Perhaps by the signal that we have passed on. A SIGCONT for both of us that has come since was
+        // then too early for the program.
+        self.state.awaits_stop = false;
         let continued = match *signal {
             Some(signal) if signal.number == libc::SIGCONT => Some(signal),
             _ => self.take(Signal::SIGCONT)?,
@@ -174,85 +173,85 @@ impl Program {
         match continued {
             Some(continued) => {
                 self.pass_on(&continued);
-                self.look()
+                self.read_change()
             }
-            None => Ok(news),
+            None => Ok(change),
         }
     }
 
-    /// Looks what it has come to since it was last looked at.
-    fn look(&mut self) -> io::Result<News> {
+    /// Returns what has happened to it since this was called last.
+    fn read_change(&mut self) -> io::Result<Change> {
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
-        let mut news = News::Nothing;
+        let mut change = Change::Nothing;
         loop {
-            match waitid(Id::Pid(Pid::from_raw(self.scene.program)), flags) {
+            match waitid(Id::Pid(Pid::from_raw(self.state.program)), flags) {
                 Ok(WaitStatus::Stopped(_, by)) => {
-                    self.scene.stands = true;
-                    news = News::Stopped(by);
+                    self.state.is_stopped = true;
+                    change = Change::Stopped(by);
                 }
                 Ok(WaitStatus::Continued(_)) => {
-                    self.scene.stands = false;
-                    news = News::Nothing;
+                    self.state.is_stopped = false;
+                    change = Change::Nothing;
                 }
-                // Nothing more, or it has ended.
+                // Nothing more, or it has exited.
                 _ => break,
             }
         }
         Ok(match self.launched.child().try_wait()? {
-            Some(status) => News::Ended(status),
-            None => news,
+            Some(status) => Change::Exited(status),
+            None => change,
         })
     }
 
-    /// Does as it has done, as long as it stops; says how it has ended, if it has.
-    fn follow(&mut self, mut news: News) -> io::Result<Option<ExitStatus>> {
+    /// Stops us as often as it stops; returns how it has exited, if it has.
+    fn imitate(&mut self, mut change: Change) -> io::Result<Option<ExitStatus>> {
         loop {
-            news = match news {
-                News::Nothing => return Ok(None),
-                News::Ended(status) => return Ok(Some(status)),
-                News::Stopped(by) => self.stop(by)?,
+            change = match change {
+                Change::Nothing => return Ok(None),
+                Change::Exited(status) => return Ok(Some(status)),
+                Change::Stopped(by) => self.stop(by)?,
             }
         }
     }
 
-    /// Stops us by the signal that has stopped it: whoever waits for us, a shell, sees what it would
-    /// have seen of the program. When we are continued, says what the program has come to.
-    fn stop(&mut self, by: Signal) -> io::Result<News> {
+    /// Stops us by the signal that has stopped it, so that a shell that waits for us sees what it would
+    /// have seen of the program. Returns, when we are continued, what has happened to the program.
+    fn stop(&mut self, by: Signal) -> io::Result<Change> {
         if by == Signal::SIGSTOP {
-            // Who stops and continues the program alone (a throttle, a debugger) would leave us
-            // standing for ever: only where there is a shell to see it, and to continue us.
+            // What stops and continues the program alone (a throttle, a debugger) would leave us stopped
+            // for ever: only where there is a shell to see it, and to continue us.
             if has_shell() {
                 raise(by)?;
             }
-            return self.look();
+            return self.read_change();
         }
-        // Sent first, while it is held back, and looked then: the kernel takes back what is pending
-        // when a SIGCONT comes, and one that came before has reached the program before it reached
-        // us. So we never stand while it goes on, though another than us may have been waited for
-        // and continued by the shell: `bash -c 'ocaml-probes trace -wait ...'`.
+        // Raised while it is blocked, before the program is looked at: the kernel discards a pending stop
+        // signal when a SIGCONT comes, and a SIGCONT that came before has reached the program before it
+        // reached us. So we are never stopped while it runs, though the shell may have waited for and
+        // continued another process than us: `bash -c 'ocaml-probes trace -wait ...'`.
         raise(by)?;
         let mut only = SigSet::empty();
         only.add(by);
-        let news = self.look()?;
-        if self.scene.stands && matches!(news, News::Nothing) {
+        let change = self.read_change()?;
+        if self.state.is_stopped && matches!(change, Change::Nothing) {
             // Where nobody could continue us, in an orphaned process group, the kernel ignores it.
             only.thread_unblock()?;
             only.thread_block()?;
-            return self.look();
+            return self.read_change();
         }
         self.take(by)?;
-        Ok(news)
+        Ok(change)
     }
 
-    /// Gives it a signal that we have received.
+    /// Sends it a signal that we have received.
     fn pass_on(&mut self, signal: &ReceivedSignal) {
-        // It may have become another user's and be out of our reach, or its queue may be full.
+        // That may fail: it may belong to another user by now, or its queue may be full.
         let _ = self.launched.pass_on(signal);
-        self.scene.told_to_stop = stop_signal(signal.number).is_some()
-            || (self.scene.told_to_stop && signal.number != libc::SIGCONT);
+        self.state.awaits_stop = stop_signal(signal.number).is_some()
+            || (self.state.awaits_stop && signal.number != libc::SIGCONT);
     }
 
-    /// Takes a signal that may be pending.
+    /// Takes a signal if it is pending.
     fn take(&self, signal: Signal) -> io::Result<Option<ReceivedSignal>> {
         let mut only = SigSet::empty();
         only.add(signal);
@@ -271,7 +270,7 @@ fn received(info: &siginfo) -> ReceivedSignal {
     }
 }
 
-/// The signals that stop, but the one that cannot be held back.
+/// The signals that stop, except SIGSTOP, which cannot be blocked.
 fn stop_signal(number: i32) -> Option<Signal> {
     [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
         .into_iter()
@@ -280,18 +279,19 @@ fn stop_signal(number: i32) -> Option<Signal> {
 
 /// What to do about a signal that has reached us.
 ///
-/// kill(2) does not say whether it was meant for us or for all of our group. To pass on what the
-/// program has already is a smaller fault than to lose what only we have got.
-fn reaction(signal: &ReceivedSignal, scene: Scene) -> Reaction {
-    // Neither ever comes in twos: what stands needs no other signal to stop, what runs no SIGCONT.
-    // They come in the order in which they were sent: each takes back the others that are pending.
+/// A signal does not say whether kill(2) sent it to us or to all of our group. To pass on a signal that
+/// the program has already is a smaller fault than to lose one that only we have received.
+fn reaction(signal: &ReceivedSignal, state: JobState) -> Reaction {
+    // Stop and continue never come in twos: a stopped program needs no other signal to stop, a running one
+    // no SIGCONT. They come in the order in which they were sent: each discards the pending others.
     if signal.number == libc::SIGCONT {
-        return match scene.stands || scene.told_to_stop {
-            true => Reaction::PassOn,
-            false => Reaction::Nothing,
+        return if state.is_stopped || state.awaits_stop {
+            Reaction::PassOn
+        } else {
+            Reaction::Nothing
         };
     }
-    if let (Some(stop), true) = (stop_signal(signal.number), scene.stands) {
+    if let (Some(stop), true) = (stop_signal(signal.number), state.is_stopped) {
         return Reaction::Stop(stop);
     }
     // sigaction(2): the kernel's own codes are positive.
@@ -299,14 +299,14 @@ fn reaction(signal: &ReceivedSignal, scene: Scene) -> Reaction {
         return match signal.number {
             // A timer from before our execve.
             libc::SIGALRM => Reaction::PassOn,
-            // setsid(2), tty(4): the hang-up of a terminal is told to the leader of its session.
-            libc::SIGHUP if scene.leads_session => Reaction::PassOn,
+            // setsid(2), tty(4): the hang-up of a terminal is sent to the leader of its session.
+            libc::SIGHUP if state.leads_session => Reaction::PassOn,
             _ => Reaction::Nothing,
         };
     }
     let names_sender = matches!(signal.code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
     // What the program sends its parent would otherwise come back to it, and perhaps again and again.
-    if names_sender && [scene.own, scene.program].contains(&signal.sender) {
+    if names_sender && [state.own, state.program].contains(&signal.sender) {
         return Reaction::Nothing;
     }
     Reaction::PassOn
@@ -330,20 +330,20 @@ mod tests {
     use super::*;
 
     const KERNEL: i32 = 0x80;
-    const SCENE: Scene = Scene {
+    const STATE: JobState = JobState {
         own: 100,
         program: 101,
         leads_session: false,
-        stands: false,
-        told_to_stop: false,
+        is_stopped: false,
+        awaits_stop: false,
     };
-    const STANDING: Scene = Scene {
-        stands: true,
-        ..SCENE
+    const STOPPED: JobState = JobState {
+        is_stopped: true,
+        ..STATE
     };
 
     /// What is done about signal `number`, sent in the way `code` by process `sender`.
-    fn reaction_to(number: i32, code: i32, sender: i32, scene: Scene) -> Reaction {
+    fn reaction_to(number: i32, code: i32, sender: i32, state: JobState) -> Reaction {
         let signal = ReceivedSignal {
             number,
             code,
@@ -351,7 +351,7 @@ mod tests {
             uid: 0,
             value: 0,
         };
-        reaction(&signal, scene)
+        reaction(&signal, state)
     }
 
     fn real_time() -> impl Iterator<Item = i32> {
@@ -366,16 +366,16 @@ mod tests {
                     libc::SIGCONT => Reaction::Nothing,
                     _ => Reaction::PassOn,
                 };
-                assert_eq!(reaction_to(number, code, 7, SCENE), expected, "{number}");
+                assert_eq!(reaction_to(number, code, 7, STATE), expected, "{number}");
                 // It cannot come back for ever.
-                for ours in [SCENE.own, SCENE.program] {
-                    let reaction = reaction_to(number, code, ours, SCENE);
+                for ours in [STATE.own, STATE.program] {
+                    let reaction = reaction_to(number, code, ours, STATE);
                     assert_eq!(reaction, Reaction::Nothing, "{number} from {ours}");
                 }
             }
         }
         // A timer's number is where a sender's would be.
-        let timer = reaction_to(libc::SIGUSR1, libc::SI_TIMER, SCENE.program, SCENE);
+        let timer = reaction_to(libc::SIGUSR1, libc::SI_TIMER, STATE.program, STATE);
         assert_eq!(timer, Reaction::PassOn);
     }
 
@@ -391,12 +391,12 @@ mod tests {
             libc::SIGWINCH,
             libc::SIGCONT,
         ] {
-            let reaction = reaction_to(number, KERNEL, 0, SCENE);
+            let reaction = reaction_to(number, KERNEL, 0, STATE);
             assert_eq!(reaction, Reaction::Nothing, "{number}");
         }
-        let leader = Scene {
+        let leader = JobState {
             leads_session: true,
-            ..SCENE
+            ..STATE
         };
         let hang_up = reaction_to(libc::SIGHUP, KERNEL, 0, leader);
         assert_eq!(hang_up, Reaction::PassOn);
@@ -406,9 +406,9 @@ mod tests {
 
     #[test]
     fn inherited_alarm_is_passed_on_sigchld_is_not() {
-        let alarm = reaction_to(libc::SIGALRM, KERNEL, 0, SCENE);
+        let alarm = reaction_to(libc::SIGALRM, KERNEL, 0, STATE);
         assert_eq!(alarm, Reaction::PassOn);
-        let child = reaction_to(libc::SIGCHLD, libc::CLD_STOPPED, SCENE.program, SCENE);
+        let child = reaction_to(libc::SIGCHLD, libc::CLD_STOPPED, STATE.program, STATE);
         assert_eq!(child, Reaction::Nothing);
     }
 
@@ -416,19 +416,19 @@ mod tests {
     fn stopped_tool_follows_stops_and_passes_continues() {
         for (code, sender) in [(KERNEL, 0), (libc::SI_USER, 7), (libc::SI_QUEUE, 7)] {
             for stop in [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU] {
-                let reaction = reaction_to(stop as i32, code, sender, STANDING);
+                let reaction = reaction_to(stop as i32, code, sender, STOPPED);
                 assert_eq!(reaction, Reaction::Stop(stop));
             }
-            let told_to_stop = Scene {
-                told_to_stop: true,
-                ..SCENE
+            let awaits_stop = JobState {
+                awaits_stop: true,
+                ..STATE
             };
-            for scene in [STANDING, told_to_stop] {
-                let reaction = reaction_to(libc::SIGCONT, code, sender, scene);
+            for state in [STOPPED, awaits_stop] {
+                let reaction = reaction_to(libc::SIGCONT, code, sender, state);
                 assert_eq!(reaction, Reaction::PassOn);
             }
         }
-        let ended = reaction_to(libc::SIGTERM, libc::SI_USER, 7, STANDING);
+        let ended = reaction_to(libc::SIGTERM, libc::SI_USER, 7, STOPPED);
         assert_eq!(ended, Reaction::PassOn);
     }
 

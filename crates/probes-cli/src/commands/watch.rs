@@ -1,41 +1,76 @@
 //! `watch`: the hits of probes, one by one.
 
+use std::mem::take;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Event, Events, Observation};
 
-use super::Failure;
-use super::observing::{self, Next, Observing};
-use crate::output::{self, Format, Hits};
-use crate::request::{Answer, Watch};
+use super::observe_loop::ActiveObservation;
+use super::open_target::{open, sources};
+use crate::failure::Failure;
+use crate::flags::{Checked, OneProcess, OutputFlags, OutputOptions, ProbeFlags, Until, positive};
+use crate::output::{Format, Hits};
+use crate::say::{self, Next};
 
-/// How often hits are read: what the process holds of them lasts for longer than this, if there are not
-/// some millions a second.
-pub(super) const READING: Duration = Duration::from_millis(2);
+/// How often hits are read: the process keeps more than come in this time, unless there are some millions
+/// a second.
+pub(super) const READ_INTERVAL: Duration = Duration::from_millis(2);
 
-/// How often it is said what was lost or skipped.
-const TELLING: Duration = Duration::from_secs(1);
+/// How often it is reported what was lost or skipped.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) fn run(request: &Watch) -> Result<(), Failure> {
-    let messages = request.answer.messages;
-    let target = observing::open(request.pid, &messages)?;
-    let selectors = request.selectors.iter().cloned();
-    let observation = selectors.fold(Observation::new(), Observation::watch);
-    let observing = Observing::begin(&target, &observation, request.duration, messages)?;
-    let hits = Hits::new(request.answer.format, observing::sources(&target));
-    let mut watching = Watching::begin(hits, request.answer, output::print);
-    (watching.limit, watching.rate) = (request.limit, request.rate);
-    let outcome = observing.until_it_is_over(
-        READING,
+const HELP: &str = "\
+Prints a line for each hit, whether its probe is enabled or not:
+    TIME THREAD NAME ADDRESS FUNCTION FILE:LINE ARGUMENTS
+with the time of day in UTC. The arguments are those that the note of the site tells of, six at most:
+ints, strings (their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n);
+of other blocks the tag and how many words, <0:3>. What may not be read there is shown as an address,
+and what is not looked for as ?. With -json each hit is an object on a line.
+
+Hits that come faster than they can be read are lost, which is reported on standard error (with -json,
+on a line of their own); so are those that -rate skips. In the end the instrumentation is removed.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes watch -pid N -probe NAMES [FLAGS]")]
+#[command(after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+#[command(mut_group("ProbeFlags", |probes| probes.required(true)))]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    #[command(flatten)]
+    probes: Checked<ProbeFlags>,
+    /// Stop when K hits were shown
+    #[arg(long, value_name = "K", value_parser = positive)]
+    limit: Option<u64>,
+    /// Show no more than R hits a second, and say how many were skipped
+    #[arg(long, value_name = "R", value_parser = positive)]
+    rate: Option<u64>,
+    #[command(flatten)]
+    until: Until,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let messages = args.output.messages;
+    let target = open(args.process.pid, &messages)?;
+    let probes = args.probes.iter().cloned();
+    let observation = probes.fold(Observation::new(), Observation::watch);
+    let active = ActiveObservation::begin(&target, &observation, args.until.duration, messages)?;
+    let hits = Hits::new(args.output.format, sources(&target));
+    let mut watching = Watching::new(hits, *args.output, say::print);
+    (watching.limit, watching.rate) = (args.limit, args.rate);
+    let outcome = active.run(
+        READ_INTERVAL,
         |observer| observer.events(),
-        |events, pen, _| watching.show(events, |text| pen.write(text)),
+        |events, stdout, _| watching.show(events, |text| stdout.write(text)),
     )?;
-    // It was told to end otherwise while nobody read what it had to show.
     if outcome.is_read {
         if let Some(observed) = outcome.observed {
             watching.show_all(observed.events)?;
         }
-        watching.tell()?;
+        watching.report_missing()?;
     }
     outcome.failure.map_or(Ok(()), Err)
 }
@@ -43,42 +78,42 @@ pub(super) fn run(request: &Watch) -> Result<(), Failure> {
 /// Writes text where hits are shown.
 type Print = fn(&str) -> Result<(), Failure>;
 
-/// What is shown of the hits.
+/// Shows hits.
 pub(super) struct Watching {
     hits: Hits,
-    answer: Answer,
+    output: OutputOptions,
     print: Print,
     /// How many are shown, if not all.
     limit: Option<u64>,
     /// How many are shown in a second, if not all.
     rate: Option<u64>,
     shown: u64,
-    /// In the second that `begun` was the beginning of.
-    shown_now: u64,
-    begun: Instant,
-    told: Instant,
+    /// In the second that began at `second`.
+    shown_in_second: u64,
+    second: Instant,
+    reported: Instant,
     lost: u64,
     skipped: u64,
 }
 
 impl Watching {
-    pub(super) fn begin(hits: Hits, answer: Answer, print: Print) -> Watching {
+    pub(super) fn new(hits: Hits, output: OutputOptions, print: Print) -> Watching {
         Watching {
             hits,
-            answer,
+            output,
             print,
             limit: None,
             rate: None,
             shown: 0,
-            shown_now: 0,
-            begun: Instant::now(),
-            told: Instant::now(),
+            shown_in_second: 0,
+            second: Instant::now(),
+            reported: Instant::now(),
             lost: 0,
             skipped: 0,
         }
     }
 
-    /// Shows hits by `write`, which says whether there is enough.
+    /// Shows hits by `write`; [`Next::Stop`] if the limit is reached.
     pub(super) fn show(
         &mut self,
         events: Events,
@@ -90,33 +125,29 @@ impl Watching {
             if self.has_enough() {
                 break;
             }
-            match self.is_wanted() {
-                true => self.line(event, &mut text)?,
-                false => self.skipped += 1,
+            if self.is_within_rate() {
+                self.push_line(event, &mut text)?;
+            } else {
+                self.skipped += 1;
             }
         }
-        if self.told.elapsed() >= TELLING {
-            text.push_str(&self.missing()?);
+        if self.reported.elapsed() >= REPORT_INTERVAL {
+            text.push_str(&self.take_missing()?);
         }
-        if let Next::Enough = write(&text)? {
-            return Ok(Next::Enough);
-        }
-        Ok(match self.has_enough() {
-            true => Next::Enough,
-            false => Next::GoOn,
-        })
+        let next = write(&text)?;
+        Ok(if self.has_enough() { Next::Stop } else { next })
     }
 
     /// Shows hits where there is always room.
     pub(super) fn show_all(&mut self, events: Events) -> Result<(), Failure> {
         let print = self.print;
-        self.show(events, |text| print(text).map(|()| Next::GoOn))
+        self.show(events, |text| print(text).map(|()| Next::Continue))
             .map(drop)
     }
 
-    fn line(&mut self, event: &Event, text: &mut String) -> Result<(), Failure> {
+    fn push_line(&mut self, event: &Event, text: &mut String) -> Result<(), Failure> {
         self.shown += 1;
-        self.shown_now += 1;
+        self.shown_in_second += 1;
         text.push_str(&self.hits.line(event)?);
         Ok(())
     }
@@ -125,46 +156,40 @@ impl Watching {
         self.limit.is_some_and(|limit| self.shown >= limit)
     }
 
-    /// Whether the next may be shown in this second.
-    fn is_wanted(&mut self) -> bool {
+    /// Whether the next hit may be shown in this second.
+    fn is_within_rate(&mut self) -> bool {
         let Some(rate) = self.rate else {
             return true;
         };
-        if self.begun.elapsed() >= Duration::from_secs(1) {
-            (self.begun, self.shown_now) = (Instant::now(), 0);
+        if self.second.elapsed() >= Duration::from_secs(1) {
+            (self.second, self.shown_in_second) = (Instant::now(), 0);
         }
-        self.shown_now < rate
+        self.shown_in_second < rate
     }
 
-    /// Says what was not shown since it was said last.
-    pub(super) fn tell(&mut self) -> Result<(), Failure> {
-        let text = self.missing()?;
+    /// Reports what was not shown since the last report.
+    pub(super) fn report_missing(&mut self) -> Result<(), Failure> {
+        let text = self.take_missing()?;
         (self.print)(&text)
     }
 
-    /// The same, but for what is to be among the hits.
-    fn missing(&mut self) -> Result<String, Failure> {
-        self.told = Instant::now();
-        let (lost, skipped) = (
-            std::mem::take(&mut self.lost),
-            std::mem::take(&mut self.skipped),
-        );
+    /// Reports the same; returns what is to be among the hits.
+    fn take_missing(&mut self) -> Result<String, Failure> {
+        self.reported = Instant::now();
+        let (lost, skipped) = (take(&mut self.lost), take(&mut self.skipped));
         if (lost, skipped) == (0, 0) {
             return Ok(String::new());
         }
-        if self.answer.format == Format::Json {
+        if self.output.format == Format::Json {
             return self.hits.missing(lost, skipped);
         }
+        let messages = self.output.messages;
         if skipped > 0 {
-            self.answer
-                .messages
-                .note(&format!("{skipped} hits were skipped"));
+            messages.note(&format!("{skipped} hits were skipped"));
         }
         if lost > 0 {
             let hint = "watch fewer probes, or count them, which loses none";
-            self.answer
-                .messages
-                .warning(&format!("{lost} hits were lost"), hint);
+            messages.warning(&format!("{lost} hits were lost"), hint);
         }
         Ok(String::new())
     }

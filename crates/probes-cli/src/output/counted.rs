@@ -8,8 +8,10 @@ use std::time::Duration;
 use probes_lib::{Counts, LiveAddr, SourceMap, Target};
 use serde::{Serialize, Serializer};
 
+use super::format::VERSION;
 use super::plain::{function_or_not, source_or_not};
-use super::{Escaped, table};
+use super::table;
+use crate::text::Escaped;
 
 /// The hits of the probes of a process, most first.
 #[derive(Debug, Serialize)]
@@ -72,17 +74,19 @@ impl<'c> Counted<'c> {
         sources: &[Option<SourceMap>],
     ) -> Counted<'c> {
         let probes = counts.probes();
-        let rows = probes.flat_map(|(name, hits)| match sources.is_empty() {
-            true => vec![Row {
+        let rows = probes.flat_map(|(name, hits)| {
+            if !sources.is_empty() {
+                return site_rows(counts, name, sources);
+            }
+            vec![Row {
                 name,
                 hits,
                 rate: 0.0,
                 site: None,
-            }],
-            false => site_rows(counts, name, sources),
+            }]
         });
         Counted {
-            version: super::view::VERSION,
+            version: VERSION,
             pid: target.pid(),
             program: target.program().to_string_lossy(),
             at: None,

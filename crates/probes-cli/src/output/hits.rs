@@ -6,9 +6,10 @@ use std::fmt::Write;
 use probes_lib::{Event, LiveAddr, SourceLocation, SourceMap, Value};
 use serde::{Serialize, Serializer};
 
+use super::format::{Format, VERSION, json};
 use super::plain::{function_or_not, source_or_not};
-use super::{Escaped, Format, json};
-use crate::commands::Failure;
+use crate::failure::Failure;
+use crate::text::Escaped;
 
 /// Makes lines of hits.
 pub(crate) struct Hits {
@@ -96,7 +97,7 @@ impl Hits {
     /// What was not shown.
     pub(crate) fn missing(&self, lost: u64, skipped: u64) -> Result<String, Failure> {
         json(&Missing {
-            version: super::view::VERSION,
+            version: VERSION,
             lost,
             skipped,
         })
@@ -172,7 +173,7 @@ fn escaped(byte: u8) -> String {
 impl<'h> Hit<'h> {
     fn of(event: &'h Event, location: &'h SourceLocation) -> Hit<'h> {
         Hit {
-            version: super::view::VERSION,
+            version: VERSION,
             time: humantime::format_rfc3339_nanos(event.time).to_string(),
             thread: event.thread,
             name: event.name(),
@@ -213,9 +214,10 @@ impl<'a> Argument<'a> {
 
 /// JSON has no infinity, and nothing that is no number.
 fn float<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
-    match value.is_finite() {
-        true => to.serialize_f64(*value),
-        false => to.serialize_str(&in_digits(*value)),
+    if value.is_finite() {
+        to.serialize_f64(*value)
+    } else {
+        to.serialize_str(&in_digits(*value))
     }
 }
 

@@ -8,7 +8,9 @@ use probes_lib::{Latency, Target};
 use serde::{Serialize, Serializer};
 
 use super::counted::{seconds, seconds_or_null};
-use super::{Escaped, table};
+use super::format::VERSION;
+use super::table;
+use crate::text::Escaped;
 
 /// The times of the pairs of a process.
 #[derive(Debug, Serialize)]
@@ -69,7 +71,7 @@ impl<'l> Latencies<'l> {
         seconds: Duration,
     ) -> Latencies<'l> {
         Latencies {
-            version: super::view::VERSION,
+            version: VERSION,
             pid: target.pid(),
             program: target.program().to_string_lossy(),
             at: None,
@@ -118,10 +120,12 @@ impl<'l> Latencies<'l> {
                 Escaped(pair.stop).to_string(),
                 pair.count.to_string(),
             ];
-            let is_none = pair.count == 0;
-            cells.extend(pair.times().map(|time| match is_none {
-                true => "-".to_owned(),
-                false => in_words(time),
+            cells.extend(pair.times().map(|time| {
+                if pair.count > 0 {
+                    in_words(time)
+                } else {
+                    "-".to_owned()
+                }
             }));
             if !is_matched {
                 cells.extend(pair.others().map(|number| number.to_string()));

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::Escaped;
 use super::view::{Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word};
+use crate::text::{Escaped, number_of};
 
 /// Stands for what the file does not tell.
 const UNKNOWN: &str = "-";
@@ -103,16 +103,17 @@ pub(super) fn arguments(site: &SiteView<'_>) -> impl Iterator<Item = String> {
 }
 
 pub(super) fn changes(changes: &Changes<'_>, several: bool) -> String {
-    let process = match several {
-        true => format!("{} ", changes.pid),
-        false => String::new(),
+    let process = if several {
+        format!("{} ", changes.pid)
+    } else {
+        String::new()
     };
     let lines = changes.changed.iter().map(|change| {
         let name = Escaped(change.name);
-        let plural = if change.sites == 1 { "" } else { "s" };
+        let sites = number_of(change.sites, "site");
         format!(
-            "{process}{name} {} -> {}, {} site{plural}\n",
-            change.before, change.after, change.sites
+            "{process}{name} {} -> {}, {sites}\n",
+            change.before, change.after
         )
     });
     lines.collect()

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::latencies::{Bucket, Latencies, Pair, of_nanoseconds};
+use crate::text::is_unprintable;
 
 // In pixels.
 const WIDTH: u64 = 720;
@@ -83,7 +84,7 @@ impl fmt::Display for Quoted<'_> {
                 '<' => f.write_str("&lt;")?,
                 '>' => f.write_str("&gt;")?,
                 '&' => f.write_str("&amp;")?,
-                character if super::is_unprintable(character) => {
+                character if is_unprintable(character) => {
                     write!(f, "{}", character.escape_default())?;
                 }
                 character => f.write_char(character)?,

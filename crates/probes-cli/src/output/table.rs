@@ -3,9 +3,9 @@
 use tabled::builder::Builder;
 use tabled::settings::Style;
 
-use super::Escaped;
 use super::plain::{arguments, function, site_state, source};
 use super::view::{Changes, Listing, ProbeView, Processes, state_word};
+use crate::text::{Escaped, number_of};
 
 pub(super) fn listing(listing: &Listing<'_>, sites: bool, several: bool) -> String {
     let pid = listing.pid.filter(|_| several);
@@ -43,10 +43,10 @@ fn name_row(probe: &ProbeView<'_>, spell_out: bool) -> Vec<String> {
     if let (Some(state), Some(counter)) = (probe.state, probe.counter) {
         row.extend([state_word(state).to_owned(), counter.to_string()]);
     }
-    row.push(match (spell_out, probe.site_count) {
-        (false, count) => count.to_string(),
-        (true, 1) => "1 site".to_owned(),
-        (true, count) => format!("{count} sites"),
+    row.push(if spell_out {
+        number_of(probe.site_count, "site")
+    } else {
+        probe.site_count.to_string()
     });
     row
 }

@@ -10,8 +10,7 @@ use probes_lib::{
 };
 use serde::{Serialize, Serializer};
 
-/// Of the form of all JSON output.
-pub(super) const VERSION: u32 = 1;
+use super::format::VERSION;
 
 /// The probes of a process, or of a file that is not running: then all that is of a process is
 /// `None`.

@@ -91,7 +91,7 @@ fn sites_change_with_the_first_and_last_enable() {
         let run = attach(&target, "-disable plain");
         assert!(
             run.stderr
-                .contains("still on, as others have enabled them too: plain (1)\nhint: "),
+                .contains("still on, because others have enabled them too: plain (1)\nhint: "),
             "{run:?}"
         );
         assert_eq!(run.answer(), "plain 2 -> 1, 0 sites\n");
@@ -122,7 +122,7 @@ fn other_families_skip_disabled_probes_and_say_so() {
     let run = attach(&target, "-disable-regexp req_");
     assert!(
         run.stderr
-            .starts_with("passed over, off already: req_start\n"),
+            .starts_with("passed over, already disabled: req_start\n"),
         "{run:?}"
     );
     assert_eq!(run.answer(), "req_end 1 -> 0, 1 site\n");

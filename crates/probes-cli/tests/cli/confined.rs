@@ -235,8 +235,8 @@ fn pid_inside_a_container_is_reported_from_outside() {
         assert_eq!(
             info.failure(),
             format!(
-                "ocaml-probes: no process {inside}\nhint: it has exited, or it is one that has this \
-                 pid in its container: -pid {outside} ({name})\n"
+                "ocaml-probes: no process {inside}\nhint: it has exited, or you mean the process that \
+                 has this pid in its container: -pid {outside} ({name})\n"
             )
         );
         let shown = run(&format!("info -json -pid {outside}")).json();

@@ -256,7 +256,7 @@ fn removal_is_retried_until_the_process_can_stop() {
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
         let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
         let mut told = stderr.lines().map(Result::unwrap);
-        assert!(told.any(|line| line.starts_with("put back later: ")));
+        assert!(told.any(|line| line.starts_with("trying again: ")));
         target.ask("", "vforked");
         let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
         assert_eq!(hits(&lines), ["3 ping"]);
@@ -281,7 +281,7 @@ fn failed_removal_is_reported_with_the_last_values() {
         let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
         let mut told = stderr.lines().map(Result::unwrap);
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
-        assert!(told.any(|line| line.starts_with("put back later: ")));
+        assert!(told.any(|line| line.starts_with("trying again: ")));
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
         let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
         assert_eq!(hits(&lines[lines.len() - 1..]), ["3 ping"]);
@@ -289,9 +289,12 @@ fn failed_removal_is_reported_with_the_last_values() {
         let told: Vec<String> = told.collect();
         let says = |what: &str| told.iter().any(|line| line.contains(what));
         let clean = format!("observe -clean -pid {pid}");
-        assert!(says(&format!("process {pid} stays observed: ")), "{told:?}");
+        assert!(
+            says(&format!("process {pid} is still observed: ")),
+            "{told:?}"
+        );
         assert!(says(&clean), "{told:?}");
-        assert!(says("this is what was read last"), "{told:?}");
+        assert!(says("this is the last reading"), "{told:?}");
         target.ask("", "vforked");
         target.hits();
         assert_eq!(run(&clean).answer(), format!("{pid} 3\n"));

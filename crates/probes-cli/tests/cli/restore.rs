@@ -69,7 +69,7 @@ fn state_is_restored_when_the_time_is_over() {
                 "flag 0 -> 1, 0 sites\nflag 1 -> 0, 0 sites\nplain 1 -> 0, 1 site\n"
             );
             assert!(
-                stderr.contains("to be put back in 300ms, or on Ctrl-C\n"),
+                stderr.contains("to be undone in 300ms, or on Ctrl-C\n"),
                 "{stderr}"
             );
             assert_eq!(stderr.contains("stopped "), live.is_empty(), "{stderr}");
@@ -146,7 +146,7 @@ fn changes_by_other_tools_stay() {
         waiting.send(Signal::SIGINT);
         let (code, stdout, stderr) = waiting.end();
         assert_eq!((code, &stdout[..]), (Some(0), "plain 2 -> 1, 0 sites\n"));
-        assert!(stderr.contains("still on, as others"), "{stderr}");
+        assert!(stderr.contains("still on, because others"), "{stderr}");
 
         let waiting = Waiting::start(&target, "-enable plain -for 1h");
         attach("-force -disable plain");
@@ -154,7 +154,7 @@ fn changes_by_other_tools_stay() {
         let (code, stdout, stderr) = waiting.end();
         assert_eq!((code, &stdout[..]), (Some(0), ""));
         assert!(
-            stderr.contains("nothing is left to put back of plain\n"),
+            stderr.contains("nothing is left to undo of plain\n"),
             "{stderr}"
         );
         assert!(states(target.pid()).contains("plain disabled"));
@@ -172,7 +172,7 @@ fn nothing_is_restored_after_exit_or_exec() {
         let (code, stdout, stderr) = waiting.end();
         assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
         let note = format!(
-            "process {} has exited: there is nothing to put back\n",
+            "process {} has exited: there is nothing to undo\n",
             target.pid()
         );
         assert!(stderr.ends_with(&note), "{stderr}");
@@ -185,7 +185,7 @@ fn nothing_is_restored_after_exit_or_exec() {
         waiting.send(Signal::SIGTERM);
         let (code, stdout, stderr) = waiting.end();
         assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
-        let note = "has executed another program: there is nothing to put back\n";
+        let note = "has executed a new program: there is nothing to undo\n";
         assert!(stderr.ends_with(note), "{stderr}");
         assert!(image(target.pid()) == before);
     }
@@ -211,7 +211,7 @@ fn restoring_waits_for_another_tracer() {
         waiting.send(Signal::SIGINT);
         let mut stderr = BufReader::new(waiting.0.guard().child().stderr.take().unwrap());
         let mut said = String::new();
-        while !said.contains("put back later: ") {
+        while !said.contains("trying again: ") {
             assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
         }
         assert!(states(target.pid()).contains("ping enabled"));
@@ -237,7 +237,7 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
         let (code, stdout, stderr) = waiting.end();
         assert_eq!((code, &stdout[..]), (Some(1), ""), "{stderr}");
         let why = format!(
-            "ocaml-probes: cannot put back what was changed for a time: {} is already traced by",
+            "ocaml-probes: cannot undo the temporary change: {} is already traced by",
             target.pid()
         );
         assert!(stderr.contains(&why), "{stderr}");
@@ -267,8 +267,7 @@ fn breakpoint_keeps_only_its_own_probe_from_restoring() {
         assert!(stdout.contains("flag 1 -> 0, 0 sites\n"), "{stdout}");
         assert!(stdout.contains("watched 1 -> 0, 1 site\n"), "{stdout}");
         assert!(!stdout.contains("plain 1 -> 0"), "{stdout}");
-        let why =
-            "ocaml-probes: cannot put back plain: something else, such as a breakpoint, is in";
+        let why = "ocaml-probes: cannot restore plain: something else, such as a breakpoint, is in";
         assert!(stderr.contains(why), "{stderr}");
         let hint = format!(
             "attach -pid {} -disable plain` does it by hand\n",
@@ -287,7 +286,7 @@ fn unchanged_processes_are_not_waited_for() {
         let run = run(&line);
         assert!(
             run.stderr
-                .ends_with("nothing was changed, and there is nothing to put back\n"),
+                .ends_with("nothing was changed, and there is nothing to undo\n"),
             "{}",
             run.stderr
         );
@@ -298,7 +297,7 @@ fn unchanged_processes_are_not_waited_for() {
 #[test]
 fn invalid_durations_are_refused() {
     for (typed, why) in [
-        ("0s", "-for has to be longer than 0s"),
+        ("0s", "-for: \"0s\" is too short"),
         (
             "5",
             "-for: \"5\" is not a duration, such as 30s, 5m or 1h30m",

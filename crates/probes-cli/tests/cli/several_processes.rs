@@ -71,7 +71,7 @@ fn one_unsuitable_process_keeps_all_unchanged() {
     assert!(
         refused
             .stderr
-            .ends_with("ocaml-probes: 2 of 4 processes failed; nothing was changed in any\n"),
+            .ends_with("ocaml-probes: 2 of 4 processes failed; no process was changed\n"),
         "{}",
         refused.stderr
     );
@@ -100,7 +100,7 @@ fn one_traced_process_keeps_all_unchanged() {
         gdb.pid()
     );
     assert!(refused.stderr.starts_with(&why), "{}", refused.stderr);
-    let end = "ocaml-probes: 1 of 2 processes failed; nothing was changed in any\n";
+    let end = "ocaml-probes: 1 of 2 processes failed; no process was changed\n";
     assert!(refused.stderr.ends_with(end), "{}", refused.stderr);
     assert!(image(first) == before);
 }
@@ -204,8 +204,8 @@ fn processes_are_selected_by_program_name() {
         assert_eq!(
             none,
             format!(
-                "ocaml-probes: no process with OCaml probes runs a program called {name}\n\
-                 hint: `ocaml-probes ps` lists those that there are\n"
+                "ocaml-probes: no process with OCaml probes runs a program whose name matches \"{name}\"\n\
+                 hint: `ocaml-probes ps` lists the processes with probes\n"
             )
         );
     }
@@ -245,5 +245,5 @@ fn remaining_processes_are_waited_for() {
     }
     let (code, stdout, stderr) = waiting.end();
     assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
-    assert_eq!(stderr.matches("there is nothing to put back\n").count(), 2);
+    assert_eq!(stderr.matches("there is nothing to undo\n").count(), 2);
 }

@@ -187,7 +187,7 @@ fn keys_work_and_the_terminal_may_be_resized() {
         assert_eq!(names(&screen), ["only_alpha"]);
 
         top.terminal.press(&["?"]);
-        top.terminal.wait_for("Quitting puts the process back");
+        top.terminal.wait_for("Quitting undoes everything");
         top.terminal.resize(40, 8);
         let screen = top.terminal.wait_until("few columns", |screen| {
             screen.contains("HITS/S") && !screen.contains("SHARE")
@@ -219,10 +219,7 @@ fn probe_is_switched_by_key_and_restored_finally() {
         assert_eq!(row(&screen, "shared")[1], "off");
         assert_eq!(states(pid), "only_alpha enabled\nshared disabled\n");
         top.terminal.press(&["Escape"]);
-        assert_eq!(
-            top.ended(),
-            "put back as they were found: only_alpha, shared"
-        );
+        assert_eq!(top.ended(), "restored: only_alpha, shared");
         assert_eq!(states(pid), "only_alpha disabled\nshared enabled\n");
 
         // Twice is not at all; and what others want as well stays on.
@@ -232,7 +229,7 @@ fn probe_is_switched_by_key_and_restored_finally() {
         run(&format!("attach -quiet -enable only_alpha -pid {pid}")).answer();
         top.terminal.press(&["e"]);
         top.terminal
-            .wait_for("only_alpha 2 -> 1: still on, as others have enabled it too");
+            .wait_for("only_alpha 2 -> 1: still on, because others have enabled it too");
         top.terminal.press(&["q"]);
         assert_eq!(top.ended(), "");
         assert_eq!(states(pid), "only_alpha enabled\nshared enabled\n");
@@ -258,7 +255,7 @@ fn failed_switch_is_reported_and_top_continues() {
     top.terminal.press(&["Enter"]);
     top.terminal.wait_for("shared 0 -> 1");
     top.terminal.press(&["q"]);
-    assert_eq!(top.ended(), "put back as they were found: shared");
+    assert_eq!(top.ended(), "restored: shared");
     top.is_gone();
 }
 
@@ -295,7 +292,7 @@ fn termination_signals_restore_terminal_and_process() {
             top.terminal.wait_for("0 -> 1");
             assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
             top.signal(signal);
-            assert!(top.ended().starts_with("put back as they were found: "));
+            assert!(top.ended().starts_with("restored: "));
             top.is_gone();
             assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
         }
@@ -396,7 +393,7 @@ fn top_ends_at_an_exec_of_the_process() {
         top.terminal.wait_for("0 -> 1");
         target.send("exec");
         target.expect("ready");
-        let said = format!("process {pid} has executed another program");
+        let said = format!("process {pid} has executed a new program");
         assert_eq!(top.ended(), said);
         assert!(!states(pid).contains("enabled"));
     }
@@ -468,16 +465,16 @@ fn top_without_a_terminal_suggests_other_commands() {
     let failure = run(&format!("top -pid {pid}")).failure();
     assert_eq!(
         failure,
-        format!("ocaml-probes: top needs a terminal, and standard input is none\n{hint}\n")
+        format!("ocaml-probes: top needs a terminal, but standard input is not one\n{hint}\n")
     );
     for (line, why) in [
         (
             format!("{TOOL} top -pid {pid} | cat"),
-            "standard output is none",
+            "standard output is not one",
         ),
         (
             format!("TERM=dumb {TOOL} top -pid {pid}"),
-            "TERM says it is dumb",
+            "TERM says that it is dumb",
         ),
     ] {
         let mut script = Command::new("script");
@@ -485,7 +482,7 @@ fn top_without_a_terminal_suggests_other_commands() {
         let shown = run_command(&mut script).stdout;
         assert_eq!(
             shown,
-            format!("ocaml-probes: top needs a terminal, and {why}\r\n{hint}\r\n")
+            format!("ocaml-probes: top needs a terminal, but {why}\r\n{hint}\r\n")
         );
     }
     assert!(!is_observed(pid));

@@ -166,7 +166,9 @@ fn verbose_prints_the_pid_and_quiet_nothing() {
         "{verbose:?}"
     );
     assert!(
-        verbose.stderr.contains("passed over, off already: collatz"),
+        verbose
+            .stderr
+            .contains("passed over, already disabled: collatz"),
         "{verbose:?}"
     );
     assert_eq!(
@@ -193,7 +195,7 @@ fn reasons_against_execution_come_with_a_hint() {
         "{error}"
     );
     assert!(
-        error.contains("of that name in PATH, which may not"),
+        error.contains("of that name is in PATH, but cannot be executed"),
         "{error}"
     );
 
@@ -214,7 +216,10 @@ fn reasons_against_execution_come_with_a_hint() {
         error.contains("closed/program: Permission denied; the"),
         "{error}"
     );
-    assert!(error.contains("may this user enter the folders"), "{error}");
+    assert!(
+        error.contains("does this user have permission to enter the directories"),
+        "{error}"
+    );
 }
 
 #[test]

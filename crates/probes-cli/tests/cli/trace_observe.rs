@@ -125,11 +125,8 @@ fn program_that_cannot_be_observed_is_not_started() {
         for (flags, why) in [
             ("-watch nothing", "no probe \"nothing\""),
             ("-latency start,nothing", "no probe \"nothing\""),
-            (
-                "-count -follow",
-                "-follow goes with none of -count, -latency and -watch",
-            ),
-            ("-latency start", "-latency takes two names"),
+            ("-count -follow", "-follow and -count cannot be combined"),
+            ("-latency start", "-latency: \"start\" is not two names"),
         ] {
             let run = trace(&file, flags, "run\n");
             assert!(matches!(run.code, Some(1 | 2)), "{flags}");

@@ -1,7 +1,7 @@
 //! Keys, as a terminal sends them: bytes in, keys out.
 //!
 //! Read here and not by crossterm, whose loop never comes back when the terminal is gone (its issue
-//! 793) or only half of a sequence has come: signals are held back meanwhile.
+//! 793) or only half of a sequence has come: signals are blocked meanwhile.
 
 use std::str;
 
@@ -107,9 +107,10 @@ impl Read {
     }
 
     fn character(character: char) -> Read {
-        match character.is_control() {
-            true => Read::Nothing,
-            false => Read::Key(Key::Character(character)),
+        if character.is_control() {
+            Read::Nothing
+        } else {
+            Read::Key(Key::Character(character))
         }
     }
 

@@ -1,7 +1,6 @@
 //! [`Model`]: what is shown, and how that changes with what is counted and what is typed. It knows
 //! neither a process nor a terminal.
 
-use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use super::keys::Key;
 /// How many samples back a sparkline goes.
 pub(super) const HISTORY: usize = 60;
 
-/// As much of a filter as anybody types.
+/// The longest filter that can be typed.
 const LONGEST_FILTER: usize = 64;
 
 /// What is shown.
@@ -20,10 +19,10 @@ const LONGEST_FILTER: usize = 64;
 pub(super) struct Model {
     /// In the order of their names.
     probes: Vec<Probe>,
-    now: Learnt,
+    now: Readings,
     /// What is shown instead, while paused.
-    frozen: Option<Learnt>,
-    /// When that was, since the beginning.
+    frozen: Option<Readings>,
+    /// When the last sample was, since the beginning.
     at: Duration,
     sort: Sort,
     is_reversed: bool,
@@ -44,9 +43,9 @@ struct Probe {
     state: Option<State>,
 }
 
-/// What was learnt of the hits.
+/// What was counted and timed.
 #[derive(Clone, Debug, Default)]
-struct Learnt {
+struct Readings {
     /// Of each probe.
     figures: Vec<Figures>,
     /// Of each pair, in the order in which they were asked for.
@@ -96,9 +95,9 @@ pub(super) struct Row<'m> {
     pub(super) is_selected: bool,
 }
 
-/// What a key asks of somebody else.
+/// What a key asks for that the model cannot do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum Request {
     Quit,
     /// To switch this probe on or off.
     Switch {
@@ -119,7 +118,7 @@ impl Model {
         let mut probes: Vec<Probe> = probes.collect();
         probes.sort_by(|one, other| one.name.cmp(&other.name));
         let mut model = Model {
-            now: Learnt {
+            now: Readings {
                 figures: vec![Figures::default(); probes.len()],
                 times: Vec::new(),
             },
@@ -181,14 +180,14 @@ impl Model {
     }
 
     /// Does what a key means; a page has so many `rows`.
-    pub(super) fn press(&mut self, key: Key, rows: usize) -> Option<Wish> {
+    pub(super) fn press(&mut self, key: Key, rows: usize) -> Option<Request> {
         self.message = None;
         match key {
-            Key::Control('c') => return Some(Wish::Quit),
-            Key::Control('z') => return Some(Wish::Suspend),
-            Key::Control('l') => return Some(Wish::Redraw),
+            Key::Control('c') => return Some(Request::Quit),
+            Key::Control('z') => return Some(Request::Suspend),
+            Key::Control('l') => return Some(Request::Redraw),
             _ if self.typing.is_some() => self.type_filter(key),
-            Key::Character('q') | Key::Escape => return Some(Wish::Quit),
+            Key::Character('q') | Key::Escape => return Some(Request::Quit),
             Key::Character('e' | ' ') | Key::Enter => return self.switch(),
             Key::Character('s') => {
                 self.sort = self.sort.next();
@@ -227,12 +226,12 @@ impl Model {
         self.arrange();
     }
 
-    fn switch(&mut self) -> Option<Wish> {
+    fn switch(&mut self) -> Option<Request> {
         let Some(probe) = self.selected.map(|selected| &self.probes[selected]) else {
             self.say("no probe is selected: the arrow keys select one");
             return None;
         };
-        Some(Wish::Switch {
+        Some(Request::Switch {
             name: probe.name.clone(),
             on: probe.state != Some(State::Enabled),
         })
@@ -259,7 +258,7 @@ impl Model {
     /// Filters and sorts.
     fn arrange(&mut self) {
         let before = self.selected_row();
-        let figures = &self.learnt().figures;
+        let figures = &self.readings().figures;
         let filter = self.filter.to_lowercase();
         let passes = |&probe: &usize| {
             let name = &self.probes[probe].name;
@@ -273,14 +272,15 @@ impl Model {
                 Sort::Hits => figures[other].hits.cmp(&figures[one].hits),
                 Sort::Name => one.cmp(&other),
             };
-            match (self.is_reversed, order) {
-                (_, Ordering::Equal) | (false, _) => order,
-                (true, order) => order.reverse(),
+            if self.is_reversed {
+                order.reverse()
+            } else {
+                order
             }
         });
         self.shown = shown;
         if self.selected_row().is_none() {
-            // It was filtered out: the one that stands there now.
+            // It was filtered out: the one that is in its row now.
             let last = self.shown.len().checked_sub(1);
             let row = before.and_then(|row| Some(row.min(last?)));
             self.selected = row.map(|row| self.shown[row]);
@@ -300,7 +300,7 @@ impl Model {
 
     /// Hits of all probes together, from the beginning and a second.
     pub(super) fn totals(&self) -> (u64, f64) {
-        let figures = self.learnt().figures.iter();
+        let figures = self.readings().figures.iter();
         figures.fold((0, 0.0), |(hits, rate), one| {
             (u64::saturating_add(hits, one.hits), rate + one.rate)
         })
@@ -323,17 +323,17 @@ impl Model {
         shown.map(|&probe| Row {
             name: &self.probes[probe].name,
             state: self.probes[probe].state,
-            figures: &self.learnt().figures[probe],
+            figures: &self.readings().figures[probe],
             is_selected: self.selected == Some(probe),
         })
     }
 
     /// The times of each pair.
     pub(super) fn times(&self) -> &[Times] {
-        &self.learnt().times
+        &self.readings().times
     }
 
-    fn learnt(&self) -> &Learnt {
+    fn readings(&self) -> &Readings {
         self.frozen.as_ref().unwrap_or(&self.now)
     }
 

@@ -1,17 +1,18 @@
 //! The screen: a [`Model`] as text, for a terminal of any size.
 
+mod cells;
 mod pairs;
 
 use probes_lib::State;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
-use ratatui::symbols::bar;
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
+use self::cells::{GAP, clipped, grouped, rate_text, sparkline};
 use super::model::{HISTORY, Model, Sort};
-use crate::output::Escaped;
+use crate::text::{Escaped, number_of};
 
 const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p pause  ? keys";
 
@@ -19,17 +20,17 @@ const HELP: [&str; 4] = [
     "arrows j k PgUp PgDn Home End: select   e Enter space: enable or disable the selected probe",
     "s: sort by rate, hits, name   r: reverse   /: filter names, Enter keeps it, Esc gives it up",
     "p: pause, counting goes on   Ctrl-L: draw anew   Ctrl-Z: suspend   q Esc Ctrl-C: quit",
-    "Quitting puts the process back: what was enabled or disabled here, too.   ?: less help",
+    "Quitting undoes everything: what was enabled or disabled here, too.   ?: less help",
 ];
 
-/// What it is about.
+/// The program that is shown.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) program: String,
     pub(super) pid: i32,
 }
 
-/// What is drawn where. The rows of the table that are shown begin with `first`.
+/// Which rows of the table are shown: a page that begins with `first`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scroll {
     first: usize,
@@ -61,9 +62,7 @@ const COLUMNS: [(Column, u16, &str); 6] = [
 const LEAST_IMPORTANT_FIRST: [Column; 4] =
     [Column::History, Column::Share, Column::Hits, Column::State];
 
-const GAP: u16 = 2;
-
-/// The least that a sparkline has.
+/// The least width of a sparkline.
 const HISTORY_WIDTH: u16 = 20;
 
 /// Draws all of it.
@@ -106,10 +105,7 @@ fn title(head: &Head, model: &Model) -> Text<'static> {
         Sort::Name => "name",
     };
     let reversed = if is_reversed { ", reversed" } else { "" };
-    let probes = match model.len() {
-        1 => "1 probe".to_owned(),
-        many => format!("{many} probes"),
-    };
+    let probes = number_of(model.len(), "probe");
     let mut second = format!(
         "{probes}, {} on; {} hits, {}/s; by {by}{reversed}",
         model.enabled(),
@@ -137,10 +133,10 @@ fn foot(model: &Model, width: u16) -> Vec<Line<'static>> {
         let message = wrapped(&Escaped(message).to_string(), usize::from(width));
         lines.extend(message.into_iter().map(|line| Line::from(line).bold()));
     }
-    match model.has_help() {
-        true => lines.extend(HELP.map(Line::from)),
-        false if lines.is_empty() => lines.push(KEYS.into()),
-        false => {}
+    if model.has_help() {
+        lines.extend(HELP.map(Line::from));
+    } else if lines.is_empty() {
+        lines.push(KEYS.into());
     }
     lines
 }
@@ -151,9 +147,10 @@ fn wrapped(message: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in message.split(' ') {
         let Some(line) = lines.last_mut() else { break };
-        let joined = match line.is_empty() {
-            true => word.to_owned(),
-            false => format!("{line} {word}"),
+        let joined = if line.is_empty() {
+            word.to_owned()
+        } else {
+            format!("{line} {word}")
         };
         if line.is_empty() || Line::from(joined.as_str()).width() <= width {
             *line = joined;
@@ -205,10 +202,10 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scr
                 _ => cell,
             }
         });
-        let style = match row.is_selected {
-            true => Style::new().reversed(),
-            false => Style::new(),
-        };
+        let mut style = Style::new();
+        if row.is_selected {
+            style = style.reversed();
+        }
         Row::new(cells.collect::<Vec<_>>()).style(style)
     });
     let table = Table::new(rows.collect::<Vec<_>>(), widths)
@@ -249,9 +246,10 @@ fn needed(columns: &[Column]) -> u16 {
 
 fn name_width(width: u16, columns: &[Column]) -> usize {
     let (_, least, _) = COLUMNS[0];
-    let history = match columns.contains(&Column::History) {
-        true => history_width(width) - HISTORY_WIDTH,
-        false => 0,
+    let history = if columns.contains(&Column::History) {
+        history_width(width) - HISTORY_WIDTH
+    } else {
+        0
     };
     usize::from((width + least).saturating_sub(needed(columns) + history))
 }
@@ -270,20 +268,6 @@ fn aligned(column: Column, text: String) -> Text<'static> {
     Text::from(text).alignment(alignment)
 }
 
-/// A name, which may be anything, in so many columns: what is left out is told by an ellipsis.
-fn clipped(name: &str, width: usize) -> String {
-    // Nothing is narrower than a column for four characters, marks above letters included.
-    let beginning: String = name.chars().take(4 * width + 4).collect();
-    let mut text = Escaped(&beginning).to_string();
-    if Line::from(text.as_str()).width() <= width && beginning.len() == name.len() {
-        return text;
-    }
-    while Line::from(text.as_str()).width() >= width.max(1) {
-        text.pop();
-    }
-    text + "…"
-}
-
 fn state(state: Option<State>) -> &'static str {
     match state {
         Some(State::Enabled) => "on",
@@ -291,61 +275,6 @@ fn state(state: Option<State>) -> &'static str {
         Some(State::Inconsistent) => "mixed",
         None => "",
     }
-}
-
-/// `1,234,567`; what is wider than its column in powers of a thousand.
-fn grouped(number: u64) -> String {
-    if number >= 10_000_000_000 {
-        let mut scaled = number as f64 / 1e9;
-        let mut units = ["G", "T", "P", "E"].into_iter();
-        let mut unit = units.next();
-        while scaled >= 999.9995 {
-            scaled /= 1000.0;
-            unit = units.next();
-        }
-        return format!("{scaled:.3}{}", unit.unwrap_or_default());
-    }
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-fn rate_text(rate: f64) -> String {
-    match rate {
-        rate if rate < 999.95 => format!("{rate:.1}"),
-        // Rounded; it is less than 2^64, or as good as.
-        rate => grouped(rate.round() as u64),
-    }
-}
-
-/// A bar for each rate, the highest as high as can be; none where nothing was counted.
-fn sparkline(rates: impl ExactSizeIterator<Item = f64> + Clone, width: usize) -> String {
-    const BARS: [&str; 8] = [
-        bar::ONE_EIGHTH,
-        bar::ONE_QUARTER,
-        bar::THREE_EIGHTHS,
-        bar::HALF,
-        bar::FIVE_EIGHTHS,
-        bar::THREE_QUARTERS,
-        bar::SEVEN_EIGHTHS,
-        bar::FULL,
-    ];
-    let latest = rates.clone().skip(rates.len().saturating_sub(width));
-    let highest = latest.clone().fold(0.0, f64::max);
-    let bars = latest.map(|rate| match rate {
-        rate if rate > 0.0 => {
-            let level = (rate / highest * BARS.len() as f64).ceil() as usize;
-            BARS[level.clamp(1, BARS.len()) - 1]
-        }
-        _ => " ",
-    });
-    bars.collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! [`Session`]: what `top` does to a process, and how that is undone.
+//! [`Session`]: what `top` does to a process, and undoes in the end.
 
 use std::time::{Duration, Instant};
 
@@ -7,18 +7,19 @@ use probes_lib::{
     Selector, Target,
 };
 
-use crate::commands::Failure;
-use crate::commands::put_back::{Endings, patiently, put_back, refuse_leftovers};
-use crate::messages::Messages;
+use crate::commands::restore::{refuse_leftovers, restore, retry};
+use crate::failure::Failure;
+use crate::say::Messages;
+use crate::signals::TerminationSignals;
 
-/// Counts in a process, and switches its probes. If it is dropped, by a panic, everything is put back
-/// as well.
+/// Counts in a process, and switches its probes. If it is dropped, by a panic, everything is undone as
+/// well.
 pub(super) struct Session<'t> {
     target: &'t Target,
     /// Until it is removed.
     observer: Option<Observer<'t>>,
     begun: Instant,
-    /// What was switched and not back again, in the order in which it was done.
+    /// What was switched and not back again, in that order.
     switched: Vec<Report>,
 }
 
@@ -33,35 +34,32 @@ impl<'t> Session<'t> {
         })
     }
 
-    /// How long the process stood still, at most.
+    /// How long the process was stopped, at most.
     pub(super) fn stopped(&self) -> Duration {
         let observer = self.observer.as_ref();
         observer.map_or(Duration::ZERO, Observer::stopped)
     }
 
-    /// What was counted so far, and since when, and the times of pairs; `None` if the process has ended
-    /// or executed another program.
+    /// The counts and times of pairs so far, and how long that is; `None` if the process has exited or
+    /// executed a new program.
     pub(super) fn sample(&self) -> Option<(Duration, Counts, Vec<Latency>)> {
         let observer = self.observer.as_ref()?;
         let (counts, latencies) = (observer.counts().ok()?, observer.latencies().ok()?);
         Some((self.begun.elapsed(), counts, latencies))
     }
 
-    /// What is on and what is off; `None` if that cannot be told just now.
+    /// Which probes are on; `None` if that cannot be read now.
     pub(super) fn states(&self) -> Option<ProbeStates> {
         self.target.states().ok()
     }
 
-    /// Switches a probe; says what its counter was and is.
+    /// Switches a probe; returns its counter before and after.
     pub(super) fn switch(&mut self, name: &str, on: bool) -> Result<(u16, u16)> {
-        let action = match on {
-            true => Action::Enable,
-            false => Action::Disable,
-        };
+        let action = if on { Action::Enable } else { Action::Disable };
         let actions = Actions::of(action, Selector::name(name));
         let report = self.target.update(&actions)?;
         let (before, after) = counters(&report, name);
-        // What undoes an earlier one leaves nothing to put back.
+        // If it undoes an earlier switch, nothing is left to undo of either.
         let undone = self.switched.iter().rposition(|earlier| {
             let (was, is) = counters(earlier, name);
             was != is && (is > was) != on
@@ -73,20 +71,19 @@ impl<'t> Session<'t> {
         Ok((before, after))
     }
 
-    /// Switches everything back, the last first; says what that was.
+    /// Switches everything back, the last first; returns the names.
     pub(super) fn switch_back(
         &mut self,
-        endings: &Endings,
+        signals: &TerminationSignals,
         messages: &Messages,
     ) -> std::result::Result<Vec<String>, Failure> {
         let mut names = Vec::new();
         let mut outcome = Ok(());
         while let Some(report) = self.switched.pop() {
-            match put_back(self.target, &report, Options::default(), endings, messages) {
-                Ok(Some(back)) => {
-                    let done = back.changed.iter().map(|change| change.name.clone());
-                    names.extend(done);
-                    outcome = outcome.and(refuse_leftovers(&report, &back));
+            match restore(self.target, &report, Options::default(), signals, messages) {
+                Ok(Some(undone)) => {
+                    names.extend(undone.changed.iter().map(|change| change.name.clone()));
+                    outcome = outcome.and(refuse_leftovers(&report, &undone));
                 }
                 Ok(None) => {}
                 Err(failure) => outcome = outcome.and(Err(failure)),
@@ -97,17 +94,21 @@ impl<'t> Session<'t> {
         outcome.map(|()| names)
     }
 
-    /// Ends counting; says how many bytes stay mapped.
-    pub(super) fn remove(&mut self, endings: &Endings, messages: &Messages) -> Result<u64> {
+    /// Removes the observation; returns how many bytes stay mapped.
+    pub(super) fn remove(
+        &mut self,
+        signals: &TerminationSignals,
+        messages: &Messages,
+    ) -> Result<u64> {
         let Some(observer) = &mut self.observer else {
             return Ok(0);
         };
-        let removed = patiently(endings, messages, || observer.remove())?;
+        let removed = retry(signals, messages, || observer.remove())?;
         self.observer = None;
         Ok(removed.still_mapped)
     }
 
-    /// There is nothing to put back any more.
+    /// Undoes nothing any more: the process is gone.
     pub(super) fn forget(&mut self) {
         self.observer = None;
         self.switched.clear();
@@ -123,7 +124,7 @@ fn counters(report: &Report, name: &str) -> (u16, u16) {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        // Nobody is left who could be told.
+        // A panic is no time to report errors.
         while let Some(report) = self.switched.pop() {
             let _ = self.target.undo(&report, Options::default());
         }

@@ -1,4 +1,4 @@
-//! The terminal: taken over for a screen, and given back as it was, however that ends.
+//! The terminal: taken over for a screen, and restored however that ends.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,15 +18,15 @@ use ratatui::crossterm::terminal::{
 use ratatui::layout::Rect;
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
-use crate::output;
+use crate::say::open_terminal;
 
-/// How long a terminal may take to be given back: one that nobody reads from takes nothing.
+/// How long restoring a terminal may take: one whose output is not read takes nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where a terminal does not know its size: that of the VT100.
 const USUAL: (u16, u16) = (80, 24);
 
-/// Terminals say what they like, and each cell takes memory.
+/// A terminal may claim any size, and each cell takes memory.
 const LARGEST: (u16, u16) = (1000, 400);
 
 /// Whether the terminal is taken over.
@@ -38,10 +38,10 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Takes the terminal over. Once `ending` can be read, nobody waits for the terminal any more.
-    pub(super) fn take(ending: BorrowedFd<'_>) -> io::Result<Screen> {
-        give_back_in_a_panic();
-        let output = Output::open(Some(ending.try_clone_to_owned()?))?;
+    /// Takes the terminal over. Once `interrupt` is readable, writes do not wait for the terminal any more.
+    pub(super) fn take(interrupt: BorrowedFd<'_>) -> io::Result<Screen> {
+        restore_in_a_panic();
+        let output = Output::open(Some(interrupt.try_clone_to_owned()?))?;
         take()?;
         let viewport = Viewport::Fixed(area()?);
         // A viewport that is fixed, because asking for the size again, as ratatui does otherwise, may
@@ -60,40 +60,40 @@ impl Screen {
         self.terminal.draw(draw).map(drop)
     }
 
-    /// Gives the terminal back while `meanwhile` is done, and takes it over again.
-    pub(super) fn lend<T>(&mut self, meanwhile: impl FnOnce() -> T) -> io::Result<T> {
-        give_back();
+    /// Restores the terminal while `meanwhile` runs, and takes it over again.
+    pub(super) fn leave_for<T>(&mut self, meanwhile: impl FnOnce() -> T) -> io::Result<T> {
+        restore();
         let done = meanwhile();
         take()?;
         self.terminal.clear()?;
         Ok(done)
     }
 
-    /// Gives the terminal back; says whether it has taken it.
-    pub(super) fn give_back(self) -> bool {
-        give_back()
+    /// Restores the terminal; returns whether it took that.
+    pub(super) fn restore(self) -> bool {
+        restore()
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back();
+        restore();
     }
 }
 
 fn take() -> io::Result<()> {
-    // Whatever fails from here on, the rest is given back.
+    // If a step fails, those before it are undone.
     IS_TAKEN.store(true, Ordering::SeqCst);
     let taken = enable_raw_mode()
         .and_then(|()| Output::open(None))
         .and_then(|mut output| execute!(output, EnterAlternateScreen, Hide));
     taken.inspect_err(|_| {
-        give_back();
+        restore();
     })
 }
 
-/// Does nothing if it was done before. Nobody is told that a terminal is gone.
-fn give_back() -> bool {
+/// Does nothing if it was done before. If the terminal is gone, there is no place to report that.
+fn restore() -> bool {
     if !IS_TAKEN.swap(false, Ordering::SeqCst) {
         return true;
     }
@@ -103,11 +103,11 @@ fn give_back() -> bool {
     shown.is_ok() && is_cooked.is_ok()
 }
 
-/// So that what a panic says can be read.
-fn give_back_in_a_panic() {
+/// So that the message of a panic can be read.
+fn restore_in_a_panic() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        give_back();
+        restore();
         others(panic);
     }));
 }
@@ -122,36 +122,36 @@ fn area() -> io::Result<Rect> {
 }
 
 /// Writes to the terminal without waiting for ever: one whose window hangs, or on which Ctrl-S was
-/// pressed, would keep us from putting the process back.
+/// pressed, would keep us from undoing what was done to the process.
 struct Output {
     file: File,
-    /// Not to wait for the terminal any more once this can be read.
-    ending: Option<OwnedFd>,
+    /// Once this is readable, writes do not wait for the terminal any more.
+    interrupt: Option<OwnedFd>,
     unwritten: Vec<u8>,
 }
 
 impl Output {
-    fn open(ending: Option<OwnedFd>) -> io::Result<Output> {
+    fn open(interrupt: Option<OwnedFd>) -> io::Result<Output> {
         Ok(Output {
-            file: output::terminal()?,
-            ending,
+            file: open_terminal()?,
+            interrupt,
             unwritten: Vec::new(),
         })
     }
 
     /// Waits until the terminal takes more.
     fn wait(&self) -> io::Result<()> {
-        let mut ends = vec![PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
-        let ending = self.ending.as_ref();
-        ends.extend(ending.map(|ending| PollFd::new(ending.as_fd(), PollFlags::POLLIN)));
-        let timeout = match ending {
+        let mut fds = vec![PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
+        let interrupt = self.interrupt.as_ref();
+        fds.extend(interrupt.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
+        let timeout = match interrupt {
             Some(_) => PollTimeout::NONE,
             None => PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX),
         };
-        match poll(&mut ends, timeout) {
+        match poll(&mut fds, timeout) {
             Err(nix::errno::Errno::EINTR) => Ok(()),
             Err(errno) => Err(errno.into()),
-            Ok(_) if ends[0].any() == Some(true) => Ok(()),
+            Ok(_) if fds[0].any() == Some(true) => Ok(()),
             Ok(_) => Err(io::ErrorKind::TimedOut.into()),
         }
     }
@@ -179,7 +179,7 @@ impl Write for Output {
 
     fn flush(&mut self) -> io::Result<()> {
         // When ratatui ends it shows the cursor again, which was done, and would wait without end.
-        let is_late = self.ending.is_some() && !IS_TAKEN.load(Ordering::SeqCst);
+        let is_late = self.interrupt.is_some() && !IS_TAKEN.load(Ordering::SeqCst);
         let written = if is_late { Ok(()) } else { self.write_out() };
         self.unwritten.clear();
         written

@@ -168,7 +168,7 @@ fn filter_applies_while_typed_then_kept_or_dropped() {
     typed(&mut model, "/");
     model.press(Key::Control('u'), 10);
     assert_eq!(model.shown(), 3);
-    assert_eq!(model.press(Key::Control('c'), 10), Some(Wish::Quit));
+    assert_eq!(model.press(Key::Control('c'), 10), Some(Request::Quit));
     typed(&mut model, &"x".repeat(1000));
     assert_eq!(model.filter().len(), LONGEST_FILTER);
 }
@@ -209,7 +209,7 @@ fn selected_probe_is_switched_to_its_opposite() {
     assert_eq!(model.message(), None);
     let wish = |on| {
         let name = "b".to_owned();
-        Some(Wish::Switch { name, on })
+        Some(Request::Switch { name, on })
     };
     for (state, on) in [
         (None, true),
@@ -229,10 +229,10 @@ fn selected_probe_is_switched_to_its_opposite() {
 fn quit_and_suspend_keys_work_others_do_nothing() {
     let mut model = model();
     for key in [Key::Character('q'), Key::Escape, Key::Control('c')] {
-        assert_eq!(model.press(key, 10), Some(Wish::Quit));
+        assert_eq!(model.press(key, 10), Some(Request::Quit));
     }
-    assert_eq!(model.press(Key::Control('z'), 10), Some(Wish::Suspend));
-    assert_eq!(model.press(Key::Control('l'), 10), Some(Wish::Redraw));
+    assert_eq!(model.press(Key::Control('z'), 10), Some(Request::Suspend));
+    assert_eq!(model.press(Key::Control('l'), 10), Some(Request::Redraw));
     for key in [Key::Character('x'), Key::Backspace, Key::Control('x')] {
         assert_eq!(model.press(key, 10), None);
     }

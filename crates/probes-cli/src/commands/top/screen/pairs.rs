@@ -6,7 +6,7 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Row, Table};
 
-use super::{GAP, clipped, grouped};
+use super::cells::{GAP, clipped, grouped};
 use crate::commands::top::model::Times;
 use crate::output::in_words;
 

@@ -1,30 +1,34 @@
-//! A table on a terminal that is renewed.
+//! A table on a terminal that is drawn again and again.
 
 use ratatui::crossterm::terminal::window_size;
 
-use super::Failure;
-use super::observing::{Next, Pen};
+use crate::failure::Failure;
+use crate::say::{InterruptibleStdout, Next};
 
 /// The table, as far as it is on the terminal.
 #[derive(Debug, Default)]
-pub(super) struct Live {
+pub(super) struct RedrawnTable {
     lines: usize,
 }
 
-impl Live {
-    /// Shows a table in the place of the one before; of one that is larger than the terminal, as much as
+impl RedrawnTable {
+    /// Draws a table in the place of the one before; of one that is larger than the terminal, as much as
     /// there is room for.
-    pub(super) fn renew(&mut self, table: &str, pen: &mut Pen) -> Result<Next, Failure> {
+    pub(super) fn redraw(
+        &mut self,
+        table: &str,
+        stdout: &mut InterruptibleStdout,
+    ) -> Result<Next, Failure> {
         let size = window_size().map_or((0, 0), |size| (size.columns, size.rows));
         let table = clipped(table, size.0.into(), size.1.into());
-        let text = self.erased() + &table;
+        let text = self.erase_sequence() + &table;
         self.lines = table.lines().count();
-        pen.write(&text)
+        stdout.write(&text)
     }
 
-    /// What erases the table. ECMA-48: the cursor goes to the start of a line so many lines up, and what
-    /// follows is erased.
-    pub(super) fn erased(&self) -> String {
+    /// The control sequence that erases the table. ECMA-48: the cursor goes to the start of a line so
+    /// many lines up, and what follows is erased.
+    pub(super) fn erase_sequence(&self) -> String {
         match self.lines {
             0 => String::new(),
             lines => format!("\x1b[{lines}F\x1b[J"),
@@ -32,7 +36,7 @@ impl Live {
     }
 }
 
-/// What fits on a terminal with the cursor below it; a size of 0 is one that nobody knows.
+/// What fits on a terminal with the cursor below it; a size of 0 is unknown.
 fn clipped(table: &str, columns: usize, rows: usize) -> String {
     let limit = |size| if size == 0 { usize::MAX } else { size };
     let lines = table.lines().take(limit(rows.saturating_sub(1)));
@@ -56,7 +60,7 @@ mod tests {
 
     #[test]
     fn table_is_erased_before_the_next() {
-        assert_eq!(Live { lines: 0 }.erased(), "");
-        assert_eq!(Live { lines: 3 }.erased(), "\x1b[3F\x1b[J");
+        assert_eq!(RedrawnTable { lines: 0 }.erase_sequence(), "");
+        assert_eq!(RedrawnTable { lines: 3 }.erase_sequence(), "\x1b[3F\x1b[J");
     }
 }

@@ -1,0 +1,160 @@
+//! The command line: from the words that were typed to a [`Command`] that can run.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::IsTerminal;
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+
+use crate::commands::Command;
+use crate::spelling::spell_out;
+use crate::usage::UsageError;
+
+const HELP: &str = "\
+Examples:
+    ocaml-probes list -prog ./server.exe
+    ocaml-probes trace -prog ./server.exe -enable-regexp req_ -- --port 8080
+    ocaml-probes info -pid 4242
+    ocaml-probes attach -pid 4242 -enable req_start,req_end
+
+-pid 7, --pid 7, -pid=7 and --pid=7 are the same. Subcommands and flags may be cut to a unique
+prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
+whatever it looks like. `--` ends the flags.
+
+Exit status: 0 done, 1 failed, 2 the arguments make no sense; with trace -wait, -count, -latency or
+-watch, that of the program.";
+
+/// See and steer the probes of live OCaml programs.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ocaml-probes",
+    version,
+    disable_version_flag = true,
+    disable_help_flag = true
+)]
+#[command(override_usage = "ocaml-probes SUBCOMMAND [FLAGS]", after_help = HELP)]
+#[command(
+    subcommand_value_name = "SUBCOMMAND",
+    subcommand_help_heading = "Subcommands"
+)]
+#[command(next_help_heading = "Flags")]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+    /// Print this help
+    #[arg(short, visible_short_alias = '?', long, action = ArgAction::Help, global = true)]
+    #[arg(help_heading = "Flags", display_order = 1000)]
+    help: Option<bool>,
+    /// Print the version
+    #[arg(long, action = ArgAction::Version)]
+    version: Option<bool>,
+}
+
+/// Why there is no command to run.
+#[derive(Debug)]
+pub(crate) enum NoCommand {
+    /// Help or the version was asked for: its text.
+    Print(String),
+    /// The arguments make no sense.
+    Usage(UsageError),
+}
+
+/// Reads the command line, whose first word is the program.
+pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Command, NoCommand> {
+    let mut definition = definition();
+    let argv = spell_out(&definition, argv).map_err(NoCommand::Usage)?;
+    let subcommand = argv.get(1).map(|word| word.to_string_lossy().into_owned());
+    let matches = definition.try_get_matches_from_mut(argv);
+    let parsed = matches.and_then(|matches| CommandLine::from_arg_matches(&matches));
+    match parsed {
+        Ok(line) => Ok(line.command),
+        Err(error) => Err(no_command(&error, subcommand.as_deref())),
+    }
+}
+
+/// The subcommands and flags, as clap knows them.
+fn definition() -> clap::Command {
+    let mut definition = CommandLine::command();
+    definition.build();
+    definition
+}
+
+fn no_command(error: &clap::Error, subcommand: Option<&str>) -> NoCommand {
+    if let ErrorKind::DisplayHelp | ErrorKind::DisplayVersion = error.kind() {
+        return NoCommand::Print(coloured(&error.render()));
+    }
+    let (subcommand, message) = match error.kind() {
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            (None, missing_subcommand())
+        }
+        _ => (subcommand, explain(error)),
+    };
+    NoCommand::Usage(UsageError::new(subcommand, message))
+}
+
+fn missing_subcommand() -> String {
+    let definition = definition();
+    let names = definition.get_subcommands().map(clap::Command::get_name);
+    let names: Vec<&str> = names.collect();
+    format!("no subcommand; there are {}", names.join(", "))
+}
+
+/// What is wrong, with flags spelled as in our help.
+fn explain(error: &clap::Error) -> String {
+    let flags = |kind| match error.get(kind) {
+        Some(ContextValue::Strings(flags)) => flags.join(", "),
+        Some(flag) => flag.to_string(),
+        None => String::new(),
+    };
+    match (error.kind(), error.source()) {
+        (ErrorKind::ArgumentConflict, _) => {
+            let flag = without_value(&flags(ContextKind::InvalidArg));
+            let other = without_value(&flags(ContextKind::PriorArg));
+            if other.is_empty() || other == flag {
+                format!("{flag} is given more than once")
+            } else {
+                format!("{flag} and {other} cannot be combined")
+            }
+        }
+        (ErrorKind::MissingRequiredArgument, _) => {
+            // A group of which one is needed: `<--pid <N>|--name <RE>>`.
+            let flags = flags(ContextKind::InvalidArg).replace('|', " or ");
+            let flags = flags.replace("--", "-").replace(['<', '>'], "");
+            format!("no {flags} given")
+        }
+        (ErrorKind::InvalidValue, _) => {
+            let flag = without_value(&flags(ContextKind::InvalidArg));
+            format!("{flag} is empty")
+        }
+        (ErrorKind::ValueValidation, Some(source)) => {
+            let flag = without_value(&flags(ContextKind::InvalidArg));
+            format!("{flag}: {source}")
+        }
+        _ => {
+            let text = error.render().to_string();
+            let first = text.lines().next().unwrap_or_default();
+            first.strip_prefix("error: ").unwrap_or(first).to_owned()
+        }
+    }
+}
+
+/// `-pid` of `--pid <N>`.
+fn without_value(flag: &str) -> String {
+    let flag = flag.split([' ', ',']).next().unwrap_or_default();
+    flag.replacen("--", "-", 1)
+}
+
+/// With colours on a terminal, unless <https://no-color.org> is asked for.
+fn coloured(text: &StyledStr) -> String {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if std::io::stdout().is_terminal() && !refused {
+        text.ansi().to_string()
+    } else {
+        text.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use probes_lib::{Actions, Selector};
+
+use super::*;
+
+fn command(line: &str) -> Result<Command, NoCommand> {
+    let argv = line.split(' ').map(OsString::from);
+    parse(argv)
+}
+
+fn refusal(line: &str) -> String {
+    match command(line) {
+        Err(NoCommand::Usage(error)) => error.to_string(),
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn actions(line: &str) -> String {
+    match command(&format!("x attach -pid 7 {line}")) {
+        Ok(Command::Attach(attach)) => format!("{:?}", attach.actions()),
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn comma_lists_of_both_sides_add_up() {
+    let expected = Actions::new()
+        .enable(Selector::name("a"))
+        .enable(Selector::name("b"))
+        .enable(Selector::name("c"))
+        .disable(Selector::name("d"));
+    let line = "-enable a,b -disable d -enable c";
+    assert_eq!(actions(line), format!("{expected:?}"));
+}
+
+#[test]
+fn force_combines_with_every_family() {
+    for family in [
+        "-enable a -disable b",
+        "-enable-all",
+        "-disable-regexp a",
+        "-enable-pair a,b",
+    ] {
+        assert!(actions(&format!("{family} -force")).contains("force: true"));
+        assert!(actions(family).contains("force: false"));
+    }
+}
+
+#[test]
+fn two_families_are_refused() {
+    let families = [
+        "-enable=a",
+        "-enable-all",
+        "-disable-all",
+        "-enable-regexp=a",
+        "-disable-regexp=a",
+        "-enable-pair=a,b",
+        "-disable-pair=a,b",
+    ];
+    for (index, one) in families.iter().enumerate() {
+        for other in &families[index + 1..] {
+            let message = refusal(&format!("x attach -pid 7 {other} {one}"));
+            assert!(message.ends_with("cannot be combined"), "{message}");
+        }
+        let message = refusal(&format!("x attach -pid 7 {one} {one}"));
+        let twice = ["is given more than once", "\"a\" is given twice"];
+        assert!(twice.iter().any(|end| message.ends_with(end)), "{message}");
+    }
+}
+
+#[test]
+fn pid_is_a_positive_decimal_number() {
+    for pid in [
+        "0",
+        "-1",
+        "+7",
+        "0x7",
+        "7.0",
+        "",
+        " 7",
+        "2147483648",
+        "self",
+        "７",
+    ] {
+        // A space cannot be typed into these test lines, which are split there.
+        let line = ["x", "info", "-pid", pid].map(OsString::from);
+        let refused = parse(line);
+        assert!(matches!(refused, Err(NoCommand::Usage(_))), "{pid:?}");
+    }
+    for pid in ["7", "007", "2147483647"] {
+        assert!(command(&format!("x info -pid {pid}")).is_ok(), "{pid}");
+    }
+}
+
+fn spelled(line: &str) -> Result<String, String> {
+    let argv = line.split(' ').map(OsString::from);
+    match spell_out(&definition(), argv) {
+        Ok(words) => Ok(words
+            .iter()
+            .map(|word| word.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" ")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn all_spellings_of_a_flag_become_one() {
+    for flag in ["-pid 7", "--pid 7", "-pid=7", "--pid=7", "-p 7", "--pi=7"] {
+        let line = spelled(&format!("ocaml-probes info {flag} -sites"));
+        assert_eq!(line.unwrap(), "ocaml-probes info --pid=7 --sites");
+    }
+    for flag in ["-h", "-?", "-help", "--help", "--h", "-hel"] {
+        let line = spelled(&format!("ocaml-probes attach {flag}"));
+        assert_eq!(line.unwrap(), "ocaml-probes attach --help");
+    }
+}
+
+#[test]
+fn subcommands_may_be_abbreviated_also_after_help() {
+    assert_eq!(spelled("x att -q").unwrap(), "x attach --quiet");
+    assert_eq!(spelled("x he tr").unwrap(), "x help trace");
+}
+
+#[test]
+fn word_after_a_flag_is_its_value() {
+    let line = spelled("x attach -enable-regexp -pid -pid -7").unwrap();
+    assert_eq!(line, "x attach --enable-regexp=-pid --pid=-7");
+    let line = spelled("x attach -enable-regexp= -enable-pair a=b").unwrap();
+    assert_eq!(line, "x attach --enable-regexp= --enable-pair=a=b");
+}
+
+#[test]
+fn words_after_two_dashes_are_left_alone() {
+    let line = spelled("x trace -prog a -- -pid 7 -p -- -enable").unwrap();
+    assert_eq!(line, "x trace --prog=a -- -pid 7 -p -- -enable");
+}
+
+#[test]
+fn enable_and_disable_are_not_abbreviated() {
+    for (line, error) in [
+        (
+            "x attach -enabl a",
+            "attach: unknown flag -enabl; did you mean \
+             -enable or -enable-all or -enable-regexp or -enable-pair?",
+        ),
+        (
+            "x attach --disable-a",
+            "attach: unknown flag --disable-a; did you mean -disable-all?",
+        ),
+    ] {
+        assert_eq!(spelled(line).unwrap_err(), error);
+    }
+}
+
+#[test]
+fn bytes_that_are_not_text_stay_unchanged() {
+    let file = OsString::from_vec(b"-prog=\xff\n".to_vec());
+    let argv = ["x".into(), "list".into(), file];
+    let line = spell_out(&definition(), argv).unwrap();
+    assert_eq!(line[2].as_bytes(), b"--prog=\xff\n");
+}

@@ -1,0 +1,40 @@
+//! `observe -clean`: removes the instrumentation of an observer that was killed.
+
+use probes_lib::Options;
+
+use super::observe_loop::warn_of_still_mapped;
+use super::open_target::open;
+use crate::failure::Failure;
+use crate::flags::{Checked, OneProcess, OutputFlags};
+use crate::output;
+use crate::say;
+
+const HELP: &str = "\
+A process that is observed when its observer is killed goes on as it is, which does no harm. `info`
+says so, and this removes what is left; so does the next count, latency or watch. Plain, it prints
+how many sites were observed:
+    PID SITES";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes observe -clean -pid N [FLAGS]")]
+#[command(after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    /// Restore the original code of its sites
+    #[arg(long, required = true)]
+    clean: bool,
+    #[command(flatten)]
+    output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let (pid, messages) = (args.process.pid, args.output.messages);
+    let target = open(pid, &messages)?;
+    let cleaned = target.clean(Options::default());
+    let cleaned = cleaned.map_err(Failure::of_process(pid))?;
+    say::print(&output::cleaned(args.output.format, pid, cleaned)?)?;
+    warn_of_still_mapped(&messages, pid, cleaned.still_mapped);
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! What `count`, `latency` and `watch` have in common: a process is observed for a time and read now and
+//! then; whatever happens, the observation is removed in the end.
+
+use std::io::{IsTerminal, stdout};
+use std::iter;
+use std::time::{Duration, Instant};
+
+use probes_lib::{Observation, Observed, Observer, Options, Target};
+
+use super::restore::retry;
+use crate::failure::{Failure, fate};
+use crate::output::Format;
+use crate::say::{InterruptibleStdout, Messages, Next};
+use crate::signals::{TerminationSignals, WaitEnd};
+
+/// How often a process is read about which nothing is shown until the end: if it exits, the last reading
+/// is all there is.
+pub(super) const READ_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How often a table on a terminal is redrawn, unless -interval says it.
+const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A process that is observed.
+pub(super) struct ActiveObservation<'t> {
+    target: &'t Target,
+    observer: Observer<'t>,
+    begun: Instant,
+    duration: Option<Duration>,
+    stdout: InterruptibleStdout,
+    messages: Messages,
+}
+
+/// What has come of an observation.
+pub(super) struct Outcome {
+    /// `None` if the process is gone: the last reading is then all there is.
+    pub(super) observed: Option<Observed>,
+    /// How long it took.
+    pub(super) lasted: Duration,
+    /// False if a signal had to end it because the reader of standard output did not read.
+    pub(super) is_read: bool,
+    /// Why it was not removed; to be reported after the answer.
+    pub(super) failure: Option<Failure>,
+}
+
+/// How often the figures so far are shown, and whether as a table that is redrawn.
+#[derive(Clone, Copy)]
+pub(super) struct Display {
+    /// `None` if they are shown only in the end.
+    pub(super) interval: Option<Duration>,
+    pub(super) is_redrawn: bool,
+}
+
+impl Display {
+    /// Redraws tables on a terminal; shows anything else only if there is an interval.
+    pub(super) fn new(format: Format, interval: Option<Duration>) -> Display {
+        let is_redrawn = format == Format::Table && stdout().is_terminal();
+        Display {
+            interval: interval.or(is_redrawn.then_some(REDRAW_INTERVAL)),
+            is_redrawn,
+        }
+    }
+
+    /// How often the process is read.
+    pub(super) fn read_interval(&self) -> Duration {
+        self.interval.unwrap_or(READ_INTERVAL)
+    }
+}
+
+impl<'t> ActiveObservation<'t> {
+    /// Begins to observe a process, for `duration` or until a signal comes.
+    pub(super) fn begin(
+        target: &'t Target,
+        observation: &Observation,
+        duration: Option<Duration>,
+        messages: Messages,
+    ) -> Result<ActiveObservation<'t>, Failure> {
+        // Before anything is changed, so that a signal cannot keep it from being removed.
+        let mut stdout = InterruptibleStdout::new(TerminationSignals::block()?)?;
+        let observer = target.observe(observation, Options::default());
+        let observer = observer.map_err(Failure::of_process(target.pid()))?;
+        messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
+        let begun = Instant::now();
+        stdout.set_deadline(duration.and_then(|after| begun.checked_add(after)));
+        Ok(ActiveObservation {
+            target,
+            observer,
+            begun,
+            duration,
+            stdout,
+            messages,
+        })
+    }
+
+    /// Reads every `interval` and has `show` show it, until the observation is over; then removes it.
+    pub(super) fn run<T>(
+        mut self,
+        interval: Duration,
+        read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
+        show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
+    ) -> Result<Outcome, Failure> {
+        let last_reading = self.read_repeatedly(interval, read, show);
+        let lasted = self.begun.elapsed();
+        // Whatever has failed so far.
+        let removed = retry(self.stdout.signals(), &self.messages, || {
+            self.observer.remove()
+        });
+        let is_read = self.stdout.is_read();
+        self.stdout.into_signals().unblock();
+        let pid = self.target.pid();
+        let mut failure = None;
+        let observed = match removed {
+            Ok(observed) => {
+                warn_of_still_mapped(&self.messages, pid, observed.still_mapped);
+                last_reading?.map_err(Failure::of_process(pid))?;
+                Some(observed)
+            }
+            Err(error) => {
+                if let Some(fate) = fate(&error) {
+                    last_reading?.ok();
+                    self.messages
+                        .note(&format!("the process {fate}: this is the last reading"));
+                } else {
+                    self.messages.note("this is the last reading");
+                    failure = Some(Failure::of_removal(pid, error));
+                }
+                None
+            }
+        };
+        Ok(Outcome {
+            observed,
+            lasted,
+            is_read,
+            failure,
+        })
+    }
+
+    /// Returns the error of the reading that failed, if that is why it is over.
+    fn read_repeatedly<T>(
+        &mut self,
+        interval: Duration,
+        mut read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
+        mut show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
+    ) -> Result<probes_lib::Result<()>, Failure> {
+        let end = self.duration.unwrap_or(Duration::MAX);
+        let mut next = interval;
+        loop {
+            let left = end.min(next).saturating_sub(self.begun.elapsed());
+            let signals = self.stdout.signals();
+            let wait_end = signals.wait(iter::once(self.target), left)?;
+            let at = self.begun.elapsed();
+            if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
+                return Ok(Ok(()));
+            }
+            let reading = match read(&mut self.observer) {
+                Ok(reading) => reading,
+                Err(error) => return Ok(Err(error)),
+            };
+            if let Next::Stop = show(reading, &mut self.stdout, at)? {
+                return Ok(Ok(()));
+            }
+            next = next_time(at, interval);
+        }
+    }
+}
+
+/// Says that memory stays mapped in a process that is not observed any more.
+pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
+    if bytes > 0 {
+        let why = "a thread may still return there, or the process has a seccomp filter of its own";
+        messages.warning(
+            &format!("{bytes} bytes stay mapped in process {pid}, which does no harm: {why}"),
+            &format!("`ocaml-probes observe -clean -pid {pid}` unmaps them later"),
+        );
+    }
+}
+
+/// The first multiple of `interval` after `at`.
+fn next_time(at: Duration, interval: Duration) -> Duration {
+    let passed = at.as_nanos() % interval.as_nanos().max(1);
+    let left = interval.as_nanos().saturating_sub(passed);
+    at.saturating_add(Duration::from_nanos(
+        u64::try_from(left).unwrap_or(u64::MAX),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_is_read_once_in_each_interval() {
+        let ms = Duration::from_millis;
+        assert_eq!(next_time(ms(1000), ms(1000)), ms(2000));
+        assert_eq!(next_time(ms(1001), ms(1000)), ms(2000));
+        assert_eq!(next_time(ms(5900), ms(1000)), ms(6000));
+        assert_eq!(
+            next_time(ms(7), Duration::from_nanos(1)),
+            ms(7) + Duration::from_nanos(1)
+        );
+        assert_eq!(next_time(Duration::MAX, ms(1)), Duration::MAX);
+    }
+}

@@ -1,0 +1,93 @@
+//! Opening a process, and what is said about it before anything is done to it.
+
+use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
+
+use crate::failure::{Failure, is_nameless};
+use crate::flags::OutputOptions;
+use crate::hint::{self, Subject};
+use crate::output::{Detail, Format};
+use crate::say::Messages;
+use crate::text::few;
+
+/// Opens a process in order to change it, and describes it.
+pub(super) fn open(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
+    let target = Target::open(pid).map_err(|error| error.leaving(Effect::NothingChanged));
+    let target = target.map_err(Failure::of_process(pid))?;
+    describe(messages, &target);
+    Ok(target)
+}
+
+/// Says what was found at a pid.
+pub(super) fn describe(messages: &Messages, target: &Target) {
+    let (pid, program) = (target.pid(), target.program().display());
+    messages.step(format_args!("process {pid} runs {program}"));
+    for object in target.objects() {
+        messages.step(format_args!(
+            "{} has {} probes; load bias {}",
+            object.path().display(),
+            object.table().probes().len(),
+            object.load_bias()
+        ));
+    }
+    warn_of_passed_over(messages, target);
+}
+
+/// Names the files that could not be read, which may have probes as well.
+fn warn_of_passed_over(messages: &Messages, target: &Target) {
+    let (nameless, others): (Vec<_>, Vec<_>) = target
+        .unreadable()
+        .into_iter()
+        .partition(|file| is_nameless(&file.why));
+    let warn = |why: &str, file: &UnreadableObject| {
+        let hint = hint::of(file.why.kind(), &Subject::Process(target.pid()));
+        let hint = hint.unwrap_or_else(|| "the probes of all other files are there".to_owned());
+        messages.warning(&format!("passed over: {why}"), &hint);
+    };
+    for file in &others {
+        warn(&file.why.to_string(), file);
+    }
+    match nameless.as_slice() {
+        [] => {}
+        [file] => warn(&file.why.to_string(), file),
+        // All libraries of a program, perhaps, after the system was upgraded.
+        [first, ..] => {
+            let paths = nameless.iter().map(|file| file.path.display().to_string());
+            let mut paths: Vec<String> = paths.collect();
+            paths.sort();
+            let names = few(&paths).unwrap_or_default();
+            let why = format!("cannot open files that have no name any more: {names}");
+            warn(&why, first);
+        }
+    }
+}
+
+/// The source lines of each object.
+pub(super) fn sources(target: &Target) -> Vec<Option<SourceMap>> {
+    let source = |object: &Object| object.source_map().ok();
+    target.objects().iter().map(source).collect()
+}
+
+/// What to show of each probe. Source lines are read only if they are shown, because that takes
+/// longer than everything else; a program without them can be worked on as well.
+pub(super) fn detail(
+    output: OutputOptions,
+    sites: bool,
+    source_maps: impl IntoIterator<Item = Result<SourceMap>>,
+) -> Detail {
+    if !sites && output.format != Format::Json {
+        return Detail::default();
+    }
+    let or_none = |source_map: Result<SourceMap>| {
+        source_map
+            .inspect_err(|error| {
+                output.messages.step(format_args!(
+                    "functions and source lines are left out: {error}"
+                ));
+            })
+            .ok()
+    };
+    Detail {
+        sites: true,
+        sources: source_maps.into_iter().map(or_none).collect(),
+    }
+}

@@ -1,0 +1,188 @@
+//! [`Inputs`]: whatever comes next: a key, a signal, the exit of the process, the loss of the terminal.
+
+use std::io::{self, stdin};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::signal::{SigSet, Signal, kill, raise};
+use nix::sys::signalfd::SignalFd;
+use nix::unistd::{Pid, read};
+
+use super::keys::{Key, Keys};
+use crate::failure::Failure;
+use crate::signals::{TerminationSignals, block, poll_timeout};
+
+/// How long Esc may be the beginning of what another key sends.
+const SEQUENCE: Duration = Duration::from_millis(50);
+
+/// What comes.
+#[derive(Debug)]
+pub(super) enum Input {
+    Keys(Vec<Key>),
+    /// The terminal has another size, or we were stopped, after which anything may be on it.
+    Redraw {
+        was_stopped: bool,
+    },
+    /// SIGTSTP, which asks us to stop.
+    Suspend,
+    /// Nothing came in time.
+    Timeout,
+    End(End),
+}
+
+/// Why `top` ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Quit,
+    /// By a termination signal.
+    Interrupted,
+    /// The process has exited, or executed a new program.
+    Exited,
+    TerminalLost,
+}
+
+/// Waits for what comes.
+pub(super) struct Inputs<'e> {
+    termination: &'e TerminationSignals,
+    /// The signals about the terminal.
+    signals: SignalFd,
+    exit: OwnedFd,
+    keys: Keys,
+}
+
+impl<'e> Inputs<'e> {
+    /// `exit` is readable once the process has exited.
+    pub(super) fn new(
+        termination: &'e TerminationSignals,
+        exit: OwnedFd,
+    ) -> Result<Inputs<'e>, Failure> {
+        let signals = [Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
+        Ok(Inputs {
+            termination,
+            signals: block(&SigSet::from_iter(signals))?,
+            exit,
+            keys: Keys::default(),
+        })
+    }
+
+    /// What comes within `duration`.
+    pub(super) fn wait(&mut self, duration: Duration) -> Result<Input, Failure> {
+        let until = Instant::now().checked_add(duration);
+        loop {
+            let left = until.map_or(Duration::MAX, |until| {
+                until.saturating_duration_since(Instant::now())
+            });
+            let left = if self.keys.is_waiting() {
+                left.min(SEQUENCE)
+            } else {
+                left
+            };
+            let Some(is_ready) = self.poll(left)? else {
+                continue;
+            };
+            if is_ready.termination && self.termination.is_interrupted() {
+                return Ok(Input::End(End::Interrupted));
+            }
+            if is_ready.exit {
+                return Ok(Input::End(End::Exited));
+            }
+            if is_ready.signal {
+                if let Some(input) = self.read_signals() {
+                    return Ok(input);
+                }
+            }
+            if is_ready.input {
+                match self.read_keys() {
+                    Ok(keys) if keys.is_empty() => {}
+                    Ok(keys) => return Ok(Input::Keys(keys)),
+                    Err(_) => return Ok(Input::End(End::TerminalLost)),
+                }
+            } else if let Some(key) = self.keys.give_up() {
+                return Ok(Input::Keys(vec![key]));
+            }
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Ok(Input::Timeout);
+            }
+        }
+    }
+
+    /// `None` if a signal came in between.
+    fn poll(&self, left: Duration) -> Result<Option<Ready>, Failure> {
+        let input = stdin();
+        let fds = [
+            self.termination.as_fd(),
+            self.exit.as_fd(),
+            self.signals.as_fd(),
+            input.as_fd(),
+        ];
+        let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, poll_timeout(left)) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ok(None),
+            Err(errno) => return Err(Failure::System("wait", errno.into())),
+        }
+        // A terminal that is gone is readable; the error comes when it is read.
+        let [termination, exit, signal, input] = fds.map(|fd| fd.any() == Some(true));
+        Ok(Some(Ready {
+            termination,
+            exit,
+            signal,
+            input,
+        }))
+    }
+
+    fn read_keys(&mut self) -> io::Result<Vec<Key>> {
+        let mut bytes = [0; 256];
+        match read(stdin().as_fd(), &mut bytes) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => Ok(self.keys.feed(&bytes[..count])),
+            Err(Errno::EINTR | Errno::EAGAIN) => Ok(Vec::new()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn read_signals(&self) -> Option<Input> {
+        let mut input = None;
+        while let Ok(Some(info)) = self.signals.read_signal() {
+            input = match (Signal::try_from(info.ssi_signo as i32), input) {
+                (Ok(Signal::SIGTSTP), _) => return Some(Input::Suspend),
+                (Ok(Signal::SIGCONT), _) => Some(Input::Redraw { was_stopped: true }),
+                (Ok(Signal::SIGWINCH), None) => Some(Input::Redraw { was_stopped: false }),
+                (_, input) => input,
+            };
+        }
+        input
+    }
+}
+
+/// What can be read.
+struct Ready {
+    termination: bool,
+    exit: bool,
+    signal: bool,
+    input: bool,
+}
+
+/// Which processes stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// All of the job, as if the terminal had made a signal of Ctrl-Z.
+    Job,
+    /// Only this process, which was sent the signal.
+    Own,
+}
+
+/// Stops as Ctrl-Z does. Where no shell could continue it, the kernel does not stop it either (setpgid(2),
+/// orphaned process groups). Returns when it is continued.
+pub(super) fn stop(which: Stop) {
+    let stopping = SigSet::from(Signal::SIGTSTP);
+    // The signal is blocked until the terminal has been given back, which is now. These do not fail.
+    let _ = match which {
+        Stop::Job => kill(Pid::from_raw(0), Signal::SIGTSTP),
+        Stop::Own => raise(Signal::SIGTSTP),
+    };
+    let _ = stopping.thread_unblock();
+    let _ = stopping.thread_block();
+}

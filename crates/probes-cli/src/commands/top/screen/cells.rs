@@ -1,0 +1,78 @@
+//! The text of cells: names, numbers and sparklines that fit into their columns.
+
+use ratatui::symbols::bar;
+use ratatui::text::Line;
+
+use crate::text::Escaped;
+
+/// Between two columns.
+pub(super) const GAP: u16 = 2;
+
+/// A name, which may be anything, in so many columns: what is left out is told by an ellipsis.
+pub(super) fn clipped(name: &str, width: usize) -> String {
+    // Nothing is narrower than a column for four characters, marks above letters included.
+    let beginning: String = name.chars().take(4 * width + 4).collect();
+    let mut text = Escaped(&beginning).to_string();
+    if Line::from(text.as_str()).width() <= width && beginning.len() == name.len() {
+        return text;
+    }
+    while Line::from(text.as_str()).width() >= width.max(1) {
+        text.pop();
+    }
+    text + "…"
+}
+
+/// `1,234,567`; what is wider than its column in powers of a thousand.
+pub(super) fn grouped(number: u64) -> String {
+    if number >= 10_000_000_000 {
+        let mut scaled = number as f64 / 1e9;
+        let mut units = ["G", "T", "P", "E"].into_iter();
+        let mut unit = units.next();
+        while scaled >= 999.9995 {
+            scaled /= 1000.0;
+            unit = units.next();
+        }
+        return format!("{scaled:.3}{}", unit.unwrap_or_default());
+    }
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+pub(super) fn rate_text(rate: f64) -> String {
+    match rate {
+        rate if rate < 999.95 => format!("{rate:.1}"),
+        // Rounded; it is less than 2^64, or as good as.
+        rate => grouped(rate.round() as u64),
+    }
+}
+
+/// A bar for each rate, the highest as high as can be; none where nothing was counted.
+pub(super) fn sparkline(rates: impl ExactSizeIterator<Item = f64> + Clone, width: usize) -> String {
+    const BARS: [&str; 8] = [
+        bar::ONE_EIGHTH,
+        bar::ONE_QUARTER,
+        bar::THREE_EIGHTHS,
+        bar::HALF,
+        bar::FIVE_EIGHTHS,
+        bar::THREE_QUARTERS,
+        bar::SEVEN_EIGHTHS,
+        bar::FULL,
+    ];
+    let latest = rates.clone().skip(rates.len().saturating_sub(width));
+    let highest = latest.clone().fold(0.0, f64::max);
+    let bars = latest.map(|rate| match rate {
+        rate if rate > 0.0 => {
+            let level = (rate / highest * BARS.len() as f64).ceil() as usize;
+            BARS[level.clamp(1, BARS.len()) - 1]
+        }
+        _ => " ",
+    });
+    bars.collect()
+}

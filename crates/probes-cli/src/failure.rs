@@ -1,0 +1,220 @@
+//! [`Failure`]: why a command failed, in words, with the exit status and the hint that go with it; and the
+//! sets of library errors that commands treat alike.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use probes_lib::{Denial, Effect, Error, ErrorKind};
+
+use crate::hint::{self, Subject};
+use crate::usage::UsageError;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The arguments make no sense.
+    Usage(UsageError),
+    /// The library's error about a process or file.
+    Target(Subject, Error),
+    /// Some of several processes failed; each failure was reported when it happened.
+    Several {
+        failed: usize,
+        total: usize,
+        /// What became of the others.
+        rest: &'static str,
+    },
+    /// The probes of so many followed processes could not be set; each failure was reported when it
+    /// happened.
+    NotSet(usize),
+    /// No process with probes runs a program whose name matches.
+    NoProcessNamed(String),
+    /// The processes could not be listed.
+    Survey(Error),
+    /// The answer could not be written.
+    Output(io::Error),
+    /// What was asked for was done, but the answer could not be written.
+    DoneUnwritten(String, io::Error),
+    /// A temporary change could not be undone: why, and how to do it by hand.
+    NotRestored(Error, String),
+    /// These probes were not restored, though the others were; and how to do it by hand.
+    PartlyRestored(String, String),
+    /// An observation could not be removed from a process.
+    NotRemoved(i32, Error),
+    /// A file that was to be written cannot be.
+    WriteFile(PathBuf, io::Error),
+    /// There is no terminal to show a process on: why.
+    NoTerminal(String, i32),
+    /// A system call of the tool itself failed: what it was to do.
+    System(&'static str, io::Error),
+}
+
+impl Failure {
+    /// The library's error about a process.
+    pub(crate) fn of_process(pid: i32) -> impl Fn(Error) -> Failure {
+        move |error| Failure::Target(Subject::Process(pid), error)
+    }
+
+    /// An observation of a process could not be removed. The process is not observed by us if another
+    /// observer has replaced this one, or if only memory is left.
+    pub(crate) fn of_removal(pid: i32, error: Error) -> Failure {
+        let is_replaced = matches!(error.kind(), ErrorKind::ObserverReplaced { .. });
+        if is_replaced || error.effect() == Effect::StillMapped {
+            Failure::Target(Subject::Process(pid), error)
+        } else {
+            Failure::NotRemoved(pid, error)
+        }
+    }
+
+    /// The same failure, after what was changed has been undone.
+    pub(crate) fn after_undoing(self) -> Failure {
+        match self {
+            Failure::DoneUnwritten(_, error) => {
+                Failure::DoneUnwritten("what was changed was undone".to_owned(), error)
+            }
+            failure => failure,
+        }
+    }
+
+    /// Whether the reader of standard output has gone: it does not want the rest of the answer.
+    pub(crate) fn is_closed_pipe(&self) -> bool {
+        matches!(self, Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// 2 if the arguments make no sense, otherwise 1.
+    pub(crate) fn exit_status(&self) -> ExitCode {
+        match self {
+            Failure::Usage(_) => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
+
+    /// What to do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Failure::Usage(error) => Some(error.hint()),
+            Failure::Target(subject, error) => hint::of(error.kind(), subject),
+            // It is about no process.
+            Failure::Survey(error) => hint::of(error.kind(), &Subject::Process(0)),
+            Failure::NotRestored(_, hint) => Some(hint.clone()),
+            Failure::NotRemoved(pid, _) => Some(format!(
+                "`ocaml-probes observe -clean -pid {pid}` removes the observation"
+            )),
+            Failure::PartlyRestored(_, hint) => Some(format!("once it is gone, {hint}")),
+            Failure::NoProcessNamed(_) => {
+                Some("`ocaml-probes ps` lists the processes with probes".to_owned())
+            }
+            Failure::NoTerminal(_, pid) => Some(format!(
+                "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
+            )),
+            Failure::Several { .. }
+            | Failure::NotSet(_)
+            | Failure::Output(_)
+            | Failure::DoneUnwritten(..)
+            | Failure::WriteFile(..)
+            | Failure::System(..) => None,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Usage(error) => error.fmt(f),
+            Failure::Target(_, error) | Failure::Survey(error) => error.fmt(f),
+            Failure::Output(error) => {
+                write!(f, "cannot write the answer: {}", reason(error))
+            }
+            Failure::DoneUnwritten(done, error) => {
+                write!(f, "cannot write the answer: {}; {done}", reason(error))
+            }
+            Failure::Several {
+                failed,
+                total,
+                rest,
+            } => {
+                write!(f, "{failed} of {total} processes failed")?;
+                let separator = if rest.is_empty() { "" } else { "; " };
+                write!(f, "{separator}{rest}")
+            }
+            Failure::NotSet(1) => f.write_str("the probes of one process could not be set"),
+            Failure::NotSet(count) => {
+                write!(f, "the probes of {count} processes could not be set")
+            }
+            Failure::NoProcessNamed(name) => write!(
+                f,
+                "no process with OCaml probes runs a program whose name matches \"{name}\""
+            ),
+            Failure::NotRestored(error, _) => {
+                write!(f, "cannot undo the temporary change: {error}")
+            }
+            Failure::PartlyRestored(names, _) => write!(
+                f,
+                "cannot restore {names}: something else, such as a breakpoint, is in their code"
+            ),
+            Failure::NotRemoved(pid, error) => {
+                write!(f, "process {pid} is still observed: {error}")
+            }
+            Failure::WriteFile(path, error) => {
+                write!(f, "cannot write {}: {}", path.display(), reason(error))
+            }
+            Failure::NoTerminal(why, _) => write!(f, "top needs a terminal, but {why}"),
+            Failure::System(what, error) => write!(f, "cannot {what}: {}", reason(error)),
+        }
+    }
+}
+
+/// The system's reason without Rust's "(os error 28)".
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Whether the process has exited.
+pub(crate) fn is_gone(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Exited { .. } | ErrorKind::NoSuchProcess { .. } | ErrorKind::Zombie { .. }
+    )
+}
+
+/// What has become of a process in which there is nothing left to undo: it has exited, or executed a new
+/// program.
+pub(crate) fn fate(error: &Error) -> Option<&'static str> {
+    if matches!(error.kind(), ErrorKind::Executed { .. }) {
+        return Some("has executed a new program");
+    }
+    is_gone(error).then_some("has exited")
+}
+
+/// Whether trying again in a moment may succeed.
+pub(crate) fn is_transient(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Busy { .. }
+            | ErrorKind::ThreadsKeepStarting { .. }
+            | ErrorKind::KeepsChanging { .. }
+            | ErrorKind::NoThread { .. }
+            | ErrorKind::Denied {
+                denial: Denial::BeingChanged { .. } | Denial::Traced { .. },
+                ..
+            }
+    )
+}
+
+/// Whether probes are missing that a program executed later, or an object loaded later, may have.
+pub(crate) fn is_missing_name(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
+    )
+}
+
+/// Whether a file could not be opened because it has been deleted or replaced.
+pub(crate) fn is_nameless(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Nameless { .. })
+}

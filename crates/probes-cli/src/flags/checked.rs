@@ -1,0 +1,64 @@
+//! [`Checked`]: from flags as typed to what they mean, while the command line is read.
+
+use std::fmt::Display;
+use std::ops::Deref;
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Id};
+
+/// A group of flags as clap reads it.
+pub(crate) trait Flags: Args {
+    /// What the flags mean together.
+    type Meaning;
+
+    /// What they mean, or what is wrong with them.
+    fn check(self) -> Result<Self::Meaning, String>;
+}
+
+/// What a group of flags means. If they make no sense, reading the command line fails.
+#[derive(Debug)]
+pub(crate) struct Checked<F: Flags>(F::Meaning);
+
+impl<F: Flags> Deref for Checked<F> {
+    type Target = F::Meaning;
+
+    fn deref(&self) -> &F::Meaning {
+        &self.0
+    }
+}
+
+impl<F: Flags> FromArgMatches for Checked<F> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let checked = F::from_arg_matches(matches)?.check().map(Checked);
+        checked.map_err(|message| Error::raw(ErrorKind::ValueValidation, message))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Checked::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl<F: Flags> Args for Checked<F> {
+    fn group_id() -> Option<Id> {
+        F::group_id()
+    }
+
+    fn augment_args(command: Command) -> Command {
+        F::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        F::augment_args_for_update(command)
+    }
+}
+
+/// Refuses a value that is given twice.
+pub(crate) fn each_once<T: PartialEq + Display>(flag: &str, values: &[T]) -> Result<(), String> {
+    let mut earlier = values.iter().enumerate();
+    let twice = earlier.find(|&(index, value)| values[..index].contains(value));
+    match twice {
+        Some((_, value)) => Err(format!("{flag}: \"{value}\" is given twice")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,53 @@
+//! Which probes an observation is about.
+
+use probes_lib::Selector;
+
+use super::checked::{Flags, each_once};
+
+/// Some probes, or all.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false)]
+pub(crate) struct ProbeFlags {
+    /// Only these probes, a comma list; may be repeated
+    #[arg(id = "probe", long, value_name = "NAMES", value_delimiter = ',', value_parser = probe_name)]
+    names: Vec<String>,
+    /// Only the probes whose name RE matches from its start
+    #[arg(long, value_name = "RE", value_parser = regexp)]
+    regexp: Option<Selector>,
+}
+
+impl Flags for ProbeFlags {
+    type Meaning = Vec<Selector>;
+
+    fn check(self) -> Result<Vec<Selector>, String> {
+        if let Some(regexp) = self.regexp {
+            return Ok(vec![regexp]);
+        }
+        if self.names.is_empty() {
+            return Ok(vec![Selector::All]);
+        }
+        by_name("-probe", &self.names)
+    }
+}
+
+/// Selects probes by their names, each once.
+pub(crate) fn by_name(flag: &str, names: &[String]) -> Result<Vec<Selector>, String> {
+    each_once(flag, names)?;
+    Ok(names.iter().map(Selector::name).collect())
+}
+
+/// Reads the name of a probe.
+pub(crate) fn probe_name(typed: &str) -> Result<String, String> {
+    if typed.is_empty() {
+        return Err("a name is empty".to_owned());
+    }
+    if typed.starts_with('-') {
+        return Err(format!("\"{typed}\" is not the name of a probe"));
+    }
+    Ok(typed.to_owned())
+}
+
+/// Reads a regular expression for the names of probes.
+pub(super) fn regexp(typed: &str) -> Result<Selector, String> {
+    Selector::regexp(typed).map_err(|error| error.to_string())
+}

@@ -1,0 +1,97 @@
+//! Which processes a command is about, by their pids and by the names of their programs.
+
+use std::fs;
+
+use probes_lib::{Error, survey};
+use regex::Regex;
+
+use super::checked::{Flags, each_once};
+use crate::failure::{self, Failure};
+use crate::say::Messages;
+
+/// One process.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OneProcess {
+    /// The process
+    #[arg(long, value_name = "N", value_parser = pid)]
+    pub(crate) pid: i32,
+}
+
+/// Processes, of which there may be several.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = true)]
+pub(crate) struct TargetSelection {
+    /// The process; may be repeated
+    #[arg(id = "pid", long, value_name = "N", value_parser = pid)]
+    pids: Vec<i32>,
+    /// The processes whose program's name RE matches from its start
+    #[arg(long, value_name = "RE", value_parser = program_name)]
+    name: Option<Regex>,
+}
+
+impl Flags for TargetSelection {
+    type Meaning = TargetSelection;
+
+    fn check(self) -> Result<TargetSelection, String> {
+        each_once("-pid", &self.pids)?;
+        Ok(self)
+    }
+}
+
+impl TargetSelection {
+    /// Whether a name selects, and so may select any number of processes.
+    pub(crate) fn is_by_name(&self) -> bool {
+        self.name.is_some()
+    }
+
+    /// The processes that are selected now, each once.
+    pub(crate) fn pids(&self, messages: &Messages) -> Result<Vec<i32>, Failure> {
+        let mut pids = self.pids.clone();
+        let Some(name) = &self.name else {
+            return Ok(pids);
+        };
+        let survey = survey().map_err(Failure::Survey)?;
+        for process in survey.processes {
+            let program = process.program.file_name().unwrap_or_default();
+            let is_selected = matches_from_start(name, &program.to_string_lossy());
+            if is_selected && !pids.contains(&process.pid) {
+                pids.push(process.pid);
+            }
+        }
+        for pid in survey.denied {
+            // All that the kernel says of another user's program: 15 characters of its name.
+            let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            if matches_from_start(name, &comm) {
+                let comm = comm.trim_end();
+                messages.note(&format!("no permission to read process {pid} ({comm})"));
+            }
+        }
+        if pids.is_empty() {
+            return Err(Failure::NoProcessNamed(name.as_str().to_owned()));
+        }
+        Ok(pids)
+    }
+
+    /// Whether a process that only its name selected has exited since: it is then not an error.
+    pub(crate) fn has_exited_since(&self, pid: i32, error: &Error) -> bool {
+        failure::is_gone(error) && !self.pids.contains(&pid)
+    }
+}
+
+/// As all regular expressions here: the first match is the one that begins first.
+fn matches_from_start(name: &Regex, text: &str) -> bool {
+    name.find(text).is_some_and(|found| found.start() == 0)
+}
+
+fn pid(typed: &str) -> Result<i32, String> {
+    // `parse` would also take a sign.
+    let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
+    match typed.parse() {
+        Ok(pid) if is_number && pid > 0 => Ok(pid),
+        _ => Err(format!("\"{typed}\" is not a pid")),
+    }
+}
+
+fn program_name(typed: &str) -> Result<Regex, String> {
+    Regex::new(typed).map_err(|_| format!("\"{typed}\" is not a regular expression"))
+}

@@ -1,0 +1,36 @@
+//! How long, and how many: flags whose values are durations and numbers.
+
+use std::time::Duration;
+
+/// How long an observation lasts.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Until {
+    /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+}
+
+/// Reads a duration, which is longer than nothing.
+pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
+    // humantime's M is a month, and people who type it mean minutes.
+    if typed.contains('M') {
+        return Err(format!("\"{typed}\" means months; minutes are m"));
+    }
+    match humantime::parse_duration(typed) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        Ok(_) => Err(format!("\"{typed}\" is too short")),
+        Err(_) => Err(format!(
+            "\"{typed}\" is not a duration, such as 30s, 5m or 1h30m"
+        )),
+    }
+}
+
+/// Reads a number of things, at least one.
+pub(crate) fn positive(typed: &str) -> Result<u64, String> {
+    // `parse` would also take a sign.
+    let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
+    match typed.parse() {
+        Ok(number) if is_number && number > 0 => Ok(number),
+        _ => Err(format!("\"{typed}\" is not a positive number")),
+    }
+}

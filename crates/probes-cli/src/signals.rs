@@ -1,0 +1,198 @@
+//! [`TerminationSignals`]: the signals that ask the tool to end, and every wait that they interrupt.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use probes_lib::Target;
+
+use crate::failure::{self, Failure};
+
+const TERMINATION_SIGNALS: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
+
+/// The termination signals, blocked since this value was made, so that the tool undoes what it has done
+/// before it ends.
+pub(crate) struct TerminationSignals {
+    pending: SignalFd,
+    blocked: SigSet,
+}
+
+/// Why a wait has ended.
+pub(crate) enum WaitEnd {
+    Timeout,
+    /// By a termination signal.
+    Interrupted,
+    /// All processes have exited.
+    Exited,
+}
+
+impl TerminationSignals {
+    /// Blocks the termination signals, except those that the tool was started to ignore (by nohup, or
+    /// as a background job of a shell).
+    pub(crate) fn block() -> Result<TerminationSignals, Failure> {
+        let ignored = ignored_signals();
+        let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;
+        let signals = TERMINATION_SIGNALS.into_iter();
+        let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
+        Ok(TerminationSignals {
+            pending: block(&blocked)?,
+            blocked,
+        })
+    }
+
+    /// Unblocks the signals, once there is nothing left to undo.
+    pub(crate) fn unblock(self) {
+        // The pending ones have been obeyed: without this, they would end the tool now.
+        self.is_interrupted();
+        // It cannot fail: the set holds valid signals.
+        let _ = self.blocked.thread_unblock();
+    }
+
+    /// Whether a signal has come since this was called last.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        let mut is_interrupted = false;
+        while let Ok(Some(_)) = self.pending.read_signal() {
+            is_interrupted = true;
+        }
+        is_interrupted
+    }
+
+    /// Has a thread call `action` once a signal comes, even while this one waits for a reader of standard
+    /// output.
+    pub(crate) fn on_interrupt(
+        self,
+        action: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Failure> {
+        let wait = move || {
+            loop {
+                let mut fds = [PollFd::new(self.pending.as_fd(), PollFlags::POLLIN)];
+                if poll(&mut fds, PollTimeout::NONE) != Err(Errno::EINTR) {
+                    return action();
+                }
+            }
+        };
+        let spawned = thread::Builder::new().spawn(wait);
+        let failed = |source| Failure::System("wait for signals", source);
+        spawned.map(drop).map_err(failed)
+    }
+
+    /// Waits until a few kilobytes can be written to standard output, which may be a pipe that no process
+    /// reads. Returns `Some` if a signal or `deadline` comes first.
+    pub(crate) fn wait_to_write(
+        &self,
+        deadline: Option<Instant>,
+    ) -> Result<Option<WaitEnd>, Failure> {
+        let output = io::stdout();
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let timeout = left.map_or(PollTimeout::NONE, poll_timeout);
+            let mut fds = [
+                PollFd::new(self.pending.as_fd(), PollFlags::POLLIN),
+                PollFd::new(output.as_fd(), PollFlags::POLLOUT),
+            ];
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Failure::System("write", errno.into())),
+            }
+            // Also if it cannot be written any more: the write then says why.
+            if fds[1].any() == Some(true) {
+                return Ok(None);
+            }
+            if self.is_interrupted() {
+                return Ok(Some(WaitEnd::Interrupted));
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(Some(WaitEnd::Timeout));
+            }
+        }
+    }
+
+    /// Waits for `duration`, or until a signal comes, or until all processes have exited.
+    pub(crate) fn wait<'t>(
+        &self,
+        targets: impl Iterator<Item = &'t Target>,
+        duration: Duration,
+    ) -> Result<WaitEnd, Failure> {
+        let failed = |source| Failure::System("wait", source);
+        let mut running: Vec<OwnedFd> = Vec::new();
+        for target in targets {
+            match target.pidfd() {
+                Ok(pidfd) => running.push(pidfd),
+                Err(error) if failure::is_gone(&error) => {}
+                Err(error) => return Err(failed(io::Error::other(error.to_string()))),
+            }
+        }
+        let begun = Instant::now();
+        loop {
+            if running.is_empty() {
+                return Ok(WaitEnd::Exited);
+            }
+            let left = duration.saturating_sub(begun.elapsed());
+            let mut fds: Vec<PollFd<'_>> = std::iter::once(self.pending.as_fd())
+                .chain(running.iter().map(AsFd::as_fd))
+                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+                .collect();
+            match poll(&mut fds, poll_timeout(left)) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(failed(errno.into())),
+            }
+            let is_readable: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+            let mut has_exited = is_readable[1..].iter();
+            running.retain(|_| has_exited.next() == Some(&false));
+            if is_readable[0] && !running.is_empty() {
+                self.is_interrupted();
+                return Ok(WaitEnd::Interrupted);
+            }
+            // Last, so that a signal is seen however late it is.
+            if left.is_zero() && !running.is_empty() {
+                return Ok(WaitEnd::Timeout);
+            }
+        }
+    }
+}
+
+/// Readable, as poll(2) says, once a signal has come.
+impl AsFd for TerminationSignals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pending.as_fd()
+    }
+}
+
+/// Blocks signals, and returns what they are read from.
+pub(crate) fn block(signals: &SigSet) -> Result<SignalFd, Failure> {
+    let failed = |errno: Errno| Failure::System("block signals", errno.into());
+    signals.thread_block().map_err(failed)?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    SignalFd::with_flags(signals, flags).map_err(failed)
+}
+
+/// Blocks all signals in this thread, and in those that it starts.
+pub(crate) fn block_all() -> Result<(), Failure> {
+    let blocked = SigSet::all().thread_block();
+    blocked.map_err(|errno| Failure::System("block signals", errno.into()))
+}
+
+/// Rounded up, so that poll(2) is not called again and again in the last millisecond.
+pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
+    let timeout = left.saturating_add(Duration::from_micros(999));
+    PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)
+}
+
+/// The signals that this process ignores, as bits; proc(5), SigIgn.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
