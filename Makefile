@@ -3,7 +3,7 @@
 # Where rustup puts cargo, which a shell knows from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test chaos lint sanitize bench fmt clean
+.PHONY: all setup demo test test-long test-all chaos lint sanitize bench fmt clean
 
 # In a folder of its own: programs built with faults are not to lie where others look for programs.
 FAULTS = --target-dir target/chaos --features fault-injection
@@ -19,16 +19,15 @@ setup:
 demo: setup
 	@scripts/demo
 
+# What a person runs after a change.
 test: setup
-	dune build
-	cargo build --release --bin ocaml-probes
-	! grep -q OCAML_PROBES_FAULT target/release/ocaml-probes
-	cargo test --workspace
-	cargo test $(CHAOS)
-	dune runtest
-	scripts/test-as-user
-	scripts/test-readme
-	scripts/matrix
+	@scripts/suites unit doc live cli interface ocaml readme
+
+# What takes longer: faults and kills, all tests as an ordinary user, other compilers and C libraries.
+test-long: setup
+	@scripts/suites chaos user matrix
+
+test-all: test test-long
 
 # An hour, half of it as an ordinary user.
 chaos: setup

@@ -9,8 +9,6 @@
 //!                                         standard output only
 //! cargo run --release -p bench -- [--only TABLE] --into FILE
 //!                                         writes the tables into their places in a file
-//! cargo run --release -p bench -- --prototypes FOLDER
-//!                                         where to look for `bench_final.c` (see `prototype`)
 //! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); used by itself
 //! ```
 
@@ -26,7 +24,6 @@ mod machine;
 mod observe;
 mod parsing;
 mod prepare;
-mod prototype;
 mod ps;
 mod spin;
 mod stats;
@@ -39,9 +36,6 @@ use failure::{Failure, Result};
 /// How many rounds, fresh programs and runs of a command there are, unless told otherwise.
 const ROUNDS: usize = 30;
 
-/// Where the prototypes are, seen from the workspace, unless told otherwise.
-const PROTOTYPES: &str = "../shared/experiments";
-
 /// What was typed.
 struct Request {
     /// A build of the tool that is not the workspace's own.
@@ -49,7 +43,6 @@ struct Request {
     rounds: usize,
     /// The only table that is wanted.
     only: Option<String>,
-    prototypes: Option<PathBuf>,
     /// Where tables are written to, rather than to standard output.
     into: Option<PathBuf>,
 }
@@ -82,16 +75,12 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> {
-    let usage = || {
-        let text = "usage: bench [--tool FILE] [--rounds N] [--only TABLE] [--into FILE] \
-                    [--prototypes FOLDER]";
-        Failure::new(text)
-    };
+    let usage =
+        || Failure::new("usage: bench [--tool FILE] [--rounds N] [--only TABLE] [--into FILE]");
     let mut request = Request {
         tool: None,
         rounds: ROUNDS,
         only: None,
-        prototypes: None,
         into: None,
     };
     while let Some(flag) = args.next() {
@@ -99,7 +88,6 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
         match flag.to_str() {
             Some("--tool") => request.tool = Some(value.into()),
             Some("--into") => request.into = Some(value.into()),
-            Some("--prototypes") => request.prototypes = Some(value.into()),
             Some("--rounds") => {
                 let number = value.to_str().and_then(|text| text.parse().ok());
                 request.rounds = number.filter(|&n| n > 0).ok_or_else(usage)?;
@@ -115,12 +103,11 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The tables, by the names of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 14] = [
+const TABLES: [&str; 13] = [
     "machine",
     "goals",
     "stillness",
     "threads",
-    "prototype",
     "gdb",
     "commands",
     "ps",
@@ -155,11 +142,6 @@ fn measure(request: Request) -> Result<()> {
     }
     if wants("threads") {
         document.add("threads", threads::table(programs, request.rounds)?);
-    }
-    if wants("prototype") {
-        let folder = request.prototypes.clone();
-        let folder = folder.unwrap_or_else(|| ready.root.join(PROTOTYPES));
-        document.add("prototype", prototype::table(programs, &folder)?);
     }
     if wants("gdb") {
         document.add("gdb", gdb::table(programs)?);
