@@ -39,8 +39,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::signals::SignalsHeldBack;
-use crate::target::{Options, Target};
+use crate::target::Target;
 use crate::trace::stop::with_tracer;
+use crate::update::options::Options;
 use crate::update::report::Report;
 
 use self::channel::{EventReceiver, EventSender};

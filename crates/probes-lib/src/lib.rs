@@ -72,6 +72,7 @@ pub use process::object::{Object, UnreadableObject};
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};
 pub use survey::{Survey, SurveyedProcess, survey};
-pub use target::{Options, Target};
+pub use target::Target;
+pub use update::options::Options;
 pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use update::snapshot::State;

@@ -48,9 +48,10 @@ use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
 use crate::site::SITE_LEN;
 use crate::sys::ticks::{Clock, Ticks};
-use crate::target::{Options, Target};
+use crate::target::Target;
 use crate::trace::stop::with_tracer;
 use crate::update::lock::UpdateLock;
+use crate::update::options::Options;
 
 /// Learns of the hits of probes of a process until it is removed. Whether probes are enabled is not
 /// touched: those that are off are observed as well, and can be switched meanwhile.

@@ -12,6 +12,7 @@ pub(crate) mod maps;
 pub(crate) mod memory;
 pub(crate) mod object;
 pub(crate) mod objects;
+pub(crate) mod opened;
 pub(crate) mod pagemap;
 pub(crate) mod program;
 

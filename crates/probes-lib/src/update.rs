@@ -1,7 +1,9 @@
 //! Enables and disables probes: snapshot, plan, lock, stop, patch, report.
 
+pub(crate) mod attempt;
 pub(crate) mod breakpoints;
 pub(crate) mod lock;
+pub(crate) mod options;
 pub(crate) mod own;
 pub(crate) mod patch;
 pub(crate) mod plan;
@@ -9,3 +11,4 @@ pub(crate) mod prepare;
 pub(crate) mod report;
 pub(crate) mod snapshot;
 pub(crate) mod spans;
+pub(crate) mod states;

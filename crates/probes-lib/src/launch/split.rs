@@ -30,8 +30,8 @@ use crate::select::Actions;
 use crate::sys::fork;
 use crate::sys::signals::SignalsAtLaunch;
 use crate::sys::spawn::{self, AtExec, ChildsEnds, TracedBy, TracersEnds, Untraced};
-use crate::target::Options;
 use crate::trace::stop::{Tracer, with_tracer};
+use crate::update::options::Options;
 use crate::update::report::Report;
 
 /// The two processes that [`Launch::split`] makes of one.

@@ -16,8 +16,8 @@ use crate::observe::{Installed, Observation};
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
 use crate::sys::spawn::{self, AtExec};
-use crate::target::Options;
 use crate::trace::stop::{Stopped, Tracer};
+use crate::update::options::Options;
 
 /// What is to be observed of a program that is not there yet, and the file in which it will be.
 pub(crate) struct AtLaunch {

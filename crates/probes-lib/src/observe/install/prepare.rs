@@ -21,8 +21,8 @@ use crate::process::image::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
 use crate::sys::ticks::{self, Ticks};
-use crate::target::Options;
 use crate::trace::stop::Stopped;
+use crate::update::options::Options;
 
 /// An observation that is ready to begin.
 pub(crate) struct Prepared {

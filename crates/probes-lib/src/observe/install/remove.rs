@@ -16,8 +16,8 @@ use crate::process::Process;
 use crate::process::image::read_maps;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
-use crate::target::Options;
 use crate::trace::stop::{Stopped, with_tracer};
+use crate::update::options::Options;
 
 /// How long threads are given to get out of the trampolines.
 const LEAVING: Duration = Duration::from_secs(2);

@@ -1,0 +1,227 @@
+//! [`OpenedProcess`]: a process and what is known of its memory: its [`Image`], renewed when objects have
+//! been loaded or unloaded.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::process::Process;
+use crate::process::denial;
+use crate::process::image::{Image, read_maps};
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::objects::Files;
+use crate::sys::loaded::{loaded, while_nothing_is_unloaded};
+
+/// How long a process may keep executing new programs before opening it fails.
+const EXECUTING: Duration = Duration::from_secs(1);
+
+/// How long to wait before looking again whether a process has executed its program.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A process that has been opened.
+pub(crate) struct OpenedProcess {
+    process: Process,
+    program: PathBuf,
+    /// The pid that getpid(2) returned, if this is the current process.
+    own: Option<u32>,
+    image: Mutex<Arc<Image>>,
+}
+
+impl OpenedProcess {
+    /// Opens a process, which must have probes. One that was forked within the last second and has
+    /// executed nothing since is waited for until it is older.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open`](crate::Target::open).
+    pub(crate) fn open(pid: i32) -> Result<OpenedProcess> {
+        let process = open_workable(pid)?;
+        let begun = Instant::now();
+        let mut is_grown = false;
+        loop {
+            match Image::of(&process, Arc::default()) {
+                Ok(image) => return Ok(OpenedProcess::new(process, image, None)),
+                Err(error) => match error.kind() {
+                    // The program that it executed before this check is the one read next.
+                    ErrorKind::NoProbes { .. } if !is_grown => {
+                        is_grown = !process.was_just_forked()
+                    }
+                    ErrorKind::Executed { .. } if begun.elapsed() < EXECUTING => {}
+                    _ => return Err(error),
+                },
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Opens a process that may have no probes.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open_any`](crate::Target::open_any).
+    pub(crate) fn open_any(pid: i32) -> Result<OpenedProcess> {
+        let process = open_workable(pid)?;
+        let image = Image::even_without(&process, Arc::default())?;
+        Ok(OpenedProcess::new(process, image, None))
+    }
+
+    /// Opens a process, without reading `files` again: for callers that open many processes.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open`](crate::Target::open).
+    pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<OpenedProcess> {
+        let process = open_workable(pid)?;
+        let image = Image::of(&process, files)?;
+        Ok(OpenedProcess::new(process, image, None))
+    }
+
+    /// Opens the current process.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::current`](crate::Target::current).
+    pub(crate) fn current() -> Result<OpenedProcess> {
+        let process = Process::own()?;
+        let image = Image::of(&process, Arc::default())?;
+        let opened = OpenedProcess::new(process, image, Some(std::process::id()));
+        opened.while_nothing_unloads(|| opened.current_image())?;
+        Ok(opened)
+    }
+
+    fn new(process: Process, image: Image, own: Option<u32>) -> OpenedProcess {
+        OpenedProcess {
+            process,
+            program: image.program.path().to_owned(),
+            own,
+            image: Mutex::new(Arc::new(image)),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Returns the path of the executable, as the kernel names it.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Whether this is the current process.
+    pub(crate) fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Returns the image that was read last.
+    pub(crate) fn image(&self) -> Arc<Image> {
+        let image = self.image.lock();
+        image.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the image of the process as it is now.
+    pub(crate) fn current_image(&self) -> Result<Arc<Image>> {
+        Ok(self.renew_image(&self.maps()?))
+    }
+
+    /// Returns the image of the process as it is now, with these mappings.
+    pub(crate) fn renew_image(&self, maps: &[Mapping]) -> Arc<Image> {
+        let before = self.image();
+        let loaded = self.own.map(|_| loaded());
+        let Some(now) = before.renewed(&self.process, maps, loaded) else {
+            return before;
+        };
+        let now = Arc::new(now);
+        let mut image = self.image.lock().unwrap_or_else(PoisonError::into_inner);
+        *image = now.clone();
+        now
+    }
+
+    /// Reads the mappings.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`] if this was the current process before a fork(2): the child's probes are not
+    /// its parent's.
+    pub(crate) fn maps(&self) -> Result<Vec<Mapping>> {
+        let child = std::process::id();
+        if self.own.is_some_and(|own| own != child) {
+            let (pid, child) = (self.pid(), child as i32);
+            return Err(ErrorKind::Forked { pid, child }.into());
+        }
+        read_maps(&self.process)
+    }
+
+    /// Calls `work`; if this is the current process, while none of its objects can be unloaded.
+    pub(crate) fn while_nothing_unloads<T>(&self, mut work: impl FnMut() -> T) -> T {
+        if self.is_own() {
+            while_nothing_is_unloaded(work)
+        } else {
+            work()
+        }
+    }
+
+    /// Whether an error is because an object was unloaded, which may have been loaded again since.
+    pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::NotMapped { path, .. } => *path != self.program,
+            ErrorKind::ReadMemory { address, .. } => {
+                let image = self.image();
+                let object = image.program.object_at(*address);
+                object.is_some_and(|object| image.program.can_unload(object))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether an error is because the process has executed a new program.
+    pub(crate) fn has_executed(&self, error: &Error) -> bool {
+        matches!(error.kind(), ErrorKind::Executed { .. })
+            || self.image().is_replaced(&self.process)
+    }
+
+    /// Replaces an error by [`ErrorKind::Executed`] if the process has executed a new program: to a tool that
+    /// has opened the old one, an exec looks like an exit.
+    pub(crate) fn or_executed(&self, error: Error) -> Error {
+        if self.image().is_replaced(&self.process) {
+            let pid = self.pid();
+            return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
+        }
+        error
+    }
+
+    /// Opens the memory to write it. What was patched for observations is not hidden.
+    pub(crate) fn bare_memory(&self) -> Result<ProcessMemory> {
+        self.bare_memory_for(Operation::Attach, OFlag::O_RDWR)
+    }
+
+    /// Opens the memory to read it. What was patched for observations is not hidden.
+    pub(crate) fn bare_memory_to_read(&self) -> Result<ProcessMemory> {
+        self.bare_memory_for(Operation::Read, OFlag::O_RDONLY)
+    }
+
+    fn bare_memory_for(&self, operation: Operation, flags: OFlag) -> Result<ProcessMemory> {
+        let memory = ProcessMemory::open(&self.process, flags)
+            .map_err(|source| denial::denied_or_exited(&self.process, operation, source))?;
+        // Checked afterwards, so that the memory opened is that of the known program.
+        if self.image().is_replaced(&self.process) {
+            return Err(ErrorKind::Executed { pid: self.pid() }.into());
+        }
+        Ok(memory)
+    }
+}
+
+/// Opens a process; refuses one without a program, such as a zombie or a kernel thread.
+fn open_workable(pid: i32) -> Result<Process> {
+    let process = Process::open(pid)?;
+    process.refuse_unworkable()?;
+    Ok(process)
+}

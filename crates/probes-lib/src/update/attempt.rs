@@ -1,0 +1,235 @@
+//! [`Updater`]: carries out an update in one attempt after the other, until one meets the process in the
+//! state that it was planned for.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Denial, Error, ErrorKind, Operation, Result};
+use crate::memory::shadow::Shadowed;
+use crate::process::denial;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::opened::OpenedProcess;
+use crate::process::program::Program;
+use crate::select::Choice;
+use crate::trace::stop::with_tracer;
+use crate::update::lock::{self, UpdateLock};
+use crate::update::options::Options;
+use crate::update::patch::Outcome;
+use crate::update::prepare::{PreparedUpdate, StopMode, UpdateContext, UpdateRequest};
+use crate::update::report::Report;
+
+/// How many times a process that changes meanwhile is read or updated before the call fails.
+pub(crate) const ATTEMPTS: usize = 5;
+
+/// Chooses what to do to which probes of the objects that a process has now.
+pub(crate) type Choose<'c> = &'c dyn Fn(&Program) -> Result<Vec<Choice>>;
+
+/// Updates one process.
+pub(crate) struct Updater<'u> {
+    pub(crate) opened: &'u OpenedProcess,
+    pub(crate) options: Options,
+    /// Hides observed sites of the memory, which has these mappings.
+    pub(crate) hide: fn(ProcessMemory, &[Mapping]) -> Shadowed<ProcessMemory>,
+}
+
+impl Updater<'_> {
+    /// Carries out what is chosen. Waits for other updates of the process: for those of our own threads
+    /// at `queue`, which is fairer than the lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::update_with`](crate::Target::update_with).
+    pub(crate) fn update(&self, choose: Choose<'_>, queue: &Mutex<()>) -> Result<Report> {
+        let process = self.opened.process();
+        // Wrong names are reported without waiting for the lock.
+        choose(&self.opened.current_image()?.program)?;
+        if self.stop_mode() == StopMode::Stopped {
+            process.refuse_self_and_ancestors()?;
+        }
+        let _first = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + self.options.deadline;
+        let _lock = UpdateLock::wait(process, deadline)?;
+        loop {
+            match self.try_repeatedly(choose) {
+                // Its lock cannot be seen, from outside its container.
+                Err(error) if is_another_update(&error) && Instant::now() < deadline => {
+                    lock::pause()
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Checks whether [`Updater::update`] would succeed, as far as that is known while the process runs.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::check`](crate::Target::check).
+    pub(crate) fn check(&self, choose: Choose<'_>) -> Result<()> {
+        let deadline = Instant::now() + self.options.deadline;
+        loop {
+            match self.check_once(choose) {
+                Err(error) if self.opened.is_unloaded(&error) && Instant::now() < deadline => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn check_once(&self, choose: Choose<'_>) -> Result<()> {
+        if self.stop_mode() == StopMode::Stopped {
+            self.opened.process().refuse_self_and_ancestors()?;
+            self.refuse_traced()?;
+        }
+        let image = self.opened.current_image()?;
+        let choices = choose(&image.program)?;
+        let memory = self.memory()?;
+        let context = UpdateContext {
+            process: self.opened.process(),
+            image: &image,
+            memory: &memory,
+        };
+        context.prepare(self.request(&choices)).map(drop)
+    }
+
+    /// Refuses a process that is traced, unless by another update, which will be over soon.
+    fn refuse_traced(&self) -> Result<()> {
+        let process = self.opened.process();
+        let status = process.status();
+        let tracer = status.map_err(|source| process.exited_or(source))?.tracer;
+        if tracer == 0 {
+            return Ok(());
+        }
+        let error = denial::traced(process, Operation::Attach, tracer);
+        if is_another_update(&error) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    }
+
+    fn stop_mode(&self) -> StopMode {
+        if self.opened.is_own() {
+            StopMode::Own
+        } else {
+            StopMode::of(self.options)
+        }
+    }
+
+    fn request<'c>(&self, choices: &'c [Choice]) -> UpdateRequest<'c> {
+        UpdateRequest {
+            stop_mode: self.stop_mode(),
+            ..UpdateRequest::of(choices, self.options)
+        }
+    }
+
+    /// Opens the memory to write it, with observed sites hidden.
+    fn memory(&self) -> Result<Shadowed<ProcessMemory>> {
+        let maps = read_maps(self.opened.process())?;
+        Ok((self.hide)(self.opened.bare_memory()?, &maps))
+    }
+
+    fn try_repeatedly(&self, choose: Choose<'_>) -> Result<Report> {
+        let opened = self.opened;
+        let memory = self.memory()?;
+        for _ in 0..ATTEMPTS {
+            match opened.while_nothing_unloads(|| self.try_once(choose, &memory)) {
+                Ok(Some(report)) => return Ok(report),
+                Ok(None) => {}
+                // An object has just been unloaded.
+                Err(error) if opened.is_unloaded(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let pid = opened.pid();
+        Err(ErrorKind::KeepsChanging { pid }.into())
+    }
+
+    /// Returns `None` if the process has changed since it was read.
+    fn try_once(
+        &self,
+        choose: Choose<'_>,
+        memory: &Shadowed<ProcessMemory>,
+    ) -> Result<Option<Report>> {
+        let image = self.opened.current_image()?;
+        let choices = choose(&image.program)?;
+        let context = UpdateContext {
+            process: self.opened.process(),
+            image: &image,
+            memory,
+        };
+        let request = self.request(&choices);
+        match request.stop_mode {
+            StopMode::Stopped => update_stopped(context, request, self.options.deadline),
+            StopMode::Live => update_running(context, request, PreparedUpdate::carry_out_live),
+            StopMode::Own => update_running(context, request, PreparedUpdate::carry_out_own),
+        }
+    }
+}
+
+/// Stops the process and updates it; returns `None` if its objects have changed since it was read.
+fn update_stopped(
+    context: UpdateContext<'_>,
+    request: UpdateRequest<'_>,
+    limit: Duration,
+) -> Result<Option<Report>> {
+    let process = context.process;
+    // Reading looks the same while another process writes, or while an object is being loaded.
+    let is_transient = |kind: &ErrorKind| match kind {
+        ErrorKind::Inconsistent { .. } => true,
+        ErrorKind::UnexpectedSite { address, .. } => context.image.is_unloadable(*address),
+        _ => false,
+    };
+    let prepared = match context.prepare(request) {
+        // Judged once the process is stopped.
+        Err(error) if is_transient(error.kind()) => None,
+        prepared => Some(prepared?),
+    };
+    match prepared {
+        Some(prepared) if prepared.is_done() => {
+            return Ok(Some(prepared.report(Duration::ZERO)));
+        }
+        Some(ref prepared) => prepared.break_copy_on_write(),
+        None => {}
+    }
+    let done = with_tracer(&[process], |tracer| {
+        let stopped = tracer.stop(process, limit)?;
+        if let Some(prepared) = prepared {
+            if prepared.carry_out(&stopped)? == Outcome::Done {
+                return Ok(Some((prepared, stopped.release())));
+            }
+        }
+        // An object has been unloaded, or is loaded in part.
+        if !context.image.is_as_in(&read_maps(process)?) {
+            return Ok(None);
+        }
+        // The states have changed since they were read; now that the process is stopped, they cannot.
+        let prepared = context.prepare(request)?;
+        let done = prepared.carry_out(&stopped)? == Outcome::Done;
+        Ok(done.then(|| (prepared, stopped.release())))
+    })?;
+    Ok(done.map(|(prepared, stop_time)| prepared.report(stop_time)))
+}
+
+/// Updates the process while it runs; returns `None` if it has changed since it was read.
+fn update_running<'a>(
+    context: UpdateContext<'a>,
+    request: UpdateRequest<'_>,
+    carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<Outcome>,
+) -> Result<Option<Report>> {
+    let prepared = context.prepare(request)?;
+    let done = prepared.is_done() || carry_out(&prepared)? == Outcome::Done;
+    Ok(done.then(|| prepared.report(Duration::ZERO)))
+}
+
+/// Whether the process could not be attached to because another update is attached to it.
+fn is_another_update(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Denied {
+            denial: Denial::BeingChanged { .. },
+            ..
+        }
+    )
+}

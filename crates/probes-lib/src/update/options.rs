@@ -1,0 +1,41 @@
+//! [`Options`]: what an update or an observation may do.
+
+use std::time::Duration;
+
+/// What an update or an observation may do to a process.
+///
+/// ```
+/// use std::time::Duration;
+/// use probes_lib::Options;
+///
+/// let options = Options {
+///     deadline: Duration::from_secs(2),
+///     ..Options::default()
+/// };
+/// assert!(!options.live);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How long stopping every thread may take before all are resumed, and how long to wait for another
+    /// process that updates this one; 500 ms by default. Threads of the caller that use the same
+    /// [`Target`](crate::Target) wait for each other without a limit.
+    pub deadline: Duration,
+    /// Whether to update the process while it runs, without stopping any of its threads; off by
+    /// default. An enabled site differs from a disabled one in one byte of an instruction, so that a
+    /// thread executes either one or the other. The current process is always updated while it runs.
+    /// Observations ignore this: they change more bytes, so they stop every thread.
+    pub live: bool,
+    /// Whether to write to text on 1 GiB huge pages, where the first write to a page copies a gigabyte;
+    /// off by default.
+    pub gigatext: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            deadline: Duration::from_millis(500),
+            live: false,
+            gigatext: false,
+        }
+    }
+}

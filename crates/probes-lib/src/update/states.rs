@@ -1,0 +1,105 @@
+//! Reads the states of all probes of a running process: again and again, until it has not changed
+//! meanwhile.
+
+use crate::error::{ErrorKind, Result};
+use crate::memory::shadow::Shadowed;
+use crate::process::image::read_maps;
+use crate::process::maps::Mapping;
+use crate::process::memory::ProcessMemory;
+use crate::process::opened::OpenedProcess;
+use crate::process::pagemap::UnwrittenPages;
+use crate::update::attempt::ATTEMPTS;
+use crate::update::lock;
+use crate::update::report::ProbeStates;
+use crate::update::snapshot::Layout;
+
+/// The memory of a process with observed sites hidden, and how many there are.
+pub(crate) type Unobserved = (Shadowed<ProcessMemory>, usize);
+
+/// Reads the states of the probes of one process.
+pub(crate) struct StatesReader<'r, H> {
+    pub(crate) opened: &'r OpenedProcess,
+    /// Hides observed sites of the memory, which has these mappings.
+    pub(crate) hide: H,
+}
+
+impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
+    /// Reads the states, without stopping the process.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::states`](crate::Target::states).
+    pub(crate) fn read(&self) -> Result<ProbeStates> {
+        let opened = self.opened;
+        for _ in 0..ATTEMPTS {
+            match opened.while_nothing_unloads(|| self.read_consistent()) {
+                // An object has just been unloaded or loaded.
+                Err(error) if opened.is_unloaded(&error) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => {}
+                done => return done,
+            }
+        }
+        self.keeps_changing()
+    }
+
+    /// Reads inconsistent states again: they also look so while they are being written, or while an
+    /// object is being loaded, so that one reading proves nothing.
+    fn read_consistent(&self) -> Result<ProbeStates> {
+        let mut states = self.read_once()?;
+        let mut always_the_same = true;
+        for _ in 1..ATTEMPTS {
+            if states.is_consistent() {
+                return Ok(states);
+            }
+            let is_fixed = !states.can_lose_objects();
+            if !is_fixed {
+                // Reading the maps waits for a thread that changes them, and may keep in step with it.
+                lock::pause();
+            }
+            let again = self.read_once()?;
+            let is_same = again.has_objects_of(&states) && again.snapshot == states.snapshot;
+            always_the_same &= is_same;
+            states = again;
+            if is_same && is_fixed && !self.is_traced() {
+                return Ok(states);
+            }
+        }
+        if states.is_consistent() || always_the_same || !states.can_lose_objects() {
+            return Ok(states);
+        }
+        self.keeps_changing()
+    }
+
+    fn read_once(&self) -> Result<ProbeStates> {
+        let opened = self.opened;
+        let maps = opened.maps().map_err(|error| opened.or_executed(error))?;
+        let image = opened.renew_image(&maps);
+        let program = &image.program;
+        // Opened afterwards: that is when an exec is noticed.
+        let (memory, observed) = (self.hide)(opened.bare_memory_to_read()?, &maps);
+        let unwritten = UnwrittenPages::of(opened.process(), program.objects(), maps);
+        let is_the_files = |start, len| {
+            let unwritten = unwritten.as_ref();
+            unwritten.is_some_and(|unwritten| unwritten.holds(start, len))
+        };
+        let layout = Layout::of(program, program.probes());
+        let snapshot = layout
+            .read_states(opened.pid(), &memory, program, is_the_files)
+            .map_err(|error| opened.or_executed(error))?;
+        let states = ProbeStates::of(program.clone(), snapshot, observed);
+        if !states.is_consistent() && !image.is_as_in(&read_maps(opened.process())?) {
+            return self.keeps_changing();
+        }
+        Ok(states)
+    }
+
+    fn is_traced(&self) -> bool {
+        let status = self.opened.process().status();
+        status.is_ok_and(|status| status.tracer != 0)
+    }
+
+    fn keeps_changing<T>(&self) -> Result<T> {
+        let pid = self.opened.pid();
+        Err(ErrorKind::KeepsChanging { pid }.into())
+    }
+}
