@@ -1,4 +1,4 @@
-//! The command line as its users meet it: the built program, run on real targets.
+//! The command line as its users see it: the built program, run on real targets.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -8,17 +8,17 @@ mod support; // running the program, golden files, looking into targets
 #[path = "cli/attach.rs"]
 mod attach; // changes of running programs: counters, families, force, all or nothing
 #[path = "cli/bad_files.rs"]
-mod bad_files; // what is no program with probes, or a damaged one
+mod bad_files; // files without probes, and damaged ones
 #[path = "cli/bad_processes.rs"]
-mod bad_processes; // processes that are gone, not ours, traced, of the kernel
+mod bad_processes; // exited, foreign, traced and kernel processes
 #[path = "cli/confined.rs"]
 mod confined; // what a container lacks: capabilities, ptrace, namespaces
 #[path = "cli/containers.rs"]
-mod containers; // programs in namespaces of their own, and the tool there
+mod containers; // programs in their own namespaces, and the tool inside
 #[path = "cli/count.rs"]
 mod count; // hits of running programs
 #[path = "cli/documents.rs"]
-mod documents; // what the documentation says to be tested is
+mod documents; // the documents agree with the tests
 #[path = "cli/follow.rs"]
 mod follow; // what a process starts, executes and loads
 #[path = "cli/help.rs"]
@@ -34,7 +34,7 @@ mod list; // probes of files, in all formats
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
 #[path = "cli/release_build.rs"]
-mod release_build; // what a build for use lacks
+mod release_build; // what a release build lacks
 #[path = "cli/restore.rs"]
 mod restore; // `attach -for` and `attach -live`
 #[path = "cli/several_processes.rs"]
@@ -42,7 +42,7 @@ mod several_processes; // several processes at once
 #[path = "cli/streams.rs"]
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/system_calls.rs"]
-mod system_calls; // what it asks of the kernel, call by call
+mod system_calls; // its system calls, one by one
 #[path = "cli/top.rs"]
 mod top; // a live screen
 #[path = "cli/trace.rs"]
@@ -50,7 +50,7 @@ mod trace; // programs started with their probes set
 #[path = "cli/trace_observe.rs"]
 mod trace_observe; // trace -count, -latency and -watch
 #[path = "cli/usage.rs"]
-mod usage; // spellings that are the same, and arguments that make no sense
+mod usage; // equal spellings, and senseless arguments
 #[path = "cli/wait.rs"]
 mod wait; // trace -wait: exit status, signals, what the program inherits
 #[path = "cli/watch.rs"]

@@ -1,4 +1,4 @@
-//! What is no program with probes, or a damaged one: each with its message, and nothing changed.
+//! Files without probes, and damaged ones: each with its message, and nothing changed.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Processes that are gone, not ours, traced, of the kernel: each with its message.
+//! Processes that have exited, belong to others, are traced, or are of the kernel: each with its
+//! message.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +11,7 @@ use test_support::{Talker, fixture, program};
 
 use crate::support::{Folder, image, run, run_command, states};
 
-/// `info` and `attach` of `pid` fail in the same way, with `why` and `hint`.
+/// Asserts that `info` and `attach` of `pid` fail alike, with `why` and `hint`.
 #[track_caller]
 fn refused(pid: i32, why: &str, hint: &str) {
     for line in ["info", "attach -enable-all"] {
@@ -20,7 +21,7 @@ fn refused(pid: i32, why: &str, hint: &str) {
     }
 }
 
-/// The processes there are.
+/// The pids of all processes.
 fn processes() -> Vec<i32> {
     let entries = fs::read_dir("/proc").unwrap();
     entries
@@ -96,7 +97,7 @@ fn kernel_thread_is_refused() {
             "give the pid of an OCaml program",
         ),
         None => {
-            // A pid namespace of its own shows no kernel threads: then pid 2 is none.
+            // A separate pid namespace shows no kernel threads: there, pid 2 is none.
             assert!(!is_kernel_thread(2));
             let error = run("info -pid 2");
             assert!(!error.stderr.contains("kernel thread"), "{error:?}");
@@ -109,7 +110,7 @@ fn process_of_another_user_is_refused() {
     if geteuid().is_root() {
         let target = Talker::start(&fixture("gen_ocaml_2.pie"));
         let before = image(target.pid());
-        // Nobody may not be allowed into the folder of the build.
+        // The user nobody may not be allowed into the build folder.
         let folder = Folder::new("nobody");
         let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
         for action in ["info", "attach"] {
@@ -142,7 +143,7 @@ fn process_of_another_user_is_refused() {
             let why = format!("{pid} belongs to uid {} (", uid(pid));
             refused(pid, &why, "use sudo");
         }
-        // All processes that can be seen are ours: those are not refused for their owner.
+        // All visible processes are ours: those are not refused for their owner.
         _ => assert!(!run("info -pid 1").stderr.contains("belongs to")),
     }
 }

@@ -1,4 +1,4 @@
-//! What a container lacks: each refusal says what it is, and the process stays as it was.
+//! What a container lacks: each refusal names it, and the process stays unchanged.
 
 use std::fs;
 use std::io::Write;
@@ -12,7 +12,8 @@ use crate::support::{Folder, image, run, run_command, states};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
-/// The words of a command that are separated by single spaces, and then the tool with those of `line`.
+/// A command of words that are separated by single spaces, followed by the tool with the words of
+/// `line`.
 fn confined(command: &str, line: &str) -> Command {
     let mut words = command.split(' ');
     let mut command = Command::new(words.next().unwrap());
@@ -20,7 +21,7 @@ fn confined(command: &str, line: &str) -> Command {
     command
 }
 
-/// `info` and `attach` fail with this, and change nothing.
+/// Asserts that `info` and `attach` fail with this, and change nothing.
 #[track_caller]
 fn refused(command: &str, pid: i32, why: &str, hint: &str) {
     let before = image(pid);
@@ -95,7 +96,7 @@ fn process_in_a_sibling_user_namespace_is_refused() {
         let why = format!("{pid} is in another user namespace");
         refused("unshare --user --map-root-user", pid, &why, HINT);
         refused("unshare --user --map-current-user", pid, &why, HINT);
-        // From above it is one like any other.
+        // From the parent namespace it is a process like any other.
         run(&format!("attach -pid {pid} -enable-all")).answer();
     }
 }
@@ -128,13 +129,13 @@ fn start_as_nobody_in_root_s_namespace(program: &PathBuf) -> Talker {
 #[test]
 fn container_of_root_is_refused_to_its_user() {
     if !geteuid().is_root() {
-        // What is seen of it from inside: all that is outside belongs to others.
+        // As seen from inside: everything outside belongs to other users.
         let command = "unshare --user --map-root-user";
         let error = run_command(&mut confined(command, "info -pid 1")).failure();
         assert!(error.contains("1 is in another user namespace"), "{error}");
         return;
     }
-    // Nobody may not be allowed into the folder of the build.
+    // The user nobody may not be allowed into the build folder.
     let scratch = Scratch::new();
     let tool = scratch.copy(TOOL.as_ref(), "ocaml-probes");
     for file in fixture_forms("gen_ocaml_2") {
@@ -193,14 +194,14 @@ fn missing_ptrace_capability_of_a_container_is_named() {
 //    outer pid (2)
 #[test]
 fn pid_inside_a_container_is_reported_from_outside() {
-    // Half way round from what is given out here just now.
+    // Half the pid range away from the pids that are being assigned out here.
     let most: i32 = fs::read_to_string("/proc/sys/kernel/pid_max")
         .unwrap()
         .trim()
         .parse()
         .unwrap();
     let first = 300 + (std::process::id() as i32 + most / 2) % (most - 400);
-    // Another one for each: what runs under the first may be there a little longer.
+    // A different one for each: the process with the first may take a while to exit.
     let mut files = fixture_forms("gen_ocaml_2").into_iter().peekable();
     for inside in first.. {
         let Some(file) = files.peek() else {
@@ -229,7 +230,7 @@ fn pid_inside_a_container_is_reported_from_outside() {
         let name = process::status(outside, "Name");
         let info = run(&format!("info -pid {inside}"));
         if !info.stderr.contains("no process") {
-            // Somebody out here has got the same pid meanwhile.
+            // Another process out here has got the same pid meanwhile.
             continue;
         }
         assert_eq!(
@@ -260,7 +261,7 @@ fn proc_of_another_pid_namespace_is_refused() {
             format!("trace -prog {}", file.display()),
         ] {
             let mut unshare = Command::new("unshare");
-            // The numbers in its /proc are not those that the kernel takes from it.
+            // The pids in its /proc are not those that system calls take.
             unshare.args(["--user", "--map-root-user", "--pid", "--fork", tool]);
             let failure = run_command(unshare.args(line.split(' '))).failure();
             let why = "/proc shows another pid namespace than the one that this process is in";

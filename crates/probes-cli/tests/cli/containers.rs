@@ -1,4 +1,4 @@
-//! Programs in namespaces of their own, and the tool there.
+//! Programs in their own namespaces, and the tool inside.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn container(program: &Path) -> Container {
     ])
 }
 
-/// Runs the tool where process `pid` is.
+/// Runs the tool in the namespaces of process `pid`.
 fn run_there(pid: i32, line: &str) -> Run {
     run_command(enter(pid).arg("/ocaml-probes").args(line.split(' ')))
 }

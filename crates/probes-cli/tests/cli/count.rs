@@ -13,17 +13,17 @@ use test_support::{Talker, eventually, fixture_forms};
 
 use crate::support::{both_forms, command, image, is_observed, run, states};
 
-/// The tool, once it counts.
+/// Starts the tool, and waits until it counts.
 fn counting(line: &str, pid: i32) -> Talker {
     observing(&format!("count {line}"), pid)
 }
 
-/// The tool, once it observes a process.
+/// Starts the tool, and waits until it observes a process.
 pub(crate) fn observing(line: &str, pid: i32) -> Talker {
     observing_with(line.split(' '), pid)
 }
 
-/// The same, with words that may have spaces in them.
+/// The same, with words that may contain spaces.
 pub(crate) fn observing_with<W: AsRef<OsStr>>(
     words: impl IntoIterator<Item = W>,
     pid: i32,
@@ -33,7 +33,7 @@ pub(crate) fn observing_with<W: AsRef<OsStr>>(
 
 fn observing_by(tool: &mut Command, pid: i32) -> Talker {
     let tool = Talker::spawn(tool.args(["-pid", &pid.to_string()]));
-    // Memory is mapped first, and sites are changed in the end.
+    // Memory is mapped first, and sites are patched last.
     eventually("its sites are observed", || {
         let info = run(&format!("info -pid {pid}"));
         info.stderr.contains("observed").then_some(())
@@ -226,11 +226,11 @@ fn memory_that_stays_mapped_is_reported() {
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
         let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
         assert_eq!(hits(&lines), ["3 ping"]);
-        let told = std::io::read_to_string(tool.guard().child().stderr.take().unwrap()).unwrap();
+        let errors = std::io::read_to_string(tool.guard().child().stderr.take().unwrap()).unwrap();
         assert_eq!(tool.guard().wait().code(), Some(0));
         let line = format!("observe -clean -pid {pid}");
         let what = format!("bytes stay mapped in process {pid}, which does no harm");
-        assert!(told.contains(&what) && told.contains(&line), "{told}");
+        assert!(errors.contains(&what) && errors.contains(&line), "{errors}");
         let info = run(&format!("info -pid {pid}"));
         assert!(!info.stderr.contains("observed"), "{}", info.stderr);
         let cleaned = run(&line);
@@ -255,8 +255,8 @@ fn removal_is_retried_until_the_process_can_stop() {
         target.vfork();
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
         let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
-        let mut told = stderr.lines().map(Result::unwrap);
-        assert!(told.any(|line| line.starts_with("trying again: ")));
+        let mut errors = stderr.lines().map(Result::unwrap);
+        assert!(errors.any(|line| line.starts_with("trying again: ")));
         target.ask("", "vforked");
         let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
         assert_eq!(hits(&lines), ["3 ping"]);
@@ -279,22 +279,22 @@ fn failed_removal_is_reported_with_the_last_values() {
         while !tool.line().unwrap().contains(" 3 ") {}
         target.vfork();
         let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
-        let mut told = stderr.lines().map(Result::unwrap);
+        let mut errors = stderr.lines().map(Result::unwrap);
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
-        assert!(told.any(|line| line.starts_with("trying again: ")));
+        assert!(errors.any(|line| line.starts_with("trying again: ")));
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
         let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
         assert_eq!(hits(&lines[lines.len() - 1..]), ["3 ping"]);
         assert_eq!(tool.guard().wait().code(), Some(1));
-        let told: Vec<String> = told.collect();
-        let says = |what: &str| told.iter().any(|line| line.contains(what));
+        let errors: Vec<String> = errors.collect();
+        let says = |what: &str| errors.iter().any(|line| line.contains(what));
         let clean = format!("observe -clean -pid {pid}");
         assert!(
             says(&format!("process {pid} is still observed: ")),
-            "{told:?}"
+            "{errors:?}"
         );
-        assert!(says(&clean), "{told:?}");
-        assert!(says("this is the last reading"), "{told:?}");
+        assert!(says(&clean), "{errors:?}");
+        assert!(says("this is the last reading"), "{errors:?}");
         target.ask("", "vforked");
         target.hits();
         assert_eq!(run(&clean).answer(), format!("{pid} 3\n"));
@@ -316,8 +316,8 @@ fn count_replaced_by_another_observer_says_so() {
         let mut stderr = first.guard().child().stderr.take().unwrap();
         std::io::Read::read_to_string(&mut stderr, &mut why).unwrap();
         assert_eq!(first.guard().wait().code(), Some(1));
-        let told = format!("process {pid} is observed by another now");
-        assert!(why.contains(&told), "{why}");
+        let expected = format!("process {pid} is observed by another now");
+        assert!(why.contains(&expected), "{why}");
         assert!(!is_observed(pid));
         target.hits();
     }

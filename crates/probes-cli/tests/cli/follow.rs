@@ -1,5 +1,5 @@
-//! `attach -follow` and `trace -follow`: what a process starts, executes and loads, and how it is let
-//! go.
+//! `attach -follow` and `trace -follow`: what a process starts, executes and loads, and how it is
+//! detached.
 
 use std::fs;
 use std::io::Read;
@@ -17,7 +17,7 @@ use crate::support::{Folder, command, run, states};
 const ON: &str = "ping enabled\npong enabled\n";
 const OFF: &str = "ping disabled\npong disabled\n";
 
-/// The tool, which follows a process.
+/// The tool, following a process.
 struct Following(Talker);
 
 impl Following {
@@ -28,23 +28,23 @@ impl Following {
 
     fn started(tool: &mut std::process::Command, pid: i32) -> Following {
         let following = Following(Talker::spawn(tool));
-        eventually("its loader is watched", || {
+        eventually("its loader is hooked", || {
             process::is_loader_changed(pid).then_some(())
         });
         following
     }
 
-    /// Tells it to end.
+    /// Interrupts it.
     fn end(mut self) {
         kill(Pid::from_raw(self.0.pid()), Signal::SIGTERM).unwrap();
         assert_eq!(self.0.guard().wait().code(), Some(0));
     }
 }
 
-/// Nothing of ours is left in a process, and nobody traces it.
+/// Asserts that nothing of ours remains in a process, and that it is not traced.
 #[track_caller]
 fn assert_left_alone(pid: i32) {
-    eventually("nobody traces it", || {
+    eventually("it is not traced", || {
         (status(pid, "TracerPid") == "0").then_some(())
     });
     assert!(
@@ -58,7 +58,7 @@ fn quit(mut talker: Talker) {
     assert_eq!(talker.guard().wait().code(), Some(0));
 }
 
-/// The hits of one round of a program that has just begun.
+/// The hits of one round of a program that has just started.
 fn first_round(talker: &mut Talker) -> u64 {
     talker.hits().iter().map(|(_, hits)| hits).sum()
 }
@@ -77,11 +77,11 @@ fn started_processes_have_their_probes_before_they_run() {
             assert_eq!(talker.ask(line, "child"), "child hits ping=3 pong=1");
             talker.expect("started 0");
         }
-        // Static, dynamic, and with the probes in a library alone, which runs them at once.
+        // Static, dynamic, and with the probes in a library alone, which executes them immediately.
         let programs = ["gen_ocaml_2_static", "idle_threads", "objects/linked"];
         for program in programs {
             for way in WAYS {
-                // A shell has no probes: it is let go, and what it executes is not followed.
+                // A shell has no probes: it is detached, and what it executes is not followed.
                 let followed = u64::from(way != "shell exec");
                 let path = fixture(&format!("{program}.{other}"));
                 talker.ask(&format!("{way} {}", path.display()), "ready");
@@ -133,11 +133,11 @@ fn process_is_followed_through_several_execs() {
             talker.ask(&format!("{way} {}", program.display()), "ready");
             assert_eq!(first_round(&mut talker), 4);
         }
-        // The last has none, and is not touched.
+        // The last has none, and is not changed.
         let without = fixture("no_probes.pie");
         talker.ask(&format!("{way} {}", without.display()), "ready");
         let mut tool = following.0;
-        assert_eq!(tool.guard().wait().code(), Some(0), "nobody is left");
+        assert_eq!(tool.guard().wait().code(), Some(0), "no process remains");
         assert_left_alone(pid);
         quit(talker);
     }
@@ -186,7 +186,7 @@ fn killed_follower_is_cleaned_up_by_the_next() {
         talker.ask(&load, "loaded 0");
         kill(Pid::from_raw(following.0.pid()), Signal::SIGKILL).unwrap();
         following.0.guard().wait();
-        // What is left in its loader does no harm.
+        // What remains in its loader does no harm.
         assert!(process::is_loader_changed(pid));
         talker.ask("unload 0", "unloaded");
         talker.ask(&churn, "churned 200");
@@ -368,7 +368,7 @@ fn detached_follower_runs_on_after_the_tool_returns() {
         talker.expect("ready");
         assert_eq!(talker.guard().wait().code(), Some(0));
         let follower: i32 = status(pid, "TracerPid").parse().unwrap();
-        // The tracer is a thread of the follower's.
+        // The tracer is a thread of the follower.
         let follower: i32 = status(follower, "Tgid").parse().unwrap();
         assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
         talker.expect("started 0");
@@ -381,13 +381,13 @@ fn detached_follower_runs_on_after_the_tool_returns() {
     }
 }
 
-/// What its parent, this process, is told of a process: of its stops and when it is continued.
-fn told(pid: i32) -> WaitStatus {
+/// Waits for the next stop or continuation of a child of this process, as its parent sees it.
+fn wait_status(pid: i32) -> WaitStatus {
     let flags = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
-    eventually("its parent is told", || {
+    eventually("its parent sees it", || {
         match waitpid(Pid::from_raw(pid), Some(flags)).unwrap() {
             WaitStatus::StillAlive => None,
-            told => Some(told),
+            status => Some(status),
         }
     })
 }
@@ -403,23 +403,23 @@ fn followed_process_stops_as_usual_for_its_parent() {
         for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
             for _ in 0..20 {
                 kill(pid, signal).unwrap();
-                assert_eq!(told(talker.pid()), WaitStatus::Stopped(pid, signal));
+                assert_eq!(wait_status(talker.pid()), WaitStatus::Stopped(pid, signal));
                 kill(pid, Signal::SIGCONT).unwrap();
-                assert_eq!(told(talker.pid()), WaitStatus::Continued(pid));
+                assert_eq!(wait_status(talker.pid()), WaitStatus::Continued(pid));
                 assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
                 talker.expect("started 0");
             }
         }
-        // It stays so when it is not followed any more, ...
+        // It stays stopped when it is no longer followed, ...
         kill(pid, Signal::SIGSTOP).unwrap();
         assert_eq!(
-            told(talker.pid()),
+            wait_status(talker.pid()),
             WaitStatus::Stopped(pid, Signal::SIGSTOP)
         );
         following.end();
         assert_left_alone(talker.pid());
-        // A thread that is let go wakes up to stop again by itself.
-        eventually("it stands", || {
+        // A detached thread wakes up to stop again.
+        eventually("it is stopped", || {
             (process::state(talker.pid()) == Some('T')).then_some(())
         });
         // ... and when it is followed again.
@@ -428,14 +428,14 @@ fn followed_process_stops_as_usual_for_its_parent() {
             tool.arg(talker.pid().to_string());
             tool
         }));
-        eventually("its loader is watched", || {
+        eventually("its loader is hooked", || {
             process::is_loader_changed(talker.pid()).then_some(())
         });
         talker.send("fork");
         let flags = Some(WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG);
         assert_eq!(waitpid(pid, flags).unwrap(), WaitStatus::StillAlive);
         kill(pid, Signal::SIGCONT).unwrap();
-        assert_eq!(told(talker.pid()), WaitStatus::Continued(pid));
+        assert_eq!(wait_status(talker.pid()), WaitStatus::Continued(pid));
         talker.expect("child hits ping=0 pong=0");
         talker.expect("started 0");
         following.end();
@@ -479,13 +479,13 @@ fn vfork_and_exited_first_thread_are_followed() {
         let mut talker = Talker::start(&vforker);
         let following = Following::attach(talker.pid());
         talker.vfork();
-        // It cannot be stopped to be let go; its loader tells nobody any more.
+        // It cannot be stopped to be detached; its loader hook has no reader any more.
         following.end();
-        eventually("nobody traces it", || {
+        eventually("it is not traced", || {
             (status(talker.pid(), "TracerPid") == "0").then_some(())
         });
         talker.ask("go", "vforked");
-        // One that is in vfork already is said to be busy, in time.
+        // One that is already in vfork is reported as busy, in time.
         talker.vfork();
         let pid = talker.pid();
         let failure = run(&format!(
@@ -504,7 +504,11 @@ fn vfork_and_exited_first_thread_are_followed() {
             (talker.hits().iter().map(|(_, hits)| hits).sum::<u64>() > 0).then_some(())
         });
         quit(talker);
-        assert_eq!(following.guard().wait().code(), Some(0), "nobody is left");
+        assert_eq!(
+            following.guard().wait().code(),
+            Some(0),
+            "no process remains"
+        );
     }
 }
 
@@ -558,7 +562,8 @@ fn program_is_followed_after_its_parent_was_killed() {
     }
 }
 
-/// `dynhost`, whose plugin executes a site when it is loaded, does all that OCaml's library can.
+/// `dynhost`, whose plugin executes a site when it is loaded, does everything that OCaml's library
+/// can.
 fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
     let plugin = file.with_file_name("plug.cmxs");
     let load = format!("load {}", plugin.display());
@@ -571,7 +576,7 @@ fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
         assert_eq!(talker.expect("at exit"), "at exit");
         talker.expect("started 0");
         talker.ask(&format!("{way} {}", file.display()), "ready");
-        // The shell executes what it is told to, and has no probes.
+        // The shell runs its command, and has no probes.
         let hits = u64::from(way != "system");
         talker.ask(&load, "loaded");
         let round = talker.ask("run", "round");
@@ -648,7 +653,7 @@ fn several_are_followed_unless_one_is_already_traced() {
             let answer: serde_json::Value = serde_json::from_str(line).unwrap();
             answer["pid"].as_i64().unwrap() as i32
         });
-        // When they were begun with, and when the other had executed its program.
+        // When both were first attached, and when the other had executed its program.
         assert_eq!(
             set.collect::<Vec<_>>(),
             [pids[0], pids[1], pids[1]],
@@ -675,7 +680,7 @@ fn signal_handler_returns_into_the_loader_hook() {
         let pid = talker.pid();
         let plugin = fixture("objects/plugin.so");
         talker.ask("catch", "catching");
-        eventually("a signal is received in the stub", || {
+        eventually("a signal is received in the hook", || {
             let following = Following::attach(pid);
             talker.send(&format!("churn 1000 {}", plugin.display()));
             eventually("it loads and unloads", || {
@@ -686,12 +691,12 @@ fn signal_handler_returns_into_the_loader_hook() {
             talker.expect("handling");
             following.end();
             assert_eq!(status(pid, "TracerPid"), "0");
-            // Or nobody was there, and it has been taken away.
+            // Or no thread was there, and it has been removed.
             let is_left = process::is_loader_changed(pid);
             talker.ask("", "churned 1000");
             is_left.then_some(())
         });
-        // The next one takes away what is left.
+        // The next one removes what remains.
         let mut tool = command([
             "attach",
             "-follow",

@@ -1,5 +1,5 @@
-//! `trace` on a terminal, under a shell with job control: with `-wait`, what is shown is held against
-//! what is shown of the same program started directly.
+//! `trace` on a terminal, under a shell with job control: with `-wait`, the screen is compared with
+//! that of the same program started directly.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ const SESSION: usize = 6;
 const TERMINAL: usize = 7;
 const FOREGROUND: usize = 8;
 
-/// An interactive shell on a terminal of its own.
+/// An interactive shell on its own terminal.
 struct Shell {
     talker: Talker,
     pid: i32,
@@ -41,7 +41,7 @@ impl Shell {
             terminal: String::new(),
             shown: Vec::new(),
         };
-        // The echo of this line is not what it prints.
+        // The echo of this line is not its output.
         shell
             .talker
             .send("stty -echo; ulimit -c 0; PS1=; echo; echo I''am $$ $(tty)");
@@ -52,7 +52,7 @@ impl Shell {
         shell
     }
 
-    /// Types a line, and notes what is shown up to a line that begins with `end`.
+    /// Types a line, and records what is shown up to a line that begins with `end`.
     fn say(&mut self, line: &str, end: &str) {
         self.talker.send(line);
         self.read_to(end);
@@ -72,8 +72,8 @@ impl Shell {
         }
     }
 
-    /// Types a key that stops or ends the job, and waits until it is the shell that reads what is
-    /// typed: a job that is about to end may still take it.
+    /// Types a key that stops or ends the job, and waits until the shell reads the terminal: a job
+    /// that is about to exit may still read what is typed.
     fn press(&mut self, key: &str) {
         self.talker.type_keys(key);
         self.wait_for_prompt();
@@ -85,8 +85,8 @@ impl Shell {
         });
     }
 
-    /// The exit status of what has just ended. What the shell says of a death by signal is not of
-    /// interest: the tool exits.
+    /// The exit status of the last job. The shell's words about death by a signal do not matter:
+    /// the tool exits.
     fn note_status(&mut self) {
         let before = self.shown.len();
         self.say("echo status $?", "status");
@@ -95,8 +95,8 @@ impl Shell {
         self.shown.push(status);
     }
 
-    /// Waits until all of the job stands, and the shell says so: it sees only its own children, and
-    /// a grandchild that still runs may take what is typed.
+    /// Waits until the whole job is stopped, and the shell says so: it sees only its own children,
+    /// and a grandchild that still runs may read what is typed.
     fn wait_for_stop(&mut self) {
         self.wait_for_states();
         // In the background, it may just have been continued.
@@ -113,9 +113,9 @@ impl Shell {
     fn wait_for_states(&self) {
         let shell = self.pid.to_string();
         let of_job = |&pid: &i32| stat(pid, SESSION) == shell && stat(pid, GROUP) != shell;
-        eventually("all of the job stands", || {
+        eventually("the whole job is stopped", || {
             let mut job = processes().into_iter().filter(of_job);
-            // Who is followed is traced.
+            // A followed process is traced.
             job.all(|pid| matches!(state(pid), Some('T' | 't')))
                 .then_some(())
         });
@@ -128,8 +128,8 @@ impl Shell {
     }
 }
 
-/// `template` with the program started directly, and with the tool, which is to make no difference,
-/// whether it follows the program or not.
+/// Runs `template` with the program started directly, and with the tool, which must make no
+/// difference, whether it follows the program or not.
 fn both_ways(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
     let direct = file.display().to_string();
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
@@ -190,7 +190,7 @@ fn job_is_suspended_and_resumed_like_any_other() {
         ] {
             both_ways(&file, template, |shell, command| {
                 shell.say(command, "ready");
-                // More than once, as something may be left over.
+                // More than once, as something may remain.
                 for _ in 0..3 {
                     shell.suspend();
                     shell.say("fg", "");
@@ -244,7 +244,7 @@ fn shell_sees_the_exit_status_of_the_program() {
             shell.talker.send("exit 42");
             shell.wait_for_prompt();
             shell.note_status();
-            // A job in the background, ended by its number.
+            // A background job, killed by its number.
             shell.say(&format!("{command} </dev/zero >/dev/null &"), "");
             shell.shown.pop();
             shell.say("kill %1; wait %1; echo status $?", "status");
@@ -253,7 +253,8 @@ fn shell_sees_the_exit_status_of_the_program() {
     }
 }
 
-/// A program that writes to a file and reads nothing, to tell a hang-up from the end of its input.
+/// A program that writes to a file and reads nothing, to distinguish a hang-up from the end of its
+/// input.
 fn ticking(log: &Path) -> String {
     format!(
         "-prog {} -disable-all >'{}' 2>&1",
@@ -267,7 +268,7 @@ fn ticks(log: &Path) -> usize {
     log.matches("tick ").count()
 }
 
-/// The only child of a process, once it is there.
+/// The only child of a process, once it exists.
 fn child_of(pid: i32) -> i32 {
     eventually("it has a child", || match children(pid).as_slice() {
         [child] => Some(*child),
@@ -321,16 +322,16 @@ fn program_without_wait_stays_in_the_session() {
 
     shell.say("jobs; echo listed", "listed");
     assert_eq!(shell.shown.pop().unwrap(), "listed", "it is no job");
-    // Nor is it concerned by what is typed.
+    // Nor does it see what is typed.
     shell.press(&format!("{INTERRUPT}{QUIT}{SUSPEND}"));
     let before = ticks(&log);
-    eventually("it goes on", || (ticks(&log) > before + 3).then_some(()));
+    eventually("it runs on", || (ticks(&log) > before + 3).then_some(()));
     for field in [SESSION, TERMINAL] {
         assert_eq!(stat(pid, field), stat(shell.pid, field));
     }
 }
 
-/// A process that is nobody's child any more.
+/// A process whose parent has exited.
 struct Orphan(i32);
 
 impl Drop for Orphan {

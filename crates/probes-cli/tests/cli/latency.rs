@@ -30,7 +30,7 @@ fn pairs_are_timed_until_interrupted_then_all_restored() {
             assert!(mean >= 1_000_000 && mean <= max, "{lines:?}");
             assert!([p50, p90, p99, p999, max].is_sorted(), "{lines:?}");
             assert!(max >= 3_000_000, "{lines:?}");
-            // One start and two stops have no other end.
+            // One start and two stops are unmatched.
             assert_eq!(pair[7..], ["1", "2", "0", "start,stop"]);
             assert_eq!(
                 (same[0], &same[7..]),
@@ -130,7 +130,7 @@ fn impossible_pairs_are_refused_before_any_change() {
         let why = "cannot write /nowhere/x.svg: No such file or directory";
         assert!(failure.contains(why), "{failure}");
         assert!(!is_observed(pid));
-        // A picture that is there stays as it is.
+        // An existing picture stays unchanged.
         let picture = std::env::temp_dir().join(format!("ocaml-probes-{pid}.svg"));
         std::fs::write(&picture, "there").unwrap();
         let line = format!(

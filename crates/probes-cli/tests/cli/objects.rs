@@ -1,4 +1,4 @@
-//! Probes of libraries and plugins in the answers, and `ps`.
+//! Probes of libraries and plugins in the output, and `ps`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn sites_name_their_object() {
         let (ping, rest) = plain.split_once("plug disabled\n").unwrap();
         let of_plugin = format!("\n  in {plugin}\n");
         assert!(ping.starts_with("ping disabled\n  site 0x"), "{plain}");
-        // Once before its site and once before its semaphore, behind the program's.
+        // Once before its site and once before its semaphore, after the program's.
         assert_eq!(ping.matches(&of_plugin).count(), 2, "{plain}");
         assert!(rest.starts_with(&of_plugin[1..]), "{plain}");
 
@@ -71,7 +71,7 @@ fn name_is_switched_in_all_objects() {
     }
 }
 
-/// A copy of the plugin whose first note says that it is too short.
+/// A copy of the plugin whose first note has a size that is too small.
 fn damaged_plugin(scratch: &Scratch) -> PathBuf {
     let copy = scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
     let mut bytes = fs::read(&copy).unwrap();
@@ -84,7 +84,7 @@ fn damaged_plugin(scratch: &Scratch) -> PathBuf {
     copy
 }
 
-/// What is said of it, and what to do.
+/// The error for it, and the hint.
 fn damage(path: &Path) -> [String; 2] {
     let path = path.display();
     [

@@ -1,4 +1,4 @@
-//! What a build for use lacks.
+//! What a release build lacks.
 
 use test_support::output;
 
@@ -15,7 +15,7 @@ fn fault_injection_needs_a_build_for_chaos() {
     let knows = words.any(|word| word == VARIABLE.as_bytes());
     assert_eq!(knows, cfg!(feature = "fault-injection"));
 
-    // It looks at a process, this one, and lives or does not.
+    // It is run on this process, and is killed or not.
     let pid = std::process::id().to_string();
     let mut info = command(["info", "-pid", &pid]);
     let code = output(info.env(VARIABLE, "kill:1")).status.code();

@@ -1,5 +1,5 @@
-//! `attach -for`: what was before comes back, when the time is over or sooner, whatever has become
-//! of the process meanwhile; and `attach -live`.
+//! `attach -for`: what was before is restored when the time is over or sooner, whatever has
+//! happened to the process meanwhile; and `attach -live`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -11,11 +11,11 @@ use test_support::{Guard, Talker, eventually, fixture_forms, process, program_fo
 
 use crate::support::{both_forms, command, image, poke, probe, run, states};
 
-/// An `attach` that waits.
+/// A waiting `attach`.
 pub(crate) struct Waiting(Talker);
 
 impl Waiting {
-    /// Starts `attach` on a process, and waits until it has made its changes and said so.
+    /// Starts `attach` on a process, and waits until it has reported its changes.
     fn start(target: &Talker, flags: &str) -> Waiting {
         Waiting::start_on(&format!("-pid {} {flags}", target.pid()))
     }
@@ -41,7 +41,7 @@ impl Waiting {
         kill(Pid::from_raw(self.0.pid()), signal).unwrap();
     }
 
-    /// Its exit status, the rest of its answer, and what it has said on standard error.
+    /// Its exit status, the rest of its output, and its standard error.
     pub(crate) fn end(mut self) -> (Option<i32>, String, String) {
         let mut stdout = String::new();
         while let Some(line) = self.0.line() {
@@ -110,7 +110,7 @@ fn ignored_signal_does_not_end_the_wait() {
         shell.args(["-for", "1h", "-pid", &target.pid().to_string()]);
         let waiting = Waiting::spawn(&mut shell);
         waiting.send(Signal::SIGHUP);
-        // It is taken in order: by the second one, the first has been passed over.
+        // Signals are taken in order: by the second one, the first has been skipped.
         assert!(states(target.pid()).contains("plain enabled"));
         waiting.send(Signal::SIGTERM);
         let (code, stdout, _) = waiting.end();
@@ -228,8 +228,8 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
         let waiting = Waiting::start(&target, "-enable ping -for 1h");
         let _tracer = strace(target.pid());
         waiting.send(Signal::SIGINT);
-        // The second is not to come while the first waits to be taken: they would be one.
-        eventually("it is told", || {
+        // The second must not be sent while the first is pending: they would be one.
+        eventually("it has received the signal", || {
             let pending = process::status(waiting.0.pid(), "ShdPnd");
             (u64::from_str_radix(&pending, 16).unwrap() == 0).then_some(())
         });
@@ -246,7 +246,7 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
             target.pid()
         );
         assert!(stderr.ends_with(&hint), "{stderr}");
-        // Which it does, even now.
+        // Which it restores, even now.
         let by_hand = format!("attach -live -pid {} -disable ping", target.pid());
         assert_eq!(run(&by_hand).answer(), "ping 1 -> 0, 3 sites\n");
     }

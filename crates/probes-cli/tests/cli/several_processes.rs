@@ -1,5 +1,5 @@
-//! Several processes at once: `info` shows those that it can, and `attach` checks all before the first
-//! is changed.
+//! Several processes at once: `info` shows those that it can read, and `attach` checks all before
+//! the first is changed.
 
 use std::process::Command;
 
@@ -180,7 +180,7 @@ fn processes_are_selected_by_program_name() {
         Talker::start(&file),
         Talker::start(&other),
     ];
-    // The tool itself is not meant, whatever it is called.
+    // The tool itself does not match, whatever it is called.
     let tool = env!("CARGO_BIN_EXE_ocaml-probes").as_ref();
     let tool = scratch.copy(tool, &format!("{name}-a-tool"));
     let words = format!(
@@ -193,7 +193,7 @@ fn processes_are_selected_by_program_name() {
     let on = |target: &Talker| states(target.pid()).contains("plain enabled");
     assert_eq!(targets.each_ref().map(on), [true, true, false]);
 
-    // From the start of the name on.
+    // From the start of the name.
     for line in [
         format!("attach -enable plain -name {name}-c"),
         format!("attach -enable plain -name ked-{}", std::process::id()),

@@ -1,4 +1,4 @@
-//! What goes where: closed pipes, terminals, colours, -quiet and -verbose.
+//! Output streams: closed pipes, terminals, colours, -quiet and -verbose.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -9,13 +9,13 @@ use test_support::{Guard, Talker, fixture, program};
 
 use crate::support::{Run, command, run, run_command, run_on, states};
 
-/// A pipe that no program inherits: what is read from it, and what is written to it.
+/// A pipe that no program inherits: its reading end, and its writing end.
 fn pipe() -> (File, File) {
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC).unwrap();
     (reader.into(), writer.into())
 }
 
-/// Runs the program on a terminal; what it shows, line ends as the terminal makes them.
+/// Runs the program on a terminal; returns what it shows, with the terminal's line ends.
 fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
     let mut script = Command::new("script");

@@ -1,4 +1,4 @@
-//! Running the program, golden files, looking into targets.
+//! Running the program, golden files, reading targets.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 use test_support::{Talker, eventually};
 
-/// What one run of the program did.
+/// The result of one run of the program.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -18,7 +18,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Standard output of a run that did what it was asked to.
+    /// Standard output of a run that has succeeded.
     #[track_caller]
     pub(crate) fn answer(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
@@ -33,7 +33,7 @@ impl Run {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Standard error of a run that could not do it: one line why, and one what to do.
+    /// Standard error of a run that has failed: one line why, and one what to do.
     #[track_caller]
     pub(crate) fn failure(self) -> String {
         assert_eq!(self.code, Some(1), "{self:?}");
@@ -49,7 +49,7 @@ impl Run {
     }
 }
 
-/// The program with these arguments, and without what the environment says about colours.
+/// The program with these arguments, and without the environment's settings of colours.
 pub(crate) fn command(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocaml-probes"));
     command.args(args).env_remove("NO_COLOR");
@@ -61,7 +61,7 @@ pub(crate) fn run(line: &str) -> Run {
     run_command(&mut command(line.split(' ')))
 }
 
-/// Runs the program on a file: `line` with ` -prog FILE` behind it.
+/// Runs the program on a file: `line` followed by ` -prog FILE`.
 pub(crate) fn run_on(line: &str, file: &Path) -> Run {
     let mut command = command(line.split(' '));
     run_command(command.arg("-prog").arg(file))
@@ -110,7 +110,7 @@ fn difference(expected: &str, actual: &str) -> String {
 }
 
 /// `text` without what depends on the machine: addresses, build-ids, numbers of three digits and
-/// more, the folder of `path`, and the `./` that dune 3.24 gives the compiler.
+/// more, the folder of `path`, and the `./` that dune 3.24 passes to the compiler.
 pub(crate) fn redacted(text: &str, path: &Path) -> String {
     let folder = format!("{}/", path.parent().unwrap().display());
     let text = text.replace(&folder, "").replace("/./", "/");
@@ -135,7 +135,7 @@ pub(crate) fn redacted(text: &str, path: &Path) -> String {
 }
 
 /// Everything of its own file that a process of one thread has in memory: code, data, counters.
-/// Waits until it waits for a line, because it may note things on the way there.
+/// Waits until it waits for a line, because it may change memory before.
 pub(crate) fn image(pid: i32) -> Vec<u8> {
     eventually(&format!("process {pid} waits"), || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -161,7 +161,7 @@ pub(crate) fn image(pid: i32) -> Vec<u8> {
     image
 }
 
-/// Writes into a process that is waiting for a line, past the program under test.
+/// Writes into a process that is waiting for a line, without the program under test.
 pub(crate) fn poke(pid: i32, address: &Value, bytes: &[u8]) {
     let memory = OpenOptions::new()
         .write(true)
@@ -172,7 +172,7 @@ pub(crate) fn poke(pid: i32, address: &Value, bytes: &[u8]) {
         .unwrap();
 }
 
-/// An address of the JSON output.
+/// An address in JSON output.
 pub(crate) fn number(address: &Value) -> u64 {
     let digits = address.as_str().unwrap().strip_prefix("0x").unwrap();
     u64::from_str_radix(digits, 16).unwrap()
@@ -184,7 +184,7 @@ pub(crate) fn probe<'j>(json: &'j Value, name: &str) -> &'j Value {
     probes.iter().find(|probe| probe["name"] == name).unwrap()
 }
 
-/// Whether it has code in its memory that is no file's.
+/// Whether it has code in its memory that belongs to no file.
 pub(crate) fn is_observed(pid: i32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines()
@@ -205,7 +205,7 @@ pub(crate) fn both_forms(name: &str) -> Vec<Talker> {
         .collect()
 }
 
-/// A folder that is gone when the test is.
+/// A folder that is removed at the end of the test.
 #[derive(Debug)]
 pub(crate) struct Folder(pub(crate) PathBuf);
 

@@ -1,8 +1,9 @@
-//! What the program asks of the kernel, call by call, as strace sees it: kept as a golden file, so
-//! that one more stop of the target, or one more write to it, shows in review.
+//! The program's system calls, one by one, as strace sees them: kept as a golden file, so that one
+//! more stop of the target, or one more write to it, shows in review.
 //!
-//! Calls that only concern the program itself (memory, signals, its answer) are left out, and of
-//! those that look and are repeated at once, as waits are, all but the first. Every write is kept.
+//! Calls that only concern the program itself (memory, signals, its output) are left out, and of
+//! calls that only read and are repeated at once, as waits are, all but the first. Every write is
+//! kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use test_support::{Scratch, Talker, eventually, fixture_forms};
 
 use crate::support::{Run, golden, run_command, states};
 
-/// Names that are left out. What is not known here is kept, and so is noticed.
+/// Names that are left out. Unknown ones are kept, and so are noticed.
 const OWN: [&str; 34] = [
     "brk",
     "clock_nanosleep",
@@ -34,7 +35,7 @@ const OWN: [&str; 34] = [
     "munmap",
     "newfstatat",
     "prctl",
-    // A signal for itself, if it took one while it waited.
+    // A signal to itself, if it received one while it waited.
     "raise",
     "rseq",
     "rt_sigaction",
@@ -55,8 +56,8 @@ const OWN: [&str; 34] = [
 const TRACER: &str = "-- the tracer's thread --";
 
 /// Runs the program on process `pid` under strace until it succeeds: on a busy machine the process
-/// may not stop in time, and it is safe to try again. Says what it did and what each of its threads
-/// asked of the kernel, the first thread first.
+/// may not stop in time, and it is safe to try again. Returns its output and the system calls of
+/// each of its threads, the first thread first.
 fn traced(line: &str, pid: i32) -> (Run, Vec<String>) {
     eventually("the program succeeds", || {
         let scratch = Scratch::new();
@@ -119,7 +120,7 @@ impl<'t> Call<'t> {
             .map_or(path, |_| path.split('>').next().unwrap_or(path))
     }
 
-    /// How it is kept: its name, what it is done to, and how many bytes are written.
+    /// How it is kept: its name, its object, and how many bytes are written.
     fn essence(&self) -> String {
         let Call {
             name,
@@ -155,12 +156,12 @@ impl<'t> Call<'t> {
     }
 }
 
-/// Whether a call only looks: of those that are repeated at once, the first is kept.
+/// Whether a call only reads: of those that are repeated at once, the first is kept.
 fn is_look(name: &str) -> bool {
     ["read", "pread64", "getdents64", "waitid"].contains(&name)
 }
 
-/// The essence of a thread's calls, from the first that has to do with the target.
+/// The relevant calls of a thread, from the first that concerns the target.
 fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
     let target = format!("/proc/{pid}");
     let mut kept: Vec<String> = Vec::new();
@@ -176,8 +177,8 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
             "clone" | "clone3" => TRACER.to_owned(),
             _ => library(&essential(&call.essence(), program, pid)),
         };
-        // Its ancestors are looked at one after the other, and the libraries of the target, and how
-        // many there are is not its choice.
+        // Its ancestors are read one after the other, and the libraries of the target; their number
+        // is not its choice.
         let is_other = line.contains("/proc/OTHER") || line.contains("LIBRARY");
         let is_known = is_other && kept.contains(&line);
         let is_repeated = is_look(call.name) && kept.last() == Some(&line);
@@ -188,7 +189,7 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
     kept
 }
 
-/// `text` with one name for all files beside the target's own.
+/// `text` with one name for all files except the target's own.
 fn library(text: &str) -> String {
     let Some((name, rest)) = text.split_once('(') else {
         return text.to_owned();
@@ -226,10 +227,10 @@ fn essential(text: &str, program: &Path, pid: i32) -> String {
     essential
 }
 
-/// What all threads asked of the kernel, the tracer's calls where it was started. How often they
-/// look at the target until it stands is left out, as that is not their choice.
+/// The system calls of all threads, the tracer's where it was started. How often they check the
+/// target until it is stopped is left out, as that is not their choice.
 fn all_calls(traces: &[String], program: &Path, pid: i32) -> String {
-    // The first thread is the watchdog of the one that traces, and looks only if that takes long.
+    // The first thread is the watchdog of the one that traces, and checks only if that takes long.
     let watches = |call: &str| {
         let looks = ["waitid(", "getdents64(", "openat(/proc/TARGET/task, "];
         looks.iter().any(|start| call.starts_with(start))

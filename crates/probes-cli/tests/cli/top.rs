@@ -26,7 +26,7 @@ fn names(screen: &str) -> Vec<&str> {
     names.take_while(|name| !name.is_empty()).collect()
 }
 
-/// `top` on a terminal, once it shows something, and what is there before and after it.
+/// `top` on a terminal, once it shows something, with the terminal's state before and after it.
 struct Top {
     terminal: Terminal,
     pid: i32,
@@ -57,7 +57,8 @@ impl Top {
         kill(Pid::from_raw(self.tool), signal).unwrap();
     }
 
-    /// Waits until it has ended well; what is on the terminal then, without what is always there.
+    /// Waits until it has exited with 0; returns what is on the terminal then, without the shell's
+    /// own lines.
     fn ended(&self) -> String {
         let screen = self.terminal.wait_until("its status", |screen| {
             screen.contains("status 0") && screen.matches("  -").count() == 2
@@ -70,7 +71,7 @@ impl Top {
         said.split("status").next().unwrap().trim().to_owned()
     }
 
-    /// Waits until the tool is gone, and asserts that it has put the process back.
+    /// Waits until the tool has exited, and asserts that it has restored the process.
     fn is_gone(&self) {
         eventually("the tool ends", || {
             matches!(state(self.tool), None | Some('Z')).then_some(())
@@ -95,7 +96,7 @@ fn probes_are_shown_with_states_hits_and_rates() {
         assert_eq!(row(&screen, "shared")[1..3], ["off", "30"]);
         top.terminal.press(&["q"]);
         assert_eq!(top.ended(), "");
-        // As it was found.
+        // As it was before.
         assert_eq!(states(pid), "only_alpha enabled\nshared disabled\n");
     }
     let target = Talker::start(&fixture("threads_spin.pie"));
@@ -134,7 +135,7 @@ fn times_of_pairs_are_shown_below() {
             counts.map(Option::unwrap_or_default) == ["3", "3", "2"]
         });
         assert_eq!(names(&screen), ["start"]);
-        // Each a millisecond at least, and not longer than we wait.
+        // Each at least a millisecond, and not longer than we wait.
         for time in row(&screen, "start,stop")[2..].chunks(2) {
             let factor = match &*time[1] {
                 "us" => 1e-3,
@@ -222,7 +223,7 @@ fn probe_is_switched_by_key_and_restored_finally() {
         assert_eq!(top.ended(), "restored: only_alpha, shared");
         assert_eq!(states(pid), "only_alpha disabled\nshared enabled\n");
 
-        // Twice is not at all; and what others want as well stays on.
+        // Twice is not at all; and what other tools want as well stays on.
         let top = Top::start(pid, "-interval 10ms");
         top.terminal.press(&["s", "s", "Down", "e"]);
         top.terminal.wait_for("only_alpha 0 -> 1");
@@ -241,7 +242,7 @@ fn failed_switch_is_reported_and_top_continues() {
     let target = Talker::start(&fixture("gen_ocaml.pie"));
     let pid = target.pid();
     let top = Top::start(pid, "-interval 10ms -probe shared");
-    // A debugger's.
+    // A debugger's breakpoint.
     let mut gdb = Command::new("gdb");
     gdb.args(["-q", "-nx", "-p", &pid.to_string()]);
     gdb.args(["-ex", "echo \\nattached\\n"]);
@@ -267,7 +268,7 @@ fn shown_values_freeze_while_paused() {
         top.terminal.press(&["p"]);
         top.terminal.wait_for("PAUSED");
         target.hits();
-        // States are shown as they are: it has looked at the process since.
+        // States are current: it has read the process since.
         run(&format!("attach -quiet -enable shared -pid {pid}")).answer();
         let screen = top.terminal.wait_for("1 on");
         assert!(screen.contains("; 0 hits"), "{screen}");
@@ -304,7 +305,7 @@ fn termination_signals_restore_terminal_and_process() {
 fn lost_terminal_restores_the_process() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
-        // By SIGHUP, or where that is ignored, by what reading says.
+        // By SIGHUP, or where that is ignored, by the error of reading.
         for before in ["", "trap '' HUP;"] {
             let top = Top::start_by(pid, "-interval 10ms", before);
             top.terminal.press(&["Down", "Enter"]);
@@ -353,7 +354,7 @@ fn ends_though_the_terminal_takes_nothing(command: &str, pid: i32) {
     kill(script, Signal::SIGSTOP).unwrap();
     eventually("it waits for the terminal alone", || {
         let call = std::fs::read_to_string(format!("/proc/{tool}/syscall")).unwrap();
-        // poll(2), without a limit.
+        // poll(2), without a timeout.
         let words: Vec<&str> = call.split(' ').collect();
         let is_without = words
             .get(3)
@@ -429,7 +430,9 @@ fn top_is_suspended_and_resumed_in_the_foreground() {
         ];
         for (round, suspend) in suspend.iter().enumerate() {
             suspend();
-            eventually("it stands", || (state(top.tool) == Some('T')).then_some(()));
+            eventually("it is stopped", || {
+                (state(top.tool) == Some('T')).then_some(())
+            });
             if round < 2 {
                 assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "0 1");
             }

@@ -199,7 +199,7 @@ fn reasons_against_execution_come_with_a_hint() {
         "{error}"
     );
 
-    // Also root, without the capability that lets it in.
+    // Also root, without the capability that permits it.
     let closed = folder.0.join("closed");
     fs::create_dir(&closed).unwrap();
     copied("closed/program");
@@ -227,7 +227,7 @@ fn short_memory_is_an_error_or_no_obstacle() {
     const MIB: usize = 1 << 20;
     let program = program("terminating");
     let mut refused = 0;
-    // From where the tool itself cannot be loaded, to where there is enough for all.
+    // From where the tool itself cannot be loaded, to where there is enough for everything.
     for limit in (8 * MIB..256 * MIB).step_by(MIB / 2) {
         let mut tool = Command::new("prlimit");
         tool.arg(format!("--as={limit}")).args([
@@ -242,7 +242,7 @@ fn short_memory_is_an_error_or_no_obstacle() {
             .stderr
             .contains("failed to allocate an alternative stack")
         {
-            // What Rust's runtime needs for a thread before any of our code runs.
+            // Memory that Rust's runtime needs for a thread before any of our code runs.
             assert_eq!(run.stdout, "", "{run:?}");
             continue;
         }

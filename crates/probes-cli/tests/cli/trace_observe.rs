@@ -38,7 +38,7 @@ fn hits_are_counted_from_first_to_last() {
         let plain = run_command(&mut Command::new(&file));
         let counted = trace(&file, "-count", "");
         assert_eq!(counted.code, Some(0));
-        // Its own words are what they are without us: no handler has run.
+        // Its own output is the same as without us: no handler has run.
         assert_eq!(counted.stdout, plain.stdout);
         let hits = [
             ("112", "collatz"),
@@ -47,7 +47,7 @@ fn hits_are_counted_from_first_to_last() {
             ("1", "finished"),
         ];
         assert_eq!(ends(&counted.stderr), hits, "{}", counted.stderr);
-        // Those that are enabled are counted as well.
+        // Enabled ones are counted as well.
         let enabled = trace(&file, "-count -enable-all", "");
         assert!(enabled.stdout != plain.stdout);
         assert_eq!(ends(&enabled.stderr), hits);

@@ -1,4 +1,4 @@
-//! Spellings that are the same, and arguments that make no sense.
+//! Equal spellings, and senseless arguments.
 
 use test_support::{Talker, fixture, program};
 
@@ -37,7 +37,7 @@ fn value_of_a_flag_is_never_a_flag() {
 #[test]
 fn senseless_arguments_are_refused_before_anything_is_done() {
     let lines = [
-        // Words that there are not, or not only.
+        // Words that are unknown or ambiguous.
         "frobnicate",
         "attch -pid 7",
         "info pid 7",
@@ -72,7 +72,7 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "info -pid 7 -wait",
         "trace -prog x -force",
         "completion bash",
-        // Spelled whole.
+        // Spelled in full.
         "attach -pid 7 -enabl a",
         "attach -pid 7 -enable-a",
         "attach -pid 7 --disable-regex a",

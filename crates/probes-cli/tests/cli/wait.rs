@@ -1,4 +1,4 @@
-//! `trace -wait`: exit status, signals, what the program inherits. Without a terminal.
+//! `trace -wait` without a terminal: exit status, signals, what the program inherits.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,7 +21,7 @@ const REAL_TIME: i32 = 34;
 
 const WAIT: [&str; 5] = ["trace", "-wait", "-quiet", "-disable-all", "-prog"];
 
-/// The tool waiting for a program that talks through it.
+/// The tool waiting for a program that answers through it.
 struct Waiting {
     tool: Talker,
     program: i32,
@@ -44,7 +44,8 @@ impl Waiting {
         }
     }
 
-    /// What the program has caught since it was last asked: number, code, sender, value.
+    /// The signals that the program has caught since it was last asked: number, code, sender,
+    /// value.
     fn caught(&mut self) -> Vec<[i32; 4]> {
         let line = self.tool.ask("caught", "caught");
         let words = line.split_ascii_whitespace().skip(1);
@@ -56,8 +57,8 @@ impl Waiting {
             .collect()
     }
 
-    /// What the program has caught when it has caught `count` signals, and whatever came with them:
-    /// a last signal, sent on the same way, shows that nothing is on its way any more.
+    /// The signals that the program has caught once it has caught `count` of them, and any others
+    /// before a last signal, sent in the same manner, that shows that none is pending.
     fn caught_all(&mut self, count: usize, last: i32) -> Vec<[i32; 4]> {
         let mut all = Vec::new();
         eventually("all signals are caught", || {
@@ -128,19 +129,19 @@ fn every_signal_to_the_tool_is_passed_once() {
     for file in fixture_forms("job") {
         let mut waiting = Waiting::for_program(&file);
         let tool = waiting.tool.pid();
-        // What cannot be caught, what continues a process, and those of the C library.
+        // Uncatchable signals, those that continue a process, and those of the C library.
         let catchable = (1..=64).filter(|n| ![SIGKILL, SIGSTOP, SIGCONT, 32, 33, 64].contains(n));
         for number in catchable.clone() {
             waiting.tool.ask(&format!("catch {number}"), "catching");
             sender.ask(&format!("send {number} {tool}"), "sent");
             eventually(&format!("signal {number} is caught"), || {
                 let caught = waiting.caught();
-                // kill(2) is not to be had in somebody else's name.
+                // kill(2) cannot be sent with another sender's pid.
                 let expected = [[number, 0, tool, 0]];
                 (caught == expected).then_some(())
             });
         }
-        // Queued, a signal says who has sent it, and carries a value.
+        // A queued signal carries its sender and a value.
         for number in catchable.clone() {
             sender.ask(&format!("queue {number} {tool} 1"), "queued");
         }
@@ -260,7 +261,7 @@ fn separate_job_stops_and_continues_as_one() {
             assert_eq!(state(program), Some('T'), "before the tool");
         };
         // To the tool alone, as kill does; to the program alone; to both, as a shell does.
-        for (signal, whom) in [
+        for (signal, receiver) in [
             (Signal::SIGTSTP, tool),
             (Signal::SIGTTIN, tool),
             (Signal::SIGTTOU, program),
@@ -268,12 +269,12 @@ fn separate_job_stops_and_continues_as_one() {
             (Signal::SIGTSTP, -tool),
             (Signal::SIGTTOU, -tool),
         ] {
-            kill(Pid::from_raw(whom), signal).unwrap();
+            kill(Pid::from_raw(receiver), signal).unwrap();
             stopped_by(signal);
             // To both, to the tool alone.
             for continued in [-tool, tool] {
                 if continued == tool {
-                    kill(Pid::from_raw(whom), signal).unwrap();
+                    kill(Pid::from_raw(receiver), signal).unwrap();
                     stopped_by(signal);
                 }
                 kill(Pid::from_raw(continued), Signal::SIGCONT).unwrap();
@@ -336,13 +337,13 @@ fn without_job_control_the_tool_does_not_stop() {
             waiting.tool.ask("counters", "sem");
         }
         wait_for_state(tool, 'S');
-        // The program stands: what continues the tool continues it.
+        // The program is stopped: a signal that continues the tool continues it.
         send(program, SIGSTOP);
         wait_for_state(program, 'T');
         wait_for_state(tool, 'S');
         send(tool, SIGCONT);
         waiting.tool.ask("counters", "sem");
-        // The tool stands: nothing else does.
+        // The tool is stopped: no other signal does.
         send(tool, SIGSTOP);
         wait_for_state(tool, 'T');
         waiting.tool.ask("counters", "sem");
@@ -357,7 +358,7 @@ fn without_job_control_the_tool_does_not_stop() {
 fn inheritance(pid: i32) -> Vec<String> {
     let signals = ["SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd"].map(|name| {
         let set = u64::from_str_radix(&status(pid, name), 16).unwrap();
-        // Signals 32 and 33 are the C library's own, and it has two ways to start a program.
+        // Signals 32 and 33 are the C library's own, and it starts programs in two ways.
         format!("{name} {:x}", set & !(3 << 31))
     });
     let mut all = signals.to_vec();
@@ -396,7 +397,7 @@ fn program_inherits_signal_dispositions_as_usual() {
             assert_eq!(group(waiting.program), group(waiting.tool.pid()));
             let descriptors = |pid| test_support::process::descriptors(pid).len();
             assert_eq!(descriptors(waiting.program), descriptors(direct.pid()));
-            // Ignoring SIGCHLD, a process does not learn how its children end.
+            // A process that ignores SIGCHLD does not see the exit status of its children.
             waiting.tool.send("exit 9");
             assert_eq!(waiting.tool.guard().wait().code(), Some(9), "{signals:?}");
         }

@@ -78,7 +78,7 @@ fn ocaml_values_are_shown_as_in_ocaml() {
         assert!(of("customs").starts_with("5000000000L -9223372036854775808L -7l 99n <255:"));
         assert_eq!(of("blocks"), "<0:2> <0:2> <0:1> <0:3> <0:3> <1:1>");
         assert!(of("code").starts_with("<247:"), "{lines:#?}");
-        // What is not there is not read.
+        // Unmapped memory is not read.
         assert!(of("naked").starts_with("0x0 0x10 "), "{lines:#?}");
         assert_eq!(of("nothing"), "");
         program.ask("hit 1", "done");
@@ -130,10 +130,14 @@ fn skipped_hits_are_reported() {
         let lines = end(tool, Signal::SIGINT);
         let lines = lines.iter().map(|line| serde_json::from_str(line).unwrap());
         let lines: Vec<Value> = lines.collect();
-        let (told, shown): (Vec<Value>, Vec<Value>) =
+        let (reported, shown): (Vec<Value>, Vec<Value>) =
             lines.into_iter().partition(|line| line["skipped"].is_u64());
-        let sum =
-            |field: &str| -> u64 { told.iter().map(|line| line[field].as_u64().unwrap()).sum() };
+        let sum = |field: &str| -> u64 {
+            reported
+                .iter()
+                .map(|line| line[field].as_u64().unwrap())
+                .sum()
+        };
         assert!((1..=3).contains(&shown.len()), "{shown:?}");
         assert_eq!(sum("skipped") + sum("lost") + shown.len() as u64, 1000);
     }

@@ -69,7 +69,7 @@ impl ChrootProgram {
             .collect()
     }
 
-    /// Closes its input, on which it exits, and checks that it exits with 0.
+    /// Closes its input, on which it exits, and asserts that it exits with 0.
     pub(crate) fn end(mut self) {
         self.talker.hang_up();
         assert!(self.talker.guard().wait().success());

@@ -15,8 +15,8 @@ struct Counts {
     hits: [u64; 3],
 }
 
-/// The counts of all workers, taken while they stand between two rounds. Nothing that lives across a
-/// site, or that a handler has made, was found broken.
+/// The counts of all workers, read while they wait between two rounds. Asserts that nothing that
+/// lives across a site, or that a handler has made, was corrupted.
 fn report(talker: &mut Talker) -> Vec<Counts> {
     talker.send("report");
     let mut workers = Vec::new();
@@ -40,10 +40,10 @@ fn report(talker: &mut Talker) -> Vec<Counts> {
     }
 }
 
-/// The reports at the beginning and at the end of a time in which every worker has done some rounds.
+/// The reports at the start and end of a time in which every worker has done some rounds.
 fn span(talker: &mut Talker) -> Vec<(Counts, Counts)> {
     let first = report(talker);
-    eventually("every worker goes on", || {
+    eventually("every worker runs on", || {
         let last = report(talker);
         let spans: Vec<_> = first.iter().copied().zip(last).collect();
         let all = spans
@@ -53,8 +53,8 @@ fn span(talker: &mut Talker) -> Vec<(Counts, Counts)> {
     })
 }
 
-/// Switches all probes on and off `cycles` times, and looks at some of these closely, half of them
-/// live: with the probes on, each round is one hit of each, and with them off, none.
+/// Switches all probes on and off `cycles` times, and checks some of these updates closely, half of
+/// them live: with the probes on, each round is one hit of each, and with them off, none.
 fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {
     let ChrootProgram {
         mut talker, pid, ..

@@ -22,7 +22,7 @@ fn attach(program: &ChrootProgram, actions: &str) {
     run(&format!("attach -pid {} {actions}", program.pid)).answer();
 }
 
-/// The round is the same, whatever is on, and `hits` says what ran in it.
+/// The round is the same, whatever is on, and `hits` are the handlers that ran in it.
 #[track_caller]
 fn check(program: &mut ChrootProgram, hits: impl Fn(&(&'static str, u64, u64)) -> u64) {
     let work = [("work".to_owned(), 207)];
@@ -74,7 +74,7 @@ fn suspended_handler_continues_though_its_probe_is_off() {
             attach(&program, "-disable later");
             check(&mut program, |_| 0);
         }
-        // In another domain, through the code that is as it was built again.
+        // On another domain, through code that is as built again.
         assert_eq!(program.talker.ask("resume", "resumed"), "resumed 20");
         program.end();
     }

@@ -1,4 +1,5 @@
-//! Domains and threads whose hits are counted, timed and shown, over and over, while they collect.
+//! Domains and threads that are counted, timed and shown, over and over, while they collect
+//! garbage.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -18,7 +19,7 @@ const CYCLES_OF_THREADS: usize = 6;
 /// Observers of each program that are killed.
 const KILLS: usize = 4;
 
-/// Tells a test that it is run anew as an observer, of which process.
+/// The environment variable of a test that is run again as an observer: of which process.
 const OBSERVED: &str = "MATRIX_OBSERVED";
 
 /// Small minor heaps, so that values are moved all the time.
@@ -31,8 +32,8 @@ fn options() -> Options {
     }
 }
 
-/// The rounds of all workers. Nothing that lives across a site, or that a handler has made, was found
-/// broken.
+/// The rounds of all workers. Asserts that nothing that lives across a site, or that a handler has
+/// made, was corrupted.
 fn rounds(talker: &mut Talker, ask: &str) -> u64 {
     talker.send(ask);
     let mut rounds = 0;
@@ -48,7 +49,7 @@ fn rounds(talker: &mut Talker, ask: &str) -> u64 {
     }
 }
 
-fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
+fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
     let ChrootProgram {
         mut talker, pid, ..
     } = ChrootProgram::start_with(Isolation::Chroot, file, args, RUNTIME);
@@ -68,7 +69,7 @@ fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
         if cycle % 3 == 0 {
             switch(Action::Enable);
         }
-        // From one time when all stand to the next, every round is a hit of each.
+        // Between two times when all wait, every round is a hit of each.
         let is_whole = cycle % 5 == 0;
         let first = is_whole.then(|| rounds(&mut talker, "stand"));
         let mut observer = target.observe(&observation, options).unwrap();
@@ -110,7 +111,7 @@ fn learn_of_domains(file: &Path, args: &[&str], cycles: usize) {
 #[test]
 fn collecting_domains_are_observed_to_the_last_round() {
     for file in program_forms("ocaml5/domains") {
-        learn_of_domains(&file, &["8", "1", "collect"], CYCLES / 2);
+        observe_domains(&file, &["8", "1", "collect"], CYCLES / 2);
     }
 }
 
@@ -119,7 +120,7 @@ fn collecting_domains_are_observed_to_the_last_round() {
 #[test]
 fn system_threads_in_domains_are_observed() {
     for file in program_forms("ocaml5/domains") {
-        learn_of_domains(&file, &["2", "3"], CYCLES_OF_THREADS / 2);
+        observe_domains(&file, &["2", "3"], CYCLES_OF_THREADS / 2);
     }
 }
 
@@ -168,7 +169,7 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
         let states = target.states().unwrap();
         assert_eq!(states.observed_sites(), 0);
         let before = rounds(&mut talker, "report");
-        eventually("it goes on", || {
+        eventually("it runs on", || {
             (rounds(&mut talker, "report") > before).then_some(())
         });
         talker.hang_up();
