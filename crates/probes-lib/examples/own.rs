@@ -1,5 +1,5 @@
-//! A program that switches a probe of its own on, and puts back what was before:
-//! `cargo run --example own -- NAME`. It has those of the objects that it is linked with or has loaded.
+//! A program that enables a probe of its own, and undoes that:
+//! `cargo run --example own -- NAME`. Its probes are those of the objects that it is linked with or has loaded.
 
 use probes_lib::{Action, Actions, Options, Selector, Target};
 

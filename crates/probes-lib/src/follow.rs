@@ -16,99 +16,44 @@
 //! `start` runs: none can stop or end this process in the middle of the first update. When `start`
 //! returns, the caller's mask is what it was before.
 //!
-//! SIGCHLD says that a tracee has stopped. The kernel sends it to the process, preferring the tracer
-//! thread if that takes it at the time, which it does in sigtimedwait(2), even if other threads do not
-//! hold it back. While the tracer thread is busy, another thread may take it. Then nothing is lost:
-//! the tracer thread looks at its tracees before it waits again, and if one stops just in between, at
-//! the latest after `TICK`. The other way round, the tracer thread may take a SIGCHLD for a child that
-//! the caller waits for; so `with_tracer` sends one to the process again when the tracer thread has
-//! ended.
+//! SIGCHLD is sent to the process when a tracee stops. While the tracer thread waits for it, in
+//! sigtimedwait(2), the kernel prefers that thread, even if others do not hold SIGCHLD back. While the
+//! tracer thread is busy, another thread may take it. Nothing is lost then: the tracer thread looks at
+//! its tracees before it waits again, and if one stops just in between, after `TICK` at the latest.
+//! Conversely, the tracer thread may take a SIGCHLD that is about a child of the caller's; so
+//! `with_tracer` sends the process one more when the tracer thread has ended.
 
 mod channel;
-mod session;
+mod event;
+pub(crate) mod present;
+pub(crate) mod session;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::signals::SignalsHeldBack;
 use crate::target::Target;
 use crate::trace::stop::with_tracer;
 use crate::update::options::Options;
-use crate::update::report::Report;
 
 use self::channel::{EventReceiver, EventSender};
-pub(crate) use self::session::{FollowSession, is_not_yet, wanted};
+pub use self::event::FollowEvent;
+use self::session::FollowSession;
 
-/// What has happened to a process that is followed.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum FollowEvent {
-    /// Probes were set: of the process itself, of a program that it has executed, or of objects that
-    /// it has loaded.
-    Set(Report),
-    /// A target lacks something that the actions name, or has no probes at all. It is followed
-    /// nevertheless, for what it executes and loads.
-    Missing {
-        /// The process.
-        pid: i32,
-        /// What it lacks.
-        error: Error,
-    },
-    /// A process has forked another, which has the same probes, and is followed, too.
-    Forked {
-        /// The process that has forked.
-        parent: i32,
-        /// The new process.
-        pid: i32,
-    },
-    /// A process has executed a program.
-    Executed {
-        /// The process.
-        pid: i32,
-        /// The program that it runs now.
-        program: PathBuf,
-    },
-    /// A process has no probes any more, and was detached from. Nothing in it was changed.
-    Detached {
-        /// The process.
-        pid: i32,
-    },
-    /// The loader of a process cannot be hooked: objects that the process loads later are not seen.
-    LoaderNotHooked {
-        /// The process.
-        pid: i32,
-        /// Why.
-        reason: &'static str,
-    },
-    /// Probes of a process could not be set; [`Error::effect`] says what it is left with.
-    Failed {
-        /// The process.
-        pid: i32,
-        /// Why.
-        error: Error,
-    },
-    /// A process has exited.
-    Exited {
-        /// The process.
-        pid: i32,
-    },
-}
-
-/// Processes that are followed: probes are set in them, and from then on in all programs that they
-/// execute, in the processes that they fork, and in the objects that any of them loads, before anything
-/// of it runs.
+/// A handle to processes that are followed: probes are set in them, and from then on in all programs
+/// that they execute, in the processes that they fork, and in the objects that any of them loads, before
+/// anything of it runs.
 ///
-/// There, names that are missing are skipped; processes without probes are detached from. A thread of
-/// its own traces the processes and waits for nobody: events are queued until [`next`](Follow::next)
-/// returns them. Probes stay as they are when it is over.
+/// There, names that are missing are skipped; a process that has no probes is detached from. A thread of
+/// the handle's own traces the processes. It never waits for the caller: events are queued until
+/// [`next`](Follow::next) returns them. When it is over, probes stay as they are, and the processes run on.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -156,7 +101,7 @@ pub enum FollowEvent {
 /// SIGCHLD for another child may come only when it is over, and one may come for which there is no
 /// child to wait for.
 pub struct Follow {
-    events: EventReceiver,
+    events: EventReceiver<FollowEvent>,
     /// `None` once it was waited for.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -169,13 +114,13 @@ impl fmt::Debug for Follow {
 
 /// The tracer thread's end of a [`Follow`].
 pub(crate) struct TracerEnd {
-    pub(crate) events: EventSender,
-    begun: Sender<Result<()>>,
+    pub(crate) events: EventSender<FollowEvent>,
+    begun: mpsc::Sender<Result<()>>,
 }
 
 impl Follow {
     /// Carries out `actions` in each of `targets`, as [`Target::update_with`] does, and follows them.
-    /// A target that cannot be changed is one that [`FollowEvent::Failed`].
+    /// Returns when that is done; a target that cannot be changed gives [`FollowEvent::Failed`].
     ///
     /// # Errors
     ///
@@ -195,7 +140,7 @@ impl Follow {
         })
     }
 
-    /// Starts a thread that does `work`, and returns when that has begun, or has failed before it began.
+    /// Starts a thread that does `work`, and returns when that calls [`TracerEnd::has_begun`], or fails.
     pub(crate) fn spawn(
         work: impl FnOnce(&TracerEnd) -> Result<()> + Send + 'static,
     ) -> Result<Follow> {
@@ -203,7 +148,7 @@ impl Follow {
         let (events, receiver) = channel::channel().map_err(|errno| ErrorKind::NoThread {
             source: errno.into(),
         })?;
-        let (begun, has_begun) = channel();
+        let (begun, has_begun) = mpsc::channel();
         let run = move || {
             let end = TracerEnd { events, begun };
             if let Err(error) = work(&end) {
@@ -254,7 +199,7 @@ impl Follow {
 }
 
 impl Drop for Follow {
-    /// As [`Follow::stop`], and waits until all processes are detached from.
+    /// Same as [`Follow::stop`], and waits until all processes are detached from.
     fn drop(&mut self) {
         self.stop();
         if !std::thread::panicking() {

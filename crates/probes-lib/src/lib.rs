@@ -1,23 +1,24 @@
 //! See and steer the tracing probes of live, native OCaml programs on Linux x86-64.
 //!
-//! `[%probe "name" handler]` in an OCaml program compiles to a site of six bytes, a note that says
-//! where it is, and a counter. This crate finds them in the program's file, and switches them in
-//! its memory while it runs: no root, no kernel module, no restart.
+//! `[%probe "name" handler]` in an OCaml program compiles to a **site** of six bytes, a note in the
+//! program's file that says where the site is, and a **semaphore**, which counts how often the
+//! probe is enabled. This crate finds them in the file, and switches them in the memory of the process
+//! while it runs: without root, a kernel module or a restart.
 //!
 //! ```text
-//! ELF file ─▶ table ─▶ maps ─▶ bias ─▶ select ─▶ plan ─▶ stop ─▶ patch ─▶ report
-//! elf         name →   what    file    actions   every   every   check,   before,
-//! elf::note   sites,   is      addr →  → probe   write,  thread  write,   after,
-//!             sema-    mapped  live    ids       with    (sys)   read     how long
-//!             phores   where   addr              what it         back,    it stop_time
-//!                                                expects         or undo
+//! ELF file ─▶ table ─▶ maps ─▶ load bias ─▶ select ─▶ plan ─▶ stop ─▶ patch ─▶ report
+//! elf         name →   what    file addr →  actions   every   every   check,   before,
+//! elf::note   sites,   is      live addr    → probe   write,  thread  write,   after,
+//!             sema-    mapped               ids       with            read     stop
+//!             phores   where                          what it         back,    time
+//!                                                     expects         or undo
 //! ```
 //!
 //! Everything before *stop* is done while the process runs, and changes nothing. A program that
 //! switches its own probes ([`Target::current`]) stops nothing.
 //!
 //! ```no_run
-//! use probes_lib::{Action, Actions, Selector, Target};
+//! use probes_lib::{Action, Actions, Options, Selector, Target};
 //!
 //! let target = Target::open(4242)?;
 //! for probe in target.states()?.probes() {
@@ -25,8 +26,34 @@
 //! }
 //! let report = target.update(&Actions::of(Action::Enable, Selector::name("req_start")))?;
 //! println!("stopped for {:?}", report.stopped);
+//! target.undo(&report, Options::default())?;
 //! # Ok::<(), probes_lib::Error>(())
 //! ```
+//!
+//! # Where to begin
+//!
+//! | to | use |
+//! |---|---|
+//! | read the probes of a file | [`ProbeTable::read`] |
+//! | list the processes that have probes | [`survey`](survey()) |
+//! | see and switch the probes of a process | [`Target`], with [`Actions`]; [`Report`] says what was done |
+//! | count the hits of probes, time pairs of them, read their arguments | [`Target::observe`], with an [`Observation`]; the [`Observer`] reads |
+//! | start a program with its probes set | [`Launch`] |
+//! | set the probes of everything that processes fork, execute and load | [`Follow`]; [`Launch::split`] from the start of a program |
+//! | know why something failed, and what the process is left with | [`Error::kind`], [`Error::effect`] |
+//!
+//! # The phases of a change
+//!
+//! 1. **Open** ([`Target::open`]): the maps of the process are read, and the ELF file of each object that
+//!    is mapped, once.
+//! 2. **Check** ([`Target::check`]): names are chosen, every write is planned with the bytes that it
+//!    expects to find. What is wrong so far has changed nothing.
+//! 3. **Update** ([`Target::update`]): all threads are stopped, everything is checked once more, written
+//!    and read back, and the threads are resumed. Either all of it is done or, as far as the kernel
+//!    permits, none.
+//! 4. **Undo** ([`Target::undo`]): restores what one report says was changed, and nothing else.
+//!
+//! An observation is installed and removed in the same steps: [`Target::observe`] to [`Observer::remove`].
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -38,6 +65,7 @@ mod error;
 pub mod faults;
 mod follow;
 mod inject;
+mod job;
 mod launch;
 mod memory;
 mod observe;
@@ -52,27 +80,39 @@ mod testing;
 mod trace;
 mod update;
 
-pub use address::{FileAddr, LiveAddr, LoadBias};
+// Files: what an ELF file says of probes.
 pub use elf::Linking;
 pub use elf::arguments::{Argument, Place};
 pub use elf::build_id::BuildId;
 pub use elf::note::{MalformedNote, Note, NoteDefect, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
-pub use error::{
-    Denial, Effect, ElfDefect, Error, ErrorKind, MemoryPart, Operation, ProbeDefect, Result,
-};
-pub use follow::{Follow, FollowEvent};
-pub use launch::{Follower, Launch, Launched, ReceivedSignal, Split, Starter};
-pub use observe::{
-    CleanReport, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer,
-    SiteHits, Value,
-};
+
+// Processes: where their objects are loaded, and which of them have probes.
+pub use address::{FileAddr, LiveAddr, LoadBias};
 pub use process::object::{Object, UnreadableObject};
+pub use survey::{Survey, SurveyedProcess, survey};
+
+// Updates: what to do, with which probes, and what was done.
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};
-pub use survey::{Survey, SurveyedProcess, survey};
 pub use target::Target;
 pub use update::options::Options;
 pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use update::snapshot::State;
+
+// Observations: how often, how long and with which values probes are hit.
+pub use observe::{
+    CleanReport, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer,
+    SiteHits, Value,
+};
+
+// Programs that are started, and processes that are followed.
+pub use follow::{Follow, FollowEvent};
+pub use job::ReceivedSignal;
+pub use launch::split::{Follower, Split, Starter};
+pub use launch::{Launch, Launched};
+
+pub use error::{
+    Denial, Effect, ElfDefect, Error, ErrorKind, MemoryPart, Operation, ProbeDefect, Result,
+};

@@ -1,4 +1,4 @@
-//! The queue of events between the tracer thread and the user of a [`Follow`](super::Follow).
+//! The queue of events between a tracer thread and the user of its handle.
 //!
 //! ```text
 //! EventSender (tracer thread)              EventReceiver (user)
@@ -10,7 +10,7 @@
 //! drop     ──▶ closed                      is_closed
 //! ```
 //!
-//! The queue is unbounded: the tracer thread, for which traced processes may wait, waits for no user.
+//! The queue is unbounded: the tracer thread never waits for the user, as tracees may wait for it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,39 +20,37 @@ use std::time::Duration;
 use nix::Result;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::FollowEvent;
-
-struct Channel {
-    state: Mutex<State>,
+struct Channel<E> {
+    state: Mutex<State<E>>,
     changed: Condvar,
     readable: EventFd,
 }
 
-#[derive(Default)]
-struct State {
-    events: VecDeque<FollowEvent>,
+struct State<E> {
+    events: VecDeque<E>,
     /// Whether `readable` is. It is made unreadable only by a `next` that finds no event: so it is
     /// readable, too, while the tracer thread waits for a second `next`.
     is_readable: bool,
     is_closed: bool,
     is_stopping: bool,
     has_returned_event: bool,
-    /// Whether `next` was called again after it had returned an event: the user is done with that one.
+    /// Whether `next` was called again after it had returned the first event, so that the user is done
+    /// with that one.
     is_first_received: bool,
 }
 
-impl Channel {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl<E> Channel<E> {
+    fn lock(&self) -> MutexGuard<'_, State<E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and wakes whoever waits for that.
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    /// Changes the state, and wakes a thread that waits for that.
+    fn change(&self, change: impl FnOnce(&mut State<E>)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
 
-    fn set_readable(&self, state: &mut State, is_readable: bool) {
+    fn set_readable(&self, state: &mut State<E>, is_readable: bool) {
         if state.is_readable != is_readable {
             state.is_readable = is_readable;
             // eventfd(2): neither blocks, as the counter is 0 or 1.
@@ -66,25 +64,32 @@ impl Channel {
 }
 
 /// The tracer thread's end. Dropping it closes the channel.
-pub(crate) struct EventSender(Arc<Channel>);
+pub(crate) struct EventSender<E>(Arc<Channel<E>>);
 
 /// The user's end. Dropping it asks the tracer thread to stop.
-pub(super) struct EventReceiver(Arc<Channel>);
+pub(super) struct EventReceiver<E>(Arc<Channel<E>>);
 
 /// Returns both ends of a new channel.
-pub(super) fn channel() -> Result<(EventSender, EventReceiver)> {
+pub(super) fn channel<E>() -> Result<(EventSender<E>, EventReceiver<E>)> {
     let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
     let channel = Arc::new(Channel {
-        state: Mutex::default(),
+        state: Mutex::new(State {
+            events: VecDeque::new(),
+            is_readable: false,
+            is_closed: false,
+            is_stopping: false,
+            has_returned_event: false,
+            is_first_received: false,
+        }),
         changed: Condvar::new(),
         readable: EventFd::from_flags(flags)?,
     });
     Ok((EventSender(channel.clone()), EventReceiver(channel)))
 }
 
-impl EventSender {
+impl<E> EventSender<E> {
     /// Queues an event.
-    pub(crate) fn send(&self, event: FollowEvent) {
+    pub(crate) fn send(&self, event: E) {
         self.0.change(|state| {
             state.events.push_back(event);
             self.0.set_readable(state, true);
@@ -98,12 +103,12 @@ impl EventSender {
 
     /// Waits until the user is done with the first event, or asks to stop.
     pub(crate) fn wait_until_received(&self) {
-        let waits = |state: &mut State| !state.is_first_received && !state.is_stopping;
+        let waits = |state: &mut State<E>| !state.is_first_received && !state.is_stopping;
         drop(self.0.changed.wait_while(self.0.lock(), waits));
     }
 }
 
-impl Drop for EventSender {
+impl<E> Drop for EventSender<E> {
     fn drop(&mut self) {
         self.0.change(|state| {
             state.is_closed = true;
@@ -112,17 +117,17 @@ impl Drop for EventSender {
     }
 }
 
-impl EventReceiver {
+impl<E> EventReceiver<E> {
     /// Returns the next event, as soon as there is one; `None` after `timeout`, or once the channel is
     /// closed and empty.
-    pub(super) fn next(&self, timeout: Duration) -> Option<FollowEvent> {
+    pub(super) fn next(&self, timeout: Duration) -> Option<E> {
         self.0.change(|state| {
             state.is_first_received |= state.has_returned_event;
             if state.events.is_empty() && !state.is_closed {
                 self.0.set_readable(state, false);
             }
         });
-        let waits = |state: &mut State| state.events.is_empty() && !state.is_closed;
+        let waits = |state: &mut State<E>| state.events.is_empty() && !state.is_closed;
         let changed = &self.0.changed;
         let waited = changed.wait_timeout_while(self.0.lock(), timeout, waits);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -143,14 +148,14 @@ impl EventReceiver {
     }
 }
 
-impl Drop for EventReceiver {
+impl<E> Drop for EventReceiver<E> {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
 /// Readable, as poll(2) says, while `next` has something to do.
-impl AsFd for EventReceiver {
+impl<E> AsFd for EventReceiver<E> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.readable.as_fd()
     }

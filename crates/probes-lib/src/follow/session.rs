@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use super::{EventSender, FollowEvent};
+use super::channel::EventSender;
+use super::event::FollowEvent;
+use super::present::{Present, is_missing};
 use crate::error::{Effect, Error, ErrorKind, Operation, Result};
 use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
 use crate::observe::shadow;
@@ -25,7 +27,7 @@ use crate::process::image::{Image, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
 use crate::process::objects::Files;
-use crate::select::{Actions, Choice, choose, choose_present};
+use crate::select::{Actions, Choice, choose_present};
 use crate::target::Target;
 use crate::trace::stop::{Stopped, Tracer};
 use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
@@ -67,7 +69,7 @@ pub(crate) struct FollowSession<'f> {
     processes: HashMap<i32, FollowedProcess>,
     actions: &'f Actions,
     options: Options,
-    events: &'f EventSender,
+    events: &'f EventSender<FollowEvent>,
 }
 
 impl<'f> FollowSession<'f> {
@@ -75,7 +77,7 @@ impl<'f> FollowSession<'f> {
         tracer: &'f Tracer<'f>,
         actions: &'f Actions,
         options: Options,
-        events: &'f EventSender,
+        events: &'f EventSender<FollowEvent>,
     ) -> FollowSession<'f> {
         FollowSession {
             tracees: TraceeSet::new(tracer),
@@ -93,8 +95,8 @@ impl<'f> FollowSession<'f> {
             Ok(process) => FollowedProcess::of(process),
             Err(error) => return self.failed(pid, error),
         };
-        match self.change(target, &mut followed) {
-            Ok(report) => self.tell(FollowEvent::Set(report)),
+        match self.set_target(target, &mut followed) {
+            Ok(report) => self.send(FollowEvent::Set(report)),
             Err(error) => {
                 self.failed(pid, error.leaving(Effect::NothingChanged));
                 return self.tracees.give_up(pid);
@@ -103,20 +105,19 @@ impl<'f> FollowSession<'f> {
         self.processes.insert(pid, followed);
     }
 
-    fn change(&mut self, target: &Target, followed: &mut FollowedProcess) -> Result<Report> {
+    fn set_target(&mut self, target: &Target, followed: &mut FollowedProcess) -> Result<Report> {
         match target.check(self.actions, self.options) {
-            Err(error) if is_not_yet(error.kind()) => {}
+            Err(error) if is_missing(&error) => {}
             checked => checked?,
         }
-        let (.., missing) = wanted(&followed.process, followed.files.clone(), self.actions)?;
-        if let Some(error) = missing {
+        if let Some(error) = followed.present(self.actions)?.missing {
             let pid = followed.pid();
-            self.tell(FollowEvent::Missing { pid, error });
+            self.send(FollowEvent::Missing { pid, error });
         }
         let deadline = Instant::now() + self.options.deadline;
         loop {
             // Its files are read here, so that they need not be while it is stopped.
-            wanted(&followed.process, followed.files.clone(), self.actions)?;
+            followed.present(self.actions)?;
             let held = self
                 .tracees
                 .hold(&followed.process, self.options.deadline)?;
@@ -145,13 +146,19 @@ impl<'f> FollowSession<'f> {
         followed: &FollowedProcess,
         held: &Stopped<'_>,
     ) -> Result<(Vec<Object>, Report)> {
-        let (image, choices, _) = wanted(&followed.process, followed.files.clone(), self.actions)?;
-        let report = set(followed, &image, &choices, self.options, held)?;
-        Ok((image.program.objects().to_vec(), report))
+        let present = followed.present(self.actions)?;
+        let report = set(
+            followed,
+            &present.image,
+            &present.choices,
+            self.options,
+            held,
+        )?;
+        Ok((present.image.program.objects().to_vec(), report))
     }
 
     /// Follows a process whose probes were set, and which is stopped, traced by this thread.
-    pub(crate) fn begin_with(&mut self, process: Process, stopped: Stopped<'_>) {
+    pub(crate) fn adopt(&mut self, process: Process, stopped: Stopped<'_>) {
         let mut followed = FollowedProcess::of(process);
         if let Ok(image) = followed.image() {
             followed.known = image.program.objects().to_vec();
@@ -176,7 +183,7 @@ impl<'f> FollowSession<'f> {
             // It loads nothing.
             Err(NoLoaderHook::NoLoader) => {}
             Err(NoLoaderHook::Impossible(reason)) => {
-                self.tell(FollowEvent::LoaderNotHooked { pid, reason })
+                self.send(FollowEvent::LoaderNotHooked { pid, reason })
             }
         }
         None
@@ -218,12 +225,9 @@ impl<'f> FollowSession<'f> {
                 self.tracees.resume_thread(tid);
             }
             TraceEvent::Ended { pid } => {
-                if self
-                    .processes
-                    .remove(&pid)
-                    .is_some_and(|followed| !followed.leaving)
-                {
-                    self.tell(FollowEvent::Exited { pid });
+                let followed = self.processes.remove(&pid);
+                if followed.is_some_and(|followed| !followed.leaving) {
+                    self.send(FollowEvent::Exited { pid });
                 }
             }
         }
@@ -259,7 +263,7 @@ impl<'f> FollowSession<'f> {
             // Its parent's hook may have been closed when it had been forked already.
             followed.leave();
         } else {
-            self.tell(FollowEvent::Forked { parent, pid });
+            self.send(FollowEvent::Forked { parent, pid });
         }
         self.processes.insert(pid, followed);
     }
@@ -279,14 +283,14 @@ impl<'f> FollowSession<'f> {
         }
         let program = process.look(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
         if let Ok(program) = program {
-            self.tell(FollowEvent::Executed { pid, program });
+            self.send(FollowEvent::Executed { pid, program });
         }
         let mut followed = FollowedProcess::of(process);
         followed.hook = self.hook_loader(&followed);
         followed.is_loading = followed.hook.is_some();
-        self.catch_up(&mut followed, Moment::Exec);
+        self.set_new_objects(&mut followed, Moment::Exec);
         if followed.known.is_empty() && !followed.is_loading {
-            self.tell(FollowEvent::Detached { pid });
+            self.send(FollowEvent::Detached { pid });
             return self.detach_at_exec(&followed.process);
         }
         self.processes.insert(pid, followed);
@@ -305,20 +309,20 @@ impl<'f> FollowSession<'f> {
             return;
         };
         if !followed.leaving {
-            self.catch_up(&mut followed, Moment::Loading);
+            self.set_new_objects(&mut followed, Moment::Loading);
         }
         if followed.is_loading && followed.has_loaded() {
             followed.is_loading = false;
             if followed.known.is_empty() {
                 followed.leave();
-                self.tell(FollowEvent::Detached { pid });
+                self.send(FollowEvent::Detached { pid });
             }
         }
         self.processes.insert(pid, followed);
     }
 
     /// Sets the probes of the objects of a process that are new.
-    fn catch_up(&mut self, followed: &mut FollowedProcess, moment: Moment) {
+    fn set_new_objects(&mut self, followed: &mut FollowedProcess, moment: Moment) {
         let set = match followed.image() {
             Ok(image) => {
                 let objects = image.program.objects().to_vec();
@@ -328,7 +332,7 @@ impl<'f> FollowSession<'f> {
                 if new.is_empty() {
                     return;
                 }
-                self.set_new(followed, &image.only(new), moment)
+                self.set_objects(followed, &image.only(new), moment)
             }
             Err(error) if matches!(error.kind(), ErrorKind::NoProbes { .. }) => {
                 followed.known.clear();
@@ -338,13 +342,13 @@ impl<'f> FollowSession<'f> {
         };
         match set {
             Ok(report) if report.changed.is_empty() => {}
-            Ok(report) => self.tell(FollowEvent::Set(report)),
+            Ok(report) => self.send(FollowEvent::Set(report)),
             Err(error) => self.failed(followed.pid(), error),
         }
     }
 
     /// Sets the probes of objects of which nothing has run.
-    fn set_new(
+    fn set_objects(
         &mut self,
         followed: &FollowedProcess,
         image: &Image,
@@ -366,11 +370,11 @@ impl<'f> FollowSession<'f> {
         }
     }
 
-    fn tell(&self, event: FollowEvent) {
+    fn send(&self, event: FollowEvent) {
         self.events.send(event);
     }
 
-    /// Tells that a process cannot be followed, as too many files are open; unless it was killed, which
+    /// Reports that a process cannot be followed, as too many files are open; unless it was killed, which
     /// is an event of its own.
     fn cannot_follow(&self, pid: i32, error: Error) {
         if !matches!(error.kind(), ErrorKind::NoSuchProcess { .. }) {
@@ -379,7 +383,7 @@ impl<'f> FollowSession<'f> {
     }
 
     fn failed(&self, pid: i32, error: Error) {
-        self.tell(FollowEvent::Failed { pid, error });
+        self.send(FollowEvent::Failed { pid, error });
     }
 
     /// Detaches from the processes that are leaving, and can.
@@ -443,6 +447,10 @@ impl FollowedProcess {
         Image::of(&self.process, self.files.clone())
     }
 
+    fn present(&self, actions: &Actions) -> Result<Present> {
+        Present::of(&self.process, self.files.clone(), actions)
+    }
+
     /// Returns the hook that was copied with its memory: that of its parent, if it is the same.
     fn inherited_hook(&self, of_parent: Option<&LoaderHook>) -> Option<LoaderHook> {
         let memory = self.memory().ok()?;
@@ -471,45 +479,6 @@ impl FollowedProcess {
             let _ = hook.close(&memory);
         }
     }
-}
-
-/// Returns the image of a process that is to be followed, what `actions` choose among its probes, and
-/// an error that says what is missing, if anything is.
-///
-/// # Errors
-///
-/// If the process cannot be read, or the actions contradict each other.
-pub(crate) fn wanted(
-    process: &Process,
-    files: Arc<Files>,
-    actions: &Actions,
-) -> Result<(Image, Vec<Choice>, Option<Error>)> {
-    let image = match Image::of(process, files.clone()) {
-        Err(error) if is_not_yet(error.kind()) => {
-            return Ok((
-                Image::even_without(process, files)?,
-                Vec::new(),
-                Some(error),
-            ));
-        }
-        image => image?,
-    };
-    match choose(&image.program, actions) {
-        Err(error) if is_not_yet(error.kind()) => {
-            let present = choose_present(&image.program, actions)?;
-            Ok((image, present, Some(error)))
-        }
-        choices => Ok((image, choices?, None)),
-    }
-}
-
-/// Returns whether something is missing that may come with a program that is executed or an object that
-/// is loaded later.
-pub(crate) fn is_not_yet(kind: &ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
-    )
 }
 
 /// Sets the probes of `image` as chosen; the process has to have that image.

@@ -18,13 +18,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nix::errno::Errno;
-
-use super::{
-    Launch, Launched, check_names, is_shell_instead, of_launch, refuse_setuid, resolve, set_up,
-};
+use super::executable::{check_names, error_of_launch, refuse_setuid, refuse_shell, resolve};
+use super::set_up::{Ready, SetUp};
+use super::{Launch, Launched};
 use crate::error::{Effect, ErrorKind, Result};
-use crate::follow::{Follow, FollowEvent, FollowSession, TracerEnd, is_not_yet};
+use crate::follow::present::is_missing;
+use crate::follow::session::FollowSession;
+use crate::follow::{Follow, FollowEvent, TracerEnd};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::fork;
@@ -79,12 +79,18 @@ pub struct Starter {
 /// does not run. [`Split`] has an example.
 #[derive(Debug)]
 pub struct Follower {
+    tracing: Arc<Tracing>,
+    ends: Option<TracersEnds>,
+}
+
+/// What a follower and its tracer thread share.
+#[derive(Debug)]
+struct Tracing {
     program: PathBuf,
     file: Option<PathBuf>,
     actions: Actions,
     options: Options,
-    ends: Option<TracersEnds>,
-    verdict: Arc<Verdict>,
+    verdict: Verdict,
 }
 
 /// What a follower sends its starter.
@@ -120,7 +126,7 @@ impl Launch {
             refuse_setuid(file)?;
             match check_names(file, &self.actions) {
                 // It may come with what the program executes and loads.
-                Err(error) if is_not_yet(error.kind()) => {}
+                Err(error) if is_missing(&error) => {}
                 checked => checked?,
             }
         }
@@ -144,13 +150,16 @@ impl Launch {
             None => {
                 // The user of the follower reads those that are to end it; others are not for it.
                 signals.keep();
-                Split::Follower(Follower {
+                let tracing = Arc::new(Tracing {
                     program,
                     file,
                     actions: self.actions,
                     options: self.options,
+                    verdict: Verdict(Mutex::new(Some(writer))),
+                });
+                Split::Follower(Follower {
+                    tracing,
                     ends: Some(tracers),
-                    verdict: Arc::new(Verdict(Mutex::new(Some(writer)))),
                 })
             }
         })
@@ -181,7 +190,8 @@ impl Starter {
         } = self;
         let program = PathBuf::from(launch.command.get_program());
         let of_launch = |kind: ErrorKind| {
-            of_launch(kind.into(), program.clone(), file.as_deref()).with_effect(Effect::NotStarted)
+            error_of_launch(kind.into(), program.clone(), file.as_deref())
+                .with_effect(Effect::NotStarted)
         };
         let by = TracedBy::Other { pid: follower };
         let mut child =
@@ -230,13 +240,7 @@ impl Follower {
     ///
     /// Same as [`Launch::spawn`]; the program has not run then. The starter waits until this is dropped.
     pub fn start(&mut self) -> Result<Follow> {
-        let tracing = Tracing {
-            program: self.program.clone(),
-            file: self.file.clone(),
-            actions: self.actions.clone(),
-            options: self.options,
-            verdict: self.verdict.clone(),
-        };
+        let tracing = self.tracing.clone();
         let ends = self.ends.take();
         Follow::spawn(move |end| match ends {
             Some(ends) => with_tracer(&[], |tracer| tracing.follow(tracer, ends, end)),
@@ -244,15 +248,6 @@ impl Follower {
         })
         .map_err(|error| error.with_effect(Effect::NotStarted))
     }
-}
-
-/// What the tracer thread of a follower needs.
-struct Tracing {
-    program: PathBuf,
-    file: Option<PathBuf>,
-    actions: Actions,
-    options: Options,
-    verdict: Arc<Verdict>,
 }
 
 impl Tracing {
@@ -268,19 +263,21 @@ impl Tracing {
             }
         };
         let at_exec = AtExec::of_other(Process::open(pid)?);
-        if is_shell_instead(at_exec.process(), self.file.as_deref()) {
-            let (program, source) = (self.program.clone(), Errno::ENOEXEC.into());
-            return Err(ErrorKind::Exec { program, source }.into());
-        }
+        refuse_shell(at_exec.process(), self.file.as_deref(), &self.program)?;
         let process = Process::open(pid)?;
-        let (stopped, report, missing) = set_up(
+        let set_up = SetUp {
             tracer,
-            &at_exec,
-            &self.program,
-            &self.actions,
-            self.options,
-            true,
-        )?;
+            at_exec: &at_exec,
+            program: &self.program,
+            actions: &self.actions,
+            options: self.options,
+            may_lack: true,
+        };
+        let Ready {
+            stopped,
+            report,
+            missing,
+        } = set_up.run()?;
         end.has_begun();
         if let Some(error) = missing {
             end.events.send(FollowEvent::Missing { pid, error });
@@ -289,7 +286,7 @@ impl Tracing {
         end.events.wait_until_received();
         self.verdict.send(RUNS);
         let mut session = FollowSession::new(tracer, &self.actions, self.options, &end.events);
-        session.begin_with(process, stopped);
+        session.adopt(process, stopped);
         session.run();
         Ok(())
     }

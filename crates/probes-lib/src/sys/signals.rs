@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use crate::launch::ReceivedSignal;
-
 /// While this lives, the thread that made it, and threads it starts, receive no signal but faults.
 pub(crate) struct SignalsHeldBack {
     before: libc::sigset_t,
@@ -133,6 +131,32 @@ fn stop_ignoring_children() -> bool {
         }
         ignored
     }
+}
+
+/// A signal that this process has received: sigaction(2) has what the fields of its siginfo_t mean.
+///
+/// ```no_run
+/// use std::process::Command;
+/// use probes_lib::{Launch, ReceivedSignal};
+///
+/// let mut launched = Launch::new(Command::new("./server.exe")).attended().spawn()?;
+/// // The fields come from sigwaitinfo(2), or from what is read from a signalfd(2).
+/// let hang_up = ReceivedSignal { number: 1, code: 0, sender: 4711, uid: 1000, value: 0 };
+/// launched.pass_on(&hang_up).unwrap();
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedSignal {
+    /// Which signal.
+    pub number: i32,
+    /// How it came to be sent (`si_code`).
+    pub code: i32,
+    /// The process that sent it, if one has.
+    pub sender: i32,
+    /// The real user id of that process.
+    pub uid: u32,
+    /// The value that was queued with it, a number or an address.
+    pub value: u64,
 }
 
 /// Sends a process a signal that we have received, saying of it what can be said.

@@ -1,0 +1,54 @@
+//! Job control: what only a command line needs, which stands in for the program that it starts towards
+//! the shell and everything that sends it signals. It holds back its own signals from before the
+//! program exists ([`Launch::attended`]), waits for one of them or the program's exit with poll(2)
+//! ([`Launched::pidfd`], signalfd(2)), and passes each on ([`Launched::pass_on`]).
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use crate::launch::{Launch, Launched};
+use crate::sys::{pidfd, signals};
+
+pub use crate::sys::signals::ReceivedSignal;
+
+impl Launch {
+    /// For a caller that stays, and stands in for the program towards those that send it signals.
+    ///
+    /// When [`spawn`](Launch::spawn) has succeeded, the calling thread holds back all signals but
+    /// those of faults, as it has from before the program existed: none is lost until the caller
+    /// reads them, with signalfd(2) or sigwaitinfo(2). And SIGCHLD is not ignored any more, so
+    /// that the exit of the program can be waited for. The program inherits neither.
+    #[must_use]
+    pub fn attended(mut self) -> Launch {
+        self.attended = true;
+        self
+    }
+}
+
+impl Launched {
+    /// Returns a descriptor that is readable, as poll(2) says, once the program has exited.
+    ///
+    /// # Errors
+    ///
+    /// Those of pidfd_open(2). Not for a program that was waited for: its pid may be another process's
+    /// then.
+    pub fn pidfd(&self) -> io::Result<OwnedFd> {
+        pidfd::open(self.report().pid)
+    }
+
+    /// Sends the program a signal that was sent to this process. If it was queued, with
+    /// sigqueue(3), the program sees its sender and value; otherwise, it sees this process as the
+    /// sender. If the program has exited, nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// Those of kill(2) or rt_sigqueueinfo(2).
+    pub fn pass_on(&mut self, signal: &ReceivedSignal) -> io::Result<()> {
+        let has_exited = self.child().try_wait()?.is_some();
+        if has_exited {
+            // Its pid may be another process's by now.
+            return Ok(());
+        }
+        Ok(signals::pass_on(self.report().pid, signal)?)
+    }
+}

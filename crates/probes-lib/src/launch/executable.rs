@@ -1,0 +1,125 @@
+//! What can be known of a program's file before anything is started: what is wrong with it, or with the
+//! names of probes, is better found then. The file that counts is the one that the kernel executes.
+
+use std::ffi::OsStr;
+use std::fs::Metadata;
+use std::io::{self, ErrorKind::NotFound};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::unistd::{AccessFlags, access, getegid, geteuid};
+
+use crate::address::LoadBias;
+use crate::elf::ElfFile;
+use crate::elf::table::ProbeTable;
+use crate::error::{Error, ErrorKind, Result};
+use crate::follow::present::is_missing;
+use crate::process::Process;
+use crate::process::program::Program;
+use crate::select::{Actions, choose};
+
+/// Returns the file that execvp(3) will execute, as far as it is known; `None` if there is none.
+pub(super) fn resolve(command: &Command) -> Option<PathBuf> {
+    let program = command.get_program();
+    if program.as_bytes().contains(&b'/') {
+        let directory = command.get_current_dir().unwrap_or(Path::new(""));
+        return Some(directory.join(program)).filter(|file| file.exists());
+    }
+    let path = command
+        .get_envs()
+        .find(|(name, _)| *name == "PATH")
+        .map_or_else(
+            || std::env::var_os("PATH"),
+            |(_, value)| value.map(OsStr::to_owned),
+        );
+    std::env::split_paths(&path?)
+        .map(|directory| directory.join(program))
+        // "If permission is denied for a file (the attempted execve(2) failed with the error
+        // EACCES), these functions will continue searching the rest of the search path."
+        .find(|file| file.is_file() && access(file, AccessFlags::X_OK).is_ok())
+}
+
+/// Fails if a program would run without the privilege that its file gives it.
+///
+/// execve(2): the set-user-ID bits are ignored if "the calling process is being ptraced" by a tracer
+/// without the privilege.
+pub(super) fn refuse_setuid(file: &Path) -> Result<()> {
+    const SETUID_OR_SETGID: u32 = 0o6000;
+    let Ok(metadata) = std::fs::metadata(file) else {
+        return Ok(());
+    };
+    let gives = metadata.mode() & SETUID_OR_SETGID != 0 && metadata.mode() & 0o111 != 0;
+    let changes = metadata.uid() != geteuid().as_raw() || metadata.gid() != getegid().as_raw();
+    if gives && changes && !geteuid().is_root() {
+        let program = file.to_owned();
+        return Err(ErrorKind::Setuid { program }.into());
+    }
+    Ok(())
+}
+
+/// Chooses among the probes of a file, so that a wrong name is found before anything is started.
+/// What is not found may be in a library.
+pub(super) fn check_names(file: &Path, actions: &Actions) -> Result<()> {
+    let elf = ElfFile::open(file)?;
+    let is_loaded = elf.interpreter().is_some();
+    match choose_in(elf, actions) {
+        Err(error) if is_loaded && is_missing(&error) => Ok(()),
+        checked => checked,
+    }
+}
+
+fn choose_in(elf: ElfFile, actions: &Actions) -> Result<()> {
+    let table = Arc::new(ProbeTable::of(&elf)?);
+    choose(&Program::alone(elf, table, LoadBias::NONE), actions)?;
+    Ok(())
+}
+
+/// Fails if `process` has executed a shell instead of `file`.
+///
+/// execvp(3): "If the header of a file isn't recognized (the attempted execve(2) failed with the
+/// error ENOEXEC), these functions will execute the shell (/bin/sh) with the path of the file as its
+/// first argument."
+pub(super) fn refuse_shell(process: &Process, file: Option<&Path>, program: &Path) -> Result<()> {
+    let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    let exe = process.open_file("exe", OFlag::O_RDONLY);
+    let exe = exe.and_then(|exe| exe.metadata()).map(identity);
+    let of_path = |path: &Path| std::fs::metadata(path).map(identity).ok();
+    let is_shell_instead = exe.is_ok_and(|exe| {
+        Some(exe) == of_path(Path::new("/bin/sh")) && Some(exe) != file.and_then(of_path)
+    });
+    if is_shell_instead {
+        let (program, source) = (program.to_owned(), Errno::ENOEXEC.into());
+        return Err(ErrorKind::Exec { program, source }.into());
+    }
+    Ok(())
+}
+
+/// Returns the same error, in terms of the program that was to be started.
+pub(super) fn error_of_launch(error: Error, program: PathBuf, file: Option<&Path>) -> Error {
+    match error.kind() {
+        ErrorKind::NoThread { source } => {
+            // From clone(2), so it has a number.
+            let errno = source.raw_os_error().unwrap_or(libc::EAGAIN);
+            let source = io::Error::from_raw_os_error(errno);
+            ErrorKind::Exec { program, source }.into()
+        }
+        // ENOENT of a file that exists is about its interpreter.
+        ErrorKind::Exec { source, .. } if source.kind() == NotFound => {
+            let elf = file.and_then(|file| ElfFile::open(file).ok());
+            match elf.and_then(|elf| elf.interpreter()) {
+                Some(interpreter) if !interpreter.exists() => ErrorKind::NoInterpreter {
+                    program,
+                    interpreter,
+                }
+                .into(),
+                _ => error,
+            }
+        }
+        _ => error,
+    }
+}

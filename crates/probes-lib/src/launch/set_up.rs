@@ -1,0 +1,176 @@
+//! Sets the probes of a program that was executed, before any of its code runs.
+//!
+//! ```text
+//! PTRACE_EVENT_EXEC            the kernel has mapped the program and its loader
+//! the loader, dynamic linking  maps the libraries, which may have probes as well
+//!                              ◀── here the probes are set
+//! initialisers, entry          the first code of the program
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+
+use crate::address::LiveAddr;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::follow::present::Present;
+use crate::inject::loader_hook;
+use crate::memory::shadow::{Shadow, Shadowed};
+use crate::process::Process;
+use crate::process::denial;
+use crate::process::load_bias;
+use crate::process::memory::ProcessMemory;
+use crate::select::Actions;
+use crate::sys::spawn::AtExec;
+use crate::trace::run_to::NotReached;
+use crate::trace::stop::{Stopped, Tracer};
+use crate::update::options::Options;
+use crate::update::patch::Outcome;
+use crate::update::prepare::{StopMode, UpdateContext, UpdateRequest};
+use crate::update::report::Report;
+
+/// What to do to a program that is stopped at its exec.
+pub(super) struct SetUp<'s> {
+    pub(super) tracer: &'s Tracer<'s>,
+    pub(super) at_exec: &'s AtExec,
+    pub(super) program: &'s Path,
+    pub(super) actions: &'s Actions,
+    pub(super) options: Options,
+    /// Whether it may lack what the actions name.
+    pub(super) may_lack: bool,
+}
+
+/// A program whose probes are set, and which is stopped before any of its code.
+pub(super) struct Ready<'s> {
+    pub(super) stopped: Stopped<'s>,
+    pub(super) report: Report,
+    /// What the actions name that the program lacks.
+    pub(super) missing: Option<Error>,
+}
+
+impl<'s> SetUp<'s> {
+    /// Sets the probes of the program, and leaves it stopped, perhaps further on.
+    ///
+    /// # Errors
+    ///
+    /// If that fails. The program was killed then: it must not run without its probes.
+    pub(super) fn run(&self) -> Result<Ready<'s>> {
+        self.try_run().inspect_err(|_| self.at_exec.kill())
+    }
+
+    fn try_run(&self) -> Result<Ready<'s>> {
+        let process = self.process();
+        let memory = ProcessMemory::open(process, OFlag::O_RDWR)
+            .map_err(|source| denial::denied_or_exited(process, Operation::Attach, source))?;
+        let mut stopped = self.at_exec.stopped(self.tracer);
+        if let Some(entry) = loader_entry(process)? {
+            stopped = self
+                .run_until_loaded(stopped, &memory, entry)
+                .map_err(|reason| self.not_reached(reason))?;
+        }
+        let (report, missing) = self.set_probes(memory, &stopped)?;
+        if self.tracer.is_interrupted() {
+            // A Ctrl-C before there was a child has reached this process alone.
+            let program = self.program.to_owned();
+            return Err(ErrorKind::Interrupted { program }.into());
+        }
+        Ok(Ready {
+            stopped,
+            report,
+            missing,
+        })
+    }
+
+    fn process(&self) -> &'s Process {
+        self.at_exec.process()
+    }
+
+    /// Runs a program until its loader has mapped everything that it is linked with, of which nothing
+    /// has run then; if the loader has no function to stop it at, to its `entry`.
+    fn run_until_loaded(
+        &self,
+        mut stopped: Stopped<'s>,
+        memory: &ProcessMemory,
+        entry: LiveAddr,
+    ) -> Result<Stopped<'s>, NotReached> {
+        let (process, limit) = (self.process(), self.options.deadline);
+        let function = loader_hook::function(process);
+        let mut place = function;
+        loop {
+            let places: Vec<LiveAddr> = place.into_iter().chain([entry]).collect();
+            let (stopped_there, reached) =
+                self.at_exec
+                    .run_to(self.tracer, stopped, memory, &places, limit)?;
+            stopped = stopped_there;
+            if reached == entry {
+                return Ok(stopped);
+            }
+            place = if function == Some(reached) {
+                // It is called before and after objects are mapped.
+                match loader_hook::has_loaded(process, memory) {
+                    Some(true) => return Ok(stopped),
+                    Some(false) => Some(self.at_exec.return_address(memory)?),
+                    None => None,
+                }
+            } else {
+                function
+            };
+        }
+    }
+
+    fn not_reached(&self, reason: NotReached) -> Error {
+        let (pid, program) = (self.process().pid(), self.program.to_owned());
+        match reason {
+            NotReached::Ended => ErrorKind::DiedLoading { program },
+            NotReached::Executed => ErrorKind::Executed { pid },
+            NotReached::Failed(source) => ErrorKind::System {
+                pid,
+                operation: Operation::StopAtEntry,
+                source,
+            },
+        }
+        .into()
+    }
+
+    fn set_probes(
+        &self,
+        memory: ProcessMemory,
+        stopped: &Stopped<'_>,
+    ) -> Result<(Report, Option<Error>)> {
+        let process = self.process();
+        let present = Present::of(process, Arc::default(), self.actions)?;
+        let missing = match present.missing {
+            Some(error) if !self.may_lack => return Err(error),
+            missing => missing,
+        };
+        // A program that has not run is not observed.
+        let memory = Shadowed::new(memory, Shadow::default());
+        let context = UpdateContext {
+            process,
+            image: &present.image,
+            memory: &memory,
+        };
+        let prepared = context.prepare(UpdateRequest {
+            choices: &present.choices,
+            stop_mode: StopMode::Stopped,
+            gigatext: self.options.gigatext,
+        })?;
+        if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
+            return Err(ErrorKind::KeepsChanging { pid: process.pid() }.into());
+        }
+        Ok((prepared.report(Duration::ZERO), missing))
+    }
+}
+
+/// Returns the entry of a program that a loader starts; `None` if the kernel has done all there is to
+/// do.
+fn loader_entry(process: &Process) -> Result<Option<LiveAddr>> {
+    let auxv = process
+        .read_program("auxv")
+        .map_err(|source| process.exited_or(source))?;
+    let has_loader = load_bias::auxv_value(&auxv, load_bias::AT_BASE).is_some_and(|base| base != 0);
+    let entry = load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).filter(|_| has_loader);
+    Ok(entry.map(LiveAddr))
+}
