@@ -104,7 +104,7 @@ fn missing_subcommand() -> String {
 /// What is wrong, with flags spelled as in our help.
 fn explain(error: &clap::Error) -> String {
     let flags = |kind| match error.get(kind) {
-        Some(ContextValue::Strings(flags)) => flags.join(", "),
+        Some(ContextValue::Strings(flags)) => flags.join(" and "),
         Some(flag) => flag.to_string(),
         None => String::new(),
     };
@@ -122,7 +122,7 @@ fn explain(error: &clap::Error) -> String {
             // A group of which one is needed: `<--pid <N>|--name <RE>>`.
             let flags = flags(ContextKind::InvalidArg).replace('|', " or ");
             let flags = flags.replace("--", "-").replace(['<', '>'], "");
-            format!("no {flags} given")
+            format!("needs {flags}")
         }
         (ErrorKind::InvalidValue, _) => {
             let flag = without_value(&flags(ContextKind::InvalidArg));
@@ -142,7 +142,7 @@ fn explain(error: &clap::Error) -> String {
 
 /// `-pid` of `--pid <N>`.
 fn without_value(flag: &str) -> String {
-    let flag = flag.split([' ', ',']).next().unwrap_or_default();
+    let flag = flag.split(' ').next().unwrap_or_default();
     flag.replacen("--", "-", 1)
 }
 

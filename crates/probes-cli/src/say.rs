@@ -131,7 +131,7 @@ pub(crate) enum Next {
 }
 
 impl InterruptibleStdout {
-    /// Writes until one of the signals comes.
+    /// Writes until a termination signal comes.
     pub(crate) fn new(signals: TerminationSignals) -> Result<InterruptibleStdout, Failure> {
         let terminal = stdout().is_terminal().then(open_terminal).transpose();
         Ok(InterruptibleStdout {

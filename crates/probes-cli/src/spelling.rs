@@ -171,7 +171,7 @@ impl Flag<'_> {
             .collect()
     }
 
-    /// What may have been meant: for a flag that is to be spelled whole, its spellings.
+    /// The flags that may have been meant.
     fn suggestions(&self, at: &Command) -> Vec<String> {
         let cut_short = |arg: &&Arg| long(arg).starts_with(&self.name);
         let spellings: Vec<_> = flags(at).filter(cut_short).map(one_dash).collect();

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Text from a file that nobody vouches for: what could move the cursor, change colours or turn
-/// the direction of writing is shown as an escape.
+/// Untrusted text from a file: characters that could move the cursor, change colours or turn the direction
+/// of writing are shown as escapes.
 pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {

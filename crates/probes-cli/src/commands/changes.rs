@@ -12,7 +12,7 @@ use crate::output::{self, Changes, Format};
 use crate::say::{self, Messages};
 use crate::text::{few, number_of};
 
-/// Answers what was changed in a process that runs, and says what else is to be known.
+/// Prints what was changed in a process that runs, and the notes and warnings about it.
 pub(super) fn answer(
     format: Format,
     messages: Messages,
@@ -26,7 +26,7 @@ pub(super) fn answer(
     })
 }
 
-/// Answers what was undone of a change.
+/// Prints what was undone of a change.
 pub(super) fn answer_undone(
     format: Format,
     messages: Messages,

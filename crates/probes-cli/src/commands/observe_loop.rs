@@ -30,7 +30,7 @@ pub(super) struct ActiveObservation<'t> {
     messages: Messages,
 }
 
-/// What has come of an observation.
+/// The result of an observation.
 pub(super) struct Outcome {
     /// `None` if the process is gone: the last reading is then all there is.
     pub(super) observed: Option<Observed>,

@@ -55,7 +55,7 @@ fn warn_of_passed_over(messages: &Messages, target: &Target) {
             let mut paths: Vec<String> = paths.collect();
             paths.sort();
             let names = few(&paths).unwrap_or_default();
-            let why = format!("cannot open files that have no name any more: {names}");
+            let why = format!("cannot open files that were deleted or replaced: {names}");
             warn(&why, first);
         }
     }

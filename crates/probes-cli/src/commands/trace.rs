@@ -51,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long)]
     wait: bool,
     /// Follow fork, exec and dlopen
-    #[arg(long, conflicts_with = "ObserveFlags")]
+    #[arg(long, conflicts_with_all = ["count", "latency", "watch"])]
     follow: bool,
     #[command(flatten)]
     observe: Checked<ObserveFlags>,
@@ -125,7 +125,7 @@ fn start_followed(launch: Launch, wait: Option<Wait>, args: &Args) -> Result<Exi
     let follower = starter.follower();
     args.output
         .messages
-        .step(format_args!("process {follower} follows it"));
+        .step(format_args!("process {follower} follows the program"));
     let Some(launched) = starter.spawn().map_err(of_program(&args.prog))? else {
         // The other process has said why.
         return Ok(ExitCode::FAILURE);

@@ -32,7 +32,7 @@ use probes_lib::{Launched, ReceivedSignal};
 pub(super) struct Wait {
     /// All signals.
     signals: SignalFd,
-    /// Any one of them, if it is there.
+    /// Reads one signal, if it is pending.
     pending: SignalFd,
 }
 

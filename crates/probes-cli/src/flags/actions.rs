@@ -60,7 +60,7 @@ impl Flags for RequiredActionFlags {
 
     fn check(self) -> Result<Actions, String> {
         let actions = self.flags.check()?;
-        actions.ok_or_else(|| "no action given, such as -enable NAMES".to_owned())
+        actions.ok_or_else(|| "needs an action, such as -enable NAMES".to_owned())
     }
 }
 

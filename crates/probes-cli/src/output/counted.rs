@@ -1,4 +1,4 @@
-//! What was counted, in one shape for all formats. The field names are those of the JSON output.
+//! Counts of hits, in one shape for all formats. The field names are those of the JSON output.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -19,10 +19,10 @@ pub(crate) struct Counted<'c> {
     version: u32,
     pid: i32,
     program: Cow<'c, str>,
-    /// Since the beginning, if it is not over.
+    /// The time since the beginning, while the observation goes on.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
-    /// In which the hits were counted.
+    /// How long the hits were counted.
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     probes: Vec<Row<'c>>,
@@ -50,7 +50,7 @@ struct SiteRow<'c> {
 }
 
 impl Row<'_> {
-    /// How many of its hits had come before.
+    /// How many hits it had in `before`.
     fn hits_in(&self, before: Option<&Counts>) -> u64 {
         let Some(before) = before else {
             return 0;
@@ -95,7 +95,7 @@ impl<'c> Counted<'c> {
         }
     }
 
-    /// Only what is new since `before`, `seconds` ago.
+    /// Only the hits since `before`, which was `seconds` ago.
     pub(crate) fn since(mut self, before: Option<&Counts>, seconds: Duration) -> Counted<'c> {
         for row in &mut self.probes {
             row.hits = row.hits.saturating_sub(row.hits_in(before));
@@ -104,7 +104,7 @@ impl<'c> Counted<'c> {
         self.rated(None)
     }
 
-    /// All hits so far, and how often they were since `before`, `seconds` ago.
+    /// All hits so far, with the rates since `before`, which was `seconds` ago.
     pub(crate) fn lately(mut self, before: Option<&Counts>, seconds: Duration) -> Counted<'c> {
         self.seconds = seconds;
         self.rated(before)
@@ -119,13 +119,13 @@ impl<'c> Counted<'c> {
         self
     }
 
-    /// Says when that was.
+    /// The same, with the time since the beginning.
     pub(crate) fn at(mut self, at: Duration) -> Counted<'c> {
         self.at = Some(at);
         self
     }
 
-    /// A line for each.
+    /// A line for each row.
     pub(super) fn plain(&self) -> String {
         let mut text = String::new();
         for row in &self.probes {

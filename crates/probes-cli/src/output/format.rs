@@ -15,7 +15,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Of the form of all JSON output.
+/// The version of all JSON output.
 pub(super) const VERSION: u32 = 1;
 
 pub(super) fn json(answer: &impl serde::Serialize) -> Result<String, Failure> {

@@ -11,12 +11,12 @@ use super::plain::{function_or_not, source_or_not};
 use crate::failure::Failure;
 use crate::text::Escaped;
 
-/// Makes lines of hits.
+/// Formats hits.
 pub(crate) struct Hits {
     format: Format,
-    /// Of each object.
+    /// The source lines of each object.
     sources: Vec<Option<SourceMap>>,
-    /// Of each site that was hit.
+    /// The location of each site that was hit.
     locations: HashMap<LiveAddr, SourceLocation>,
 }
 
@@ -34,7 +34,7 @@ struct Hit<'h> {
     arguments: Vec<Argument<'h>>,
 }
 
-/// An argument, as an object that tells its kind.
+/// An argument, as an object whose key is its kind.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Argument<'a> {
@@ -43,7 +43,7 @@ enum Argument<'a> {
     Float(f64),
     String {
         text: String,
-        /// All that was read, each byte as two hexadecimal digits, if it is not all text.
+        /// The bytes as pairs of hexadecimal digits, if they are not valid UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         bytes: Option<String>,
         is_whole: bool,
@@ -59,7 +59,7 @@ enum Argument<'a> {
     Unknown,
 }
 
-/// What was not shown.
+/// How many hits were not shown.
 #[derive(Serialize)]
 struct Missing {
     version: u32,
@@ -68,7 +68,7 @@ struct Missing {
 }
 
 impl Hits {
-    /// With the source lines of each object.
+    /// Formats hits with the source lines of each object.
     pub(crate) fn new(format: Format, sources: Vec<Option<SourceMap>>) -> Hits {
         Hits {
             format,
@@ -77,7 +77,7 @@ impl Hits {
         }
     }
 
-    /// A hit.
+    /// The line of a hit.
     pub(crate) fn line(&mut self, event: &Event) -> Result<String, Failure> {
         let source = self.sources.get(event.object_index());
         let locate = || {
@@ -94,7 +94,7 @@ impl Hits {
         }
     }
 
-    /// What was not shown.
+    /// The line that says how many hits were not shown.
     pub(crate) fn missing(&self, lost: u64, skipped: u64) -> Result<String, Failure> {
         json(&Missing {
             version: VERSION,
@@ -124,7 +124,7 @@ fn plain(event: &Event, location: &SourceLocation) -> String {
     line
 }
 
-/// As it would be written in OCaml, where it could be.
+/// A value as OCaml writes it, if OCaml can.
 fn in_ocaml(value: &Value) -> String {
     match value {
         Value::Int(number) => number.to_string(),
@@ -143,7 +143,7 @@ fn in_ocaml(value: &Value) -> String {
     }
 }
 
-/// A float that can be told from an int, and is the same when it is read.
+/// A float that does not look like an int, and is the same when it is read.
 fn in_digits(number: f64) -> String {
     match number {
         _ if number.is_nan() => "nan".to_owned(),
@@ -157,7 +157,7 @@ fn in_digits(number: f64) -> String {
     }
 }
 
-/// As in a string of OCaml: its own escapes, and nothing that is not ASCII.
+/// A byte as in a string literal of OCaml: only ASCII, the rest escaped.
 fn escaped(byte: u8) -> String {
     match byte {
         b'"' => "\\\"".to_owned(),
@@ -212,7 +212,7 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// JSON has no infinity, and nothing that is no number.
+/// JSON has neither infinities nor NaN: they are strings.
 fn float<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() {
         to.serialize_f64(*value)

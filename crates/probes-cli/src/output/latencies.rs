@@ -1,4 +1,4 @@
-//! What pairs took, in one shape for all formats. The field names are those of the JSON output.
+//! The times of pairs, in one shape for all formats. The field names are those of the JSON output.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -18,10 +18,10 @@ pub(crate) struct Latencies<'l> {
     version: u32,
     pid: i32,
     program: Cow<'l, str>,
-    /// Since the beginning, if it is not over.
+    /// The time since the beginning, while the observation goes on.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
-    /// In which the times were taken.
+    /// How long the times were taken.
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     pub(super) pairs: Vec<Pair<'l>>,
@@ -48,7 +48,7 @@ pub(super) struct Pair<'l> {
     unmatched_starts: u64,
     unmatched_stops: u64,
     lost: u64,
-    /// From the first that is not empty to the last.
+    /// From the first to the last that is not empty.
     pub(super) buckets: Vec<Bucket>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Bucket {
 const BAR: u64 = 50;
 
 impl<'l> Latencies<'l> {
-    /// What was taken within so many `seconds`.
+    /// The times that were taken in `seconds`.
     pub(crate) fn new(
         target: &'l Target,
         latencies: &'l [Latency],
@@ -80,7 +80,7 @@ impl<'l> Latencies<'l> {
         }
     }
 
-    /// Says that it is not over.
+    /// The same, while the observation goes on.
     pub(crate) fn so_far(mut self) -> Latencies<'l> {
         self.at = Some(self.seconds);
         self
@@ -171,7 +171,7 @@ impl<'l> Pair<'l> {
         [self.mean, self.p50, self.p90, self.p99, self.p999, self.max]
     }
 
-    /// In a line.
+    /// All figures in one line.
     pub(super) fn summary(&self) -> String {
         let names = ["mean", "p50", "p90", "p99", "p99.9", "max"];
         let times = names.iter().zip(self.times());
@@ -184,7 +184,7 @@ impl<'l> Pair<'l> {
         }
     }
 
-    /// What was not matched, and what was lost.
+    /// How many starts and stops were not matched, and how many times were lost.
     fn others(&self) -> [u64; 3] {
         [self.unmatched_starts, self.unmatched_stops, self.lost]
     }
@@ -201,7 +201,7 @@ fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
     let end = counts.iter().rposition(|&count| count > 0);
     let end = end.map_or(first, |last| last + 1);
     let bucket = |power: usize| Bucket {
-        // What takes no time at all is in the first.
+        // No time at all is in the first bucket, too.
         from_ns: if power == 0 { 0 } else { 1 << power },
         to_ns: 1_u64.checked_shl(power as u32 + 1).unwrap_or(u64::MAX),
         count: counts[power],
@@ -233,10 +233,10 @@ pub(super) fn of_nanoseconds(nanoseconds: u64) -> String {
     in_words(Duration::from_nanos(nanoseconds))
 }
 
-/// To three digits, in the unit that fits.
+/// A time to three digits, in the unit that fits.
 pub(crate) fn in_words(time: Duration) -> String {
     let nanoseconds = time.as_nanos() as f64;
-    // What would be rounded to the next unit is one.
+    // A time that would be rounded up to the next unit has that unit.
     let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];
     let fits = |(_, unit): &&(&str, f64)| nanoseconds / unit < 999.5;
     let (name, unit) = units.iter().find(fits).unwrap_or(&units[3]);
@@ -261,12 +261,12 @@ mod tests {
     #[test]
     fn times_have_three_significant_digits() {
         let words = |nanoseconds| in_words(Duration::from_nanos(nanoseconds));
-        let told = [0, 7, 999, 1000, 1024, 12_345, 999_499, 999_500, 1_000_000].map(words);
+        let shown = [0, 7, 999, 1000, 1024, 12_345, 999_499, 999_500, 1_000_000].map(words);
         let expected = [
             "0 ns", "7 ns", "999 ns", "1.00 us", "1.02 us", "12.3 us", "999 us", "1.00 ms",
             "1.00 ms",
         ];
-        assert_eq!(told, expected);
+        assert_eq!(shown, expected);
         assert_eq!(words(61_000_000_000), "61.0 s");
         assert_eq!(words(86_400_000_000_000), "86400 s");
     }

@@ -1,14 +1,15 @@
-//! Plain text, for programs: stable, a line a thing.
+//! Plain text, for programs: stable, one line for each thing.
 
 use std::fmt::Write;
 
 use super::view::{Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word};
 use crate::text::{Escaped, number_of};
 
-/// Stands for what the file does not tell.
+/// Printed where the file has no information.
 const UNKNOWN: &str = "-";
 
-/// The lines of an object that is not the executable come after one that names it.
+/// The probes of a process or a file. What is not in the executable comes after a line that names its
+/// object.
 pub(super) fn listing(listing: &Listing<'_>, several: bool) -> String {
     let mut text = String::new();
     for probe in &listing.probes {
@@ -32,7 +33,7 @@ pub(super) fn listing(listing: &Listing<'_>, several: bool) -> String {
     }
 }
 
-/// Of these lines there may be thousands.
+/// Without allocation: there may be thousands of these lines.
 fn push_name_line(probe: &ProbeView<'_>, text: &mut String) {
     // Writing to a string does not fail.
     let _ = write!(text, "{}", Escaped(probe.name));

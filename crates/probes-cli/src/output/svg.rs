@@ -74,7 +74,7 @@ fn text(svg: &mut String, x: u64, y: u64, attributes: &str, text: &str) {
     let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" {attributes}>{text}</text>");
 }
 
-/// What XML has for characters that it has another use for, or has not at all.
+/// Text with the characters escaped that XML uses for markup, or does not allow.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {

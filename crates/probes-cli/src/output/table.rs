@@ -37,7 +37,7 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool, several: bool) -> Stri
     table(&head, rows)
 }
 
-/// A probe with its state, if it has one, and how many sites.
+/// A probe with its state, if it has one, and the number of its sites.
 fn name_row(probe: &ProbeView<'_>, spell_out: bool) -> Vec<String> {
     let mut row = vec![Escaped(probe.name).to_string()];
     if let (Some(state), Some(counter)) = (probe.state, probe.counter) {

@@ -12,15 +12,14 @@ use serde::{Serialize, Serializer};
 
 use super::format::VERSION;
 
-/// The probes of a process, or of a file that is not running: then all that is of a process is
-/// `None`.
+/// The probes of a process, or of a file that is not running: what only a process has is then `None`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Listing<'t> {
     version: u32,
     pub(super) pid: Option<i32>,
     pub(super) program: Cow<'t, str>,
     build_id: Option<String>,
-    /// How many sites hits are counted at just now.
+    /// How many sites are observed now.
     observed_sites: Option<usize>,
     pub(super) probes: Vec<ProbeView<'t>>,
 }
@@ -49,7 +48,7 @@ pub(super) struct SiteView<'t> {
     #[serde(serialize_with = "provider")]
     generation: Generation,
     pub(super) enabled: Option<bool>,
-    /// What is there, if it is more than a switched opcode away from what the file has there.
+    /// The bytes of the site, if more than the opcode differs from those in the file.
     #[serde(serialize_with = "text_or_null")]
     pub(super) bytes: Option<SiteCode>,
     pub(super) file: Option<String>,
@@ -69,7 +68,7 @@ pub(super) struct SemaphoreView<'t> {
     pub(super) value: Option<u16>,
 }
 
-/// How much to show of each name beside its state.
+/// What to show of each name beside its state.
 #[derive(Default)]
 pub(crate) struct Detail {
     /// Its sites and semaphores.
@@ -214,7 +213,7 @@ fn differing(found: SiteCode, in_file: SiteCode) -> Option<SiteCode> {
 pub(crate) struct Processes {
     version: u32,
     pub(super) processes: Vec<ProcessView>,
-    /// How many could not be looked into.
+    /// How many processes there was no permission to read.
     denied: usize,
 }
 
@@ -232,7 +231,7 @@ pub(super) struct ProcessView {
 }
 
 impl Processes {
-    /// What `survey` has found; `user` tells the names of users.
+    /// The processes that `survey` has found; `user` returns the name of a user.
     pub(crate) fn of(survey: &Survey, user: impl Fn(u32) -> String) -> Processes {
         let view = |process: &SurveyedProcess| ProcessView {
             pid: process.pid,
@@ -272,7 +271,7 @@ pub(super) struct ChangeView<'r> {
 }
 
 impl<'r> Changes<'r> {
-    /// What `report` says.
+    /// The changes in `report`.
     pub(crate) fn of(report: &'r Report) -> Changes<'r> {
         Changes {
             version: VERSION,

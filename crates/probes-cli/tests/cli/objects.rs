@@ -204,7 +204,7 @@ fn missing_files_of_a_program_are_named() {
         let info = run(&format!("info -pid {}", target.pid()));
         let [a, b] = names.map(|name| name.display().to_string());
         let warning = format!(
-            "ocaml-probes: warning: passed over: cannot open files that have no name any more: {a}, {b}\n\
+            "ocaml-probes: warning: passed over: cannot open files that were deleted or replaced: {a}, {b}\n\
              hint: use sudo outside of containers: only root can open it through the kernel's own links\n"
         );
         if process::sees_deleted_files() {

@@ -14,10 +14,10 @@ use super::keys::{Key, Keys};
 use crate::failure::Failure;
 use crate::signals::{TerminationSignals, block, poll_timeout};
 
-/// How long Esc may be the beginning of what another key sends.
+/// How long an Esc waits for the rest of an escape sequence.
 const SEQUENCE: Duration = Duration::from_millis(50);
 
-/// What comes.
+/// What `top` reacts to.
 #[derive(Debug)]
 pub(super) enum Input {
     Keys(Vec<Key>),
@@ -43,7 +43,7 @@ pub(super) enum End {
     TerminalLost,
 }
 
-/// Waits for what comes.
+/// Waits for inputs.
 pub(super) struct Inputs<'e> {
     termination: &'e TerminationSignals,
     /// The signals about the terminal.
@@ -67,7 +67,7 @@ impl<'e> Inputs<'e> {
         })
     }
 
-    /// What comes within `duration`.
+    /// Returns the next input, or [`Input::Timeout`] after `duration`.
     pub(super) fn wait(&mut self, duration: Duration) -> Result<Input, Failure> {
         let until = Instant::now().checked_add(duration);
         loop {
@@ -108,7 +108,7 @@ impl<'e> Inputs<'e> {
         }
     }
 
-    /// `None` if a signal came in between.
+    /// Returns which descriptors are readable; `None` if a signal handler interrupted the wait.
     fn poll(&self, left: Duration) -> Result<Option<Ready>, Failure> {
         let input = stdin();
         let fds = [
@@ -157,7 +157,7 @@ impl<'e> Inputs<'e> {
     }
 }
 
-/// What can be read.
+/// Which descriptors are readable.
 struct Ready {
     termination: bool,
     exit: bool,
@@ -178,7 +178,7 @@ pub(super) enum Stop {
 /// orphaned process groups). Returns when it is continued.
 pub(super) fn stop(which: Stop) {
     let stopping = SigSet::from(Signal::SIGTSTP);
-    // The signal is blocked until the terminal has been given back, which is now. These do not fail.
+    // The signal is blocked until the terminal has been restored, which it is now. These do not fail.
     let _ = match which {
         Stop::Job => kill(Pid::from_raw(0), Signal::SIGTSTP),
         Stop::Own => raise(Signal::SIGTSTP),

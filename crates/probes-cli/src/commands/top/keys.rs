@@ -5,7 +5,7 @@
 
 use std::str;
 
-/// The longest sequence that a key of a terminal sends is shorter.
+/// No key of a terminal sends a longer sequence.
 const LONGEST: usize = 32;
 
 const ESCAPE: u8 = 0x1b;
@@ -14,7 +14,7 @@ const ESCAPE: u8 = 0x1b;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Character(char),
-    /// With Ctrl, as a small letter.
+    /// A letter with Ctrl, in lower case.
     Control(char),
     Enter,
     Escape,
@@ -27,7 +27,7 @@ pub(super) enum Key {
     End,
 }
 
-/// Takes apart what a terminal sends, whatever the pieces it comes in.
+/// Decodes what a terminal sends, in whatever pieces it comes.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     /// The beginning of a sequence or of a character.
@@ -45,12 +45,12 @@ impl Keys {
         keys
     }
 
-    /// Whether more has to come before it is clear what was pressed.
+    /// Whether the last bytes are an incomplete key.
     pub(super) fn is_waiting(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// What was pressed if nothing more comes: Esc, which is also how the sequences begin.
+    /// Returns the key if nothing more comes: Esc, with which the sequences begin, too.
     pub(super) fn give_up(&mut self) -> Option<Key> {
         let is_escape = self.pending == [ESCAPE];
         self.pending.clear();
@@ -73,13 +73,13 @@ impl Keys {
     }
 }
 
-/// What bytes are.
+/// What bytes mean.
 enum Read {
     Key(Key),
     EscapeTwice,
-    /// No key that anything is done at.
+    /// A key without a meaning here.
     Nothing,
-    /// Not complete.
+    /// An incomplete key.
     More,
 }
 
@@ -114,7 +114,7 @@ impl Read {
         }
     }
 
-    /// Those of xterm and of the Linux console. What is pressed beside it (`1;5A`) does not matter.
+    /// The sequences of xterm and of the Linux console. Modifier keys (`1;5A`) are ignored.
     fn sequence(parameters: &[u8], end: u8) -> Read {
         let number = parameters.split(|&byte| byte == b';').next();
         Read::Key(match (end, number) {

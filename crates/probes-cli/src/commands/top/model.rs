@@ -1,5 +1,5 @@
-//! [`Model`]: what is shown, and how that changes with what is counted and what is typed. It knows
-//! neither a process nor a terminal.
+//! [`Model`]: what is shown, and how samples and keys change it. It knows neither a process nor a
+//! terminal.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,9 +29,9 @@ pub(super) struct Model {
     filter: String,
     /// The filter before it was changed, while it is typed.
     typing: Option<String>,
-    /// Those that the filter lets pass, in the order in which they are shown.
+    /// The indices of the probes that the filter lets pass, in the order in which they are shown.
     shown: Vec<usize>,
-    /// It stays so wherever it goes: what is switched is what was chosen.
+    /// The index of the selected probe, which stays selected when the order changes.
     selected: Option<usize>,
     has_help: bool,
     message: Option<String>,
@@ -46,9 +46,9 @@ struct Probe {
 /// What was counted and timed.
 #[derive(Clone, Debug, Default)]
 struct Readings {
-    /// Of each probe.
+    /// In the order of `probes`.
     figures: Vec<Figures>,
-    /// Of each pair, in the order in which they were asked for.
+    /// In the order in which the pairs were given.
     times: Vec<Times>,
 }
 
@@ -57,7 +57,7 @@ struct Readings {
 pub(super) struct Times {
     pub(super) start: String,
     pub(super) stop: String,
-    /// How many there are.
+    /// How many times were taken.
     pub(super) count: u64,
     pub(super) mean: Duration,
     pub(super) p50: Duration,
@@ -65,14 +65,14 @@ pub(super) struct Times {
     pub(super) max: Duration,
 }
 
-/// What was counted of one probe.
+/// The figures of one probe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Figures {
     /// From the beginning.
     pub(super) hits: u64,
     /// Hits a second, since the sample before.
     pub(super) rate: f64,
-    /// Its part of all hits since then, from 0 to 1.
+    /// Its share of all hits since then, from 0 to 1.
     pub(super) share: f64,
     /// The rates of the last samples, the latest at the end.
     pub(super) history: VecDeque<f64>,
@@ -109,7 +109,7 @@ pub(super) enum Request {
 }
 
 impl Model {
-    /// Nothing was counted yet.
+    /// A model of these probes without any hits.
     pub(super) fn new<'n>(names: impl IntoIterator<Item = &'n str>) -> Model {
         let probes = names.into_iter().map(|name| Probe {
             name: name.to_owned(),
@@ -138,7 +138,7 @@ impl Model {
         model
     }
 
-    /// Takes what was counted until `at`, both from the beginning on.
+    /// Takes the counts at `at`; both are since the beginning.
     pub(super) fn count(&mut self, at: Duration, hits: impl Fn(&str) -> Option<u64>) {
         let seconds = at.saturating_sub(self.at).as_secs_f64();
         let mut total = 0.0;
@@ -167,19 +167,19 @@ impl Model {
         self.now.times = times;
     }
 
-    /// Takes what is on and what is off.
+    /// Takes the states of the probes.
     pub(super) fn set_states(&mut self, state: impl Fn(&str) -> Option<State>) {
         for probe in &mut self.probes {
             probe.state = state(&probe.name);
         }
     }
 
-    /// Says something, until the next key.
+    /// Shows a message until the next key.
     pub(super) fn say(&mut self, message: impl Into<String>) {
         self.message = Some(message.into());
     }
 
-    /// Does what a key means; a page has so many `rows`.
+    /// Handles a key; a page has `rows` rows.
     pub(super) fn press(&mut self, key: Key, rows: usize) -> Option<Request> {
         self.message = None;
         match key {
@@ -298,7 +298,7 @@ impl Model {
         self.probes.iter().filter(is_on).count()
     }
 
-    /// Hits of all probes together, from the beginning and a second.
+    /// The hits of all probes together, and their rate.
     pub(super) fn totals(&self) -> (u64, f64) {
         let figures = self.readings().figures.iter();
         figures.fold((0, 0.0), |(hits, rate), one| {

@@ -34,11 +34,11 @@ pub(super) struct Head {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scroll {
     first: usize,
-    /// How many rows there was room for.
+    /// How many rows fit.
     pub(super) page: usize,
 }
 
-/// A column, and how wide it is, but for names, which have what is left.
+/// A column of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
     Name,
@@ -49,7 +49,7 @@ enum Column {
     History,
 }
 
-/// As many as there is room for, the least important first to go.
+/// The columns with their least widths and titles; names get the width that is left.
 const COLUMNS: [(Column, u16, &str); 6] = [
     (Column::Name, 12, "PROBE"),
     (Column::State, 5, "STATE"),
@@ -65,10 +65,10 @@ const LEAST_IMPORTANT_FIRST: [Column; 4] =
 /// The least width of a sparkline.
 const HISTORY_WIDTH: u16 = 20;
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub(super) fn draw(frame: &mut Frame<'_>, head: &Head, model: &Model, scroll: &mut Scroll) {
     let foot = foot(model, frame.area().width);
-    // Below a line that is empty; all of a screen is not for pairs.
+    // Below an empty line, in no more than half of the screen.
     let pairs = match model.times().len() {
         0 => 0,
         pairs => pairs
@@ -141,7 +141,7 @@ fn foot(model: &Model, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// Breaks a message into lines between its words, as few as can be; some of it, if it is endless.
+/// Breaks a message into lines between its words; a very long one is cut.
 fn wrapped(message: &str, width: usize) -> Vec<String> {
     const MOST: usize = 4;
     let mut lines = vec![String::new()];
@@ -164,7 +164,7 @@ fn wrapped(message: &str, width: usize) -> Vec<String> {
 }
 
 fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scroll) {
-    // Below the heads of the columns.
+    // Below the titles of the columns.
     scroll.page = usize::from(area.height.saturating_sub(1));
     scroll.first = first_row(model, *scroll);
     let columns = columns(area.width);
@@ -214,7 +214,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scr
     frame.render_widget(table, area);
 }
 
-/// Where to begin, so that what is selected is shown.
+/// The first row to show, so that the selected one is on the page.
 fn first_row(model: &Model, scroll: Scroll) -> usize {
     let Some(selected) = model.selected_row() else {
         return 0;
@@ -224,7 +224,7 @@ fn first_row(model: &Model, scroll: Scroll) -> usize {
     scroll.first.clamp(least, selected.max(least)).min(last)
 }
 
-/// The columns that there is room for.
+/// The columns that fit, the least important left out first.
 fn columns(width: u16) -> Vec<Column> {
     let mut columns: Vec<Column> = COLUMNS.iter().map(|(column, ..)| *column).collect();
     for column in LEAST_IMPORTANT_FIRST {
@@ -235,7 +235,7 @@ fn columns(width: u16) -> Vec<Column> {
     columns
 }
 
-/// How wide they are with the least room for names.
+/// The least width of these columns.
 fn needed(columns: &[Column]) -> u16 {
     let of_them = COLUMNS
         .iter()
@@ -254,7 +254,7 @@ fn name_width(width: u16, columns: &[Column]) -> usize {
     usize::from((width + least).saturating_sub(needed(columns) + history))
 }
 
-/// Half of what a wide terminal has to spare.
+/// The width of sparklines: half of what a wide terminal has beyond 100 columns is added.
 fn history_width(width: u16) -> u16 {
     let spare = width.saturating_sub(100) / 2;
     HISTORY_WIDTH.saturating_add(spare).min(HISTORY as u16)

@@ -16,7 +16,7 @@ use crate::signals::TerminationSignals;
 /// well.
 pub(super) struct Session<'t> {
     target: &'t Target,
-    /// Until it is removed.
+    /// `None` once it was removed.
     observer: Option<Observer<'t>>,
     begun: Instant,
     /// What was switched and not back again, in that order.

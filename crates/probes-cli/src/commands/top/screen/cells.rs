@@ -5,10 +5,10 @@ use ratatui::text::Line;
 
 use crate::text::Escaped;
 
-/// Between two columns.
+/// The space between two columns.
 pub(super) const GAP: u16 = 2;
 
-/// A name, which may be anything, in so many columns: what is left out is told by an ellipsis.
+/// A name in `width` columns: if it is cut, it ends with an ellipsis.
 pub(super) fn clipped(name: &str, width: usize) -> String {
     // Nothing is narrower than a column for four characters, marks above letters included.
     let beginning: String = name.chars().take(4 * width + 4).collect();
@@ -22,7 +22,7 @@ pub(super) fn clipped(name: &str, width: usize) -> String {
     text + "…"
 }
 
-/// `1,234,567`; what is wider than its column in powers of a thousand.
+/// `1,234,567`; a number wider than its column is given in powers of a thousand.
 pub(super) fn grouped(number: u64) -> String {
     if number >= 10_000_000_000 {
         let mut scaled = number as f64 / 1e9;
@@ -53,7 +53,7 @@ pub(super) fn rate_text(rate: f64) -> String {
     }
 }
 
-/// A bar for each rate, the highest as high as can be; none where nothing was counted.
+/// A bar for each rate, scaled to the highest; none where nothing was counted.
 pub(super) fn sparkline(rates: impl ExactSizeIterator<Item = f64> + Clone, width: usize) -> String {
     const BARS: [&str; 8] = [
         bar::ONE_EIGHTH,

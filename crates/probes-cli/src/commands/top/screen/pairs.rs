@@ -10,10 +10,10 @@ use super::cells::{GAP, clipped, grouped};
 use crate::commands::top::model::Times;
 use crate::output::in_words;
 
-/// The least that is left for names.
+/// The least width of names.
 const NAME_WIDTH: u16 = 12;
 
-/// Behind the names: what stands there, how wide it is, and from how much room on.
+/// The columns after the names: title, width, and the width of the screen from which on they are shown.
 const COLUMNS: [(&str, u16, u16); 5] = [
     ("COUNT", 13, 71),
     ("MEAN", 9, 56),
@@ -22,7 +22,7 @@ const COLUMNS: [(&str, u16, u16); 5] = [
     ("MAX", 9, 45),
 ];
 
-/// Draws those that there is room for, below an empty line.
+/// Draws as many pairs as fit, below an empty line.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, times: &[Times]) {
     let [_, area] =
         ratatui::layout::Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
@@ -63,7 +63,7 @@ fn right(text: String) -> Cell<'static> {
     Cell::from(Text::from(text).alignment(Alignment::Right))
 }
 
-/// Both names, each with half of the room, or with what the other leaves.
+/// Both names, each in half of the width, or in what the other leaves.
 fn name(pair: &Times, width: usize) -> String {
     let room = width.saturating_sub(1);
     let whole = |name: &str| Line::from(clipped(name, room)).width();
