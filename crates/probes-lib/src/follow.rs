@@ -40,7 +40,7 @@ use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::signals::SignalsHeldBack;
 use crate::target::Target;
-use crate::trace::stop::with_tracer;
+use crate::trace::tracer::with_tracer;
 use crate::update::options::Options;
 
 use self::channel::{EventReceiver, EventSender};

@@ -15,9 +15,9 @@ use crate::observe::install::at_launch::AtLaunch;
 use crate::observe::{Installed, Observation};
 use crate::select::Actions;
 use crate::sys::signals::SignalsAtLaunch;
-use crate::sys::spawn;
 use crate::target::Target;
-use crate::trace::stop::with_tracer;
+use crate::trace::at_exec;
+use crate::trace::tracer::with_tracer;
 use crate::update::options::Options;
 use crate::update::report::Report;
 
@@ -111,7 +111,7 @@ impl Launch {
         let signals = SignalsAtLaunch::new(attended);
         let inherited = signals.inherited();
         let launched = with_tracer(&[], |tracer| {
-            let at_exec = spawn::at_exec(tracer, command, inherited)?;
+            let at_exec = at_exec::at_exec(tracer, command, inherited)?;
             refuse_shell(at_exec.process(), file.as_deref(), &program)?;
             // Before `stopped` is dropped, which would resume it.
             let killed = |error| {

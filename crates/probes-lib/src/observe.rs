@@ -43,13 +43,14 @@ use crate::observe::read::data_source::{DataSource, SharedData};
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR};
 use crate::observe::shadow::find;
 use crate::process::Process;
-use crate::process::image::read_maps;
+use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
+use crate::process::seccomp::OwnFilters;
 use crate::site::SITE_LEN;
 use crate::sys::ticks::{Clock, Ticks};
 use crate::target::Target;
-use crate::trace::stop::with_tracer;
+use crate::trace::tracer::with_tracer;
 use crate::update::lock::UpdateLock;
 use crate::update::options::Options;
 
@@ -137,7 +138,8 @@ impl Target {
         observation.roles(&self.current_image()?.program)?;
         let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
         let threads = process.threads().and_then(|mut list| list.read());
-        process.refuse_filtered(threads.map_err(|source| process.exited_or(source))?)?;
+        let threads = threads.map_err(|source| process.exited_or(source))?;
+        OwnFilters::of(process).refuse_all(threads)?;
         let mut cleaned = self.remove_stale(options)?;
         let begun = Instant::now();
         loop {
@@ -147,7 +149,7 @@ impl Target {
             };
             // What it has come to is put back as if we had been killed.
             match self.remove_stale(options) {
-                Err(left) if process.has_ended() || self.has_executed(&left) => {
+                Err(left) if process.has_exited() || self.has_executed(&left) => {
                     return Err(error.with_effect(Effect::None));
                 }
                 Err(left) => return Err(left.leaving(Effect::HalfChanged)),
@@ -376,7 +378,9 @@ impl Observer<'_> {
             sites: _,
         } = match (removed, &active.data) {
             // Nothing of it is left that could be put back.
-            (Err(error), Some(data)) if process.has_ended() || self.target.has_executed(&error) => {
+            (Err(error), Some(data))
+                if process.has_exited() || self.target.has_executed(&error) =>
+            {
                 RemovedObservation {
                     results: read_results(&DataSource::Shared(data), None)?,
                     sites: 0,

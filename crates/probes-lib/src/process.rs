@@ -1,9 +1,9 @@
-//! One process as /proc shows it: identity, state, threads, and why it cannot be worked on.
+//! [`Process`]: one process as /proc shows it: identity, state, threads, and why it cannot be worked on.
 //!
 //! Everything is opened relative to one descriptor of `/proc/PID`, which stays with the process it
-//! was opened for: after that process has gone, opening fails, even if its pid is used again.
+//! was opened for: after that process has exited, opening fails, even if its pid is used again.
 //! (The procfs crate is not used: it fails on names that are not UTF-8, cannot open for writing,
-//! and as of 0.18 panics on a mapped file called `/SYSV`.)
+//! and its version 0.18 panics on a mapped file called `/SYSV`.)
 
 pub(crate) mod denial;
 pub(crate) mod image;
@@ -15,12 +15,13 @@ pub(crate) mod objects;
 pub(crate) mod opened;
 pub(crate) mod pagemap;
 pub(crate) mod program;
+pub(crate) mod seccomp;
+pub(crate) mod status;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::str;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::dir::Dir;
@@ -28,73 +29,39 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
 use nix::sys::stat::{Mode, fstatat};
 
-use crate::error::{ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::process::status::Status;
 use crate::sys::can_fail;
 
-/// Files of /proc have no length; none that we read whole is larger than this.
+/// Files of /proc have no length; none that is read whole here is larger than this.
 const MAX_PROC_FILE: u64 = 256 << 20;
 
-/// Nearly all are smaller than this.
+/// Most files of /proc are smaller than this.
 const USUAL_PROC_FILE: usize = 8 << 10;
 
-/// Bytes to read at a time where the first lines may be enough.
+/// How many bytes to read at a time where the first lines may be enough.
 const FEW_LINES: usize = 1 << 10;
 
-/// `PF_EXITING`, `PF_FORKNOEXEC` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
-const PF_EXITING: u64 = 0x4;
-const PF_FORKNOEXEC: u64 = 0x40;
-const PF_KTHREAD: u64 = 0x0020_0000;
-
-/// `USER_HZ` of amd64: the unit of times in `stat`, in a second.
-const TICKS: f64 = 100.0;
-
-/// How long after its birth a process may be about to execute a program.
-const YOUTH: f64 = 1.0;
-
-/// How often the threads of a process without a leader are looked for anew.
+/// How often the threads of a process whose leader has exited are listed anew.
 const ATTEMPTS: usize = 100;
 
-/// An open directory of /proc: a process's.
+/// The open directory of a process in /proc.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: i32,
     dir: OwnedFd,
 }
 
-/// The part of `/proc/…/status` that is of use here.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Status {
-    pub(crate) name: String,
-    pub(crate) state: char,
-    pub(crate) tgid: i32,
-    pub(crate) ppid: i32,
-    pub(crate) tracer: i32,
-    pub(crate) uid: u32,
-    pub(crate) threads: usize,
-    /// How many pid namespaces it has a number in, from that of this /proc on.
-    pub(crate) levels: usize,
-    /// Its id in the innermost of them, which is what it knows of itself.
-    pub(crate) innermost: i32,
-    /// 0 if no seccomp filter is in force, 1 if nothing but read(2) and write(2) is allowed.
-    pub(crate) seccomp: u32,
-    /// How many filters there are.
-    pub(crate) filters: u32,
-    /// Capabilities, as bits.
-    pub(crate) permitted: u64,
-    pub(crate) effective: u64,
-    pub(crate) bounding: u64,
-}
-
 impl Process {
-    /// Opens `/proc/pid`. Says nothing yet of whether the process can be worked on.
+    /// Opens `/proc/pid`, whether the process can be worked on or not.
     pub(crate) fn open(pid: i32) -> Result<Process> {
         refuse_foreign_proc()?;
         Process::open_as(pid)
     }
 
-    /// As `open`, `pid` being the number that this /proc has.
+    /// Opens `/proc/pid`, without a check that `pid` is its number for ptrace(2), too.
     fn open_as(pid: i32) -> Result<Process> {
-        let gone = || crate::Error::from(ErrorKind::NoSuchProcess { pid });
+        let gone = || Error::from(ErrorKind::NoSuchProcess { pid });
         if pid <= 0 {
             return Err(gone());
         }
@@ -111,8 +78,8 @@ impl Process {
         }
     }
 
-    /// Opens our own process. Its number is the one that this /proc knows it by, which may be that
-    /// of another pid namespace than ours.
+    /// Opens our own process. Its pid is the one in this /proc, which may belong to another pid namespace
+    /// than ours.
     pub(crate) fn own() -> Result<Process> {
         let path = PathBuf::from("/proc/self");
         let number = fs::read_link(&path).and_then(|link| {
@@ -127,7 +94,7 @@ impl Process {
         self.pid
     }
 
-    /// Opens a file of the process, `path` being relative to `/proc/PID`.
+    /// Opens a file of the process by its path relative to `/proc/PID`.
     pub(crate) fn open_file(&self, path: &str, flags: OFlag) -> io::Result<File> {
         can_fail!(Open);
         let fd = openat(&self.dir, path, flags | OFlag::O_CLOEXEC, Mode::empty())?;
@@ -136,7 +103,7 @@ impl Process {
 
     /// Reads a file of the process whole.
     pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        // The kernel does not tell the length, and each read takes a while.
+        // The kernel does not report the length, and each read takes time.
         let mut bytes = Vec::with_capacity(USUAL_PROC_FILE);
         let file = self.open_file(path, OFlag::O_RDONLY)?;
         can_fail!(ReadFile);
@@ -144,10 +111,10 @@ impl Process {
         Ok(bytes)
     }
 
-    /// Opens a regular file that the maps name, if it is the one that is `wanted`: as we see it, or
-    /// as the process itself would name it, which may be in another mount namespace.
+    /// Opens a regular file by its path in the maps, if it is the one that is `wanted`: in our mount
+    /// namespace, or in that of the process.
     ///
-    /// Nothing else is opened but looked at: who made the name may have put a device there.
+    /// Only regular files are opened: the path may lead to a device by now.
     pub(crate) fn open_mapped(
         &self,
         path: &Path,
@@ -170,7 +137,7 @@ impl Process {
         Err(refusal)
     }
 
-    /// Opens the one of the regular files that the process itself has open that is `wanted`.
+    /// Opens the regular file that is `wanted` among those that the process has open.
     pub(crate) fn open_held(&self, wanted: impl Fn(&File) -> io::Result<bool>) -> Option<File> {
         let folder = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY);
         let descriptors = Dir::from_fd(OwnedFd::from(folder.ok()?)).ok()?;
@@ -180,7 +147,7 @@ impl Process {
         })
     }
 
-    /// Opens a regular file; `None` if it is not `wanted`.
+    /// Opens a regular file; returns `None` if it is not `wanted`.
     fn open_wanted(
         &self,
         name: &Path,
@@ -201,94 +168,42 @@ impl Process {
     }
 
     pub(crate) fn status(&self) -> io::Result<Status> {
-        Ok(parse_status(&self.read("status")?))
+        Ok(Status::parse(&self.read("status")?))
     }
 
     pub(crate) fn thread_status(&self, tid: i32) -> io::Result<Status> {
-        Ok(parse_status(&self.read(&format!("task/{tid}/status"))?))
+        Ok(Status::parse(&self.read(&format!("task/{tid}/status"))?))
     }
 
-    /// Opens the list of threads, which can be read again and again.
+    /// Opens the list of threads, which can be read repeatedly.
     pub(crate) fn threads(&self) -> io::Result<ThreadList> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let file = self.open_file("task", flags)?;
         Ok(ThreadList(Dir::from_fd(OwnedFd::from(file))?))
     }
 
-    /// Whether a thread has forbidden itself system calls, for any of which the kernel may kill the
-    /// process. What it has from its parent, a container's filter or a service's, lets programs be loaded
-    /// and map memory: it is applied for that if both have as many filters.
-    fn is_filtered(&self, tid: i32) -> io::Result<bool> {
-        let status = self.thread_status(tid)?;
-        if status.seccomp == 0 {
-            return Ok(false);
-        }
-        let parent = Process::open(status.ppid).map(|parent| parent.status());
-        let is_parents = match parent {
-            Ok(Ok(parent)) => parent.seccomp == status.seccomp && parent.filters == status.filters,
-            Ok(Err(_)) | Err(_) => false,
-        };
-        Ok(status.seccomp == 1 || status.filters == 0 || !is_parents)
-    }
-
-    /// Whether any thread has forbidden itself system calls. seccomp(2): a filter is a thread's, and of
-    /// those that it starts afterwards.
-    pub(crate) fn has_filtered_itself(&self) -> io::Result<bool> {
-        for tid in self.threads()?.read()? {
-            match self.is_filtered(tid) {
-                Ok(false) => {}
-                Err(error) if is_gone(&error) => {}
-                is_filtered => return is_filtered,
-            }
-        }
-        Ok(false)
-    }
-
-    /// Makes sure that one of these threads can be made to make system calls.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::SeccompFiltered`] if each has forbidden itself some.
-    pub(crate) fn refuse_filtered(&self, tids: impl IntoIterator<Item = i32>) -> Result<()> {
-        let mut is_any = false;
-        for tid in tids {
-            match self.is_filtered(tid) {
-                Ok(true) => is_any = true,
-                Ok(false) => return Ok(()),
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(self.exited_or(error)),
-            }
-        }
-        let pid = self.pid;
-        Err(match is_any {
-            true => ErrorKind::SeccompFiltered { pid },
-            false => ErrorKind::Exited { pid },
-        }
-        .into())
-    }
-
-    /// Whether the thread has begun to exit: the kernel refuses to trace it, and it will be gone.
+    /// Returns whether the thread has begun to exit, so that the kernel refuses to trace it.
     pub(crate) fn is_exiting(&self, tid: i32) -> bool {
         self.is_exiting_in(&format!("task/{tid}"))
     }
 
     fn is_exiting_in(&self, folder: &str) -> bool {
         match self.read(&format!("{folder}/stat")) {
-            Ok(stat) => stat_field(&stat, FLAGS).is_some_and(|flags| flags & PF_EXITING != 0),
+            Ok(stat) => status::is_exiting(&stat),
             Err(error) => is_gone(&error),
         }
     }
 
-    /// Whether every thread has at least begun to exit.
-    pub(crate) fn has_ended(&self) -> bool {
+    /// Returns whether every thread has at least begun to exit.
+    pub(crate) fn has_exited(&self) -> bool {
         self.living_thread().is_none()
     }
 
-    /// Refuses what has no OCaml program to work on.
+    /// Checks that this may be a process with an OCaml program.
     ///
     /// # Errors
     ///
-    /// A thread's id, a kernel thread, or a process that has ended.
+    /// If it is a thread's id, a kernel thread, or a zombie.
     pub(crate) fn refuse_unworkable(&self) -> Result<()> {
         let status = self.status().map_err(|source| self.exited_or(source))?;
         if status.tgid != self.pid {
@@ -299,15 +214,15 @@ impl Process {
             .into());
         }
         let stat = self.read("stat").map_err(|source| self.exited_or(source))?;
-        if stat_field(&stat, FLAGS).is_some_and(|flags| flags & PF_KTHREAD != 0) {
+        if status::is_kernel_thread(&stat) {
             return Err(ErrorKind::KernelThread {
                 pid: self.pid,
                 name: status.name,
             }
             .into());
         }
-        // A leader that has exited while other threads run is a zombie too; the program lives on.
-        if matches!(status.state, 'Z' | 'X') && self.has_ended() {
+        // A leader that has exited while other threads run is a zombie, too; the program lives on.
+        if matches!(status.state, 'Z' | 'X') && self.has_exited() {
             return Err(ErrorKind::Zombie {
                 pid: self.pid,
                 parent: status.ppid,
@@ -318,18 +233,18 @@ impl Process {
         Ok(())
     }
 
-    /// Whether it was forked a moment ago and has executed nothing so far: it may be about to, as those
-    /// are that a shell starts.
+    /// Returns whether it was forked within the last second and has executed nothing so far: it may be
+    /// about to, like a process that a shell starts.
     pub(crate) fn was_just_forked(&self) -> bool {
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
         let now = uptime.split_ascii_whitespace().next();
         match (self.read("stat"), now.and_then(|now| now.parse().ok())) {
-            (Ok(stat), Some(now)) => was_just_forked(&stat, now),
+            (Ok(stat), Some(now)) => status::was_just_forked(&stat, now),
             _ => false,
         }
     }
 
-    /// Refuses to stop ourselves or a process that we descend from.
+    /// Checks that it is neither this process nor one of its ancestors, which must not be stopped.
     ///
     /// # Errors
     ///
@@ -337,7 +252,7 @@ impl Process {
     pub(crate) fn refuse_self_and_ancestors(&self) -> Result<()> {
         let own = std::process::id() as i32;
         let mut pid = own;
-        // No chain of parents is as long as the pids there are.
+        // A chain of parents is shorter than the number of possible pids.
         for _ in 0..1 << 22 {
             if pid == self.pid {
                 return Err(ErrorKind::SelfOrAncestor {
@@ -354,20 +269,20 @@ impl Process {
         Ok(())
     }
 
-    /// A thread that has not begun to exit, if there is one.
+    /// Returns a thread that has not begun to exit, if there is one.
     fn living_thread(&self) -> Option<i32> {
         if !self.is_exiting(self.pid) {
             return Some(self.pid);
         }
-        // The leader has exited, and other threads may live on. Where they start each other and
-        // end, a list of them is old when it is read.
+        // The leader has exited, and other threads may live on. If they start each other and exit, a
+        // list of them is outdated when it is read.
         for _ in 0..ATTEMPTS {
             let tids = self.threads().and_then(|mut list| list.read());
             let mut tids = tids.unwrap_or_default().into_iter();
             if let Some(living) = tids.find(|&tid| !self.is_exiting(tid)) {
                 return Some(living);
             }
-            // A leader is counted until its last thread has gone.
+            // A leader is counted until the last thread has exited.
             if self.status().map_or(true, |status| status.threads <= 1) {
                 break;
             }
@@ -375,22 +290,24 @@ impl Process {
         None
     }
 
-    /// Looks at the program: what `look` finds in the folder of a living thread (`task/TID`, below
-    /// `/proc/PID`), as that of a thread which has exited, the leader perhaps, is all but empty.
-    /// Looks again if the thread has ended meanwhile.
-    pub(crate) fn look<T>(&self, look: impl Fn(&str) -> io::Result<Option<T>>) -> io::Result<T> {
-        // Nearly always the leader has it, and asking for its state takes longer than looking.
-        if let Ok(Some(found)) = look(&format!("task/{}", self.pid)) {
+    /// Calls `read` with the directory of a living thread (`task/TID`, below `/proc/PID`): that of an
+    /// exited thread, perhaps the leader, is all but empty. Calls it again with another thread if that
+    /// one has exited meanwhile, or if `read` returns `None`.
+    pub(crate) fn with_thread_folder<T>(
+        &self,
+        read: impl Fn(&str) -> io::Result<Option<T>>,
+    ) -> io::Result<T> {
+        // The leader is nearly always alive, and reading its state takes longer than trying.
+        if let Ok(Some(found)) = read(&format!("task/{}", self.pid)) {
             return Ok(found);
         }
         for _ in 0..ATTEMPTS {
             let Some(tid) = self.living_thread() else {
                 break;
             };
-            match look(&format!("task/{tid}")) {
+            match read(&format!("task/{tid}")) {
                 Ok(Some(found)) => return Ok(found),
-                // To others than root, the memory of a thread that is just exiting is not gone but
-                // denied.
+                // For others than root, the memory of an exiting thread is not gone but denied.
                 Err(error) if !is_gone(&error) && !self.is_exiting(tid) => return Err(error),
                 Ok(None) | Err(_) => {}
             }
@@ -398,29 +315,29 @@ impl Process {
         Err(Errno::ESRCH.into())
     }
 
-    /// The user that the program's files in /proc belong to.
+    /// Returns the user that the program's files in /proc belong to.
     pub(crate) fn owner(&self) -> io::Result<u32> {
-        self.look(|folder| {
+        self.with_thread_folder(|folder| {
             let path = format!("{folder}/maps");
             can_fail!(Stat);
             let status = fstatat(&self.dir, path.as_str(), AtFlags::empty())?;
-            // What is left of a thread that has exited belongs to root.
+            // The files of a thread that has exited belong to root.
             Ok((!self.is_exiting_in(folder)).then_some(status.st_uid))
         })
     }
 
-    /// Reads a file of the program whole: `maps`, `auxv`, which are empty only if it has ended.
+    /// Reads a file of the program whole: `maps`, `auxv`, which are empty only if it has exited.
     pub(crate) fn read_program(&self, name: &str) -> io::Result<Vec<u8>> {
-        self.look(|folder| {
+        self.with_thread_folder(|folder| {
             let bytes = self.read(&format!("{folder}/{name}"))?;
             Ok((!bytes.is_empty()).then_some(bytes))
         })
     }
 
-    /// Whether a file of the program has all these lines, which are wanted in the order that they
-    /// have there. Reads no further than it has to: the kernel makes up each line when it is read.
+    /// Returns whether a file of the program has all these lines, in this order. Reads no further than
+    /// it has to: the kernel makes each line when it is read.
     pub(crate) fn has_lines(&self, name: &str, wanted: &[&[u8]]) -> io::Result<bool> {
-        self.look(|folder| {
+        self.with_thread_folder(|folder| {
             can_fail!(ReadFile);
             let file = self.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY)?;
             let mut lines = BufReader::with_capacity(FEW_LINES, file.take(MAX_PROC_FILE));
@@ -430,7 +347,7 @@ impl Process {
             while wanted.peek().is_some() {
                 line.clear();
                 if lines.read_until(b'\n', &mut line)? == 0 {
-                    // That of a program which has ended has no lines at all.
+                    // The file of a program that has exited is empty.
                     return Ok((!is_empty).then_some(false));
                 }
                 is_empty = false;
@@ -441,8 +358,8 @@ impl Process {
         })
     }
 
-    /// What a failed read of /proc means: usually that the process has ended.
-    pub(crate) fn exited_or(&self, source: io::Error) -> crate::Error {
+    /// Returns the error for a failed read of /proc: usually, that the process has exited.
+    pub(crate) fn exited_or(&self, source: io::Error) -> Error {
         if is_gone(&source) {
             return ErrorKind::Exited { pid: self.pid }.into();
         }
@@ -450,24 +367,24 @@ impl Process {
     }
 }
 
-/// Refuses a /proc that has other numbers for processes than ptrace(2) takes: that of another pid
-/// namespace, in which one of ours may have the number of a stranger.
+/// Checks that pids in /proc are those that ptrace(2) takes: in a /proc of another pid namespace, a pid
+/// may be that of another process.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::ForeignProc`], [`ErrorKind::NoProc`].
 pub(crate) fn refuse_foreign_proc() -> Result<()> {
-    /// For which of us it has been found to be right.
-    static RIGHT_FOR: AtomicU32 = AtomicU32::new(0);
+    /// The pid of our process for which /proc has been checked.
+    static CHECKED_FOR: AtomicU32 = AtomicU32::new(0);
     let own = std::process::id();
-    if RIGHT_FOR.load(Ordering::Relaxed) == own {
+    if CHECKED_FOR.load(Ordering::Relaxed) == own {
         return Ok(());
     }
     let own_process = Process::own();
     let status = own_process.map(|process| (process.status(), process.pid()));
     match status {
         Ok((Ok(status), pid)) if status.levels <= 1 && pid.unsigned_abs() == own => {
-            RIGHT_FOR.store(own, Ordering::Relaxed);
+            CHECKED_FOR.store(own, Ordering::Relaxed);
             Ok(())
         }
         Ok((Ok(_), _)) => Err(ErrorKind::ForeignProc.into()),
@@ -484,14 +401,14 @@ fn open_folder(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
 pub(crate) struct ThreadList(Dir);
 
 impl ThreadList {
-    /// Reads the list from its start. It may lack threads that are starting or ending.
+    /// Reads the list from its start. It may lack threads that are starting or exiting.
     pub(crate) fn read(&mut self) -> io::Result<Vec<i32>> {
         can_fail!(ListThreads);
         let mut tids = Vec::new();
         for entry in self.0.iter() {
             let entry = match entry {
                 Ok(entry) => entry,
-                // The directory of a process that has just ended.
+                // The directory of a process that has just exited.
                 Err(Errno::ENOENT | Errno::ESRCH) => break,
                 Err(errno) => return Err(errno.into()),
             };
@@ -503,7 +420,7 @@ impl ThreadList {
     }
 }
 
-/// Whether opening or reading failed because there is no such process or thread any more.
+/// Returns whether opening or reading failed because there is no such process or thread any more.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw),
@@ -511,7 +428,7 @@ fn is_gone(error: &io::Error) -> bool {
     )
 }
 
-/// The command name of a process, for messages; `?` if it cannot be read.
+/// Returns the command name of a process, for messages; `?` if it cannot be read.
 pub(crate) fn name_of(pid: i32) -> String {
     Process::open(pid)
         .ok()
@@ -519,94 +436,14 @@ pub(crate) fn name_of(pid: i32) -> String {
         .map_or_else(|| "?".to_owned(), |status| status.name)
 }
 
-/// proc(5): "To parse this file, look for the last ')' character before parsing the remaining
-/// fields", the first of which, the state, is field 3.
-const FLAGS: usize = 9;
-const STARTTIME: usize = 22;
-
-/// `now` in seconds, as its start.
-fn was_just_forked(stat: &[u8], now: f64) -> bool {
-    let (flags, start) = (stat_field(stat, FLAGS), stat_field(stat, STARTTIME));
-    let has_executed = flags.is_none_or(|flags| flags & PF_FORKNOEXEC == 0);
-    let age = start.map(|start| now - start as f64 / TICKS);
-    !has_executed && age.is_some_and(|age| age < YOUTH)
-}
-
-fn stat_field(stat: &[u8], field: usize) -> Option<u64> {
-    let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
-    let rest = str::from_utf8(stat.get(end_of_name + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(field - 3)?.parse().ok()
-}
-
-fn parse_status(bytes: &[u8]) -> Status {
-    let mut status = Status::default();
-    for line in bytes.split(|&byte| byte == b'\n') {
-        let Some(colon) = line.iter().position(|&byte| byte == b':') else {
-            continue;
-        };
-        let value = String::from_utf8_lossy(line[colon + 1..].trim_ascii());
-        let first = value.split_ascii_whitespace().next().unwrap_or_default();
-        match &line[..colon] {
-            b"Name" => status.name = value.into_owned(),
-            b"State" => status.state = first.chars().next().unwrap_or('?'),
-            b"Tgid" => status.tgid = first.parse().unwrap_or(0),
-            b"PPid" => status.ppid = first.parse().unwrap_or(0),
-            b"NSpid" => {
-                status.levels = value.split_ascii_whitespace().count();
-                let last = value.split_ascii_whitespace().next_back();
-                status.innermost = last.and_then(|id| id.parse().ok()).unwrap_or(0);
-            }
-            b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
-            b"Uid" => status.uid = first.parse().unwrap_or(0),
-            b"Threads" => status.threads = first.parse().unwrap_or(0),
-            b"Seccomp" => status.seccomp = first.parse().unwrap_or(0),
-            b"Seccomp_filters" => status.filters = first.parse().unwrap_or(0),
-            b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
-            b"CapBnd" => status.bounding = u64::from_str_radix(first, 16).unwrap_or(0),
-            b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
-            _ => {}
-        }
-    }
-    status
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn state_is_read_despite_a_hostile_name() {
-        let status = parse_status(
-            b"Name:\t\xff) R 1\\n\nState:\tZ (zombie)\nTgid:\t42\nPPid:\t1\nTracerPid:\t7\n\
-              Uid:\t1000\t1001\t1002\t1003\nThreads:\t3\n",
-        );
-        assert_eq!((status.state, status.tgid, status.ppid), ('Z', 42, 1));
-        assert_eq!((status.tracer, status.uid, status.threads), (7, 1000, 3));
-
-        let stat = b"42 (a) b (c) R 1 42 42 0 -1 2097152 0";
-        assert_eq!(stat_field(stat, FLAGS), Some(PF_KTHREAD));
-        assert_eq!(stat_field(b"42 (a", FLAGS), None);
-        assert_eq!(stat_field(b"42 (a) R", FLAGS), None);
-    }
-
-    #[test]
-    fn newborn_process_was_just_forked_without_exec() {
-        let stat = |flags: u64| {
-            format!("42 (a) R 1 42 42 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3000 0").into_bytes()
-        };
-        assert!(was_just_forked(&stat(PF_FORKNOEXEC), 30.0));
-        assert!(was_just_forked(&stat(PF_FORKNOEXEC | 0x0040_0000), 30.99));
-        assert!(!was_just_forked(&stat(PF_FORKNOEXEC), 31.01));
-        assert!(!was_just_forked(&stat(0x0040_0000), 30.0));
-        assert!(!was_just_forked(b"42 (a) R", 30.0));
-        // We have been executed.
-        assert!(!Process::own().unwrap().was_just_forked());
-    }
-
-    #[test]
     fn lines_are_found_in_order_and_others_not() {
         let own = Process::open(std::process::id() as i32).unwrap();
-        // Other threads of the tests map memory meanwhile; nobody has two programs.
+        // Other threads of the tests map memory meanwhile; the command line stays.
         let status = own.read_program("cmdline").unwrap();
         let line = status.strip_suffix(b"\n").unwrap_or(&status);
         assert!(own.has_lines("cmdline", &[line]).unwrap());
@@ -628,6 +465,8 @@ mod tests {
     fn own_process_may_not_be_stopped_from_here() {
         let own = Process::open(std::process::id() as i32).unwrap();
         own.refuse_unworkable().unwrap();
+        // It has been executed.
+        assert!(!own.was_just_forked());
         let error = own.refuse_self_and_ancestors().unwrap_err();
         assert!(matches!(
             error.kind(),

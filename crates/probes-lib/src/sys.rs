@@ -1,4 +1,5 @@
-//! The fence: the only modules with `unsafe` code or raw system calls.
+//! The only modules with `unsafe` code: raw system calls and instructions behind safe functions. They
+//! know nothing of processes with probes.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +12,7 @@ pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod ticks;
 
-/// Stands before a system call that the chaos suite makes fail: returns its error. Nothing at all
+/// Precedes a system call that the chaos suite can make fail: returns its error. Expands to nothing
 /// without the feature `fault-injection`.
 macro_rules! can_fail {
     ($call:ident) => {
@@ -20,8 +21,8 @@ macro_rules! can_fail {
     };
 }
 
-/// The same before a write of `$len` parts that is all or an error, and may fail when `$make(part)`
-/// has made a part of it.
+/// Precedes a write of `$len` parts that succeeds as a whole or fails, and can be made to fail after
+/// `$make(part)` has written a part of it.
 macro_rules! can_fail_within {
     ($call:ident, $len:expr, $make:expr) => {
         #[cfg(feature = "fault-injection")]
@@ -35,7 +36,7 @@ macro_rules! can_fail_within {
     };
 }
 
-/// The same before a write that says how much of it was made.
+/// Precedes a write that returns how much it has written.
 macro_rules! can_end_early {
     ($call:ident, $len:expr, $make:expr) => {
         #[cfg(feature = "fault-injection")]

@@ -10,6 +10,7 @@ use crate::memory::shadow::Shadowed;
 use crate::observe::shadow;
 use crate::process::Process;
 use crate::process::image::Image;
+
 use crate::process::memory::ProcessMemory;
 use crate::process::object::{Object, UnreadableObject};
 use crate::process::objects::Files;

@@ -1,8 +1,12 @@
-//! Safe ptrace: stops all threads of a process, keeps sets of tracees, and reads their stacks.
+//! Safe ptrace: stops all threads of a process, writes its memory, keeps sets of tracees, and reads
+//! their stacks.
 
+pub(crate) mod at_exec;
 pub(crate) mod memory;
 pub(crate) mod run_to;
 pub(crate) mod stacks;
 pub(crate) mod stop;
+pub(crate) mod stopped;
 pub(crate) mod thread_id;
 pub(crate) mod tracee_set;
+pub(crate) mod tracer;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Process;
 use crate::process::image::Image;
+
 use crate::process::objects::Files;
 use crate::select::{Actions, Choice, choose, choose_present};
 

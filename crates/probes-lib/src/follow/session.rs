@@ -23,14 +23,16 @@ use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
 use crate::observe::shadow;
 use crate::process::Process;
 use crate::process::denial;
-use crate::process::image::{Image, read_maps};
+use crate::process::image::Image;
+use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
 use crate::process::objects::Files;
 use crate::select::{Actions, Choice, choose_present};
 use crate::target::Target;
-use crate::trace::stop::{Stopped, Tracer};
+use crate::trace::stopped::Stopped;
 use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
+use crate::trace::tracer::Tracer;
 use crate::update::lock::UpdateLock;
 use crate::update::options::Options;
 use crate::update::patch::Outcome;
@@ -224,7 +226,7 @@ impl<'f> FollowSession<'f> {
                 self.loaded(pid);
                 self.tracees.resume_thread(tid);
             }
-            TraceEvent::Ended { pid } => {
+            TraceEvent::Exited { pid } => {
                 let followed = self.processes.remove(&pid);
                 if followed.is_some_and(|followed| !followed.leaving) {
                     self.send(FollowEvent::Exited { pid });
@@ -281,7 +283,8 @@ impl<'f> FollowSession<'f> {
         if before.is_none_or(|followed| followed.leaving) {
             return self.detach_at_exec(&process);
         }
-        let program = process.look(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
+        let program = process
+            .with_thread_folder(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
         if let Ok(program) = program {
             self.send(FollowEvent::Executed { pid, program });
         }

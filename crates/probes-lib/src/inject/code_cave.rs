@@ -5,8 +5,7 @@ use crate::error::{ErrorKind, Result};
 use crate::inject::remote_call;
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::process::image::read_maps;
-use crate::process::maps::Mapping;
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects;
 

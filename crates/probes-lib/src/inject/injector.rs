@@ -8,12 +8,12 @@ use crate::error::{ErrorKind, MemoryPart, Operation, Result};
 use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::WriteMemory;
 use crate::process::Process;
-use crate::process::image::read_maps;
-use crate::process::maps::Mapping;
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
-use crate::sys::spawn::AtExec;
+use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
-use crate::trace::stop::{Stopped, Tracer};
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::Tracer;
 
 /// Injects system calls into a process.
 pub(crate) struct Injector<'i> {
@@ -184,7 +184,7 @@ impl<'i> Injector<'i> {
 
 fn not_returned(pid: i32, reason: NotReached) -> ErrorKind {
     match reason {
-        NotReached::Ended => ErrorKind::Exited { pid },
+        NotReached::Exited => ErrorKind::Exited { pid },
         NotReached::Executed => ErrorKind::Executed { pid },
         NotReached::Failed(source) => ErrorKind::system(pid, Operation::InjectCall, source),
     }

@@ -32,6 +32,7 @@ use crate::process::load_bias;
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects;
+use crate::process::seccomp::OwnFilters;
 
 /// What the function is called, in glibc and in musl.
 const FUNCTION: &str = "_dl_debug_state";
@@ -177,10 +178,8 @@ impl LoaderHook {
 
     fn find(process: &Process, memory: &ProcessMemory) -> Result<LoaderHook, NoLoaderHook> {
         let loader = Loader::of(process)?;
-        if process
-            .has_filtered_itself()
-            .map_err(|_| NoLoaderHook::UNKNOWN)?
-        {
+        let is_filtered = OwnFilters::of(process).has_any();
+        if is_filtered.map_err(|_| NoLoaderHook::UNKNOWN)? {
             return Err(NoLoaderHook::FILTERED);
         }
         let hook = LoaderHook::at(&loader).ok_or(NoLoaderHook::UNKNOWN)?;

@@ -13,8 +13,10 @@ use crate::error::{ErrorKind, Operation, Result};
 use crate::inject::remote_call::{NO_CALL, Registers};
 use crate::memory::ReadMemory;
 use crate::process::Process;
+use crate::process::seccomp::OwnFilters;
 use crate::sys::ptrace::{self, Wait};
-use crate::trace::stop::{Stopped, Tracer};
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::Tracer;
 
 /// About how long injected calls take.
 const RUNNING: Duration = Duration::from_micros(20);
@@ -31,9 +33,10 @@ impl Stopped<'_> {
     /// See [`Stopped::refuse_filtered`].
     pub(crate) fn pick_thread(&self, memory: &impl ReadMemory) -> Result<Option<(i32, Registers)>> {
         let mut found = None;
+        let filters = OwnFilters::of(self.process());
         for tid in self.tids() {
             // A thread with a pending signal has to receive it first.
-            if !matches!(ptrace::peek(tid), Wait::Trapped | Wait::Suspended) {
+            if !matches!(ptrace::peek(tid), Wait::Trapped | Wait::GroupStopped) {
                 continue;
             }
             let Ok(registers) = registers(tid) else {
@@ -44,7 +47,7 @@ impl Stopped<'_> {
             if !is_wanted || is_in_sequence(tid, registers.rip, memory) {
                 continue;
             }
-            if self.process().refuse_filtered([tid]).is_err() {
+            if !matches!(filters.has(tid), Ok(false)) {
                 continue;
             }
             found = Some((tid, registers));
@@ -65,7 +68,7 @@ impl Stopped<'_> {
     /// [`ErrorKind::SeccompFiltered`] if each has set itself a seccomp filter: for a system call that it
     /// forbids, the kernel may kill the process.
     pub(crate) fn refuse_filtered(&self) -> Result<()> {
-        self.process().refuse_filtered(self.tids())
+        OwnFilters::of(self.process()).refuse_all(self.tids())
     }
 
     /// Returns the first thread and its registers: the only one of a process that has not begun.
@@ -172,7 +175,7 @@ impl Tracer<'_> {
             // A group stop that begins or ends is reported before the next instruction, perhaps
             // repeatedly.
             for tid in &tids {
-                let is_reported = matches!(ptrace::peek(*tid), Wait::Trapped | Wait::Suspended);
+                let is_reported = matches!(ptrace::peek(*tid), Wait::Trapped | Wait::GroupStopped);
                 if is_reported && is_within(*tid, code) {
                     ptrace::resume(*tid, 0);
                 }
@@ -194,7 +197,7 @@ fn is_in_sequence(tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
     // struct rseq_cs: version and flags, start, length.
     let mut sequence = [0; 24];
     let mut place = [0; 8];
-    let is_read = ptrace::sequence_place(tid).is_some_and(|told| {
+    let is_read = ptrace::rseq_cs_address(tid).is_some_and(|told| {
         let told = memory.read(told, &mut place);
         let is_any = told.is_ok() && place != [0; 8];
         is_any

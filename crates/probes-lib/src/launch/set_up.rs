@@ -23,9 +23,10 @@ use crate::process::denial;
 use crate::process::load_bias;
 use crate::process::memory::ProcessMemory;
 use crate::select::Actions;
-use crate::sys::spawn::AtExec;
+use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
-use crate::trace::stop::{Stopped, Tracer};
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::Tracer;
 use crate::update::options::Options;
 use crate::update::patch::Outcome;
 use crate::update::prepare::{StopMode, UpdateContext, UpdateRequest};
@@ -123,7 +124,7 @@ impl<'s> SetUp<'s> {
     fn not_reached(&self, reason: NotReached) -> Error {
         let (pid, program) = (self.process().pid(), self.program.to_owned());
         match reason {
-            NotReached::Ended => ErrorKind::DiedLoading { program },
+            NotReached::Exited => ErrorKind::DiedLoading { program },
             NotReached::Executed => ErrorKind::Executed { pid },
             NotReached::Failed(source) => ErrorKind::System {
                 pid,

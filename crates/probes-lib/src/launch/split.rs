@@ -29,8 +29,9 @@ use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::fork;
 use crate::sys::signals::SignalsAtLaunch;
-use crate::sys::spawn::{self, AtExec, ChildsEnds, TracedBy, TracersEnds, Untraced};
-use crate::trace::stop::{Tracer, with_tracer};
+use crate::sys::spawn::{self, ChildsEnds, TracedBy, TracersEnds};
+use crate::trace::at_exec::{self, AtExec, Untraced};
+use crate::trace::tracer::{Tracer, with_tracer};
 use crate::update::options::Options;
 use crate::update::report::Report;
 
@@ -215,7 +216,7 @@ impl Starter {
                 observed: None,
             }));
         }
-        let status = spawn::end(&mut child);
+        let status = at_exec::end(&mut child);
         if sent == [FAILED] {
             return Ok(None);
         }
@@ -252,14 +253,14 @@ impl Follower {
 
 impl Tracing {
     fn follow(&self, tracer: &Tracer<'_>, ends: TracersEnds, end: &TracerEnd) -> Result<()> {
-        let pid = match spawn::trace_to_exec(tracer, ends) {
+        let pid = match at_exec::trace_to_exec(tracer, ends) {
             Ok(pid) => pid,
-            Err(Untraced::Ended) => {
+            Err(Untraced::Exited) => {
                 self.verdict.withhold();
                 return Ok(());
             }
             Err(Untraced::Refused(errno)) => {
-                return Err(spawn::refused(&self.program, errno).into());
+                return Err(at_exec::refused(&self.program, errno).into());
             }
         };
         let at_exec = AtExec::of_other(Process::open(pid)?);

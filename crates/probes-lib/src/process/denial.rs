@@ -8,9 +8,12 @@ use nix::errno::Errno;
 use nix::unistd::{Uid, User, geteuid};
 
 use crate::error::{Denial, Error, ErrorKind, Operation};
-use crate::process::{Process, Status, name_of};
+use crate::process::status::Status;
+use crate::process::{Process, name_of};
 use crate::sys::ptrace;
-use crate::trace::stop::TRACER_NAME;
+
+/// The name of our threads that trace a process for a short time only.
+pub(crate) const TRACER_NAME: &str = "probes-tracer";
 
 /// `CAP_SYS_PTRACE` of capability.h.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
@@ -20,10 +23,10 @@ pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Er
     let pid = process.pid();
     match errno {
         // What is left of it belongs to root, and has no memory to look into.
-        Errno::EPERM | Errno::EACCES if process.has_ended() => ErrorKind::Exited { pid },
+        Errno::EPERM | Errno::EACCES if process.has_exited() => ErrorKind::Exited { pid },
         Errno::EPERM | Errno::EACCES => match of_process(process, errno) {
             // While it ended, this looked like another reason.
-            _ if process.has_ended() => ErrorKind::Exited { pid },
+            _ if process.has_exited() => ErrorKind::Exited { pid },
             denial => ErrorKind::Denied {
                 pid,
                 operation,

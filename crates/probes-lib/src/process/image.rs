@@ -16,7 +16,7 @@ use crate::error::{ElfDefect, Error, ErrorKind, MemoryPart, Operation, Result};
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::load_bias;
-use crate::process::maps::{self, Mapping};
+use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::object::{FileId, Object, UnreadableObject};
 use crate::process::objects::{self, Files, OtherObjects, without_deleted_mark};
 use crate::process::program::Program;
@@ -65,7 +65,7 @@ impl Image {
             let pid = process.pid();
             return Err(ErrorKind::Executed { pid }.into());
         }
-        let exe = process.look(|folder| {
+        let exe = process.with_thread_folder(|folder| {
             let exe = format!("{folder}/exe");
             let path = process.read_link(&exe)?;
             Ok(Some((path, process.open_file(&exe, OFlag::O_RDONLY)?)))
@@ -332,21 +332,4 @@ fn code(maps: &[Mapping]) -> Vec<Vec<u8>> {
     let with_code: HashSet<_> = maps.iter().filter(is_code).map(file).collect();
     let of_them = maps.iter().filter(|it| with_code.contains(&file(it)));
     of_them.map(|mapping| mapping.line.clone()).collect()
-}
-
-pub(crate) fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
-    let maps = process
-        .read_program("maps")
-        .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))?;
-    Ok(maps::parse(&maps))
-}
-
-/// Whether all `mappings` are still there as they were.
-pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bool> {
-    let mut mappings: Vec<&Mapping> = mappings.iter().collect();
-    mappings.sort_unstable_by_key(|mapping| mapping.start);
-    let lines: Vec<&[u8]> = mappings.iter().map(|it| it.line.as_slice()).collect();
-    process
-        .has_lines("maps", &lines)
-        .map_err(|source| process.exited_or(source))
 }

@@ -3,6 +3,9 @@
 use std::str;
 
 use crate::address::LiveAddr;
+use crate::error::{Operation, Result};
+use crate::process::Process;
+use crate::process::denial;
 
 /// One line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +87,25 @@ pub(crate) fn parse(maps: &[u8]) -> Vec<Mapping> {
         .collect()
 }
 
-/// The mapping that holds `len` bytes at `address`.
+/// Reads the mappings of a process.
+pub(crate) fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
+    let maps = process
+        .read_program("maps")
+        .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))?;
+    Ok(parse(&maps))
+}
+
+/// Returns whether all `mappings` are still there as they were.
+pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bool> {
+    let mut mappings: Vec<&Mapping> = mappings.iter().collect();
+    mappings.sort_unstable_by_key(|mapping| mapping.start);
+    let lines: Vec<&[u8]> = mappings.iter().map(|it| it.line.as_slice()).collect();
+    process
+        .has_lines("maps", &lines)
+        .map_err(|source| process.exited_or(source))
+}
+
+/// Returns the mapping that holds `len` bytes at `address`.
 pub(crate) fn find(mappings: &[Mapping], address: LiveAddr, len: u64) -> Option<&Mapping> {
     let after = mappings.partition_point(|mapping| mapping.start <= address);
     let mapping = &mappings[after.checked_sub(1)?];

@@ -22,7 +22,7 @@ pub(crate) struct ProcessMemory {
 impl ProcessMemory {
     /// Opens the memory of the program that the process runs.
     pub(crate) fn open(process: &Process, flags: OFlag) -> io::Result<ProcessMemory> {
-        let file = process.look(|folder| {
+        let file = process.with_thread_folder(|folder| {
             let file = process.open_file(&format!("{folder}/mem"), flags)?;
             // That of a thread which had exited cannot be read at any address, this one neither.
             match file.read_at(&mut [0], 0) {

@@ -34,7 +34,7 @@ impl UnwrittenPages {
         objects: &[Object],
         mut mappings: Vec<Mapping>,
     ) -> Option<UnwrittenPages> {
-        let pagemap = process.look(|folder| {
+        let pagemap = process.with_thread_folder(|folder| {
             let path = format!("{folder}/pagemap");
             process.open_file(&path, OFlag::O_RDONLY).map(Some)
         });
@@ -75,7 +75,9 @@ fn is_the_files(entry: [u8; 8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::image::{Image, read_maps};
+    use crate::process::image::Image;
+
+    use crate::process::maps::read_maps;
     use test_support::{Talker, fixture};
 
     #[test]

@@ -1,21 +1,18 @@
-//! fork(2), of a process that has one thread.
+//! fork(2) of a process that has one thread.
 
+use std::fs;
 use std::io;
 
 use nix::unistd::{ForkResult, fork, setsid};
 
-use crate::process::Process;
-
-/// Makes a copy of this process, in a session of its own: its pid, or `None` in the copy.
+/// Makes a copy of this process, in a session of its own; returns its pid, or `None` in the copy.
 ///
 /// # Errors
 ///
 /// If this process has several threads: the copy would have one, and what the others had locked
-/// would stay so.
+/// would stay locked.
 pub(crate) fn split() -> io::Result<Option<i32>> {
-    let own = Process::open(std::process::id() as i32);
-    let own = own.map_err(|error| io::Error::other(error.to_string()))?;
-    if own.status()?.threads != 1 {
+    if fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other(
             "the process that is to follow it has several threads",
         ));

@@ -5,10 +5,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
 
-/// pidfd_open(2): a descriptor "that refers to the process", readable once it has ended.
+/// Opens a descriptor "that refers to the process" (pidfd_open(2)), readable once it has exited.
 pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer; libc has no function for it.
     let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    // SAFETY: the kernel has just opened it for us, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

@@ -16,28 +16,28 @@ const EVENT_STOP: i32 = 128;
 /// `PTRACE_GET_RSEQ_CONFIGURATION` of linux/ptrace.h, since Linux 5.13.
 const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 
-/// What became of a tracee, as far as a wait can tell.
+/// The state of a tracee, as far as waitid(2) reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// It runs, or has not reported yet.
     Running,
-    /// It is about to receive this signal, which it has to be given when it is let go.
+    /// It is stopped before it receives this signal, which it has to be given when it resumes.
     Signal(i32),
-    /// It stands for our `PTRACE_INTERRUPT`, or because a group-stop has ended.
+    /// It is stopped for our `PTRACE_INTERRUPT`, or because a group-stop has ended.
     Trapped,
-    /// It stands in a group-stop, which survives by itself.
-    Suspended,
+    /// It is in a group-stop, in which the kernel keeps it.
+    GroupStopped,
     /// It has started this thread or process, which is traced too.
     Cloned(i32),
-    /// Its process has executed another program.
+    /// Its process has executed a program.
     Executed,
-    /// It has ended and waits to be reaped.
-    Ended,
+    /// It has exited and waits to be reaped.
+    Exited,
     /// There is nothing to wait for: it is not our tracee any more.
     Gone,
 }
 
-/// Who is traced.
+/// What is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// The threads of a process.
@@ -58,9 +58,9 @@ impl Scope {
     }
 }
 
-/// Starts to trace a thread, without stopping it. New threads will be traced from their start.
+/// Starts to trace a thread, without stopping it. Threads that it starts will be traced from their start.
 ///
-/// Seized, not attached: if we die, the kernel lets it run on as if nothing had been.
+/// `PTRACE_SEIZE`, not `PTRACE_ATTACH`: if we die, the kernel resumes it as if it had not been traced.
 pub(crate) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
     let options = scope.options();
     can_fail!(Seize);
@@ -68,38 +68,39 @@ pub(crate) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
 }
 
 /// Starts to trace a process that is going to execute a program; its children are not traced. If we
-/// die before the program runs, it does not run: not without its probes set.
+/// die before the program runs, the kernel kills it, so that it never runs without its probes set.
 pub(crate) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
     let options = Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL;
     can_fail!(SeizeForExec);
     ptrace::seize(Pid::from_raw(pid), options)
 }
 
-/// Traces as `seize` would have done; the thread has to stand.
+/// Changes what is traced of a stopped tracee.
 pub(crate) fn set_scope(tid: i32, scope: Scope) -> Result<(), Errno> {
     can_fail!(SeizeForExec);
     ptrace::setoptions(Pid::from_raw(tid), scope.options())
 }
 
+/// Stops a tracee.
 pub(crate) fn interrupt(tid: i32) -> Result<(), Errno> {
     can_fail!(Interrupt);
     ptrace::interrupt(Pid::from_raw(tid))
 }
 
-/// Lets a stopped thread go, giving it `signal` (0 for none).
+/// Resumes a stopped thread, untraced, with `signal` (0 for none).
 pub(crate) fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
     restart(libc::PTRACE_DETACH, tid, signal)
 }
 
-/// Lets a stopped thread run on, traced, giving it `signal` (0 for none).
+/// Resumes a stopped thread, traced, with `signal` (0 for none).
 pub(crate) fn resume(tid: i32, signal: i32) {
-    // A failure means that it was killed, which the next wait tells.
+    // A failure means that it was killed, which the next wait reports.
     let _ = restart(libc::PTRACE_CONT, tid, signal);
 }
 
-/// Leaves a thread in its group-stop until it is resumed.
+/// Leaves a thread in its group-stop until its process receives SIGCONT.
 pub(crate) fn listen(tid: i32) {
-    // A failure means that it was killed or resumed, which the next wait tells.
+    // A failure means that it was killed or resumed, which the next wait reports.
     let _ = restart(libc::PTRACE_LISTEN, tid, 0);
 }
 
@@ -117,33 +118,33 @@ fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
     Errno::result(result).map(drop)
 }
 
-/// Whether the ptrace-stop a thread is in is that of an exec.
+/// Returns whether the ptrace-stop of a thread is that of an exec.
 pub(crate) fn is_at_exec(tid: i32) -> bool {
     signal_info(tid).is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
 }
 
-/// Where a standing thread goes on.
+/// Returns the program counter of a stopped thread.
 pub(crate) fn program_counter(tid: i32) -> Result<u64, Errno> {
-    Ok(place(tid)?.0)
+    Ok(counter_and_stack(tid)?.0)
 }
 
-/// Where a standing thread goes on, and where its stack ends.
-pub(crate) fn place(tid: i32) -> Result<(u64, LiveAddr), Errno> {
+/// Returns the program counter and the stack pointer of a stopped thread.
+pub(crate) fn counter_and_stack(tid: i32) -> Result<(u64, LiveAddr), Errno> {
     let registers = ptrace::getregs(Pid::from_raw(tid))?;
     Ok((registers.rip, LiveAddr(registers.rsp)))
 }
 
-/// Where the stack of a standing thread ends.
+/// Returns the stack pointer of a stopped thread.
 pub(crate) fn stack_pointer(tid: i32) -> Result<u64, Errno> {
     Ok(ptrace::getregs(Pid::from_raw(tid))?.rsp)
 }
 
-/// Where the control block of a standing thread is.
+/// Returns the address of a stopped thread's control block.
 pub(crate) fn thread_pointer(tid: i32) -> Result<u64, Errno> {
     Ok(ptrace::getregs(Pid::from_raw(tid))?.fs_base)
 }
 
-/// Makes a standing thread go on at `address`.
+/// Makes a stopped thread resume at `address`.
 pub(crate) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Errno> {
     let tid = Pid::from_raw(tid);
     let mut registers = ptrace::getregs(tid)?;
@@ -151,14 +152,14 @@ pub(crate) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Err
     ptrace::setregs(tid, registers)
 }
 
-/// Where a standing thread tells the kernel which restartable sequence it is in (rseq(2)); `None` if it
-/// has no such place, or the kernel does not say.
-pub(crate) fn sequence_place(tid: i32) -> Option<LiveAddr> {
-    /// `rseq_cs` of struct rseq.
-    const SEQUENCE: u64 = 8;
+/// Returns where a stopped thread stores which restartable sequence it is in: the address of `rseq_cs`
+/// in its struct rseq (rseq(2)). `None` if it has no struct rseq, or the kernel does not report it.
+pub(crate) fn rseq_cs_address(tid: i32) -> Option<LiveAddr> {
+    /// Offset of `rseq_cs` in struct rseq.
+    const RSEQ_CS: u64 = 8;
     // struct ptrace_rseq_configuration: where the struct rseq is comes first.
     let mut configuration = [0_u64; 3];
-    // SAFETY: ptrace(2): the kernel writes no more than it is told that there is room for.
+    // SAFETY: ptrace(2): the kernel writes no more than the given length.
     let written = unsafe {
         libc::ptrace(
             GET_RSEQ_CONFIGURATION,
@@ -168,7 +169,7 @@ pub(crate) fn sequence_place(tid: i32) -> Option<LiveAddr> {
         )
     };
     let [area, ..] = configuration;
-    (written > 0 && area != 0).then(|| LiveAddr(area.wrapping_add(SEQUENCE)))
+    (written > 0 && area != 0).then(|| LiveAddr(area.wrapping_add(RSEQ_CS)))
 }
 
 fn signal_info(tid: i32) -> Result<libc::siginfo_t, Errno> {
@@ -181,16 +182,16 @@ fn event_message(tid: i32) -> Result<libc::c_long, Errno> {
     ptrace::getevent(Pid::from_raw(tid))
 }
 
-/// Whether ptrace is filtered, as seccomp does in many containers: where the kernel itself looks
-/// at the request first, a pid that cannot exist is ESRCH.
+/// Returns whether a seccomp filter forbids ptrace, as in many containers: if the kernel itself checks
+/// the request, a pid that cannot exist is ESRCH.
 pub(crate) fn is_filtered() -> bool {
     ptrace::seize(Pid::from_raw(i32::MAX), Options::empty()) == Err(Errno::EPERM)
 }
 
-/// Looks what a tracee does, and leaves everything as it is.
+/// Returns the state of a tracee, and changes nothing.
 ///
 /// WNOWAIT matters: a wait that consumes a signal-delivery-stop takes the signal off the tracee,
-/// and if we die before we hand it back, it is lost.
+/// and if we die before we give it back, it is lost.
 pub(crate) fn peek(tid: i32) -> Wait {
     match wait(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(info)) => decode(tid, &info),
@@ -200,27 +201,27 @@ pub(crate) fn peek(tid: i32) -> Wait {
     }
 }
 
-/// A thread, of all that this thread traces, that `peek` has something to say of; the same one as
-/// long as nothing is done about it.
+/// Returns one of the tracees of this thread that do not run (see `peek`); the same one until it is
+/// resumed or reaped.
 pub(crate) fn next_stopped() -> Option<i32> {
-    // Not children of other threads, which are for them to wait for.
+    // Not children of other threads of ours.
     let options = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::__WNOTHREAD;
     let info = wait_for(libc::P_ALL, 0, options).ok()??;
     // SAFETY: waitid fills the fields of a SIGCHLD siginfo.
     Some(unsafe { info.si_pid() })
 }
 
-/// Takes note of an exec that `peek` told of, which brings no signal that could be lost. Until then,
-/// the kernel refuses all requests if it was not the first thread that has executed the program:
+/// Consumes an exec stop that `peek` has reported, which carries no signal that could be lost. Until
+/// then, the kernel refuses all requests if it was not the first thread that has executed the program:
 /// they may have been meant for the first, which is gone (`looks_like_a_spurious_pid`).
-pub(crate) fn take_exec(tid: i32) {
-    // If it has been killed meanwhile, that is told of next.
+pub(crate) fn consume_exec(tid: i32) {
+    // If it has been killed meanwhile, that is reported next.
     let _ = wait(tid, libc::WSTOPPED);
 }
 
-/// Reaps a thread that `peek` said has ended.
+/// Reaps a thread that `peek` has reported as exited.
 pub(crate) fn reap(tid: i32) {
-    // Nothing is left to do where there is nothing to reap.
+    // It fails if there is nothing to reap any more.
     let _ = wait(tid, libc::WEXITED);
 }
 
@@ -253,14 +254,14 @@ fn wait_for(
 
 fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
     if !matches!(info.si_code, libc::CLD_TRAPPED | libc::CLD_STOPPED) {
-        return Wait::Ended;
+        return Wait::Exited;
     }
     // SAFETY: waitid fills the fields of a SIGCHLD siginfo.
     let status = unsafe { info.si_status() };
     match status >> 8 {
         0 => Wait::Signal(status & 0x7f),
-        // ptrace(2): group-stops are told by the signal, which is one that stops.
-        EVENT_STOP if status & 0xff != libc::SIGTRAP => Wait::Suspended,
+        // ptrace(2): a group-stop has a stopping signal in the low byte.
+        EVENT_STOP if status & 0xff != libc::SIGTRAP => Wait::GroupStopped,
         EVENT_STOP => Wait::Trapped,
         libc::PTRACE_EVENT_EXEC => Wait::Executed,
         libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {

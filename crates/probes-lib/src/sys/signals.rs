@@ -1,10 +1,10 @@
-//! Signals and priority of our own threads while a process stands still or is being started.
+//! Signals and priority of our own threads while a process is stopped or being started.
 
 use std::time::Duration;
 
 use nix::errno::Errno;
 
-/// While this lives, the thread that made it, and threads it starts, receive no signal but faults.
+/// While this lives, the thread that made it, and threads that it starts, receive no signals but faults.
 pub(crate) struct SignalsHeldBack {
     before: libc::sigset_t,
 }
@@ -56,7 +56,7 @@ pub(crate) struct SignalsAtLaunch {
 }
 
 impl SignalsAtLaunch {
-    /// Without `wait`, whether children can be waited for is left as it is.
+    /// Holds signals back. With `wait`, also makes children waitable if SIGCHLD is ignored.
     pub(crate) fn new(wait: bool) -> SignalsAtLaunch {
         SignalsAtLaunch {
             held_back: SignalsHeldBack::new(),
@@ -65,7 +65,7 @@ impl SignalsAtLaunch {
         }
     }
 
-    /// What the program would have inherited.
+    /// Returns what the program would have inherited.
     pub(crate) fn inherited(&self) -> InheritedSignals {
         InheritedSignals {
             mask: self.held_back.before,
@@ -73,7 +73,7 @@ impl SignalsAtLaunch {
         }
     }
 
-    /// Leaves everything as it is now.
+    /// Keeps the signals held back for good.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
@@ -87,7 +87,7 @@ impl Drop for SignalsAtLaunch {
     }
 }
 
-/// What a program inherits from the thread that wanted it started, not from the one that does it.
+/// What a program inherits from the thread that asked for its start, not from the one that starts it.
 #[derive(Clone, Copy)]
 pub(crate) struct InheritedSignals {
     mask: libc::sigset_t,
@@ -95,7 +95,7 @@ pub(crate) struct InheritedSignals {
 }
 
 impl InheritedSignals {
-    /// In the child, before execve: only system calls.
+    /// Restores the inherited signals, in the child before its execve; makes only system calls.
     pub(crate) fn restore(&self) {
         if self.ignores_children {
             ignore_children();
@@ -118,7 +118,7 @@ fn ignore_children() {
     }
 }
 
-/// Gives SIGCHLD its default action if it is ignored; true if it was.
+/// Gives SIGCHLD its default action if it is ignored; returns whether it was.
 fn stop_ignoring_children() -> bool {
     // SAFETY: sigaction is plain data, for which all zeroes is a valid value; it is filled by the
     // first call, and no handler is installed.
@@ -159,7 +159,7 @@ pub struct ReceivedSignal {
     pub value: u64,
 }
 
-/// Sends a process a signal that we have received, saying of it what can be said.
+/// Sends a process a signal that we have received, with its siginfo_t as far as the kernel allows.
 pub(crate) fn pass_on(pid: i32, signal: &ReceivedSignal) -> Result<(), Errno> {
     /// The siginfo_t of a signal that was queued: asm-generic/siginfo.h.
     #[repr(C)]
@@ -201,7 +201,7 @@ pub(crate) fn pass_on(pid: i32, signal: &ReceivedSignal) -> Result<(), Errno> {
     Errno::result(result).map(drop)
 }
 
-/// Waits up to `limit` for a SIGCHLD, which has to be held back; true if one came.
+/// Waits up to `limit` for a SIGCHLD, which has to be held back; returns whether one came.
 pub(crate) fn take_sigchld(limit: Duration) -> bool {
     let timeout = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,
@@ -217,7 +217,7 @@ pub(crate) fn take_sigchld(limit: Duration) -> bool {
     }
 }
 
-/// Whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending, which has to be held back.
+/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending, which have to be held back.
 pub(crate) fn is_interrupted() -> bool {
     let mut pending = empty();
     // SAFETY: the set is initialised and outlives the calls.
@@ -229,7 +229,7 @@ pub(crate) fn is_interrupted() -> bool {
     }
 }
 
-/// Sends this process the SIGCHLD that `take_sigchld` record_time.
+/// Sends this process the SIGCHLD that `take_sigchld` has taken.
 pub(crate) fn raise_sigchld() {
     // SAFETY: sends a signal to ourselves; SIGCHLD is ignored unless our caller handles it.
     unsafe {
@@ -237,8 +237,8 @@ pub(crate) fn raise_sigchld() {
     }
 }
 
-/// Asks that this thread runs before others while a process waits for it: real-time priority, or
-/// else the best ordinary one. Threads and programs it starts do not inherit it.
+/// Raises the priority of this thread while a stopped process waits for it: to a real-time priority,
+/// or else the best ordinary one. Threads and programs that it starts do not inherit it.
 pub(crate) fn raise_priority() {
     let param = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;

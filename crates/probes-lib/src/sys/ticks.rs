@@ -1,19 +1,20 @@
-//! The time stamp counter of the processors, which the trampolines read, and what its ticks are in time.
+//! The time stamp counter (TSC) of the processors, which the trampolines read, and its conversion to
+//! time.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Measured over less, the rate of the counter would not be exact: a reading takes about 0.1 µs.
+/// How long the counter's rate is measured, at least: a reading takes about 0.1 µs.
 const LEAST: Duration = Duration::from_millis(20);
 
-/// The counter now.
+/// Reads the counter.
 fn now() -> u64 {
     // SAFETY: every x86-64 processor has this instruction, and Linux lets every program use it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the counter goes on at the same rate whatever the processors do: they say so themselves
-/// (proc_cpuinfo(5)), or the kernel tells the time by it.
+/// Returns whether the counter has the same rate in all states of the processors: their flags say so
+/// (proc_cpuinfo(5)), or the kernel uses it as its clock source.
 pub(crate) fn is_tsc_invariant() -> bool {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = text.lines().find(|line| line.starts_with("flags"));
@@ -28,21 +29,22 @@ pub(crate) fn is_tsc_invariant() -> bool {
     fs::read_to_string(source).is_ok_and(|source| source.trim() == "tsc")
 }
 
-/// Both clocks at a moment.
+/// The counter and the clock at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     ticks: u64,
     at: Instant,
 }
 
-/// The counter when a clock was read. We may be interrupted between the two: the best of some readings.
+/// Reads a clock, and the counter at the same moment. As we may be interrupted in between, the
+/// shortest of some readings counts.
 fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
     const TRIES: usize = 5;
     let read = || {
         let before = now();
         let time = clock();
-        let record_time = now().saturating_sub(before);
-        (record_time, before.saturating_add(record_time / 2), time)
+        let elapsed = now().saturating_sub(before);
+        (elapsed, before.saturating_add(elapsed / 2), time)
     };
     let mut best = read();
     for _ in 1..TRIES {
@@ -61,13 +63,13 @@ impl Reading {
     }
 }
 
-/// Tells how long a tick is: the better, the longer ago it was begun.
+/// Measures how long a tick is: the more exactly, the longer ago it was begun.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticks {
     begun: Reading,
 }
 
-/// The counter beside the time of day.
+/// Converts ticks to the time of day.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     ticks: u64,
@@ -82,7 +84,7 @@ impl Ticks {
         }
     }
 
-    /// How many nanoseconds a tick is. Waits if it was begun just now.
+    /// Returns how many nanoseconds a tick is. Waits if the measurement has only just begun.
     pub(crate) fn nanoseconds(&self) -> f64 {
         std::thread::sleep(LEAST.saturating_sub(self.begun.at.elapsed()));
         let end = Reading::take();
@@ -90,12 +92,12 @@ impl Ticks {
         (end.at - self.begun.at).as_nanos() as f64 / ticks as f64
     }
 
-    /// What the counter will be in a while.
+    /// Returns what the counter will be after `later`.
     pub(crate) fn ahead(&self, later: Duration) -> u64 {
         now().saturating_add((later.as_nanos() as f64 / self.nanoseconds()) as u64)
     }
 
-    /// What tells of ticks that were not long ago when they were.
+    /// Returns a clock for recent ticks.
     pub(crate) fn clock(&self) -> Clock {
         let nanoseconds = self.nanoseconds();
         let (ticks, time) = read_with(SystemTime::now);
@@ -108,6 +110,7 @@ impl Ticks {
 }
 
 impl Clock {
+    /// Returns when the counter had this value.
     pub(crate) fn time(&self, ticks: u64) -> SystemTime {
         let between = |ticks: u64| Duration::from_nanos((ticks as f64 * self.nanoseconds) as u64);
         let time = match ticks.checked_sub(self.ticks) {
@@ -127,11 +130,11 @@ mod tests {
         let ticks = Ticks::begin();
         let (from, begun) = (now(), Instant::now());
         std::thread::sleep(Duration::from_millis(50));
-        let (to, record_time) = (now(), begun.elapsed().as_nanos() as f64);
-        let told = (to - from) as f64 * ticks.nanoseconds();
+        let (to, elapsed) = (now(), begun.elapsed().as_nanos() as f64);
+        let converted = (to - from) as f64 * ticks.nanoseconds();
         assert!(
-            (told / record_time - 1.0).abs() < 0.01,
-            "{told} {record_time}"
+            (converted / elapsed - 1.0).abs() < 0.01,
+            "{converted} {elapsed}"
         );
         let clock = ticks.clock();
         let earlier = clock.time(from);

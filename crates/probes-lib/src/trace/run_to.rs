@@ -1,11 +1,11 @@
-//! Runs a program that stands at its exec on to a place: where its libraries have been mapped and
-//! nothing of them has run, or to its entry.
+//! Runs a program that is stopped at its exec on to a place: where its loader has mapped all
+//! libraries and none of their code has run, or to its entry.
 //!
 //! ```text
 //! PTRACE_EVENT_EXEC   only the program and its loader are mapped
-//!     an int3 is put on each place, and the program goes on
+//!     an int3 is written at each place, and the program resumes
 //! ld.so               maps the libraries, calls _dl_debug_state, runs their initialisers
-//! SIGTRAP             the int3s are applied away again, and all threads are stopped
+//! SIGTRAP             the int3s are replaced by the instructions, and all threads are stopped
 //! ```
 
 use std::io;
@@ -16,21 +16,20 @@ use crate::process::memory::ProcessMemory;
 use crate::site::INT3;
 use crate::sys::ptrace::{self, Wait};
 use crate::trace::memory::StoppedMemory;
-use crate::trace::stop::Tracer;
+use crate::trace::tracer::Tracer;
 
-/// Why the entry was not reached.
+/// Why no place was reached.
 pub(crate) enum NotReached {
-    /// It ended first: its loader may not have found a library.
-    Ended,
-    /// It executed another program: from an initialiser of a library.
+    /// The program exited first: its loader may not have found a library.
+    Exited,
+    /// It executed another program, from an initialiser of a library.
     Executed,
-    /// It could not be changed.
+    /// It could not be stopped or changed.
     Failed(io::Error),
 }
 
-/// Lets the program `pid`, which stands and has one thread, run to the first of `places` that it comes
-/// to; says which. It is about to stand again when this returns, and has not executed the instruction
-/// there.
+/// Lets the program `pid`, which is stopped and has one thread, run to the first of `places` that it
+/// comes to; returns which. The program is about to stop again then, before the instruction there.
 pub(crate) fn run_to(
     tracer: &Tracer<'_>,
     pid: i32,
@@ -55,19 +54,19 @@ pub(crate) fn run_to(
         match ptrace::peek(pid) {
             Wait::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
                 Some(place) => break place,
-                // Somebody else's, or of an initialiser's doing.
+                // Sent from outside, or raised by an initialiser.
                 None => ptrace::resume(pid, signal),
             },
-            Wait::Suspended => {
+            Wait::GroupStopped => {
                 ptrace::listen(pid);
-                tracer.wait_for_news();
+                tracer.wait_for_event();
             }
             Wait::Trapped | Wait::Cloned(_) => ptrace::resume(pid, 0),
             Wait::Running => {
-                tracer.wait_for_news();
+                tracer.wait_for_event();
             }
             Wait::Executed => return Err(NotReached::Executed),
-            Wait::Ended | Wait::Gone => return Err(NotReached::Ended),
+            Wait::Exited | Wait::Gone => return Err(NotReached::Exited),
         }
     };
     instructions
@@ -75,13 +74,13 @@ pub(crate) fn run_to(
         .try_for_each(|(place, instruction)| code.write_code(*place, instruction))
         .and_then(|()| Ok(ptrace::set_program_counter(pid, reached)?))
         .map_err(NotReached::Failed)?;
-    // It stands for the trap's signal, which it is not to be given: so it stops once more.
+    // It is stopped by the trap's signal, which must not be delivered: so it is stopped once more.
     ptrace::interrupt(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
     ptrace::resume(pid, 0);
     Ok(reached)
 }
 
-/// Where a thread that has just entered a function will return to.
+/// Returns the return address of the function that a thread has just entered.
 pub(crate) fn return_address(pid: i32, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
     let stack = ptrace::stack_pointer(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
     let mut address = [0; 8];

@@ -1,25 +1,23 @@
-//! Where threads that stand will go on: by their program counters, and by what is on their stacks.
+//! [`Stacks`]: whether the stack of a stopped thread holds an address of some code, to which the
+//! thread may return.
 
 use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::process::image::read_maps;
-use crate::process::maps::Mapping;
-use crate::sys::ptrace;
-use crate::trace::stop::Stopped;
+use crate::process::maps::{Mapping, read_maps};
 
-/// How much of a stack is searched for the frame of a signal, which is where the handler began.
+/// How many bytes of a stack are searched for signal frames.
 const STACK: u64 = 1 << 20;
 
-/// Where a stack may be if nothing is known.
+/// Where a stack may be if the maps cannot be read.
 const ANYWHERE: Range<u64> = 0..u64::MAX;
 
-/// Stacks of a thread whose signals have interrupted each other: more than anybody has.
+/// How many stacks of one thread are searched: more than signals that interrupt each other use.
 const MOST_STACKS: usize = 16;
 
-/// In the frame of a signal, what follows the stack pointer, the program counter and the flags of a
+/// In a signal frame, what follows the stack pointer, the program counter and the flags of a
 /// 64-bit program: its segments `cs`, `gs`, `fs` and `ss` (struct sigcontext of asm/sigcontext.h).
 const SEGMENTS: u64 = 0x002b_0000_0000_0033;
 
@@ -27,37 +25,18 @@ const SEGMENTS: u64 = 0x002b_0000_0000_0033;
 #[derive(Debug)]
 pub(crate) struct Stacks(Vec<Range<u64>>);
 
-impl Stopped<'_> {
-    /// Whether a thread is in `code`, or may return there: from the handler of a signal, for one.
-    pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
-        self.tids()
-            .any(|tid| self.thread_leads_into(tid, memory, code))
-    }
-
-    /// Whether a thread that stands is in `code`, or may return there.
-    pub(crate) fn thread_leads_into(
-        &self,
-        tid: i32,
-        memory: &impl ReadMemory,
-        code: &Range<u64>,
-    ) -> bool {
-        let place = ptrace::place(tid);
-        let returns = |top| self.stacks().lead_into(memory, top, code);
-        place.is_ok_and(|(at, top)| code.contains(&at) || returns(top))
-    }
-}
-
 impl Stacks {
+    /// Returns where the stacks of a process may be.
     pub(crate) fn of(process: &Process) -> Stacks {
         match read_maps(process) {
             Ok(maps) => Stacks::among(&maps),
-            // Too much is searched rather than too little.
+            // Rather too much is searched than too little.
             Err(_) => Stacks(vec![ANYWHERE]),
         }
     }
 
-    /// Mappings that follow on each other are one stack: a part of it may be locked, or have a name. Where
-    /// it has a guard, it ends there.
+    /// Takes adjacent mappings for one stack: a part of it may be locked, or have a name. It ends at its
+    /// guard page.
     fn among(maps: &[Mapping]) -> Stacks {
         let mut stacks: Vec<Range<u64>> = Vec::new();
         for mapping in maps.iter().filter(|mapping| mapping.is_writable()) {
@@ -69,21 +48,27 @@ impl Stacks {
         Stacks(stacks)
     }
 
-    /// What is searched of the stack that ends at `top`: not those behind it, which are others'.
+    /// Returns what is searched of the stack whose stack pointer is `top`: not the stacks behind it,
+    /// which belong to other threads.
     fn above(&self, top: u64) -> Range<u64> {
         let index = self.0.partition_point(|stack| stack.end <= top);
         let Some(stack) = self.0.get(index) else {
             return top..top;
         };
-        // It may end in memory that comes when it is written to.
+        // The stack pointer may be in memory that is mapped only when it is written to.
         let start = top.max(stack.start);
         let end = top.saturating_add(STACK).min(stack.end);
         (start & !7)..end
     }
 
-    /// Whether a word on a stack that ends at `top` is an address of `code`, or on one that was left for
-    /// it: a signal may have a stack of its own (sigaltstack(2)).
-    fn lead_into(&self, memory: &impl ReadMemory, top: LiveAddr, code: &Range<u64>) -> bool {
+    /// Returns whether a word on the stack above `top` is an address of `code`, or a word on the stack
+    /// that a signal has interrupted: its handler may have a stack of its own (sigaltstack(2)).
+    pub(crate) fn lead_into(
+        &self,
+        memory: &impl ReadMemory,
+        top: LiveAddr,
+        code: &Range<u64>,
+    ) -> bool {
         let mut tops = vec![top.0];
         let mut searched: Vec<Range<u64>> = Vec::new();
         while let Some(top) = tops.pop() {
@@ -110,7 +95,8 @@ impl Stacks {
     }
 }
 
-/// Shows the words of a stack, from its end on, for as long as they are wanted; says where they were.
+/// Passes the words of a stack to `is_wanted`, from the stack pointer up, until that returns false;
+/// returns their range.
 fn each_word(
     memory: &impl ReadMemory,
     stack: Range<u64>,
@@ -121,7 +107,7 @@ fn each_word(
     while at < stack.end {
         let rest = &mut page[(at % PAGE) as usize..];
         if memory.read(LiveAddr(at), rest).is_err() {
-            // Here the stack begins.
+            // The stack ends here.
             break;
         }
         let mut words = rest.chunks_exact(8);
@@ -179,15 +165,15 @@ mod tests {
         assert!(!leads(vec![], vec![]));
         assert!(leads(frame(one + 0x100, 0, 0x5008), vec![]));
         assert!(leads(left(), frame(other + 0x100, 0, 0x5008)));
-        // Below its end is nothing, nor on a stack that nobody was on.
+        // Words below the stack pointer do not count, nor those of a stack that was not left.
         assert!(!leads(left(), frame(other + 0x10, 0, 0x5008)));
         assert!(!leads(vec![], frame(other + 0x100, 0, 0x5008)));
-        // Round and round.
+        // Frames that lead to each other in a circle.
         assert!(!leads(left(), frame(other + 0x100, one + 0x20, 0)));
         assert!(!leads(frame(one + 0x100, u64::MAX, 0), vec![]));
     }
 
-    /// Stacks of threads that wait, as the C library lays them out: each behind its guard.
+    /// Stacks of threads as the C library lays them out: each behind its guard page.
     const THREADS: u64 = 1000;
     const START: u64 = 0x7f00_0000_0000;
     const LEN: u64 = 8 << 20;
@@ -203,12 +189,12 @@ mod tests {
         Stacks::among(&maps::parse(lines.collect::<String>().as_bytes()))
     }
 
-    /// Where the stack of a thread begins, at its highest address.
+    /// The highest address of a thread's stack.
     fn end_of(thread: u64) -> u64 {
         START + (thread + 1) * (PAGE + LEN)
     }
 
-    /// Can be read everywhere, as a debugger can; says how much was.
+    /// Memory that can be read everywhere; counts the bytes read.
     struct Everywhere {
         read: Cell<u64>,
         word: u64,
@@ -244,7 +230,7 @@ mod tests {
         let end = end_of(3);
         assert_eq!(stacks.above(end - 0x20), end - 0x20..end);
         assert_eq!(stacks.above(end - LEN), end - LEN..end - LEN + STACK);
-        // It has gone into its guard, or has not come to where it is to be.
+        // The stack pointer is in the guard page, or below the stack.
         assert_eq!(stacks.above(end + 8).start, end + PAGE);
         assert_eq!(stacks.above(START - 16).start, START + PAGE);
         assert!(stacks.above(START - STACK).is_empty());

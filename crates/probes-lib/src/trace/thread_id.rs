@@ -1,29 +1,29 @@
-//! Where a thread keeps its id in its control block, which is known to the C library alone: found by
-//! looking for it there.
+//! Finds where threads keep their ids in their control blocks, whose layout only the C library knows:
+//! by searching the blocks for the ids.
 
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::sys::ptrace;
-use crate::trace::stop::Stopped;
+use crate::trace::stopped::Stopped;
 
 /// How much of a control block is searched, in bytes: glibc's and musl's are not much larger.
 const BLOCK: usize = 2048;
 
-/// Where glibc and musl have had it for years.
+/// The offsets that glibc and musl have used for years.
 const USUAL: [u32; 2] = [0x2d0, 0x30];
 
-/// How many threads are asked.
-const WITNESSES: usize = 64;
+/// How many threads' blocks are compared.
+const SAMPLE: usize = 64;
 
 impl Stopped<'_> {
-    /// The offset from `fs` of the id that a thread knows itself by, if there is such a place.
+    /// Returns the offset from `fs` of a thread's id in its own pid namespace, if it is stored there.
     pub(crate) fn tid_offset(&self, process: &Process, memory: &impl ReadMemory) -> Option<u32> {
         let mut common: Option<Vec<u32>> = None;
-        for tid in self.tids().take(WITNESSES) {
+        for tid in self.tids().take(SAMPLE) {
             let block = ptrace::thread_pointer(tid).unwrap_or(0);
             let mut bytes = [0; BLOCK];
-            // One that has only begun has no block.
+            // A thread that has just started has no block.
             if block == 0 || memory.read(LiveAddr(block), &mut bytes).is_err() {
                 continue;
             }
@@ -52,7 +52,7 @@ fn choose(places: &[u32]) -> Option<u32> {
     match (usual.next(), places) {
         (Some(at), _) => Some(*at),
         (None, [only]) => Some(*only),
-        // One of them by chance; it cannot be told which.
+        // All but one are there by chance, and it is unknown which.
         _ => None,
     }
 }

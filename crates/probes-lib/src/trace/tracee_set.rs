@@ -2,18 +2,18 @@
 //! meanwhile.
 //!
 //! ```text
-//!            next_stopped()                   what happened         what becomes of the thread
-//! SIGCHLD ─▶ one that stands ─▶ peek() ─▶ a signal              goes on with it
-//!                                         a group-stop          stands until it is resumed
-//!                                         a clone, fork, vfork  goes on; the new one, too: Forked
-//!                                         an exec               stands: Executed
-//!                                         a clone in our trampoline   stands: AtLoader
-//!                                         its end               reaped, so that its parent is told
+//!            next_stopped()                    stopped for              what becomes of the thread
+//! SIGCHLD ─▶ a stopped thread ─▶ peek() ─▶ a signal                resumes with it
+//!                                          a group-stop            stays stopped until SIGCONT
+//!                                          a clone, fork, vfork    resumes, and the new one too: Forked
+//!                                          an exec                 stays stopped: Executed
+//!                                          a clone in a loader hook stays stopped: AtLoader
+//!                                          its exit                is reaped, so that its parent learns of it
 //! ```
 //!
-//! Nothing that a thread stands for is consumed before it goes on. So a thread that is looked at
-//! once more still stands for the same, and should we die, the kernel lets every thread go on as if
-//! it had never been traced.
+//! A stop is not consumed before the thread resumes. So a thread that is looked at once more is still
+//! stopped for the same reason, and should we die, the kernel resumes every thread as if it had never
+//! been traced.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -25,32 +25,34 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::sys::ptrace::{self, Scope, Wait};
-use crate::trace::stop::{Stopped, Tracer};
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::Tracer;
 
-/// How often to look, whatever happens: another thread of this process may have applied our SIGCHLD.
+/// How often to look even if no signal has come: another thread of this process may have received our
+/// SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// What the thread is called from then on: unlike other tracers of ours, it stays.
+/// The name of the tracing thread from then on: unlike other tracers of ours, it goes on tracing.
 const FOLLOWER_NAME: &std::ffi::CStr = c"probes-follower";
 
-/// How long a thread of our trampoline may take to end.
-const ENDING: Duration = Duration::from_millis(100);
+/// How long a thread that a loader hook has started may take to exit.
+const EXITING: Duration = Duration::from_millis(100);
 
-/// How long a process may take to stand before we look who keeps it from that.
-const STANDING: Duration = Duration::from_millis(20);
+/// How long a process may take to stop before other processes that keep it from that are resumed.
+const STOPPING: Duration = Duration::from_millis(20);
 
 /// Processes that are traced by this thread until it ends.
 pub(crate) struct TraceeSet<'t> {
     tracer: &'t Tracer<'t>,
-    /// The process of each thread. Some may have ended with their process.
+    /// The process of each thread. Some may have exited with their process.
     threads: HashMap<i32, i32>,
-    /// Where the trampoline is, in each process that has one: threads that it starts tell that the
+    /// Where the loader hook is in each process that has one: a thread that it starts reports that the
     /// process's loader has done something.
-    trampolines: HashMap<i32, Range<u64>>,
-    /// Processes that go by themselves, thread by thread, as soon as one stands.
+    hooks: HashMap<i32, Range<u64>>,
+    /// Processes that are detached thread by thread, as each stops.
     given_up: HashSet<i32>,
-    /// Children of our own process that have ended, which it may want to wait for.
-    left: HashSet<i32>,
+    /// Exited children of our own process, which it may want to wait for.
+    unreaped: HashSet<i32>,
 }
 
 /// What has happened to a process.
@@ -58,48 +60,47 @@ pub(crate) struct TraceeSet<'t> {
 pub(crate) enum TraceEvent {
     /// It has been started by `parent`.
     Forked {
-        /// 0 if that is not known.
+        /// 0 if unknown.
         parent: i32,
         pid: i32,
     },
-    /// It has executed a program, and stands before its first instruction.
+    /// It has executed a program, and is stopped before its first instruction.
     Executed { pid: i32 },
-    /// Its thread `tid` stands in the trampoline.
+    /// Its thread `tid` is stopped in the loader hook.
     AtLoader { pid: i32, tid: i32 },
-    /// It has ended.
-    Ended { pid: i32 },
+    /// It has exited.
+    Exited { pid: i32 },
 }
 
 impl<'t> TraceeSet<'t> {
     pub(crate) fn new(tracer: &'t Tracer<'t>) -> TraceeSet<'t> {
-        // OtherObjects are not to wait for it. It fails for names that are too long.
+        // So that others do not wait for it to detach. It fails only for names that are too long.
         let _ = prctl::set_name(FOLLOWER_NAME);
         TraceeSet {
             tracer,
             threads: HashMap::new(),
-            trampolines: HashMap::new(),
+            hooks: HashMap::new(),
             given_up: HashSet::new(),
-            left: HashSet::new(),
+            unreaped: HashSet::new(),
         }
     }
 
-    /// Whether nobody is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.threads.is_empty()
     }
 
-    /// Whether the process is in the tracees.
+    /// Returns whether a thread of the process is in the set.
     fn has(&self, pid: i32) -> bool {
         self.threads.values().any(|&process| process == pid)
     }
 
-    /// Stops all threads of a process, which belongs to the tracees from now on.
+    /// Stops all threads of a process, which belongs to the set from now on.
     ///
     /// # Errors
     ///
-    /// As of [`Tracer::stop`]. Threads that have been stopped go on by [`TraceeSet::next`].
+    /// See [`Tracer::stop`]. Threads that have been stopped resume in [`TraceeSet::next`].
     pub(crate) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
-        match self.tracer.hold(process, limit.min(STANDING)) {
+        match self.tracer.hold(process, limit.min(STOPPING)) {
             Err(error) if is_late(&error) => {
                 self.resume_others(process.pid());
                 self.tracer.hold(process, limit)
@@ -108,40 +109,40 @@ impl<'t> TraceeSet<'t> {
         }
     }
 
-    /// Lets go on what stands of other processes. A thread in vfork(2) stands only when its child
-    /// has executed a program, and that may wait for us.
+    /// Resumes stopped threads of other processes. A thread in vfork(2) stops only after its child has
+    /// executed a program, and the child may wait for us.
     fn resume_others(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
             match ptrace::peek(tid) {
                 Wait::Signal(signal) => ptrace::resume(tid, signal),
                 Wait::Trapped => ptrace::resume(tid, 0),
-                // They have something to tell, or do not stand.
-                Wait::Suspended
+                // They have something to report, or are not stopped.
+                Wait::GroupStopped
                 | Wait::Cloned(_)
                 | Wait::Executed
                 | Wait::Running
-                | Wait::Ended
+                | Wait::Exited
                 | Wait::Gone => {}
             }
         }
     }
 
-    /// Gives up a process that could not be changed: its threads are let go as they come to stand.
+    /// Gives up a process that could not be changed: each of its threads is detached when it stops.
     pub(crate) fn give_up(&mut self, pid: i32) {
         self.forget(pid);
         self.given_up.insert(pid);
     }
 
-    /// Lets a process go on that `hold` has stopped.
+    /// Resumes a process that `hold` has stopped.
     pub(crate) fn resume(&mut self, process: &Process, held: Stopped<'_>) {
         let pid = process.pid();
-        // OtherObjects have ended, and were reaped when it was stopped.
+        // Threads that are not among `held` have exited, and were reaped when it was stopped.
         self.threads.retain(|_, other| *other != pid);
         self.threads
             .extend(held.leave().into_iter().map(|tid| (tid, pid)));
     }
 
-    /// Takes in a process that stands, traced by this thread in another way, and lets it go on.
+    /// Adds a stopped process that this thread traces without its descendants, and resumes it.
     pub(crate) fn adopt(&mut self, process: &Process, stopped: Stopped<'_>) {
         for tid in stopped.leave() {
             // It fails only if the process has been killed.
@@ -153,110 +154,119 @@ impl<'t> TraceeSet<'t> {
         }
     }
 
-    /// The process, which stands after its execve.
+    /// Returns the process, which is stopped after its execve.
     pub(crate) fn at_exec<'p>(&self, process: &'p Process) -> Stopped<'p> {
         Stopped::adopt_traced(process)
     }
 
-    /// Lets a thread go on that was told of.
+    /// Resumes a thread that an event has reported as stopped.
     pub(crate) fn resume_thread(&self, tid: i32) {
         ptrace::resume(tid, 0);
     }
 
-    /// From now on, the threads that code in `trampoline` starts tell what the loader does; `None` for
-    /// none.
-    pub(crate) fn watch(&mut self, pid: i32, trampoline: Option<Range<u64>>) {
-        match trampoline {
-            Some(trampoline) => self.trampolines.insert(pid, trampoline),
-            None => self.trampolines.remove(&pid),
+    /// Takes the threads that code in `hook` starts for reports of the loader; `None` for no hook.
+    pub(crate) fn watch(&mut self, pid: i32, hook: Option<Range<u64>>) {
+        match hook {
+            Some(hook) => self.hooks.insert(pid, hook),
+            None => self.hooks.remove(&pid),
         };
     }
 
-    /// Whether any thread of a process that stands is in the trampoline, or in the handler of a signal that
-    /// it has received there.
+    /// Returns whether any thread of a stopped process executes the loader hook, or the handler of a
+    /// signal that it has received there.
     pub(crate) fn is_in_hook_code(
         &self,
         pid: i32,
         held: &Stopped<'_>,
         memory: &impl ReadMemory,
     ) -> bool {
-        let trampoline = self.trampolines.get(&pid);
-        trampoline.is_some_and(|trampoline| held.leads_into(memory, trampoline))
+        let hook = self.hooks.get(&pid);
+        hook.is_some_and(|hook| held.leads_into(memory, hook))
     }
 
-    /// Forgets a process that is not to be followed any more.
+    /// Removes a process from the set.
     pub(crate) fn forget(&mut self, pid: i32) {
         self.threads.retain(|_, process| *process != pid);
-        self.trampolines.remove(&pid);
+        self.hooks.remove(&pid);
     }
 
-    /// Waits, not for long, until something may have happened.
+    /// Waits for a short time until something may have happened.
     pub(crate) fn wait(&mut self) {
         if self.next_stopped().is_none() {
             self.tracer.wait_up_to(TICK);
         }
     }
 
-    /// What has happened, if anything has. All threads go on but those that it says stand. Looks no
-    /// longer than to `end`: where things happen without a pause, there is always something.
+    /// Returns what has happened, if anything has. All threads resume but those that the event reports
+    /// as stopped. Returns `None` after `end`: where things happen all the time, there is always
+    /// something.
     pub(crate) fn next(&mut self, end: Instant) -> Option<TraceEvent> {
         while Instant::now() < end {
             let tid = self.next_stopped()?;
-            let pid = self.threads.get(&tid).copied();
-            let what = ptrace::peek(tid);
-            if pid.is_none() && self.is_given_up(tid) {
-                detach_or_reap(tid, what);
-                continue;
-            }
-            match what {
-                Wait::Signal(signal) => ptrace::resume(tid, signal),
-                Wait::Suspended => ptrace::listen(tid),
-                Wait::Trapped => {
-                    let news = self.register(tid);
-                    ptrace::resume(tid, 0);
-                    if news.is_some() {
-                        return news;
-                    }
-                }
-                Wait::Cloned(child) => match pid.filter(|pid| self.is_in_hook(*pid, tid)) {
-                    Some(pid) => {
-                        self.reap_hook_thread(child);
-                        return Some(TraceEvent::AtLoader { pid, tid });
-                    }
-                    None => {
-                        self.threads.remove(&child);
-                        // It may have been let go, if this thread record_time its time to stop.
-                        let is_traced = ptrace::peek(child) != Wait::Gone;
-                        let news = is_traced.then(|| self.register(child)).flatten();
-                        ptrace::resume(tid, 0);
-                        if news.is_some() {
-                            return news;
-                        }
-                    }
-                },
-                Wait::Executed => {
-                    // Its other threads have ended, and the one that called has this tid now.
-                    self.forget(tid);
-                    self.threads.insert(tid, tid);
-                    ptrace::take_exec(tid);
-                    return Some(TraceEvent::Executed { pid: tid });
-                }
-                ended @ (Wait::Ended | Wait::Gone) => {
-                    if ended == Wait::Ended {
-                        self.reap(tid);
-                    }
-                    self.threads.remove(&tid);
-                    // The first thread is the last to be told of, but perhaps it was no more.
-                    if let Some(pid) = pid.filter(|pid| *pid == tid || !self.has(*pid)) {
-                        self.forget(pid);
-                        return Some(TraceEvent::Ended { pid });
-                    }
-                }
-                // Killed this moment.
-                Wait::Running => {}
+            let event = self.handle(tid);
+            if event.is_some() {
+                return event;
             }
         }
         None
+    }
+
+    /// Resumes a stopped thread, or reaps it; returns an event if its stop is one.
+    fn handle(&mut self, tid: i32) -> Option<TraceEvent> {
+        let pid = self.threads.get(&tid).copied();
+        let wait = ptrace::peek(tid);
+        if pid.is_none() && self.is_given_up(tid) {
+            detach_or_reap(tid, wait);
+            return None;
+        }
+        match wait {
+            Wait::Signal(signal) => ptrace::resume(tid, signal),
+            Wait::GroupStopped => ptrace::listen(tid),
+            Wait::Trapped => {
+                let event = self.register(tid);
+                ptrace::resume(tid, 0);
+                return event;
+            }
+            Wait::Cloned(child) => return self.cloned(pid, tid, child),
+            Wait::Executed => {
+                // Its other threads have exited, and the one that called has this tid now.
+                self.forget(tid);
+                self.threads.insert(tid, tid);
+                ptrace::consume_exec(tid);
+                return Some(TraceEvent::Executed { pid: tid });
+            }
+            Wait::Exited => {
+                self.reap(tid);
+                return self.gone(pid, tid);
+            }
+            Wait::Gone => return self.gone(pid, tid),
+            // Killed at this moment.
+            Wait::Running => {}
+        }
+        None
+    }
+
+    /// Handles the start of `child` by a thread, which stays stopped if it executes a loader hook.
+    fn cloned(&mut self, pid: Option<i32>, tid: i32, child: i32) -> Option<TraceEvent> {
+        if let Some(pid) = pid.filter(|pid| self.is_in_hook(*pid, tid)) {
+            self.reap_hook_thread(child);
+            return Some(TraceEvent::AtLoader { pid, tid });
+        }
+        self.threads.remove(&child);
+        // It may have been detached, if this thread took its time to stop.
+        let is_traced = ptrace::peek(child) != Wait::Gone;
+        let event = is_traced.then(|| self.register(child)).flatten();
+        ptrace::resume(tid, 0);
+        event
+    }
+
+    /// Removes a thread that has exited; returns an event if its process has, too.
+    fn gone(&mut self, pid: Option<i32>, tid: i32) -> Option<TraceEvent> {
+        self.threads.remove(&tid);
+        // The first thread is reported last, but it may not have been traced any more.
+        let pid = pid.filter(|pid| *pid == tid || !self.has(*pid))?;
+        self.forget(pid);
+        Some(TraceEvent::Exited { pid })
     }
 
     fn is_given_up(&self, tid: i32) -> bool {
@@ -267,25 +277,25 @@ impl<'t> TraceeSet<'t> {
 
     fn next_stopped(&mut self) -> Option<i32> {
         let tid = ptrace::next_stopped()?;
-        if !self.left.contains(&tid) {
+        if !self.unreaped.contains(&tid) {
             return Some(tid);
         }
-        if ptrace::peek(tid) != Wait::Ended {
-            // Another, that has the tid of one that was waited for.
-            self.left.remove(&tid);
+        if ptrace::peek(tid) != Wait::Exited {
+            // A new process with the pid of a child that has been waited for.
+            self.unreaped.remove(&tid);
             return Some(tid);
         }
         // It hides the others until it is waited for.
         let mut tids = self.threads.keys().copied();
-        tids.find(|tid| !self.left.contains(tid) && ptrace::peek(*tid) != Wait::Running)
+        tids.find(|tid| !self.unreaped.contains(tid) && ptrace::peek(*tid) != Wait::Running)
     }
 
-    /// Takes in a thread that is new; tells if its process is.
+    /// Adds a thread that is new; returns an event if its process is, too.
     fn register(&mut self, tid: i32) -> Option<TraceEvent> {
         if self.threads.contains_key(&tid) {
             return None;
         }
-        // If it has been killed, it is told of once more.
+        // If it has been killed, that is reported separately.
         let status = Process::open(tid).ok()?.status().ok()?;
         self.threads.insert(tid, status.tgid);
         (status.tgid == tid).then_some(TraceEvent::Forked {
@@ -294,40 +304,38 @@ impl<'t> TraceeSet<'t> {
         })
     }
 
-    /// Whether a thread that has started another stands in the trampoline.
+    /// Returns whether a thread that has started another is stopped in the loader hook.
     fn is_in_hook(&self, pid: i32, tid: i32) -> bool {
-        let trampoline = self.trampolines.get(&pid);
-        trampoline.is_some_and(|trampoline| {
-            ptrace::program_counter(tid).is_ok_and(|at| trampoline.contains(&at))
-        })
+        let hook = self.hooks.get(&pid);
+        hook.is_some_and(|hook| ptrace::program_counter(tid).is_ok_and(|at| hook.contains(&at)))
     }
 
-    /// Lets a thread of the trampoline end: all that it does.
+    /// Lets a thread that a loader hook has started exit, which is all that it does, and reaps it.
     fn reap_hook_thread(&mut self, tid: i32) {
         let begun = Instant::now();
-        while begun.elapsed() < ENDING {
+        while begun.elapsed() < EXITING {
             match ptrace::peek(tid) {
-                ended @ (Wait::Ended | Wait::Gone) => {
-                    if ended == Wait::Ended {
+                wait @ (Wait::Exited | Wait::Gone) => {
+                    if wait == Wait::Exited {
                         ptrace::reap(tid);
                     }
-                    // It may have been met before its creator.
+                    // Its own stop may have been handled before its creator's.
                     self.threads.remove(&tid);
                     return;
                 }
-                Wait::Running | Wait::Suspended => {
-                    self.tracer.wait_for_news();
+                Wait::Running | Wait::GroupStopped => {
+                    self.tracer.wait_for_event();
                 }
                 Wait::Signal(signal) => ptrace::resume(tid, signal),
                 Wait::Trapped | Wait::Cloned(_) | Wait::Executed => ptrace::resume(tid, 0),
             }
         }
-        // In a group-stop, perhaps.
+        // It may be in a group-stop.
         let _ = self.register(tid);
     }
 
-    /// Reaps what has ended: its parent is told only then. What is a child of this process as well
-    /// is left to it.
+    /// Reaps what has exited: its parent is notified only then. A child of this process is left to be
+    /// waited for.
     fn reap(&mut self, tid: i32) {
         let is_own = || {
             let status = Process::open(tid).map(|process| process.status());
@@ -335,7 +343,7 @@ impl<'t> TraceeSet<'t> {
             matches!(status, Ok(Ok(status)) if status.ppid == own && status.tgid == tid)
         };
         if is_own() {
-            self.left.insert(tid);
+            self.unreaped.insert(tid);
         } else {
             ptrace::reap(tid);
         }
@@ -347,14 +355,14 @@ fn is_late(error: &Error) -> bool {
     matches!(error.kind(), Busy { .. } | ThreadsKeepStarting { .. })
 }
 
-/// Lets a thread go for good, which stands for `what`, or reaps it.
-fn detach_or_reap(tid: i32, what: Wait) {
-    let signal = match what {
-        Wait::Ended => return ptrace::reap(tid),
+/// Detaches a thread that is stopped for `wait`, or reaps it.
+fn detach_or_reap(tid: i32, wait: Wait) {
+    let signal = match wait {
+        Wait::Exited => return ptrace::reap(tid),
         Wait::Gone | Wait::Running => return,
         Wait::Signal(signal) => signal,
-        Wait::Trapped | Wait::Suspended | Wait::Cloned(_) | Wait::Executed => 0,
+        Wait::Trapped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => 0,
     };
-    // It fails only if the thread has been killed, which is told of next.
+    // It fails only if the thread has been killed, which is reported next.
     let _ = ptrace::detach(tid, signal);
 }

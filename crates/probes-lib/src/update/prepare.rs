@@ -10,12 +10,13 @@ use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::memory::shadow::Shadowed;
 use crate::process::Process;
-use crate::process::image::{self, Image};
-use crate::process::maps::Mapping;
+use crate::process::image::Image;
+
+use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
 use crate::select::Choice;
 use crate::sys::code_page::FilePage;
-use crate::trace::stop::Stopped;
+use crate::trace::stopped::Stopped;
 use crate::update::breakpoints;
 use crate::update::options::Options;
 use crate::update::own::OwnMemory;
@@ -194,7 +195,7 @@ impl PreparedUpdate<'_> {
         let UpdateContext {
             process, memory, ..
         } = self.context;
-        if !image::still_mapped(process, &self.mappings)? {
+        if !maps::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
         let mut memory = memory.over(stopped.memory(memory.bare())?);
@@ -212,7 +213,7 @@ impl PreparedUpdate<'_> {
         let UpdateContext {
             process, memory, ..
         } = self.context;
-        if !image::still_mapped(process, &self.mappings)? {
+        if !maps::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
         self.refuse_unloadable()?;
@@ -239,7 +240,7 @@ impl PreparedUpdate<'_> {
         let UpdateContext {
             process, memory, ..
         } = self.context;
-        if !image::still_mapped(process, &self.mappings)? {
+        if !maps::still_mapped(process, &self.mappings)? {
             return Ok(Outcome::Outdated);
         }
         let running = memory.over(memory.bare().while_it_runs());

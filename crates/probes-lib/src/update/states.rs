@@ -3,8 +3,7 @@
 
 use crate::error::{ErrorKind, Result};
 use crate::memory::shadow::Shadowed;
-use crate::process::image::read_maps;
-use crate::process::maps::Mapping;
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::opened::OpenedProcess;
 use crate::process::pagemap::UnwrittenPages;

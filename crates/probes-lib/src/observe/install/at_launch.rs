@@ -15,8 +15,10 @@ use crate::observe::read::data_source::SharedData;
 use crate::observe::{Installed, Observation};
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
-use crate::sys::spawn::{self, AtExec};
-use crate::trace::stop::{Stopped, Tracer};
+use crate::sys::spawn;
+use crate::trace::at_exec::AtExec;
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::Tracer;
 use crate::update::options::Options;
 
 /// What is to be observed of a program that is not there yet, and the file in which it will be.

@@ -14,12 +14,11 @@ use crate::observe::read::data_source::SharedData;
 use crate::observe::read::events::pages_valid_until;
 use crate::observe::trampoline;
 use crate::process::Process;
-use crate::process::image::read_maps;
-use crate::process::maps::Mapping;
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
 use crate::site::{CALL, CMP, SiteCode};
-use crate::trace::stop::Stopped;
+use crate::trace::stopped::Stopped;
 
 /// What is done to a process that stands.
 pub(crate) struct InstallContext<'w> {

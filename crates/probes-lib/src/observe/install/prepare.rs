@@ -17,11 +17,11 @@ use crate::observe::read::data_source::SharedData;
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
 use crate::observe::{ActiveObservation, Installed, placement};
 use crate::process::Process;
-use crate::process::image::read_maps;
+use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::program::Program;
 use crate::sys::ticks::{self, Ticks};
-use crate::trace::stop::Stopped;
+use crate::trace::stopped::Stopped;
 use crate::update::options::Options;
 
 /// An observation that is ready to begin.

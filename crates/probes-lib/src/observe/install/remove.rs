@@ -13,10 +13,10 @@ use crate::observe::install::context::{InstallContext, refuse_replaced, unmap};
 use crate::observe::install::patch_sites;
 use crate::observe::layout::arena::Arena;
 use crate::process::Process;
-use crate::process::image::read_maps;
-use crate::process::maps::Mapping;
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
-use crate::trace::stop::{Stopped, with_tracer};
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::with_tracer;
 use crate::update::options::Options;
 
 /// How long threads are given to get out of the trampolines.

@@ -1,0 +1,138 @@
+//! [`Status`]: what `/proc/PID/status` and `/proc/PID/stat` say of a process or thread, parsed from
+//! bytes.
+
+use std::str;
+
+/// `PF_EXITING`, `PF_FORKNOEXEC` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
+const PF_EXITING: u64 = 0x4;
+const PF_FORKNOEXEC: u64 = 0x40;
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// `USER_HZ` of amd64: clock ticks of `stat` per second.
+const TICKS: f64 = 100.0;
+
+/// For how many seconds after its fork a process may be about to execute a program.
+const YOUTH: f64 = 1.0;
+
+/// The fields of `/proc/…/status` that are used here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Status {
+    pub(crate) name: String,
+    pub(crate) state: char,
+    pub(crate) tgid: i32,
+    pub(crate) ppid: i32,
+    pub(crate) tracer: i32,
+    pub(crate) uid: u32,
+    pub(crate) threads: usize,
+    /// In how many pid namespaces it has an id, from that of this /proc on.
+    pub(crate) levels: usize,
+    /// Its id in the innermost of them, which is the one that it knows.
+    pub(crate) innermost: i32,
+    /// The seccomp mode: 0 for none, 1 if only read(2) and write(2) are allowed, 2 for filters.
+    pub(crate) seccomp: u32,
+    /// How many filters there are.
+    pub(crate) filters: u32,
+    /// Capabilities, as bits.
+    pub(crate) permitted: u64,
+    pub(crate) effective: u64,
+    pub(crate) bounding: u64,
+}
+
+impl Status {
+    /// Parses `/proc/…/status`; fields that cannot be read are 0 or empty.
+    pub(crate) fn parse(bytes: &[u8]) -> Status {
+        let mut status = Status::default();
+        for line in bytes.split(|&byte| byte == b'\n') {
+            let Some(colon) = line.iter().position(|&byte| byte == b':') else {
+                continue;
+            };
+            let value = String::from_utf8_lossy(line[colon + 1..].trim_ascii());
+            let first = value.split_ascii_whitespace().next().unwrap_or_default();
+            match &line[..colon] {
+                b"Name" => status.name = value.into_owned(),
+                b"State" => status.state = first.chars().next().unwrap_or('?'),
+                b"Tgid" => status.tgid = first.parse().unwrap_or(0),
+                b"PPid" => status.ppid = first.parse().unwrap_or(0),
+                b"NSpid" => {
+                    status.levels = value.split_ascii_whitespace().count();
+                    let last = value.split_ascii_whitespace().next_back();
+                    status.innermost = last.and_then(|id| id.parse().ok()).unwrap_or(0);
+                }
+                b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
+                b"Uid" => status.uid = first.parse().unwrap_or(0),
+                b"Threads" => status.threads = first.parse().unwrap_or(0),
+                b"Seccomp" => status.seccomp = first.parse().unwrap_or(0),
+                b"Seccomp_filters" => status.filters = first.parse().unwrap_or(0),
+                b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
+                b"CapBnd" => status.bounding = u64::from_str_radix(first, 16).unwrap_or(0),
+                b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
+                _ => {}
+            }
+        }
+        status
+    }
+}
+
+/// proc(5): "To parse this file, look for the last ')' character before parsing the remaining
+/// fields", the first of which, the state, is field 3.
+const FLAGS: usize = 9;
+const STARTTIME: usize = 22;
+
+/// Returns whether `stat` is that of a thread which has begun to exit.
+pub(super) fn is_exiting(stat: &[u8]) -> bool {
+    has_flag(stat, PF_EXITING)
+}
+
+/// Returns whether `stat` is that of a kernel thread.
+pub(super) fn is_kernel_thread(stat: &[u8]) -> bool {
+    has_flag(stat, PF_KTHREAD)
+}
+
+/// Returns whether `stat` is that of a process which was forked within the last second and has executed
+/// nothing so far. `now` is the time since boot in seconds.
+pub(super) fn was_just_forked(stat: &[u8], now: f64) -> bool {
+    let age = field(stat, STARTTIME).map(|start| now - start as f64 / TICKS);
+    has_flag(stat, PF_FORKNOEXEC) && age.is_some_and(|age| age < YOUTH)
+}
+
+fn has_flag(stat: &[u8], flag: u64) -> bool {
+    field(stat, FLAGS).is_some_and(|flags| flags & flag != 0)
+}
+
+fn field(stat: &[u8], field: usize) -> Option<u64> {
+    let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = str::from_utf8(stat.get(end_of_name + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(field - 3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_is_read_despite_a_hostile_name() {
+        let status = Status::parse(
+            b"Name:\t\xff) R 1\\n\nState:\tZ (zombie)\nTgid:\t42\nPPid:\t1\nTracerPid:\t7\n\
+              Uid:\t1000\t1001\t1002\t1003\nThreads:\t3\n",
+        );
+        assert_eq!((status.state, status.tgid, status.ppid), ('Z', 42, 1));
+        assert_eq!((status.tracer, status.uid, status.threads), (7, 1000, 3));
+
+        let stat = b"42 (a) b (c) R 1 42 42 0 -1 2097152 0";
+        assert_eq!(field(stat, FLAGS), Some(PF_KTHREAD));
+        assert_eq!(field(b"42 (a", FLAGS), None);
+        assert_eq!(field(b"42 (a) R", FLAGS), None);
+    }
+
+    #[test]
+    fn newborn_process_was_just_forked_without_exec() {
+        let stat = |flags: u64| {
+            format!("42 (a) R 1 42 42 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3000 0").into_bytes()
+        };
+        assert!(was_just_forked(&stat(PF_FORKNOEXEC), 30.0));
+        assert!(was_just_forked(&stat(PF_FORKNOEXEC | 0x0040_0000), 30.99));
+        assert!(!was_just_forked(&stat(PF_FORKNOEXEC), 31.01));
+        assert!(!was_just_forked(&stat(0x0040_0000), 30.0));
+        assert!(!was_just_forked(b"42 (a) R", 30.0));
+    }
+}

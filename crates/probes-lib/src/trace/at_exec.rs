@@ -1,0 +1,235 @@
+//! [`AtExec`]: a program that has been started and is stopped before its first instruction.
+//!
+//! ```text
+//! tracer thread                      child
+//! ───────────────────────────────    ─────────────────────────────────────────
+//! SEIZE, with TRACEEXEC         ◀─── waits before its execve (sys::spawn)
+//! "go"                          ───▶ execve
+//! PTRACE_EVENT_EXEC             ◀─── is stopped before its first instruction
+//! ```
+//!
+//! If we die here, the program does not run.
+//! `Command::spawn` returns the exact error of a failed execve, but blocks until it is known, so it
+//! needs a thread besides the tracer's. The tracer never reaps: the child is the spawner's.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::address::LiveAddr;
+use crate::error::{Error, ErrorKind, Result};
+use crate::process::Process;
+use crate::process::denial;
+use crate::process::memory::ProcessMemory;
+use crate::sys::ptrace::{self, Wait};
+use crate::sys::signals::InheritedSignals;
+use crate::sys::spawn::{self, TracersEnds};
+use crate::trace::run_to::{self, NotReached};
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::Tracer;
+
+/// A program that has been executed and has not run yet. Dropping it kills and reaps it.
+pub(crate) struct AtExec {
+    /// `None` if it is another process's child, and after `keep`.
+    child: Option<Child>,
+    process: Process,
+}
+
+impl AtExec {
+    /// Takes another process's child, which this thread has traced to its exec. Dropping it does not
+    /// kill it; the end of this thread does.
+    pub(crate) fn of_other(process: Process) -> AtExec {
+        AtExec {
+            child: None,
+            process,
+        }
+    }
+
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Returns the stopped process; the calling thread has to be its tracer. It is killed unless it is
+    /// released.
+    pub(crate) fn stopped(&self, _: &Tracer<'_>) -> Stopped<'_> {
+        Stopped::adopt(&self.process).killed_on_drop()
+    }
+
+    /// Lets the program run to the first of `places` that it comes to, and stops all its threads
+    /// there; returns which it is.
+    ///
+    /// # Errors
+    ///
+    /// If it exits first, or executes another program, or cannot be stopped within `limit`.
+    pub(crate) fn run_to<'s>(
+        &'s self,
+        tracer: &Tracer<'_>,
+        stopped: Stopped<'s>,
+        memory: &ProcessMemory,
+        places: &[LiveAddr],
+        limit: Duration,
+    ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
+        // Not released: it must not run untraced.
+        stopped.leave();
+        let pid = self.process.pid();
+        let reached = run_to::run_to(tracer, pid, memory, places)?;
+        let failed = |error: Error| NotReached::Failed(io::Error::other(error.to_string()));
+        let stopped = tracer.stop(&self.process, limit).map_err(failed)?;
+        Ok((stopped.killed_on_drop(), reached))
+    }
+
+    /// Lets the program, which is stopped at `back`, run from `entry` until it is at `back` again.
+    ///
+    /// # Errors
+    ///
+    /// See [`AtExec::run_to`].
+    pub(crate) fn run_round_trip<'s>(
+        &'s self,
+        tracer: &Tracer<'_>,
+        stopped: Stopped<'s>,
+        memory: &ProcessMemory,
+        entry: LiveAddr,
+        back: LiveAddr,
+        limit: Duration,
+    ) -> Result<Stopped<'s>, NotReached> {
+        let failed = |errno: Errno| NotReached::Failed(errno.into());
+        ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
+        let (stopped, _) = self.run_to(tracer, stopped, memory, &[back], limit)?;
+        Ok(stopped)
+    }
+
+    /// Returns the return address of the function at whose start the program is stopped.
+    pub(crate) fn return_address(&self, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
+        run_to::return_address(self.process.pid(), memory)
+    }
+
+    /// Kills the stopped program: it never runs.
+    pub(crate) fn kill(&self) {
+        // It fails only if the program has been killed already.
+        let _ = kill(Pid::from_raw(self.process.pid()), Signal::SIGKILL);
+    }
+
+    /// Returns the program as a child like any other, which is not killed when it is dropped.
+    pub(crate) fn keep(mut self) -> Result<Child> {
+        let pid = self.process.pid();
+        self.child.take().ok_or(ErrorKind::Exited { pid }.into())
+    }
+}
+
+impl Drop for AtExec {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            end(child);
+        }
+    }
+}
+
+/// Kills and reaps a child; returns how it exited, which may have been before.
+pub(crate) fn end(child: &mut Child) -> Option<ExitStatus> {
+    let _ = child.kill();
+    child.wait().ok()
+}
+
+/// Starts `command` and stops it before its first instruction.
+///
+/// # Errors
+///
+/// If the program cannot be executed or traced; no child is left behind then.
+pub(crate) fn at_exec(
+    tracer: &Tracer<'_>,
+    command: Command,
+    signals: InheritedSignals,
+) -> Result<AtExec> {
+    let program: PathBuf = command.get_program().into();
+    let exec_error = |source: io::Error| ErrorKind::Exec {
+        program: program.clone(),
+        source,
+    };
+    let (childs, tracers) = spawn::ends().map_err(exec_error)?;
+    let by = tracers.of_same_process();
+    std::thread::scope(|scope| {
+        let spawner = std::thread::Builder::new()
+            .spawn_scoped(scope, move || spawn::spawn(command, childs, by, signals))
+            .map_err(&exec_error)?;
+        let traced = trace_to_exec(tracer, tracers);
+        let spawned = match spawner.join() {
+            Ok(spawned) => spawned,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match (spawned, traced) {
+            (Ok(mut child), Ok(pid)) => match Process::open(pid) {
+                Ok(process) => Ok(AtExec {
+                    child: Some(child),
+                    process,
+                }),
+                Err(error) => {
+                    end(&mut child);
+                    Err(error)
+                }
+            },
+            (Ok(mut child), Err(error)) => {
+                let status = end(&mut child);
+                Err(match error {
+                    Untraced::Exited => ErrorKind::DiedAtStart {
+                        program: program.clone(),
+                        signal: status.and_then(|status| status.signal()),
+                    },
+                    Untraced::Refused(errno) => refused(&program, errno),
+                }
+                .into())
+            }
+            (Err(_), Err(Untraced::Refused(errno))) => Err(refused(&program, errno).into()),
+            (Err(source), _) => Err(exec_error(source).into()),
+        }
+    })
+}
+
+/// Returns the error for a child that may not be traced.
+pub(crate) fn refused(program: &Path, errno: Errno) -> ErrorKind {
+    ErrorKind::CannotTraceChild {
+        program: program.to_owned(),
+        denial: denial::of_own_child(errno),
+    }
+}
+
+/// Why a child was not traced up to its exec.
+pub(crate) enum Untraced {
+    /// It exited first: its spawner knows why.
+    Exited,
+    /// The kernel does not let us trace it.
+    Refused(Errno),
+}
+
+/// Traces a child up to its exec; returns its pid.
+pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut ends: TracersEnds) -> Result<i32, Untraced> {
+    let pid = ends.read_pid().map_err(|_| Untraced::Exited)?;
+    match ptrace::seize_for_exec(pid) {
+        Ok(()) => {}
+        Err(Errno::ESRCH) => return Err(Untraced::Exited),
+        Err(errno) => return Err(Untraced::Refused(errno)),
+    }
+    ends.go().map_err(|_| Untraced::Exited)?;
+    loop {
+        match ptrace::peek(pid) {
+            Wait::Executed => return Ok(pid),
+            Wait::Exited | Wait::Gone => return Err(Untraced::Exited),
+            Wait::Running => {
+                tracer.wait_for_event();
+            }
+            // A signal on its way to the child: from the terminal, perhaps.
+            Wait::Signal(signal) => ptrace::resume(pid, signal),
+            // Stopped, from the terminal perhaps, until it receives SIGCONT.
+            Wait::GroupStopped => {
+                ptrace::listen(pid);
+                tracer.wait_for_event();
+            }
+            Wait::Trapped | Wait::Cloned(_) => ptrace::resume(pid, 0),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! [`Stopped`]: a process all of whose threads are in ptrace-stops of this thread. Dropping it
+//! detaches them, so that no early return leaves a thread stopped.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::error::{ErrorKind, Result};
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::memory::ProcessMemory;
+use crate::sys::ptrace;
+use crate::trace::memory::StoppedMemory;
+use crate::trace::stacks::Stacks;
+use crate::trace::tracer::reap_if_exited;
+
+/// The state of a traced thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tracee {
+    Running,
+    /// Stopped, and to be given this signal (0 for none) when it resumes.
+    Stopped(i32),
+    /// As `Stopped`, but of another process: a child made by clone(2), seized for us.
+    Foreign(i32),
+    Gone,
+}
+
+/// A process none of whose threads runs. Dropping it resumes them.
+pub(crate) struct Stopped<'p> {
+    process: &'p Process,
+    pub(crate) tracees: HashMap<i32, Tracee>,
+    since: Instant,
+    /// Whether dropping it leaves the threads as they are.
+    stays_traced: bool,
+    /// Whether dropping it kills the process, which must not run as it is.
+    is_doomed: bool,
+    /// Where its stacks are, once they have been looked up: no thread maps memory meanwhile.
+    stacks: OnceCell<Stacks>,
+    not_send: PhantomData<*const ()>,
+}
+
+impl<'p> Stopped<'p> {
+    /// A process of which no thread has been stopped yet.
+    pub(crate) fn none_yet(process: &'p Process, stays_traced: bool) -> Stopped<'p> {
+        Stopped {
+            process,
+            tracees: HashMap::new(),
+            since: Instant::now(),
+            stays_traced,
+            is_doomed: false,
+            stacks: OnceCell::new(),
+            not_send: PhantomData,
+        }
+    }
+
+    /// A process whose only thread is in a ptrace-stop of this thread.
+    pub(crate) fn adopt(process: &'p Process) -> Stopped<'p> {
+        Stopped::adopt_to(process, false)
+    }
+
+    /// The same for a process that stays traced.
+    pub(crate) fn adopt_traced(process: &'p Process) -> Stopped<'p> {
+        Stopped::adopt_to(process, true)
+    }
+
+    fn adopt_to(process: &'p Process, stays_traced: bool) -> Stopped<'p> {
+        let mut stopped = Stopped::none_yet(process, stays_traced);
+        stopped.tracees.insert(process.pid(), Tracee::Stopped(0));
+        stopped
+    }
+
+    /// Makes dropping it kill the process, unless it is released first.
+    pub(crate) fn killed_on_drop(mut self) -> Stopped<'p> {
+        self.is_doomed = true;
+        self
+    }
+
+    pub(crate) fn process(&self) -> &'p Process {
+        self.process
+    }
+
+    /// The threads that are stopped.
+    pub(crate) fn tids(&self) -> impl Iterator<Item = i32> {
+        let stopped =
+            |(&tid, tracee): (&i32, &Tracee)| matches!(tracee, Tracee::Stopped(_)).then_some(tid);
+        self.tracees.iter().filter_map(stopped)
+    }
+
+    fn stacks(&self) -> &Stacks {
+        self.stacks.get_or_init(|| Stacks::of(self.process))
+    }
+
+    /// Returns whether a thread executes `code`, or may return there: from a signal handler, for one.
+    pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
+        self.tids()
+            .any(|tid| self.thread_leads_into(tid, memory, code))
+    }
+
+    /// Returns whether a stopped thread executes `code`, or may return there.
+    pub(crate) fn thread_leads_into(
+        &self,
+        tid: i32,
+        memory: &impl ReadMemory,
+        code: &Range<u64>,
+    ) -> bool {
+        let returns = |stack| self.stacks().lead_into(memory, stack, code);
+        ptrace::counter_and_stack(tid)
+            .is_ok_and(|(counter, stack)| code.contains(&counter) || returns(stack))
+    }
+
+    /// Returns the memory of the process, which no thread of it changes now.
+    ///
+    /// # Errors
+    ///
+    /// If all its threads have been killed meanwhile.
+    pub(crate) fn memory<'m>(&self, memory: &'m ProcessMemory) -> Result<StoppedMemory<'m>> {
+        match self.tids().next() {
+            Some(tid) => Ok(StoppedMemory::new(memory, tid)),
+            None => Err(ErrorKind::Exited {
+                pid: self.process.pid(),
+            }
+            .into()),
+        }
+    }
+
+    /// How long the process has been stopped, at most.
+    pub(crate) fn stop_time(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Leaves the threads as they are, traced and stopped; returns which they are.
+    pub(crate) fn leave(mut self) -> Vec<i32> {
+        let stopped = |(tid, tracee)| {
+            matches!(tracee, Tracee::Stopped(_) | Tracee::Foreign(_)).then_some(tid)
+        };
+        self.tracees.drain().filter_map(stopped).collect()
+    }
+
+    /// Resumes and detaches every thread, with the signals that were on their way; returns how long
+    /// the process was stopped, at most.
+    pub(crate) fn release(mut self) -> Duration {
+        self.detach();
+        self.since.elapsed()
+    }
+
+    fn detach(&mut self) {
+        for (tid, tracee) in self.tracees.drain() {
+            let (Tracee::Stopped(signal) | Tracee::Foreign(signal)) = tracee else {
+                continue;
+            };
+            if ptrace::detach(tid, signal) == Err(Errno::ESRCH) {
+                // Killed while it was stopped.
+                reap_if_exited(self.process, tid);
+            }
+        }
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        if self.stays_traced {
+            return;
+        }
+        if self.is_doomed && !self.tracees.is_empty() {
+            // It fails only if the process has been killed already.
+            let _ = kill(Pid::from_raw(self.process.pid()), Signal::SIGKILL);
+        }
+        // A thread that has not stopped cannot be detached; the kernel does it when this thread ends.
+        self.detach();
+    }
+}

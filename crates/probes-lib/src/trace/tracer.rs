@@ -1,0 +1,158 @@
+//! [`Tracer`]: the thread that makes all ptrace calls, and the caller's thread that watches it.
+//!
+//! ```text
+//!  caller's thread        tracer thread (makes all ptrace calls)
+//!  ───────────────        ──────────────────────────────────────
+//!  checks that the        PTRACE_SEIZE …
+//!  tracer does not hang
+//!  in PTRACE_SEIZE, and
+//!  reaps dead tracees
+//!  for it if it does
+//! ```
+//!
+//! ptrace belongs to a thread, and the kernel detaches every tracee when its tracer thread ends: so
+//! the tracees resume however the tracer ends.
+
+use std::convert::Infallible;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::error::{ErrorKind, Result};
+use crate::process::Process;
+use crate::process::denial::TRACER_NAME;
+use crate::sys::ptrace::{self, Scope, Wait};
+use crate::sys::signals::{self, SignalsHeldBack};
+
+/// How often to look where no signal may come: the watchdog at the tracer, and the tracer at tracees
+/// whose SIGCHLD another thread of this process may have received.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
+
+/// How often the watchdog looks while no thread is being seized.
+const AT_REST: Duration = Duration::from_millis(20);
+
+/// The right to make ptrace calls, which belongs to one thread.
+pub(crate) struct Tracer<'a> {
+    /// Odd while the thread is in `PTRACE_SEIZE`.
+    seizes: &'a AtomicU64,
+    sigchld_taken: &'a AtomicBool,
+    not_send: PhantomData<*const ()>,
+}
+
+/// Runs `work` on a new thread, which may trace, and watches over `targets` meanwhile.
+///
+/// Signals that could end or stop us halfway are held back until `work` is done.
+pub(crate) fn with_tracer<T: Send>(
+    targets: &[&Process],
+    work: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
+) -> Result<T> {
+    let sigchld_taken = AtomicBool::new(false);
+    let result = {
+        let _held_back = SignalsHeldBack::new();
+        run_watched(targets, &sigchld_taken, work)
+    };
+    if sigchld_taken.load(Ordering::Relaxed) {
+        // It may have been for a child of our caller's as well: signals of one kind merge.
+        signals::raise_sigchld();
+    }
+    result
+}
+
+fn run_watched<T: Send>(
+    targets: &[&Process],
+    sigchld_taken: &AtomicBool,
+    work: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
+) -> Result<T> {
+    let seizes = AtomicU64::new(0);
+    let (alive, ended) = mpsc::channel::<Infallible>();
+    std::thread::scope(|scope| {
+        let run = || {
+            let _alive = alive;
+            work(&Tracer {
+                seizes: &seizes,
+                sigchld_taken,
+                not_send: PhantomData,
+            })
+        };
+        let spawned = std::thread::Builder::new()
+            .name(TRACER_NAME.to_owned())
+            .spawn_scoped(scope, run);
+        let tracer = spawned.map_err(|source| ErrorKind::NoThread { source })?;
+        let (mut before, mut tick) = (0, TICK);
+        while ended.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
+            let now = seizes.load(Ordering::Relaxed);
+            let (is_seizing, is_same) = (now % 2 == 1, now == before);
+            if is_seizing && is_same {
+                targets.iter().copied().for_each(reap_for_exec);
+            }
+            tick = if is_same && !is_seizing {
+                AT_REST
+            } else {
+                TICK
+            };
+            before = now;
+        }
+        match tracer.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Reaps exited tracees for a tracer that cannot.
+///
+/// execve(2) in a thread of the target waits, holding the lock that `PTRACE_SEIZE` wants, until its
+/// dead siblings are reaped, which only their tracer's process can do.
+fn reap_for_exec(target: &Process) {
+    let tids = target.threads().and_then(|mut list| list.read());
+    for tid in tids.unwrap_or_default() {
+        reap_if_exited(target, tid);
+    }
+}
+
+/// Reaps a tracee of `target` if it has exited.
+pub(crate) fn reap_if_exited(target: &Process, tid: i32) {
+    if ptrace::peek(tid) == Wait::Exited {
+        reap(target, tid);
+    }
+}
+
+/// Reaps a thread that has exited. The leader is left to its own parent: nothing waits for it to be
+/// reaped.
+pub(crate) fn reap(target: &Process, tid: i32) {
+    if tid != target.pid() {
+        ptrace::reap(tid);
+    }
+}
+
+impl Tracer<'_> {
+    /// Waits for a short time until something may have happened to a tracee; returns whether it has.
+    pub(crate) fn wait_for_event(&self) -> bool {
+        self.wait_up_to(TICK)
+    }
+
+    /// The same, for at most `limit`.
+    pub(crate) fn wait_up_to(&self, limit: Duration) -> bool {
+        let has_come = signals::take_sigchld(limit);
+        if has_come {
+            self.sigchld_taken.store(true, Ordering::Relaxed);
+        }
+        has_come
+    }
+
+    /// Returns whether a signal that ends us is pending until `work` is done.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        signals::is_interrupted()
+    }
+
+    /// Starts to trace a thread, watched over.
+    pub(crate) fn seize(&self, tid: i32, scope: Scope) -> Result<(), Errno> {
+        self.seizes.fetch_add(1, Ordering::Relaxed);
+        let result = ptrace::seize(tid, scope);
+        self.seizes.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+}
