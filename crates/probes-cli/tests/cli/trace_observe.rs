@@ -125,7 +125,7 @@ fn program_that_cannot_be_observed_is_not_started() {
         for (flags, why) in [
             ("-watch nothing", "no probe \"nothing\""),
             ("-latency start,nothing", "no probe \"nothing\""),
-            ("-count -follow", "-follow and -count cannot be combined"),
+            ("-count -follow", "-count and -follow cannot be combined"),
             ("-latency start", "-latency: \"start\" is not two names"),
         ] {
             let run = trace(&file, flags, "run\n");
