@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use probes_lib::{Denial, Effect, Error, ErrorKind};
+use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError};
 
 use crate::hint::{self, Subject};
 use crate::usage::UsageError;
@@ -59,7 +59,7 @@ impl Failure {
     /// An observation of a process could not be removed. The process is not observed by us if another
     /// observer has replaced this one, or if only memory is left.
     pub(crate) fn of_removal(pid: i32, error: Error) -> Failure {
-        let is_replaced = matches!(error.kind(), ErrorKind::ObserverReplaced { .. });
+        let is_replaced = matches!(error.kind(), ErrorKind::Observe(ObserveError::Replaced));
         if is_replaced || error.effect() == Effect::StillMapped {
             Failure::Target(Subject::Process(pid), error)
         } else {
@@ -94,9 +94,9 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Failure::Usage(error) => Some(error.hint()),
-            Failure::Target(subject, error) => hint::of(error.kind(), subject),
+            Failure::Target(subject, error) => hint::of(error, subject),
             // It is about no process.
-            Failure::Survey(error) => hint::of(error.kind(), &Subject::Process(0)),
+            Failure::Survey(error) => hint::of(error, &Subject::Process(0)),
             Failure::NotRestored(_, hint) => Some(hint.clone()),
             Failure::NotRemoved(pid, _) => Some(format!(
                 "`ocaml-probes observe -clean -pid {pid}` removes the observation"
@@ -174,47 +174,16 @@ fn reason(error: &io::Error) -> String {
         .to_owned()
 }
 
-/// Whether the process has exited.
-pub(crate) fn is_gone(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Exited { .. } | ErrorKind::NoSuchProcess { .. } | ErrorKind::Zombie { .. }
-    )
-}
-
 /// What has become of a process in which there is nothing left to undo: it has exited, or executed a new
 /// program.
 pub(crate) fn fate(error: &Error) -> Option<&'static str> {
-    if matches!(error.kind(), ErrorKind::Executed { .. }) {
+    if error.is_executed() {
         return Some("has executed a new program");
     }
-    is_gone(error).then_some("has exited")
-}
-
-/// Whether trying again in a moment may succeed.
-pub(crate) fn is_transient(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Busy { .. }
-            | ErrorKind::ThreadsKeepStarting { .. }
-            | ErrorKind::KeepsChanging { .. }
-            | ErrorKind::NoThread { .. }
-            | ErrorKind::Denied {
-                denial: Denial::BeingChanged { .. } | Denial::Traced { .. },
-                ..
-            }
-    )
-}
-
-/// Whether probes are missing that a program executed later, or an object loaded later, may have.
-pub(crate) fn is_missing_name(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
-    )
+    error.is_gone().then_some("has exited")
 }
 
 /// Whether a file could not be opened because it has been deleted or replaced.
 pub(crate) fn is_nameless(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Nameless { .. })
+    matches!(error.kind(), ErrorKind::File(FileError::Nameless { .. }))
 }

@@ -5,13 +5,18 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use probes_lib::{Denial, ElfDefect, ErrorKind};
+use probes_lib::{
+    Denial, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError, ProbeError,
+    ProcessError, SystemError,
+};
 
 use crate::text::few;
 
 const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
 
 const CAPABLE: &str = "start the container with --cap-add=SYS_PTRACE";
+
+const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
 
 /// What an error is about.
 #[derive(Debug)]
@@ -25,134 +30,146 @@ pub(crate) enum Subject {
 }
 
 /// What to do next; `None` where the error says all that is known.
-pub(crate) fn of(error: &ErrorKind, subject: &Subject) -> Option<String> {
-    let pid = match subject {
-        Subject::Process(pid) => Some(*pid),
-        Subject::Program(_) | Subject::File(_) => None,
-    };
-    about_file(error)
-        .or_else(|| about_names(error, subject))
-        .or_else(|| about_state(error, pid))
-        .or_else(|| about_process(error))
-        .or_else(|| about_start(error))
+pub(crate) fn of(error: &Error, subject: &Subject) -> Option<String> {
+    match error.kind() {
+        ErrorKind::File(kind) => of_file(kind, error.subject()),
+        ErrorKind::Probe(kind) => of_probe(kind, subject),
+        ErrorKind::Process(kind) => of_process(kind, error.pid()),
+        ErrorKind::Memory(kind) => of_memory(kind),
+        ErrorKind::Launch(kind) => of_launch(kind, error.subject()),
+        ErrorKind::System(kind) => of_system(kind),
+        _ => None,
+    }
 }
 
-/// Files that cannot be opened, or have no probes.
-fn about_file(error: &ErrorKind) -> Option<String> {
-    let hint = match error {
-        ErrorKind::OpenFile { source, .. } => return open_file(source),
-        ErrorKind::Elf { defect, .. } => return elf(defect),
-        ErrorKind::Nameless { .. } => {
+fn of_file(kind: &FileError, file: &probes_lib::Subject) -> Option<String> {
+    let hint = match kind {
+        FileError::Open { source } => return open_file(source),
+        FileError::Elf(defect) => return elf(defect),
+        FileError::Nameless { .. } => {
             "use sudo outside of containers: only root can open it through the kernel's own links"
         }
-        ErrorKind::MalformedNote { path, .. } | ErrorKind::WrongNote { path, .. } => {
+        FileError::MalformedNote(_) | FileError::WrongNote { .. } => {
             return Some(format!(
-                "the file is damaged, build it again; `readelf -n {}` shows its notes",
-                path.display()
+                "the file is damaged, build it again; `readelf -n {file}` shows its notes"
             ));
-        }
-        ErrorKind::NoProbes { unreadable, .. } if !unreadable.is_empty() => {
-            "root (outside of containers) can read files that others may not read, or that were \
-             deleted or replaced"
-        }
-        ErrorKind::NoProbes { .. } => {
-            "was it built by a compiler with probes, or with ppx_probe, was the code that has them \
-             linked in, and .note.stapsdt kept when stripping?"
         }
         _ => return None,
     };
     Some(hint.to_owned())
 }
 
-/// Probes that do not exist, or that cannot be selected so.
-fn about_names(error: &ErrorKind, subject: &Subject) -> Option<String> {
-    let hint = match error {
-        ErrorKind::UnknownProbe { .. } => format!("`{}` lists the names", listing(subject)),
-        ErrorKind::NoMatch { .. } => format!(
-            "`{}` lists the names; a regular expression has to match from a name's start: `.*_end`",
-            listing(subject)
-        ),
-        ErrorKind::SelectedTwice { .. } => "select each probe once".to_owned(),
-        ErrorKind::Conflict { .. } => "either enable the probe or disable it".to_owned(),
-        ErrorKind::NotEnabled { .. } => {
-            "leave it out; -disable-all, -disable-regexp and -disable-pair pass over probes that are off"
-                .to_owned()
-        }
-        _ => return None,
+/// Probes that do not exist, that cannot be selected so, or that cannot be changed as they are.
+fn of_probe(kind: &ProbeError, subject: &Subject) -> Option<String> {
+    let pid = match subject {
+        Subject::Process(pid) => Some(*pid),
+        Subject::Program(_) | Subject::File(_) => None,
     };
-    Some(hint)
-}
-
-/// Counters, sites and memory that cannot be changed as they are.
-fn about_state(error: &ErrorKind, pid: Option<i32>) -> Option<String> {
-    let hint = match error {
-        ErrorKind::CounterFull { name } | ErrorKind::Inconsistent { name, .. } => {
+    let hint = match kind {
+        ProbeError::NoProbes { unreadable, .. } if !unreadable.is_empty() => {
+            "root (outside of containers) can read files that others may not read, or that were \
+             deleted or replaced"
+        }
+        ProbeError::NoProbes { .. } => {
+            "was it built by a compiler with probes, or with ppx_probe, was the code that has them \
+             linked in, and .note.stapsdt kept when stripping?"
+        }
+        ProbeError::Unknown { .. } => {
+            return Some(format!("`{}` lists the names", listing(subject)));
+        }
+        ProbeError::NoMatch { .. } => {
+            return Some(format!(
+                "`{}` lists the names; a regular expression has to match from a name's start: `.*_end`",
+                listing(subject)
+            ));
+        }
+        ProbeError::SelectedTwice { .. } => "select each probe once",
+        ProbeError::Conflict { .. } => "either enable the probe or disable it",
+        ProbeError::NotEnabled { .. } => {
+            "leave it out; -disable-all, -disable-regexp and -disable-pair pass over probes that are off"
+        }
+        ProbeError::CounterFull { name } | ProbeError::Inconsistent { name, .. } => {
             return Some(repair(pid?, name));
         }
-        ErrorKind::UnequalCounters { name, .. } => {
+        ProbeError::UnequalCounters { name, .. } => {
             let pid = pid?;
             return Some(format!(
                 "`ocaml-probes attach -pid {pid} -force -disable {name}` disables all of it"
             ));
         }
-        ErrorKind::UnexpectedSite { found, .. } if found.has_breakpoint() => {
+        ProbeError::UnexpectedSite { found, .. } if found.has_breakpoint() => {
             "remove the breakpoint or uprobe, or leave this probe out"
         }
-        ErrorKind::UnexpectedSite { .. } => {
+        ProbeError::UnexpectedSite { .. } => {
             "something else has changed this code: leave this probe out, or restart the program"
         }
-        ErrorKind::LiveRefused { .. } | ErrorKind::LiveUnloadable { .. } => {
-            "leave -live out: the process is then stopped for a moment"
-        }
-        ErrorKind::KeepsChanging { .. } => {
-            "try again; is another ocaml-probes changing the same process?"
-        }
-        ErrorKind::GigaText { .. } => "-gigatext allows it",
-        ErrorKind::SharedMapping { .. } => "leave the probes in it out",
+        ProbeError::LiveUnloadable { .. } => NOT_LIVE,
         _ => return None,
     };
     Some(hint.to_owned())
 }
 
 /// Processes that are gone, or cannot be stopped.
-fn about_process(error: &ErrorKind) -> Option<String> {
-    let hint = match error {
-        ErrorKind::Denied { denial, .. } => return denied(denial, true),
-        ErrorKind::ForeignProc | ErrorKind::NoProc => {
-            "`mount -t proc proc /proc` shows the processes of this pid namespace; `unshare --mount-proc` and `nsenter -m` do so, too"
-        }
-        ErrorKind::NoSuchProcess { pid } => return Some(no_such_process(*pid)),
-        ErrorKind::NotAProcess { pid, .. } => return Some(format!("its process is -pid {pid}")),
-        ErrorKind::Zombie { .. } => "it has exited, start it again",
-        ErrorKind::KernelThread { .. } => "give the pid of an OCaml program",
-        ErrorKind::SelfOrAncestor { .. } => {
+fn of_process(kind: &ProcessError, pid: Option<i32>) -> Option<String> {
+    let hint = match kind {
+        ProcessError::Denied { denial, .. } => return denied(denial, true),
+        ProcessError::NotFound => return Some(no_such_process(pid?)),
+        ProcessError::NotAProcess => return Some(format!("its process is -pid {}", pid?)),
+        ProcessError::Zombie { .. } => "it has exited, start it again",
+        ProcessError::KernelThread { .. } => "give the pid of an OCaml program",
+        ProcessError::SelfOrAncestor { .. } => {
             "-live changes it without stopping it; or use a shell that it has not started"
         }
-        ErrorKind::Busy { .. } | ErrorKind::ThreadsKeepStarting { .. } => {
+        ProcessError::Busy { .. } | ProcessError::ThreadsKeepStarting { .. } => {
             "try again; -live changes it without stopping it"
         }
-        ErrorKind::Executed { .. } => "try again",
+        ProcessError::Executed => "try again",
+        ProcessError::KeepsChanging => {
+            "try again; is another ocaml-probes changing the same process?"
+        }
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+fn of_memory(kind: &MemoryError) -> Option<String> {
+    let hint = match kind {
+        MemoryError::LiveRefused => NOT_LIVE,
+        MemoryError::GigaText => "-gigatext allows it",
+        MemoryError::Shared { .. } => "leave the probes in it out",
         _ => return None,
     };
     Some(hint.to_owned())
 }
 
 /// Programs that cannot be started.
-fn about_start(error: &ErrorKind) -> Option<String> {
-    let hint = match error {
-        ErrorKind::Exec { program, source } => return exec(program, source),
-        ErrorKind::CannotTraceChild { denial, .. } => return denied(denial, false),
-        ErrorKind::Setuid { .. } => "start it without ocaml-probes, then `attach` to it with sudo",
-        ErrorKind::DiedAtStart { .. } => {
+fn of_launch(kind: &LaunchError, program: &probes_lib::Subject) -> Option<String> {
+    let hint = match (kind, program) {
+        (LaunchError::Exec { source }, probes_lib::Subject::Program(program)) => {
+            return exec(program, source);
+        }
+        (LaunchError::Denied(denial), _) => return denied(denial, false),
+        (LaunchError::Setuid, _) => "start it without ocaml-probes, then `attach` to it with sudo",
+        (LaunchError::DiedAtStart { .. }, _) => {
             "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
         }
-        ErrorKind::DiedLoading { .. } => {
+        (LaunchError::DiedLoading, _) => {
             "`ldd` says which libraries it needs and which are missing"
         }
-        ErrorKind::NoInterpreter { .. } => {
+        (LaunchError::NoInterpreter { .. }, _) => {
             "install what the program needs, or build it for this system"
         }
-        ErrorKind::NoThread { .. } => LIMITED,
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+fn of_system(kind: &SystemError) -> Option<String> {
+    let hint = match kind {
+        SystemError::NoThread { .. } => LIMITED,
+        SystemError::ForeignProc | SystemError::NoProc => {
+            "`mount -t proc proc /proc` shows the processes of this pid namespace; `unshare --mount-proc` and `nsenter -m` do so, too"
+        }
         _ => return None,
     };
     Some(hint.to_owned())
@@ -321,11 +338,10 @@ mod tests {
     /// What is said of an attach that was denied.
     fn of_denial(denial: Denial) -> (String, String) {
         let (pid, operation) = (4242, probes_lib::Operation::Attach);
-        let error = ErrorKind::Denied {
-            pid,
-            operation,
-            denial,
-        };
+        let error = Error::new(
+            probes_lib::Subject::Process(pid),
+            ProcessError::Denied { operation, denial },
+        );
         let hint = of(&error, &Subject::Process(pid)).unwrap_or_default();
         (error.to_string(), hint)
     }
@@ -336,23 +352,23 @@ mod tests {
         let cases = [
             (
                 Denial::Yama { scope: 1 },
-                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants",
+                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=1 allows only descendants",
                 "use sudo, or `trace` instead of `attach`, or let the program call \
                  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)",
             ),
             (
                 Denial::Yama { scope: 2 },
-                "cannot attach to 4242: kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
+                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
                 "use sudo",
             ),
             (
                 Denial::Yama { scope: 3 },
-                "cannot attach to 4242: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
+                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
                 "only a reboot undoes it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d",
             ),
             (
                 Denial::Seccomp,
-                "cannot attach to 4242: this container's seccomp profile blocks ptrace",
+                "process 4242 cannot be attached to: this container's seccomp profile blocks ptrace",
                 "start the container with --cap-add=SYS_PTRACE; or use -live, which traces nothing",
             ),
             (
@@ -360,12 +376,12 @@ mod tests {
                     uid: 0,
                     name: root(),
                 })),
-                "4242 belongs to uid 0 (root), and this container lacks CAP_SYS_PTRACE",
+                "process 4242 belongs to uid 0 (root), and this container lacks CAP_SYS_PTRACE",
                 "start the container with --cap-add=SYS_PTRACE, or be that user: sudo -u root",
             ),
             (
                 Denial::Incapable(Box::new(Denial::Yama { scope: 1 })),
-                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants, and this \
+                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=1 allows only descendants, and this \
                  container lacks CAP_SYS_PTRACE",
                 "start the container with --cap-add=SYS_PTRACE",
             ),
@@ -374,22 +390,22 @@ mod tests {
                     uid: 0,
                     name: root(),
                 },
-                "4242 belongs to uid 0 (root)",
+                "process 4242 belongs to uid 0 (root)",
                 "use sudo, or be that user: sudo -u root",
             ),
             (
                 Denial::UserNamespace,
-                "4242 is in another user namespace",
+                "process 4242 is in another user namespace",
                 "run ocaml-probes inside that container, or as root outside of it",
             ),
             (
                 Denial::NotDumpable,
-                "4242 is not dumpable (setuid or file capabilities, or prctl)",
+                "process 4242 is not dumpable (setuid or file capabilities, or prctl)",
                 "use sudo",
             ),
             (
                 Denial::Policy,
-                "cannot attach to 4242: denied by a security policy (AppArmor, SELinux)",
+                "process 4242 cannot be attached to: denied by a security policy (AppArmor, SELinux)",
                 "the audit log says which rule: `dmesg`, or `ausearch -m AVC`",
             ),
             (
@@ -397,12 +413,12 @@ mod tests {
                     tracer: 99,
                     name: "gdb".to_owned(),
                 },
-                "4242 is already traced by pid 99 (gdb)",
+                "process 4242 is already traced by pid 99 (gdb)",
                 "detach or end the other tracer, gdb with pid 99; or use -live, which traces nothing",
             ),
             (
                 Denial::MorePrivileged,
-                "4242 has capabilities that ocaml-probes lacks",
+                "process 4242 has capabilities that ocaml-probes lacks",
                 "use sudo",
             ),
             (
@@ -410,12 +426,12 @@ mod tests {
                     tracer: 99,
                     name: "ocaml-probes".to_owned(),
                 },
-                "4242 is being changed by pid 99 (ocaml-probes)",
+                "process 4242 is being changed by pid 99 (ocaml-probes)",
                 "try again; `kill -CONT 99` if that process is stopped",
             ),
             (
                 Denial::Unexplained,
-                "cannot attach to 4242: the kernel does not permit it, possibly because it is traced from outside this \
+                "process 4242 cannot be attached to: the kernel does not permit it, possibly because it is traced from outside this \
                  container",
                 "look for a debugger or tracer outside this container, or use sudo",
             ),
@@ -427,29 +443,34 @@ mod tests {
 
     #[test]
     fn own_undumpable_program_gets_no_advice_to_trace() {
-        let error = ErrorKind::CannotTraceChild {
-            program: "./server.exe".into(),
-            denial: Denial::Yama { scope: 1 },
-        };
+        let error = Error::new(
+            probes_lib::Subject::Program("./server.exe".into()),
+            LaunchError::Denied(Denial::Yama { scope: 1 }),
+        );
         let hint = of(&error, &Subject::Program("./server.exe".into()));
         assert_eq!(hint.as_deref(), Some("use sudo"));
     }
 
     #[test]
     fn huge_pages_and_busy_threads_have_a_hint() {
-        let busy = ErrorKind::Busy {
-            pid: 4242,
-            tid: 4250,
-            name: "worker-3".to_owned(),
-            state: 'D',
-            wchan: String::new(),
-            deadline_ms: 500,
-        };
+        let (pid, tid) = (4242, 4250);
+        let busy = Error::new(
+            probes_lib::Subject::Thread { pid, tid },
+            ProcessError::Busy {
+                name: "worker-3".to_owned(),
+                state: 'D',
+                wchan: String::new(),
+                deadline_ms: 500,
+            },
+        );
         for (error, hint) in [
-            (ErrorKind::GigaText { pid: 4242 }, "-gigatext allows it"),
+            (
+                Error::new(probes_lib::Subject::Process(pid), MemoryError::GigaText),
+                "-gigatext allows it",
+            ),
             (busy, "try again; -live changes it without stopping it"),
             (
-                ErrorKind::LiveRefused { pid: 4242 },
+                Error::new(probes_lib::Subject::Process(pid), MemoryError::LiveRefused),
                 "leave -live out: the process is then stopped for a moment",
             ),
         ] {

@@ -12,7 +12,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use probes_lib::Target;
 
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 
 const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
@@ -129,7 +129,7 @@ impl TerminationSignals {
         for target in targets {
             match target.pidfd() {
                 Ok(pidfd) => running.push(pidfd),
-                Err(error) if failure::is_gone(&error) => {}
+                Err(error) if error.is_gone() => {}
                 Err(error) => return Err(failed(io::Error::other(error.to_string()))),
             }
         }

@@ -27,7 +27,7 @@ use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
 
 use crate::address::FileAddr;
 use crate::elf::build_id::BuildId;
-use crate::error::{ElfDefect, ErrorKind, Result};
+use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::sys::can_fail;
 
 /// Sections that are read whole are no larger than this in any real program (a million notes take
@@ -79,21 +79,20 @@ impl ElfFile {
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
-            .map_err(|source| ErrorKind::OpenFile {
-                path: path.to_owned(),
-                source,
-            })?;
+            .map_err(|source| Error::of_file(path, FileError::Open { source }))?;
         ElfFile::read(file, path.to_owned())
     }
 
     /// Reads the headers of an open file; `path` is what errors name.
     pub(crate) fn read(file: File, path: PathBuf) -> Result<ElfFile> {
-        let metadata = file.metadata().map_err(|source| ErrorKind::OpenFile {
-            path: path.clone(),
-            source,
-        })?;
+        let metadata = file
+            .metadata()
+            .map_err(|source| Error::of_file(&path, FileError::Open { source }))?;
         if !metadata.is_file() {
-            return Err(ErrorKind::elf(&path, ElfDefect::NotARegularFile).into());
+            return Err(Error::of_file(
+                &path,
+                FileError::Elf(ElfDefect::NotARegularFile),
+            ));
         }
         let mut elf = ElfFile {
             file,
@@ -243,12 +242,7 @@ impl ElfFile {
             if source.kind() == std::io::ErrorKind::UnexpectedEof {
                 self.truncated(what, offset, bytes.len() as u64)
             } else {
-                ErrorKind::ReadFile {
-                    path: self.path.clone(),
-                    what,
-                    source,
-                }
-                .into()
+                Error::of_file(&self.path, FileError::Read { what, source })
             }
         })
     }
@@ -389,7 +383,7 @@ impl ElfFile {
     }
 
     fn defect(&self, defect: ElfDefect) -> crate::Error {
-        ErrorKind::elf(&self.path, defect).into()
+        Error::of_file(&self.path, FileError::Elf(defect))
     }
 
     fn truncated(&self, what: &'static str, offset: u64, size: u64) -> crate::Error {

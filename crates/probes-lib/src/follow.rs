@@ -35,7 +35,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Result, SystemError};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::signals::SignalsHeldBack;
@@ -145,7 +145,7 @@ impl Follow {
         work: impl FnOnce(&TracerEnd) -> Result<()> + Send + 'static,
     ) -> Result<Follow> {
         let _held_back = SignalsHeldBack::new();
-        let (events, receiver) = channel::channel().map_err(|errno| ErrorKind::NoThread {
+        let (events, receiver) = channel::channel().map_err(|errno| SystemError::NoThread {
             source: errno.into(),
         })?;
         let (begun, has_begun) = mpsc::channel();
@@ -159,7 +159,7 @@ impl Follow {
         let thread = Builder::new()
             .name("probes-follow".to_owned())
             .spawn(run)
-            .map_err(|source| ErrorKind::NoThread { source })?;
+            .map_err(|source| SystemError::NoThread { source })?;
         // Nothing is sent if there was nothing to follow.
         has_begun.recv().unwrap_or(Ok(()))?;
         Ok(Follow {

@@ -114,5 +114,6 @@ pub use launch::split::{Follower, Split, Starter};
 pub use launch::{Launch, Launched};
 
 pub use error::{
-    Denial, Effect, ElfDefect, Error, ErrorKind, MemoryPart, Operation, ProbeDefect, Result,
+    Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError, MemoryPart,
+    ObserveError, Operation, ProbeDefect, ProbeError, ProcessError, Result, Subject, SystemError,
 };

@@ -30,7 +30,9 @@ pub use self::read::events::{Event, Events};
 pub use self::read::latency::Latency;
 pub use self::read::value::Value;
 
-use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
+use crate::error::{
+    Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProcessError, Result,
+};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::ReadMemory;
 use crate::observe::install::context::{InstallContext, read, refuse_replaced};
@@ -122,10 +124,10 @@ impl Target {
     /// # Errors
     ///
     /// If a probe is not there, or none that is wanted has a site; if a site does not hold what its file
-    /// says, or its text cannot be changed ([`ErrorKind::SharedMapping`], [`ErrorKind::GigaText`]); if the
+    /// says, or its text cannot be changed ([`MemoryError::Shared`], [`MemoryError::GigaText`]); if the
     /// process cannot be stopped, or memory cannot be mapped into it: each thread has set itself a
-    /// seccomp filter ([`ErrorKind::SeccompFiltered`]), or its kernel refuses; if times are wanted, and the
-    /// processors' clocks do not go evenly ([`ErrorKind::NoInvariantTsc`]).
+    /// seccomp filter ([`ObserveError::SeccompFiltered`]), or its kernel refuses; if times are wanted, and the
+    /// processors' clocks do not go evenly ([`ObserveError::NoInvariantTsc`]).
     /// [`Error::effect`](crate::Error::effect) says what it is left with.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer<'_>> {
         self.try_observe(observation, options)
@@ -156,8 +158,11 @@ impl Target {
                 Ok(again) => cleaned.add(again),
             }
             // The next look does not find what has been unloaded.
-            use ErrorKind::{KeepsChanging, NotMapped};
-            let is_passing = matches!(error.kind(), KeepsChanging { .. } | NotMapped { .. });
+            let is_passing = matches!(
+                error.kind(),
+                ErrorKind::Process(ProcessError::KeepsChanging)
+                    | ErrorKind::Memory(MemoryError::NotMapped { .. })
+            );
             if !is_passing || begun.elapsed() > options.deadline {
                 let effect = cleaned.effect(error.effect());
                 return Err(error.with_effect(effect));
@@ -253,7 +258,10 @@ impl CleanReport {
     /// What there is to say if a thread is still on a detour: it may map memory after all.
     fn unless_pending(self, pid: i32) -> Result<CleanReport> {
         match self.still_mapped {
-            0 => Err(Error::from(ErrorKind::KeepsChanging { pid }).leaving(Effect::StillMapped)),
+            0 => {
+                Err(Error::of_process(pid, ProcessError::KeepsChanging)
+                    .leaving(Effect::StillMapped))
+            }
             _ => Ok(self),
         }
     }
@@ -281,7 +289,7 @@ impl Observer<'_> {
     /// # Errors
     ///
     /// If the process has ended or executed another program; if another observation of it has begun, which
-    /// has put an end to this one ([`ErrorKind::ObserverReplaced`]).
+    /// has put an end to this one ([`ObserveError::Replaced`]).
     pub fn counts(&self) -> Result<Counts> {
         self.refuse_removed()?;
         let pid = self.target.pid();
@@ -343,8 +351,8 @@ impl Observer<'_> {
     ///
     /// If the process has ended or executed another program; if it cannot be stopped, or another has the
     /// lock to change it: then it stays observed, nothing is lost, and it can be tried again. If another
-    /// observation of it has begun ([`ErrorKind::ObserverReplaced`]), or this one has been removed
-    /// ([`ErrorKind::Removed`]).
+    /// observation of it has begun ([`ObserveError::Replaced`]), or this one has been removed
+    /// ([`ObserveError::Removed`]).
     pub fn remove(&mut self) -> Result<Observed> {
         self.refuse_removed()?;
         let removed = self.try_to_remove();
@@ -355,7 +363,7 @@ impl Observer<'_> {
     fn refuse_removed(&self) -> Result<()> {
         let pid = self.target.pid();
         match self.is_removed {
-            true => Err(ErrorKind::Removed { pid }.into()),
+            true => Err(Error::of_process(pid, ObserveError::Removed)),
             false => Ok(()),
         }
     }
@@ -442,7 +450,7 @@ fn read_events(
     let events = watch.read(process, source, memory, clock, is_over);
     events.map_err(|source| {
         let (part, at) = (MemoryPart::ObservationData, watch.shared());
-        ErrorKind::reading(process.pid(), part, at, source).into()
+        Error::of_read(process.pid(), part, at, source)
     })
 }
 

@@ -29,7 +29,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
 use nix::sys::stat::{Mode, fstatat};
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, FileError, Operation, ProcessError, Result, Subject, SystemError};
 use crate::process::status::Status;
 use crate::sys::can_fail;
 
@@ -61,7 +61,7 @@ impl Process {
 
     /// Opens `/proc/pid`, without a check that `pid` is its number for ptrace(2), too.
     fn open_as(pid: i32) -> Result<Process> {
-        let gone = || Error::from(ErrorKind::NoSuchProcess { pid });
+        let gone = || Error::of_process(pid, ProcessError::NotFound);
         if pid <= 0 {
             return Err(gone());
         }
@@ -70,11 +70,12 @@ impl Process {
         match open_folder(&path, flags) {
             Ok(dir) => Ok(Process { pid, dir }),
             Err(Errno::ENOENT | Errno::ESRCH) => Err(gone()),
-            Err(errno) => Err(ErrorKind::OpenFile {
-                path,
-                source: errno.into(),
-            }
-            .into()),
+            Err(errno) => Err(Error::of_file(
+                &path,
+                FileError::Open {
+                    source: errno.into(),
+                },
+            )),
         }
     }
 
@@ -86,7 +87,7 @@ impl Process {
             let number = link.to_str().and_then(|link| link.parse().ok());
             number.ok_or_else(|| io::Error::other("it names no process"))
         });
-        let pid = number.map_err(|source| ErrorKind::OpenFile { path, source })?;
+        let pid = number.map_err(|source| Error::of_file(&path, FileError::Open { source }))?;
         Process::open_as(pid)
     }
 
@@ -128,7 +129,7 @@ impl Process {
             match self.open_wanted(&name, &wanted) {
                 Ok(Some(file)) => return Ok(file),
                 Ok(None) => {
-                    refusal = io::Error::other("another file is mapped than has this name now");
+                    refusal = io::Error::other("another file has that name now");
                 }
                 Err(error) if error.kind() != io::ErrorKind::NotFound => refusal = error,
                 Err(_) => {}
@@ -207,28 +208,28 @@ impl Process {
     pub(crate) fn refuse_unworkable(&self) -> Result<()> {
         let status = self.status().map_err(|source| self.exited_or(source))?;
         if status.tgid != self.pid {
-            return Err(ErrorKind::NotAProcess {
-                tid: self.pid,
-                pid: status.tgid,
-            }
-            .into());
+            let (pid, tid) = (status.tgid, self.pid);
+            return Err(Error::new(
+                Subject::Thread { pid, tid },
+                ProcessError::NotAProcess,
+            ));
         }
         let stat = self.read("stat").map_err(|source| self.exited_or(source))?;
         if status::is_kernel_thread(&stat) {
-            return Err(ErrorKind::KernelThread {
-                pid: self.pid,
-                name: status.name,
-            }
-            .into());
+            return Err(Error::of_process(
+                self.pid,
+                ProcessError::KernelThread { name: status.name },
+            ));
         }
         // A leader that has exited while other threads run is a zombie, too; the program lives on.
         if matches!(status.state, 'Z' | 'X') && self.has_exited() {
-            return Err(ErrorKind::Zombie {
-                pid: self.pid,
-                parent: status.ppid,
-                parent_name: name_of(status.ppid),
-            }
-            .into());
+            return Err(Error::of_process(
+                self.pid,
+                ProcessError::Zombie {
+                    parent: status.ppid,
+                    parent_name: name_of(status.ppid),
+                },
+            ));
         }
         Ok(())
     }
@@ -248,18 +249,17 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SelfOrAncestor`].
+    /// [`ProcessError::SelfOrAncestor`].
     pub(crate) fn refuse_self_and_ancestors(&self) -> Result<()> {
         let own = std::process::id() as i32;
         let mut pid = own;
         // A chain of parents is shorter than the number of possible pids.
         for _ in 0..1 << 22 {
             if pid == self.pid {
-                return Err(ErrorKind::SelfOrAncestor {
+                return Err(Error::of_process(
                     pid,
-                    own: pid == own,
-                }
-                .into());
+                    ProcessError::SelfOrAncestor { own: pid == own },
+                ));
             }
             match Process::open(pid).ok().and_then(|p| p.status().ok()) {
                 Some(status) if status.ppid > 0 => pid = status.ppid,
@@ -361,9 +361,9 @@ impl Process {
     /// Returns the error for a failed read of /proc: usually, that the process has exited.
     pub(crate) fn exited_or(&self, source: io::Error) -> Error {
         if is_gone(&source) {
-            return ErrorKind::Exited { pid: self.pid }.into();
+            return Error::of_process(self.pid, ProcessError::Exited);
         }
-        ErrorKind::system(self.pid, Operation::Read, source).into()
+        Error::of_call(self.pid, Operation::Read, source)
     }
 }
 
@@ -372,7 +372,7 @@ impl Process {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::ForeignProc`], [`ErrorKind::NoProc`].
+/// [`SystemError::ForeignProc`], [`SystemError::NoProc`].
 pub(crate) fn refuse_foreign_proc() -> Result<()> {
     /// The pid of our process for which /proc has been checked.
     static CHECKED_FOR: AtomicU32 = AtomicU32::new(0);
@@ -387,8 +387,8 @@ pub(crate) fn refuse_foreign_proc() -> Result<()> {
             CHECKED_FOR.store(own, Ordering::Relaxed);
             Ok(())
         }
-        Ok((Ok(_), _)) => Err(ErrorKind::ForeignProc.into()),
-        Ok((Err(_), _)) | Err(_) => Err(ErrorKind::NoProc.into()),
+        Ok((Ok(_), _)) => Err(SystemError::ForeignProc.into()),
+        Ok((Err(_), _)) | Err(_) => Err(SystemError::NoProc.into()),
     }
 }
 
@@ -439,6 +439,7 @@ pub(crate) fn name_of(pid: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn lines_are_found_in_order_and_others_not() {
@@ -470,7 +471,7 @@ mod tests {
         let error = own.refuse_self_and_ancestors().unwrap_err();
         assert!(matches!(
             error.kind(),
-            ErrorKind::SelfOrAncestor { own: true, .. }
+            ErrorKind::Process(ProcessError::SelfOrAncestor { own: true, .. })
         ));
         let tids = own.threads().unwrap().read().unwrap();
         assert!(tids.contains(&own.pid()));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use regex::Regex;
 
 use crate::address::LiveAddr;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ProbeError, Result};
 use crate::process::object::UnreadableObject;
 use crate::process::program::{ProbeId, Program};
 use crate::update::report::AppliedChange;
@@ -52,11 +52,11 @@ impl Selector {
     ///
     /// # Errors
     ///
-    /// If `pattern` is not a regular expression ([`ErrorKind::BadRegexp`]).
+    /// If `pattern` is not a regular expression ([`ProbeError::BadRegexp`]).
     pub fn regexp(pattern: &str) -> Result<Selector> {
         match Regex::new(pattern) {
             Ok(regex) => Ok(Selector::Regexp(regex)),
-            Err(source) => Err(ErrorKind::BadRegexp {
+            Err(source) => Err(ProbeError::BadRegexp {
                 pattern: pattern.to_owned(),
                 source,
             }
@@ -263,12 +263,13 @@ impl Chooser<'_> {
             self.take(probe.id(), action, false, 0)?;
         }
         if none && self.strict {
-            return Err(ErrorKind::NoMatch {
-                pattern: pattern.to_owned(),
-                program: program.path().to_owned(),
-                unreadable: paths(program.unreadable()),
-            }
-            .into());
+            return Err(Error::of_file(
+                program.path(),
+                ProbeError::NoMatch {
+                    pattern: pattern.to_owned(),
+                    unreadable: paths(program.unreadable()),
+                },
+            ));
         }
         Ok(())
     }
@@ -277,9 +278,9 @@ impl Chooser<'_> {
         let name = || self.program.by_id(probe).name().to_owned();
         match self.applied[probe] {
             Some(earlier) if earlier == action => {
-                return Err(ErrorKind::SelectedTwice { name: name() }.into());
+                return Err(ProbeError::SelectedTwice { name: name() }.into());
             }
-            Some(_) => return Err(ErrorKind::Conflict { name: name() }.into()),
+            Some(_) => return Err(ProbeError::Conflict { name: name() }.into()),
             None => self.applied[probe] = Some(action),
         }
         let aim = if self.force { Aim::Set } else { Aim::Count };
@@ -295,13 +296,14 @@ impl Chooser<'_> {
     fn find(&self, name: &str) -> Result<ProbeId> {
         match self.program.probe(name) {
             Some(probe) => Ok(probe.id()),
-            None => Err(ErrorKind::UnknownProbe {
-                name: name.to_owned(),
-                program: self.program.path().to_owned(),
-                unreadable: paths(self.program.unreadable()),
-                near: near_names(self.program, name),
-            }
-            .into()),
+            None => Err(Error::of_file(
+                self.program.path(),
+                ProbeError::Unknown {
+                    name: name.to_owned(),
+                    unreadable: paths(self.program.unreadable()),
+                    near: near_names(self.program, name),
+                },
+            )),
         }
     }
 }

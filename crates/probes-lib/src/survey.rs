@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::elf::table::Generation;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, FileError, Result};
 use crate::process::objects::Files;
 use crate::process::{Process, refuse_foreign_proc};
 use crate::target::Target;
@@ -55,10 +55,7 @@ pub struct SurveyedProcess {
 /// If the processes cannot be listed.
 pub fn survey() -> Result<Survey> {
     refuse_foreign_proc()?;
-    let pids = pids().map_err(|source| ErrorKind::OpenFile {
-        path: "/proc".into(),
-        source,
-    })?;
+    let pids = pids().map_err(|source| Error::of_file("/proc", FileError::Open { source }))?;
     let files = Arc::new(Files::default());
     let next = AtomicUsize::new(0);
     let work = || {
@@ -100,7 +97,9 @@ fn look(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied>
     let states = opened.and_then(|target| Ok((target.states()?, target)));
     let (states, target) = match states {
         Ok(found) => found,
-        Err(error) if matches!(error.kind(), ErrorKind::Denied { .. }) => return Err(Denied),
+        Err(error) if error.denial().is_some() => {
+            return Err(Denied);
+        }
         // Without probes, of the kernel, ended meanwhile.
         Err(_) => return Ok(None),
     };

@@ -82,14 +82,14 @@ impl Target {
     /// It needs the files in /proc/self to belong to the user that the process runs as: a program that is
     /// not dumpable, because it has changed its user or asked for it (prctl(2), `PR_SET_DUMPABLE`),
     /// is refused. A child after fork(2) has probes of its own and has to open itself; its parent's
-    /// `Target` is refused there ([`ErrorKind::Forked`]). Not for use in signal handlers
+    /// `Target` is refused there ([`ProcessError::Forked`]). Not for use in signal handlers
     /// (signal-safety(7)), nor between fork(2) and execve(2) in a program of several threads.
     ///
     /// # Errors
     ///
     /// If no object of this process has OCaml probes, or /proc is missing or cannot be read.
     ///
-    /// [`ErrorKind::Forked`]: crate::ErrorKind::Forked
+    /// [`ProcessError::Forked`]: crate::ErrorKind::Forked
     pub fn current() -> Result<Target> {
         OpenedProcess::current().map(Target::of)
     }
@@ -210,11 +210,11 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// See [`Target::update_with`]. If the process has exited ([`ErrorKind::Exited`]) or executed a new
-    /// program ([`ErrorKind::Executed`]) meanwhile, nothing is left of the update.
+    /// See [`Target::update_with`]. If the process has exited ([`ProcessError::Exited`]) or executed a new
+    /// program ([`ProcessError::Executed`]) meanwhile, nothing is left of the update.
     ///
-    /// [`ErrorKind::Exited`]: crate::ErrorKind::Exited
-    /// [`ErrorKind::Executed`]: crate::ErrorKind::Executed
+    /// [`ProcessError::Exited`]: crate::ErrorKind::Exited
+    /// [`ProcessError::Executed`]: crate::ErrorKind::Executed
     pub fn undo(&self, report: &Report, options: Options) -> Result<Report> {
         self.carry_out(&|program| choose_undo(program, &report.applied), options)
     }

@@ -9,7 +9,7 @@ use super::failures::Failures;
 use super::follow;
 use super::open_target::describe;
 use super::restore::{refuse_leftovers, restore};
-use crate::failure::{Failure, is_missing_name};
+use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags, RequiredActionFlags, TargetSelection, duration};
 use crate::say::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -141,7 +141,7 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
         for target in &targets {
             match target.check(&args.actions(), args.options()) {
                 // A program that is executed later may have it.
-                Err(error) if args.follow && is_missing_name(&error) => {}
+                Err(error) if args.follow && error.is_missing_name() => {}
                 checked => drop(failures.record(target.pid(), checked)),
             }
         }

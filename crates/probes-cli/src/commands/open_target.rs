@@ -39,7 +39,7 @@ fn warn_of_passed_over(messages: &Messages, target: &Target) {
         .into_iter()
         .partition(|file| is_nameless(&file.why));
     let warn = |why: &str, file: &UnreadableObject| {
-        let hint = hint::of(file.why.kind(), &Subject::Process(target.pid()));
+        let hint = hint::of(&file.why, &Subject::Process(target.pid()));
         let hint = hint.unwrap_or_else(|| "the probes of all other files are there".to_owned());
         messages.warning(&format!("passed over: {why}"), &hint);
     };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Options, Report, Target};
 
-use crate::failure::{Failure, fate, is_transient};
+use crate::failure::{Failure, fate};
 use crate::say::Messages;
 use crate::signals::TerminationSignals;
 use crate::text::few;
@@ -49,7 +49,7 @@ pub(super) fn retry<T>(
     loop {
         match attempt() {
             Err(error)
-                if is_transient(&error)
+                if error.is_transient()
                     && begun.elapsed() < PATIENCE
                     && !signals.is_interrupted() =>
             {

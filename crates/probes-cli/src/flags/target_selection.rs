@@ -6,7 +6,7 @@ use probes_lib::{Error, survey};
 use regex::Regex;
 
 use super::checked::{Flags, each_once};
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::say::Messages;
 
 /// One process.
@@ -74,7 +74,7 @@ impl TargetSelection {
 
     /// Whether a process that only its name selected has exited since: it is then not an error.
     pub(crate) fn has_exited_since(&self, pid: i32, error: &Error) -> bool {
-        failure::is_gone(error) && !self.pids.contains(&pid)
+        error.is_gone() && !self.pids.contains(&pid)
     }
 }
 

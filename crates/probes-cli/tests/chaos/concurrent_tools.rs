@@ -9,7 +9,7 @@ use std::thread;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, Denial, ErrorKind, State, Target};
+use probes_lib::{Action, Denial, ErrorKind, ProcessError, State, Target};
 use test_support::process::state;
 use test_support::{Guard, eventually, fixture_forms, program_forms};
 
@@ -38,7 +38,7 @@ fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     if tool.wait().success() {
         return Ok(());
     }
-    if error.contains("; released, safe to retry; nothing was changed") {
+    if error.contains(" was resumed; nothing was changed") {
         return Err((0, error));
     }
     let words = ["is being changed by pid ", "is already traced by pid "];
@@ -80,11 +80,12 @@ fn run_updates(pid: i32, others: &Mutex<Tools>) {
             continue;
         };
         match error.kind() {
-            ErrorKind::Denied {
+            ErrorKind::Process(ProcessError::Denied {
                 denial: Denial::Traced { tracer, .. } | Denial::BeingChanged { tracer, .. },
                 ..
-            } => others.lock().unwrap().named.push(*tracer),
-            ErrorKind::Busy { .. } | ErrorKind::ThreadsKeepStarting { .. } => {}
+            }) => others.lock().unwrap().named.push(*tracer),
+            ErrorKind::Process(ProcessError::Busy { .. })
+            | ErrorKind::Process(ProcessError::ThreadsKeepStarting { .. }) => {}
             _ => panic!("{error}"),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use probes_lib::faults;
-use probes_lib::{Action, Effect, ErrorKind, State};
+use probes_lib::{Action, Effect, ErrorKind, ProcessError, State};
 use test_support::process::{children, processes, stat, state};
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
@@ -60,13 +60,13 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize)
         case.count(match &result {
             Ok(_) => format!("{end:?}: done"),
             Err(error) => match error.kind() {
-                ErrorKind::Exited { .. }
-                | ErrorKind::Zombie { .. }
-                | ErrorKind::NoSuchProcess { .. } => {
+                ErrorKind::Process(ProcessError::Exited)
+                | ErrorKind::Process(ProcessError::Zombie { .. })
+                | ErrorKind::Process(ProcessError::NotFound) => {
                     assert_ne!(end, End::Exec, "{what}");
                     format!("{end:?}: said to have exited")
                 }
-                ErrorKind::Executed { .. } => {
+                ErrorKind::Process(ProcessError::Executed) => {
                     assert_eq!(end, End::Exec, "{what}");
                     assert_eq!(error.effect(), Effect::NothingChanged, "{what}");
                     format!("{end:?}: said to have executed")
@@ -261,9 +261,9 @@ fn kill_container_before(case: &mut Case, file: &Path, nth: usize) -> usize {
         Err(error) => {
             let has_ended = matches!(
                 error.kind(),
-                ErrorKind::Exited { .. }
-                    | ErrorKind::Zombie { .. }
-                    | ErrorKind::NoSuchProcess { .. }
+                ErrorKind::Process(ProcessError::Exited)
+                    | ErrorKind::Process(ProcessError::Zombie { .. })
+                    | ErrorKind::Process(ProcessError::NotFound)
             );
             assert!(calls >= nth && has_ended, "{what}");
             case.count("said to have exited");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{ErrorKind, Observation, Observed, State, Target, faults};
+use probes_lib::{ErrorKind, Observation, Observed, ProcessError, State, Target, faults};
 use test_support::process::{processes, state};
 use test_support::{eventually, fixture_forms, output_while, program_forms};
 
@@ -70,12 +70,12 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize)
         Ok(_) => case.count(format!("{end:?}: done")),
         Err(error) => match error.kind() {
             _ if !is_met => panic!("{what}: {error}"),
-            ErrorKind::Exited { .. }
-            | ErrorKind::Zombie { .. }
-            | ErrorKind::NoSuchProcess { .. } => {
+            ErrorKind::Process(ProcessError::Exited)
+            | ErrorKind::Process(ProcessError::Zombie { .. })
+            | ErrorKind::Process(ProcessError::NotFound) => {
                 case.count(format!("{end:?}: said to have exited"))
             }
-            ErrorKind::Executed { .. } => {
+            ErrorKind::Process(ProcessError::Executed) => {
                 assert_eq!(end, End::Exec, "{what}: {error}");
                 case.count(format!("{end:?}: said to have executed"));
             }

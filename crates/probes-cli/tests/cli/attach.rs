@@ -148,7 +148,7 @@ fn regexp_matches_from_the_start_of_a_name() {
     assert_eq!(answer.lines().count(), 2);
     let error = attach(&target, "-enable-regexp start").failure();
     assert!(
-        error.contains("no probe in service.exe matches \"start\""),
+        error.contains("service.exe has no probe that matches \"start\""),
         "{error}"
     );
     let hint = format!(
@@ -176,7 +176,7 @@ fn unknown_name_gets_a_suggestion_and_changes_nothing() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let before = image(target.pid());
     let error = attach(&target, "-enable watched,plian").failure();
-    let expected = "no probe \"plian\" in gen_ocaml_2.pie; did you mean \"plain\"?";
+    let expected = "gen_ocaml_2.pie has no probe \"plian\"; did you mean \"plain\"?";
     assert!(error.contains(expected), "{error}");
     assert!(error.contains("nothing was changed"), "{error}");
     assert!(error.contains("hint: `ocaml-probes info -pid"), "{error}");

@@ -47,7 +47,7 @@ fn pid_of_no_process_is_refused() {
     // proc_sys_kernel_pid_max(5): pids are below 2^22.
     refused(
         4_194_305,
-        "no process 4194305",
+        "process 4194305 does not exist",
         "it has exited, or the pid is one of another",
     );
 }
@@ -58,7 +58,11 @@ fn exited_process_is_refused() {
     let pid = target.pid();
     target.hang_up();
     target.guard().wait();
-    refused(pid, &format!("no process {pid}"), "it has exited");
+    refused(
+        pid,
+        &format!("process {pid} does not exist"),
+        "it has exited",
+    );
 }
 
 #[test]
@@ -140,7 +144,7 @@ fn process_of_another_user_is_refused() {
         .filter(|&pid| !is_kernel_thread(pid));
     match others.min_by_key(|&pid| (uid(pid) == own, pid)) {
         Some(pid) if uid(pid) != own => {
-            let why = format!("{pid} belongs to uid {} (", uid(pid));
+            let why = format!("process {pid} belongs to uid {} (", uid(pid));
             refused(pid, &why, "use sudo");
         }
         // All visible processes are ours: those are not refused for their owner.

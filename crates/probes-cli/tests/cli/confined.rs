@@ -64,7 +64,7 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
         assert_eq!(
             refused,
             format!(
-                "ocaml-probes: cannot attach to {pid}: {WHY}; nothing was changed\n\
+                "ocaml-probes: process {pid} cannot be attached to: {WHY}; nothing was changed\n\
                  hint: {HINT}; or use -live, which traces nothing\n"
             )
         );
@@ -78,7 +78,7 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
         assert_eq!(
             refused,
             format!(
-                "ocaml-probes: cannot trace {file} from its start: {WHY}; the program was not started\n\
+                "ocaml-probes: {file} cannot be traced from its start: {WHY}; the program was not started\n\
                  hint: {HINT}\n"
             )
         );
@@ -183,7 +183,7 @@ fn missing_ptrace_capability_of_a_container_is_named() {
             let as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
             let target = start_by(as_nobody, &file);
             let pid = target.pid();
-            let why = format!("{pid} belongs to uid 65534 (nobody), {LACKS}");
+            let why = format!("process {pid} belongs to uid 65534 (nobody), {LACKS}");
             let hint = format!("{HINT}, or be that user: sudo -u nobody");
             refused("setpriv --bounding-set=-sys_ptrace", pid, &why, &hint);
         }
@@ -236,7 +236,7 @@ fn pid_inside_a_container_is_reported_from_outside() {
         assert_eq!(
             info.failure(),
             format!(
-                "ocaml-probes: no process {inside}\nhint: it has exited, or you mean the process that \
+                "ocaml-probes: process {inside} does not exist\nhint: it has exited, or you mean the process that \
                  has this pid in its container: -pid {outside} ({name})\n"
             )
         );

@@ -316,7 +316,7 @@ fn count_replaced_by_another_observer_says_so() {
         let mut stderr = first.guard().child().stderr.take().unwrap();
         std::io::Read::read_to_string(&mut stderr, &mut why).unwrap();
         assert_eq!(first.guard().wait().code(), Some(1));
-        let expected = format!("process {pid} is observed by another now");
+        let expected = format!("process {pid} has another observer now, which replaced this one");
         assert!(why.contains(&expected), "{why}");
         assert!(!is_observed(pid));
         target.hits();
@@ -327,7 +327,7 @@ fn count_replaced_by_another_observer_says_so() {
 fn unknown_names_and_processes_are_errors() {
     for target in both_forms("gen_ocaml") {
         let failure = run(&format!("count -pid {} -probe nothing", target.pid())).failure();
-        assert!(failure.contains("no probe \"nothing\""), "{failure}");
+        assert!(failure.contains(" has no probe \"nothing\""), "{failure}");
         assert!(failure.contains("nothing was changed"), "{failure}");
         assert!(!is_observed(target.pid()));
     }

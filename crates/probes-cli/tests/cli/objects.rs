@@ -134,19 +134,19 @@ fn name_in_a_damaged_library_alone_is_refused() {
         target.ask(&format!("load {}", damaged.display()), "loaded");
         let before = image(target.pid());
         let pid = target.pid();
-        let name = file.file_name().unwrap().display();
+        let name = file.display();
         for (action, what) in [
-            ("-enable plug", format!("no probe \"plug\" in {name}")),
+            ("-enable plug", format!("{name} has no probe \"plug\"")),
             (
                 "-enable-regexp pl",
-                format!("no probe in {name} matches \"pl\""),
+                format!("{name} has no probe that matches \"pl\""),
             ),
         ] {
             let refused = run(&format!("attach {action} -pid {pid}"));
             assert_eq!((refused.code, &refused.stdout[..]), (Some(1), ""));
             let start = format!(
                 "ocaml-probes: warning: passed over: {why}\n{hint}\
-                 ocaml-probes: {what}, and plugin.so could not be looked into; nothing was changed\n"
+                 ocaml-probes: {what}, and plugin.so could not be read; nothing was changed\n"
             );
             assert!(refused.stderr.starts_with(&start), "{}", refused.stderr);
         }
@@ -189,8 +189,7 @@ fn missing_files_of_a_program_are_named() {
             assert_eq!(info.answer(), "ping disabled\nplug disabled\n");
         } else {
             let refused = info.failure();
-            let why =
-                ", and plugin.so could not be looked into\nhint: root (outside of containers) ";
+            let why = ", and plugin.so could not be read\nhint: root (outside of containers) ";
             assert!(refused.contains(why), "{refused}");
         }
     }

@@ -62,11 +62,14 @@ fn one_unsuitable_process_keeps_all_unchanged() {
     let refused = run(&format!("attach {} -enable plain", pids(&targets)));
     assert_eq!((refused.code, &refused.stdout[..]), (Some(1), ""));
     for target in &targets[2..] {
-        let why = format!(
-            "ocaml-probes: {0}: no probe \"plain\" in gen_ocaml_dot1.",
-            target.pid()
+        let start = format!("ocaml-probes: {}: ", target.pid());
+        let why = " has no probe \"plain\"";
+        let mut lines = refused.stderr.lines();
+        assert!(
+            lines.any(|line| line.starts_with(&start) && line.contains(why)),
+            "{}",
+            refused.stderr
         );
-        assert!(refused.stderr.contains(&why), "{}", refused.stderr);
     }
     assert!(
         refused
@@ -96,7 +99,7 @@ fn one_traced_process_keeps_all_unchanged() {
     let refused = run(&format!("attach {} -enable plain", pids(&targets)));
     assert_eq!((refused.code, &refused.stdout[..]), (Some(1), ""));
     let why = format!(
-        "ocaml-probes: {second}: {second} is already traced by pid {} (gdb); nothing was changed\n",
+        "ocaml-probes: {second}: process {second} is already traced by pid {} (gdb); nothing was changed\n",
         gdb.pid()
     );
     assert!(refused.stderr.starts_with(&why), "{}", refused.stderr);
@@ -160,7 +163,7 @@ fn readable_processes_are_shown_though_another_is_not() {
     );
     assert!(shown.stderr.starts_with(&zombie), "{}", shown.stderr);
     let end = format!(
-        "ocaml-probes: {gone}: no process {gone}\n\
+        "ocaml-probes: {gone}: process {gone} does not exist\n\
          hint: it has exited, or the pid is one of another pid namespace (a container)\n\
          ocaml-probes: 2 of 4 processes failed\n"
     );

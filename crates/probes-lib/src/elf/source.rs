@@ -6,7 +6,7 @@ use addr2line::Loader;
 
 use crate::address::FileAddr;
 use crate::elf::mangling;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, FileError, Result};
 
 /// The symbols and line table of one file.
 pub struct SourceMap {
@@ -38,12 +38,13 @@ impl SourceMap {
     pub(crate) fn open(path: &Path, shown_as: &Path) -> Result<SourceMap> {
         match Loader::new(path) {
             Ok(loader) => Ok(SourceMap { loader }),
-            Err(error) => Err(ErrorKind::ReadFile {
-                path: shown_as.to_owned(),
-                what: "the debugging information",
-                source: std::io::Error::other(error.to_string()),
-            }
-            .into()),
+            Err(error) => Err(Error::of_file(
+                shown_as,
+                FileError::Read {
+                    what: "the debugging information",
+                    source: std::io::Error::other(error.to_string()),
+                },
+            )),
         }
     }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::address::FileAddr;
 use crate::elf::build_id::BuildId;
 use crate::elf::{ElfFile, Linking, Segment};
-use crate::error::{ElfDefect, ErrorKind, Result};
+use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::site::{SITE_LEN, SiteCode};
 use crate::update::spans;
 
@@ -122,7 +122,7 @@ impl ProbeTable {
     /// # Errors
     ///
     /// If the file cannot be read, is not an x86-64 program, has a note that is malformed or
-    /// contradicts the file, or has no OCaml probes ([`ErrorKind::NoProbes`]).
+    /// contradicts the file, or has no OCaml probes ([`ProbeError::NoProbes`]).
     pub fn read(path: impl AsRef<Path>) -> Result<ProbeTable> {
         ProbeTable::of(&ElfFile::open(path.as_ref())?)
     }
@@ -289,7 +289,10 @@ impl ProbeTable {
             };
         let [one, other] = names;
         let text = format!("the {what} of probes {one} and {other} overlap at {address}");
-        Err(ErrorKind::elf(&self.path, ElfDefect::Contradiction(text)).into())
+        Err(Error::of_file(
+            &self.path,
+            FileError::Elf(ElfDefect::Contradiction(text)),
+        ))
     }
 
     /// The name of the first probe of which something is so, for errors.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::error::{ErrorKind, Subject};
 use crate::testing::{NoteSpec, ProgramSpec, memory_file};
 
 const E_TYPE: usize = 16;
@@ -39,8 +40,9 @@ fn defect_of(result: Result<ElfFile>) -> ElfDefect {
     let Err(error) = result else {
         panic!("it was read");
     };
+    assert_eq!(error.subject(), &Subject::File("/srv/server.exe".into()));
     match error.kind() {
-        ErrorKind::Elf { path, defect } if path == Path::new("/srv/server.exe") => defect.clone(),
+        ErrorKind::File(FileError::Elf(defect)) => defect.clone(),
         _ => panic!("{error}"),
     }
 }
@@ -79,10 +81,13 @@ fn directories_and_pipes_are_refused_without_waiting() {
         assert_eq!(error.to_string(), format!("{path} is not a regular file"));
     }
     let error = ElfFile::open(Path::new("/no/such/file")).err().unwrap();
-    assert!(matches!(error.kind(), ErrorKind::OpenFile { .. }));
+    assert!(matches!(
+        error.kind(),
+        ErrorKind::File(FileError::Open { .. })
+    ));
     assert_eq!(
         error.to_string(),
-        "cannot open /no/such/file: No such file or directory"
+        "/no/such/file cannot be opened: No such file or directory"
     );
 }
 
@@ -192,7 +197,7 @@ fn impossible_sizes_are_refused_before_any_allocation() {
         for field in [SH_OFFSET, SH_SIZE] {
             let elf = read(&edited(&[(section_field(1, field), &value)])).unwrap();
             let error = elf.contents(".note.stapsdt").err().unwrap();
-            let ErrorKind::Elf { defect, .. } = error.kind() else {
+            let ErrorKind::File(FileError::Elf(defect)) = error.kind() else {
                 panic!("{error}");
             };
             assert!(matches!(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::process::image::Image;
 
@@ -24,7 +24,7 @@ impl Present {
     /// If the process cannot be read, or the actions contradict each other.
     pub(crate) fn of(process: &Process, files: Arc<Files>, actions: &Actions) -> Result<Present> {
         let image = match Image::of(process, files.clone()) {
-            Err(error) if is_missing(&error) => {
+            Err(error) if error.is_missing_name() => {
                 return Ok(Present {
                     image: Image::even_without(process, files)?,
                     choices: Vec::new(),
@@ -34,7 +34,7 @@ impl Present {
             image => image?,
         };
         let (choices, missing) = match choose(&image.program, actions) {
-            Err(error) if is_missing(&error) => {
+            Err(error) if error.is_missing_name() => {
                 (choose_present(&image.program, actions)?, Some(error))
             }
             choices => (choices?, None),
@@ -45,13 +45,4 @@ impl Present {
             missing,
         })
     }
-}
-
-/// Returns whether something is missing that may come with a program that is executed or an object that
-/// is loaded later.
-pub(crate) fn is_missing(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NoProbes { .. } | ErrorKind::UnknownProbe { .. } | ErrorKind::NoMatch { .. }
-    )
 }

@@ -17,8 +17,8 @@ use nix::fcntl::OFlag;
 
 use super::channel::EventSender;
 use super::event::FollowEvent;
-use super::present::{Present, is_missing};
-use crate::error::{Effect, Error, ErrorKind, Operation, Result};
+use super::present::Present;
+use crate::error::{Effect, Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
 use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
 use crate::observe::shadow;
 use crate::process::Process;
@@ -109,7 +109,7 @@ impl<'f> FollowSession<'f> {
 
     fn set_target(&mut self, target: &Target, followed: &mut FollowedProcess) -> Result<Report> {
         match target.check(self.actions, self.options) {
-            Err(error) if is_missing(&error) => {}
+            Err(error) if error.is_missing_name() => {}
             checked => checked?,
         }
         if let Some(error) = followed.present(self.actions)?.missing {
@@ -337,7 +337,7 @@ impl<'f> FollowSession<'f> {
                 }
                 self.set_objects(followed, &image.only(new), moment)
             }
-            Err(error) if matches!(error.kind(), ErrorKind::NoProbes { .. }) => {
+            Err(error) if matches!(error.kind(), ErrorKind::Probe(ProbeError::NoProbes { .. })) => {
                 followed.known.clear();
                 return;
             }
@@ -380,7 +380,7 @@ impl<'f> FollowSession<'f> {
     /// Reports that a process cannot be followed, as too many files are open; unless it was killed, which
     /// is an event of its own.
     fn cannot_follow(&self, pid: i32, error: Error) {
-        if !matches!(error.kind(), ErrorKind::NoSuchProcess { .. }) {
+        if !matches!(error.kind(), ErrorKind::Process(ProcessError::NotFound)) {
             self.failed(pid, error);
         }
     }
@@ -502,7 +502,7 @@ fn set(
     let prepared = context.prepare(UpdateRequest::of(choices, options))?;
     if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
         let pid = followed.pid();
-        return Err(ErrorKind::KeepsChanging { pid }.into());
+        return Err(Error::of_process(pid, ProcessError::KeepsChanging));
     }
     Ok(prepared.report(stopped.stop_time()))
 }

@@ -1,7 +1,7 @@
 //! Finds a code cave: unused bytes at the end of a code page, in which injected calls are written.
 
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ObserveError, Result};
 use crate::inject::remote_call;
 use crate::memory::ReadMemory;
 use crate::process::Process;
@@ -13,7 +13,7 @@ use crate::process::objects;
 ///
 /// # Errors
 ///
-/// [`ErrorKind::NoCodeCave`] if there is none.
+/// [`ObserveError::NoCodeCave`] if there is none.
 pub(crate) fn find(
     process: &Process,
     memory: &ProcessMemory,
@@ -49,5 +49,5 @@ pub(crate) fn find(
     // No file of a process that has been killed meanwhile can be opened.
     read_maps(process)?;
     let bytes = remote_call::MAX_LEN;
-    Err(ErrorKind::NoCodeCave { pid, bytes }.into())
+    Err(Error::of_process(pid, ObserveError::NoCodeCave { bytes }))
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
-use crate::error::{ErrorKind, MemoryPart, Operation, Result};
+use crate::error::{Error, ErrorKind, MemoryPart, ObserveError, Operation, ProcessError, Result};
 use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::WriteMemory;
 use crate::process::Process;
@@ -40,8 +40,8 @@ impl<'i> Injector<'i> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::KeepsChanging`] if the process has mapped something else where they were to map
-    /// memory; [`ErrorKind::MapRefused`].
+    /// [`ProcessError::KeepsChanging`] if the process has mapped something else where they were to map
+    /// memory; [`ObserveError::MapRefused`].
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[RemoteCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
         let begun = Instant::now();
@@ -56,7 +56,10 @@ impl<'i> Injector<'i> {
             let Err(error) = self.check(calls, &before) else {
                 return Ok(stopped);
             };
-            let is_occupied = matches!(error.kind(), ErrorKind::KeepsChanging { .. });
+            let is_occupied = matches!(
+                error.kind(),
+                ErrorKind::Process(ProcessError::KeepsChanging)
+            );
             // The signal had to be received first.
             if is_occupied || !is_interrupted || begun.elapsed() > self.limit {
                 return Err(error);
@@ -76,7 +79,9 @@ impl<'i> Injector<'i> {
         let mut stopped = stopped;
         let (tid, before) = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
-                break stopped.first().ok_or(ErrorKind::Exited { pid })?;
+                break stopped
+                    .first()
+                    .ok_or(Error::of_process(pid, ProcessError::Exited))?;
             }
             // No thread may still run the calls of a tool that was killed.
             let thread = stopped.pick_thread(self.memory)?;
@@ -84,7 +89,7 @@ impl<'i> Injector<'i> {
             match thread {
                 Some(found) => break found,
                 None if begun.elapsed() > self.limit => {
-                    return Err(ErrorKind::NoThreadToRedirect { pid }.into());
+                    return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
                 None => {
                     stopped.release();
@@ -160,15 +165,15 @@ impl<'i> Injector<'i> {
             let overlaps = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
             let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
             if call.maps() && !maps.iter().any(|it| call.is_about(it)) {
-                let kind = if maps.iter().any(overlaps) {
-                    ErrorKind::KeepsChanging { pid }
+                let error = if maps.iter().any(overlaps) {
+                    Error::of_process(pid, ProcessError::KeepsChanging)
                 } else {
-                    ErrorKind::MapRefused { pid }
+                    Error::of_process(pid, ObserveError::MapRefused)
                 };
-                return Err(kind.into());
+                return Err(error);
             }
             if call.unmaps() && maps.iter().any(was_there) {
-                return Err(ErrorKind::MapRefused { pid }.into());
+                return Err(Error::of_process(pid, ObserveError::MapRefused));
             }
         }
         Ok(())
@@ -177,15 +182,15 @@ impl<'i> Injector<'i> {
     fn write(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
         let mut memory = stopped.memory(self.memory)?;
         memory.write_code(at, bytes).map_err(|source| {
-            ErrorKind::writing(self.process.pid(), MemoryPart::InjectedCall, at, source).into()
+            Error::of_write(self.process.pid(), MemoryPart::InjectedCall, at, source)
         })
     }
 }
 
-fn not_returned(pid: i32, reason: NotReached) -> ErrorKind {
+fn not_returned(pid: i32, reason: NotReached) -> Error {
     match reason {
-        NotReached::Exited => ErrorKind::Exited { pid },
-        NotReached::Executed => ErrorKind::Executed { pid },
-        NotReached::Failed(source) => ErrorKind::system(pid, Operation::InjectCall, source),
+        NotReached::Exited => Error::of_process(pid, ProcessError::Exited),
+        NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
+        NotReached::Failed(source) => Error::of_call(pid, Operation::InjectCall, source),
     }
 }

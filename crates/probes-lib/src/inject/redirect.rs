@@ -9,7 +9,7 @@ use nix::sys::ptrace as nix_ptrace;
 use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
-use crate::error::{ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, ProcessError, Result};
 use crate::inject::remote_call::{NO_CALL, Registers};
 use crate::memory::ReadMemory;
 use crate::process::Process;
@@ -65,7 +65,7 @@ impl Stopped<'_> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SeccompFiltered`] if each has set itself a seccomp filter: for a system call that it
+    /// [`ObserveError::SeccompFiltered`] if each has set itself a seccomp filter: for a system call that it
     /// forbids, the kernel may kill the process.
     pub(crate) fn refuse_filtered(&self) -> Result<()> {
         OwnFilters::of(self.process()).refuse_all(self.tids())
@@ -96,7 +96,7 @@ impl Tracer<'_> {
         limit: Duration,
     ) -> Result<(Stopped<'p>, bool)> {
         let failed =
-            |errno: Errno| ErrorKind::system(process.pid(), Operation::InjectCall, errno.into());
+            |errno: Errno| Error::of_call(process.pid(), Operation::InjectCall, errno.into());
         set_registers(tid, &before.redirected_to(entry)).map_err(failed)?;
         let mut stopped = stopped;
         let begun = Instant::now();
@@ -119,7 +119,7 @@ impl Tracer<'_> {
             }
             if begun.elapsed() > limit {
                 let pid = process.pid();
-                return Err(ErrorKind::KeepsChanging { pid }.into());
+                return Err(Error::of_process(pid, ProcessError::KeepsChanging));
             }
             // If it were interrupted at once, it would stop before its first instruction.
             pause *= 2;

@@ -17,8 +17,7 @@ use nix::unistd::{AccessFlags, access, getegid, geteuid};
 use crate::address::LoadBias;
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
-use crate::error::{Error, ErrorKind, Result};
-use crate::follow::present::is_missing;
+use crate::error::{Error, ErrorKind, LaunchError, Result, SystemError};
 use crate::process::Process;
 use crate::process::program::Program;
 use crate::select::{Actions, choose};
@@ -57,7 +56,7 @@ pub(super) fn refuse_setuid(file: &Path) -> Result<()> {
     let changes = metadata.uid() != geteuid().as_raw() || metadata.gid() != getegid().as_raw();
     if gives && changes && !geteuid().is_root() {
         let program = file.to_owned();
-        return Err(ErrorKind::Setuid { program }.into());
+        return Err(Error::of_program(&program, LaunchError::Setuid));
     }
     Ok(())
 }
@@ -68,7 +67,7 @@ pub(super) fn check_names(file: &Path, actions: &Actions) -> Result<()> {
     let elf = ElfFile::open(file)?;
     let is_loaded = elf.interpreter().is_some();
     match choose_in(elf, actions) {
-        Err(error) if is_loaded && is_missing(&error) => Ok(()),
+        Err(error) if is_loaded && error.is_missing_name() => Ok(()),
         checked => checked,
     }
 }
@@ -94,7 +93,7 @@ pub(super) fn refuse_shell(process: &Process, file: Option<&Path>, program: &Pat
     });
     if is_shell_instead {
         let (program, source) = (program.to_owned(), Errno::ENOEXEC.into());
-        return Err(ErrorKind::Exec { program, source }.into());
+        return Err(Error::of_program(&program, LaunchError::Exec { source }));
     }
     Ok(())
 }
@@ -102,21 +101,19 @@ pub(super) fn refuse_shell(process: &Process, file: Option<&Path>, program: &Pat
 /// Returns the same error, in terms of the program that was to be started.
 pub(super) fn error_of_launch(error: Error, program: PathBuf, file: Option<&Path>) -> Error {
     match error.kind() {
-        ErrorKind::NoThread { source } => {
+        ErrorKind::System(SystemError::NoThread { source }) => {
             // From clone(2), so it has a number.
             let errno = source.raw_os_error().unwrap_or(libc::EAGAIN);
             let source = io::Error::from_raw_os_error(errno);
-            ErrorKind::Exec { program, source }.into()
+            Error::of_program(&program, LaunchError::Exec { source })
         }
         // ENOENT of a file that exists is about its interpreter.
-        ErrorKind::Exec { source, .. } if source.kind() == NotFound => {
+        ErrorKind::Launch(LaunchError::Exec { source, .. }) if source.kind() == NotFound => {
             let elf = file.and_then(|file| ElfFile::open(file).ok());
             match elf.and_then(|elf| elf.interpreter()) {
-                Some(interpreter) if !interpreter.exists() => ErrorKind::NoInterpreter {
-                    program,
-                    interpreter,
+                Some(interpreter) if !interpreter.exists() => {
+                    Error::of_program(&program, LaunchError::NoInterpreter { interpreter })
                 }
-                .into(),
                 _ => error,
             }
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, LaunchError, Operation, ProcessError, Result, SystemError};
 use crate::follow::present::Present;
 use crate::inject::loader_hook;
 use crate::memory::shadow::{Shadow, Shadowed};
@@ -75,7 +75,7 @@ impl<'s> SetUp<'s> {
         if self.tracer.is_interrupted() {
             // A Ctrl-C before there was a child has reached this process alone.
             let program = self.program.to_owned();
-            return Err(ErrorKind::Interrupted { program }.into());
+            return Err(Error::of_program(&program, LaunchError::Interrupted));
         }
         Ok(Ready {
             stopped,
@@ -124,15 +124,16 @@ impl<'s> SetUp<'s> {
     fn not_reached(&self, reason: NotReached) -> Error {
         let (pid, program) = (self.process().pid(), self.program.to_owned());
         match reason {
-            NotReached::Exited => ErrorKind::DiedLoading { program },
-            NotReached::Executed => ErrorKind::Executed { pid },
-            NotReached::Failed(source) => ErrorKind::System {
+            NotReached::Exited => Error::of_program(&program, LaunchError::DiedLoading),
+            NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
+            NotReached::Failed(source) => Error::of_process(
                 pid,
-                operation: Operation::StopAtEntry,
-                source,
-            },
+                SystemError::Call {
+                    operation: Operation::StopAtEntry,
+                    source,
+                },
+            ),
         }
-        .into()
     }
 
     fn set_probes(
@@ -159,7 +160,10 @@ impl<'s> SetUp<'s> {
             gigatext: self.options.gigatext,
         })?;
         if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
-            return Err(ErrorKind::KeepsChanging { pid: process.pid() }.into());
+            return Err(Error::of_process(
+                process.pid(),
+                ProcessError::KeepsChanging,
+            ));
         }
         Ok((prepared.report(Duration::ZERO), missing))
     }

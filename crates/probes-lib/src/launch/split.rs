@@ -21,8 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::executable::{check_names, error_of_launch, refuse_setuid, refuse_shell, resolve};
 use super::set_up::{Ready, SetUp};
 use super::{Launch, Launched};
-use crate::error::{Effect, ErrorKind, Result};
-use crate::follow::present::is_missing;
+use crate::error::{Effect, Error, LaunchError, Result};
 use crate::follow::session::FollowSession;
 use crate::follow::{Follow, FollowEvent, TracerEnd};
 use crate::process::Process;
@@ -120,21 +119,21 @@ impl Launch {
     fn try_split(self) -> Result<Split> {
         let program = PathBuf::from(self.command.get_program());
         if self.observation.is_some() {
-            return Err(ErrorKind::FollowedAndObserved { program }.into());
+            return Err(Error::of_program(
+                &program,
+                LaunchError::FollowedAndObserved,
+            ));
         }
         let file = resolve(&self.command);
         if let Some(file) = &file {
             refuse_setuid(file)?;
             match check_names(file, &self.actions) {
                 // It may come with what the program executes and loads.
-                Err(error) if is_missing(&error) => {}
+                Err(error) if error.is_missing_name() => {}
                 checked => checked?,
             }
         }
-        let failed = |source| ErrorKind::Exec {
-            program: program.clone(),
-            source,
-        };
+        let failed = |source| Error::of_program(&program, LaunchError::Exec { source });
         let (childs, tracers) = spawn::ends().map_err(failed)?;
         let (reader, writer) = spawn::pipe().map_err(failed)?;
         // Before the fork, so that both processes hold them back.
@@ -190,18 +189,13 @@ impl Starter {
             follower,
         } = self;
         let program = PathBuf::from(launch.command.get_program());
-        let of_launch = |kind: ErrorKind| {
-            error_of_launch(kind.into(), program.clone(), file.as_deref())
-                .with_effect(Effect::NotStarted)
+        let of_launch = |kind: LaunchError| {
+            let error = Error::of_program(&program, kind);
+            error_of_launch(error, program.clone(), file.as_deref()).with_effect(Effect::NotStarted)
         };
         let by = TracedBy::Other { pid: follower };
-        let mut child =
-            spawn::spawn(launch.command, ends, by, signals.inherited()).map_err(|source| {
-                of_launch(ErrorKind::Exec {
-                    program: program.clone(),
-                    source,
-                })
-            })?;
+        let mut child = spawn::spawn(launch.command, ends, by, signals.inherited())
+            .map_err(|source| of_launch(LaunchError::Exec { source }))?;
         let mut sent = [0];
         // Nothing is sent if the follower was killed.
         let _ = verdict.read_exact(&mut sent);
@@ -221,10 +215,7 @@ impl Starter {
             return Ok(None);
         }
         let signal = status.and_then(|status| status.signal());
-        Err(of_launch(ErrorKind::DiedAtStart {
-            program: program.clone(),
-            signal,
-        }))
+        Err(of_launch(LaunchError::DiedAtStart { signal }))
     }
 }
 
@@ -260,7 +251,7 @@ impl Tracing {
                 return Ok(());
             }
             Err(Untraced::Refused(errno)) => {
-                return Err(at_exec::refused(&self.program, errno).into());
+                return Err(at_exec::refused(&self.program, errno));
             }
         };
         let at_exec = AtExec::of_other(Process::open(pid)?);

@@ -1,7 +1,7 @@
 //! [`Observation`]: what is to be results of the hits of a process, and what that makes of its sites.
 //! Pure.
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{ObserveError, Result};
 use crate::observe::layout::shared::{MAX_PAIRS, Shared, record};
 use crate::observe::plan::{ArgumentSource, MOST_ARGUMENTS, PairEnd, Role, WatchRole};
 use crate::process::program::Program;
@@ -66,7 +66,7 @@ impl Observation {
     pub(crate) fn roles(&self, program: &Program) -> Result<Vec<Role>> {
         if self.pairs.len() > MAX_PAIRS as usize {
             let (given, most) = (self.pairs.len(), MAX_PAIRS as usize);
-            return Err(ErrorKind::TooManyPairs { given, most }.into());
+            return Err(ObserveError::TooManyPairs { given, most }.into());
         }
         let mut roles = vec![Role::default(); program.site_count()];
         for site in chosen(program, &self.counted)? {

@@ -2,7 +2,7 @@
 //! from there.
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ObserveError, Result};
 use crate::observe::layout::arena::{Arena, ObservedSite, new_id, trampoline_len};
 use crate::observe::layout::shared::Shared;
 use crate::observe::plan::Role;
@@ -37,7 +37,8 @@ pub(crate) fn lay_out(
 ) -> Result<Vec<PlacedArena>> {
     let pid = process.pid();
     let observed = roles.iter().filter(|role| !role.is_empty());
-    let trampoline_len = trampoline_len(observed, layout).map_err(|_| ErrorKind::NoRoom { pid })?;
+    let trampoline_len = trampoline_len(observed, layout)
+        .map_err(|_| Error::of_process(pid, ObserveError::NoRoom))?;
     let mut sites: Vec<(LiveAddr, usize)> = program
         .sites_by_address()
         .filter(|site| !roles[site.index()].is_empty())
@@ -67,13 +68,13 @@ pub(crate) fn lay_out(
             shared,
             id: new_id(),
         };
-        arena.code = place(&arena, &applied).ok_or(ErrorKind::NoRoom { pid })?;
+        arena.code = place(&arena, &applied).ok_or(Error::of_process(pid, ObserveError::NoRoom))?;
         let end = arena.data().plus(arena.data_len());
         applied.push((arena.code.0, end.0));
         placed.push((arena, these.iter().map(|(_, index)| *index).collect()));
     }
     match placed.is_empty() {
-        true => Err(ErrorKind::NoSites { pid }.into()),
+        true => Err(Error::of_process(pid, ObserveError::NoSites)),
         false => Ok(placed),
     }
 }

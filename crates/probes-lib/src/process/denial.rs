@@ -7,7 +7,7 @@ use std::io;
 use nix::errno::Errno;
 use nix::unistd::{Uid, User, geteuid};
 
-use crate::error::{Denial, Error, ErrorKind, Operation};
+use crate::error::{Denial, Error, Operation, ProcessError};
 use crate::process::status::Status;
 use crate::process::{Process, name_of};
 use crate::sys::ptrace;
@@ -23,20 +23,17 @@ pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Er
     let pid = process.pid();
     match errno {
         // What is left of it belongs to root, and has no memory to look into.
-        Errno::EPERM | Errno::EACCES if process.has_exited() => ErrorKind::Exited { pid },
+        Errno::EPERM | Errno::EACCES if process.has_exited() => {
+            Error::of_process(pid, ProcessError::Exited)
+        }
         Errno::EPERM | Errno::EACCES => match of_process(process, errno) {
             // While it ended, this looked like another reason.
-            _ if process.has_exited() => ErrorKind::Exited { pid },
-            denial => ErrorKind::Denied {
-                pid,
-                operation,
-                denial,
-            },
+            _ if process.has_exited() => Error::of_process(pid, ProcessError::Exited),
+            denial => Error::of_process(pid, ProcessError::Denied { operation, denial }),
         },
-        Errno::ENOENT | Errno::ESRCH => ErrorKind::Exited { pid },
-        _ => ErrorKind::system(pid, operation, errno.into()),
+        Errno::ENOENT | Errno::ESRCH => Error::of_process(pid, ProcessError::Exited),
+        _ => Error::of_call(pid, operation, errno.into()),
     }
-    .into()
 }
 
 /// The error for an `operation` on a process that failed with `source`.
@@ -53,12 +50,13 @@ pub(crate) fn denied_or_exited(
 
 /// The error for an `operation` on a process of which `tracer` traces a thread.
 pub(crate) fn traced(process: &Process, operation: Operation, tracer: i32) -> Error {
-    ErrorKind::Denied {
-        pid: process.pid(),
-        operation,
-        denial: by_tracer(tracer),
-    }
-    .into()
+    Error::of_process(
+        process.pid(),
+        ProcessError::Denied {
+            operation,
+            denial: by_tracer(tracer),
+        },
+    )
 }
 
 /// TracerPid is the id of a thread; people know the process.

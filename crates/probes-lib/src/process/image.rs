@@ -12,7 +12,10 @@ use nix::fcntl::OFlag;
 use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
-use crate::error::{ElfDefect, Error, ErrorKind, MemoryPart, Operation, Result};
+use crate::error::{
+    ElfDefect, Error, ErrorKind, FileError, MemoryError, MemoryPart, Operation, ProbeError,
+    ProcessError, Result,
+};
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::load_bias;
@@ -63,7 +66,7 @@ impl Image {
         // In the midst of an exec it is empty, and the new program not mapped yet.
         if load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).is_none() {
             let pid = process.pid();
-            return Err(ErrorKind::Executed { pid }.into());
+            return Err(Error::of_process(pid, ProcessError::Executed));
         }
         let exe = process.with_thread_folder(|folder| {
             let exe = format!("{folder}/exe");
@@ -75,17 +78,19 @@ impl Image {
         let name = path.clone();
         let path = without_deleted_mark(path, metadata.nlink());
         // OtherObjects may have some even if it has none.
-        let mut has_none = ErrorKind::NoProbes {
-            path: path.clone(),
-            build_id: None,
-            unreadable: Vec::new(),
-        };
+        let mut has_none = Error::of_file(
+            &path,
+            ProbeError::NoProbes {
+                build_id: None,
+                unreadable: Vec::new(),
+            },
+        );
         let known = files.get((metadata.dev(), metadata.ino()), || {
             let elf = ElfFile::read(file, path.clone())?;
             match ProbeTable::of(&elf) {
                 Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
                 Err(error) if says_none(error.kind()) => {
-                    has_none = error.into_kind();
+                    has_none = error;
                     Ok(None)
                 }
                 Err(error) => Err(error),
@@ -95,7 +100,7 @@ impl Image {
         // What was read in between is of one program only if this is so.
         if process.read_program("auxv").map_err(denied)? != auxv {
             let pid = process.pid();
-            return Err(ErrorKind::Executed { pid }.into());
+            return Err(Error::of_process(pid, ProcessError::Executed));
         }
         let inode = metadata.ino();
         // The same inode may be another file's on another device.
@@ -208,19 +213,21 @@ impl Image {
             // There is something in each of its pages, so its mappings follow on each other.
             let mut at = address;
             while at.0 < address.0.saturating_add(len) {
-                let mapping = maps::find(&maps, at, 1).ok_or_else(|| ErrorKind::NotMapped {
-                    pid: process.pid(),
-                    part,
-                    path: self.path_at(at),
-                    address: at,
+                let mapping = maps::find(&maps, at, 1).ok_or_else(|| {
+                    Error::of_process(
+                        process.pid(),
+                        MemoryError::NotMapped {
+                            part,
+                            object: self.path_at(at),
+                            address: at,
+                        },
+                    )
                 })?;
                 if mapping.shared {
-                    return Err(ErrorKind::SharedMapping {
-                        pid: process.pid(),
-                        part,
-                        address: at,
-                    }
-                    .into());
+                    return Err(Error::of_process(
+                        process.pid(),
+                        MemoryError::Shared { part, address: at },
+                    ));
                 }
                 if found.last() != Some(&mapping) && !found.contains(&mapping) {
                     found.push(mapping);
@@ -261,7 +268,7 @@ impl Image {
         let mut sizes = moved.filter_map(|mapping| maps::page_size(&smaps, mapping.start));
         if sizes.any(|size| size >= GIGABYTE) {
             let pid = process.pid();
-            return Err(ErrorKind::GigaText { pid }.into());
+            return Err(Error::of_process(pid, MemoryError::GigaText));
         }
         Ok(())
     }
@@ -271,34 +278,31 @@ impl Image {
 fn says_none(kind: &ErrorKind) -> bool {
     matches!(
         kind,
-        ErrorKind::NoProbes { .. }
-            | ErrorKind::Elf {
-                defect: ElfDefect::NoSectionHeaders,
-                ..
-            }
+        ErrorKind::Probe(ProbeError::NoProbes { .. })
+            | ErrorKind::File(FileError::Elf(ElfDefect::NoSectionHeaders))
     )
 }
 
 /// The error of a process in which no probe was found, beside what could not be looked into.
-fn none_but(mut unreadable: Vec<UnreadableObject>, mut has_none: ErrorKind) -> Error {
+fn none_but(mut unreadable: Vec<UnreadableObject>, mut has_none: Error) -> Error {
     // Only files that have notes of probes have damaged ones.
     let damaged = unreadable.iter().position(|one| {
         matches!(
             one.why.kind(),
-            ErrorKind::MalformedNote { .. } | ErrorKind::WrongNote { .. }
+            ErrorKind::File(FileError::MalformedNote(_) | FileError::WrongNote { .. })
         )
     });
     let damaged = damaged.map(|index| unreadable.swap_remove(index));
     if let Some(why) = damaged.and_then(|one| Arc::into_inner(one.why)) {
         return why;
     }
-    if let ErrorKind::NoProbes {
+    if let ErrorKind::Probe(ProbeError::NoProbes {
         unreadable: files, ..
-    } = &mut has_none
+    }) = has_none.kind_mut()
     {
         files.extend(unreadable.into_iter().map(|one| one.path));
     }
-    has_none.into()
+    has_none
 }
 
 fn bias_of_executable(
@@ -317,11 +321,12 @@ fn bias_of_executable(
         |mapping| file.is_of(mapping),
     );
     bias.ok_or_else(|| {
-        ErrorKind::NoLoadBias {
-            pid: process.pid(),
-            path: table.path().to_owned(),
-        }
-        .into()
+        Error::of_process(
+            process.pid(),
+            MemoryError::UnknownLoadBias {
+                object: table.path().to_owned(),
+            },
+        )
     })
 }
 

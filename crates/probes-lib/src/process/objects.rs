@@ -16,7 +16,7 @@ use nix::sys::stat::{major, makedev, minor};
 use crate::address::PAGE;
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FileError, ProbeError, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::load_bias;
@@ -145,11 +145,8 @@ fn is_no_object(kind: &ErrorKind) -> bool {
     use crate::error::ElfDefect::{NoSectionHeaders, NotElf};
     matches!(
         kind,
-        ErrorKind::NoProbes { .. }
-            | ErrorKind::Elf {
-                defect: NotElf | NoSectionHeaders,
-                ..
-            }
+        ErrorKind::Probe(ProbeError::NoProbes { .. })
+            | ErrorKind::File(FileError::Elf(NotElf | NoSectionHeaders))
     )
 }
 
@@ -169,10 +166,12 @@ fn open(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<(File,
     match opened {
         Ok((metadata, file)) => Ok((file, metadata)),
         Err(source) => Err(match without_mark(&path) {
-            Some(path) => ErrorKind::Nameless { path: path.into() },
-            None => ErrorKind::OpenFile { path, source },
-        }
-        .into()),
+            Some(path) => {
+                let in_memory = path.as_encoded_bytes().starts_with(b"/memfd:");
+                Error::of_file(path, FileError::Nameless { in_memory })
+            }
+            None => Error::of_file(path, FileError::Open { source }),
+        }),
     }
 }
 

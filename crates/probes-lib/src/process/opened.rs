@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, MemoryError, Operation, ProbeError, ProcessError, Result};
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::image::Image;
@@ -48,10 +48,10 @@ impl OpenedProcess {
                 Ok(image) => return Ok(OpenedProcess::new(process, image, None)),
                 Err(error) => match error.kind() {
                     // The program that it executed before this check is the one read next.
-                    ErrorKind::NoProbes { .. } if !is_grown => {
+                    ErrorKind::Probe(ProbeError::NoProbes { .. }) if !is_grown => {
                         is_grown = !process.was_just_forked()
                     }
-                    ErrorKind::Executed { .. } if begun.elapsed() < EXECUTING => {}
+                    ErrorKind::Process(ProcessError::Executed) if begun.elapsed() < EXECUTING => {}
                     _ => return Err(error),
                 },
             }
@@ -149,13 +149,13 @@ impl OpenedProcess {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Forked`] if this was the current process before a fork(2): the child's probes are not
+    /// [`ProcessError::Forked`] if this was the current process before a fork(2): the child's probes are not
     /// its parent's.
     pub(crate) fn maps(&self) -> Result<Vec<Mapping>> {
         let child = std::process::id();
         if self.own.is_some_and(|own| own != child) {
             let (pid, child) = (self.pid(), child as i32);
-            return Err(ErrorKind::Forked { pid, child }.into());
+            return Err(Error::of_process(pid, ProcessError::Forked { child }));
         }
         read_maps(&self.process)
     }
@@ -172,8 +172,8 @@ impl OpenedProcess {
     /// Whether an error is because an object was unloaded, which may have been loaded again since.
     pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
         match error.kind() {
-            ErrorKind::NotMapped { path, .. } => *path != self.program,
-            ErrorKind::ReadMemory { address, .. } => {
+            ErrorKind::Memory(MemoryError::NotMapped { object, .. }) => *object != self.program,
+            ErrorKind::Memory(MemoryError::Read { address, .. }) => {
                 let image = self.image();
                 let object = image.program.object_at(*address);
                 object.is_some_and(|object| image.program.can_unload(object))
@@ -184,16 +184,15 @@ impl OpenedProcess {
 
     /// Whether an error is because the process has executed a new program.
     pub(crate) fn has_executed(&self, error: &Error) -> bool {
-        matches!(error.kind(), ErrorKind::Executed { .. })
-            || self.image().is_replaced(&self.process)
+        error.is_executed() || self.image().is_replaced(&self.process)
     }
 
-    /// Replaces an error by [`ErrorKind::Executed`] if the process has executed a new program: to a tool that
+    /// Replaces an error by [`ProcessError::Executed`] if the process has executed a new program: to a tool that
     /// has opened the old one, an exec looks like an exit.
     pub(crate) fn or_executed(&self, error: Error) -> Error {
         if self.image().is_replaced(&self.process) {
             let pid = self.pid();
-            return Error::from(ErrorKind::Executed { pid }).leaving(error.effect());
+            return Error::of_process(pid, ProcessError::Executed).leaving(error.effect());
         }
         error
     }
@@ -213,7 +212,7 @@ impl OpenedProcess {
             .map_err(|source| denial::denied_or_exited(&self.process, operation, source))?;
         // Checked afterwards, so that the memory opened is that of the known program.
         if self.image().is_replaced(&self.process) {
-            return Err(ErrorKind::Executed { pid: self.pid() }.into());
+            return Err(Error::of_process(self.pid(), ProcessError::Executed));
         }
         Ok(memory)
     }

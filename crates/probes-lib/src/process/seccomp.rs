@@ -7,7 +7,7 @@
 use std::cell::OnceCell;
 use std::io;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ObserveError, ProcessError, Result};
 use crate::process::status::Status;
 use crate::process::{Process, is_gone};
 
@@ -61,7 +61,7 @@ impl OwnFilters<'_> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SeccompFiltered`] if each has set itself a filter.
+    /// [`ObserveError::SeccompFiltered`] if each has set itself a filter.
     pub(crate) fn refuse_all(&self, tids: impl IntoIterator<Item = i32>) -> Result<()> {
         let mut is_any = false;
         for tid in tids {
@@ -74,10 +74,9 @@ impl OwnFilters<'_> {
         }
         let pid = self.process.pid();
         Err(if is_any {
-            ErrorKind::SeccompFiltered { pid }
+            Error::of_process(pid, ObserveError::SeccompFiltered)
         } else {
-            ErrorKind::Exited { pid }
-        }
-        .into())
+            Error::of_process(pid, ProcessError::Exited)
+        })
     }
 }

@@ -23,7 +23,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, LaunchError, ProcessError, Result};
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::memory::ProcessMemory;
@@ -118,7 +118,9 @@ impl AtExec {
     /// Returns the program as a child like any other, which is not killed when it is dropped.
     pub(crate) fn keep(mut self) -> Result<Child> {
         let pid = self.process.pid();
-        self.child.take().ok_or(ErrorKind::Exited { pid }.into())
+        self.child
+            .take()
+            .ok_or(Error::of_process(pid, ProcessError::Exited))
     }
 }
 
@@ -147,11 +149,8 @@ pub(crate) fn at_exec(
     signals: InheritedSignals,
 ) -> Result<AtExec> {
     let program: PathBuf = command.get_program().into();
-    let exec_error = |source: io::Error| ErrorKind::Exec {
-        program: program.clone(),
-        source,
-    };
-    let (childs, tracers) = spawn::ends().map_err(exec_error)?;
+    let exec_error = |source: io::Error| Error::of_program(&program, LaunchError::Exec { source });
+    let (childs, tracers) = spawn::ends().map_err(&exec_error)?;
     let by = tracers.of_same_process();
     std::thread::scope(|scope| {
         let spawner = std::thread::Builder::new()
@@ -176,26 +175,24 @@ pub(crate) fn at_exec(
             (Ok(mut child), Err(error)) => {
                 let status = end(&mut child);
                 Err(match error {
-                    Untraced::Exited => ErrorKind::DiedAtStart {
-                        program: program.clone(),
-                        signal: status.and_then(|status| status.signal()),
-                    },
+                    Untraced::Exited => Error::of_program(
+                        &program,
+                        LaunchError::DiedAtStart {
+                            signal: status.and_then(|status| status.signal()),
+                        },
+                    ),
                     Untraced::Refused(errno) => refused(&program, errno),
-                }
-                .into())
+                })
             }
-            (Err(_), Err(Untraced::Refused(errno))) => Err(refused(&program, errno).into()),
-            (Err(source), _) => Err(exec_error(source).into()),
+            (Err(_), Err(Untraced::Refused(errno))) => Err(refused(&program, errno)),
+            (Err(source), _) => Err(exec_error(source)),
         }
     })
 }
 
 /// Returns the error for a child that may not be traced.
-pub(crate) fn refused(program: &Path, errno: Errno) -> ErrorKind {
-    ErrorKind::CannotTraceChild {
-        program: program.to_owned(),
-        denial: denial::of_own_child(errno),
-    }
+pub(crate) fn refused(program: &Path, errno: Errno) -> Error {
+    Error::of_program(program, LaunchError::Denied(denial::of_own_child(errno)))
 }
 
 /// Why a child was not traced up to its exec.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, ProcessError, Result, Subject};
 use crate::process::denial;
 use crate::process::{Process, ThreadList};
 use crate::sys::ptrace::{self, Scope, Wait};
@@ -120,11 +120,12 @@ impl Stopping<'_, '_> {
             }
             // Those of the first pass are stopped: a second one takes no time, if they are all.
             if passes > 1 && Instant::now() > self.deadline {
-                return Err(ErrorKind::ThreadsKeepStarting {
-                    pid: process.pid(),
-                    deadline_ms: self.limit.as_millis() as u64,
-                }
-                .into());
+                return Err(Error::of_process(
+                    process.pid(),
+                    ProcessError::ThreadsKeepStarting {
+                        deadline_ms: self.limit.as_millis() as u64,
+                    },
+                ));
             }
         }
         if ptrace::is_at_exec(process.pid()) {
@@ -134,7 +135,7 @@ impl Stopping<'_, '_> {
         if self.stopped.tracees.values().any(any) {
             Ok(())
         } else {
-            Err(ErrorKind::Exited { pid: process.pid() }.into())
+            Err(Error::of_process(process.pid(), ProcessError::Exited))
         }
     }
 
@@ -143,7 +144,7 @@ impl Stopping<'_, '_> {
         let process = self.stopped.process();
         let tids = list.read().map_err(|source| process.exited_or(source))?;
         if tids.is_empty() {
-            return Err(ErrorKind::Exited { pid: process.pid() }.into());
+            return Err(Error::of_process(process.pid(), ProcessError::Exited));
         }
         let mut clean = true;
         for tid in tids {
@@ -331,7 +332,7 @@ impl Stopping<'_, '_> {
 
     fn executed(&self) -> Error {
         let pid = self.stopped.process().pid();
-        ErrorKind::Executed { pid }.into()
+        Error::of_process(pid, ProcessError::Executed)
     }
 
     fn busy(&self, tid: i32) -> Error {
@@ -340,14 +341,17 @@ impl Stopping<'_, '_> {
         let wchan = process
             .read(&format!("task/{tid}/wchan"))
             .unwrap_or_default();
-        ErrorKind::Busy {
-            pid: process.pid(),
-            tid,
-            name: status.name,
-            state: status.state,
-            wchan: String::from_utf8_lossy(&wchan).into_owned(),
-            deadline_ms: self.limit.as_millis() as u64,
-        }
-        .into()
+        Error::new(
+            Subject::Thread {
+                pid: process.pid(),
+                tid,
+            },
+            ProcessError::Busy {
+                name: status.name,
+                state: status.state,
+                wchan: String::from_utf8_lossy(&wchan).into_owned(),
+                deadline_ms: self.limit.as_millis() as u64,
+            },
+        )
     }
 }

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ProcessError, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
@@ -122,10 +122,7 @@ impl<'p> Stopped<'p> {
     pub(crate) fn memory<'m>(&self, memory: &'m ProcessMemory) -> Result<StoppedMemory<'m>> {
         match self.tids().next() {
             Some(tid) => Ok(StoppedMemory::new(memory, tid)),
-            None => Err(ErrorKind::Exited {
-                pid: self.process.pid(),
-            }
-            .into()),
+            None => Err(Error::of_process(self.process.pid(), ProcessError::Exited)),
         }
     }
 

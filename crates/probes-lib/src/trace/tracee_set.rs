@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::prctl;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::sys::ptrace::{self, Scope, Wait};
@@ -101,7 +101,7 @@ impl<'t> TraceeSet<'t> {
     /// See [`Tracer::stop`]. Threads that have been stopped resume in [`TraceeSet::next`].
     pub(crate) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
         match self.tracer.hold(process, limit.min(STOPPING)) {
-            Err(error) if is_late(&error) => {
+            Err(error) if error.is_stop_timeout() => {
                 self.resume_others(process.pid());
                 self.tracer.hold(process, limit)
             }
@@ -348,11 +348,6 @@ impl<'t> TraceeSet<'t> {
             ptrace::reap(tid);
         }
     }
-}
-
-fn is_late(error: &Error) -> bool {
-    use ErrorKind::{Busy, ThreadsKeepStarting};
-    matches!(error.kind(), Busy { .. } | ThreadsKeepStarting { .. })
 }
 
 /// Detaches a thread that is stopped for `wait`, or reaps it.

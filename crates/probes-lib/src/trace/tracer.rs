@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Result, SystemError};
 use crate::process::Process;
 use crate::process::denial::TRACER_NAME;
 use crate::sys::ptrace::{self, Scope, Wait};
@@ -80,7 +80,7 @@ fn run_watched<T: Send>(
         let spawned = std::thread::Builder::new()
             .name(TRACER_NAME.to_owned())
             .spawn_scoped(scope, run);
-        let tracer = spawned.map_err(|source| ErrorKind::NoThread { source })?;
+        let tracer = spawned.map_err(|source| SystemError::NoThread { source })?;
         let (mut before, mut tick) = (0, TICK);
         while ended.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
             let now = seizes.load(Ordering::Relaxed);

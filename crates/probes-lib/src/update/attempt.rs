@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Denial, Error, ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
 use crate::memory::shadow::Shadowed;
 use crate::process::denial;
 use crate::process::maps::{Mapping, read_maps};
@@ -53,7 +53,7 @@ impl Updater<'_> {
         loop {
             match self.try_repeatedly(choose) {
                 // Its lock cannot be seen, from outside its container.
-                Err(error) if is_another_update(&error) && Instant::now() < deadline => {
+                Err(error) if error.is_being_changed() && Instant::now() < deadline => {
                     lock::pause()
                 }
                 done => return done,
@@ -101,7 +101,7 @@ impl Updater<'_> {
             return Ok(());
         }
         let error = denial::traced(process, Operation::Attach, tracer);
-        if is_another_update(&error) {
+        if error.is_being_changed() {
             Ok(())
         } else {
             Err(error)
@@ -142,7 +142,7 @@ impl Updater<'_> {
             }
         }
         let pid = opened.pid();
-        Err(ErrorKind::KeepsChanging { pid }.into())
+        Err(Error::of_process(pid, ProcessError::KeepsChanging))
     }
 
     /// Returns `None` if the process has changed since it was read.
@@ -176,8 +176,10 @@ fn update_stopped(
     let process = context.process;
     // Reading looks the same while another process writes, or while an object is being loaded.
     let is_transient = |kind: &ErrorKind| match kind {
-        ErrorKind::Inconsistent { .. } => true,
-        ErrorKind::UnexpectedSite { address, .. } => context.image.is_unloadable(*address),
+        ErrorKind::Probe(ProbeError::Inconsistent { .. }) => true,
+        ErrorKind::Probe(ProbeError::UnexpectedSite { address, .. }) => {
+            context.image.is_unloadable(*address)
+        }
         _ => false,
     };
     let prepared = match context.prepare(request) {
@@ -220,15 +222,4 @@ fn update_running<'a>(
     let prepared = context.prepare(request)?;
     let done = prepared.is_done() || carry_out(&prepared)? == Outcome::Done;
     Ok(done.then(|| prepared.report(Duration::ZERO)))
-}
-
-/// Whether the process could not be attached to because another update is attached to it.
-fn is_another_update(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Denied {
-            denial: Denial::BeingChanged { .. },
-            ..
-        }
-    )
 }

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::{major, minor};
 
-use crate::error::{Denial, ErrorKind, Operation, Result};
+use crate::error::{Denial, Error, Operation, ProcessError, Result};
 use crate::process::{Process, name_of};
 
 /// How often the lock is tried after the deadline while /proc/locks names nobody who has it: who was
@@ -54,18 +54,16 @@ impl UpdateLock {
                         }
                         let denial = being_changed_by(holder.unwrap_or(0));
                         let pid = process.pid();
-                        return Err(ErrorKind::Denied {
+                        return Err(Error::of_process(
                             pid,
-                            operation,
-                            denial,
-                        }
-                        .into());
+                            ProcessError::Denied { operation, denial },
+                        ));
                     }
                     file = same;
                 }
                 Err((_, errno)) => {
                     let (pid, operation) = (process.pid(), Operation::Lock);
-                    return Err(ErrorKind::system(pid, operation, errno.into()).into());
+                    return Err(Error::of_call(pid, operation, errno.into()));
                 }
             }
             pause();
@@ -122,6 +120,7 @@ fn holder(locks: &str, device: u64, inode: u64) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use test_support::{Talker, fixture};
 
     #[test]
@@ -149,10 +148,10 @@ mod tests {
             panic!("two have the lock");
         };
         let own = std::process::id() as i32;
-        let ErrorKind::Denied {
+        let ErrorKind::Process(ProcessError::Denied {
             denial: Denial::BeingChanged { tracer, name },
             ..
-        } = error.kind()
+        }) = error.kind()
         else {
             panic!("{error}");
         };

@@ -2,7 +2,7 @@
 //! failure puts back what it wrote.
 
 use crate::address::LiveAddr;
-use crate::error::{Effect, ErrorKind, MemoryPart, Result};
+use crate::error::{Effect, Error, MemoryError, MemoryPart, Result};
 use crate::memory::{CounterFault, WriteMemory};
 use crate::update::plan::{CounterWrite, OpcodeChange, Step, UpdatePlan};
 use crate::update::snapshot::{Layout, Snapshot};
@@ -79,7 +79,7 @@ fn write<'p>(
                         step,
                         done: done + 1,
                     });
-                    return Err(ErrorKind::writing(pid, MemoryPart::Site, write.at, source).into());
+                    return Err(Error::of_write(pid, MemoryPart::Site, write.at, source));
                 }
             }
             let done = writes.len();
@@ -95,7 +95,7 @@ fn write<'p>(
             journal.push(Written { step, done });
             if let Err(CounterFault { done, source }) = result {
                 let at = writes[done.min(writes.len() - 1)].at;
-                return Err(ErrorKind::writing(pid, MemoryPart::Semaphore, at, source).into());
+                return Err(Error::of_write(pid, MemoryPart::Semaphore, at, source));
             }
         }
     }
@@ -152,7 +152,12 @@ fn read_back(
     pid: i32,
     memory: &impl WriteMemory,
 ) -> Result<()> {
-    let lost = |part, address| Err(ErrorKind::NotKept { pid, part, address }.into());
+    let lost = |part, address| {
+        Err(Error::of_process(
+            pid,
+            MemoryError::NotHeld { part, address },
+        ))
+    };
     let mut opcode_changes = plan.opcode_changes.iter().peekable();
     layout.look_at_code(pid, memory, |_, start, bytes| {
         let kept = |opcode_change: &OpcodeChange| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{ErrorKind, Result};
+use crate::error::{ProbeError, Result};
 use crate::process::program::{Member, ProbeId, Program};
 use crate::select::{Action, Aim, Choice};
 use crate::site::{OPCODE_OFFSET, Opcode};
@@ -187,7 +187,7 @@ impl Inputs<'_> {
                 if action == Action::Disable && reading.state == State::Disabled {
                     if choice.named {
                         let name = probe.name().to_owned();
-                        return Err(ErrorKind::NotEnabled { name }.into());
+                        return Err(ProbeError::NotEnabled { name }.into());
                     }
                     skipped.push(choice.probe);
                     continue;
@@ -236,7 +236,7 @@ impl Inputs<'_> {
             let old = before.counters[index];
             let new = choice.aim.of_counter(old, at);
             let name = || probe.name().to_owned();
-            let new = new.ok_or_else(|| ErrorKind::CounterFull { name: name() })?;
+            let new = new.ok_or_else(|| ProbeError::CounterFull { name: name() })?;
             Ok(CounterWrite {
                 index,
                 at,
@@ -249,7 +249,7 @@ impl Inputs<'_> {
         let new = || writes.iter().map(|write| write.new);
         let on = new().any(|one| one > 0);
         if matches!(choice.aim, Aim::Count(_)) && on && new().any(|one| one == 0) {
-            return Err(ErrorKind::UnequalCounters {
+            return Err(ProbeError::UnequalCounters {
                 name: probe.name().to_owned(),
                 smallest: old().min().unwrap_or(0),
                 largest: old().max().unwrap_or(0),
@@ -312,7 +312,7 @@ impl Inputs<'_> {
             let found = snapshot.sites[index];
             let site = self.program.site(index);
             if !found.same_but_for_opcode(site.site.code()) {
-                return Err(ErrorKind::UnexpectedSite {
+                return Err(ProbeError::UnexpectedSite {
                     name: probe.name().to_owned(),
                     address: site.address(),
                     found,
@@ -378,7 +378,7 @@ fn refuse_inconsistent(probe: Member<'_>, reading: Reading) -> Result<()> {
     if reading.state != State::Inconsistent {
         return Ok(());
     }
-    Err(ErrorKind::Inconsistent {
+    Err(ProbeError::Inconsistent {
         name: probe.name().to_owned(),
         enabled: reading.enabled_sites,
         sites: probe.sites().count(),

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{Effect, Error, ErrorKind, MemoryPart, Result};
+use crate::error::{Effect, Error, MemoryError, MemoryPart, ProbeError, Result};
 use crate::memory::ReadMemory;
 use crate::memory::shadow::Shadowed;
 use crate::process::Process;
@@ -271,7 +271,7 @@ impl PreparedUpdate<'_> {
         let mut unloadable = parts.filter(|(_, part)| program.can_unload(part.object));
         match unloadable.next() {
             None => Ok(()),
-            Some((probe, part)) => Err(ErrorKind::LiveUnloadable {
+            Some((probe, part)) => Err(ProbeError::LiveUnloadable {
                 name: probe.name().to_owned(),
                 object: part.object.path().to_owned(),
             }
@@ -303,8 +303,7 @@ impl PreparedUpdate<'_> {
 /// EIO is all that a kernel says which lets only tracers write to code (proc_mem.force_override).
 fn live_error(pid: i32, address: LiveAddr, source: io::Error) -> Error {
     match source.raw_os_error() {
-        Some(libc::EIO) => ErrorKind::LiveRefused { pid },
-        _ => ErrorKind::writing(pid, MemoryPart::Site, address, source),
+        Some(libc::EIO) => Error::of_process(pid, MemoryError::LiveRefused),
+        _ => Error::of_write(pid, MemoryPart::Site, address, source),
     }
-    .into()
 }

@@ -3,7 +3,7 @@
 
 use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
-use crate::error::{ErrorKind, MemoryPart, Result};
+use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::process::program::{Member, PlacedSite, Program};
 use crate::site::{SITE_LEN, SiteCode};
@@ -210,7 +210,7 @@ fn read_run(
     bytes.resize(len as usize, 0);
     memory
         .read(LiveAddr(start), bytes)
-        .map_err(|source| ErrorKind::reading(pid, part, LiveAddr(start), source))?;
+        .map_err(|source| Error::of_read(pid, part, LiveAddr(start), source))?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Reads the states of all probes of a running process: again and again, until it has not changed
 //! meanwhile.
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, ProcessError, Result};
 use crate::memory::shadow::Shadowed;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -34,7 +34,11 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
             match opened.while_nothing_unloads(|| self.read_consistent()) {
                 // An object has just been unloaded or loaded.
                 Err(error) if opened.is_unloaded(&error) => {}
-                Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::Process(ProcessError::KeepsChanging)
+                    ) => {}
                 done => return done,
             }
         }
@@ -99,6 +103,6 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
 
     fn keeps_changing<T>(&self) -> Result<T> {
         let pid = self.opened.pid();
-        Err(ErrorKind::KeepsChanging { pid }.into())
+        Err(Error::of_process(pid, ProcessError::KeepsChanging))
     }
 }

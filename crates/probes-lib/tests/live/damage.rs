@@ -2,7 +2,9 @@
 //! are full, code that cannot be written. Nothing is changed then, and everything works once it is
 //! repaired.
 
-use probes_lib::{Action, Effect, Error, ErrorKind, LiveAddr, Selector, SiteCode, State};
+use probes_lib::{
+    Action, Effect, Error, ErrorKind, LiveAddr, MemoryError, ProbeError, Selector, SiteCode, State,
+};
 use test_support::process::{peek, poke};
 use test_support::{Talker, fixture_forms, program_forms};
 
@@ -137,18 +139,20 @@ fn foreign_bytes_at_one_site_refuse_the_update() {
                 ] {
                     let error = refused_unchanged(&session, &actions);
                     match error.kind() {
-                        ErrorKind::UnexpectedSite {
+                        ErrorKind::Probe(ProbeError::UnexpectedSite {
                             name: named,
                             address,
                             found: bytes,
                             ..
-                        } => {
+                        }) => {
                             assert_eq!((&named[..], *address, bytes.0), (name, site, found));
                         }
                         kind => panic!("{found:02x?}: {kind:?}"),
                     }
                     let message = error.to_string();
-                    let start = format!("site {name} at {site}: found {}", foreign.shown(found));
+                    let found = foreign.shown(found);
+                    let start =
+                        format!("probe \"{name}\" has an unexpected site at {site}: found {found}");
                     assert!(message.starts_with(&start), "{message}");
                     let end = format!("{}; nothing was changed", foreign.reason);
                     assert!(message.ends_with(&end), "{message}");
@@ -193,7 +197,7 @@ fn code_mapped_shared_is_refused_others_are_changed() {
         ] {
             let error = refused_unchanged(&session, &actions);
             let page = match error.kind() {
-                ErrorKind::SharedMapping { address, .. } => *address,
+                ErrorKind::Memory(MemoryError::Shared { address, .. }) => *address,
                 kind => panic!("{kind:?}"),
             };
             assert_eq!(
@@ -230,7 +234,10 @@ fn full_counter_is_refused_and_can_count_down() {
         // Only the last of its counters: the smallest one does not show it.
         set(*all_counters.last().unwrap(), u16::MAX);
         let error = refused_unchanged(&session, &all(Action::Enable));
-        assert!(matches!(error.kind(), ErrorKind::CounterFull { .. }));
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::Probe(ProbeError::CounterFull { .. })
+        ));
         assert_eq!(
             error.to_string(),
             format!(
@@ -289,7 +296,9 @@ fn contradicting_counters_and_sites_are_repaired_by_force() {
             ] {
                 let error = refused_unchanged(&session, &actions);
                 match error.kind() {
-                    ErrorKind::Inconsistent { name: named, .. } => assert_eq!(named, name),
+                    ErrorKind::Probe(ProbeError::Inconsistent { name: named, .. }) => {
+                        assert_eq!(named, name)
+                    }
                     kind => panic!("{kind:?}"),
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use probes_lib::{Action, Actions, Effect, ErrorKind, Selector, State};
+use probes_lib::{Action, Actions, Effect, ErrorKind, ProbeError, Selector, State};
 use test_support::fixture_forms;
 use test_support::process::{Image, settle};
 
@@ -266,33 +266,33 @@ fn wrong_actions_are_refused_and_change_nothing() {
     let cases: Vec<Wrong> = vec![
         (
             enable("onyl_alpha"),
-            |kind| matches!(kind, ErrorKind::UnknownProbe { .. }),
-            "no probe \"onyl_alpha\" in gen_ocaml.FORM; did you mean \"only_alpha\"? nothing was changed",
+            |kind| matches!(kind, ErrorKind::Probe(ProbeError::Unknown { .. })),
+            "FILE has no probe \"onyl_alpha\"; did you mean \"only_alpha\"? nothing was changed",
         ),
         (
             enable("shared").disable(Selector::All),
-            |kind| matches!(kind, ErrorKind::Conflict { .. }),
+            |kind| matches!(kind, ErrorKind::Probe(ProbeError::Conflict { .. })),
             "probe \"shared\" is to be both enabled and disabled; nothing was changed",
         ),
         (
             enable("shared").enable(Selector::regexp("s").unwrap()),
-            |kind| matches!(kind, ErrorKind::SelectedTwice { .. }),
+            |kind| matches!(kind, ErrorKind::Probe(ProbeError::SelectedTwice { .. })),
             "probe \"shared\" is selected twice; nothing was changed",
         ),
         (
             enable("only_alpha").disable(Selector::name("shared")),
-            |kind| matches!(kind, ErrorKind::NotEnabled { .. }),
+            |kind| matches!(kind, ErrorKind::Probe(ProbeError::NotEnabled { .. })),
             "probe \"shared\" is not enabled; nothing was changed",
         ),
         (
             enable("shared").enable(Selector::regexp("hared").unwrap()),
-            |kind| matches!(kind, ErrorKind::NoMatch { .. }),
-            "no probe in gen_ocaml.FORM matches \"hared\"; nothing was changed",
+            |kind| matches!(kind, ErrorKind::Probe(ProbeError::NoMatch { .. })),
+            "FILE has no probe that matches \"hared\"; nothing was changed",
         ),
         (
             enable("shared").enable(Selector::predicate(|_| false)),
-            |kind| matches!(kind, ErrorKind::NoMatch { .. }),
-            "no probe in gen_ocaml.FORM matches the predicate; nothing was changed",
+            |kind| matches!(kind, ErrorKind::Probe(ProbeError::NoMatch { .. })),
+            "FILE has no probe that matches the predicate; nothing was changed",
         ),
     ];
     for file in fixture_forms("gen_ocaml") {
@@ -302,8 +302,8 @@ fn wrong_actions_are_refused_and_change_nothing() {
             let error = session.apply(actions).unwrap_err();
             assert!(is_kind(error.kind()), "{error:?}");
             assert_eq!(error.effect(), Effect::NothingChanged);
-            let form = file.extension().unwrap().to_str().unwrap();
-            assert_eq!(error.to_string(), message.replace("FORM", form));
+            let file = file.display().to_string();
+            assert_eq!(error.to_string(), message.replace("FILE", &file));
         }
         session
             .image()
@@ -341,20 +341,23 @@ fn interrupted_update_is_refused_and_repaired_by_force() {
         for (actions, message) in [
             (
                 all(Action::Enable),
-                "0 of 1 sites of \"counter\" are enabled and its counter is 1 (an interrupted run?); nothing was changed",
+                "probe \"counter\" is inconsistent: 0 of 1 sites are enabled and its counter is 1 (an interrupted run?); nothing was changed",
             ),
             (
                 named(Action::Disable, "part"),
-                "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted run?); nothing was changed",
+                "probe \"part\" is inconsistent: 1 of 3 sites are enabled and its counter is 1 (an interrupted run?); nothing was changed",
             ),
             (
                 named(Action::Enable, "site"),
-                "1 of 1 sites of \"site\" are enabled and its counter is 0 (an interrupted run?); nothing was changed",
+                "probe \"site\" is inconsistent: 1 of 1 sites are enabled and its counter is 0 (an interrupted run?); nothing was changed",
             ),
         ] {
             let error = session.apply(&actions).unwrap_err();
             assert!(
-                matches!(error.kind(), ErrorKind::Inconsistent { .. }),
+                matches!(
+                    error.kind(),
+                    ErrorKind::Probe(ProbeError::Inconsistent { .. })
+                ),
                 "{error}"
             );
             assert_eq!(error.to_string(), message);

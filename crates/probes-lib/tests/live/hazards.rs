@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, geteuid};
-use probes_lib::{Action, Effect, ErrorKind, Options, Selector, State, Target};
+use probes_lib::{Action, Effect, ErrorKind, Options, ProcessError, Selector, State, Target};
 use test_support::process::{self, Image};
 use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
 
@@ -237,7 +237,10 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                 // In uninterruptible sleep, where it cannot be stopped.
                 let enable = all(Action::Enable);
                 let error = session.target.update_with(&enable, options).unwrap_err();
-                let is_busy = matches!(error.kind(), ErrorKind::Busy { state: 'D', .. });
+                let is_busy = matches!(
+                    error.kind(),
+                    ErrorKind::Process(ProcessError::Busy { state: 'D', .. })
+                );
                 assert!(is_busy, "{error}");
                 assert_eq!(error.effect(), Effect::NothingChanged);
                 session.assert_all((0, State::Disabled));
@@ -352,7 +355,7 @@ fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
             let options = Options { live, ..patient() };
             let enable = all(Action::Enable);
             let error = session.target.update_with(&enable, options).unwrap_err();
-            let is_gone = matches!(error.kind(), ErrorKind::Exited { .. });
+            let is_gone = matches!(error.kind(), ErrorKind::Process(ProcessError::Exited));
             assert!(is_gone, "{error}");
         }
         assert!(session.target.states().is_err());

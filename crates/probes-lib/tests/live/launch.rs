@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use probes_lib::{
-    Action, Actions, Effect, Error, ErrorKind, Launch, ReceivedSignal, Report, Selector, State,
+    Action, Actions, Effect, Error, ErrorKind, Launch, ProbeError, ReceivedSignal, Report,
+    Selector, State,
 };
 use test_support::process::{self, children, descriptors};
 use test_support::{
@@ -170,18 +171,24 @@ fn program_whose_probes_cannot_be_set_never_runs() {
     alone(|| {
         for file in program_forms("terminating") {
             let error = refused(Command::new(&file), named(Action::Enable, "foobaz"));
-            assert!(matches!(error.kind(), ErrorKind::UnknownProbe { .. }));
-            let name = file.file_name().unwrap().to_str().unwrap();
+            assert!(matches!(
+                error.kind(),
+                ErrorKind::Probe(ProbeError::Unknown { .. })
+            ));
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "no probe \"foobaz\" in {name}; did you mean \"foobar\"? \
-                     the program was not started"
+                    "{} has no probe \"foobaz\"; did you mean \"foobar\"? \
+                     the program was not started",
+                    file.display()
                 )
             );
             let error = refused(Command::new(&file), named(Action::Disable, "foobar"));
             assert!(
-                matches!(error.kind(), ErrorKind::NotEnabled { .. }),
+                matches!(
+                    error.kind(),
+                    ErrorKind::Probe(ProbeError::NotEnabled { .. })
+                ),
                 "{error}"
             );
         }
@@ -189,7 +196,10 @@ fn program_whose_probes_cannot_be_set_never_runs() {
         for file in fixture_forms("interrupted") {
             let error = refused(Command::new(&file), all(Action::Enable));
             assert!(
-                matches!(error.kind(), ErrorKind::Inconsistent { .. }),
+                matches!(
+                    error.kind(),
+                    ErrorKind::Probe(ProbeError::Inconsistent { .. })
+                ),
                 "{error}"
             );
         }
@@ -209,9 +219,9 @@ fn files_without_probes_are_refused_by_name() {
         let cases = [
             (
                 scratch.file("nothing"),
-                "cannot run FILE: No such file or directory",
+                "FILE cannot be run: No such file or directory",
             ),
-            (plain, "cannot run FILE: Permission denied"),
+            (plain, "FILE cannot be run: Permission denied"),
             (text, "FILE is not an ELF file"),
             (script, "FILE is not an ELF file"),
             (scratch.path().to_owned(), "FILE is not a regular file"),
@@ -228,11 +238,11 @@ fn files_without_probes_are_refused_by_name() {
             ),
             (
                 fixture("no_probes.nopie"),
-                "no OCaml probes in FILE (build-id …)",
+                "FILE has no OCaml probes (build-id …)",
             ),
             (
                 fixture("foreign_only.pie"),
-                "no OCaml probes in FILE (build-id …)",
+                "FILE has no OCaml probes (build-id …)",
             ),
         ];
         for (file, message) in cases {
@@ -248,7 +258,7 @@ fn files_without_probes_are_refused_by_name() {
         let error = refused(command, Actions::new());
         assert_eq!(
             error.to_string(),
-            "cannot run no-such-program: No such file or directory; the program was not started"
+            "no-such-program cannot be run: No such file or directory; the program was not started"
         );
     });
 }
@@ -301,25 +311,25 @@ fn file_that_cannot_execute_is_refused_with_reason() {
         let mut cases = vec![
             (
                 foreign,
-                "cannot run FILE: its dynamic linker /lib64/ld-linux-x86-64.so.9 does not exist",
+                "FILE cannot be run: its dynamic linker /lib64/ld-linux-x86-64.so.9 does not exist",
             ),
             // execvp(3) would have the shell run it.
-            (mangled, "cannot run FILE: Exec format error"),
+            (mangled, "FILE cannot be run: Exec format error"),
             (
                 link(Path::new("loop"), "loop"),
-                "cannot run FILE: Too many symbolic links encountered",
+                "FILE cannot be run: Too many symbolic links encountered",
             ),
-            (plain.join("below"), "cannot run FILE: Not a directory"),
+            (plain.join("below"), "FILE cannot be run: Not a directory"),
             (
                 scratch.file(&"long".repeat(64)),
-                "cannot run FILE: File name too long",
+                "FILE cannot be run: File name too long",
             ),
         ];
         for file in fixture_forms("gen_ocaml_2") {
             let endless = with_endless_data(&scratch, &file);
             cases.push((
                 endless,
-                "cannot run FILE: it was killed by SIGSEGV before its first instruction",
+                "FILE cannot be run: it was killed by SIGSEGV before its first instruction",
             ));
         }
         let refused = |command| refused(command, all(Action::Enable)).to_string();

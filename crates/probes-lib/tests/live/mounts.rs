@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use probes_lib::{Action, ErrorKind};
+use probes_lib::{Action, ErrorKind, ProbeError};
 use test_support::{Scratch, Talker, fixture, fixture_forms, output, process};
 
 use crate::session::{Session, all, named};
@@ -106,10 +106,10 @@ fn same_inode_number_elsewhere_is_not_mistaken() {
         } else {
             let error = enabled.unwrap_err();
             assert!(
-                matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+                matches!(error.kind(), ErrorKind::Probe(ProbeError::Unknown { .. })),
                 "{error}"
             );
-            let why = ", and plugin.so could not be looked into; nothing was changed";
+            let why = ", and plugin.so could not be read; nothing was changed";
             assert!(error.to_string().ends_with(why), "{error}");
             let passed_over = session.target.unreadable();
             let [one] = &passed_over[..] else {
@@ -118,7 +118,7 @@ fn same_inode_number_elsewhere_is_not_mistaken() {
             assert_eq!(
                 one.why.to_string(),
                 format!(
-                    "cannot open {}: another file is mapped than has this name now",
+                    "{} cannot be opened: another file has that name now",
                     plugin.display()
                 )
             );

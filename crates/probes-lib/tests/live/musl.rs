@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use probes_lib::{Action, Effect, ErrorKind, Launch};
+use probes_lib::{Action, Effect, ErrorKind, Launch, ProbeError};
 use test_support::{Guard, Talker, fixture, fixture_forms};
 
 use crate::session::{Session, all, named};
@@ -54,7 +54,10 @@ fn musl_program_is_changed_live_without_its_plugin() {
         assert_eq!(session.run()["pong"], 1);
         let error = session.apply(&named(Action::Enable, "plug")).unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::LiveUnloadable { .. }),
+            matches!(
+                error.kind(),
+                ErrorKind::Probe(ProbeError::LiveUnloadable { .. })
+            ),
             "{error}"
         );
         assert_eq!(error.effect(), Effect::NothingChanged);

@@ -7,7 +7,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use probes_lib::{Action, Actions, Effect, ErrorKind, Launch, Launched, Selector, State, Target};
+use probes_lib::{
+    Action, Actions, Effect, ErrorKind, Launch, LaunchError, Launched, ProbeError, ProcessError,
+    Selector, State, Target,
+};
 use test_support::{
     DEADLINE, Guard, Scratch, Talker, fixture, fixture_forms, process, program, program_forms,
 };
@@ -83,7 +86,10 @@ fn objects_loaded_and_unloaded_later_come_and_go() {
         assert_eq!(session.states()["plug"], (0, State::Disabled));
         let error = session.apply(&named(Action::Enable, "ping")).unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::Inconsistent { .. }),
+            matches!(
+                error.kind(),
+                ErrorKind::Probe(ProbeError::Inconsistent { .. })
+            ),
             "{error}"
         );
         let repair = named(Action::Enable, "ping").force(true);
@@ -124,7 +130,7 @@ fn undo_of_an_unloaded_object_spares_its_successor() {
         let error = session.target.undo(&report, session.options);
         let error = error.unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+            matches!(error.kind(), ErrorKind::Probe(ProbeError::Unknown { .. })),
             "{error}"
         );
         load(&mut session, "load", &plugin());
@@ -166,17 +172,17 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
                 assert_eq!(
                     one.why.to_string(),
                     format!(
-                        "cannot open {}: it was deleted or replaced since it was loaded",
+                        "{} cannot be opened: it was deleted or replaced since it was loaded",
                         copy.display()
                     )
                 );
                 let error = session.apply(&named(Action::Enable, "plug")).unwrap_err();
-                let name = session.target.program().file_name().unwrap();
+                let program = session.target.program();
                 assert_eq!(
                     error.to_string(),
                     format!(
-                        "no probe \"plug\" in {}, and gone.so could not be looked into; nothing was changed",
-                        name.display()
+                        "{} has no probe \"plug\", and gone.so could not be read; nothing was changed",
+                        program.display()
                     )
                 );
                 // The readable objects can be changed.
@@ -214,10 +220,10 @@ fn object_in_memory_alone_is_switched_if_possible() {
             };
             assert_eq!(
                 one.why.to_string(),
-                "cannot open /memfd:copy: it is in memory alone (memfd), and its descriptor is closed"
+                "/memfd:copy cannot be opened: it is in memory alone (memfd), and its descriptor is closed"
             );
             let error = enabled.unwrap_err().to_string();
-            let why = ", and memfd:copy could not be looked into; nothing was changed";
+            let why = ", and memfd:copy could not be read; nothing was changed";
             assert!(error.ends_with(why), "{error}");
             assert_eq!(run(&mut session), ["0:ping=0,plug=0"]);
         }
@@ -262,7 +268,8 @@ fn objects_that_come_and_go_are_changed_whole() {
                     // It was not loaded, or unloaded again, each time.
                     let expected = matches!(
                         error.kind(),
-                        ErrorKind::UnknownProbe { .. } | ErrorKind::KeepsChanging { .. }
+                        ErrorKind::Probe(ProbeError::Unknown { .. })
+                            | ErrorKind::Process(ProcessError::KeepsChanging)
                     );
                     assert!(expected, "{error}");
                 }
@@ -291,7 +298,7 @@ fn half_loaded_object_is_left_alone() {
         let force = named(Action::Enable, "plug").force(true);
         let error = session.apply(&force).unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+            matches!(error.kind(), ErrorKind::Probe(ProbeError::Unknown { .. })),
             "{error}"
         );
         session.image().assert_same(&before, "half loaded");
@@ -320,7 +327,14 @@ fn objects_that_come_and_go_are_shown_whole() {
             let states = match target.states() {
                 Ok(states) => states,
                 // It was unloaded again each time.
-                Err(error) if matches!(error.kind(), ErrorKind::KeepsChanging { .. }) => continue,
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::Process(ProcessError::KeepsChanging)
+                    ) =>
+                {
+                    continue;
+                }
                 Err(error) => panic!("{error}"),
             };
             // An unloaded object does not count as unreadable.
@@ -386,7 +400,7 @@ fn ocaml_library_in_a_c_program_is_switched() {
         let mut talker = Talker::start(&host);
         let error = Target::open(talker.pid()).err().unwrap();
         assert!(
-            matches!(error.kind(), ErrorKind::NoProbes { .. }),
+            matches!(error.kind(), ErrorKind::Probe(ProbeError::NoProbes { .. })),
             "{error}"
         );
         let library = host.with_file_name("embedded.so");
@@ -473,7 +487,7 @@ fn missing_library_is_reported_as_exit_during_loading() {
         let enable = all(Action::Enable);
         let error = Launch::new(command).actions(enable).spawn().unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::DiedLoading { .. }),
+            matches!(error.kind(), ErrorKind::Launch(LaunchError::DiedLoading)),
             "{error}"
         );
         assert_eq!(error.effect(), Effect::NotStarted);
@@ -492,7 +506,10 @@ fn unloadable_objects_are_not_changed_live() {
         for name in ["plug", "ping"] {
             let error = session.apply(&named(Action::Enable, name)).unwrap_err();
             assert!(
-                matches!(error.kind(), ErrorKind::LiveUnloadable { .. }),
+                matches!(
+                    error.kind(),
+                    ErrorKind::Probe(ProbeError::LiveUnloadable { .. })
+                ),
                 "{error}"
             );
             assert_eq!(error.effect(), Effect::NothingChanged);

@@ -8,7 +8,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Counts, Effect, Error, ErrorKind, Observation, Options, Selector, State, Target,
+    Action, Counts, Effect, Error, ErrorKind, MemoryError, Observation, ObserveError, Options,
+    ProbeError, Selector, State, Target,
 };
 use test_support::process::{Image, children};
 use test_support::{Talker, fixture, fixture_forms};
@@ -33,7 +34,10 @@ pub(crate) fn refused_as_filtered(target: &Target) -> Error {
         panic!("it is observed");
     };
     assert!(
-        matches!(error.kind(), ErrorKind::SeccompFiltered { .. }),
+        matches!(
+            error.kind(),
+            ErrorKind::Observe(ObserveError::SeccompFiltered)
+        ),
         "{error}"
     );
     error
@@ -425,10 +429,13 @@ fn unobservable_probes_are_refused_and_nothing_changes() {
                 Err(error) => error,
             };
         let error = refused(Selector::name("flag"));
-        assert!(matches!(error.kind(), ErrorKind::NoSites { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Observe(ObserveError::NoSites)),
+            "{error}"
+        );
         let error = refused(Selector::name("nothing"));
         assert!(
-            matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+            matches!(error.kind(), ErrorKind::Probe(ProbeError::Unknown { .. })),
             "{error}"
         );
         assert!(
@@ -474,7 +481,10 @@ fn code_mapped_shared_is_refused_others_are_observed() {
             panic!("it is observed");
         };
         let kind = error.kind();
-        assert!(matches!(kind, ErrorKind::SharedMapping { .. }), "{error}");
+        assert!(
+            matches!(kind, ErrorKind::Memory(MemoryError::Shared { .. })),
+            "{error}"
+        );
         assert_eq!(error.effect(), Effect::NothingChanged);
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
         let free = Observation::new().count(Selector::name("free"));
@@ -502,7 +512,7 @@ fn replaced_observer_gets_an_error() {
         let is_told = |error: Error| {
             let kind = error.kind();
             assert!(
-                matches!(kind, ErrorKind::ObserverReplaced { .. }),
+                matches!(kind, ErrorKind::Observe(ObserveError::Replaced)),
                 "{error}"
             );
         };

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    Action, CleanReport, Counts, Effect, ErrorKind, Observation, Options, Selector, State, Target,
+    Action, CleanReport, Counts, Effect, ErrorKind, Observation, ObserveError, Options, ProbeError,
+    ProcessError, Selector, State, Target,
 };
 use test_support::process::{Image, peek, poke, stat};
 use test_support::{Talker, fixture_forms};
@@ -189,7 +190,10 @@ fn failure_says_that_orphaned_memory_stays_mapped() {
             panic!("it is observed");
         };
         assert!(
-            matches!(error.kind(), ErrorKind::UnexpectedSite { .. }),
+            matches!(
+                error.kind(),
+                ErrorKind::Probe(ProbeError::UnexpectedSite { .. })
+            ),
             "{error}"
         );
         assert_eq!(error.effect(), Effect::StillMapped, "{error}");
@@ -269,7 +273,10 @@ fn observation_that_cannot_be_removed_is_removed_later() {
         talker.vfork();
         for _ in 0..2 {
             let error = observer.remove().unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Process(ProcessError::Busy { .. })),
+                "{error}"
+            );
             assert_eq!(target.states().unwrap().observed_sites(), 4);
             assert_eq!(observer.counts().unwrap().total(), 4);
         }
@@ -283,7 +290,10 @@ fn observation_that_cannot_be_removed_is_removed_later() {
         assert_eq!(strange_code(pid), [""; 0]);
         // The observation has ended.
         let is_over = |error: probes_lib::Error| {
-            assert!(matches!(error.kind(), ErrorKind::Removed { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Observe(ObserveError::Removed)),
+                "{error}"
+            );
         };
         is_over(observer.counts().unwrap_err());
         is_over(observer.latencies().unwrap_err());

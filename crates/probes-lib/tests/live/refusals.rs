@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
-use probes_lib::{Action, Denial, Effect, Error, ErrorKind, Selector, Target};
+use probes_lib::{
+    Action, Denial, Effect, Error, ErrorKind, ProbeError, ProcessError, Selector, Target,
+};
 use test_support::process::{self, Image, settle};
 use test_support::{
     Guard, Scratch, Talker, eventually, fixture, fixture_forms, output, program_forms,
@@ -24,14 +26,20 @@ fn refused(pid: i32) -> Error {
 fn pid_of_no_process_is_refused() {
     for pid in [0, -1, i32::MIN, i32::MAX] {
         let error = refused(pid);
-        assert!(matches!(error.kind(), ErrorKind::NoSuchProcess { .. }));
-        assert_eq!(error.to_string(), format!("no process {pid}"));
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::Process(ProcessError::NotFound)
+        ));
+        assert_eq!(error.to_string(), format!("process {pid} does not exist"));
     }
     // A process that has just exited: its pid is not reused so soon.
     let mut guard = Guard::spawn(Command::new("true").stdin(Stdio::null()));
     guard.wait();
     let error = refused(guard.pid());
-    assert_eq!(error.to_string(), format!("no process {}", guard.pid()));
+    assert_eq!(
+        error.to_string(),
+        format!("process {} does not exist", guard.pid())
+    );
 }
 
 // promise: Exit, exec and fork of the process: A process that exits after it was opened is reported
@@ -87,7 +95,10 @@ fn zombie_is_refused_with_its_parent() {
             )
         );
         let error = target.update(&all(Action::Enable)).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Exited { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Process(ProcessError::Exited)),
+            "{error}"
+        );
     }
 }
 
@@ -106,11 +117,14 @@ fn kernel_threads_are_refused_by_name() {
         let error = refused(pid);
         assert_eq!(
             error.to_string(),
-            format!("{pid} ({name}) is a kernel thread and has no program")
+            format!("process {pid} is a kernel thread ({name}) and has no program")
         );
     }
     if threads.is_empty() {
-        assert!(!matches!(refused(1).kind(), ErrorKind::KernelThread { .. }));
+        assert!(!matches!(
+            refused(1).kind(),
+            ErrorKind::Process(ProcessError::KernelThread { .. })
+        ));
     }
 }
 
@@ -120,7 +134,10 @@ fn kernel_threads_are_refused_by_name() {
 fn own_process_and_ancestors_are_not_stopped() {
     // This process itself is refused earlier: its program has no probes.
     let error = refused(std::process::id() as i32);
-    assert!(matches!(error.kind(), ErrorKind::NoProbes { .. }));
+    assert!(matches!(
+        error.kind(),
+        ErrorKind::Probe(ProbeError::NoProbes { .. })
+    ));
     for file in fixture_forms("parent") {
         let scratch = Scratch::new();
         let answer = scratch.file("answer");
@@ -167,12 +184,12 @@ fn another_users_process_is_refused_with_its_owner() {
         }
     } else {
         let error = refused(1);
+        assert_eq!(error.pid(), Some(1));
         match error.kind() {
-            ErrorKind::Denied {
-                pid: 1,
+            ErrorKind::Process(ProcessError::Denied {
                 denial: Denial::OtherUser { uid, .. },
                 ..
-            } => assert_eq!(
+            }) => assert_eq!(
                 process::status(1, "Uid").split('\t').next(),
                 Some(&*uid.to_string())
             ),
@@ -221,14 +238,14 @@ fn refused_as_traced(session: &Session, tracer: i32, name: &str) {
     let error = session.apply(&all(Action::Enable)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("{pid} is already traced by pid {tracer} ({name}); nothing was changed")
+        format!("process {pid} is already traced by pid {tracer} ({name}); nothing was changed")
     );
     assert!(matches!(
         error.kind(),
-        ErrorKind::Denied {
+        ErrorKind::Process(ProcessError::Denied {
             denial: Denial::Traced { .. },
             ..
-        }
+        })
     ));
     assert_eq!(error.effect(), Effect::NothingChanged);
 }
@@ -370,7 +387,7 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
         | "note_semaphore_half_outside_probes" => (SECOND_OF_MANY, "outside .probes"),
         "note_semaphore_zero" => ("probe note 1 at 0x40 (many) has no semaphore", ""),
         "probes_section_renamed" => ("probe note 0 at 0x0 (many) has its", "outside .probes"),
-        "note_section_removed" => ("no OCaml probes in ", ")"),
+        "note_section_removed" => (" has no OCaml probes (build-id ", ")"),
         "note_section_beyond_file" => (" is truncated", ""),
         "section_headers_beyond_file" => (" is truncated", ""),
         "section_headers_stripped" => (
@@ -412,7 +429,7 @@ fn programs_without_our_probes_are_refused_by_name() {
         for file in fixture_forms(name) {
             let talker = Talker::start(&file);
             let message = refused(talker.pid()).to_string();
-            let start = format!("no OCaml probes in {} (build-id ", file.display());
+            let start = format!("{} has no OCaml probes (build-id ", file.display());
             assert!(message.starts_with(&start), "{message}");
         }
     }
@@ -421,5 +438,8 @@ fn programs_without_our_probes_are_refused_by_name() {
     let script = scratch.script("script", "#!/bin/sh\necho ready\nread line\n");
     let talker = Talker::start(Path::new(&script));
     let message = refused(talker.pid()).to_string();
-    assert!(message.starts_with("no OCaml probes in /"), "{message}");
+    assert!(
+        message.starts_with("/") && message.contains(" has no OCaml probes"),
+        "{message}"
+    );
 }

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use probes_lib::{Action, Effect, ErrorKind, Options, Selector, State, Target};
+use probes_lib::{
+    Action, Effect, ErrorKind, Options, ProcessError, Selector, State, Subject, Target,
+};
 use test_support::process;
 use test_support::{Talker, eventually, fixture_forms};
 
@@ -120,7 +122,7 @@ fn update_across_exec(program: &Path, target: &Target) -> bool {
         Ok(_) => true,
         Err(error) => {
             assert!(
-                matches!(error.kind(), ErrorKind::Executed { .. }),
+                matches!(error.kind(), ErrorKind::Process(ProcessError::Executed)),
                 "{}: {error}",
                 program.display()
             );
@@ -150,7 +152,7 @@ fn exec_during_update_is_success_or_reported() {
             // Another update of the old program notices it, and writes nothing.
             let error = session.apply(&all(Action::Enable)).unwrap_err();
             assert!(
-                matches!(error.kind(), ErrorKind::Executed { .. }),
+                matches!(error.kind(), ErrorKind::Process(ProcessError::Executed)),
                 "{error}"
             );
             session.target = Target::open(session.pid()).unwrap();
@@ -218,15 +220,14 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         // Far less than a test's deadline; on a busy machine, more than the update's.
         assert!(begun.elapsed() < deadline * 30, "{:?}", begun.elapsed());
         match error.kind() {
-            ErrorKind::Busy {
-                tid,
+            ErrorKind::Process(ProcessError::Busy {
                 state,
                 deadline_ms,
                 name,
                 ..
-            } => assert_eq!(
-                (*tid, *state, *deadline_ms, &name[..7]),
-                (pid, 'D', 100, "vforker")
+            }) => assert_eq!(
+                (error.subject(), *state, *deadline_ms, &name[..7]),
+                (&Subject::Thread { pid, tid: pid }, 'D', 100, "vforker")
             ),
             _ => panic!("{error}"),
         }
@@ -236,7 +237,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
             message.contains("is in uninterruptible sleep (D"),
             "{message}"
         );
-        let end = "; released, safe to retry; nothing was changed";
+        let end = "; the process was resumed; nothing was changed";
         assert!(message.ends_with(end), "{message}");
 
         assert_eq!(process::status(pid, "TracerPid"), "0");

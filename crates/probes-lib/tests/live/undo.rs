@@ -1,7 +1,9 @@
 //! Updates that are undone: exactly what was added is removed, whatever other tools have changed
 //! meanwhile.
 
-use probes_lib::{Action, Actions, Effect, ErrorKind, Report, Selector, State, Target};
+use probes_lib::{
+    Action, Actions, Effect, ErrorKind, ProbeError, ProcessError, Report, Selector, State, Target,
+};
 use test_support::process::Image;
 use test_support::{fixture_forms, program_forms};
 
@@ -99,7 +101,7 @@ fn nothing_is_undone_after_exit_or_exec() {
         let error = session.target.undo(&report, session.options);
         let error = error.unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::Executed { .. }),
+            matches!(error.kind(), ErrorKind::Process(ProcessError::Executed)),
             "{error}"
         );
         assert_eq!(error.effect(), Effect::NothingChanged);
@@ -113,7 +115,10 @@ fn nothing_is_undone_after_exit_or_exec() {
         session.talker.guard().wait();
         let error = session.target.undo(&report, session.options);
         let error = error.unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Exited { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Process(ProcessError::Exited)),
+            "{error}"
+        );
     }
 }
 
@@ -130,7 +135,7 @@ fn update_of_another_program_is_not_undone_here() {
         .undo(&report, stranger.options)
         .unwrap_err();
     assert!(
-        matches!(error.kind(), ErrorKind::UnknownProbe { .. }),
+        matches!(error.kind(), ErrorKind::Probe(ProbeError::Unknown { .. })),
         "{error}"
     );
     stranger.image().assert_same(&before, "the stranger");

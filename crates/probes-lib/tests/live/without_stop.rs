@@ -6,7 +6,9 @@ use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, ErrorKind, Options, Selector, State, Target};
+use probes_lib::{
+    Action, ErrorKind, MemoryError, Options, ProbeError, ProcessError, Selector, State, Target,
+};
 use test_support::process::{self, Image};
 use test_support::{Guard, Talker, eventually, fixture_forms, program_forms};
 
@@ -143,7 +145,7 @@ fn exec_during_live_update_is_noticed() {
             session.talker.expect("ready");
             let error = session.apply(&all(Action::Enable)).unwrap_err();
             assert!(
-                matches!(error.kind(), ErrorKind::Executed { .. }),
+                matches!(error.kind(), ErrorKind::Process(ProcessError::Executed)),
                 "{error}"
             );
             session.target = Target::open(session.pid()).unwrap();
@@ -158,7 +160,7 @@ fn executed_or_done(session: &Session) {
     for action in [Action::Enable, Action::Disable].into_iter().cycle() {
         if let Err(error) = session.apply(&all(action)) {
             assert!(
-                matches!(error.kind(), ErrorKind::Executed { .. }),
+                matches!(error.kind(), ErrorKind::Process(ProcessError::Executed)),
                 "{error}"
             );
             return;
@@ -177,7 +179,10 @@ fn unexpected_state_is_refused_before_any_write() {
         let before = session.image();
         let error = session.apply(&all(Action::Enable)).unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::UnexpectedSite { .. }),
+            matches!(
+                error.kind(),
+                ErrorKind::Probe(ProbeError::UnexpectedSite { .. })
+            ),
             "{error}"
         );
         assert!(error.to_string().ends_with("; nothing was changed"));
@@ -192,7 +197,7 @@ fn refused_as_shared(file: &Path) {
     let session = Session::start(file).unstopped();
     let error = session.apply(&all(Action::Enable)).unwrap_err();
     assert!(
-        matches!(error.kind(), ErrorKind::SharedMapping { .. }),
+        matches!(error.kind(), ErrorKind::Memory(MemoryError::Shared { .. })),
         "{error}"
     );
 }

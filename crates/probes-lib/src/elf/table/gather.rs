@@ -8,7 +8,7 @@ use std::str;
 use crate::address::FileAddr;
 use crate::elf::note::{self, Note};
 use crate::elf::{ElfFile, Segment, within};
-use crate::error::{ElfDefect, ErrorKind, ProbeDefect, Result};
+use crate::error::{ElfDefect, Error, FileError, ProbeDefect, ProbeError, Result};
 use crate::site::{SITE_LEN, SiteCode};
 
 use super::{COUNTER_LEN, Generation, SiteEntry};
@@ -35,14 +35,15 @@ pub(super) struct FoundSemaphore {
 }
 
 fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::Error {
-    ErrorKind::WrongNote {
-        path: elf.path().to_owned(),
-        index: note.index,
-        offset: note.offset,
-        name: note.name.escape_ascii().to_string(),
-        defect,
-    }
-    .into()
+    Error::of_file(
+        elf.path(),
+        FileError::WrongNote {
+            index: note.index,
+            offset: note.offset,
+            name: note.name.escape_ascii().to_string(),
+            defect,
+        },
+    )
 }
 
 /// Shows each note of the file to `visit`.
@@ -51,16 +52,13 @@ fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Re
         return Err(if elf.has_sections() {
             no_probes(elf)
         } else {
-            ErrorKind::elf(elf.path(), ElfDefect::NoSectionHeaders).into()
+            Error::of_file(elf.path(), FileError::Elf(ElfDefect::NoSectionHeaders))
         });
     };
     let read = |offset, bytes: &mut [u8]| section.read(offset, bytes);
     note::each_note(section.len, read, |note| match note {
         Ok(note) => visit(note),
-        Err(note) => {
-            let path = elf.path().to_owned();
-            Err(ErrorKind::MalformedNote { path, note }.into())
-        }
+        Err(note) => Err(Error::of_file(elf.path(), FileError::MalformedNote(note))),
     })
 }
 
@@ -147,7 +145,7 @@ pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::Error {
         Err(error) => error,
         Ok(()) => {
             let text = format!("the site at {} has no note any more", site.address);
-            ErrorKind::elf(elf.path(), ElfDefect::Contradiction(text)).into()
+            Error::of_file(elf.path(), FileError::Elf(ElfDefect::Contradiction(text)))
         }
     }
 }
@@ -239,10 +237,11 @@ fn printable(name: &[u8]) -> Option<&str> {
 
 /// The error of a file without OCaml probes.
 pub(super) fn no_probes(elf: &ElfFile) -> crate::Error {
-    ErrorKind::NoProbes {
-        path: elf.path().to_owned(),
-        build_id: elf.build_id(),
-        unreadable: Vec::new(),
-    }
-    .into()
+    Error::of_file(
+        elf.path(),
+        ProbeError::NoProbes {
+            build_id: elf.build_id(),
+            unreadable: Vec::new(),
+        },
+    )
 }

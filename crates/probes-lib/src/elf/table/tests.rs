@@ -3,7 +3,7 @@ mod oracle;
 
 use super::*;
 use crate::Error;
-use crate::error::ProbeDefect;
+use crate::error::{ErrorKind, ProbeDefect, ProbeError};
 use crate::testing::{NoteSpec, ProgramSpec, read_table};
 
 const SITE: [u8; 6] = [0x90, 0x3d, 1, 0, 0, 0];
@@ -34,7 +34,7 @@ fn read(notes: &[NoteSpec]) -> Result<ProbeTable> {
 fn wrong_note(result: Result<ProbeTable>) -> (usize, ProbeDefect) {
     let error = result.unwrap_err();
     match error.kind() {
-        ErrorKind::WrongNote { index, defect, .. } => (*index, defect.clone()),
+        ErrorKind::File(FileError::WrongNote { index, defect, .. }) => (*index, defect.clone()),
         _ => panic!("{error}"),
     }
 }
@@ -42,10 +42,7 @@ fn wrong_note(result: Result<ProbeTable>) -> (usize, ProbeDefect) {
 fn contradiction(result: Result<ProbeTable>) -> String {
     let error = result.unwrap_err();
     match error.kind() {
-        ErrorKind::Elf {
-            defect: ElfDefect::Contradiction(text),
-            ..
-        } => text.clone(),
+        ErrorKind::File(FileError::Elf(ElfDefect::Contradiction(text))) => text.clone(),
         _ => panic!("{error}"),
     }
 }
@@ -270,7 +267,7 @@ fn bytes_that_are_no_site_are_reported() {
     let error = read_table(&made.bytes()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "in /srv/server.exe: probe note 1 at 0x40 (tock) has its site at 0x401006: \
+        "/srv/server.exe is corrupt: probe note 1 at 0x40 (tock) has its site at 0x401006: \
          found 90 0f 01 00 00 00, expected 90 3d or 90 e8 and four more bytes"
     );
 }
@@ -354,7 +351,7 @@ fn file_without_ocaml_notes_has_no_probes() {
     let none = |result: Result<ProbeTable>| -> Error {
         let error = result.unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::NoProbes { .. }),
+            matches!(error.kind(), ErrorKind::Probe(ProbeError::NoProbes { .. })),
             "{error}"
         );
         error
@@ -366,5 +363,5 @@ fn file_without_ocaml_notes_has_no_probes() {
     let error = none(read(
         &lookalikes.map(|provider| note(provider, "tick", 0, 0)),
     ));
-    assert_eq!(error.to_string(), "no OCaml probes in /srv/server.exe");
+    assert_eq!(error.to_string(), "/srv/server.exe has no OCaml probes");
 }

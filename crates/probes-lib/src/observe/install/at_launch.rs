@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{ObserveError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::observe::install::context::InstallContext;
 use crate::observe::install::prepare::Prepared;
@@ -35,7 +35,7 @@ impl AtLaunch {
     /// If there can be no such file.
     pub(crate) fn of(observation: Observation, command: &mut Command) -> Result<AtLaunch> {
         let file = memfd_create(c"ocaml-probes", MFdFlags::MFD_CLOEXEC).map_err(|errno| {
-            ErrorKind::NoSharedMemory {
+            ObserveError::NoSharedMemory {
                 source: errno.into(),
             }
         })?;
@@ -71,7 +71,7 @@ impl AtLaunch {
             mode: RedirectMode::BeforeStart(at_exec),
         });
         let shared = SharedData::of(self.file, prepared.arenas());
-        let shared = shared.map_err(|source| ErrorKind::NoSharedMemory { source })?;
+        let shared = shared.map_err(|source| ObserveError::NoSharedMemory { source })?;
         let (stopped, has_tids) = prepared.install(&work, stopped, Some(&shared))?;
         let never = Duration::ZERO;
         let installed = prepared.into_installed(has_tids, Some(shared), never, options);

@@ -1,7 +1,7 @@
 //! [`InstallContext`]: what is done for an observation to a process that stands.
 
 use crate::address::LiveAddr;
-use crate::error::{ErrorKind, MemoryPart, Result};
+use crate::error::{Error, MemoryPart, ObserveError, ProbeError, ProcessError, Result};
 use crate::inject::injector::Injector;
 use crate::inject::remote_call::RemoteCall;
 use crate::memory::{ReadMemory, WriteMemory};
@@ -39,7 +39,7 @@ impl<'w> InstallContext<'w> {
     pub(crate) fn put(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {
         let mut memory = stopped.memory(self.memory)?;
         memory.write_code(at, bytes).map_err(|source| {
-            ErrorKind::writing(self.process.pid(), MemoryPart::Trampoline, at, source).into()
+            Error::of_write(self.process.pid(), MemoryPart::Trampoline, at, source)
         })
     }
 
@@ -73,7 +73,7 @@ impl<'w> InstallContext<'w> {
             for (index, code) in sites.iter().zip(&found) {
                 let site = program.site(*index);
                 if !code.same_but_for_opcode(site.site.code()) {
-                    return Err(ErrorKind::UnexpectedSite {
+                    return Err(ProbeError::UnexpectedSite {
                         name: name_of(program, *index),
                         address: site.address(),
                         found: *code,
@@ -111,10 +111,10 @@ impl<'w> InstallContext<'w> {
         let end = arena.data().plus(arena.data_len());
         let is_within = |it: &Mapping| it.start < end && it.end > arena.code;
         match read_maps(self.process)?.iter().any(is_within) {
-            true => Err(ErrorKind::KeepsChanging {
-                pid: self.process.pid(),
-            }
-            .into()),
+            true => Err(Error::of_process(
+                self.process.pid(),
+                ProcessError::KeepsChanging,
+            )),
             false => Ok(()),
         }
     }
@@ -136,7 +136,7 @@ impl<'w> InstallContext<'w> {
             piece.resize((end.0 - at.0).min(PIECE) as usize, 0);
             let read = memory.read(at, &mut piece);
             read.map_err(|source| {
-                ErrorKind::reading(self.process.pid(), MemoryPart::Trampoline, at, source)
+                Error::of_read(self.process.pid(), MemoryPart::Trampoline, at, source)
             })?;
             Ok(piece.first().copied().unwrap_or_default())
         };
@@ -193,7 +193,7 @@ pub(crate) fn observed_of(
 ) -> Result<Vec<(usize, [u8; 5])>> {
     let is_restored = arena.is_restored(|at, bytes| memory.read(at, bytes));
     if is_restored.map_err(|source| {
-        ErrorKind::reading(process.pid(), MemoryPart::Trampoline, arena.code, source)
+        Error::of_read(process.pid(), MemoryPart::Trampoline, arena.code, source)
     })? {
         return Ok(Vec::new());
     }
@@ -277,8 +277,7 @@ pub(crate) fn put_shared(
     for (offset, bytes) in writes {
         let at = sharing.shared_at().plus(*offset);
         let written = memory.while_it_runs().write_code(at, bytes);
-        written
-            .map_err(|source| ErrorKind::writing(pid, MemoryPart::ObservationData, at, source))?;
+        written.map_err(|source| Error::of_write(pid, MemoryPart::ObservationData, at, source))?;
     }
     Ok(())
 }
@@ -289,10 +288,10 @@ pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Aren
         match arena.is_there(|at, bytes| memory.read(at, bytes)) {
             Ok(true) => {}
             Err(source) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
-                return Err(ErrorKind::Exited { pid }.into());
+                return Err(Error::of_process(pid, ProcessError::Exited));
             }
             // What cannot be read is not there.
-            Ok(false) | Err(_) => return Err(ErrorKind::ObserverReplaced { pid }.into()),
+            Ok(false) | Err(_) => return Err(Error::of_process(pid, ObserveError::Replaced)),
         }
     }
     Ok(())
@@ -302,6 +301,6 @@ pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Aren
 pub(crate) fn read(pid: i32, memory: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
     let mut data = vec![0; len as usize];
     let read = memory.read(at, &mut data);
-    read.map_err(|source| ErrorKind::reading(pid, MemoryPart::ObservationData, at, source))?;
+    read.map_err(|source| Error::of_read(pid, MemoryPart::ObservationData, at, source))?;
     Ok(data)
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{Effect, ErrorKind, MemoryPart, Result};
+use crate::error::{Effect, Error, MemoryError, MemoryPart, ProcessError, Result};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::site::{CMP, SITE_LEN, SiteCode};
 use crate::update::spans;
@@ -72,9 +72,7 @@ pub(crate) fn read(
         bytes.resize(run.len as usize, 0);
         memory
             .read(LiveAddr(run.start), &mut bytes)
-            .map_err(|source| {
-                ErrorKind::reading(pid, MemoryPart::Site, LiveAddr(run.start), source)
-            })?;
+            .map_err(|source| Error::of_read(pid, MemoryPart::Site, LiveAddr(run.start), source))?;
         for &index in &order[run.range()] {
             let at = (sites[index].0 - run.start) as usize;
             found[index].0.copy_from_slice(&bytes[at..at + SITE_LEN]);
@@ -95,17 +93,18 @@ pub(crate) fn carry_out(
     changes: &[SiteRewrite],
 ) -> Result<()> {
     if !is(pid, memory, changes, |change| change.before)? {
-        return Err(ErrorKind::KeepsChanging { pid }.into());
+        return Err(Error::of_process(pid, ProcessError::KeepsChanging));
     }
     let made =
         make(pid, memory, changes).and_then(|()| match is(pid, memory, changes, |it| it.after)? {
             true => Ok(()),
-            false => Err(ErrorKind::NotKept {
+            false => Err(Error::of_process(
                 pid,
-                part: MemoryPart::Site,
-                address: changes.first().map_or(LiveAddr(0), SiteRewrite::at),
-            }
-            .into()),
+                MemoryError::NotHeld {
+                    part: MemoryPart::Site,
+                    address: changes.first().map_or(LiveAddr(0), SiteRewrite::at),
+                },
+            )),
         });
     made.map_err(|error| {
         let back: Vec<SiteRewrite> = changes.iter().map(SiteRewrite::back).collect();
@@ -147,7 +146,7 @@ fn make(pid: i32, memory: &mut impl WriteMemory, changes: &[SiteRewrite]) -> Res
             false => write_together(memory, same, first.at()..last.site.plus(SITE_LEN as u64)),
         };
         if let Err(source) = written {
-            return Err(ErrorKind::writing(pid, MemoryPart::Site, first.at(), source).into());
+            return Err(Error::of_write(pid, MemoryPart::Site, first.at(), source));
         }
     }
     Ok(())

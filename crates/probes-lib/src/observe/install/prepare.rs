@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ObserveError, Result};
 use crate::inject::code_cave;
 use crate::observe::install::context::{InstallContext, map};
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
@@ -61,20 +61,22 @@ impl Prepared {
         let ticks = Ticks::begin();
         let roles = observation.roles(&program)?;
         if roles.iter().any(Role::is_timed) && !ticks::is_tsc_invariant() {
-            return Err(ErrorKind::NoInvariantTsc.into());
+            return Err(ObserveError::NoInvariantTsc.into());
         }
         let layout = observation.shared(&roles);
         let maps = read_maps(process)?;
         let laid_out = placement::lay_out(process, &program, &roles, layout, &maps)?;
         let code_cave = code_cave::find(process, memory, &maps)?;
         let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
-        let sharing = arenas.first().ok_or(ErrorKind::NoSites { pid })?;
+        let sharing = arenas
+            .first()
+            .ok_or(Error::of_process(pid, ObserveError::NoSites))?;
         let codes = arenas.iter().zip(&sites).map(|(arena, sites)| {
             let roles = sites.iter().map(|site| &roles[*site]);
             arena.code_bytes(roles, sharing)
         });
         let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
-        let codes = codes.map_err(|_| ErrorKind::NoRoom { pid })?;
+        let codes = codes.map_err(|_| Error::of_process(pid, ObserveError::NoRoom))?;
         let (pages, pages_valid_until) = match layout.record_len {
             0 => (ReadablePages::default(), 0),
             _ => (ReadablePages::of(&maps), ticks.ahead(PAGES_VALID_FOR)),
@@ -101,7 +103,7 @@ impl Prepared {
     /// # Errors
     ///
     /// If the process cannot map memory, or a site does not hold what its file says;
-    /// [`ErrorKind::KeepsChanging`] if something else has come to be where it was to be.
+    /// [`ProcessError::KeepsChanging`] if something else has come to be where it was to be.
     pub(crate) fn install<'s>(
         &mut self,
         work: &InstallContext<'s>,

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::error::{Effect, Error, ErrorKind, Result};
+use crate::error::{Effect, Error, Result};
 use crate::inject::code_cave;
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::remote_call::{self, RemoteCall};
@@ -173,10 +173,5 @@ fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> 
 
 /// Whether the process has nothing any more that could be put back.
 fn is_over(error: &Error) -> bool {
-    use ErrorKind::{Executed, Exited, NoSuchProcess, Zombie};
-    let kind = error.kind();
-    matches!(
-        kind,
-        Executed { .. } | Exited { .. } | NoSuchProcess { .. } | Zombie { .. }
-    )
+    error.is_gone() || error.is_executed()
 }

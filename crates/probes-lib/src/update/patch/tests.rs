@@ -3,6 +3,7 @@ mod model;
 use std::io;
 
 use super::*;
+use crate::error::{ErrorKind, ProcessError};
 use crate::memory::double::{Fault, SliceMemory};
 use crate::select::{Action, Actions, Selector};
 use crate::testing::{PID, World};
@@ -109,7 +110,8 @@ fn any_failed_write_restores_all_bytes() {
                 let error = result.unwrap_err();
                 let what = format!("write {number} {fault:?} of {actions:?}: {error}");
                 assert!(
-                    matches!(error.kind(), ErrorKind::WriteMemory { pid: PID, .. }),
+                    matches!(error.kind(), ErrorKind::Memory(MemoryError::Write { .. }))
+                        && error.pid() == Some(PID),
                     "{what}"
                 );
                 assert_eq!(error.effect(), Effect::Restored, "{what}");
@@ -134,14 +136,14 @@ fn failed_write_error_says_what_and_where() {
     for (number, place) in places.into_iter().enumerate() {
         let (result, _) = failing(&world, &actions, number..number + 1, Fault::Refused);
         let error = result.unwrap_err();
-        let ErrorKind::WriteMemory { part, address, .. } = error.kind() else {
+        let ErrorKind::Memory(MemoryError::Write { part, address, .. }) = error.kind() else {
             panic!("{error}");
         };
         assert_eq!((*part, *address), place);
         assert!(
             error
                 .to_string()
-                .ends_with("; what had been written was put back")
+                .ends_with("; what had been written was restored")
         );
     }
 }
@@ -161,7 +163,8 @@ fn lost_write_is_noticed_and_all_restored() {
                 };
                 let what = format!("write {number} {fault:?} of {actions:?}: {error}");
                 assert!(
-                    matches!(error.kind(), ErrorKind::NotKept { pid: PID, .. }),
+                    matches!(error.kind(), ErrorKind::Memory(MemoryError::NotHeld { .. }))
+                        && error.pid() == Some(PID),
                     "{what}"
                 );
                 assert_eq!(error.effect(), Effect::Restored, "{what}");
@@ -274,7 +277,8 @@ fn exit_during_an_update_is_reported() {
         let (result, _) = failing(&world, &actions, number..usize::MAX, Fault::Gone);
         let error = result.unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::Exited { pid: PID }),
+            matches!(error.kind(), ErrorKind::Process(ProcessError::Exited))
+                && error.pid() == Some(PID),
             "{error}"
         );
     }
@@ -314,7 +318,10 @@ fn memory_that_became_unreadable_is_not_written() {
     let (layout, plan) = world.plan(&actions).unwrap();
     let mut unmapped = SliceMemory::new([(0x1000, vec![0; 16])]);
     let error = apply(&plan, &layout, PID, &mut unmapped).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::ReadMemory { .. }));
+    assert!(matches!(
+        error.kind(),
+        ErrorKind::Memory(MemoryError::Read { .. })
+    ));
     assert_eq!(error.effect(), Effect::NothingChanged);
     assert_eq!(unmapped.writes, 0);
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::Error;
+use crate::error::ErrorKind;
 use crate::select::{Actions, Selector};
 use crate::site::INT3;
 use crate::testing::World;
@@ -230,14 +231,18 @@ fn full_counter_is_refused_the_step_before_allowed() {
     assert_eq!(steps(&plan(&world, &enable("single"))), ["65534->65535"]);
     world.set("single", u16::MAX);
     let error = refusal(&world, &enable("single"));
-    assert!(matches!(error.kind(), ErrorKind::CounterFull { name } if name == "single"));
+    assert!(
+        matches!(error.kind(), ErrorKind::Probe(ProbeError::CounterFull { name }) if name == "single")
+    );
 
     // One of three is enough, and none of them is counted then.
     world.set("many", 1);
     let last = world.counters("many")[2];
     world.memory.poke(last, &u16::MAX.to_le_bytes());
     let error = refusal(&world, &enable("many"));
-    assert!(matches!(error.kind(), ErrorKind::CounterFull { name } if name == "many"));
+    assert!(
+        matches!(error.kind(), ErrorKind::Probe(ProbeError::CounterFull { name }) if name == "many")
+    );
     assert_eq!(steps(&plan(&world, &disable("single"))), ["65535->65534"]);
 }
 
@@ -301,7 +306,7 @@ fn partly_enabled_result_is_refused_unless_forced() {
     world.memory.poke(counter, &3u16.to_le_bytes());
     assert_eq!(
         refusal(&world, &disable("many")).to_string(),
-        "the counters of \"many\" differ (1 to 3): somebody else, such as SystemTap, counts some of \
+        "probe \"many\" has counters that differ (1 to 3): another tool, such as SystemTap, counts some of \
          its sites, and disabling it would leave those on"
     );
     let off = plan(&world, &disable("many").force(true));
@@ -331,12 +336,12 @@ fn inconsistent_probe_is_refused_unless_forced() {
     ] {
         for actions in [enable(name), disable(name)] {
             let error = refusal(&world, &actions);
-            let ErrorKind::Inconsistent {
+            let ErrorKind::Probe(ProbeError::Inconsistent {
                 name: found,
                 enabled,
                 sites,
                 counter,
-            } = error.kind()
+            }) = error.kind()
             else {
                 panic!("{error}");
             };
@@ -347,7 +352,7 @@ fn inconsistent_probe_is_refused_unless_forced() {
     let error = refusal(&world, &enable("part"));
     assert_eq!(
         error.to_string(),
-        "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted run?)"
+        "probe \"part\" is inconsistent: 1 of 3 sites are enabled and its counter is 1 (an interrupted run?)"
     );
     assert_eq!(steps(&plan(&world, &enable("whole"))), ["1 x e8", "0->1"]);
 }
@@ -358,7 +363,7 @@ fn one_inconsistent_probe_among_all_refuses_all() {
     let all = Actions::new().enable(Selector::All);
     assert!(matches!(
         refusal(&world, &all).kind(),
-        ErrorKind::Inconsistent { .. }
+        ErrorKind::Probe(ProbeError::Inconsistent { .. })
     ));
     let forced = plan(&world, &all.force(true));
     assert_eq!(steps(&forced), ["4 x e8", "0->1 0->1"]);
@@ -369,7 +374,9 @@ fn disabling_a_named_disabled_probe_is_refused() {
     let mut world = World::of(FIXTURE);
     world.set("single", 1);
     let error = refusal(&world, &disable("many"));
-    assert!(matches!(error.kind(), ErrorKind::NotEnabled { name } if name == "many"));
+    assert!(
+        matches!(error.kind(), ErrorKind::Probe(ProbeError::NotEnabled { name }) if name == "many")
+    );
     assert_eq!(error.to_string(), "probe \"many\" is not enabled");
 
     let many = world.member("many").id();
@@ -410,12 +417,12 @@ fn foreign_byte_refuses_the_update_even_if_forced() {
             Actions::new().enable(Selector::All),
         ] {
             let error = refusal(&world, &actions);
-            let ErrorKind::UnexpectedSite {
+            let ErrorKind::Probe(ProbeError::UnexpectedSite {
                 name,
                 address,
                 found,
                 expected,
-            } = error.kind()
+            }) = error.kind()
             else {
                 panic!("{error}");
             };

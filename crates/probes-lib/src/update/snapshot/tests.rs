@@ -1,6 +1,7 @@
 use std::io;
 
 use super::*;
+use crate::error::{ErrorKind, MemoryError, ProcessError};
 use crate::select::{Actions, Selector};
 use crate::testing::{PID, World};
 
@@ -196,15 +197,16 @@ fn unreadable_memory_is_reported_with_its_purpose() {
         (counter, counter, MemoryPart::Semaphore),
     ] {
         let error = read(io::ErrorKind::Other, from);
-        let ErrorKind::ReadMemory {
-            pid, part, address, ..
-        } = error.kind()
-        else {
+        let ErrorKind::Memory(MemoryError::Read { part, address, .. }) = error.kind() else {
             panic!("{error}");
         };
-        assert_eq!((*pid, *part, *address), (PID, kind, at));
+        assert_eq!((error.pid(), *part, *address), (Some(PID), kind, at));
         let gone = read(io::ErrorKind::UnexpectedEof, from);
-        assert!(matches!(gone.kind(), ErrorKind::Exited { pid: PID }));
+        assert!(matches!(
+            gone.kind(),
+            ErrorKind::Process(ProcessError::Exited)
+        ));
+        assert_eq!(gone.pid(), Some(PID));
     }
 }
 

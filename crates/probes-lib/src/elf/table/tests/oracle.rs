@@ -142,7 +142,8 @@ fn every_fixture_is_read_as_by_readelf() {
             let table = match ProbeTable::read(&path) {
                 Ok(table) => table,
                 Err(error) => {
-                    let no_probes = matches!(error.kind(), ErrorKind::NoProbes { .. });
+                    let no_probes =
+                        matches!(error.kind(), ErrorKind::Probe(ProbeError::NoProbes { .. }));
                     assert!(no_probes && expected.names.is_empty(), "{error}");
                     assert_eq!(seen, []);
                     continue;

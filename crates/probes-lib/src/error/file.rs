@@ -1,7 +1,55 @@
-//! What lies behind an error: what is wrong with a file, a note, or our rights. Each reads on from
-//! the error that it is in.
+//! What can be wrong with a file. Each text reads on from the file's path.
 
+use std::io;
+
+use super::reason;
+use crate::address::FileAddr;
+use crate::elf::note::MalformedNote;
 use crate::site::SiteCode;
+
+/// Why a file cannot be used; reads on from its path.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// It cannot be opened.
+    #[error("cannot be opened: {}", reason(source))]
+    Open {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It is mapped, but has no name any more by which it could be opened.
+    #[error("cannot be opened: {}", namelessness(*.in_memory))]
+    Nameless {
+        /// Whether it was made by memfd_create(2), and not deleted or replaced.
+        in_memory: bool,
+    },
+    /// It cannot be read.
+    #[error("cannot be read ({what}): {}", reason(source))]
+    Read {
+        /// The part of it that was wanted.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It is not a program that this crate can work on.
+    #[error("{0}")]
+    Elf(ElfDefect),
+    /// One of its probe notes cannot be read.
+    #[error("is corrupt: {0}")]
+    MalformedNote(#[source] MalformedNote),
+    /// One of its probe notes can be read, but cannot be true of the file.
+    #[error("is corrupt: probe note {index} at {offset:#x} ({name}) {defect}")]
+    WrongNote {
+        /// Position of the note in its section, counted from 0.
+        index: usize,
+        /// Offset of the note in its section, in bytes.
+        offset: usize,
+        /// The probe's name, escaped.
+        name: String,
+        /// What is wrong with it.
+        defect: ProbeDefect,
+    },
+}
 
 /// Why a file is not a program this crate can work on; reads on from the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,14 +124,14 @@ pub enum ProbeDefect {
     NoSite,
     /// The site is not in executable bytes of the file.
     #[error("has its site at {0}, outside the executable segments of the file")]
-    SiteOutside(crate::FileAddr),
+    SiteOutside(FileAddr),
     /// The bytes in the file are not a site.
     #[error(
         "has its site at {address}: found {found}, expected 90 3d or 90 e8 and four more bytes"
     )]
     NotASite {
         /// The site's address.
-        address: crate::FileAddr,
+        address: FileAddr,
         /// The bytes there.
         found: SiteCode,
     },
@@ -92,84 +140,17 @@ pub enum ProbeDefect {
     NoSemaphore,
     /// The semaphore is not in the `.probes` section.
     #[error("has its semaphore at {0}, outside .probes")]
-    SemaphoreOutside(crate::FileAddr),
+    SemaphoreOutside(FileAddr),
     /// The semaphore is not in memory that the program can write.
     #[error("has its semaphore at {0}, outside the writable segments")]
-    SemaphoreNotWritable(crate::FileAddr),
+    SemaphoreNotWritable(FileAddr),
 }
 
-/// Why the kernel did not let us at a process; reads on from the process, or from what was tried.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Denial {
-    /// The Yama security module.
-    #[error("kernel.yama.ptrace_scope={scope} {}", yama(*.scope))]
-    Yama {
-        /// The value of `kernel.yama.ptrace_scope`.
-        scope: u8,
-    },
-    /// A seccomp filter on ourselves, as in many containers.
-    #[error("this container's seccomp profile blocks ptrace")]
-    Seccomp,
-    /// The process is of another user.
-    #[error("belongs to uid {uid} ({name})")]
-    OtherUser {
-        /// Its real uid.
-        uid: u32,
-        /// That user's name.
-        name: String,
-    },
-    /// The process is in a user namespace over which we have no power.
-    #[error("is in another user namespace")]
-    UserNamespace,
-    /// The process gained privileges, or asked not to be looked at.
-    #[error("is not dumpable (setuid or file capabilities, or prctl)")]
-    NotDumpable,
-    /// The process has capabilities that we lack.
-    #[error("has capabilities that ocaml-probes lacks")]
-    MorePrivileged,
-    /// For this reason, which `CAP_SYS_PTRACE` would overcome, and nobody here can have it: it is not
-    /// in our bounding set.
-    #[error("{0}, and this container lacks CAP_SYS_PTRACE")]
-    Incapable(Box<Denial>),
-    /// A Linux security module.
-    #[error("denied by a security policy (AppArmor, SELinux)")]
-    Policy,
-    /// Somebody else traces it.
-    #[error("is already traced by pid {tracer} ({name})")]
-    Traced {
-        /// The tracer.
-        tracer: i32,
-        /// The tracer's command name.
-        name: String,
-    },
-    /// Another update is at work, or was when we tried.
-    #[error("is being changed by {}", changer(*.tracer, .name))]
-    BeingChanged {
-        /// The process that changes it; 0 if it is of another pid namespace.
-        tracer: i32,
-        /// That process's command name, `?` if it has ended.
-        name: String,
-    },
-    /// None of the known causes.
-    #[error(
-        "the kernel does not permit it, possibly because it is traced from outside this container"
-    )]
-    Unexplained,
-}
-
-fn changer(pid: i32, name: &str) -> String {
-    match pid {
-        0 => "somebody outside this container".to_owned(),
-        pid => format!("pid {pid} ({name})"),
-    }
-}
-
-fn yama(scope: u8) -> &'static str {
-    match scope {
-        1 => "allows only descendants",
-        2 => "allows only CAP_SYS_PTRACE",
-        _ => "disables ptrace until reboot",
+fn namelessness(in_memory: bool) -> &'static str {
+    if in_memory {
+        "it is in memory alone (memfd), and its descriptor is closed"
+    } else {
+        "it was deleted or replaced since it was loaded"
     }
 }
 

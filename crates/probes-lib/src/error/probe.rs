@@ -1,0 +1,178 @@
+//! What can be wrong with the probes that were asked for: their names, their states, their counters.
+
+use std::path::{Path, PathBuf};
+
+use crate::address::LiveAddr;
+use crate::elf::build_id::BuildId;
+use crate::site::SiteCode;
+
+/// Why probes cannot be had, or not be changed as asked. If no probe is found, the text reads on from
+/// the file; otherwise it names the probe, and the error has no subject.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// The file has no OCaml probes.
+    #[error("has no OCaml probes{}{}", build_id_suffix(.build_id), unless_in(.unreadable))]
+    NoProbes {
+        /// The file's build-id, if it has one.
+        build_id: Option<BuildId>,
+        /// If it runs, other files that are mapped and could not be read.
+        unreadable: Vec<PathBuf>,
+    },
+    /// The program has no probe of that name.
+    #[error("has no probe \"{name}\"{}{}", unless_in(.unreadable), did_you_mean(.near))]
+    Unknown {
+        /// The name that was asked for.
+        name: String,
+        /// Files that are mapped and could not be read.
+        unreadable: Vec<PathBuf>,
+        /// Names that it does have, nearest first.
+        near: Vec<String>,
+    },
+    /// A regular expression or predicate selects no probe of the program.
+    #[error("has no probe that matches {pattern}{}", unless_in(.unreadable))]
+    NoMatch {
+        /// What was asked for.
+        pattern: String,
+        /// Files that are mapped and could not be read.
+        unreadable: Vec<PathBuf>,
+    },
+    /// A regular expression cannot be compiled.
+    #[error("\"{pattern}\" is not a regular expression: {}", regex_reason(source))]
+    BadRegexp {
+        /// What was given.
+        pattern: String,
+        /// What is wrong with it.
+        source: regex::Error,
+    },
+    /// A probe is selected more than once for the same action.
+    #[error("probe \"{name}\" is selected twice")]
+    SelectedTwice {
+        /// The probe.
+        name: String,
+    },
+    /// A probe is to be enabled and disabled at once.
+    #[error("probe \"{name}\" is to be both enabled and disabled")]
+    Conflict {
+        /// The probe.
+        name: String,
+    },
+    /// A probe that was named to be disabled is disabled already.
+    #[error("probe \"{name}\" is not enabled")]
+    NotEnabled {
+        /// The probe.
+        name: String,
+    },
+    /// A probe's counters differ, and one action would leave it partly on.
+    #[error(
+        "probe \"{name}\" has counters that differ ({smallest} to {largest}): another tool, such as SystemTap, counts some of its sites, and disabling it would leave those on"
+    )]
+    UnequalCounters {
+        /// The probe.
+        name: String,
+        /// The smallest of its counters.
+        smallest: u16,
+        /// The largest.
+        largest: u16,
+    },
+    /// A probe's counter is at its maximum.
+    #[error("probe \"{name}\" is enabled 65535 times already, its counter can hold no more")]
+    CounterFull {
+        /// The probe.
+        name: String,
+    },
+    /// A probe's counters and sites disagree.
+    #[error(
+        "probe \"{name}\" is inconsistent: {enabled} of {sites} sites are enabled and its counter is {counter} (an interrupted run?)"
+    )]
+    Inconsistent {
+        /// The probe.
+        name: String,
+        /// Sites that call their handler.
+        enabled: usize,
+        /// All sites of the name.
+        sites: usize,
+        /// The smallest of its counters.
+        counter: u16,
+    },
+    /// A site in memory is neither enabled nor disabled.
+    #[error("probe \"{name}\" has an unexpected site at {address}: {}", site_text(*.found, *.expected))]
+    UnexpectedSite {
+        /// The probe.
+        name: String,
+        /// Where the site is in the process.
+        address: LiveAddr,
+        /// The bytes there.
+        found: SiteCode,
+        /// The bytes that the file has, or that were written.
+        expected: SiteCode,
+    },
+    /// A probe is to be changed while the process runs, and is in an object that can be unloaded.
+    #[error(
+        "probe \"{name}\" is in {} too, which could be unloaded while it is written",
+        file_name(object)
+    )]
+    LiveUnloadable {
+        /// The probe.
+        name: String,
+        /// The object.
+        object: PathBuf,
+    },
+}
+
+fn file_name(path: &Path) -> std::path::Display<'_> {
+    path.file_name().map_or(path, Path::new).display()
+}
+
+/// Where else a probe may be.
+fn unless_in(unreadable: &[PathBuf]) -> String {
+    const FEW: usize = 3;
+    let names = unreadable.iter().take(FEW);
+    let names: Vec<String> = names.map(|path| file_name(path).to_string()).collect();
+    let names = names.join(", ");
+    match unreadable.len().saturating_sub(FEW) {
+        _ if names.is_empty() => String::new(),
+        0 => format!(", and {names} could not be read"),
+        more => format!(", and {names} and {more} more could not be read"),
+    }
+}
+
+fn build_id_suffix(build_id: &Option<BuildId>) -> String {
+    match build_id {
+        Some(id) => format!(" (build-id {id})"),
+        None => String::new(),
+    }
+}
+
+fn did_you_mean(near: &[String]) -> String {
+    let quoted: Vec<_> = near.iter().map(|name| format!("\"{name}\"")).collect();
+    match quoted.as_slice() {
+        [] => String::new(),
+        [one] => format!("; did you mean {one}?"),
+        [first @ .., last] => format!("; did you mean {} or {last}?", first.join(", ")),
+    }
+}
+
+/// The last line of the regex crate's multi-line drawing, which says what is wrong.
+fn regex_reason(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let last = text.lines().last().unwrap_or_default();
+    last.trim_start_matches("error: ").to_owned()
+}
+
+fn site_text(found: SiteCode, expected: SiteCode) -> String {
+    let reason = if found.has_breakpoint() {
+        "a breakpoint or uprobe (gdb, perf, bpftrace) is there"
+    } else {
+        "file and process differ"
+    };
+    // Either opcode would do.
+    let is_wrong =
+        |&at: &usize| found.0[at] != expected.0[at] && !(at == 1 && found.enabled().is_some());
+    let differing: Vec<usize> = (0..found.0.len()).filter(is_wrong).collect();
+    match differing.as_slice() {
+        [1] => format!("found {:02x}, expected 3d or e8: {reason}", found.0[1]),
+        [0] => format!("found {:02x}, expected 90: {reason}", found.0[0]),
+        _ => format!("found {found}, expected {expected}: {reason}"),
+    }
+}

@@ -1,0 +1,181 @@
+//! What can keep a process from being worked on. Each text reads on from the process.
+
+use super::Operation;
+
+/// Why a process cannot be worked on; reads on from the process, or its thread.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessError {
+    /// There is no such process.
+    #[error("does not exist")]
+    NotFound,
+    /// A thread's id was given where a process's is wanted; the thread is the subject.
+    #[error("is not a process itself")]
+    NotAProcess,
+    /// It exited meanwhile.
+    #[error("exited")]
+    Exited,
+    /// It has exited, and waits to be reaped.
+    #[error("has exited and is a zombie: its parent {parent} ({parent_name}) has not reaped it")]
+    Zombie {
+        /// Its parent.
+        parent: i32,
+        /// The parent's command name.
+        parent_name: String,
+    },
+    /// A thread of the kernel has no program.
+    #[error("is a kernel thread ({name}) and has no program")]
+    KernelThread {
+        /// Its name.
+        name: String,
+    },
+    /// To stop this process itself, or one that waits for it, could never end. A program changes its
+    /// own probes with [`Target::current`](crate::Target::current).
+    #[error("is {}, which cannot be stopped from here", if *.own { "this process itself" } else { "an ancestor of this process" })]
+    SelfOrAncestor {
+        /// Whether it is this process, and not an ancestor.
+        own: bool,
+    },
+    /// A [`Target`](crate::Target) for the current process is used in a child of it.
+    #[error(
+        "cannot be changed from process {child}: that is a child of it, and has to open itself"
+    )]
+    Forked {
+        /// This process.
+        child: i32,
+    },
+    /// The kernel or another process does not permit it.
+    #[error("{}", denied(*.operation, .denial))]
+    Denied {
+        /// What was tried.
+        operation: Operation,
+        /// Why not.
+        denial: Denial,
+    },
+    /// A thread, which is the subject, did not stop in time.
+    #[error("({name}) did not stop within {deadline_ms} ms: it is {}; the process was resumed", state_text(*.state, .wchan))]
+    Busy {
+        /// The thread's name.
+        name: String,
+        /// Its state, as in /proc.
+        state: char,
+        /// The kernel function it waits in, where known.
+        wchan: String,
+        /// The deadline, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// Threads were started faster than they could be stopped.
+    #[error(
+        "kept starting threads, and could not be stopped within {deadline_ms} ms; it was resumed"
+    )]
+    ThreadsKeepStarting {
+        /// The deadline, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// It executed a new program meanwhile.
+    #[error("executed a new program meanwhile")]
+    Executed,
+    /// Another process changed its probes, or it changed its mappings, again and again meanwhile.
+    #[error("has probes or mappings that kept changing meanwhile")]
+    KeepsChanging,
+}
+
+/// Why a process may not be traced or read; reads on from the process, or from what was tried.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Denial {
+    /// The Yama security module.
+    #[error("kernel.yama.ptrace_scope={scope} {}", yama(*.scope))]
+    Yama {
+        /// The value of `kernel.yama.ptrace_scope`.
+        scope: u8,
+    },
+    /// A seccomp filter on this process, as in many containers.
+    #[error("this container's seccomp profile blocks ptrace")]
+    Seccomp,
+    /// The process is of another user.
+    #[error("belongs to uid {uid} ({name})")]
+    OtherUser {
+        /// Its real uid.
+        uid: u32,
+        /// That user's name.
+        name: String,
+    },
+    /// The process is in a user namespace in which this process has no capabilities.
+    #[error("is in another user namespace")]
+    UserNamespace,
+    /// The process gained privileges, or asked not to be traced (prctl(2), `PR_SET_DUMPABLE`).
+    #[error("is not dumpable (setuid or file capabilities, or prctl)")]
+    NotDumpable,
+    /// The process has capabilities that this process lacks.
+    #[error("has capabilities that ocaml-probes lacks")]
+    MorePrivileged,
+    /// For this reason, which `CAP_SYS_PTRACE` would overcome; no process of this container can have
+    /// it, because it is not in the bounding set.
+    #[error("{0}, and this container lacks CAP_SYS_PTRACE")]
+    Incapable(Box<Denial>),
+    /// A Linux security module.
+    #[error("denied by a security policy (AppArmor, SELinux)")]
+    Policy,
+    /// Another tool traces it.
+    #[error("is already traced by pid {tracer} ({name})")]
+    Traced {
+        /// The tracer.
+        tracer: i32,
+        /// The tracer's command name.
+        name: String,
+    },
+    /// Another update of it is in progress, or was at that moment.
+    #[error("is being changed by {}", changer(*.tracer, .name))]
+    BeingChanged {
+        /// The process that changes it; 0 if it is of another pid namespace.
+        tracer: i32,
+        /// That process's command name, `?` if it has exited.
+        name: String,
+    },
+    /// None of the known causes.
+    #[error(
+        "the kernel does not permit it, possibly because it is traced from outside this container"
+    )]
+    Unexplained,
+}
+
+/// Some reasons are about the process, others about the attempt.
+fn denied(operation: Operation, denial: &Denial) -> String {
+    match denial {
+        Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => {
+            format!("cannot be {operation}: {denial}")
+        }
+        Denial::Incapable(of) if matches!(**of, Denial::Yama { .. }) => {
+            format!("cannot be {operation}: {denial}")
+        }
+        _ => denial.to_string(),
+    }
+}
+
+fn state_text(state: char, wchan: &str) -> String {
+    let wchan = match wchan {
+        "" | "0" => String::new(),
+        function => format!(", wchan {function}"),
+    };
+    match state {
+        'D' => format!("in uninterruptible sleep (D{wchan})"),
+        'R' => "still running: there is more to run than processors (R)".to_owned(),
+        state => format!("busy in the kernel ({state}{wchan})"),
+    }
+}
+
+fn changer(pid: i32, name: &str) -> String {
+    match pid {
+        0 => "a process outside this container".to_owned(),
+        pid => format!("pid {pid} ({name})"),
+    }
+}
+
+fn yama(scope: u8) -> &'static str {
+    match scope {
+        1 => "allows only descendants",
+        2 => "allows only CAP_SYS_PTRACE",
+        _ => "disables ptrace until reboot",
+    }
+}

@@ -1,0 +1,60 @@
+//! What the operating system refused where nothing else explains it.
+
+use std::fmt;
+use std::io;
+
+use super::reason;
+
+/// What the operating system refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SystemError {
+    /// A system call failed where no failure is expected; reads on from the process.
+    #[error("cannot be {operation}: {}", reason(source))]
+    Call {
+        /// What was tried.
+        operation: Operation,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// This process may start no thread, which it takes to trace; without a subject.
+    #[error("no thread can be started to trace from: {}", reason(source))]
+    NoThread {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// /proc is of another pid namespace than this process's; without a subject.
+    #[error("/proc shows another pid namespace than the one that this process is in")]
+    ForeignProc,
+    /// There is no /proc; without a subject.
+    #[error("/proc is not mounted, or does not show this process")]
+    NoProc,
+}
+
+/// What was tried on a process; displayed so that it reads on from `cannot be`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// To read its memory, or what /proc shows of it.
+    Read,
+    /// To attach to it, or to open its memory for writing.
+    Attach,
+    /// To take the lock that keeps two updates of it apart.
+    Lock,
+    /// To make one of its threads execute an injected call.
+    InjectCall,
+    /// To stop it at its entry point, having started it.
+    StopAtEntry,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Operation::Read => "read",
+            Operation::Attach => "attached to",
+            Operation::Lock => "locked for an update",
+            Operation::InjectCall => "made to execute an injected call",
+            Operation::StopAtEntry => "stopped at its entry point",
+        })
+    }
+}
