@@ -3,7 +3,7 @@
 //!
 //! execve(2): "the dispositions of any signals that are being caught are reset to the default ...
 //! ignored signals ... are left unchanged". So what is ignored is caught instead, by a handler that
-//! does nothing: a test binary is still not ended by it, and its children begin with the default.
+//! does nothing: such a signal still does not end a test binary, and its children start with the default.
 #![allow(unsafe_code, reason = "sigaction(2) has no safe form")]
 
 use nix::libc::c_int;

@@ -95,7 +95,7 @@ pub struct Guard(Child);
 impl Guard {
     /// Starts `command`.
     pub fn spawn(command: &mut Command) -> Guard {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             match command.spawn() {
                 Ok(child) => return Guard(child),
@@ -103,7 +103,7 @@ impl Guard {
                 // meanwhile holds it open until its own exec.
                 Err(error)
                     if error.kind() == ErrorKind::ExecutableFileBusy
-                        && begun.elapsed() < DEADLINE =>
+                        && started.elapsed() < DEADLINE =>
                 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -244,13 +244,13 @@ impl Talker {
 
     /// The next line that begins with `start`; lines before it are skipped.
     pub fn expect(&mut self, start: &str) -> String {
-        let begun = Instant::now();
+        let started = Instant::now();
         while let Some(line) = self.line() {
             if line.starts_with(start) {
                 return line;
             }
             assert!(
-                begun.elapsed() < DEADLINE,
+                started.elapsed() < DEADLINE,
                 "{} never prints {start:?}",
                 self.name
             );
@@ -327,12 +327,12 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
 
 /// Calls `ask` again until it returns an answer, or until the deadline.
 pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(begun.elapsed() < DEADLINE, "still waiting until {what}");
+        assert!(started.elapsed() < DEADLINE, "still waiting until {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -81,13 +81,13 @@ impl Terminal {
 
     /// Waits until `is_so` holds for the screen; returns the screen.
     pub fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let screen = self.screen();
             if is_so(&screen) {
                 return screen;
             }
-            let has_time = begun.elapsed() < DEADLINE;
+            let has_time = started.elapsed() < DEADLINE;
             assert!(has_time, "the screen never has {what:?}, but:\n{screen}");
             std::thread::sleep(Duration::from_millis(10));
         }

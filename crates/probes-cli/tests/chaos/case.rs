@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 /// A running case. When dropped, it prints what it counted.
 pub(crate) struct Case {
     name: &'static str,
-    begun: Instant,
+    started: Instant,
     share: Duration,
     counts: BTreeMap<String, u64>,
     random: u64,
@@ -46,7 +46,7 @@ impl Case {
         });
         Case {
             name,
-            begun: Instant::now(),
+            started: Instant::now(),
             share,
             counts: BTreeMap::new(),
             random: 0x9e37_79b9_7f4a_7c15,
@@ -62,7 +62,7 @@ impl Case {
 
     /// Whether its share of the time is not over.
     pub(crate) fn has_time(&self) -> bool {
-        self.begun.elapsed() < self.share
+        self.started.elapsed() < self.share
     }
 
     /// Whether it has any time beyond its least number of rounds.
@@ -101,7 +101,7 @@ impl Case {
 
 impl Drop for Case {
     fn drop(&mut self) {
-        println!("chaos: {}, {:.1?}:", self.name, self.begun.elapsed());
+        println!("chaos: {}, {:.1?}:", self.name, self.started.elapsed());
         for (what, count) in &self.counts {
             println!("chaos: {count:8} {what}");
         }

@@ -108,10 +108,10 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
         for file in &files {
             let subject = Subject::start(file, ["3"]);
             let line = format!("count -for 1ms -pid {}", subject.pid());
-            let begun = Instant::now();
+            let started = Instant::now();
             let output = test_support::output(&mut tool::command(&line));
             assert!(output.status.success(), "{output:?}");
-            let longest = begun.elapsed().as_nanos() as u64;
+            let longest = started.elapsed().as_nanos() as u64;
             for _ in 0..each {
                 let mut tool = Guard::spawn(&mut tool::command(&line));
                 std::thread::sleep(Duration::from_nanos(case.random(longest)));

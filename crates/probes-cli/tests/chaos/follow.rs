@@ -61,8 +61,8 @@ fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
     };
     let longest = [LONGEST / 10, LONGEST][case.random(2) as usize];
     let delay = Duration::from_nanos(case.random(longest.as_nanos() as u64));
-    let begun = Instant::now();
-    while begun.elapsed() < delay {
+    let started = Instant::now();
+    while started.elapsed() < delay {
         std::hint::spin_loop();
     }
     let signal = match end {
@@ -87,8 +87,8 @@ fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
 
 /// Many followers of one process, which runs on.
 fn follow_many_times(case: &mut Case, subject: &mut Subject, followers: usize) {
-    let mut begun = 0;
-    while begun < followers {
+    let mut started = 0;
+    while started < followers {
         let states = subject.truth();
         let has = |expected| states.values().any(|&(_, state)| state == expected);
         let action = if has(State::Disabled) {
@@ -99,7 +99,7 @@ fn follow_many_times(case: &mut Case, subject: &mut Subject, followers: usize) {
         // Objects that were loaded unfollowed differ from the others.
         let tool = start_follower(subject.pid(), action, true);
         if let Some(end) = end_at_random(case, subject.pid(), tool) {
-            begun += 1;
+            started += 1;
             let is_changed = is_loader_changed(subject.pid());
             assert!(end == End::Killed || !is_changed, "its loader is as it was");
             case.add("followers that left a hook", u64::from(is_changed));
@@ -319,13 +319,13 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
 /// Waits until a program has done this much more; returns how much it was.
 fn rounds_of(subject: &mut Subject, more: u64) -> u64 {
     let then = subject.rounds().iter().sum::<u64>();
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let now = subject.rounds().iter().sum::<u64>() - then;
         if now >= more {
             return now;
         }
-        assert!(begun.elapsed() < 4 * DEADLINE, "{now} of {more}");
+        assert!(started.elapsed() < 4 * DEADLINE, "{now} of {more}");
         std::thread::yield_now();
     }
 }
@@ -338,8 +338,8 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
     let plugin = fixture("objects/plugin.so");
     // A follower that cannot even wait does nothing until it ends.
     host.talker.send(&format!("churn 4 {}", plugin.display()));
-    let begun = Instant::now();
-    while begun.elapsed() < LONGEST && tool.is_running() {
+    let started = Instant::now();
+    while started.elapsed() < LONGEST && tool.is_running() {
         std::thread::yield_now();
     }
     let _ = kill(Pid::from_raw(tool.pid()), Signal::SIGTERM);

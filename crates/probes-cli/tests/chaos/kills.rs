@@ -129,9 +129,9 @@ fn kill_within_each_write_leaves_a_repairable_process() {
 
 /// Busy-waits: the moments that count here are microseconds apart.
 fn spin_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < DEADLINE, "still waiting until {what}");
+        assert!(started.elapsed() < DEADLINE, "still waiting until {what}");
         std::hint::spin_loop();
     }
 }
@@ -153,9 +153,9 @@ fn spawn(subject: &Subject, states: &crate::subject::States) -> Guard {
 /// the next somewhere in its update.
 fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
     let pid = subject.pid();
-    let begun = Instant::now();
+    let started = Instant::now();
     spawn(subject, &subject.states()).wait();
-    let run = begun.elapsed();
+    let run = started.elapsed();
     let (mut killed, mut tried) = (0, 0);
     while killed < tools {
         tried += 1;
@@ -169,8 +169,8 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
             longest = UPDATE;
         }
         let delay = Duration::from_nanos(case.random(longest.as_nanos() as u64));
-        let begun = Instant::now();
-        spin_until("it is time", || begun.elapsed() >= delay);
+        let started = Instant::now();
+        spin_until("it is time", || started.elapsed() >= delay);
         let is_met = is_traced(pid);
         tool.child().kill().unwrap();
         let status = tool.wait();

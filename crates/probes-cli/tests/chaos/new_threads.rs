@@ -16,7 +16,7 @@ const CYCLES: usize = 500;
 /// Switches the probes of a process whose `rounds` are the threads, or processes, it has had.
 fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str) {
     let mut subject = Subject::start(file, args);
-    let (begun, born) = (Instant::now(), subject.rounds().iter().sum::<u64>());
+    let (started, born) = (Instant::now(), subject.rounds().iter().sum::<u64>());
     for cycle in 0..cycles {
         for action in [Action::Enable, Action::Disable] {
             let report = subject.apply(&all(action));
@@ -30,7 +30,7 @@ fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str
     }
     let born = subject.rounds().iter().sum::<u64>() - born;
     case.add(what, born);
-    let rate = (born as f64 / begun.elapsed().as_secs_f64()) as u64;
+    let rate = (born as f64 / started.elapsed().as_secs_f64()) as u64;
     println!("chaos: {}: {rate} {what} a second", file.display());
     subject.assert_released();
     subject.wait_for_round();

@@ -154,10 +154,10 @@ fn exit_at_any_moment_ends_the_counting_tool() {
                 let time = if is_exec { "200ms" } else { "60s" };
                 let line = format!("count -for {time} -pid {}", subject.pid());
                 let mut tool = tool::command(&line);
-                let begun = Instant::now();
+                let started = Instant::now();
                 let output = output_while(&mut tool, || {
                     let delay = Duration::from_micros(case.random(30_000));
-                    while begun.elapsed() < delay {
+                    while started.elapsed() < delay {
                         std::hint::spin_loop();
                     }
                     match (is_exec, round % 2) {

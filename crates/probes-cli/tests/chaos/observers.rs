@@ -105,18 +105,18 @@ fn observer_killed_at_any_moment_leaves_threads_running() {
                 let mut subject = start(file, args);
                 let pid = subject.pid();
                 subject.apply(&all(action));
-                let begun = Instant::now();
+                let started = Instant::now();
                 assert!(Guard::spawn(&mut observer(NAME, pid, 1)).wait().success());
-                let longest = begun.elapsed();
+                let longest = started.elapsed();
                 for kill in 0..each {
                     let mut observer = Guard::spawn(&mut observer(NAME, pid, u32::MAX));
                     // One somewhere in its run, the next soon after it has stopped the process.
                     let mut longest = longest;
                     if kill % 2 == 1 {
-                        let begun = Instant::now();
+                        let started = Instant::now();
                         while !is_traced(pid) {
                             assert!(
-                                begun.elapsed() < test_support::DEADLINE && observer.is_running()
+                                started.elapsed() < test_support::DEADLINE && observer.is_running()
                             );
                         }
                         longest /= 10;
@@ -242,9 +242,9 @@ fn observations_start_and_end_while_threads_run_handlers() {
                 if !stays_on {
                     switch(Action::Disable);
                 }
-                let begun = Instant::now();
+                let started = Instant::now();
                 let mut observed = observer.remove().unwrap();
-                let late = begun.elapsed() > Duration::from_secs(2);
+                let late = started.elapsed() > Duration::from_secs(2);
                 case.add("removed after two seconds only", u64::from(late));
                 events.dropped += observed.events.dropped;
                 events.events.append(&mut observed.events.events);

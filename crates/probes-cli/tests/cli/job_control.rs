@@ -245,8 +245,15 @@ fn shell_sees_the_exit_status_of_the_program() {
             shell.wait_for_prompt();
             shell.note_status();
             // A background job, killed by its number.
-            shell.say(&format!("{command} </dev/zero >/dev/null &"), "");
+            let folder = Scratch::new();
+            let log = folder.file("log");
+            let line = format!("{command} </dev/zero >'{}' &", log.display());
+            shell.say(&line, "");
             shell.shown.pop();
+            eventually("the program runs", || {
+                let printed = fs::read_to_string(&log).unwrap_or_default();
+                printed.contains("ready").then_some(())
+            });
             shell.say("kill %1; wait %1; echo status $?", "status");
             shell.shown.retain(|line| !line.starts_with("[1]"));
         });

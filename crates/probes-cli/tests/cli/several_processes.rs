@@ -149,17 +149,17 @@ fn each_process_is_shown_in_every_format() {
 #[test]
 fn readable_processes_are_shown_though_another_is_not() {
     let targets = both_forms("gen_ocaml_2");
-    let mut ended = Guard::spawn(&mut Command::new("true"));
+    let mut exited = Guard::spawn(&mut Command::new("true"));
     eventually("it is a zombie", || {
-        (process::state(ended.pid()) == Some('Z')).then_some(())
+        (process::state(exited.pid()) == Some('Z')).then_some(())
     });
     let (gone, line) = (4_194_305, pids(&targets));
-    let shown = run(&format!("info -pid {} -pid {gone} {line}", ended.pid()));
+    let shown = run(&format!("info -pid {} -pid {gone} {line}", exited.pid()));
     assert_eq!(shown.code, Some(1));
     assert_eq!(shown.stdout, run(&format!("info {line}")).answer());
     let zombie = format!(
         "ocaml-probes: {0}: process {0} has exited and is a zombie: ",
-        ended.pid()
+        exited.pid()
     );
     assert!(shown.stderr.starts_with(&zombie), "{}", shown.stderr);
     let end = format!(
@@ -168,7 +168,7 @@ fn readable_processes_are_shown_though_another_is_not() {
          ocaml-probes: 2 of 4 processes failed\n"
     );
     assert!(shown.stderr.ends_with(&end), "{}", shown.stderr);
-    ended.wait();
+    exited.wait();
 }
 
 #[test]

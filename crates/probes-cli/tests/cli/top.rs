@@ -59,7 +59,7 @@ impl Top {
 
     /// Waits until it has exited with 0; returns what is on the terminal then, without the shell's
     /// own lines.
-    fn ended(&self) -> String {
+    fn wait_for_exit(&self) -> String {
         let screen = self.terminal.wait_until("its status", |screen| {
             screen.contains("status 0") && screen.matches("  -").count() == 2
         });
@@ -95,7 +95,7 @@ fn probes_are_shown_with_states_hits_and_rates() {
         assert_eq!(row(&screen, "only_alpha")[1..3], ["on", "10"]);
         assert_eq!(row(&screen, "shared")[1..3], ["off", "30"]);
         top.terminal.press(&["q"]);
-        assert_eq!(top.ended(), "");
+        assert_eq!(top.wait_for_exit(), "");
         // As it was before.
         assert_eq!(states(pid), "only_alpha enabled\nshared disabled\n");
     }
@@ -146,7 +146,7 @@ fn times_of_pairs_are_shown_below() {
             assert!((1.0..30_000.0).contains(&milliseconds), "{screen}");
         }
         top.terminal.press(&["q"]);
-        assert_eq!(top.ended(), "");
+        assert_eq!(top.wait_for_exit(), "");
         top.is_gone();
     }
     let target = Talker::start(&fixture("timed.pie"));
@@ -197,7 +197,7 @@ fn keys_work_and_the_terminal_may_be_resized() {
         top.terminal.resize(90, 25);
         top.terminal.wait_for("SHARE");
         top.terminal.press(&["C-c"]);
-        top.ended();
+        top.wait_for_exit();
     }
 }
 
@@ -220,7 +220,7 @@ fn probe_is_switched_by_key_and_restored_finally() {
         assert_eq!(row(&screen, "shared")[1], "off");
         assert_eq!(states(pid), "only_alpha enabled\nshared disabled\n");
         top.terminal.press(&["Escape"]);
-        assert_eq!(top.ended(), "restored: only_alpha, shared");
+        assert_eq!(top.wait_for_exit(), "restored: only_alpha, shared");
         assert_eq!(states(pid), "only_alpha disabled\nshared enabled\n");
 
         // Twice is not at all; and what other tools want as well stays on.
@@ -232,7 +232,7 @@ fn probe_is_switched_by_key_and_restored_finally() {
         top.terminal
             .wait_for("only_alpha 2 -> 1: still on, because others have enabled it too");
         top.terminal.press(&["q"]);
-        assert_eq!(top.ended(), "");
+        assert_eq!(top.wait_for_exit(), "");
         assert_eq!(states(pid), "only_alpha enabled\nshared enabled\n");
     }
 }
@@ -256,7 +256,7 @@ fn failed_switch_is_reported_and_top_continues() {
     top.terminal.press(&["Enter"]);
     top.terminal.wait_for("shared 0 -> 1");
     top.terminal.press(&["q"]);
-    assert_eq!(top.ended(), "restored: shared");
+    assert_eq!(top.wait_for_exit(), "restored: shared");
     top.is_gone();
 }
 
@@ -293,7 +293,7 @@ fn termination_signals_restore_terminal_and_process() {
             top.terminal.wait_for("0 -> 1");
             assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
             top.signal(signal);
-            assert!(top.ended().starts_with("restored: "));
+            assert!(top.wait_for_exit().starts_with("restored: "));
             top.is_gone();
             assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
         }
@@ -379,7 +379,7 @@ fn top_ends_with_the_process_and_says_so() {
         top.terminal.wait_for("0 -> 1");
         target.send("quit");
         target.guard().wait();
-        assert_eq!(top.ended(), format!("process {pid} has exited"));
+        assert_eq!(top.wait_for_exit(), format!("process {pid} has exited"));
     }
 }
 
@@ -395,7 +395,7 @@ fn top_ends_at_an_exec_of_the_process() {
         target.send("exec");
         target.expect("ready");
         let said = format!("process {pid} has executed a new program");
-        assert_eq!(top.ended(), said);
+        assert_eq!(top.wait_for_exit(), said);
         assert!(!states(pid).contains("enabled"));
     }
 }
@@ -411,7 +411,7 @@ fn next_top_removes_a_killed_one() {
         assert!(is_observed(pid));
         let top = Top::start(pid, "");
         top.terminal.press(&["q"]);
-        top.ended();
+        top.wait_for_exit();
         top.is_gone();
     }
 }

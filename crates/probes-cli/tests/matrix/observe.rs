@@ -155,8 +155,8 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
             let mut observer = Guard::spawn(&mut observer);
             // Spread over the first tenth of a second, the same in every run.
             let delay = Duration::from_micros(kill as u64 * 7919 % 100_000);
-            let begun = Instant::now();
-            while begun.elapsed() < delay {
+            let started = Instant::now();
+            while started.elapsed() < delay {
                 std::thread::sleep(Duration::from_micros(100));
             }
             observer.child().kill().unwrap();

@@ -42,7 +42,7 @@ fn rounds(session: &mut Session) -> Vec<u64> {
 /// Waits until each thread, or chain of threads, has executed all sites again.
 fn wait_for_round(session: &mut Session) {
     let then = rounds(session);
-    eventually("every thread has gone on", || {
+    eventually("every thread has run on", || {
         let now = rounds(session);
         let on = now.iter().zip(&then).all(|(now, then)| now > then);
         on.then_some(())
@@ -99,10 +99,10 @@ impl Watch {
                 return Duration::ZERO;
             }
         }
-        let (begun, then) = (Instant::now(), self.lives());
+        let (started, then) = (Instant::now(), self.lives());
         let mut stop_time = Duration::ZERO;
         loop {
-            let (now, elapsed) = (self.lives(), begun.elapsed());
+            let (now, elapsed) = (self.lives(), started.elapsed());
             // Read afterwards, so the samples above were taken before the last write.
             if self.has_ended() {
                 return stop_time;
@@ -163,9 +163,9 @@ fn assert_released(pid: i32) {
 
 /// Busy-waits: the moments that count here are microseconds apart.
 fn spin_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < DEADLINE, "still waiting until {what}");
+        assert!(started.elapsed() < DEADLINE, "still waiting until {what}");
         std::hint::spin_loop();
     }
 }
@@ -187,10 +187,10 @@ fn signal_tools(
     signal: Signal,
     mut afterwards: impl FnMut(u32, ExitStatus),
 ) -> u32 {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut tool = toggle(pid);
     spin_until("the tool exits", || !tool.is_running());
-    let run = begun.elapsed();
+    let run = started.elapsed();
     afterwards(0, tool.wait());
 
     let (mut sent, mut met) = (0, 0);
@@ -208,8 +208,8 @@ fn signal_tools(
             });
             delay = UPDATE * step / STEPS;
         }
-        let begun = Instant::now();
-        spin_until("it is time", || begun.elapsed() >= delay);
+        let started = Instant::now();
+        spin_until("it is time", || started.elapsed() >= delay);
         if tool.is_running() {
             met += u32::from(is_traced(pid));
             sent += 1;

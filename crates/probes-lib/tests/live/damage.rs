@@ -277,13 +277,13 @@ fn contradicting_counters_and_sites_are_repaired_by_force() {
         let site = sites(&session, name)[1].0 + 1;
         let counter = counters(&session, name)[1].0;
         // One counter of several is on; one site is on; the counters differ; one site is off.
-        let spoilt: [(bool, u64, &[u8]); 4] = [
+        let damaged: [(bool, u64, &[u8]); 4] = [
             (false, counter, &[1, 0]),
             (false, site, &[0xe8]),
             (true, counter, &[0, 0]),
             (true, site, &[0x3d]),
         ];
-        for (on, at, bytes) in spoilt {
+        for (on, at, bytes) in damaged {
             if on {
                 session.apply(&all(Action::Enable)).unwrap();
             }

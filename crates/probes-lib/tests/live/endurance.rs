@@ -113,13 +113,13 @@ fn service_survives_a_thousand_updates() {
 /// Reads up to a line that begins with `last`, which may or may not have a watched last tick before
 /// it.
 fn watch(session: &mut Session, hits: &mut BTreeMap<String, u64>, last: &str, first: &str) {
-    let mut begun = false;
+    let mut started = false;
     loop {
         let line = session.talker.line().expect("it keeps ticking");
         count(&line, hits);
         let watched = line.ends_with("(requests are being watched)");
-        begun |= line.starts_with(first);
-        if begun && line.starts_with(last) && watched == (first == "probe") {
+        started |= line.starts_with(first);
+        if started && line.starts_with(last) && watched == (first == "probe") {
             return;
         }
     }

@@ -422,11 +422,11 @@ fn threads_hit_probes_only_while_enabled() {
         };
         session.apply(&named(Action::Enable, "pong")).unwrap();
         // Each thread is seen to finish a round: it runs, and has reached the probe.
-        let begun = rounds(&mut session);
+        let started = rounds(&mut session);
         test_support::eventually("every thread goes round", || {
             let now = rounds(&mut session);
             now.iter()
-                .zip(&begun)
+                .zip(&started)
                 .all(|(now, then)| now > &(then + 1))
                 .then_some(())
         });
@@ -441,11 +441,11 @@ fn threads_hit_probes_only_while_enabled() {
             .text()
             .assert_same(&text, "the text at the end");
         // Handlers that were running then may still have counted; from now on, none does.
-        let begun = rounds(&mut session);
+        let started = rounds(&mut session);
         test_support::eventually("every thread goes round again", || {
             let now = rounds(&mut session);
             now.iter()
-                .zip(&begun)
+                .zip(&started)
                 .all(|(now, then)| now > &(then + 1))
                 .then_some(())
         });

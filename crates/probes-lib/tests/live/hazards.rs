@@ -263,7 +263,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
             let report = |session: &mut Session| session.talker.ask("report", "report");
             let then = report(&mut session);
             eventually(
-                "its threads go on, and meet the probes if they are on",
+                "its threads run on, and reach the probes if they are on",
                 || {
                     let has_gone_on = report(&mut session) != then;
                     (has_gone_on && (!is_on || session.run()["ping"] > 3)).then_some(())

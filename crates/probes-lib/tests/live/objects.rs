@@ -319,10 +319,13 @@ fn objects_that_come_and_go_are_shown_whole() {
     for mut session in hosts() {
         let line = format!("churn {} {}", i32::MAX, plugin());
         session.talker.send(&line);
-        let begun = Instant::now();
+        let started = Instant::now();
         let (mut with, mut without) = (0, 0);
         while with < 50 || without < 50 {
-            assert!(begun.elapsed() < DEADLINE, "{with} with, {without} without");
+            assert!(
+                started.elapsed() < DEADLINE,
+                "{with} with, {without} without"
+            );
             let target = Target::open(session.pid()).unwrap();
             let states = match target.states() {
                 Ok(states) => states,

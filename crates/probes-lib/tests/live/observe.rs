@@ -98,9 +98,9 @@ fn every_hit_is_counted_and_nothing_remains() {
             talker.hits();
             assert_eq!(hits(&observer.counts().unwrap()), times(round), "{name}");
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let observed = observer.remove().unwrap();
-        assert!(observed.stopped > Duration::ZERO && observed.stopped <= begun.elapsed());
+        assert!(observed.stopped > Duration::ZERO && observed.stopped <= started.elapsed());
         let counts = observed.counts;
         assert_eq!(hits(&counts), times(5), "{name}");
         assert_eq!(counts.total(), 5 * sites.values().sum::<u64>());

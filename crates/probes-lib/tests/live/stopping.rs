@@ -89,7 +89,7 @@ fn stopped_threads_stay_stopped_and_are_changed() {
         session.apply(&all(Action::Enable)).unwrap();
         eventually("every thread is stopped again", all_stand);
         kill(pid, Signal::SIGCONT).unwrap();
-        eventually("its threads meet the probes", || {
+        eventually("its threads reach the probes", || {
             session.run().values().all(|&hits| hits > 0).then_some(())
         });
     }
@@ -214,11 +214,11 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         let pid = session.pid();
         let image = session.image();
         session.talker.vfork();
-        let begun = Instant::now();
+        let started = Instant::now();
         let enable = all(Action::Enable);
         let error = session.target.update_with(&enable, options).unwrap_err();
         // Far less than a test's deadline; on a busy machine, more than the update's.
-        assert!(begun.elapsed() < deadline * 30, "{:?}", begun.elapsed());
+        assert!(started.elapsed() < deadline * 30, "{:?}", started.elapsed());
         match error.kind() {
             ErrorKind::Process(ProcessError::Busy {
                 state,

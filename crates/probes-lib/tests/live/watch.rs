@@ -36,7 +36,7 @@ fn arguments_are_shown_from_every_place() {
         let target = Target::open(talker.pid()).unwrap();
         let mut observer = watch(&target, Selector::All);
         assert!(observer.events().unwrap().events.is_empty());
-        let begun = SystemTime::now();
+        let started = SystemTime::now();
         talker.hits();
         let events = observer.events().unwrap();
         let ended = SystemTime::now();
@@ -58,7 +58,7 @@ fn arguments_are_shown_from_every_place() {
             panic!("{vector:?}");
         };
         assert_eq!(vector[0], Value::Float(f64::from_bits((2 * a + 1) as u64)));
-        let mut last = begun;
+        let mut last = started;
         for event in &events.events {
             assert_eq!(event.thread, Some(talker.pid()));
             let early = last.duration_since(event.time).unwrap_or_default();
