@@ -1,11 +1,11 @@
-# What a newcomer types: `make demo`, then `make test`. Both install what is missing and say so.
+# For a newcomer: `make demo`, then `make test`. Both install what is missing, and report it.
 
-# Where rustup puts cargo, which a shell knows from the next login on.
+# The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: all setup demo test test-long test-all chaos lint sanitize bench fmt clean
 
-# In a folder of its own: programs built with faults are not to lie where others look for programs.
+# In a folder of their own: a build with fault injection must not be mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
 CHAOS = $(FAULTS) -p probes-cli --test chaos -- --nocapture --test-threads=1
 
@@ -44,7 +44,7 @@ lint: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
 
-# Needs a nightly Rust and valgrind, and says so.
+# Needs a nightly Rust and valgrind; fails with a hint without them.
 sanitize: setup
 	scripts/sanitize
 

@@ -1,7 +1,6 @@
 #!/bin/sh
-# Makes corpus/ from the fixtures: the note sections as they are, and the smallest
-# programs that can be linked of their sources. Run it in this folder, after
-# `dune build ./test-programs/fixtures`.
+# Makes corpus/ from the fixtures: their note sections, and the smallest programs that can be linked
+# from their sources. Run it in this folder, after `dune build ./test-programs/fixtures`.
 
 set -eu
 sources=../test-programs/fixtures
@@ -16,7 +15,7 @@ for fixture in gen_ocaml gen_ocaml_2 foreign multi_semaphore arguments \
         "$built/$fixture.pie" "corpus/notes/$(basename $fixture)"
 done
 
-# Not in pages, without symbols, without what the fixture has for itself.
+# Without page alignment, symbols and the C code of the fixture.
 for fixture in gen_ocaml_1 gen_ocaml_2 mixed_generations multi_semaphore prelinked; do
     seed=corpus/elf/$fixture
     gcc -nostdlib -static -Wl,-N,--build-id,-e,0,--unresolved-symbols=ignore-all \

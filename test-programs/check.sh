@@ -1,5 +1,5 @@
-# check.sh DIR: the programs as they are with no tool around: linked both ways,
-# and with no probe on but those that start so.
+# check.sh DIR: checks the programs without a tool: linked both ways, with only
+# those probes on that start enabled.
 set -eu
 cd "$1"
 

@@ -1,6 +1,6 @@
 (* Handlers that do what handlers of real programs do: allocate, collect,
-   raise, print, and contain probes. The work itself must not notice: [work]
-   is the same in every round, whatever is enabled. *)
+   raise, print, and contain probes. The probes must not change the work:
+   [work] is the same in every round, whatever is enabled. *)
 
 exception Interrupted of int
 

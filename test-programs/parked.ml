@@ -1,6 +1,6 @@
 (* Handlers in which threads stay for a while: they sleep, collect, raise, and wait
-   for each other. What lives across a site, and what handlers have made, has to be
-   what it was: [broken] counts what is not. *)
+   for each other. Values that live across a site, and values that handlers made,
+   must not change: [broken] counts those that did. *)
 
 exception Hit of int
 

@@ -1,5 +1,5 @@
 (* A service that ticks: each tick serves a few requests, and the probes show
-   what is going on inside. *)
+   them. *)
 
 let starts = ref 0
 

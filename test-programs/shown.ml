@@ -1,5 +1,5 @@
-(* Probes that name values of every kind, for tools that show them. What each
-   value is stands here; the words in capitals are tags. *)
+(* Probes that pass values of every kind, for tools that show them. The comments
+   say what each value is; words in capitals are tags. *)
 
 let opaque = Sys.opaque_identity
 
@@ -50,7 +50,7 @@ let strings _ _ =
     [@probe.args empty, hello, word, sixty_four, sixty_five, large]]
 
 (* STRING: what has to be escaped, a character that ends at the 65th byte, and
-   Bytes, which are no different. *)
+   Bytes, which has the same tag. *)
 
 let split = String.make 63 'a' ^ "\xc3\xa9"
 
@@ -154,8 +154,8 @@ let code _ _ =
     [@probe.args count, closure, infix, suspended, instance, packed]]
 
 (* Words that no OCaml value has: 0, an address below all memory, one above what
-   a process may map, one that no pointer can hold, two where no block begins.
-   None of them may be alive when the collector looks. *)
+   a process may map, one that no pointer can hold, two that point into a block.
+   None of them may be live during a collection. *)
 
 let words =
   let words =
@@ -179,8 +179,8 @@ let naked _ _ =
      count "naked")
     [@probe.args null, low, high, no_address, odd, even]]
 
-(* The thread that hits (0 is the main one), its hits so far, and values that are
-   new each time: "2:5", 2.5 (half of them), [5; 2]. *)
+(* The number of the thread (0 is the main one), its hits so far, and values that
+   are new each time: "2:5", 2.5 (half of them), [5; 2]. *)
 let numbered thread number =
   let text = Printf.sprintf "%d:%d" thread number in
   let half = opaque (float_of_int number /. 2.) in
@@ -207,7 +207,7 @@ let probes =
   ; ("nothing", nothing)
   ]
 
-(* Hits each of these as often as that, from one thread. *)
+(* Hits each of these that number of times, from one thread. *)
 let hit ?(then_ = ignore) probes thread times =
   for number = 1 to times do
     List.iter (fun (_, probe) -> probe thread number) probes;

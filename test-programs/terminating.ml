@@ -1,5 +1,5 @@
-(* Does a little work and ends. What it prints depends only on the probes that
-   are on. *)
+(* Does a little work and exits. Its output depends only on the enabled
+   probes. *)
 
 let fooia = ref 0
 

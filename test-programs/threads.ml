@@ -8,7 +8,7 @@ type worker =
 
 let stop = ref false
 
-(* Before OCaml 4.14 a loop that does not allocate never lets go of the master
+(* Before OCaml 4.14 a loop that does not allocate never releases the master
    lock: hence the block. *)
 let work worker =
   while not !stop do

@@ -1,5 +1,5 @@
 (* Two libraries and this program with one name in common, [shared], and a
-   probe that is inlined across their borders. *)
+   probe that is inlined from one into another. *)
 
 let shared = ref 0
 

@@ -1,13 +1,13 @@
-(* Threads that wait, each in one call of the library, to see whether a tool that
-   stops and changes the program makes any of them return. *)
+(* Threads that wait, each in one blocking call, to check whether a tool that stops
+   and patches the program makes any of them return. *)
 
 type waiter =
   { name : string
   ; limit : float  (* in seconds; infinite if the call has none *)
   ; wait : unit -> unit
   ; mutable interrupted : int  (* failed with EINTR *)
-  ; mutable early : int  (* returned before its time *)
-  ; mutable over : int  (* returned because its time was over *)
+  ; mutable early : int  (* returned early *)
+  ; mutable over : int  (* timed out *)
   }
 
 let long = 1000.
@@ -45,7 +45,7 @@ let listener () =
 
 let select limit () = ignore (Unix.select [ never ] [] [] limit)
 
-(* Lives until its input ends, and so no longer than this program. *)
+(* Exits at the end of its input, when this program has exited. *)
 let child () =
   let reader, _writer = Unix.pipe ~cloexec:true () in
   Unix.create_process "/bin/cat" [| "cat" |] reader Unix.stdin Unix.stderr

@@ -1,5 +1,5 @@
-//! Bytes of a file -> probe table, by way of a file in memory. `table/tests/damage.rs` of the
-//! library holds the corpus to the same.
+//! Reads the probe table of a file with arbitrary bytes (a memfd). The tests of the library check the
+//! corpus in the same way.
 
 #![no_main]
 
@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     file.set_len(bytes.len() as u64).expect("memory");
     file.write_all_at(bytes, 0).expect("memory");
     match ProbeTable::read(path) {
-        // Every message can be written.
+        // Writing the message must not panic.
         Err(error) => drop(error.to_string()),
         Ok(table) => {
             assert!(table.probes().len() > 0);

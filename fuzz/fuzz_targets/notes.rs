@@ -1,5 +1,5 @@
-//! Bytes of a note section -> notes, and their arguments. `elf/note/tests.rs` of the library holds
-//! the corpus to the same.
+//! Parses the notes and arguments of a note section with arbitrary bytes. The tests of the library check
+//! the corpus in the same way.
 
 #![no_main]
 

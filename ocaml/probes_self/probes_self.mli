@@ -1,13 +1,13 @@
 (** A program switches its own probes, those of {{:../ppx_probe/README.md}ppx_probe} or of OxCaml,
-    while it runs: in any thread or domain, in a handler of signals ([Sys.signal]), and under a
+    while it runs: in any thread or domain, in a signal handler ([Sys.signal]), and under a
     debugger.
 
-    Thin: each function is one call of [libprobes] (probes.h). *)
+    Each function is one call of [libprobes] (probes.h). *)
 
 (** The probes of this process. A child after [Unix.fork] has its own: call {!current} there. *)
 type t
 
-(** What could not be done, and why. *)
+(** The message says what failed, and why. *)
 exception Error of string
 
 (** [current ()] loads [libprobes.so], where dlopen(3) looks for it or from the file [library], and
@@ -15,15 +15,15 @@ exception Error of string
     one of the functions below is called.
 
     @raise Error
-      if there is no such library, no probe, or [/proc] is missing or not for us. *)
+      if there is no such library, no probe, or [/proc] is missing or not readable. *)
 val current : ?library:string -> unit -> t
 
 (** {1 Switching}
 
     Probes are counted: [enable] adds one and [disable] takes one away, so that several can share a
-    probe. Each of these does all that it is to do, or raises {!Error} and leaves all as it was, unless
-    the message says what is not. Takes about 0.3 ms; if a tool outside changes the same process at that
-    moment, half a second at most. No other thread of the same domain runs OCaml meanwhile. *)
+    probe. Each of these makes its whole change, or raises {!Error} and changes nothing, unless
+    the message says what has changed. Takes about 0.3 ms; if another tool updates the same process at that
+    moment, at most half a second. No other thread of the same domain runs OCaml meanwhile. *)
 
 (** The probe of that name. *)
 val enable : t -> string -> unit
@@ -31,8 +31,8 @@ val enable : t -> string -> unit
 (** The probe of that name, which has to be on. *)
 val disable : t -> string -> unit
 
-(** The probes, at least one, whose name the regular expression (of Rust's [regex] crate) matches from its
-    start on. *)
+(** The probes, at least one, whose name the regular expression (of Rust's [regex] crate) matches at its
+    start. *)
 val enable_regexp : t -> string -> unit
 
 (** The same; those that are off stay so. *)
@@ -44,8 +44,8 @@ val enable_all : t -> unit
 (** All probes; those that are off stay so. *)
 val disable_all : t -> unit
 
-(** [set t name on] sets the counters of a probe to 1 or 0 and switches all its sites, whatever they were:
-    the way to repair one that is {!Inconsistent}. *)
+(** [set t name on] sets the counters of a probe to 1 or 0 and switches all its sites, whatever their state:
+    this repairs a probe that is {!Inconsistent}. *)
 val set : t -> string -> bool -> unit
 
 (** {!set} for all probes. *)
@@ -57,7 +57,7 @@ type state =
   | Disabled
   | Enabled
   | Inconsistent
-      (** Sites and counters disagree: an update was interrupted, or a plugin that has the probe too was
+      (** Sites and counters disagree: an update was interrupted, or a plugin that also has the probe was
           loaded while it was on. *)
 
 (** The state of the probe of that name. *)

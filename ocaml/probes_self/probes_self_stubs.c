@@ -1,8 +1,8 @@
-/* Calls of libprobes, which is loaded when it is wanted, not linked: a program that is built without it
-   builds, and one that does not find it says so and runs.
+/* Calls libprobes, which is loaded at run time, not linked: a program builds without it, and if it does
+   not find it, gets an exception and can continue.
 
-   The runtime lock is held meanwhile. No call waits for anything that needs it, and none runs OCaml: a
-   handler of signals that came in between could call in here once more. */
+   A call holds the runtime lock. It waits for nothing that needs the lock, and runs no OCaml code: a
+   signal handler that ran in between could call libprobes again. */
 
 #include "probes.h"
 
@@ -25,7 +25,7 @@
 
 #define FIELD(name) __typeof__(probes_##name) *name;
 
-/* What a value of type `t` holds. */
+/* The content of a value of type `t`. */
 struct self {
     FUNCTIONS(FIELD)
     Probes *probes;
@@ -44,7 +44,7 @@ static void raise_error(const char *message)
     caml_raise_with_string(*error, message);
 }
 
-/* Raises what a call has set, and frees it. What OCaml holds may move from here on. */
+/* Raises the message of a call, and frees it. OCaml values may move from here on. */
 static void raise_and_free(void (*error_free)(char *), char *message)
 {
     CAMLparam0();
@@ -56,7 +56,7 @@ static void raise_and_free(void (*error_free)(char *), char *message)
     CAMLnoreturn;
 }
 
-/* A name as C has it; it does not move while no OCaml runs. */
+/* Returns a name as a C string, which does not move while no OCaml code runs. */
 static const char *name_of(value name)
 {
     if (strlen(String_val(name)) != caml_string_length(name))
@@ -104,13 +104,13 @@ CAMLprim value probes_self_current(value path)
     struct self self = { 0 };
     char *error = NULL;
 
-    /* Never unloaded: threads may have to do with it until they end. */
+    /* Never unloaded: threads may use it until they exit. */
     void *library = dlopen(name_of(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == NULL)
         raise_not_found(dlerror());
     FUNCTIONS(LOOK_UP)
     if (self.abi() != PROBES_ABI)
-        raise_not_found("it is of another version than this program was built for");
+        raise_not_found("its version is not the one that this program was built for");
     self.probes = self.current(&error);
     if (self.probes == NULL)
         raise_and_free(self.error_free, error);
@@ -162,7 +162,7 @@ CAMLprim value probes_self_states(value v)
 {
     CAMLparam1(v);
     CAMLlocal3(rows, row, name);
-    /* A copy: what it was copied from may move from here on. */
+    /* A copy: the original may move from here on. */
     struct self self = *SELF(v);
     char *error = NULL;
     ProbesStates *states = self.states(self.probes, &error);

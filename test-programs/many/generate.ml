@@ -1,6 +1,6 @@
 (* Writes the units of the program [many]: 24 of them, 200 names, 220 sites.
 
-   Name i stands in unit i mod 24; every tenth name stands in the next unit
+   Name i is in unit i mod 24; every tenth name is in the next unit
    too. *)
 
 let units = 24

@@ -1,4 +1,4 @@
-# The programs as they are with no tool around: linked both ways, no probe on.
+# Checks the programs without a tool: linked both ways, no probe on.
 set -eu
 
 for program in domains effects; do

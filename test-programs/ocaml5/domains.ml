@@ -1,10 +1,10 @@
 (* Domains, each with some system threads, that hit probes as fast as they can.
 
-   What handlers allocate is kept for a while and looked at again, and so is what
-   was alive at the sites: with `collect`, minor heaps are small and one more
+   Values that handlers allocate, and values that are live at the sites, are
+   kept for a while and checked: with `collect`, minor heaps are small and one more
    domain does nothing but collect and compact.
 
-   A report is made while every worker stands between two rounds, so that its
+   A report is made while every worker is paused between two rounds, so that its
    counts are those of whole rounds. *)
 
 exception Hit
@@ -67,7 +67,7 @@ let round worker =
   Option.iter (look worker) worker.kept.(63 - slot);
   worker.rounds <- n + 1
 
-(* ---- Standing still between two rounds ---- *)
+(* ---- Pausing between two rounds ---- *)
 
 let gate = Mutex.create ()
 
@@ -106,7 +106,7 @@ let work worker =
   while not (Atomic.get stop) do
     if Atomic.get closed then stand ();
     round worker;
-    (* The threads of a domain take turns, of 50 ms if nobody yields. *)
+    (* The threads of a domain run in turn, for 50 ms unless one yields. *)
     if worker.rounds land 15 = 0 then Thread.yield ()
   done
 
@@ -131,7 +131,7 @@ let report workers =
   while_all_stand (List.length workers) (fun () -> List.iter print workers);
   print_endline "report end"
 
-(* Until the next line. *)
+(* Paused until the next command. *)
 let stand workers =
   while_all_stand (List.length workers) (fun () ->
       List.iter print workers;

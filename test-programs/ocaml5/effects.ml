@@ -1,6 +1,6 @@
 (* Handlers that perform effects, handled around the site or in the handler
-   itself, and sites in handlers of effects. As in [handlers], the work itself
-   must not notice: it is the same in every round, whatever is on. *)
+   itself, and sites in handlers of effects. As in [handlers], the probes
+   must not change the work: it is the same in every round, whatever is on. *)
 
 open Effect
 open Effect.Deep
@@ -33,7 +33,7 @@ type parked = (unit, unit) continuation Queue.t
 
 let resumed = Atomic.make 0
 
-(* Answers, gives up, and parks for whatever runs in it. *)
+(* Handles the effects: answers, gives up, and parks. *)
 let handled f =
   match_with f ()
     { retc = Fun.id
@@ -79,7 +79,7 @@ let giving_up n =
   | () -> n
   | exception Given_up -> n
 
-(* The stack of a fiber is moved when it grows. *)
+(* The runtime moves the stack of a fiber when it grows. *)
 let growing n =
   let rec depth n = if n = 0 then 0 else 1 + depth (n - 1) in
   let alive = [ n; n ] in
@@ -94,8 +94,8 @@ let collecting n =
      count "collects")];
   String.length (String.concat "" alive)
 
-(* Called back from C, below which no effect is seen: one that is handled in the
-   handler is. *)
+(* Called back from C, through which no effect passes; one that is handled in the
+   handler works. *)
 let finalising n =
   let told = ref 0 in
   let finaliser _ =
@@ -110,7 +110,7 @@ let finalising n =
   Gc.full_major ();
   !told
 
-(* The handler stands in the middle until somebody resumes it. *)
+(* The handler is suspended in the middle until it is resumed. *)
 let later n =
   let alive = string_of_int n in
   [%probe "later"
@@ -155,7 +155,7 @@ let () =
       parking parked (fun () -> later 7);
       Printf.printf "parked %d\n" (Queue.length parked)
     | "resume" ->
-      (* In another domain than it was parked in. *)
+      (* In another domain than that where it was parked. *)
       Atomic.set resumed 0;
       Domain.join (Domain.spawn (fun () -> resume parked));
       Printf.printf "resumed %d\n" (Atomic.get resumed)

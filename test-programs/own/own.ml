@@ -1,5 +1,5 @@
-(* A service that switches its own probes: SIGUSR1 turns [request] on or off, and
-   the lines of standard input call each function of Probes_self. Its argument is
+(* A service that switches its own probes: SIGUSR1 switches [request] on or off, and
+   commands on standard input call each function of Probes_self. Its argument is
    the file of libprobes. *)
 
 let requests = ref 0
@@ -42,7 +42,7 @@ let in_threads count =
   let threads = List.init count (fun _ -> Thread.create work ()) in
   List.iter Thread.join threads
 
-(* What a child says is flushed before its parent goes on. *)
+(* The child flushes its output before the parent continues. *)
 let in_child () =
   match Unix.fork () with
   | 0 ->

@@ -3,9 +3,9 @@
      load PATH   answers `loaded`
      run         runs the plugins and this program, answers `round NAME=HITS ...`
                  with the hits so far of each in turn
-     fork        the same in a child, which says `at exit` then
-     create PATH a program in a child; it takes over stdin and stdout until it ends
-     system PATH the same, by the shell
+     fork        the same in a child, which then prints `at exit`
+     create PATH a program in a child; it has stdin and stdout until it exits
+     system PATH the same, by a shell
        each of these answers `started S`, S being its exit status
      exec PATH   executes a program
      quit *)

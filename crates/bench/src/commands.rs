@@ -1,5 +1,5 @@
-//! What whole commands of `ocaml-probes` cost, each run on a program that was started for it and
-//! that nothing was written to before.
+//! What whole commands of `ocaml-probes` cost. Each round runs them on a fresh program that was never
+//! patched before.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ pub(crate) struct Command {
     pub(crate) command: &'static str,
     pub(crate) cpu_ns: Samples,
     pub(crate) peak_kib: Samples,
-    /// The longest gap that the program saw meanwhile, in ns.
+    /// The longest gap that the program measured meanwhile, in ns.
     pub(crate) gap: Samples,
 }
 
@@ -32,7 +32,7 @@ const COMMANDS: [&str; 3] = [INFO, ENABLE_ALL, DISABLE_ALL];
 pub(crate) fn measure(programs: &[Program], tool: &Path, rounds: usize) -> Result<Vec<Command>> {
     let mut all = vec![nothing(rounds)?];
     for program in programs {
-        all.extend(of(program, tool, rounds)?);
+        all.extend(measure_one(program, tool, rounds)?);
     }
     Ok(all)
 }
@@ -40,12 +40,12 @@ pub(crate) fn measure(programs: &[Program], tool: &Path, rounds: usize) -> Resul
 fn nothing(rounds: usize) -> Result<Command> {
     let mut nothing = Command::new("", NOTHING);
     for _ in 0..rounds {
-        nothing.take(cost::of(Path::new(NOTHING), &[] as &[&str])?);
+        nothing.push(cost::of(Path::new(NOTHING), &[] as &[&str])?);
     }
     Ok(nothing)
 }
 
-fn of(program: &Program, tool: &Path, rounds: usize) -> Result<[Command; 3]> {
+fn measure_one(program: &Program, tool: &Path, rounds: usize) -> Result<[Command; 3]> {
     eprintln!("bench: {}: what commands cost", program.name);
     let mut commands = COMMANDS.map(|command| Command::new(program.name, command));
     for _ in 0..rounds {
@@ -53,10 +53,10 @@ fn of(program: &Program, tool: &Path, rounds: usize) -> Result<[Command; 3]> {
         for command in &mut commands {
             let args = arguments(command.command, spin.pid());
             let (cost, gap) = spin.watch(|| cost::of(tool, &args))?;
-            command.take(cost);
+            command.push(cost);
             command.gap.push_time(gap);
             if (command.command == ENABLE_ALL) != spin.runs_handlers()? {
-                let text = format!("{} did not do what it says", command.command);
+                let text = format!("{} did not switch the probes", command.command);
                 return Err(Failure::new(text));
             }
         }
@@ -64,7 +64,7 @@ fn of(program: &Program, tool: &Path, rounds: usize) -> Result<[Command; 3]> {
     Ok(commands)
 }
 
-/// `attach -enable-all` for a process -> the words of the command.
+/// Returns the arguments of a command (`attach -enable-all`) for a process.
 pub(crate) fn arguments(command: &str, pid: i32) -> Vec<String> {
     let mut words: Vec<String> = command.split(' ').map(str::to_owned).collect();
     words.insert(1, "-pid".to_owned());
@@ -83,7 +83,7 @@ impl Command {
         }
     }
 
-    fn take(&mut self, cost: Cost) {
+    fn push(&mut self, cost: Cost) {
         self.cpu_ns.push(cost.cpu_ns);
         self.peak_kib.push(cost.peak_kib);
     }
@@ -97,7 +97,7 @@ pub(crate) fn table(all: &[Command]) -> String {
         "CPU, largest",
         "memory, median",
         "memory, largest",
-        "stood still",
+        "stop time",
     ]);
     for one in all {
         let (program, gap) = match one.program {

@@ -1,10 +1,10 @@
 //! What a whole command costs: its CPU time, user and system, of all its threads, and its peak
 //! memory.
 //!
-//! The kernel tells these of a child that was waited for, but of all children together, and a child
-//! that is forked from a large program counts that program's memory as its own. So a process of
-//! this program, small and new, runs each command, and it alone: `bench cost PROGRAM ARGUMENTS…`
-//! prints `CPU-MICROSECONDS PEAK-KIB`.
+//! getrusage(2) has these for the children that were waited for, but for all of them together, and a
+//! child that is forked from a large program counts that program's memory as its own. So each command
+//! is run by a small new process of this program that runs nothing else:
+//! `bench cost PROGRAM ARGUMENTS…` prints `CPU-MICROSECONDS PEAK-KIB`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -16,14 +16,14 @@ use test_support::Guard;
 
 use crate::failure::{Failure, Result};
 
-/// What one run of a command took.
+/// The cost of one run of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) cpu_ns: u64,
     pub(crate) peak_kib: u64,
 }
 
-/// Runs a command in a process of its own; its output is thrown away.
+/// Runs a command in a process of its own and returns its cost; its output is discarded.
 pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<Cost> {
     let own = std::env::current_exe().map_err(Failure::of("cannot find this program"))?;
     let mut command = Command::new(own);
@@ -43,8 +43,9 @@ pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<Cost> {
     }
 }
 
-/// `cargo run` sets this, and the dynamic linker then looks through Rust's folders for the C library.
-pub(crate) const NOT_THE_USERS: &str = "LD_LIBRARY_PATH";
+/// A variable that `cargo run` sets, and that makes the dynamic linker search Rust's folders for the C
+/// library. Commands are run without it, as by a user.
+pub(crate) const SET_BY_CARGO: &str = "LD_LIBRARY_PATH";
 
 /// `bench cost`: runs the command and prints what it cost.
 pub(crate) fn report(mut args: impl Iterator<Item = OsString>) -> Result<()> {
@@ -54,7 +55,7 @@ pub(crate) fn report(mut args: impl Iterator<Item = OsString>) -> Result<()> {
     let mut command = Command::new(&program);
     command
         .args(args)
-        .env_remove(NOT_THE_USERS)
+        .env_remove(SET_BY_CARGO)
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let status = Guard::spawn(&mut command).wait();
@@ -62,7 +63,7 @@ pub(crate) fn report(mut args: impl Iterator<Item = OsString>) -> Result<()> {
         return Err(Failure::new(format!("{command:?} failed with {status}")));
     }
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
-        .map_err(Failure::of("cannot tell what the command cost"))?;
+        .map_err(Failure::of("cannot read what the command cost"))?;
     let cpu = usage.user_time() + usage.system_time();
     println!("{} {}", cpu.num_microseconds(), usage.max_rss());
     Ok(())

@@ -7,7 +7,7 @@ use crate::commands::{Command, ENABLE_ALL, INFO};
 use crate::failure::{Failure, Result};
 use crate::prepare::LARGE;
 use crate::stats::Samples;
-use crate::stillness::Stillness;
+use crate::stop_time::StopTimes;
 
 const END: &str = "<!-- end -->";
 
@@ -30,16 +30,16 @@ impl Tables {
         }
     }
 
-    /// Puts every text into its place in the file.
+    /// Writes every text into its place in the file.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let name = path.display();
         let text =
             std::fs::read_to_string(path).map_err(Failure::of(format!("cannot read {name}")))?;
-        let text = self.put_into(text)?;
+        let text = self.insert_into(text)?;
         std::fs::write(path, text).map_err(Failure::of(format!("cannot write {name}")))
     }
 
-    fn put_into(&self, mut document: String) -> Result<String> {
+    fn insert_into(&self, mut document: String) -> Result<String> {
         for (name, text) in &self.0 {
             let marker = start_marker(name);
             let place = document.find(&marker).and_then(|at| {
@@ -79,12 +79,12 @@ pub(crate) fn ms(ns: u64) -> String {
     format!("{:.2} ms", ns as f64 / 1e6)
 }
 
-/// Of samples in nanoseconds.
+/// Median and p99 of samples in nanoseconds.
 pub(crate) fn median_p99(samples: &Samples) -> String {
     format!("{} / {}", ms(samples.median()), ms(samples.p99()))
 }
 
-/// Of samples in nanoseconds.
+/// Median and largest of samples in nanoseconds.
 pub(crate) fn median_max(samples: &Samples) -> String {
     format!("{} / {}", ms(samples.median()), ms(samples.max()))
 }
@@ -99,11 +99,11 @@ pub(crate) fn mib(kib: u64) -> String {
     format!("{:.1} MiB", kib as f64 / 1024.0)
 }
 
-/// The figures that there are goals for, next to them and to the reference tool's.
-pub(crate) fn goals(stillness: &[Stillness], commands: &[Command]) -> Result<String> {
+/// Compares the figures that have goals with these and with the reference tool's figures.
+pub(crate) fn goals(stop_times: &[StopTimes], commands: &[Command]) -> Result<String> {
     const NORMAL: &str = "spin_10000.pie";
-    let still = |program: &str| {
-        let one = stillness.iter().find(|one| one.program == program);
+    let stop_time = |program: &str| {
+        let one = stop_times.iter().find(|one| one.program == program);
         let one = one.ok_or_else(|| Failure::new(format!("{program} was not measured")))?;
         Ok::<_, Failure>((one.enable.gap.median(), one.first.gap.median()))
     };
@@ -113,13 +113,13 @@ pub(crate) fn goals(stillness: &[Stillness], commands: &[Command]) -> Result<Str
             .map(|one| one.cpu_ns.median())
             .ok_or_else(|| Failure::new(format!("{command} was not measured on {program}")))
     };
-    let ((again, first), (again_large, first_large)) = (still(NORMAL)?, still(LARGE)?);
+    let ((again, first), (again_large, first_large)) = (stop_time(NORMAL)?, stop_time(LARGE)?);
     let attach = (cpu(NORMAL, ENABLE_ALL)?, cpu(LARGE, ENABLE_ALL)?);
     let info = (cpu(NORMAL, INFO)?, cpu(LARGE, INFO)?);
     let lines = [
-        ("stood still, enable all", again, again_large, 3.0, 27.0),
+        ("stop time, enable all", again, again_large, 3.0, 27.0),
         (
-            "stood still, enable all for the first time",
+            "stop time, enable all for the first time",
             first,
             first_large,
             3.0,
@@ -176,11 +176,11 @@ mod tests {
         let mut tables = Tables::default();
         tables.add("x", table.finish());
         let before = "By hand.\n<!-- bench x -->\nold\n<!-- end -->\nBy hand.\n";
-        let after = tables.put_into(before.to_owned()).unwrap();
+        let after = tables.insert_into(before.to_owned()).unwrap();
         let text = "By hand.\n<!-- bench x -->\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n\
                     <!-- end -->\nBy hand.\n";
         assert_eq!(after, text);
-        assert_eq!(tables.put_into(after).unwrap(), text);
-        assert!(tables.put_into("no marker".to_owned()).is_err());
+        assert_eq!(tables.insert_into(after).unwrap(), text);
+        assert!(tables.insert_into("no marker".to_owned()).is_err());
     }
 }

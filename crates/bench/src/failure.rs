@@ -1,4 +1,4 @@
-//! [`Failure`]: why nothing could be measured, in one line.
+//! [`Failure`]: why a measurement failed, in one line.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ impl Failure {
         Failure(what.into())
     }
 
-    /// For `map_err`: what was tried, then what came of it.
+    /// For `map_err`: what was tried, then the error.
     pub(crate) fn of<E: fmt::Display>(what: impl Into<String>) -> impl FnOnce(E) -> Failure {
         let what = what.into();
         move |why| Failure(format!("{what}: {why}"))

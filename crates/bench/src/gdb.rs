@@ -1,4 +1,4 @@
-//! How long a program stands still while gdb makes the same change from a batch script.
+//! How long a program is stopped while gdb makes the same change from a batch script.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use probes_lib::{Action, Options, State, Target};
 
-use crate::cost::NOT_THE_USERS;
+use crate::cost::SET_BY_CARGO;
 use crate::document::{Table, median_p99};
 use crate::failure::{Failure, Result};
 use crate::prepare::{self, Program};
 use crate::spin::{Spin, Threads};
 use crate::stats::Samples;
-use crate::stillness::switch;
+use crate::stop_time;
 
-/// It takes its time, and none of its figures is close.
+/// Few, because gdb is slow, and because no figure is close.
 const ROUNDS: usize = 5;
 
-/// Threads, all but one of which wait, and sites.
+/// The number of threads, all but one of which wait, and of sites.
 const CELLS: [(u64, u64); 5] = [(1, 10), (1, 1_000), (1, 10_000), (16, 10), (256, 10)];
 
 /// The opcode of an enabled site.
@@ -43,7 +43,8 @@ pub(crate) fn table(programs: &[Program]) -> Result<String> {
     Ok(table.finish())
 }
 
-/// The gaps that one program sees when gdb enables all, and when we do, in turns.
+/// Returns the gaps that one program measures while gdb enables all probes, and while we do.
+/// Rounds of both alternate.
 fn compare(program: &Program, count: u64) -> Result<(Samples, Samples)> {
     eprintln!("bench: {} with {count} threads: gdb", program.name);
     let threads = Threads {
@@ -60,20 +61,20 @@ fn compare(program: &Program, count: u64) -> Result<(Samples, Samples)> {
         if !states.probes().all(|probe| probe.state() == State::Enabled) {
             return Err(Failure::new("gdb has not enabled all probes"));
         }
-        let mut change = |action| {
+        let mut switch = |action| {
             let options = Options::default();
-            switch(&mut spin, &target, action, program.sites, options)
+            stop_time::switch(&mut spin, &target, action, program.sites, options)
         };
-        change(Action::Disable)?;
-        ours.push_time(change(Action::Enable)?.1);
-        change(Action::Disable)?;
+        switch(Action::Disable)?;
+        ours.push_time(switch(Action::Enable)?.1);
+        switch(Action::Disable)?;
     }
     Ok((gdb, ours))
 }
 
 fn run(spin: &mut Spin, script: &Script) -> Result<Duration> {
     let mut gdb = Command::new("gdb");
-    gdb.env_remove(NOT_THE_USERS);
+    gdb.env_remove(SET_BY_CARGO);
     gdb.args(["-nx", "-batch", "-p", &spin.pid().to_string(), "-x"]);
     gdb.arg(&script.0);
     let (output, gap) = spin.watch(|| Ok(test_support::output(&mut gdb)))?;
@@ -85,11 +86,11 @@ fn run(spin: &mut Spin, script: &Script) -> Result<Duration> {
     }
 }
 
-/// A file of commands for gdb, which is removed when dropped.
+/// A file of commands for gdb; removed when dropped.
 struct Script(PathBuf);
 
 impl Script {
-    /// Writes what we write: sites first, then counters.
+    /// Makes the writes that our update makes: sites first, then counters.
     fn enable_all(target: &Target) -> Result<Script> {
         let states = target.states()?;
         let mut commands = String::new();

@@ -1,10 +1,10 @@
-//! The machine, as far as it matters to the figures; nothing that tells which one it is.
+//! The machine, as far as it matters to the figures; nothing that identifies it.
 
 use std::fs;
 
 use crate::failure::{Failure, Result};
 
-/// Lines of a list: processor, cores, memory, kernel, how busy it was.
+/// Returns a list: processor, cores, memory, kernel, load.
 pub(crate) fn describe() -> Result<String> {
     let cpu = read("/proc/cpuinfo")?;
     let model = field(&cpu, "model name").unwrap_or("unknown");
@@ -14,7 +14,7 @@ pub(crate) fn describe() -> Result<String> {
         .and_then(|total| total.strip_suffix(" kB")?.parse().ok())
         .map_or(0, |kib: u64| kib.div_ceil(1 << 20));
     let kernel = read("/proc/sys/kernel/osrelease")?;
-    // What follows the version names a build of it.
+    // Only the version, without the build.
     let kernel = kernel.trim().split('-').next().unwrap_or("unknown");
     let load = read("/proc/loadavg")?;
     let load = load.split(' ').next().unwrap_or("unknown");
@@ -27,7 +27,7 @@ pub(crate) fn describe() -> Result<String> {
         "- processor: {model}{virtual_machine}, {cores} cores\n\
          - memory: {memory} GiB\n\
          - kernel: Linux {kernel}\n\
-         - load average when measuring began: {load}\n"
+         - load average at the start: {load}\n"
     ))
 }
 

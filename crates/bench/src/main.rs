@@ -1,5 +1,5 @@
-//! `bench`: measures, on live programs that never pause of themselves, how long they stand still
-//! while their probes are switched and what whole commands cost, and writes the tables of
+//! `bench`: measures, on live programs that never pause by themselves, how long they are stopped
+//! while their probes are switched, and what whole commands cost; writes the tables of
 //! `docs/benchmarks.md`.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //!                                         standard output only
 //! cargo run --release -p bench -- [--only TABLE] --into FILE
 //!                                         writes the tables into their places in a file
-//! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); used by itself
+//! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); run by this program itself
 //! ```
 
 use std::path::PathBuf;
@@ -27,23 +27,23 @@ mod prepare;
 mod ps;
 mod spin;
 mod stats;
-mod stillness;
+mod stop_time;
 mod syscalls;
 mod threads;
 
 use failure::{Failure, Result};
 
-/// How many rounds, fresh programs and runs of a command there are, unless told otherwise.
+/// The number of rounds, fresh programs and runs of a command, without `--rounds`.
 const ROUNDS: usize = 30;
 
-/// What was typed.
+/// The command line.
 struct Request {
     /// A build of the tool that is not the workspace's own.
     tool: Option<PathBuf>,
     rounds: usize,
-    /// The only table that is wanted.
+    /// The only table to measure.
     only: Option<String>,
-    /// Where tables are written to, rather than to standard output.
+    /// The file that tables are written to, instead of standard output.
     into: Option<PathBuf>,
 }
 
@@ -52,7 +52,7 @@ impl Request {
         self.only.as_ref().is_none_or(|only| only == table)
     }
 
-    /// Whether the figures are those of `docs/benchmarks.md`.
+    /// Whether the tables go into `docs/benchmarks.md`.
     fn is_usual(&self) -> bool {
         self.tool.is_none() && self.rounds == ROUNDS && self.only.is_none()
     }
@@ -102,11 +102,11 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
     Ok(request)
 }
 
-/// The tables, by the names of their places in `docs/benchmarks.md`.
+/// The names of the tables, and of their places in `docs/benchmarks.md`.
 const TABLES: [&str; 13] = [
     "machine",
     "goals",
-    "stillness",
+    "stop-time",
     "threads",
     "gdb",
     "commands",
@@ -128,17 +128,17 @@ fn measure(request: Request) -> Result<()> {
     let programs = &ready.programs;
 
     let mut document = document::Tables::default();
-    // In a document it is said of all tables.
+    // In a document it describes all tables.
     if request.into.is_none() || request.only.is_none() {
         document.add("machine", machine);
     }
-    let stillness = if wants("stillness") || wants("goals") {
-        stillness::measure(programs, request.rounds)?
+    let stop_times = if wants("stop-time") || wants("goals") {
+        stop_time::measure(programs, request.rounds)?
     } else {
         Vec::new()
     };
-    if wants("stillness") {
-        document.add("stillness", stillness::table(&stillness));
+    if wants("stop-time") {
+        document.add("stop-time", stop_time::table(&stop_times));
     }
     if wants("threads") {
         document.add("threads", threads::table(programs, request.rounds)?);
@@ -162,7 +162,7 @@ fn measure(request: Request) -> Result<()> {
         document.add("syscalls", syscalls::table(programs, tool)?);
     }
     if wants("goals") {
-        document.add("goals", document::goals(&stillness, &commands)?);
+        document.add("goals", document::goals(&stop_times, &commands)?);
     }
     if wants("parsing") {
         parsing::run(&ready.root, &ready.targets)?;
@@ -178,7 +178,7 @@ fn measure(request: Request) -> Result<()> {
     }
 }
 
-/// What observing hits costs; all of it, where its goals are wanted.
+/// Measures the cost of observing hits; all of it if the table of its goals is wanted.
 fn observing(
     request: &Request,
     ready: &prepare::Ready,

@@ -1,5 +1,5 @@
-//! What it costs that hits are counted, timed and shown inside a process, beside what the same hits cost
-//! when others count them.
+//! What counting, timing and showing hits inside a process costs, compared with other tools that count
+//! the same hits.
 
 use std::path::Path;
 
@@ -14,28 +14,28 @@ pub(crate) mod goals;
 mod others;
 mod ours;
 pub(crate) mod stops;
-mod work;
+mod workload;
 
 use others::{Adds, Tool};
 use ours::Ours;
-use work::Work;
+use workload::Workload;
 
-/// Below the built `test-programs`: its threads execute sites of one kind over and over.
+/// Relative to the built `test-programs`: its threads execute sites of one kind in a loop.
 pub(crate) const FILE: &str = "fixtures/kinds_spin.pie";
 
-/// As many pairs as it is told to.
+/// Executes a given number of pairs.
 pub(crate) const PAIRS: &str = "fixtures/timed.pie";
 
 const THREADS: [u64; 2] = [1, 4];
 
 const TOOLS: [Tool; 3] = [Tool::Bpftrace, Tool::Perf, Tool::Gdb];
 
-/// So many threads, with probes on or off.
+/// The costs of a number of threads, with probes on or off.
 pub(crate) struct Costs {
     threads: u64,
     action: Action,
     ours: Ours,
-    /// As of [`TOOLS`].
+    /// In the order of [`TOOLS`].
     others: Vec<Adds>,
 }
 
@@ -45,22 +45,22 @@ pub(crate) fn measure(targets: &Path, rounds: usize) -> Result<Vec<Costs>> {
         actions.map(move |action| (threads, action))
     });
     cells
-        .map(|(threads, action)| of(&targets.join(FILE), threads, action, rounds))
+        .map(|(threads, action)| measure_one(&targets.join(FILE), threads, action, rounds))
         .collect()
 }
 
-fn of(file: &Path, threads: u64, action: Action, rounds: usize) -> Result<Costs> {
+fn measure_one(file: &Path, threads: u64, action: Action, rounds: usize) -> Result<Costs> {
     eprintln!("bench: the hits of {threads} threads: {action:?}");
-    let mut work = Work::start(file, threads);
-    let target = Target::open(work.pid())?;
+    let mut workload = Workload::start(file, threads);
+    let target = Target::open(workload.pid())?;
     if action == Action::Enable {
         target.update(&Actions::of(action, Selector::All))?;
     }
-    let ours = ours::measure(&mut work, &target, rounds)?;
+    let ours = ours::measure(&mut workload, &target, rounds)?;
     let mut others = Vec::new();
     for tool in TOOLS {
-        eprintln!("bench: the same by {tool}");
-        others.push(others::adds(tool, &mut work, &target, file)?);
+        eprintln!("bench: the same with {tool}");
+        others.push(others::adds(tool, &mut workload, &target, file)?);
     }
     Ok(Costs {
         threads,
@@ -71,7 +71,7 @@ fn of(file: &Path, threads: u64, action: Action, rounds: usize) -> Result<Costs>
 }
 
 impl Costs {
-    /// How many times more than ours a tool adds.
+    /// Returns how many times as much as ours a tool adds.
     fn times(&self, tool: Tool) -> Option<f64> {
         let mut all = TOOLS.iter().zip(&self.others);
         let (_, adds) = all.find(|(one, _)| **one == tool)?;
@@ -79,8 +79,8 @@ impl Costs {
         Some(adds / self.ours.count.adds())
     }
 
-    /// The beginning of its rows.
-    fn who(&self) -> [String; 2] {
+    /// Returns the first cells of its rows.
+    fn row_head(&self) -> [String; 2] {
         let on = match self.action {
             Action::Enable => "on",
             Action::Disable => "off",
@@ -102,7 +102,7 @@ pub(crate) fn table(all: &[Costs]) -> String {
         "shown of those",
     ]);
     for one in all {
-        let [threads, on] = one.who();
+        let [threads, on] = one.row_head();
         let ours = &one.ours;
         let shown = [&ours.watch, &ours.watch_int, &ours.watch_string];
         table.row([
@@ -114,7 +114,7 @@ pub(crate) fn table(all: &[Costs]) -> String {
             ns(ours.watch.adds()),
             ns(ours.watch_int.adds()),
             ns(ours.watch_string.adds()),
-            shown.map(|cost| share(cost.shown, cost.lost)).join(", "),
+            shown.map(|cost| share(cost.shown, cost.dropped)).join(", "),
         ]);
     }
     table.finish() + "\n" + &others_table(all)
@@ -134,7 +134,7 @@ fn others_table(all: &[Costs]) -> String {
     ]);
     let mut reasons: Vec<&str> = Vec::new();
     for one in all {
-        let [threads, on] = one.who();
+        let [threads, on] = one.row_head();
         let mut cells = [const { String::new() }; 9];
         cells[..3].clone_from_slice(&[threads, on, ns(one.ours.count.adds())]);
         for (index, (tool, adds)) in TOOLS.iter().zip(&one.others).enumerate() {
@@ -153,7 +153,7 @@ fn others_table(all: &[Costs]) -> String {
     table.finish() + &reasons.collect::<String>()
 }
 
-/// Of picoseconds.
+/// Picoseconds in ns.
 fn ns(picoseconds: f64) -> String {
     if picoseconds < 1e6 {
         format!("{:.1} ns", picoseconds / 1e3)
@@ -162,9 +162,9 @@ fn ns(picoseconds: f64) -> String {
     }
 }
 
-fn share(shown: u64, lost: u64) -> String {
+fn share(shown: u64, dropped: u64) -> String {
     format!(
         "{:.1} %",
-        100.0 * shown as f64 / (shown + lost).max(1) as f64
+        100.0 * shown as f64 / (shown + dropped).max(1) as f64
     )
 }

@@ -1,4 +1,4 @@
-//! Runs the criterion benchmarks of probes-lib and reads what they have written.
+//! Runs the criterion benchmarks of probes-lib and reads their results.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use crate::document::{Table, us};
 use crate::failure::{Failure, Result};
 use crate::prepare;
 
-/// Criterion's groups, with what one element of each is.
+/// Criterion's groups: name, what an element is, and the numbers of elements.
 const GROUPS: [(&str, &str, &[u64]); 2] = [
     ("notes", "note", &[10, 100, 1_000, 10_000, 100_000]),
     ("table", "site", &[10, 1_000, 10_000]),
 ];
 
-/// Runs them; `targets` is where the built `test-programs` are.
+/// Runs them; `targets` is the folder of the built `test-programs`.
 pub(crate) fn run(root: &Path, targets: &Path) -> Result<()> {
     prepare::run(
         prepare::cargo(root)
@@ -46,7 +46,7 @@ fn what(group: &str) -> &'static str {
     }
 }
 
-/// The median in ns, from a file of criterion's.
+/// Returns the median in ns from one of criterion's files.
 fn median(file: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(file).map_err(Failure::of("no result of criterion"))?;
     let value: serde_json::Value =

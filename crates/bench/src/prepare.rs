@@ -1,4 +1,4 @@
-//! Builds what is measured: the targets, the command-line tool, and so on from a clean clone.
+//! Builds what is measured: the targets and the command-line tool.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::{observe, ps};
 
 const FIXTURES: &str = "test-programs/fixtures";
 
-/// Everything is built.
+/// What was built.
 pub(crate) struct Ready {
     pub(crate) root: PathBuf,
     /// The built `test-programs`.
@@ -25,7 +25,7 @@ pub(crate) struct Program {
     pub(crate) path: PathBuf,
 }
 
-/// By name below the fixtures' folder, with the number of sites.
+/// Names, relative to the fixtures' folder, and numbers of sites.
 const PROGRAMS: [(&str, u64); 7] = [
     ("spin_10.pie", 10),
     ("spin_10.nopie", 10),
@@ -39,7 +39,7 @@ const PROGRAMS: [(&str, u64); 7] = [
 /// `spin_10000.pie`, padded to 1 GiB.
 pub(crate) const LARGE: &str = "large/spin_10000_1g.pie";
 
-/// The one with so many sites that is position-independent, as most programs are.
+/// Returns the position-independent program with that number of sites.
 pub(crate) fn with_sites(programs: &[Program], sites: u64) -> Result<&Program> {
     let mut programs = programs.iter();
     programs
@@ -80,7 +80,7 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
     })
 }
 
-/// A `cargo` that builds into the folder this program was built into.
+/// Returns a `cargo` command for the workspace.
 pub(crate) fn cargo(root: &Path) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or(OsString::from("cargo"));
     let mut command = Command::new(cargo);
@@ -88,16 +88,16 @@ pub(crate) fn cargo(root: &Path) -> Command {
     command
 }
 
-/// `target/release`, where this program is.
+/// Returns `target/release`, the folder of this program.
 pub(crate) fn own_folder() -> Result<PathBuf> {
     let own = std::env::current_exe().map_err(Failure::of("cannot find this program"))?;
     match own.parent() {
         Some(folder) if !cfg!(debug_assertions) => Ok(folder.to_owned()),
-        _ => Err(Failure::new("build me with --release")),
+        _ => Err(Failure::new("bench has to be built with --release")),
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command and waits until it exits.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let what = format!("{command:?}");
     let status = command

@@ -14,10 +14,10 @@ use crate::document::{Table, mib, ms};
 use crate::failure::{Failure, Result};
 use crate::stats::Samples;
 
-/// How many processes there are.
+/// The numbers of processes.
 const NUMBERS: [usize; 3] = [0, 500, 2_000];
 
-/// What they run in turns, below the built `test-programs`: each waits for a line.
+/// The programs that they run, relative to the built `test-programs`; each waits for a line.
 pub(crate) const FILES: [&str; 4] = [
     "fixtures/gen_ocaml_2.pie",
     "fixtures/gen_ocaml_2.nopie",
@@ -25,14 +25,14 @@ pub(crate) const FILES: [&str; 4] = [
     "init_nopie.exe",
 ];
 
-/// Processes that wait for a line as long as this lives.
-struct Crowd {
+/// Processes that wait for a line until this is dropped.
+struct Processes {
     _processes: Vec<Guard>,
     _input: OwnedFd,
 }
 
-impl Crowd {
-    fn start(targets: &Path, number: usize) -> Result<Crowd> {
+impl Processes {
+    fn start(targets: &Path, number: usize) -> Result<Processes> {
         let failed = || Failure::of("cannot make a pipe");
         let (input, end_of_input) = pipe().map_err(failed())?;
         let (output, end_of_output) = pipe().map_err(failed())?;
@@ -47,9 +47,9 @@ impl Crowd {
         drop(end_of_output);
         let lines = BufReader::new(std::fs::File::from(output)).lines();
         if lines.take(number).filter_map(|line| line.ok()).count() < number {
-            return Err(Failure::new("a program has ended before it was ready"));
+            return Err(Failure::new("a program exited before it was ready"));
         }
-        Ok(Crowd {
+        Ok(Processes {
             _processes: processes,
             _input: end_of_input,
         })
@@ -66,7 +66,7 @@ pub(crate) fn table(targets: &Path, tool: &Path, rounds: usize) -> Result<String
     ]);
     for number in NUMBERS {
         eprintln!("bench: ps among {number} processes");
-        let _crowd = Crowd::start(targets, number)?;
+        let _processes = Processes::start(targets, number)?;
         let (mut took, mut cpu, mut memory) = <(Samples, Samples, Samples)>::default();
         for _ in 0..rounds {
             let begun = Instant::now();
@@ -90,12 +90,13 @@ pub(crate) fn table(targets: &Path, tool: &Path, rounds: usize) -> Result<String
     Ok(table.finish())
 }
 
-/// How many processes `ps` lists.
+/// Returns the number of processes that `ps` lists.
 fn found(tool: &Path) -> Result<usize> {
     let mut command = Command::new(tool);
-    let output = test_support::output(command.arg("ps").env_remove(cost::NOT_THE_USERS));
-    match output.status.success() {
-        true => Ok(output.stdout.split(|&byte| byte == b'\n').count() - 1),
-        false => Err(Failure::new(String::from_utf8_lossy(&output.stderr))),
+    let output = test_support::output(command.arg("ps").env_remove(cost::SET_BY_CARGO));
+    if output.status.success() {
+        Ok(output.stdout.split(|&byte| byte == b'\n').count() - 1)
+    } else {
+        Err(Failure::new(String::from_utf8_lossy(&output.stderr)))
     }
 }

@@ -1,8 +1,8 @@
-//! [`Spin`]: the benchmark target at work. Its threads execute sites without a pause, and it notes,
-//! by its own clock, the longest time in which none of them got on.
+//! [`Spin`]: the running benchmark target. Its threads execute sites without a pause, and it measures,
+//! by its own clock, the longest gap: the longest time in which none of them made progress.
 //!
-//! The shared file is laid out as `test-programs/fixtures/spin.h` says; it is read and written like
-//! any file, which shows the same bytes as the target's shared mapping of it.
+//! The layout of the shared file is that of `test-programs/fixtures/spin.h`. It is read and written with
+//! pread(2) and pwrite(2), which see the same bytes as the target's shared mapping of it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -27,7 +27,7 @@ const RESET_ACK: u64 = 88;
 const FIRST_THREAD: u64 = 128;
 const SLOT_LEN: u64 = 64;
 
-/// How many sites it executes.
+/// The number of sites it executes.
 const HOT: u64 = 64;
 
 /// The threads of a program.
@@ -40,7 +40,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// One, which spins.
+    /// One spinning thread.
     pub(crate) const ONE: Threads = Threads {
         spinning: 1,
         waiting: 0,
@@ -58,7 +58,7 @@ pub(crate) struct Spin {
     shared: File,
     path: PathBuf,
     resets: u64,
-    _ahead: Option<Ahead>,
+    _priority: Option<RealTimePriority>,
 }
 
 impl Spin {
@@ -66,7 +66,7 @@ impl Spin {
         Spin::start_with(program, Threads::ONE)
     }
 
-    /// Returns when all its threads are at work.
+    /// Returns when all its threads have started.
     pub(crate) fn start_with(program: &Path, threads: Threads) -> Result<Spin> {
         let path = shared_path();
         let Threads { spinning, waiting } = threads;
@@ -81,14 +81,14 @@ impl Spin {
             shared,
             path,
             resets: 0,
-            // Not before it was started: it would be ahead as well.
-            _ahead: (spinning > 1).then(Ahead::new),
+            // After the target was started, which would inherit it.
+            _priority: (spinning > 1).then(RealTimePriority::new),
         };
         if spin.read(0)? != MAGIC {
             let name = program.display();
             return Err(Failure::new(format!("{name} is not the benchmark target")));
         }
-        spin.every_thread_goes_on()?;
+        spin.wait_for_every_thread()?;
         Ok(spin)
     }
 
@@ -96,16 +96,16 @@ impl Spin {
         self.talker.pid()
     }
 
-    /// Whether handlers run now.
+    /// Returns whether handlers run now.
     pub(crate) fn runs_handlers(&self) -> Result<bool> {
-        self.goes_on()?;
+        self.wait_for_progress()?;
         let before = self.read(HITS)?;
-        self.goes_on()?;
+        self.wait_for_progress()?;
         Ok(self.read(HITS)? > before)
     }
 
-    /// Does something to the target, and returns with its result the longest gap that the target
-    /// has seen meanwhile, in which none of its threads got on. One of them has to spin.
+    /// Calls `something`, and returns its result and the longest gap that the target has measured
+    /// meanwhile. At least one of its threads has to spin.
     pub(crate) fn watch<T>(
         &mut self,
         something: impl FnOnce() -> Result<T>,
@@ -113,32 +113,34 @@ impl Spin {
         self.resets += 1;
         let asked = self.resets;
         self.write(RESET_REQUEST, asked)?;
-        self.wait_until("it has begun anew", |spin| {
+        self.wait_until("the target resets its gap", |spin| {
             Ok(spin.read(RESET_ACK)? == asked)
         })?;
         let result = something()?;
         // The gap is added in the first iteration afterwards.
-        self.goes_on()?;
+        self.wait_for_progress()?;
         let gap = Duration::from_nanos(self.read(LONGEST_GAP)?);
         Ok((result, gap))
     }
 
-    /// Waits until every site it executes has been reached again.
-    fn goes_on(&self) -> Result<()> {
+    /// Waits until every site has been executed again.
+    fn wait_for_progress(&self) -> Result<()> {
         let goal = self.read(ITERATIONS)? + 2 * HOT;
-        self.wait_until("it has gone on", |spin| Ok(spin.read(ITERATIONS)? > goal))
+        self.wait_until("the target makes progress", |spin| {
+            Ok(spin.read(ITERATIONS)? > goal)
+        })
     }
 
-    /// Waits until every thread that spins has executed a site again: none was left stopped.
-    pub(crate) fn every_thread_goes_on(&self) -> Result<()> {
+    /// Waits until every spinning thread has executed a site again: none was left stopped.
+    pub(crate) fn wait_for_every_thread(&self) -> Result<()> {
         let before = self.iterations()?;
-        self.wait_until("every thread has gone on", |spin| {
+        self.wait_until("every thread makes progress", |spin| {
             let mut pairs = before.iter().zip(spin.iterations()?);
             Ok(pairs.all(|(&before, now)| now > before))
         })
     }
 
-    /// Of each thread that spins.
+    /// Returns the iterations of each spinning thread.
     fn iterations(&self) -> Result<Vec<u64>> {
         let threads = 0..self.threads.spinning;
         threads
@@ -173,18 +175,18 @@ impl Drop for Spin {
     }
 }
 
-/// While this lives, this thread and those it starts have real-time priority: behind 256 busy
-/// threads, it would take a second to do anything. Without the privilege it does.
-struct Ahead;
+/// Gives this thread and those it starts real-time priority until it is dropped: beside 256 busy
+/// threads, any step would take a second. Without the privilege, it does.
+struct RealTimePriority;
 
-impl Ahead {
-    fn new() -> Ahead {
+impl RealTimePriority {
+    fn new() -> RealTimePriority {
         schedule(["--fifo", "1"]);
-        Ahead
+        RealTimePriority
     }
 }
 
-impl Drop for Ahead {
+impl Drop for RealTimePriority {
     fn drop(&mut self) {
         schedule(["--other", "0"]);
     }
@@ -194,12 +196,12 @@ fn schedule([policy, priority]: [&str; 2]) {
     let own = std::process::id().to_string();
     let mut command = Command::new("chrt");
     command.args([policy, "--pid", priority, &own]);
-    // Where it cannot be had, measuring only takes longer.
+    // If it fails, measuring only takes longer.
     let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
-/// In memory if there is such a file system: where files go to a disk, the kernel write-protects
-/// their pages now and then, and the target would stand still for that.
+/// Returns a path on a tmpfs, if there is one: the kernel write-protects the pages of files on a disk
+/// from time to time, and the target would wait in a page fault then.
 fn shared_path() -> PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let memory = Path::new("/dev/shm");

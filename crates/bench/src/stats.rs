@@ -1,4 +1,4 @@
-//! Median, p99 and largest of a few dozen samples.
+//! [`Samples`]: the median, p99 and largest of a few dozen samples.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ impl Samples {
         self.push(time.as_nanos() as u64);
     }
 
-    /// The mean of the two in the middle if their number is even; 0 if there are none.
+    /// Returns the median: the mean of the two middle samples if their number is even, 0 if there are none.
     pub(crate) fn median(&self) -> u64 {
         let sorted = self.sorted();
         let middle = sorted.len() / 2;
@@ -26,7 +26,7 @@ impl Samples {
         }
     }
 
-    /// The smallest sample that 99 of 100 do not exceed: the largest, if there are fewer than 100.
+    /// Returns the smallest sample that 99 % do not exceed: the largest, if there are fewer than 100.
     pub(crate) fn p99(&self) -> u64 {
         let sorted = self.sorted();
         let rank = (sorted.len() * 99).div_ceil(100);

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::commands::{ENABLE_ALL, arguments};
-use crate::cost::NOT_THE_USERS;
+use crate::cost::SET_BY_CARGO;
 use crate::document::Table;
 use crate::failure::{Failure, Result};
 use crate::prepare::Program;
 use crate::spin::Spin;
 
-/// How many names of calls are shown.
+/// The number of system calls named in the table.
 const SHOWN: usize = 5;
 
 pub(crate) fn table(programs: &[Program], tool: &Path) -> Result<String> {
@@ -40,11 +40,11 @@ pub(crate) fn table(programs: &[Program], tool: &Path) -> Result<String> {
     Ok(table.finish())
 }
 
-/// The calls of one run by name, the most frequent first.
+/// Returns the calls of one run by name, the most frequent first.
 fn count(program: &Program, tool: &Path) -> Result<Vec<(String, u64)>> {
     let spin = Spin::start(&program.path)?;
     let mut strace = Command::new("strace");
-    strace.env_remove(NOT_THE_USERS);
+    strace.env_remove(SET_BY_CARGO);
     strace.args(["-f", "-c", "-U", "name,calls", "-o", "/dev/stdout"]);
     strace.arg(tool).args(arguments(ENABLE_ALL, spin.pid()));
     let output = test_support::output(&mut strace);
@@ -60,7 +60,7 @@ fn count(program: &Program, tool: &Path) -> Result<Vec<(String, u64)>> {
     Ok(calls)
 }
 
-/// Lines of a name and a number, between two rules of dashes.
+/// Parses the lines of a name and a number between two lines of dashes.
 fn parse(summary: &str) -> Vec<(String, u64)> {
     let rule = |line: &&str| line.starts_with("---");
     summary

@@ -1,4 +1,4 @@
-//! How long a program of many threads stands still, stopped and with `-live`.
+//! How long a program of many threads is stopped, or held up by `-live`.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use crate::failure::Result;
 use crate::prepare::{self, Program};
 use crate::spin::{Spin, Threads};
 use crate::stats::Samples;
-use crate::stillness::{Switch, switch};
+use crate::stop_time::{Gaps, switch};
 
 const SITES: [u64; 3] = [10, 1_000, 10_000];
 
-/// What the threads do.
-const CROWDS: [(Threads, &str); 5] = [
+/// The threads of the target, and what the table says about them.
+const CASES: [(Threads, &str); 5] = [
     (Threads::ONE, ""),
     (waiting(16), "1 busy, 15 wait"),
     (busy(16), "16 busy"),
@@ -22,7 +22,7 @@ const CROWDS: [(Threads, &str); 5] = [
     (busy(256), "256 busy"),
 ];
 
-/// All but one, which tells how long it stood still.
+/// All but one thread wait; that one measures the row.
 const fn waiting(count: u64) -> Threads {
     Threads {
         spinning: 1,
@@ -39,10 +39,10 @@ const fn busy(count: u64) -> Threads {
 
 /// The gaps of one program, in ns.
 #[derive(Default)]
-struct Gaps {
-    quiet: Samples,
-    enable: Switch,
-    disable: Switch,
+struct Row {
+    unattached: Samples,
+    enable: Gaps,
+    disable: Gaps,
     live: Samples,
 }
 
@@ -50,16 +50,16 @@ pub(crate) fn table(programs: &[Program], rounds: usize) -> Result<String> {
     let mut table = Table::new(&[
         "threads",
         "sites",
-        "nobody attaches",
+        "no tool attached",
         "enable",
         "disable",
         "enable, as reported",
         "enable `-live`",
     ]);
-    for (threads, what) in CROWDS {
+    for (threads, what) in CASES {
         for sites in SITES {
             let program = prepare::with_sites(programs, sites)?;
-            let gaps = of(program, threads, rounds)?;
+            let row = measure(program, threads, rounds)?;
             let what = if what.is_empty() {
                 String::new()
             } else {
@@ -68,24 +68,24 @@ pub(crate) fn table(programs: &[Program], rounds: usize) -> Result<String> {
             table.row([
                 format!("{}{what}", threads.count()),
                 sites.to_string(),
-                median_p99(&gaps.quiet),
-                median_p99(&gaps.enable.gap),
-                median_p99(&gaps.disable.gap),
-                median_p99(&gaps.enable.reported),
-                median_p99(&gaps.live),
+                median_p99(&row.unattached),
+                median_p99(&row.enable.gap),
+                median_p99(&row.disable.gap),
+                median_p99(&row.enable.reported),
+                median_p99(&row.live),
             ]);
         }
     }
     Ok(table.finish())
 }
 
-fn of(program: &Program, threads: Threads, rounds: usize) -> Result<Gaps> {
+fn measure(program: &Program, threads: Threads, rounds: usize) -> Result<Row> {
     let count = threads.count();
     eprintln!("bench: {} with {count} threads", program.name);
-    let mut gaps = Gaps::default();
+    let mut row = Row::default();
     let mut spin = Spin::start_with(&program.path, threads)?;
     let target = Target::open(spin.pid())?;
-    let change =
+    let switch =
         |spin: &mut Spin, action, options| switch(spin, &target, action, program.sites, options);
     let live = Options {
         live: true,
@@ -93,20 +93,20 @@ fn of(program: &Program, threads: Threads, rounds: usize) -> Result<Gaps> {
     };
     for _ in 0..rounds {
         let begun = Instant::now();
-        let enabled = change(&mut spin, Action::Enable, Options::default())?;
+        let enabled = switch(&mut spin, Action::Enable, Options::default())?;
         let round = begun.elapsed();
-        gaps.enable.take(enabled);
-        let disabled = change(&mut spin, Action::Disable, Options::default())?;
-        gaps.disable.take(disabled);
-        let (_, gap) = change(&mut spin, Action::Enable, live)?;
-        gaps.live.push_time(gap);
-        change(&mut spin, Action::Disable, live)?;
+        row.enable.push_report(enabled);
+        let disabled = switch(&mut spin, Action::Disable, Options::default())?;
+        row.disable.push_report(disabled);
+        let (_, gap) = switch(&mut spin, Action::Enable, live)?;
+        row.live.push_time(gap);
+        switch(&mut spin, Action::Disable, live)?;
         let ((), gap) = spin.watch(|| {
             std::thread::sleep(round);
             Ok(())
         })?;
-        gaps.quiet.push_time(gap);
+        row.unattached.push_time(gap);
     }
-    spin.every_thread_goes_on()?;
-    Ok(gaps)
+    spin.wait_for_every_thread()?;
+    Ok(row)
 }

@@ -1,5 +1,5 @@
-//! The functions of probes.h: the second fence, beside that of probes-lib, and the only module here
-//! with `unsafe` code. What comes from C is looked at once, here; no panic leaves a function.
+//! The functions of probes.h, and the only module of this crate with `unsafe` code. It checks every
+//! argument from C; no panic unwinds into C.
 
 #![allow(unsafe_code)]
 
@@ -12,18 +12,18 @@ use probes_lib::{Action, Actions, Selector, Target};
 
 use crate::list::{List, number};
 
-/// What this header is for: a library whose probes_abi() returns another number is not to be used with
-/// it. The number changes when something here is changed or removed, not when something is added.
+/// The version of this header: a library whose probes_abi() returns another number must not be used with
+/// it. The number changes if something here is changed or removed, not if something is added.
 pub const PROBES_ABI: u32 = 1;
 
 /// The probe is off.
 pub const PROBES_DISABLED: i32 = 0;
 /// The probe is on.
 pub const PROBES_ENABLED: i32 = 1;
-/// The sites of the probe and its counters disagree: somebody was interrupted, or an object that has it
-/// too was loaded since. probes_set() repairs it.
+/// The sites of the probe and its counters disagree: an update was interrupted, or an object that also
+/// has the probe was loaded later. probes_set() repairs it.
 pub const PROBES_INCONSISTENT: i32 = 2;
-/// The state could not be told.
+/// The state could not be read.
 pub const PROBES_FAILED: i32 = -1;
 
 /// The probes of this process, opened by probes_current().
@@ -36,30 +36,30 @@ pub struct ProbesState {
     pub name: *const c_char,
     /// PROBES_DISABLED, PROBES_ENABLED or PROBES_INCONSISTENT.
     pub state: i32,
-    /// How many want it to be on.
+    /// Its counter: how often it was enabled and not disabled.
     pub counter: u16,
 }
 
 /// The states of all probes.
 #[repr(C)]
 pub struct ProbesStates {
-    /// How many there are.
+    /// The number of probes.
     pub len: usize,
-    /// That many, sorted by name.
+    /// `count` states, sorted by name.
     pub probes: *const ProbesState,
 }
 
-/// The number of the interface that this library has: PROBES_ABI of its own header.
+/// Returns the version of the interface of this library: PROBES_ABI of its own header.
 #[unsafe(no_mangle)]
 pub extern "C" fn probes_abi() -> u32 {
     PROBES_ABI
 }
 
-/// Opens the probes of this process: of the program, and of all objects that it has loaded whenever
-/// one of the functions below is called. NULL if there are none, or /proc is missing or not for us.
+/// Opens the probes of this process: of the program, and of all objects that are loaded when one of the
+/// functions below is called. Returns NULL if there are none, or if /proc is missing or not readable.
 ///
-/// A child after fork() has probes of its own, and opens them itself: what its parent has opened is
-/// refused there.
+/// A child after fork() has probes of its own, and must open them itself: functions fail there with the
+/// probes that its parent has opened.
 ///
 /// # Safety
 ///
@@ -70,25 +70,25 @@ pub unsafe extern "C" fn probes_current(error: *mut *mut c_char) -> *mut Probes 
         let target = Target::current().map_err(text)?;
         Ok(Box::into_raw(Box::new(Probes(target))))
     };
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { answer(error, ptr::null_mut(), open) }
 }
 
-/// Frees what probes_current() has returned; the probes stay as they are. Does nothing with NULL.
+/// Frees the result of probes_current(); the probes keep their states. Does nothing with NULL.
 ///
 /// # Safety
 ///
-/// `probes` is NULL or from probes_current(), and is not used by anybody any more.
+/// `probes` is NULL or from probes_current(), and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_free(probes: *mut Probes) {
     if !probes.is_null() {
-        // SAFETY: it was a box, and nobody else has it.
+        // SAFETY: it was a box, and has no other owner.
         drop(unsafe { Box::from_raw(probes) });
     }
 }
 
-/// Adds one to the counter of the probe `name`, and switches it on if it was off. False if that is not
-/// done; then all is as it was, or the message says what is not.
+/// Adds one to the counter of the probe `name`, and switches it on if it was off. Returns false if it
+/// fails; then nothing has changed, unless the message says what has.
 ///
 /// # Safety
 ///
@@ -99,90 +99,90 @@ pub unsafe extern "C" fn probes_enable(
     name: *const c_char,
     error: *mut *mut c_char,
 ) -> bool {
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { update(probes, Action::Enable, name, named, false, error) }
 }
 
-/// Takes one from the counter of the probe `name`, and switches it off if that was the last. False if
-/// that is not done; a probe that is off is an error.
+/// Subtracts one from the counter of the probe `name`, and switches it off at 0. Returns false if it
+/// fails; it fails if the probe is off.
 ///
 /// # Safety
 ///
-/// As of probes_enable().
+/// The same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_disable(
     probes: *const Probes,
     name: *const c_char,
     error: *mut *mut c_char,
 ) -> bool {
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { update(probes, Action::Disable, name, named, false, error) }
 }
 
-/// As probes_enable(), for all probes whose name the regular expression matches from its start on: at
+/// The same as probes_enable(), for all probes whose name the regular expression matches at its start: at
 /// least one.
 ///
 /// # Safety
 ///
-/// As of probes_enable().
+/// The same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_enable_regexp(
     probes: *const Probes,
     regexp: *const c_char,
     error: *mut *mut c_char,
 ) -> bool {
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { update(probes, Action::Enable, regexp, matching, false, error) }
 }
 
-/// As probes_disable(), for all probes whose name the regular expression matches from its start on;
-/// those that are off stay so.
+/// The same as probes_disable(), for all probes whose name the regular expression matches at its start;
+/// probes that are off stay off.
 ///
 /// # Safety
 ///
-/// As of probes_enable().
+/// The same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_disable_regexp(
     probes: *const Probes,
     regexp: *const c_char,
     error: *mut *mut c_char,
 ) -> bool {
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { update(probes, Action::Disable, regexp, matching, false, error) }
 }
 
-/// As probes_enable(), for all probes.
+/// The same as probes_enable(), for all probes.
 ///
 /// # Safety
 ///
 /// `probes` is from probes_current(), and `error` is NULL or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_enable_all(probes: *const Probes, error: *mut *mut c_char) -> bool {
-    // SAFETY: as this function's, and the string is one.
+    // SAFETY: the same as for this function; the literal is a string.
     unsafe { update(probes, Action::Enable, c"".as_ptr(), every, false, error) }
 }
 
-/// As probes_disable(), for all probes; those that are off stay so.
+/// The same as probes_disable(), for all probes; probes that are off stay off.
 ///
 /// # Safety
 ///
-/// As of probes_enable_all().
+/// The same as for probes_enable_all().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_disable_all(
     probes: *const Probes,
     error: *mut *mut c_char,
 ) -> bool {
-    // SAFETY: as this function's, and the string is one.
+    // SAFETY: the same as for this function; the literal is a string.
     unsafe { update(probes, Action::Disable, c"".as_ptr(), every, false, error) }
 }
 
-/// Sets the counters of the probe `name` to 1 or 0 and switches all its sites on or off, whatever they
-/// were: the way to repair a probe that is PROBES_INCONSISTENT, as it is when an object that has it too
-/// was loaded while it was on.
+/// Sets the counters of the probe `name` to 1 or 0 and switches all its sites on or off, whatever their
+/// state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object that also has
+/// it was loaded while it was on.
 ///
 /// # Safety
 ///
-/// As of probes_enable().
+/// The same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_set(
     probes: *const Probes,
@@ -190,30 +190,30 @@ pub unsafe extern "C" fn probes_set(
     on: bool,
     error: *mut *mut c_char,
 ) -> bool {
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { update(probes, to(on), name, named, true, error) }
 }
 
-/// As probes_set(), for all probes.
+/// The same as probes_set(), for all probes.
 ///
 /// # Safety
 ///
-/// As of probes_enable_all().
+/// The same as for probes_enable_all().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_set_all(
     probes: *const Probes,
     on: bool,
     error: *mut *mut c_char,
 ) -> bool {
-    // SAFETY: as this function's, and the string is one.
+    // SAFETY: the same as for this function; the literal is a string.
     unsafe { update(probes, to(on), c"".as_ptr(), every, true, error) }
 }
 
-/// The state of the probe `name`: PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, or PROBES_FAILED.
+/// Returns the state of the probe `name`: PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, or PROBES_FAILED.
 ///
 /// # Safety
 ///
-/// As of probes_enable().
+/// The same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_state(
     probes: *const Probes,
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn probes_state(
     error: *mut *mut c_char,
 ) -> i32 {
     let state = || {
-        // SAFETY: as this function's.
+        // SAFETY: the same as for this function.
         let (target, name) = unsafe { (target(probes)?, string(name)?) };
         let states = target.states().map_err(text)?;
         match states.probe(name) {
@@ -229,39 +229,39 @@ pub unsafe extern "C" fn probes_state(
             None => Err(format!("no probe \"{name}\"")),
         }
     };
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { answer(error, PROBES_FAILED, state) }
 }
 
-/// The states of all probes, to be freed with probes_states_free(); NULL if they cannot be told.
+/// Returns the states of all probes, to be freed with probes_states_free(), or NULL if they cannot be read.
 ///
 /// # Safety
 ///
-/// As of probes_enable_all().
+/// The same as for probes_enable_all().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_states(
     probes: *const Probes,
     error: *mut *mut c_char,
 ) -> *mut ProbesStates {
     let states = || {
-        // SAFETY: as this function's.
+        // SAFETY: the same as for this function.
         let states = unsafe { target(probes)? }.states().map_err(text)?;
         let list = List::of(&states).map_err(text)?;
         Ok(Box::into_raw(Box::new(list)).cast())
     };
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { answer(error, ptr::null_mut(), states) }
 }
 
-/// Frees what probes_states() has returned. Does nothing with NULL.
+/// Frees the result of probes_states(). Does nothing with NULL.
 ///
 /// # Safety
 ///
-/// `states` is NULL or from probes_states(), and is not used by anybody any more.
+/// `states` is NULL or from probes_states(), and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_states_free(states: *mut ProbesStates) {
     if !states.is_null() {
-        // SAFETY: it is the first field of a list that was a box, and nobody else has it.
+        // SAFETY: it is the first field of a list that was a box, and has no other owner.
         drop(unsafe { Box::from_raw(states.cast::<List>()) });
     }
 }
@@ -270,11 +270,11 @@ pub unsafe extern "C" fn probes_states_free(states: *mut ProbesStates) {
 ///
 /// # Safety
 ///
-/// `error` is NULL or was set by one of these functions, and is not used by anybody any more.
+/// `error` is NULL or was set by one of these functions, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_error_free(error: *mut c_char) {
     if !error.is_null() {
-        // SAFETY: it was made by `answer`, and nobody else has it.
+        // SAFETY: it was made by `answer`, and has no other owner.
         drop(unsafe { CString::from_raw(error) });
     }
 }
@@ -300,7 +300,7 @@ fn every(_: &str) -> Result<Selector, String> {
 
 /// # Safety
 ///
-/// As of `probes_enable`.
+/// The same as for `probes_enable`.
 unsafe fn update(
     probes: *const Probes,
     action: Action,
@@ -310,12 +310,12 @@ unsafe fn update(
     error: *mut *mut c_char,
 ) -> bool {
     let update = || {
-        // SAFETY: as this function's.
+        // SAFETY: the same as for this function.
         let (target, which) = unsafe { (target(probes)?, string(which)?) };
         let actions = Actions::of(action, selector(which)?).force(force);
         target.update(&actions).map(|_| true).map_err(text)
     };
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     unsafe { answer(error, false, update) }
 }
 
@@ -325,22 +325,23 @@ fn text(error: impl Display) -> String {
 
 /// # Safety
 ///
-/// `probes` is NULL or from `probes_current`, and stays for as long as the result is used.
+/// `probes` is NULL or from `probes_current`, and is valid while the result is used.
 unsafe fn target<'p>(probes: *const Probes) -> Result<&'p Target, String> {
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     let probes = unsafe { probes.as_ref() };
     let opened = probes.map(|Probes(target)| target);
-    opened.ok_or_else(|| "the probes are NULL: they were not opened".to_owned())
+    opened
+        .ok_or_else(|| "the probes are NULL: probes_current() was not called, or failed".to_owned())
 }
 
 /// # Safety
 ///
-/// `string` is NULL or a string, and stays for as long as the result is used.
+/// `string` is NULL or a string, and is valid while the result is used.
 unsafe fn string<'s>(string: *const c_char) -> Result<&'s str, String> {
     if string.is_null() {
         return Err("the name is NULL".to_owned());
     }
-    // SAFETY: as this function's.
+    // SAFETY: the same as for this function.
     let string = unsafe { CStr::from_ptr(string) };
     let text = string.to_str();
     text.map_err(|_| {
@@ -351,7 +352,7 @@ unsafe fn string<'s>(string: *const c_char) -> Result<&'s str, String> {
     })
 }
 
-/// What `work` gives; or `failed`, and its message.
+/// Returns the result of `work`; or `failed`, and sets the message.
 ///
 /// # Safety
 ///
@@ -365,11 +366,11 @@ unsafe fn answer<T>(
     let message = match outcome {
         Ok(Ok(done)) => return done,
         Ok(Err(message)) => message,
-        Err(_) => "a fault of libprobes: it has panicked".to_owned(),
+        Err(_) => "internal error: libprobes panicked".to_owned(),
     };
     if !error.is_null() {
         let message = CString::new(message.replace('\0', "\\0")).unwrap_or_default();
-        // SAFETY: as this function's.
+        // SAFETY: the same as for this function.
         unsafe { error.write(message.into_raw()) };
     }
     failed

@@ -1,4 +1,4 @@
-//! The states of all probes, as C reads them.
+//! The states of all probes in C's representation.
 
 use std::ffi::{CString, NulError};
 
@@ -6,20 +6,20 @@ use probes_lib::{ProbeStates, State};
 
 use crate::abi::{PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, ProbesState, ProbesStates};
 
-/// What is behind a pointer to its first field.
+/// The allocation that starts with the `ProbesStates` that C gets.
 #[repr(C)]
 pub(crate) struct List {
     pub(crate) states: ProbesStates,
-    /// What `states` points to.
+    /// The rows that `states` points to.
     _rows: Box<[ProbesState]>,
-    /// What the rows point to.
+    /// The names that the rows point to.
     _names: Box<[CString]>,
 }
 
 impl List {
     /// # Errors
     ///
-    /// Never: no note of a file has a name with a NUL in it.
+    /// Never: the names in notes end at a NUL.
     pub(crate) fn of(states: &ProbeStates) -> Result<List, NulError> {
         let names: Box<[CString]> = states
             .probes()
@@ -45,7 +45,7 @@ impl List {
     }
 }
 
-/// What a state is called in C.
+/// Returns the constant of a state.
 pub(crate) fn number(state: State) -> i32 {
     match state {
         State::Disabled => PROBES_DISABLED,

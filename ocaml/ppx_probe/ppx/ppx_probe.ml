@@ -1,7 +1,7 @@
 (* Registers the rewriter.
 
    It runs before the rules of all other rewriters, like an instrumentation:
-   what it sees is then what the stub generator reads, the source as written. *)
+   its input is then that of the stub generator, the source as written. *)
 
 open Ppxlib
 

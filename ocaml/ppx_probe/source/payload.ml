@@ -1,4 +1,4 @@
-(* What stands inside [%probe ...] and [%probe_is_enabled ...], checked. *)
+(* Parses and checks the payloads of [%probe ...] and [%probe_is_enabled ...]. *)
 
 open Ppxlib
 
@@ -50,7 +50,7 @@ let is_args attribute = String.equal attribute.attr_name.txt args
 
 let misplaced attribute =
   ( attribute.attr_loc
-  , "[@probe.args] has no meaning here: it belongs inside of a probe, after \
+  , "[@probe.args] has no meaning here: it belongs inside a probe, after \
      the handler, as in [%probe \"name\" (handler) [@probe.args x, y]]" )
 
 let variable expr =
@@ -58,8 +58,8 @@ let variable expr =
   | Pexp_ident _ -> expr
   | _ ->
     fail expr.pexp_loc
-      "only a variable can be passed, x or M.x, for the site computes nothing: \
-       bind this with let, and name that"
+      "only a variable can be passed, x or M.x, because the site computes \
+       nothing: bind this with let and name the variable"
 
 let arguments_of attribute =
   let most = List.length Use.argument_registers in
@@ -73,14 +73,14 @@ let arguments_of attribute =
     | None -> List.map variable values
     | Some surplus ->
       fail surplus.pexp_loc
-        "too many values: these are %d, and a site passes at most %d, as many \
-         as there are registers for: leave out the others"
+        "too many values: %d are named, and a site passes at most %d, in \
+         registers"
         (List.length values) most)
   | PStr _ | PSig _ | PTyp _ | PPat _ ->
     fail attribute.attr_loc
       "expected [@probe.args x, y, ...], with at most %d variables" most
 
-(* A misspelt one would be ignored without a word. *)
+(* A misspelt one would be ignored silently. *)
 let check_attribute attribute =
   let { txt; loc } = attribute.attr_name in
   if String.starts_with ~prefix:"probe." txt && not (is_args attribute) then

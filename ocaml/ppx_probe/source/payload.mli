@@ -1,4 +1,4 @@
-(** What stands inside [[%probe ...]] and [[%probe_is_enabled ...]], checked.
+(** Parses and checks the payloads of [[%probe ...]] and [[%probe_is_enabled ...]].
 
     An error is a location and a message; [~loc] is that of the extension. *)
 
@@ -11,11 +11,11 @@ type probe =
   ; handler : expression
   }
 
-(** Whether this is [[@probe.args]], which has no meaning but where [probe]
-    looks for it: on the whole payload or on the handler. *)
+(** Whether this is [[@probe.args]], which has a meaning only on the whole payload
+    or on the handler, where [probe] reads it. *)
 val is_args : attribute -> bool
 
-(** What is wrong with one elsewhere. *)
+(** The error for one elsewhere. *)
 val misplaced : attribute -> Location.t * string
 
 val probe : loc:Location.t -> payload -> (probe, Location.t * string) result

@@ -49,8 +49,8 @@ let check_initial_state t ~loc ~name enabled_at_init =
     Error (loc, message)
 
 (* A local module keeps the external out of the unit's signature, where it
-   would have to be hidden by every .mli and could clash under [include]. Of
-   any type, the arguments are passed as they are: as values, in registers. *)
+   would have to be hidden by every .mli and could clash under [include]. Whatever
+   their types, the arguments are passed as values, in registers. *)
 let call (use : Use.t) arguments =
   let loc = { use.loc with loc_ghost = true } in
   let open Ast_builder.Default in

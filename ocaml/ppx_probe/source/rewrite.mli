@@ -1,6 +1,6 @@
 (** Finds, checks and expands the probes of one file after another.
 
-    The rewriter wants the expansion of one file, the stub generator the uses
+    The rewriter uses the expansion of one file, the stub generator the uses
     and the errors of all files of a stanza. *)
 
 open Ppxlib
@@ -10,13 +10,13 @@ type error =
   ; message : string
   }
 
-(** What was found so far. Names are checked across all files given to one
+(** The uses found so far. Names are checked across all files given to one
     value. *)
 type t
 
 val create : unit -> t
 
-(** The expanded file; every malformed use became an error node. *)
+(** The expanded file; every malformed use is an error node. *)
 val structure : t -> structure -> structure
 
 (** In the order of the sources, and without the malformed ones. *)

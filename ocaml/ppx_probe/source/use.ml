@@ -1,4 +1,4 @@
-(* One use of a probe in a source file, and the C symbols that stand for it. *)
+(* One use of a probe in a source file, and its C symbols. *)
 
 open Ppxlib
 
@@ -16,7 +16,7 @@ type t =
   ; enclosing : string option
   }
 
-(* System V ABI, AMD64 supplement, 3.2.3. Ocamlopt keeps to it for externals. *)
+(* System V ABI, AMD64 supplement, 3.2.3. Ocamlopt follows it for externals. *)
 let argument_registers = [ "rdi"; "rsi"; "rdx"; "rcx"; "r8"; "r9" ]
 
 let bytecode_primitive = "ppx_probe_bytecode_false"
@@ -32,8 +32,8 @@ let unit_name t =
   | [] -> ""
   | stem :: _ -> String.capitalize_ascii stem
 
-(* Ocamlopt spells what an assembler cannot hold as $xx, and does so to the
-   names of externals too: a name that needs it would be spelled twice. *)
+(* Ocamlopt escapes what an assembler does not accept as $xx, also in the names
+   of externals: a name that needs it would be escaped twice. *)
 let plain identifier =
   String.map
     (function

@@ -1,8 +1,8 @@
-(** One use of a probe in a source file, and the C symbols that stand for it.
+(** One use of a probe in a source file, and its C symbols.
 
-    The rewriter calls a symbol, the stub generator defines it: they run on
-    their own and agree because both compute it here, from nothing but the
-    source. *)
+    The rewriter calls a symbol, the stub generator defines it: they run
+    separately and agree because both compute it here, from the source
+    alone. *)
 
 open Ppxlib
 
@@ -23,16 +23,16 @@ type t =
 
 (** The C function of this use.
 
-    A site's is made of the unit, the enclosing function and a digest of the
+    A site's name consists of the unit, the enclosing function and a digest of the
     file's base name, line, column, probe name, initial state and number of
     arguments. Two sites with one symbol are therefore interchangeable (copies of one file in two
-    libraries), and the weak definitions merge. A test's depends on the name
-    of the probe alone. *)
+    libraries), and the weak definitions merge. A test's name depends only on
+    that of the probe. *)
 val symbol : t -> string
 
-(** Where a C function finds its arguments, in order: as many as a site may
-    have. *)
+(** The argument registers of a C function, in order; a site passes at most that
+    many values. *)
 val argument_registers : string list
 
-(** The primitive that stands for every use in bytecode: always false. *)
+(** The primitive for every use in bytecode: always false. *)
 val bytecode_primitive : string

@@ -78,7 +78,7 @@ __asm__(".pushsection .stapsdt.base,\"aG\",@progbits,.stapsdt.base,comdat\n"
 |}
 
 (* Weak, not hidden: the bytecode runtime looks it up by name in every
-   library's dll, and one executable may hold it several times. *)
+   library's dll, and one executable may have it several times. *)
 let bytecode_primitive =
   Printf.sprintf
     {|
@@ -106,7 +106,7 @@ let distinct key elements =
       is_new)
     elements
 
-(* As a note tells them: 8 bytes in each register. *)
+(* The argument string of a note: 8 bytes in each register. *)
 let locations arguments =
   List.filteri (fun i _ -> i < arguments) Use.argument_registers
   |> List.map (( ^ ) "8@%")

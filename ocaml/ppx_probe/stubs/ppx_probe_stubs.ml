@@ -6,7 +6,7 @@ open Ppx_probe_source
 
 let usage = "usage: ppx_probe_stubs [-o FILE.c] FILE.ml ..."
 
-(* Some versions of dune write %{deps} as ./a.ml; debuggers show what we write. *)
+(* Some versions of dune write %{deps} as ./a.ml; debuggers show the path in the C file. *)
 let without_dot path =
   if String.length path > 2 && String.equal (String.sub path 0 2) "./" then
     String.sub path 2 (String.length path - 2)
@@ -21,14 +21,14 @@ let parse path =
       Lexing.set_filename lexbuf (without_dot path);
       Parse.implementation lexbuf)
 
-(* Dune's (glob_files *.ml) matches its own intermediate files too: what the
-   rewriter made of the sources, which stand in the glob as well. *)
+(* Dune's (glob_files *.ml) matches its own intermediate files too: the output
+   of the rewriter, beside the sources. *)
 let is_source path = not (Filename.check_suffix path ".pp.ml")
 
 let report { Rewrite.loc; message } =
   Format.eprintf "%a@\nError: %s@." Location.print loc message
 
-(* Every file is read before anything is said, so that all errors show. *)
+(* Every file is read before errors are reported, so that all are. *)
 let read_all paths =
   let rewrite = Rewrite.create () in
   let read ok path =

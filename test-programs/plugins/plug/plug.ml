@@ -1,4 +1,4 @@
-(* A plugin: [shared] is a name that its host has as well. *)
+(* A plugin: [shared] is a name in its host, too. *)
 
 let shared = ref 0
 
@@ -9,7 +9,7 @@ let run n =
   if n > 0 then [%probe "plug_only" (mine := !mine + String.length "x")]
 
 let () =
-  (* When it is loaded. *)
+  (* Runs when it is loaded. *)
   run 0;
   Registry.add
     { run; hits = (fun () -> [ ("shared", !shared); ("plug_only", !mine) ]) }

@@ -1,5 +1,5 @@
-(* What plugins and libraries offer: each, when it is loaded, how to run it and
-   how often its handlers have run. *)
+(* The interface of plugins and libraries: each, when it is loaded, registers how to
+   run it and how often its handlers have run. *)
 
 type t =
   { run : int -> unit

@@ -1,4 +1,4 @@
-//! [`Event`]: a probe as perf counts it.
+//! [`Event`]: a probe as an event of perf.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -6,27 +6,27 @@ use std::process::{ChildStdin, Command, Stdio};
 
 use test_support::Guard;
 
-use crate::cost::NOT_THE_USERS;
+use crate::cost::SET_BY_CARGO;
 use crate::failure::{Failure, Result};
 
-/// An event that perf can count, which the kernel has for everybody until it is removed.
+/// An event that perf can count. The kernel has it, for all users, until it is removed.
 pub(super) struct Event {
     name: String,
     cache: PathBuf,
     remover: Guard,
-    /// The shell waits for its end.
+    /// The shell waits for the end of its input.
     input: Option<ChildStdin>,
 }
 
-/// A shell does it, so that the event is removed even if we are killed. Where there is one of that name
-/// already, perf takes another.
+/// A shell does it, so that the event is removed even if this program is killed. If an event of that
+/// name exists already, perf chooses another name.
 const ADD_AND_REMOVE: &str = r#"
 trap '' HUP INT TERM
 perf --buildid-dir "$1" buildid-cache --add "$2"
-said=$(perf --buildid-dir "$1" probe "$3" 2>&1)
-event=$(echo "$said" | sed -n 's/^ *\(sdt_[^ ]*\) .*(on .*/\1/p')
+output=$(perf --buildid-dir "$1" probe "$3" 2>&1)
+event=$(echo "$output" | sed -n 's/^ *\(sdt_[^ ]*\) .*(on .*/\1/p')
 if [ -z "$event" ]; then
-    echo "failed $(echo "$said" | tail -n 1)"
+    echo "failed $(echo "$output" | tail -n 1)"
     exit
 fi
 echo "added $event"
@@ -35,7 +35,8 @@ perf probe --quiet --del "$event"
 "#;
 
 impl Event {
-    /// Of a probe of a file; or why there is none. `cache` is a folder for what perf notes down.
+    /// Adds the event of a file's probe, or returns why that is not possible. `cache` is a folder for
+    /// perf's files.
     pub(super) fn add(
         file: &Path,
         probe: &str,
@@ -49,13 +50,13 @@ impl Event {
         let mut shell = Command::new("sh");
         shell.args(["-c", ADD_AND_REMOVE, "sh"]);
         shell.args([cache, file]).arg(event);
-        shell.env_remove(NOT_THE_USERS).stderr(Stdio::null());
+        shell.env_remove(SET_BY_CARGO).stderr(Stdio::null());
         let mut remover = Guard::spawn(shell.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let input = remover.child().stdin.take();
         let mut line = String::new();
         if let Some(output) = remover.child().stdout.take() {
             let read = BufReader::new(output).read_line(&mut line);
-            read.map_err(Failure::of("cannot add an event to perf's"))?;
+            read.map_err(Failure::of("cannot add an event to perf"))?;
         }
         Ok(match line.trim_end().split_once(' ') {
             Some(("added", name)) => Ok(Event {
@@ -71,7 +72,7 @@ impl Event {
         })
     }
 
-    /// Counts it, until it is interrupted.
+    /// Returns a command that counts it until it is interrupted.
     pub(super) fn count(&self, pid: i32) -> Command {
         let mut command = Command::new("perf");
         command.arg("--buildid-dir").arg(&self.cache);

@@ -1,5 +1,5 @@
-//! Whether all hits are counted, and all pairs timed, of a program that executes as many as it is told
-//! to, as fast as it can.
+//! Whether all hits are counted, and all pairs timed, of a program that executes a given number as fast
+//! as it can.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::document::Table;
 use crate::failure::{Failure, Result};
 use crate::stats::Samples;
 
-/// How long a round takes about.
+/// The approximate duration of a round.
 const ROUND: Duration = Duration::from_millis(300);
 
-/// To see how many pairs that is.
+/// The pairs of a first round, which shows how many fit in a round.
 const TRIAL: u64 = 100_000;
 
 const THREADS: [u64; 2] = [1, 4];
@@ -25,15 +25,15 @@ pub(crate) enum What {
     Pairs,
 }
 
-/// What is done to one program.
+/// The results of one program.
 pub(crate) struct Exact {
     pub(crate) what: What,
     pub(crate) threads: u64,
-    /// By its own account, of all rounds.
+    /// Counted by the program, in all rounds.
     executed: u64,
-    /// By ours.
-    learnt: u64,
-    /// How many were executed a second, of each round.
+    /// Observed, in all rounds.
+    observed: u64,
+    /// The number executed in a second, of each round.
     rates: Samples,
 }
 
@@ -43,7 +43,7 @@ impl Exact {
     }
 
     pub(crate) fn is_exact(&self) -> bool {
-        self.executed == self.learnt
+        self.executed == self.observed
     }
 }
 
@@ -51,12 +51,12 @@ pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<Exact>> {
     let cells = [What::Hits, What::Pairs].into_iter();
     let cells = cells.flat_map(|what| THREADS.map(|threads| (what, threads)));
     cells
-        .map(|(what, threads)| of(file, what, threads, rounds))
+        .map(|(what, threads)| measure_one(file, what, threads, rounds))
         .collect()
 }
 
-fn of(file: &Path, what: What, threads: u64, rounds: usize) -> Result<Exact> {
-    eprintln!("bench: whether all {what:?} of {threads} threads are seen");
+fn measure_one(file: &Path, what: What, threads: u64, rounds: usize) -> Result<Exact> {
+    eprintln!("bench: whether all {what:?} of {threads} threads are observed");
     let mut talker = Talker::start(file);
     let target = Target::open(talker.pid())?;
     let observation = match what {
@@ -67,22 +67,22 @@ fn of(file: &Path, what: What, threads: u64, rounds: usize) -> Result<Exact> {
         what,
         threads,
         executed: 0,
-        learnt: 0,
+        observed: 0,
         rates: Samples::default(),
     };
     let mut each = TRIAL;
     for round in 0..=rounds {
         let mut observer = target.observe(&observation, Options::default())?;
         let took = execute(&mut talker, threads, each)?;
-        let learnt = exact.learn(&observer.remove()?)?;
+        let count = exact.count(&observer.remove()?)?;
         let executed = threads * each * exact.of_each_pair();
         if round > 0 {
             exact.executed += executed;
-            exact.learnt += learnt;
+            exact.observed += count;
             let rate = executed as f64 / took.as_secs_f64();
             exact.rates.push(rate as u64);
         } else {
-            // Now it is known how long they take.
+            // The first round shows how long they take.
             let rounds = ROUND.as_secs_f64() / took.as_secs_f64();
             each = (each as f64 * rounds) as u64;
         }
@@ -98,23 +98,23 @@ impl Exact {
         }
     }
 
-    /// How many hits or pairs there are in what was learnt.
-    fn learn(&self, observed: &Observed) -> Result<u64> {
+    /// Returns the number of hits or pairs in the results.
+    fn count(&self, observed: &Observed) -> Result<u64> {
         match (self.what, &observed.latencies[..]) {
             (What::Hits, _) => Ok(observed.counts.total()),
             (What::Pairs, [pairs]) => {
                 let others = [pairs.unmatched_starts(), pairs.unmatched_stops()];
                 if others != [0; 2] || pairs.dropped() > 0 {
-                    eprintln!("bench: {others:?} unmatched, {} lost", pairs.dropped());
+                    eprintln!("bench: {others:?} unmatched, {} dropped", pairs.dropped());
                 }
                 Ok(pairs.count())
             }
-            (What::Pairs, _) => Err(Failure::new("there is no time of the pair")),
+            (What::Pairs, _) => Err(Failure::new("the pair was not timed")),
         }
     }
 }
 
-/// Lets each thread execute so many pairs; says how long that took, by the target's own clock.
+/// Makes each thread execute that number of pairs; returns how long that took by the target's clock.
 fn execute(talker: &mut Talker, threads: u64, each: u64) -> Result<Duration> {
     let answer = talker.ask(&format!("pairs {threads} {each}"), "pairs");
     let number = answer.split_ascii_whitespace().nth(1);
@@ -124,7 +124,9 @@ fn execute(talker: &mut Talker, threads: u64, each: u64) -> Result<Duration> {
 }
 
 pub(crate) fn table(all: &[Exact]) -> String {
-    let mut table = Table::new(&["what", "threads", "a second", "executed", "seen", "missed"]);
+    let mut table = Table::new(&[
+        "what", "threads", "a second", "executed", "observed", "missed",
+    ]);
     for one in all {
         let what = match one.what {
             What::Hits => "hits counted",
@@ -135,8 +137,8 @@ pub(crate) fn table(all: &[Exact]) -> String {
             one.threads.to_string(),
             millions(one.rate()),
             one.executed.to_string(),
-            one.learnt.to_string(),
-            (one.executed as i64 - one.learnt as i64).to_string(),
+            one.observed.to_string(),
+            (one.executed as i64 - one.observed as i64).to_string(),
         ]);
     }
     table.finish()

@@ -1,4 +1,4 @@
-//! The figures of observing hits that there are goals for, next to them.
+//! The figures of observing hits that have goals.
 
 use probes_lib::Action;
 
@@ -9,19 +9,19 @@ use crate::observe::others::Tool;
 use crate::observe::stops::Stops;
 use crate::observe::{Costs, ns};
 
-/// In picoseconds.
+/// The most that each may add, in picoseconds.
 const COUNT: f64 = 8e3;
 const LATENCY: f64 = 20e3;
 const WATCH: f64 = 25e3;
 
-/// How many times more bpftrace is to add.
+/// bpftrace has to add at least that many times as much as `count`.
 const TIMES: f64 = 50.0;
 
-/// A second.
+/// The least number in a second.
 const HITS: u64 = 50_000_000;
 const PAIRS: u64 = 5_000_000;
 
-/// With 10,000 sites.
+/// The longest stop, with that number of sites.
 const SITES: u64 = 10_000;
 const STOP_NS: u64 = 10_000_000;
 
@@ -39,7 +39,7 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
         let mut all = costs.iter();
         let one = all.find(|one| one.threads == 1 && one.action == action);
         let one = one.ok_or_else(|| Failure::new("one thread was not measured"))?;
-        let [_, on] = one.who();
+        let [_, on] = one.row_head();
         let mut costs = |what: &str, goal: &str, adds: f64, most: f64| {
             row(&format!("{what}, {on}"), ns(adds), goal, Some(adds <= most));
         };
@@ -96,8 +96,8 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
     let stops = stops.iter().find(|stops| stops.sites == SITES);
     let stops = stops.ok_or_else(|| Failure::new("10,000 sites were not measured"))?;
     for (what, stop) in [
-        ("stood to be observed, 10,000 sites", &stops.begin.gap),
-        ("stood to be put back, 10,000 sites", &stops.end.gap),
+        ("stop time to install, 10,000 sites", &stops.install.gap),
+        ("stop time to remove, 10,000 sites", &stops.remove.gap),
     ] {
         let reached = stop.median() <= STOP_NS;
         row(what, median_max(stop), "at most 10 ms", Some(reached));

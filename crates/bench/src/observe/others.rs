@@ -1,5 +1,5 @@
-//! What the same hit costs when others count it: bpftrace and perf in the kernel, by a breakpoint on the
-//! site's nop, and gdb from outside. Each is used if it is installed and allowed.
+//! What the same hit costs with other tools: bpftrace and perf, whose uprobes the kernel handles, and gdb
+//! with a breakpoint. Each is used if it is installed and permitted.
 
 use std::fmt;
 use std::io::Read;
@@ -12,23 +12,23 @@ use nix::unistd::Pid;
 use probes_lib::Target;
 use test_support::{Guard, Scratch, eventually};
 
-use crate::cost::NOT_THE_USERS;
+use crate::cost::SET_BY_CARGO;
 use crate::failure::{Failure, Result};
 use crate::observe::event::Event;
-use crate::observe::work::{Kind, Sample, Work};
+use crate::observe::workload::{Kind, Sample, Workload};
 use crate::stats::Samples;
 
-/// They take seconds to begin.
+/// Few, because the tools take seconds to start.
 const ROUNDS: usize = 3;
 
-/// What they look at.
+/// The sites that they observe.
 const KIND: Kind = Kind::Silent;
 
-/// Slower than a hit that gdb does not see.
+/// More than a hit takes without gdb, in picoseconds.
 const BY_GDB_PS: u64 = 10_000_000;
 
-/// A tool that has not ended is told to again after so long.
-const AGAIN: Duration = Duration::from_millis(300);
+/// A tool that has not exited is sent SIGTERM again after this time.
+const RESEND: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tool {
@@ -47,12 +47,11 @@ impl fmt::Display for Tool {
     }
 }
 
-/// What a hit costs more with a tool, in picoseconds; or why that is not known.
-///
-/// A program that gdb has looked at is of no more use.
+/// What a tool adds to a hit, in picoseconds, or why it could not be measured.
 pub(super) type Adds = std::result::Result<f64, String>;
 
-pub(super) fn adds(tool: Tool, work: &mut Work, target: &Target, file: &Path) -> Result<Adds> {
+/// Measures what a tool adds to a hit. After gdb, the program may not be used any more.
+pub(super) fn adds(tool: Tool, work: &mut Workload, target: &Target, file: &Path) -> Result<Adds> {
     work.only(KIND);
     let scratch = Scratch::new();
     let event = match tool {
@@ -68,7 +67,7 @@ pub(super) fn adds(tool: Tool, work: &mut Work, target: &Target, file: &Path) ->
         None => by_bpftrace(work.pid(), file),
     };
     let (mut bare, mut traced) = <(Samples, Samples)>::default();
-    // Programs that gdb has left may not go on.
+    // After gdb has detached, the program may not run on.
     let (times, samples) = match tool {
         Tool::Gdb => (1, ROUNDS * ROUNDS),
         Tool::Bpftrace | Tool::Perf => (ROUNDS, ROUNDS),
@@ -89,7 +88,7 @@ pub(super) fn adds(tool: Tool, work: &mut Work, target: &Target, file: &Path) ->
     Ok(Ok(traced.median() as f64 - bare.median() as f64))
 }
 
-/// All threads stand while gdb looks at one: that is on no processor's time.
+/// gdb stops all threads at a breakpoint: that uses no processor time.
 fn cost(tool: Tool, sample: &Sample) -> u64 {
     match tool {
         Tool::Gdb => sample.wall_ps,
@@ -121,52 +120,52 @@ fn by_gdb(pid: i32, target: &Target, scratch: &Scratch) -> Result<Command> {
     Ok(command)
 }
 
-/// A tool that looks at every hit.
+/// A tool that observes every hit.
 struct Running(Guard);
 
 impl Running {
-    /// Returns when it does; or why it does not.
+    /// Starts it and waits until it observes hits; or returns why it does not.
     fn start(
         tool: Tool,
         command: &mut Command,
-        work: &mut Work,
+        work: &mut Workload,
     ) -> Result<std::result::Result<Running, String>> {
-        command.env_remove(NOT_THE_USERS);
+        command.env_remove(SET_BY_CARGO);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let Ok(child) = command.stderr(Stdio::piped()).spawn() else {
             return Ok(Err(format!("{tool} is not installed")));
         };
         let mut guard = Guard::from(child);
-        let has_begun = eventually(&format!("{tool} looks at hits"), || {
-            let looks = match tool {
+        let has_started = eventually(&format!("{tool} observes hits"), || {
+            let observes = match tool {
                 Tool::Gdb => work.sample().map(|sample| sample.wall_ps > BY_GDB_PS),
                 Tool::Bpftrace | Tool::Perf => Ok(work.is_traced(KIND)),
             };
-            match looks {
+            match observes {
                 Ok(false) if guard.is_running() => None,
                 answer => Some(answer),
             }
         })?;
-        if has_begun {
+        if has_started {
             return Ok(Ok(Running(guard)));
         }
         let mut why = String::new();
         if let Some(mut errors) = guard.child().stderr.take() {
             let read = errors.read_to_string(&mut why);
-            read.map_err(Failure::of(format!("cannot read what {tool} says")))?;
+            read.map_err(Failure::of(format!("cannot read the errors of {tool}")))?;
         }
-        let last = why.lines().next_back().unwrap_or("it just ends");
+        let last = why.lines().next_back().unwrap_or("it exited");
         Ok(Err(format!("{tool}: {last}")))
     }
 
-    /// Tells it again and again: bpftrace may not notice a signal that does not interrupt its waiting.
+    /// Sends SIGTERM until the tool exits: bpftrace may miss a signal that does not interrupt its wait.
     fn end(&mut self, tool: Tool) {
         let pid = Pid::from_raw(self.0.pid());
-        let mut told: Option<Instant> = None;
-        eventually(&format!("{tool} ends"), || {
-            if told.is_none_or(|told| told.elapsed() > AGAIN) {
-                told = Some(Instant::now());
-                // It may just have ended.
+        let mut sent: Option<Instant> = None;
+        eventually(&format!("{tool} exits"), || {
+            if sent.is_none_or(|sent| sent.elapsed() > RESEND) {
+                sent = Some(Instant::now());
+                // It may have exited just now.
                 let _ = kill(pid, Signal::SIGTERM);
             }
             (!self.0.is_running()).then_some(())

@@ -1,44 +1,44 @@
-//! What a hit costs that is counted, timed or shown inside the process.
+//! What counting, timing or showing a hit inside the process costs.
 
 use std::time::{Duration, Instant};
 
 use probes_lib::{Events, Observation, Observer, Options, Selector, Target};
 
 use crate::failure::Result;
-use crate::observe::work::{Kind, Work};
+use crate::observe::workload::{Kind, Workload};
 use crate::stats::Samples;
 
-/// Where nothing has come, it is asked for again after so long.
+/// The pause after a read that returned no events.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// One way to look at the hits of one kind, beside hits that nobody looks at: in turns.
+/// The cost of hits of one kind, observed and not; the samples alternate.
 #[derive(Default)]
 pub(super) struct Cost {
     bare: Samples,
     observed: Samples,
-    /// Hits that were shown, and that could not be.
+    /// Hits that were shown, and hits that were dropped.
     pub(super) shown: u64,
-    pub(super) lost: u64,
+    pub(super) dropped: u64,
 }
 
 impl Cost {
-    /// In picoseconds.
+    /// Returns the cost of a hit that is not observed, in picoseconds.
     pub(super) fn bare(&self) -> f64 {
         self.bare.median() as f64
     }
 
-    /// In picoseconds.
+    /// Returns what observing adds to it, in picoseconds.
     pub(super) fn adds(&self) -> f64 {
         self.observed.median() as f64 - self.bare()
     }
 
-    fn take(&mut self, events: &Events) {
+    fn push(&mut self, events: &Events) {
         self.shown += events.events.len() as u64;
-        self.lost += events.dropped;
+        self.dropped += events.dropped;
     }
 }
 
-/// All ways of a row.
+/// The costs in a row of the table.
 #[derive(Default)]
 pub(super) struct Ours {
     pub(super) count: Cost,
@@ -48,7 +48,7 @@ pub(super) struct Ours {
     pub(super) watch_string: Cost,
 }
 
-pub(super) fn measure(work: &mut Work, target: &Target, rounds: usize) -> Result<Ours> {
+pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Result<Ours> {
     let mut ours = Ours::default();
     for _ in 0..rounds {
         for (kind, cost) in [
@@ -61,7 +61,7 @@ pub(super) fn measure(work: &mut Work, target: &Target, rounds: usize) -> Result
         }
         let latency = Observation::new().time("start", "stop");
         compare(work, target, Kind::Pair, &latency, &mut ours.latency)?;
-        // The last one: what others add is compared with it.
+        // Last, because what other tools add is compared with it.
         let kind = Kind::Silent;
         let count = Observation::new().count(Selector::name(kind.probe()));
         compare(work, target, kind, &count, &mut ours.count)?;
@@ -69,9 +69,9 @@ pub(super) fn measure(work: &mut Work, target: &Target, rounds: usize) -> Result
     Ok(ours)
 }
 
-/// One round.
+/// Measures one round.
 fn compare(
-    work: &mut Work,
+    work: &mut Workload,
     target: &Target,
     kind: Kind,
     observation: &Observation,
@@ -82,15 +82,15 @@ fn compare(
     let mut observer = target.observe(observation, Options::default())?;
     let sample = work.sample_while(|until| drain(&mut observer, until, cost))?;
     cost.observed.push(sample.cpu_ps);
-    cost.take(&observer.remove()?.events);
+    cost.push(&observer.remove()?.events);
     Ok(())
 }
 
-/// Takes what is shown, if anything is, as often as a reader would who wants to lose little.
+/// Reads events until `until`, as often as a reader would that wants to lose few.
 fn drain(observer: &mut Observer<'_>, until: Instant, cost: &mut Cost) -> Result<()> {
     while let Some(left) = until.checked_duration_since(Instant::now()) {
         let events = observer.events()?;
-        cost.take(&events);
+        cost.push(&events);
         if events.events.is_empty() {
             std::thread::sleep(left.min(PAUSE));
         }

@@ -1,30 +1,30 @@
-/* A fixture that switches its own probes, through probes.h. It speaks the protocol of
-   test-programs/fixtures, and beside it
+/* A fixture that switches its own probes, through probes.h. It follows the protocol of
+   test-programs/fixtures, with these commands in addition
 
-     open                 answers as those below do; the first to be sent
+     open                 answers like those below; has to be the first command
      enable NAME, disable NAME, enable-regexp RE, disable-regexp RE, enable-all, disable-all
                           answers `done`, or `failed MESSAGE`
      state NAME           answers `state N`, or `failed MESSAGE`
      states               answers `states NAME=STATE/COUNTER ...`, or `failed MESSAGE`
-     mistakes             calls all with NULL and with what is not UTF-8, answers `mistakes N`: how many
-                          did not fail
-     fork                 a child tries what its parent has opened, opens its own probes, switches all on
-                          and runs; answers `child MESSAGE` and `child hits ...`, then `forked`
+     mistakes             calls all functions with NULL and with bytes that are not UTF-8, answers
+                          `mistakes N`: how many did not fail
+     fork                 a child calls a function with the probes that its parent opened, opens its own,
+                          switches all on and runs the sites; answers `child MESSAGE` and `child hits ...`, then `forked`
      spin N               N threads that execute all sites without a pause
      churn PATH           a thread that loads an object, runs it and unloads it without a pause
      set-on NAME, set-off NAME
                           the same, by probes_set()
-     set N                sets all on and off N times, and answers as `toggle` does
+     set N                sets all on and off N times, and answers like `toggle`
      toggle N T           T threads, each of which switches all on and off N times; answers
-                          `toggled FAILED WAITED`: how often it failed, and, not among these, how often
-                          somebody else was at it for too long
-     report               answers `report A B ...`: rounds of each thread that spins, or churns
+                          `toggled FAILED WAITED`: how often it failed, and, not counted there, how often
+                          another update held the lock for too long
+     report               answers `report A B ...`: rounds of each thread of `spin` and `churn`
      hide, show           makes itself undumpable, and dumpable again; answers `done`
      seal                 seals the code of the sites (mseal(2)); answers `done`, or `cannot`
-     leave                the first thread exits, another obeys; it answers `ready`
-     forbid-code          from now on, writing one byte to a file is EIO, as /proc/PID/mem says it where
-                          the kernel forbids code to be written
-     forbid-open          from now on, opening a file is EACCES */
+     leave                the first thread exits, another reads the commands and answers `ready`
+     forbid-code          from now on, writing one byte to a file fails with EIO, like /proc/PID/mem if
+                          the kernel does not permit writes to code
+     forbid-open          from now on, opening a file fails with EACCES */
 
 #define _GNU_SOURCE
 
@@ -223,7 +223,7 @@ static void seal(void)
     printf("%s\n", syscall(SYS_mseal, page, 4096, 0) == 0 ? "done" : "cannot");
 }
 
-/* ---- The first thread leaves ----------------------------------------------- */
+/* ---- The first thread exits ----------------------------------------------- */
 
 static void *obey(void *none)
 {
@@ -243,7 +243,7 @@ static void leave(void)
     pthread_exit(NULL);
 }
 
-/* ---- Lines ------------------------------------------------------------------ */
+/* ---- Commands ------------------------------------------------------------------ */
 
 static void answer(bool done, char *error)
 {
@@ -312,7 +312,7 @@ static void fork_child(void)
     int status = -1;
     waitpid(child, &status, 0);
     if (status != 0)
-        fixture_broken("the child did not end well");
+        fixture_broken("the child failed");
     printf("forked\n");
 }
 

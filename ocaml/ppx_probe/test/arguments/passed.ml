@@ -1,5 +1,5 @@
-(* Values that sites pass: none to six, of the places that values are kept in,
-   and the collector at work. *)
+(* Values that sites pass: none to six, from registers, the stack and the heap,
+   during collections. *)
 
 module Outer = struct
   module Inner = struct
@@ -19,14 +19,14 @@ let ints a b c d e f =
     [@probe.args a, b, c, d, e, f]];
   a + b + c + d + e + f
 
-(* In the other order, so that none is where it came in. *)
+(* In reverse order, so that none is in its register already. *)
 let strings a b c d e =
   [%probe "strings"
     (List.iter print_endline [ a; b; c; d; e ])
     [@probe.args e, d, c, b, a]];
   String.length (a ^ b ^ c ^ d ^ e)
 
-(* What the compiler has nowhere as a value: an int in a loop, a sum, a
+(* Values that the compiler keeps in no OCaml form: an int in a loop, a sum, a
    constant. *)
 let computed n =
   let seven = 7 in
@@ -60,7 +60,7 @@ let polymorphic (type a) (show : a -> string) (value : a) =
   [%probe "polymorphic" (print_endline (show value)) [@probe.args value]];
   value
 
-(* The values outlive the handler, which has all of them moved. *)
+(* The values live longer than the handler, which makes the collector move them. *)
 let collecting n =
   let fresh = String.make n 'x' and list = List.init n string_of_int in
   let float = Sys.opaque_identity (float_of_int n) in
@@ -72,7 +72,7 @@ let collecting n =
   && list = List.init n string_of_int
   && float = float_of_int n
 
-(* Nothing is allocated for a site that is off. *)
+(* A site that is off allocates nothing. *)
 let allocated () =
   let text = Sys.opaque_identity "text" and list = Sys.opaque_identity [ 1 ] in
   let cell = Outer.cell in
@@ -84,7 +84,7 @@ let allocated () =
   done;
   Gc.minor_words () -. before
 
-(* But a float that is in no block gets one, of two words. *)
+(* But an unboxed float is boxed, in two words. *)
 let boxed () =
   let before = Gc.minor_words () in
   for i = 1 to 1000 do

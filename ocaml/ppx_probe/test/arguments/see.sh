@@ -1,5 +1,5 @@
-# see.sh PROGRAM: the arguments of its notes as readelf prints them, then, of
-# each hit, what gdb, stopped at the site, finds in these places.
+# see.sh PROGRAM: prints the arguments of its notes by readelf, then, for each hit,
+# the values that gdb reads at the site.
 set -eu
 program=$1
 

@@ -1,5 +1,5 @@
-(* What a site costs that is off, by the number of values that it names: medians
-   of samples taken in turns, in ns, without the loop around it. Run by hand:
+(* The cost of a site that is off, by the number of values that it passes: medians
+   of alternating samples, in ns, without the loop around it. Run by hand:
    dune exec ./ocaml/ppx_probe/test/cost/cost.exe *)
 
 let hits = 10_000_000
@@ -37,7 +37,7 @@ let six_values a b c d e =
   done;
   ignore (opaque (a, b, c, d, e))
 
-(* The compiler keeps it in a register of the processor: it is boxed each time. *)
+(* The compiler keeps it in a register: it is boxed each time. *)
 let unboxed_float a b c d e =
   for i = 1 to hits do
     let half = float_of_int (opaque i) /. 2. in

@@ -26,7 +26,7 @@ let f x = [%probe_is_enabled "name"; x]
 
 [%%probe "name" (g ())]
 
-(* The values that a probe names. *)
+(* The values that a probe passes. *)
 
 let f x = [%probe "name" (g x) [@probe.args x + 1]]
 let f x = [%probe "name" (g x) [@probe.args x, x.field]]

@@ -1,3 +1,3 @@
-(* The rewriter on its own, as the compiler's -ppx option wants it. *)
+(* The rewriter as a program for the compiler's -ppx option. *)
 
 let () = Ppxlib.Driver.standalone ()

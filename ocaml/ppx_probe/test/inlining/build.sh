@@ -1,5 +1,5 @@
-# build.sh OCAMLOPT STUBS: builds main.exe, runs it, and tells which units call
-# the site, which stands in unit.ml.
+# build.sh OCAMLOPT STUBS: builds main.exe, runs it, and prints which units call
+# the site, which is in unit.ml.
 set -eu
 ocamlopt=$1 stubs=$2
 

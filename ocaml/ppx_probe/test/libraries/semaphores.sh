@@ -1,4 +1,4 @@
-# semaphores.sh PROGRAM: how many semaphores and sites each name has.
+# semaphores.sh PROGRAM: prints the number of semaphores and sites of each name.
 set -eu
 
 readelf -n "$1" | awk '

@@ -1,11 +1,11 @@
-# build.sh README: builds the example of the README as its reader would, with the
+# build.sh README: builds the example of the README as a reader would, with the
 # installed package; runs it and lists its probes with readelf and gdb.
 set -eu
 
 rm -rf example
 mkdir example
 awk -f extract.awk "$1"
-# The reader's dune knows nothing of the dune that runs this test.
+# Isolates the reader's dune from the dune that runs this test.
 unset INSIDE_DUNE DUNE_BUILD_DIR DUNE_WORKSPACE DUNE_PROFILE || true
 dune build --root example ./server.exe 2>build.log || {
   cat build.log >&2

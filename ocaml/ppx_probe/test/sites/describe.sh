@@ -1,5 +1,5 @@
-# describe.sh TYPE PROGRAM: prints one line for each note of the program, as
-# readelf, gdb, objdump and addr2line see it: name, file:line, function, state.
+# describe.sh TYPE PROGRAM: prints one line for each note of the program, from
+# readelf, gdb, objdump and addr2line: name, file:line, function, state.
 # Everything that must hold for every site is checked here, not printed.
 set -eu
 type=$1 program=$2

@@ -1,5 +1,5 @@
-(* Every place a probe can stand in. Those that start enabled print; the others
-   must stay silent. Nothing but this file's order decides the output. *)
+(* Every place where a probe can be. Those that start enabled print; the others
+   must not. The output depends only on the order in this file. *)
 
 let operand = 20
 

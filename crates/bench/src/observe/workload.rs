@@ -1,5 +1,5 @@
-//! [`Work`]: a program whose threads execute the sites of one kind over and over, and what each hit
-//! costs it.
+//! [`Workload`]: a program whose threads execute the sites of one kind in a loop, and what each hit costs
+//! it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,21 +8,21 @@ use test_support::{Talker, eventually};
 
 use crate::failure::{Failure, Result};
 
-/// How long a sample takes.
+/// The duration of a sample.
 const SAMPLE: Duration = Duration::from_millis(100);
 
-/// What threads execute: functions of `kinds.S`.
+/// What the threads execute: functions of `kinds.S`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Silent,
     Int,
     String,
-    /// Start and stop in turn.
+    /// Start and stop, alternating.
     Pair,
 }
 
 impl Kind {
-    /// The first function, and how many there are, each with one site.
+    /// Returns the index of the first function and the number of functions, each with one site.
     fn functions(self) -> (u64, u64) {
         match self {
             Kind::Silent => (0, 1),
@@ -32,7 +32,7 @@ impl Kind {
         }
     }
 
-    /// The probe, or the first of them.
+    /// Returns the name of the probe, or of the first probe.
     pub(super) fn probe(self) -> &'static str {
         match self {
             Kind::Silent => "silent",
@@ -43,25 +43,25 @@ impl Kind {
     }
 }
 
-/// A program at work.
-pub(super) struct Work {
+/// A running program.
+pub(super) struct Workload {
     talker: Talker,
     kind: Kind,
 }
 
-/// What was seen of a program for a while.
+/// What a hit took in one sample.
 pub(super) struct Sample {
-    /// What a hit took of the time that threads had a processor for, in picoseconds.
+    /// CPU time, in picoseconds.
     pub(super) cpu_ps: u64,
-    /// What it took by the clock on the wall, all threads together, in picoseconds.
+    /// Elapsed time divided by the hits of all threads, in picoseconds.
     pub(super) wall_ps: u64,
 }
 
-impl Work {
-    pub(super) fn start(file: &Path, threads: u64) -> Work {
+impl Workload {
+    pub(super) fn start(file: &Path, threads: u64) -> Workload {
         let talker = Talker::start_with(file, [threads.to_string()]);
         let kind = Kind::Silent;
-        let mut work = Work { talker, kind };
+        let mut work = Workload { talker, kind };
         work.only(kind);
         work
     }
@@ -70,14 +70,14 @@ impl Work {
         self.talker.pid()
     }
 
-    /// From now on, its threads execute this alone.
+    /// Makes its threads execute only this kind.
     pub(super) fn only(&mut self, kind: Kind) {
         let (first, count) = kind.functions();
         self.talker.ask(&format!("only {first} {count}"), "only");
         self.kind = kind;
     }
 
-    /// What a hit costs now.
+    /// Takes a sample.
     pub(super) fn sample(&mut self) -> Result<Sample> {
         self.sample_while(|_| {
             std::thread::sleep(SAMPLE);
@@ -85,15 +85,15 @@ impl Work {
         })
     }
 
-    /// The same while something is done, until the time that it is given.
+    /// Takes a sample while `something` runs, which gets the time to return at.
     pub(super) fn sample_while(
         &mut self,
         something: impl FnOnce(Instant) -> Result<()>,
     ) -> Result<Sample> {
-        let (begun, before) = (Instant::now(), self.done()?);
+        let (begun, before) = (Instant::now(), self.totals()?);
         something(begun + SAMPLE)?;
         // With gdb, a hit may take longer than that.
-        let after = eventually("the target gets on", || match self.done() {
+        let after = eventually("the target makes progress", || match self.totals() {
             Ok(after) => (after.0 > before.0).then_some(Ok(after)),
             Err(failure) => Some(Err(failure)),
         })?;
@@ -105,8 +105,8 @@ impl Work {
         })
     }
 
-    /// Rounds, and nanoseconds of processors, of all threads so far.
-    fn done(&mut self) -> Result<(u64, u64)> {
+    /// Returns the rounds and the CPU time in ns of all threads so far.
+    fn totals(&mut self) -> Result<(u64, u64)> {
         let line = self.talker.ask("work", "work");
         let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse);
         match (numbers.next(), numbers.next()) {
@@ -115,7 +115,7 @@ impl Work {
         }
     }
 
-    /// Whether somebody has the kernel watch a probe: its SystemTap counter is not 0.
+    /// Returns whether the kernel traces a probe for some tool: its SystemTap counter is not 0.
     pub(super) fn is_traced(&mut self, kind: Kind) -> bool {
         let line = self.talker.ask("counters", "sem");
         let start = format!("{}:stap=", kind.probe());

@@ -1,4 +1,4 @@
-//! How long a program stands still while its probes are switched through the library.
+//! How long a program is stopped while the library switches its probes.
 
 use std::time::{Duration, Instant};
 
@@ -11,28 +11,28 @@ use crate::spin::Spin;
 use crate::stats::Samples;
 
 /// The gaps of one program, in ns.
-pub(crate) struct Stillness {
+pub(crate) struct StopTimes {
     pub(crate) program: &'static str,
-    /// Nobody does anything to it: what the machine itself takes.
-    pub(crate) quiet: Samples,
-    /// Programs that nothing was ever written to: all enabled for the first time.
-    pub(crate) first: Switch,
-    /// One program, round after round.
-    pub(crate) enable: Switch,
-    pub(crate) disable: Switch,
+    /// With no tool attached: the noise of the machine.
+    pub(crate) unattached: Samples,
+    /// Enabling all probes of a program that was never patched before.
+    pub(crate) first: Gaps,
+    /// Rounds on one program.
+    pub(crate) enable: Gaps,
+    pub(crate) disable: Gaps,
 }
 
-/// One way of switching.
+/// The gaps of one kind of update.
 #[derive(Default)]
-pub(crate) struct Switch {
-    /// By the clock of the program that stood still.
+pub(crate) struct Gaps {
+    /// Measured by the program itself.
     pub(crate) gap: Samples,
-    /// By the library's own account.
+    /// Reported by the library.
     pub(crate) reported: Samples,
 }
 
-impl Switch {
-    pub(crate) fn take(&mut self, (report, gap): (Report, Duration)) {
+impl Gaps {
+    pub(crate) fn push_report(&mut self, (report, gap): (Report, Duration)) {
         self.push(report.stopped, gap);
     }
 
@@ -42,25 +42,28 @@ impl Switch {
     }
 }
 
-pub(crate) fn measure(programs: &[Program], rounds: usize) -> Result<Vec<Stillness>> {
-    programs.iter().map(|one| of(one, rounds)).collect()
+pub(crate) fn measure(programs: &[Program], rounds: usize) -> Result<Vec<StopTimes>> {
+    programs
+        .iter()
+        .map(|one| measure_one(one, rounds))
+        .collect()
 }
 
-fn of(program: &Program, rounds: usize) -> Result<Stillness> {
-    eprintln!("bench: {}: how long it stands still", program.name);
-    let mut stillness = Stillness {
+fn measure_one(program: &Program, rounds: usize) -> Result<StopTimes> {
+    eprintln!("bench: {}: how long it is stopped", program.name);
+    let mut stop_times = StopTimes {
         program: program.name,
-        quiet: Samples::default(),
-        first: Switch::default(),
-        enable: Switch::default(),
-        disable: Switch::default(),
+        unattached: Samples::default(),
+        first: Gaps::default(),
+        enable: Gaps::default(),
+        disable: Gaps::default(),
     };
     let options = Options::default();
     for _ in 0..rounds {
         let mut spin = Spin::start(&program.path)?;
         let target = Target::open(spin.pid())?;
         let switched = switch(&mut spin, &target, Action::Enable, program.sites, options)?;
-        stillness.first.take(switched);
+        stop_times.first.push_report(switched);
     }
     let mut spin = Spin::start(&program.path)?;
     let target = Target::open(spin.pid())?;
@@ -68,19 +71,19 @@ fn of(program: &Program, rounds: usize) -> Result<Stillness> {
         let begun = Instant::now();
         let enabled = switch(&mut spin, &target, Action::Enable, program.sites, options)?;
         let round = begun.elapsed();
-        stillness.enable.take(enabled);
+        stop_times.enable.push_report(enabled);
         let disabled = switch(&mut spin, &target, Action::Disable, program.sites, options)?;
-        stillness.disable.take(disabled);
+        stop_times.disable.push_report(disabled);
         let ((), gap) = spin.watch(|| {
             std::thread::sleep(round);
             Ok(())
         })?;
-        stillness.quiet.push_time(gap);
+        stop_times.unattached.push_time(gap);
     }
-    Ok(stillness)
+    Ok(stop_times)
 }
 
-/// Switches all probes and makes sure that it was done.
+/// Switches all probes and checks the number of sites.
 pub(crate) fn switch(
     spin: &mut Spin,
     target: &Target,
@@ -99,10 +102,10 @@ pub(crate) fn switch(
     }
 }
 
-pub(crate) fn table(all: &[Stillness]) -> String {
+pub(crate) fn table(all: &[StopTimes]) -> String {
     let mut table = Table::new(&[
         "program",
-        "nobody attaches",
+        "no tool attached",
         "first enable",
         "enable",
         "disable",
@@ -111,7 +114,7 @@ pub(crate) fn table(all: &[Stillness]) -> String {
     for one in all {
         table.row([
             format!("`{}`", one.program),
-            median_p99(&one.quiet),
+            median_p99(&one.unattached),
             median_p99(&one.first.gap),
             median_p99(&one.enable.gap),
             median_p99(&one.disable.gap),
