@@ -6,6 +6,7 @@
 //! and its version 0.18 panics on a mapped file called `/SYSV`.)
 
 pub(crate) mod denial;
+pub(crate) mod dynamic_loader;
 pub(crate) mod image;
 pub(crate) mod load_bias;
 pub(crate) mod maps;

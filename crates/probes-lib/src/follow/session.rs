@@ -19,10 +19,11 @@ use super::channel::EventSender;
 use super::event::FollowEvent;
 use super::present::Present;
 use crate::error::{Effect, Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
-use crate::inject::loader_hook::{self, LoaderHook, NoLoaderHook};
+use crate::inject::loader_hook::{LoaderHook, NoLoaderHook};
 use crate::observe::shadow;
 use crate::process::Process;
 use crate::process::denial;
+use crate::process::dynamic_loader;
 use crate::process::image::Image;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -471,7 +472,8 @@ impl FollowedProcess {
     fn has_loaded(&self) -> bool {
         let memory = self.memory();
         // If that cannot be read, it must not count as loading for ever.
-        memory.is_ok_and(|memory| loader_hook::has_loaded(&self.process, &memory).unwrap_or(true))
+        memory
+            .is_ok_and(|memory| dynamic_loader::has_loaded(&self.process, &memory).unwrap_or(true))
     }
 
     /// Has it detached from as soon as possible, and closes its hook: no thread enters that any more.

@@ -1,87 +1,119 @@
-//! [`LoaderHook`]: makes the dynamic loader of a process tell its tracer when it has mapped or unmapped
+//! [`LoaderHook`]: makes the dynamic loader of a process notify its tracer when it has mapped or unmapped
 //! objects.
 //!
-//! Loaders call an empty function for debuggers, `_dl_debug_state`, when the list of objects changes
-//! (`r_brk` of `struct r_debug`, link.h): after new objects have been mapped, and before anything of
-//! theirs runs. Debuggers put a breakpoint there. A breakpoint whose debugger has died kills the
-//! program; ours must not. So the function is made to jump to a trampoline instead:
+//! Debuggers put a breakpoint on the function that loaders call for them
+//! ([`crate::process::dynamic_loader`]). A breakpoint whose debugger has died kills the program; ours must
+//! not. So the function is made to jump to a hook instead:
 //!
 //! ```text
-//! _dl_debug_state   ret   ─▶  jmp trampoline
-//! trampoline              holds signals back, starts a thread that ends at once, lets signals through,
+//! _dl_debug_state   ret   ─▶  jmp hook
+//! hook              blocks signals, starts a thread that exits at once, unblocks signals,
 //!                   ret
 //! ```
 //!
-//! A tracer is told of a new thread (`PTRACE_EVENT_CLONE`), while the one that has started it stands
-//! in the trampoline. Without a tracer, that is all that happens: 20 µs are lost at each `dlopen`.
+//! A tracer is notified of the new thread (`PTRACE_EVENT_CLONE`), while the one that has started it is
+//! stopped in the hook. Without a tracer, that is all that happens: each `dlopen` takes 20 µs longer.
 //!
-//! The trampoline lies behind the loader's code, in the rest of its last page, which is zero. Nothing about
-//! it is known to us alone: what was there before is in the loader's file.
+//! The hook is in the code cave after the loader's code, which is zero otherwise. All that is needed to
+//! remove it is in the process and in the loader's file.
 
 use std::io;
 use std::ops::Range;
+use std::sync::LazyLock;
 
-use goblin::elf::ProgramHeader;
-use goblin::elf::program_header::{PT_DYNAMIC, PT_PHDR};
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, al, eax, edi, edx, esi, qword_ptr, r10, r11, rax, rcx, rdi, rdx,
+    rsi, rsp,
+};
 
-use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
-use crate::elf::{CTX, ElfFile, Segment};
+use crate::address::{FileAddr, LiveAddr, PAGE};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
-use crate::process::load_bias;
+use crate::process::dynamic_loader::{DEBUG_FUNCTION_LEN, DynamicLoader, NoDynamicLoader};
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
-use crate::process::objects;
 use crate::process::seccomp::OwnFilters;
-
-/// What the function is called, in glibc and in musl.
-const FUNCTION: &str = "_dl_debug_state";
+use crate::site::{JMP, RET};
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-const RET: u8 = 0xc3;
-const JMP: u8 = 0xe9;
-/// Opcode and displacement.
+/// Opcode and displacement of a `jmp`.
 const JMP_LEN: usize = 5;
 
-/// Keeps all registers, as callers may know that the function changes none. The new thread shares
-/// the stack, and uses none of it.
-#[rustfmt::skip]
-const HOOK_CODE: [u8; 84] = [
-    0x50, 0x57, 0x56, 0x52, 0x51,       // push rax, rdi, rsi, rdx, rcx
-    0x41, 0x52, 0x41, 0x53,             // push r10, r11
-    0x6a, 0xff,                         // push -1: all signals
-    0x50,                               // push rax: room for the mask
-    0x6a, 0x0e, 0x58,                   // rax = SYS_rt_sigprocmask
-    0x31, 0xff,                         // rdi = SIG_BLOCK
-    0x48, 0x8d, 0x74, 0x24, 0x08,       // rsi = all signals
-    0x48, 0x89, 0xe2,                   // rdx = the mask
-    0x6a, 0x08, 0x41, 0x5a,             // r10 = 8
-    0x0f, 0x05,                         // syscall
-    0xbf, 0x00, 0x0f, 0x05, 0x00,       // rdi = CLONE_VM|FS|FILES|SIGHAND|THREAD|SYSVSEM
-    0x31, 0xf6,                         // rsi = 0: the same stack
-    0x6a, 0x38, 0x58,                   // rax = SYS_clone
-    0x0f, 0x05,                         // syscall
-    0x85, 0xc0,                         // test eax,eax
-    0x75, 0x04,                         // jne: the one that was here before
-    0xb0, 0x3c,                         // rax = SYS_exit
-    0x0f, 0x05,                         // syscall
-    0x6a, 0x0e, 0x58,                   // rax = SYS_rt_sigprocmask
-    0x6a, 0x02, 0x5f,                   // rdi = SIG_SETMASK
-    0x48, 0x89, 0xe6,                   // rsi = the mask
-    0x31, 0xd2,                         // rdx = 0
-    0x6a, 0x08, 0x41, 0x5a,             // r10 = 8
-    0x0f, 0x05,                         // syscall
-    0x58, 0x58,                         // pop the mask, all signals
-    0x41, 0x5b, 0x41, 0x5a,             // pop r11, r10
-    0x59, 0x5a, 0x5e, 0x5f, 0x58,       // pop rcx, rdx, rsi, rdi, rax
-    RET,
-    b'o', b'-', b'p', 1,                // whose it is, and which version
-];
+/// The length of the hook's code in bytes.
+const HOOK_LEN: usize = 84;
 
-/// Why the loader of a process cannot be made to tell.
+/// Follows the code: whose it is, and which version.
+const MARK: [u8; 4] = *b"o-p\x01";
+
+/// The hook's code.
+static HOOK_CODE: LazyLock<[u8; HOOK_LEN]> = LazyLock::new(|| {
+    let code = assemble().ok().and_then(|code| code.try_into().ok());
+    code.unwrap_or_else(|| unreachable!("the code never changes"))
+});
+
+/// The code keeps all registers, as callers may rely on an empty function. The new thread shares the
+/// stack and does not touch it.
+fn assemble() -> Result<Vec<u8>, IcedError> {
+    /// Thread-local storage is shared, too: the new thread uses none.
+    const CLONE_FLAGS: i32 = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
+    /// Of the kernel's sigset_t, in bytes.
+    const SIGNAL_SET_LEN: i32 = 8;
+    const KEPT: [AsmRegister64; 7] = [rax, rdi, rsi, rdx, rcx, r10, r11];
+
+    let mut a = CodeAssembler::new(64)?;
+    // The shortest ways to load small numbers.
+    let load = |a: &mut CodeAssembler, register: AsmRegister64, number: i32| {
+        a.push(number)?;
+        a.pop(register)
+    };
+    KEPT.into_iter().try_for_each(|register| a.push(register))?;
+    // On the stack: the set of all signals, and below it the old mask.
+    a.push(-1)?;
+    a.push(rax)?;
+    load(&mut a, rax, libc::SYS_rt_sigprocmask as i32)?;
+    a.xor(edi, edi)?; // SIG_BLOCK
+    a.lea(rsi, qword_ptr(rsp + 8))?;
+    a.mov(rdx, rsp)?;
+    load(&mut a, r10, SIGNAL_SET_LEN)?;
+    a.syscall()?;
+
+    a.mov(edi, CLONE_FLAGS)?;
+    a.xor(esi, esi)?; // the same stack
+    load(&mut a, rax, libc::SYS_clone as i32)?;
+    a.syscall()?;
+    let mut parent = a.create_label();
+    a.test(eax, eax)?;
+    a.jne(parent)?;
+    a.mov(al, libc::SYS_exit as i32)?;
+    a.syscall()?;
+
+    a.set_label(&mut parent)?;
+    load(&mut a, rax, libc::SYS_rt_sigprocmask as i32)?;
+    load(&mut a, rdi, libc::SIG_SETMASK)?;
+    a.mov(rsi, rsp)?;
+    a.xor(edx, edx)?;
+    load(&mut a, r10, SIGNAL_SET_LEN)?;
+    a.syscall()?;
+    a.pop(rax)?;
+    a.pop(rax)?;
+    KEPT.into_iter()
+        .rev()
+        .try_for_each(|register| a.pop(register))?;
+    a.ret()?;
+    a.db(&MARK)?;
+    a.assemble(0)
+}
+
+/// Why the loader of a process cannot be hooked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoLoaderHook {
-    /// It has none: it is static, or was started by calling the loader.
+    /// The process has none: its program is static, or the loader was executed as its program.
     NoLoader,
     /// The loader is not like those that we know, or cannot be changed: why.
     Impossible(&'static str),
@@ -90,66 +122,34 @@ pub(crate) enum NoLoaderHook {
 impl NoLoaderHook {
     const UNKNOWN: NoLoaderHook =
         NoLoaderHook::Impossible("its dynamic loader is not like those of glibc and musl");
-    /// The kernel may kill the process for what the trampoline does.
+    /// The kernel may kill the process for the system calls of the hook.
     const FILTERED: NoLoaderHook =
         NoLoaderHook::Impossible("a seccomp filter may not allow what that takes");
     pub(crate) const UNCHANGEABLE: NoLoaderHook =
         NoLoaderHook::Impossible("the code of its dynamic loader cannot be changed");
 }
 
-/// Where the loader of a process calls the function, while nobody has changed that; `None` if it has
-/// no loader, or one that has no such function.
-pub(crate) fn function(process: &Process) -> Option<LiveAddr> {
-    let loader = Loader::of(process).ok()?;
-    Some(loader.bias.live(loader.function))
-}
-
-/// The dynamic loader of a process.
-struct Loader {
-    maps: Vec<Mapping>,
-    elf: ElfFile,
-    bias: LoadBias,
-    function: FileAddr,
-    /// Has the function.
-    segment: Segment,
-}
-
-impl Loader {
-    fn of(process: &Process) -> Result<Loader, NoLoaderHook> {
-        let unknown = |_| NoLoaderHook::UNKNOWN;
-        let auxv = process.read_program("auxv").map_err(unknown)?;
-        let base = load_bias::auxv_value(&auxv, load_bias::AT_BASE).filter(|&base| base != 0);
-        let base = LiveAddr(base.ok_or(NoLoaderHook::NoLoader)?);
-        let maps = maps::parse(&process.read_program("maps").map_err(unknown)?);
-        let loader = maps::find(&maps, base, 1).ok_or(NoLoaderHook::UNKNOWN)?;
-        let elf = objects::elf_of(process, &maps, loader).ok_or(NoLoaderHook::UNKNOWN)?;
-        let first = elf.loaded().map(|one| one.start.0 & !(PAGE - 1)).min();
-        let bias = LoadBias::between(FileAddr(first.unwrap_or(0)), base);
-        let function = elf.exported(FUNCTION).ok_or(NoLoaderHook::UNKNOWN)?;
-        let has_it = |it: &Segment| it.executable && it.holds(function, FUNCTION_LEN);
-        let segment = elf.loaded().find(has_it).ok_or(NoLoaderHook::UNKNOWN)?;
-        Ok(Loader {
-            maps,
-            elf,
-            bias,
-            function,
-            segment,
-        })
+impl From<NoDynamicLoader> for NoLoaderHook {
+    fn from(reason: NoDynamicLoader) -> NoLoaderHook {
+        match reason {
+            NoDynamicLoader::Absent => NoLoaderHook::NoLoader,
+            NoDynamicLoader::Unknown => NoLoaderHook::UNKNOWN,
+        }
     }
 }
 
-/// The trampoline of one process.
+/// The hook of one process.
 #[derive(Clone, Debug)]
 pub(crate) struct LoaderHook {
-    /// Of the `ret` that is made a `jmp`.
-    call: LiveAddr,
-    /// What the file has there.
+    /// The address of the `ret` that is replaced by a `jmp`.
+    jump_at: LiveAddr,
+    /// The bytes that the loader's file has there.
     original: [u8; JMP_LEN],
-    trampoline: LiveAddr,
+    code_at: LiveAddr,
 }
 
 impl LoaderHook {
-    /// Puts the trampoline into a process. It may run: what its threads can reach is changed by one byte.
+    /// Installs the hook in a process. It may run: what its threads can reach changes by one byte.
     pub(crate) fn install(
         process: &Process,
         memory: &ProcessMemory,
@@ -159,30 +159,31 @@ impl LoaderHook {
         Ok(hook)
     }
 
-    /// Where the trampoline is.
+    /// Returns the addresses of the hook's code.
     pub(crate) fn range(&self) -> Range<u64> {
-        self.trampoline.0..self.trampoline.plus(HOOK_CODE.len() as u64).0
+        self.code_at.0..self.code_at.plus(HOOK_LEN as u64).0
     }
 
-    /// The trampoline that is in a process already.
+    /// Returns the hook that an earlier tool has installed in a process.
     pub(crate) fn left_in(process: &Process, memory: &ProcessMemory) -> Option<LoaderHook> {
         let hook = LoaderHook::find(process, memory).ok()?;
         hook.is_in(memory).then_some(hook)
     }
 
-    /// Whether the trampoline is in that memory, closed or not.
+    /// Whether the hook's code is in that memory, whether the loader jumps to it or not.
     pub(crate) fn is_in(&self, memory: &impl ReadMemory) -> bool {
-        let mut trampoline = [0; HOOK_CODE.len()];
-        memory.read(self.trampoline, &mut trampoline).is_ok() && trampoline == HOOK_CODE
+        let mut code = [0; HOOK_LEN];
+        memory.read(self.code_at, &mut code).is_ok() && code == *HOOK_CODE
     }
 
+    /// Returns where the hook of a process is, or can be installed.
     fn find(process: &Process, memory: &ProcessMemory) -> Result<LoaderHook, NoLoaderHook> {
-        let loader = Loader::of(process)?;
+        let loader = DynamicLoader::of(process)?;
         let is_filtered = OwnFilters::of(process).has_any();
         if is_filtered.map_err(|_| NoLoaderHook::UNKNOWN)? {
             return Err(NoLoaderHook::FILTERED);
         }
-        let hook = LoaderHook::at(&loader).ok_or(NoLoaderHook::UNKNOWN)?;
+        let hook = LoaderHook::of(&loader).ok_or(NoLoaderHook::UNKNOWN)?;
         match hook.is_possible(memory, &loader.maps) {
             Ok(true) => Ok(hook),
             Ok(false) => Err(NoLoaderHook::UNKNOWN),
@@ -190,18 +191,14 @@ impl LoaderHook {
         }
     }
 
-    /// The hook of a loader whose function is empty, and followed by nothing up to the next.
-    fn at(loader: &Loader) -> Option<LoaderHook> {
-        let Loader {
-            elf,
-            segment,
-            function,
-            bias,
-            ..
+    /// Returns the hook of a loader whose function is empty, and followed by padding.
+    fn of(loader: &DynamicLoader) -> Option<LoaderHook> {
+        let DynamicLoader {
+            elf, segment, bias, ..
         } = loader;
-        let function = *function;
-        let mut code = [0; FUNCTION_LEN as usize];
-        elf.read_loaded(segment, function, &mut code).ok()?;
+        let mut code = [0; DEBUG_FUNCTION_LEN as usize];
+        elf.read_loaded(segment, loader.debug_function, &mut code)
+            .ok()?;
         let skipped = if code.starts_with(&ENDBR64) {
             ENDBR64.len()
         } else {
@@ -212,117 +209,78 @@ impl LoaderHook {
             return None;
         }
         let end = segment.start.0.checked_add(segment.file_len)?;
-        // Aligned, and not quite at the end.
-        let trampoline = end.checked_next_multiple_of(16)?;
-        let fits = end % PAGE != 0 && trampoline % PAGE + HOOK_CODE.len() as u64 <= PAGE;
-        (fits && trampoline / PAGE == end / PAGE).then(|| LoaderHook {
-            call: bias.live(FileAddr(function.0 + skipped as u64)),
+        // Aligned, at the start of the cave: injected calls are written at its end.
+        let code_at = end.checked_next_multiple_of(16)?;
+        let fits = end % PAGE != 0 && code_at % PAGE + HOOK_LEN as u64 <= PAGE;
+        (fits && code_at / PAGE == end / PAGE).then(|| LoaderHook {
+            jump_at: bias.live(loader.debug_function).plus(skipped as u64),
             original,
-            trampoline: bias.live(FileAddr(trampoline)),
+            code_at: bias.live(FileAddr(code_at)),
         })
     }
 
-    /// Whether the process has what is expected in the places that would be written to.
+    /// Whether the process has the expected bytes in the places to be written.
     fn is_possible(&self, memory: &impl ReadMemory, maps: &[Mapping]) -> io::Result<bool> {
         let private_code = |at, len: usize| {
             let mapping = maps::find(maps, at, len as u64);
             mapping.is_some_and(|mapping| mapping.executable && !mapping.shared)
         };
-        if !private_code(self.call, JMP_LEN) || !private_code(self.trampoline, HOOK_CODE.len()) {
+        if !private_code(self.jump_at, JMP_LEN) || !private_code(self.code_at, HOOK_LEN) {
             return Ok(false);
         }
-        let (mut call, mut trampoline) = ([0; JMP_LEN], [0; HOOK_CODE.len()]);
-        memory.read(self.call, &mut call)?;
-        memory.read(self.trampoline, &mut trampoline)?;
-        // Or one of ours that was killed has left it so, half written perhaps.
-        let is_free = trampoline
+        let (mut jump, mut code) = ([0; JMP_LEN], [0; HOOK_LEN]);
+        memory.read(self.jump_at, &mut jump)?;
+        memory.read(self.code_at, &mut code)?;
+        // A tool that was killed may have left the hook, or a part of it.
+        let is_free = code
             .iter()
-            .zip(HOOK_CODE)
-            .all(|(&is, ours)| is == 0 || is == ours);
-        let is_ours = call[0] == RET && call[1..] == self.jump()[1..] || call == self.jump();
-        Ok(is_free && (call == self.original || is_ours && trampoline == HOOK_CODE))
+            .zip(*HOOK_CODE)
+            .all(|(&found, ours)| found == 0 || found == ours);
+        let is_ours = jump[0] == RET && jump[1..] == self.jump()[1..] || jump == self.jump();
+        Ok(is_free && (jump == self.original || is_ours && code == *HOOK_CODE))
     }
 
-    /// `jmp trampoline`.
+    /// Returns the `jmp` to the hook.
     fn jump(&self) -> [u8; JMP_LEN] {
-        let next = self.call.plus(JMP_LEN as u64);
-        let displacement = self.trampoline.0.wrapping_sub(next.0) as u32;
+        let next = self.jump_at.plus(JMP_LEN as u64);
+        let displacement = self.code_at.0.wrapping_sub(next.0) as u32;
         let mut jump = [JMP; JMP_LEN];
         jump[1..].copy_from_slice(&displacement.to_le_bytes());
         jump
     }
 
-    /// Nobody gets into the trampoline before the last byte is written.
+    /// Writes the hook. No thread can enter it before the last byte is written.
     fn write(&self, memory: &ProcessMemory) -> io::Result<()> {
         let jump = self.jump();
         let mut memory = memory.while_it_runs();
-        memory.write_code(self.trampoline, &HOOK_CODE)?;
-        memory.write_code(self.call.plus(1), &jump[1..])?;
-        memory.write_code(self.call, &jump[..1])
+        memory.write_code(self.code_at, &*HOOK_CODE)?;
+        memory.write_code(self.jump_at.plus(1), &jump[1..])?;
+        memory.write_code(self.jump_at, &jump[..1])
     }
 
-    /// Nobody gets into the trampoline any more.
+    /// Restores the function: no thread can enter the hook any more.
     pub(crate) fn close(&self, memory: &ProcessMemory) -> io::Result<()> {
         let mut memory = memory.while_it_runs();
-        memory.write_code(self.call, &self.original[..1])?;
-        memory.write_code(self.call.plus(1), &self.original[1..])
+        memory.write_code(self.jump_at, &self.original[..1])?;
+        memory.write_code(self.jump_at.plus(1), &self.original[1..])
     }
 
-    /// Takes the trampoline away, which nobody is in.
+    /// Removes the hook, which no thread may be in.
     pub(crate) fn remove(&self, memory: &ProcessMemory) -> io::Result<()> {
         self.close(memory)?;
         let mut memory = memory.while_it_runs();
-        memory.write_code(self.trampoline, &[0; HOOK_CODE.len()])
+        memory.write_code(self.code_at, &[0; HOOK_LEN])
     }
 }
 
-/// How much of the function is looked at: `endbr64`, and what becomes the jump.
-const FUNCTION_LEN: u64 = (ENDBR64.len() + JMP_LEN) as u64;
-
-/// Whether these are the first bytes of what assemblers put between functions.
+/// Whether these are the first bytes of the padding that assemblers put between functions.
 fn is_padding(bytes: &[u8]) -> bool {
     let mut rest = bytes;
-    // `nop`, `int3` and zeroes, one by one; the first prefix or opcode of a longer no-op.
+    // `nop`, `int3` and zeroes, one by one; the first prefix or opcode of a longer nop.
     while let [0x90 | 0xcc | 0x00, after @ ..] = rest {
         rest = after;
     }
     rest.is_empty() || rest.starts_with(&[0x0f, 0x1f]) || rest[0] == 0x66 || rest[0] == 0x2e
-}
-
-/// Whether the objects that the program of a process is linked with have all been mapped; `None` if
-/// that cannot be told.
-pub(crate) fn has_loaded(process: &Process, memory: &impl ReadMemory) -> Option<bool> {
-    const RT_CONSISTENT: u32 = 0;
-    let auxv = process.read_program("auxv").ok()?;
-    let debug = r_debug(&auxv, memory)?;
-    if debug.0 == 0 {
-        return Some(false);
-    }
-    // struct r_debug: version, list of objects, function, state; link.h.
-    let mut state = [0; 4];
-    memory.read(debug.plus(24), &mut state).ok()?;
-    Some(u32::from_le_bytes(state) == RT_CONSISTENT)
-}
-
-/// What the executable's `DT_DEBUG` says, which the loader fills in.
-fn r_debug(auxv: &[u8], memory: &impl ReadMemory) -> Option<LiveAddr> {
-    const DT_DEBUG: u64 = 21;
-    const MAX_DYNAMIC: u64 = 1 << 16;
-    let value = |key| load_bias::auxv_value(auxv, key);
-    let table = LiveAddr(value(load_bias::AT_PHDR)?);
-    let count = value(load_bias::AT_PHNUM)?.min(u64::from(u16::MAX)) as usize;
-    let mut bytes = vec![0; count * ProgramHeader::size(CTX)];
-    memory.read(table, &mut bytes).ok()?;
-    let headers = ProgramHeader::parse(&bytes, 0, count, CTX).ok()?;
-    let of_type = |kind| headers.iter().find(|header| header.p_type == kind);
-    let bias = LoadBias::between(FileAddr(of_type(PT_PHDR)?.p_vaddr), table);
-    let dynamic = of_type(PT_DYNAMIC)?;
-    let mut bytes = vec![0; dynamic.p_memsz.min(MAX_DYNAMIC) as usize];
-    memory
-        .read(bias.live(FileAddr(dynamic.p_vaddr)), &mut bytes)
-        .ok()?;
-    // Pairs of words, as the auxiliary vector is.
-    load_bias::auxv_value(&bytes, DT_DEBUG).map(LiveAddr)
 }
 
 #[cfg(test)]
@@ -333,8 +291,9 @@ mod tests {
     use test_support::{Scratch, output};
 
     use super::*;
+    use crate::process::dynamic_loader::DEBUG_FUNCTION;
 
-    /// What objdump is to say of the trampoline, without addresses.
+    /// What objdump prints of the hook, without addresses.
     const LISTING: [&str; 45] = [
         "push rax",
         "push rdi",
@@ -393,9 +352,10 @@ mod tests {
     #[test]
     fn hook_code_is_what_objdump_shows() {
         let folder = Scratch::new();
-        let file = folder.file("trampoline");
-        // Without the name behind its end.
-        std::fs::write(&file, &HOOK_CODE[..HOOK_CODE.len() - 4]).unwrap();
+        let file = folder.file("hook");
+        let (code, mark) = HOOK_CODE.split_at(HOOK_LEN - MARK.len());
+        assert_eq!(mark, MARK);
+        std::fs::write(&file, code).unwrap();
         let mut objdump = Command::new("objdump");
         objdump.args(["-D", "-b", "binary", "-m", "i386:x86-64", "-M", "intel"]);
         let listing = printed(objdump.arg("--no-show-raw-insn").arg(&file));
@@ -410,7 +370,7 @@ mod tests {
             .collect();
         let code: Vec<&str> = lines.iter().map(|(_, code)| code.as_str()).collect();
         assert_eq!(code, LISTING);
-        // Where the thread goes on that has started the other: behind its exit.
+        // Where the thread continues that has started the other: after the exit of that one.
         assert_eq!((lines[25].1.as_str(), lines[26].0), ("syscall", "33"));
     }
 
@@ -429,20 +389,20 @@ mod tests {
         let symbols = printed(Command::new("readelf").args(["-W", "--dyn-syms", path.unwrap()]));
         let symbol = symbols
             .lines()
-            .find(|line| line.contains(FUNCTION))
+            .find(|line| line.contains(DEBUG_FUNCTION))
             .unwrap();
         let value = symbol.split_whitespace().nth(1).unwrap();
         let function = base + u64::from_str_radix(value, 16).unwrap();
         let mut code = [0; ENDBR64.len()];
         memory.read(LiveAddr(function), &mut code).unwrap();
         let skipped = if code == ENDBR64 { 4 } else { 0 };
-        assert_eq!(hook.call.0, function + skipped);
-        // Its jump leads to the trampoline.
+        assert_eq!(hook.jump_at.0, function + skipped);
+        // Its jump leads to the code.
         let jump = hook.jump();
         let by = i32::from_le_bytes(jump[1..].try_into().unwrap());
         assert_eq!(
-            hook.call.0.wrapping_add_signed(5 + i64::from(by)),
-            hook.trampoline.0
+            hook.jump_at.0.wrapping_add_signed(5 + i64::from(by)),
+            hook.code_at.0
         );
         assert!(!hook.is_in(&memory));
     }

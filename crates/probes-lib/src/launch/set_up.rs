@@ -16,10 +16,10 @@ use nix::fcntl::OFlag;
 use crate::address::LiveAddr;
 use crate::error::{Error, LaunchError, Operation, ProcessError, Result, SystemError};
 use crate::follow::present::Present;
-use crate::inject::loader_hook;
 use crate::memory::shadow::{Shadow, Shadowed};
 use crate::process::Process;
 use crate::process::denial;
+use crate::process::dynamic_loader;
 use crate::process::load_bias;
 use crate::process::memory::ProcessMemory;
 use crate::select::Actions;
@@ -97,7 +97,7 @@ impl<'s> SetUp<'s> {
         entry: LiveAddr,
     ) -> Result<Stopped<'s>, NotReached> {
         let (process, limit) = (self.process(), self.options.deadline);
-        let function = loader_hook::function(process);
+        let function = dynamic_loader::debug_function(process);
         let mut place = function;
         loop {
             let places: Vec<LiveAddr> = place.into_iter().chain([entry]).collect();
@@ -110,7 +110,7 @@ impl<'s> SetUp<'s> {
             }
             place = if function == Some(reached) {
                 // It is called before and after objects are mapped.
-                match loader_hook::has_loaded(process, memory) {
+                match dynamic_loader::has_loaded(process, memory) {
                     Some(true) => return Ok(stopped),
                     Some(false) => Some(self.at_exec.return_address(memory)?),
                     None => None,

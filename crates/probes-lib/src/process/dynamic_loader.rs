@@ -1,0 +1,116 @@
+//! [`DynamicLoader`]: the dynamic loader of a process, and what it says of the objects that it has loaded.
+//!
+//! Loaders call an empty function for debuggers, `_dl_debug_state`, when the list of objects changes
+//! (`r_brk` of `struct r_debug`, link.h): after new objects have been mapped, and before any of their
+//! code runs.
+
+use goblin::elf::ProgramHeader;
+use goblin::elf::program_header::{PT_DYNAMIC, PT_PHDR};
+
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
+use crate::elf::{CTX, ElfFile, Segment};
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::load_bias;
+use crate::process::maps::{self, Mapping};
+use crate::process::objects;
+
+/// The name of the function in glibc and in musl.
+pub(crate) const DEBUG_FUNCTION: &str = "_dl_debug_state";
+
+/// At most so many bytes of the function are read.
+pub(crate) const DEBUG_FUNCTION_LEN: u64 = 9;
+
+/// The dynamic loader of a process.
+pub(crate) struct DynamicLoader {
+    /// The mappings of the process.
+    pub(crate) maps: Vec<Mapping>,
+    pub(crate) elf: ElfFile,
+    pub(crate) bias: LoadBias,
+    /// The function that it calls for debuggers.
+    pub(crate) debug_function: FileAddr,
+    /// The segment that the function is in.
+    pub(crate) segment: Segment,
+}
+
+/// Why a process has no dynamic loader that we know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoDynamicLoader {
+    /// It has none: its program is static, or the loader was executed as its program.
+    Absent,
+    /// The loader is not like those of glibc and musl.
+    Unknown,
+}
+
+impl DynamicLoader {
+    /// Finds the dynamic loader of a process.
+    pub(crate) fn of(process: &Process) -> Result<DynamicLoader, NoDynamicLoader> {
+        let auxv = process.read_program("auxv");
+        let auxv = auxv.map_err(|_| NoDynamicLoader::Unknown)?;
+        let base = load_bias::auxv_value(&auxv, load_bias::AT_BASE).filter(|&base| base != 0);
+        let base = LiveAddr(base.ok_or(NoDynamicLoader::Absent)?);
+        DynamicLoader::at(process, base).ok_or(NoDynamicLoader::Unknown)
+    }
+
+    fn at(process: &Process, base: LiveAddr) -> Option<DynamicLoader> {
+        let maps = maps::parse(&process.read_program("maps").ok()?);
+        let elf = objects::elf_of(process, &maps, maps::find(&maps, base, 1)?)?;
+        let first = elf.loaded().map(|one| one.start.0 & !(PAGE - 1)).min();
+        let bias = LoadBias::between(FileAddr(first.unwrap_or(0)), base);
+        let debug_function = elf.exported(DEBUG_FUNCTION)?;
+        let has_it = |it: &Segment| it.executable && it.holds(debug_function, DEBUG_FUNCTION_LEN);
+        let segment = elf.loaded().find(has_it)?;
+        Some(DynamicLoader {
+            maps,
+            elf,
+            bias,
+            debug_function,
+            segment,
+        })
+    }
+}
+
+/// Returns the address of the function that the loader of a process calls for debuggers; `None` if it has
+/// no loader, or one without such a function.
+pub(crate) fn debug_function(process: &Process) -> Option<LiveAddr> {
+    let loader = DynamicLoader::of(process).ok()?;
+    Some(loader.bias.live(loader.debug_function))
+}
+
+/// Whether all objects that the program of a process is linked with have been mapped; `None` if that is
+/// not known.
+pub(crate) fn has_loaded(process: &Process, memory: &impl ReadMemory) -> Option<bool> {
+    const RT_CONSISTENT: u32 = 0;
+    /// Of the state in struct r_debug: version, list of objects, function, state (link.h).
+    const STATE: u64 = 24;
+    let auxv = process.read_program("auxv").ok()?;
+    let debug = r_debug(&auxv, memory)?;
+    if debug.0 == 0 {
+        return Some(false);
+    }
+    let mut state = [0; 4];
+    memory.read(debug.plus(STATE), &mut state).ok()?;
+    Some(u32::from_le_bytes(state) == RT_CONSISTENT)
+}
+
+/// Returns the address of struct r_debug, which the loader has written into the executable's `DT_DEBUG`;
+/// 0 if it has not yet.
+fn r_debug(auxv: &[u8], memory: &impl ReadMemory) -> Option<LiveAddr> {
+    const DT_DEBUG: u64 = 21;
+    const MAX_DYNAMIC: u64 = 1 << 16;
+    let value = |key| load_bias::auxv_value(auxv, key);
+    let table = LiveAddr(value(load_bias::AT_PHDR)?);
+    let count = value(load_bias::AT_PHNUM)?.min(u64::from(u16::MAX)) as usize;
+    let mut bytes = vec![0; count * ProgramHeader::size(CTX)];
+    memory.read(table, &mut bytes).ok()?;
+    let headers = ProgramHeader::parse(&bytes, 0, count, CTX).ok()?;
+    let of_type = |kind| headers.iter().find(|header| header.p_type == kind);
+    let bias = LoadBias::between(FileAddr(of_type(PT_PHDR)?.p_vaddr), table);
+    let dynamic = of_type(PT_DYNAMIC)?;
+    let mut bytes = vec![0; dynamic.p_memsz.min(MAX_DYNAMIC) as usize];
+    memory
+        .read(bias.live(FileAddr(dynamic.p_vaddr)), &mut bytes)
+        .ok()?;
+    // Pairs of words, as the auxiliary vector is.
+    load_bias::auxv_value(&bytes, DT_DEBUG).map(LiveAddr)
+}
