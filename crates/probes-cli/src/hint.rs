@@ -86,7 +86,7 @@ fn of_probe(kind: &ProbeError, subject: &Subject) -> Option<String> {
         ProbeError::SelectedTwice { .. } => "select each probe once",
         ProbeError::Conflict { .. } => "either enable the probe or disable it",
         ProbeError::NotEnabled { .. } => {
-            "leave it out; -disable-all, -disable-regexp and -disable-pair pass over probes that are off"
+            "leave it out; -disable-all, -disable-regexp and -disable-pair skip probes that are off"
         }
         ProbeError::CounterFull { name } | ProbeError::Inconsistent { name, .. } => {
             return Some(repair(pid?, name));

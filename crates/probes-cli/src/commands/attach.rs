@@ -15,28 +15,29 @@ use crate::say::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 const HELP: &str = "\
-Prints what was changed, plain as a line for each probe, in the order it was done:
+Prints what was changed, in plain format as a line for each probe, in that order:
     NAME BEFORE -> AFTER, N sites
 with its counter before and after, and how many of its sites were switched. -force repairs probes
 that `info` calls inconsistent. Of several processes, all are checked before the first is changed, and
 each line begins with the PID.
 
 With -live one byte of code is changed at a time while the process runs, which also works where it
-cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, and then takes from
+cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, and then subtracts from
 each counter what it has added, or sooner on Ctrl-C, SIGTERM and SIGHUP (unless they were ignored
 from the start, as by nohup); what others have changed meanwhile stays. It prints that as well.
 
 With -follow it stays, tracing the processes, what they start, and the programs that these execute,
-until all have exited, or Ctrl-C or SIGTERM: probes stay as they are then. Names that another program
-or a library lacks are passed over there; processes without probes (a shell) are detached, with what
-they start. What a process lacks itself is warned of. -v says what happens.
+until all have exited, or Ctrl-C or SIGTERM; probes then stay as they are. Names that another program
+or a library does not have are skipped there; processes without probes (a shell) are detached, and what
+they start is not followed. Names that a process itself does not have are warned of. -v reports what
+happens.
 
 RE is an extended regular expression, as in grep -E.
 
-One kind of action a call, but -enable goes with -disable. Enabling adds one to a probe's counter
-and disabling takes one away; its sites change when the counter leaves or reaches 0. Disabling a
-named probe that is off is an error and changes nothing; the other kinds pass over such probes and
-say so.";
+Give one kind of action; only -enable and -disable can be combined. Enabling adds one to a probe's
+counter and disabling subtracts one; its sites change when the counter leaves or reaches 0. Disabling
+a named probe that is off is an error and changes nothing; the other kinds skip such probes and
+report it.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes attach -pid N ACTIONS [FLAGS]")]

@@ -19,7 +19,7 @@ pub(super) fn answer(
     report: &Report,
     several: bool,
 ) -> Result<(), Failure> {
-    say_passed_over(&messages, report);
+    say_skipped(&messages, report);
     say_remarks(&messages, report);
     print(format, report, several, || {
         "the probes were changed".to_owned()
@@ -47,7 +47,7 @@ pub(super) fn answer_started(
     report: &Report,
 ) -> Result<(), Failure> {
     let messages = output.messages;
-    say_passed_over(&messages, report);
+    say_skipped(&messages, report);
     let (program, pid) = (program.display(), report.pid);
     messages.step(format_args!("started {program} as process {pid}"));
     answer_set(output, report)
@@ -86,9 +86,9 @@ fn print(
 }
 
 /// Names the probes that were to be disabled, and were disabled already.
-fn say_passed_over(messages: &Messages, report: &Report) {
+fn say_skipped(messages: &Messages, report: &Report) {
     if let Some(names) = few(&report.skipped) {
-        messages.note(&format!("passed over, already disabled: {names}"));
+        messages.note(&format!("skipped, already disabled: {names}"));
     }
 }
 

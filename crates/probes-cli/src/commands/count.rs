@@ -14,15 +14,16 @@ use crate::say::{self, InterruptibleStdout, Next};
 
 const HELP: &str = "\
 Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. In the end
-(the time is over, Ctrl-C, or the process has exited) it removes the instrumentation and prints, plain as
+(the time is over, Ctrl-C, or the process exits) it removes the instrumentation and prints, in plain
+format,
     HITS RATE NAME
-most hits first, with hits a second; with -sites, as
+most hits first, with hits a second; with -sites,
     HITS RATE NAME ADDRESS FUNCTION FILE:LINE
-With -interval it prints the hits since the last time as well, each line after the seconds so far;
-on a terminal, a table that is redrawn. With -json each time is one line.
+With -interval it also prints the new hits each time, in lines that begin with the seconds so far; on a
+terminal, it redraws a table. With -json each time is one line.
 
-If it is killed, the process counts on, which does no harm: `info` says so, and the next count removes
-what is left.";
+If it is killed, the process goes on counting, which does no harm: `info` reports it, and the next count
+removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = HELP)]

@@ -12,17 +12,17 @@ use crate::say::{self, Messages};
 use crate::text::few;
 
 const HELP: &str = "\
-Plain, it is a line for each probe, sorted by name: NAME enabled, NAME disabled, or, where counters
-and sites disagree, NAME inconsistent. With -sites, below each
+In plain format, it prints a line for each probe, sorted by name: NAME enabled, NAME disabled, or, where
+counters and sites disagree, NAME inconsistent. With -sites, below each
     site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS VALUE
-with addresses in the process, - for what the file does not tell, and, behind the state of a site
-that does not hold what the file has, its bytes: foreign(90cc00000000). What is not of the executable
-but of a library or plugin comes after a line
+with addresses in the process, and - where the file has no information. If a site does not hold the
+bytes of the file, they come after its state: foreign(90cc00000000). What belongs to a library or plugin
+comes after a line
     in OBJECT
 
-Of several processes, each line begins with the PID, and -json is a line for each. One that cannot
-be read is an error, and the others are shown.
+With several processes, each line begins with the PID, and -json prints a line for each process. A
+process that cannot be read is an error; the others are shown.
 
 RE is an extended regular expression, as in grep -E.";
 

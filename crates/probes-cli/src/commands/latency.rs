@@ -18,13 +18,13 @@ use crate::say::{self, InterruptibleStdout, Next};
 const HELP: &str = "\
 Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
 of its thread that has not ended yet, so that pairs may be nested. In the end (the time is over,
-Ctrl-C, or the process has exited) it removes the instrumentation and prints, plain as
+Ctrl-C, or the process exits) it removes the instrumentation and prints, in plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
-in nanoseconds; STARTS and STOPS had no other end, and LOST could not be timed: more than 64 starts
-waited in their thread, or there were more than a thousand threads. As a table, with a chart of the
+in nanoseconds. STARTS and STOPS are hits without a match; LOST could not be timed: more than 64 starts
+waited in their thread, or there were more than a thousand threads. A table comes with a chart of the
 times in powers of two. With -interval each line begins with the seconds so far.
 
-START and STOP may be the same: then it is from each hit to the next.";
+START and STOP may be the same: the times are then from each hit to the next.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes latency -pid N -pair START,STOP [FLAGS]")]

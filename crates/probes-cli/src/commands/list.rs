@@ -12,10 +12,10 @@ use crate::output::{self, Listing};
 use crate::say;
 
 const HELP: &str = "\
-Plain, it is a name a line, sorted. With -sites, below each
+In plain format, it prints a name a line, sorted. With -sites, below each
     site ADDRESS FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS
-with addresses in the file, and - for what the file does not tell.";
+with addresses in the file, and - where the file has no information.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = HELP)]

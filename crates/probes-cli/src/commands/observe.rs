@@ -10,9 +10,9 @@ use crate::output;
 use crate::say;
 
 const HELP: &str = "\
-A process that is observed when its observer is killed goes on as it is, which does no harm. `info`
-says so, and this removes what is left; so does the next count, latency or watch. Plain, it prints
-how many sites were observed:
+If count, latency, watch or top is killed, its instrumentation stays in the process, which does no harm.
+`info` reports it, and this removes it; so does the next count, latency, watch or top. In plain format,
+it prints how many sites were observed:
     PID SITES";
 
 #[derive(Debug, clap::Args)]

@@ -29,11 +29,11 @@ pub(super) fn describe(messages: &Messages, target: &Target) {
             object.load_bias()
         ));
     }
-    warn_of_passed_over(messages, target);
+    warn_of_unreadable(messages, target);
 }
 
 /// Names the files that could not be read, which may have probes as well.
-fn warn_of_passed_over(messages: &Messages, target: &Target) {
+fn warn_of_unreadable(messages: &Messages, target: &Target) {
     let (nameless, others): (Vec<_>, Vec<_>) = target
         .unreadable()
         .into_iter()
@@ -41,7 +41,7 @@ fn warn_of_passed_over(messages: &Messages, target: &Target) {
     let warn = |why: &str, file: &UnreadableObject| {
         let hint = hint::of(&file.why, &Subject::Process(target.pid()));
         let hint = hint.unwrap_or_else(|| "the probes of all other files are there".to_owned());
-        messages.warning(&format!("passed over: {why}"), &hint);
+        messages.warning(&format!("skipped: {why}"), &hint);
     };
     for file in &others {
         warn(&file.why.to_string(), file);

@@ -10,10 +10,10 @@ use crate::say;
 use crate::text::number_of;
 
 const HELP: &str = "\
-Plain, it is a line for each process, sorted by pid:
+In plain format, it prints a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
-with the providers of its notes, which tell the compiler; ENABLED of its PROBES are on. Processes that
-you have no permission to read are left out; -v says how many.";
+with the providers in its notes, which show the compiler, the number of its probes, and how many of them
+are enabled. Processes that you have no permission to read are left out; -v says how many.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]

@@ -31,22 +31,22 @@ use crate::text::few;
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 const HELP: &str = "\
-Counts as `count` does, and shows of each probe whether it is on, its hits, hits a second, its share of
-them, and how that was lately; below, of each pair how many times were taken, their mean, median, 99th
-percentile, and the longest. Keys:
+Counts as `count` does, and shows for each probe whether it is on, its hits, hits a second, its share of
+all hits, and its latest rates; below, for each pair the number of times, their mean, median, 99th
+percentile and maximum. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or disable it
-    s, r                            sort by rate, hits or name; the other way round
-    /                               filter by a part of the name: Enter keeps it, Esc gives it up
+    s, r                            sort by rate, hits or name; reverse the order
+    /                               filter by a part of the name: Enter keeps it, Esc cancels
     p                               pause: the screen does not change, counting goes on
     ?                               show the keys
-    Ctrl-Z, Ctrl-L                  suspend, draw anew
+    Ctrl-Z, Ctrl-L                  suspend, redraw
     q Esc Ctrl-C                    quit
 
 When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), everything is undone: the
-instrumentation is removed, and what was added to a probe's counter or taken from it is restored, which
-is reported. If it is killed by SIGKILL, the process counts on, which does no harm, and probes stay as
-they are; the next count or top removes the instrumentation.";
+instrumentation is removed, and the probes that were switched are switched back, which is reported. If
+it is killed by SIGKILL, the process goes on counting, which does no harm, and probes stay as they are;
+the next count or top removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = HELP)]

@@ -15,10 +15,10 @@ use crate::flags::{ActionFlags, Checked, OutputFlags};
 use crate::hint::Subject;
 
 const HELP: &str = "\
-Without actions all probes are enabled. Returns as soon as the program runs; the program goes on by
-itself, in the background: on the same streams, but it cannot read from a terminal, and Ctrl-C does
-not reach it. So that only the program's own output is on standard output, the answer is printed
-with -json alone, as one line, when the program starts; -v says the pid on standard error.
+Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in the
+background: on the same streams, but it cannot read from a terminal, and Ctrl-C does not reach it.
+Standard output has only what the program writes, unless -json is given: then also a line with the
+answer, when the program starts. -v prints the pid on standard error.
 
 With -wait the program is in the foreground, and a job of the shell as if it had been started
 directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; one sent by
@@ -27,17 +27,18 @@ status is the program's, or 128 and the number of the signal that ended it.
 
 With -follow a second process of ocaml-probes traces the program, what it starts, and the programs that
 these execute, until all have exited or it is sent SIGTERM. Names that another program or a library
-lacks are passed over there; processes without probes (a shell) are detached, with what they start.
-What the program itself lacks is warned of. -v says what happens.
+does not have are skipped there; processes without probes (a shell) are detached, and what they start
+is not followed. Names that the program itself does not have are warned of. -v reports what happens.
 
 With -count, -latency or -watch it stays as with -wait, and prints what `count`, `latency` and `watch`
-would have printed from the first instruction to the last, on standard error, or with -json on standard
-output; without actions no probe is enabled then. What the program forks adds to the counts, and
-disturbs the times.
+print, from the first instruction to the last, on standard error, or with -json on standard output;
+without actions no probe is then enabled. Processes that the program forks add to the counts, and
+disturb the times.
 
 RE is an extended regular expression, as in grep -E.
 
-One kind of action a call, but -enable goes with -disable. All is done, or the program is not started.";
+Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
+not started.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes trace -prog FILE [ACTIONS] [FLAGS] [-- ARGS]")]

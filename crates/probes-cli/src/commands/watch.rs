@@ -22,13 +22,14 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const HELP: &str = "\
 Prints a line for each hit, whether its probe is enabled or not:
     TIME THREAD NAME ADDRESS FUNCTION FILE:LINE ARGUMENTS
-with the time of day in UTC. The arguments are those that the note of the site tells of, six at most:
-ints, strings (their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n);
-of other blocks the tag and how many words, <0:3>. What may not be read there is shown as an address,
-and what is not looked for as ?. With -json each hit is an object on a line.
+with the time of day in UTC. The arguments are those in the note of the site, six at most: ints, strings
+(their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n); of other blocks
+the tag and the number of words, <0:3>. A value in memory that cannot be read is shown as its address,
+and an unsupported argument as ?. With -json each hit is an object on a line.
 
-Hits that come faster than they can be read are lost, which is reported on standard error (with -json,
-on a line of their own); so are those that -rate skips. In the end the instrumentation is removed.";
+Hits that come faster than they can be read are lost. Their number, and that of the hits that -rate
+skips, is reported on standard error (with -json, on a line of its own). In the end the instrumentation
+is removed.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes watch -pid N -probe NAMES [FLAGS]")]

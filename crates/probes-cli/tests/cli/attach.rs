@@ -122,7 +122,7 @@ fn other_families_skip_disabled_probes_and_say_so() {
     let run = attach(&target, "-disable-regexp req_");
     assert!(
         run.stderr
-            .starts_with("passed over, already disabled: req_start\n"),
+            .starts_with("skipped, already disabled: req_start\n"),
         "{run:?}"
     );
     assert_eq!(run.answer(), "req_end 1 -> 0, 1 site\n");

@@ -100,7 +100,7 @@ fn damaged_library_is_named_and_others_are_changed() {
     let scratch = Scratch::new();
     let damaged = damaged_plugin(&scratch);
     let [why, hint] = damage(&damaged);
-    let warning = format!("ocaml-probes: warning: passed over: {why}\n{hint}");
+    let warning = format!("ocaml-probes: warning: skipped: {why}\n{hint}");
     for mut target in hosts() {
         let pid = target.pid();
         target.ask(&format!("load {}", damaged.display()), "loaded");
@@ -145,7 +145,7 @@ fn name_in_a_damaged_library_alone_is_refused() {
             let refused = run(&format!("attach {action} -pid {pid}"));
             assert_eq!((refused.code, &refused.stdout[..]), (Some(1), ""));
             let start = format!(
-                "ocaml-probes: warning: passed over: {why}\n{hint}\
+                "ocaml-probes: warning: skipped: {why}\n{hint}\
                  ocaml-probes: {what}, and plugin.so could not be read; nothing was changed\n"
             );
             assert!(refused.stderr.starts_with(&start), "{}", refused.stderr);
@@ -203,7 +203,7 @@ fn missing_files_of_a_program_are_named() {
         let info = run(&format!("info -pid {}", target.pid()));
         let [a, b] = names.map(|name| name.display().to_string());
         let warning = format!(
-            "ocaml-probes: warning: passed over: cannot open files that were deleted or replaced: {a}, {b}\n\
+            "ocaml-probes: warning: skipped: cannot open files that were deleted or replaced: {a}, {b}\n\
              hint: use sudo outside of containers: only root can open it through the kernel's own links\n"
         );
         if process::sees_deleted_files() {

@@ -136,7 +136,7 @@ fn quiet_prints_errors_only_and_verbose_each_step() {
         lines[1].contains("gen_ocaml_2.pie has 3 probes; load bias 0x"),
         "{verbose}"
     );
-    assert_eq!(lines[2], "passed over, already disabled: flag, watched");
+    assert_eq!(lines[2], "skipped, already disabled: flag, watched");
     assert!(lines[3].starts_with("stopped "), "{verbose}");
     assert!(attach("-quiet -disable plain").failure().contains("hint: "));
     let list = run_on("list -v", &program("service")).stderr;

@@ -168,7 +168,7 @@ fn verbose_prints_the_pid_and_quiet_nothing() {
     assert!(
         verbose
             .stderr
-            .contains("passed over, already disabled: collatz"),
+            .contains("skipped, already disabled: collatz"),
         "{verbose:?}"
     );
     assert_eq!(

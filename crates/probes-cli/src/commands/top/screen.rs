@@ -18,8 +18,8 @@ const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p 
 
 const HELP: [&str; 4] = [
     "arrows j k PgUp PgDn Home End: select   e Enter space: enable or disable the selected probe",
-    "s: sort by rate, hits, name   r: reverse   /: filter names, Enter keeps it, Esc gives it up",
-    "p: pause, counting goes on   Ctrl-L: draw anew   Ctrl-Z: suspend   q Esc Ctrl-C: quit",
+    "s: sort by rate, hits, name   r: reverse   /: filter names, Enter keeps it, Esc cancels",
+    "p: pause, counting goes on   Ctrl-L: redraw   Ctrl-Z: suspend   q Esc Ctrl-C: quit",
     "Quitting undoes everything: what was enabled or disabled here, too.   ?: less help",
 ];
 
