@@ -7,12 +7,14 @@ pub(crate) mod split;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::time::Duration;
 
 use self::executable::{check_names, error_of_launch, refuse_setuid, refuse_shell, resolve};
 use self::set_up::{Ready, SetUp};
 use crate::error::{Effect, Result};
+use crate::observe::Observation;
 use crate::observe::install::at_launch::AtLaunch;
-use crate::observe::{Installed, Observation};
+use crate::observer::Observer;
 use crate::select::Actions;
 use crate::sys::signals::SignalsAtLaunch;
 use crate::target::Target;
@@ -138,8 +140,9 @@ impl Launch {
                 memory = target.bare_memory().map_err(killed)?;
                 let program = target.current_image().map_err(killed)?.program.clone();
                 let set = at_launch.install(tracer, &at_exec, stopped, &memory, program, options);
-                let (standing, installed) = set.map_err(killed)?;
-                (stopped, observed) = (standing, Some((target, installed)));
+                let (still_stopped, active) = set.map_err(killed)?;
+                stopped = still_stopped;
+                observed = Some(Observer::of(target, active, Duration::ZERO, options));
             }
             stopped.release();
             let child = at_exec.keep()?;
@@ -174,7 +177,7 @@ impl Launch {
 pub struct Launched {
     child: Child,
     report: Report,
-    observed: Option<(Target, Installed)>,
+    observed: Option<Observer>,
 }
 
 impl fmt::Debug for Launched {
@@ -192,9 +195,8 @@ impl Launched {
         &self.report
     }
 
-    /// The program and its observation, if it was to be observed: [`Installed::observer`] makes them an
-    /// observer. `None` from the second time on.
-    pub fn observed(&mut self) -> Option<(Target, Installed)> {
+    /// Returns the observer of the program, if it was to be observed; `None` from the second call on.
+    pub fn observed(&mut self) -> Option<Observer> {
         self.observed.take()
     }
 

@@ -69,6 +69,7 @@ mod job;
 mod launch;
 mod memory;
 mod observe;
+mod observer;
 mod process;
 mod select;
 mod site;
@@ -102,10 +103,8 @@ pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, Semaphore
 pub use update::snapshot::State;
 
 // Observations: how often, how long and with which values probes are hit.
-pub use observe::{
-    CleanReport, Counts, Event, Events, Installed, Latency, Observation, Observed, Observer,
-    SiteHits, Value,
-};
+pub use observe::{CleanReport, Counts, Event, Events, Latency, Observation, SiteHits, Value};
+pub use observer::{ObservationReport, Observer};
 
 // Programs that are started, and processes that are followed.
 pub use follow::{Follow, FollowEvent};

@@ -14,7 +14,7 @@ pub const SITE_LEN: usize = 6;
 /// Offset of the opcode byte in a site.
 pub(crate) const OPCODE_OFFSET: u64 = 1;
 
-const NOP: u8 = 0x90;
+pub(crate) const NOP: u8 = 0x90;
 pub(crate) const CMP: u8 = 0x3d;
 pub(crate) const CALL: u8 = 0xe8;
 

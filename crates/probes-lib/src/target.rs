@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::error::{Effect, Error, Result};
 use crate::memory::shadow::Shadowed;
-use crate::observe::shadow;
+use crate::observe::{installed, shadow};
 use crate::process::Process;
 use crate::process::image::Image;
 
@@ -151,7 +151,7 @@ impl Target {
         let reader = StatesReader {
             opened: &self.opened,
             hide: |memory: ProcessMemory, maps: &[_]| {
-                let arenas = shadow::find(&memory, maps);
+                let arenas = installed::find(&memory, maps);
                 let observed = shadow::count_observed(self.process(), &memory, &arenas);
                 let shadow = shadow::shadow_of(&arenas);
                 (Shadowed::new(memory, shadow), observed)

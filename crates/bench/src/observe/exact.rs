@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use probes_lib::{Observation, Observed, Options, Selector, Target};
+use probes_lib::{Observation, ObservationReport, Options, Selector, Target};
 use test_support::Talker;
 
 use crate::document::Table;
@@ -31,7 +31,7 @@ pub(crate) struct Exact {
     pub(crate) threads: u64,
     /// Counted by the program, in all rounds.
     executed: u64,
-    /// Observed, in all rounds.
+    /// ObservationReport, in all rounds.
     observed: u64,
     /// The number executed in a second, of each round.
     rates: Samples,
@@ -99,7 +99,7 @@ impl Exact {
     }
 
     /// Returns the number of hits or pairs in the results.
-    fn count(&self, observed: &Observed) -> Result<u64> {
+    fn count(&self, observed: &ObservationReport) -> Result<u64> {
         match (self.what, &observed.latencies[..]) {
             (What::Hits, _) => Ok(observed.counts.total()),
             (What::Pairs, [pairs]) => {

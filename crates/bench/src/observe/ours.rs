@@ -87,7 +87,7 @@ fn compare(
 }
 
 /// Reads events until `until`, as often as a reader would that wants to lose few.
-fn drain(observer: &mut Observer<'_>, until: Instant, cost: &mut Cost) -> Result<()> {
+fn drain(observer: &mut Observer, until: Instant, cost: &mut Cost) -> Result<()> {
     while let Some(left) = until.checked_duration_since(Instant::now()) {
         let events = observer.events()?;
         cost.push(&events);

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, stdout};
 use std::iter;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observation, Observed, Observer, Options, Target};
+use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
 use super::restore::retry;
 use crate::failure::{Failure, fate};
@@ -23,7 +23,7 @@ const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 /// A process that is observed.
 pub(super) struct ActiveObservation<'t> {
     target: &'t Target,
-    observer: Observer<'t>,
+    observer: Observer,
     begun: Instant,
     duration: Option<Duration>,
     stdout: InterruptibleStdout,
@@ -33,7 +33,7 @@ pub(super) struct ActiveObservation<'t> {
 /// The result of an observation.
 pub(super) struct Outcome {
     /// `None` if the process is gone: the last reading is then all there is.
-    pub(super) observed: Option<Observed>,
+    pub(super) observed: Option<ObservationReport>,
     /// How long it took.
     pub(super) lasted: Duration,
     /// False if a signal had to end it because the reader of standard output did not read.
@@ -95,7 +95,7 @@ impl<'t> ActiveObservation<'t> {
     pub(super) fn run<T>(
         mut self,
         interval: Duration,
-        read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
+        read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
         show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
     ) -> Result<Outcome, Failure> {
         let last_reading = self.read_repeatedly(interval, read, show);
@@ -138,7 +138,7 @@ impl<'t> ActiveObservation<'t> {
     fn read_repeatedly<T>(
         &mut self,
         interval: Duration,
-        mut read: impl FnMut(&mut Observer<'t>) -> probes_lib::Result<T>,
+        mut read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
         mut show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
     ) -> Result<probes_lib::Result<()>, Failure> {
         let end = self.duration.unwrap_or(Duration::MAX);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Installed, Launch, Launched, Observation, Observer, Selector, Target};
+use probes_lib::{Launch, Launched, Observation, Observer, Selector, Target};
 
 use super::changes::answer_started;
 use super::observe_loop::{self, warn_of_still_mapped};
@@ -89,9 +89,10 @@ pub(super) fn run(
     let answered = answer_started(output, program, launched.report());
     let observed = launched.observed();
     let status = match observed {
-        Some((target, installed)) => {
+        Some(observer) => {
+            let target = observer.target().clone();
             let recorder = Recorder::new(&target, wanted, output, begun);
-            record_until_exit(launched, wait, recorder, installed)
+            record_until_exit(launched, wait, recorder, observer)
         }
         None => wait.until_exit(launched),
     };
@@ -107,13 +108,13 @@ fn record_until_exit(
     launched: Launched,
     wait: Wait,
     recorder: Recorder<'_>,
-    installed: Installed,
+    observer: Observer,
 ) -> std::io::Result<u8> {
     let (running, exited) = channel::<()>();
     std::thread::scope(|scope| {
         let record = move || {
             let messages = recorder.output.messages;
-            if let Err(failure) = recorder.run(installed, &exited) {
+            if let Err(failure) = recorder.run(observer, &exited) {
                 messages.failure(&failure);
             }
         };
@@ -150,8 +151,7 @@ impl<'l> Recorder<'l> {
         }
     }
 
-    fn run(mut self, installed: Installed, exited: &Receiver<()>) -> Result<(), Failure> {
-        let mut observer = installed.observer(self.target);
+    fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
         while exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
             self.show_hits(&mut observer)?;
         }
@@ -184,7 +184,7 @@ impl<'l> Recorder<'l> {
 
     /// Shows the hits so far. What cannot be read, because the process has just exited, is shown in the
     /// end.
-    fn show_hits(&mut self, observer: &mut Observer<'_>) -> Result<(), Failure> {
+    fn show_hits(&mut self, observer: &mut Observer) -> Result<(), Failure> {
         if let (true, Ok(events)) = (self.wanted.is_watched(), observer.events()) {
             self.watching.show_all(events)?;
         }

@@ -1,7 +1,7 @@
 //! Observations that count, take times and show hits, all at once, and what holds for all their
 //! results.
 
-use probes_lib::{Events, Observation, Observed, Selector, Target};
+use probes_lib::{Events, Observation, ObservationReport, Selector, Target};
 
 /// Everything of every probe, and two pairs.
 pub(crate) fn everything(target: &Target) -> Observation {
@@ -21,7 +21,7 @@ pub(crate) fn all_but_shown(target: &Target) -> Observation {
 }
 
 /// Asserts that the results add up.
-pub(crate) fn check(observed: &Observed, events: &Events, what: &str) {
+pub(crate) fn check(observed: &ObservationReport, events: &Events, what: &str) {
     let counts = &observed.counts;
     let shown = events.events.len() as u64 + events.dropped;
     assert_eq!(shown, counts.total(), "{what}: {} dropped", events.dropped);
@@ -35,7 +35,7 @@ pub(crate) fn check(observed: &Observed, events: &Events, what: &str) {
 }
 
 /// The same for counts and times.
-pub(crate) fn check_times(observed: &Observed, what: &str) {
+pub(crate) fn check_times(observed: &ObservationReport, what: &str) {
     let counts = &observed.counts;
     for latency in &observed.latencies {
         let hits = |name| counts.hits(name).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{ErrorKind, Observation, Observed, ProcessError, State, Target, faults};
+use probes_lib::{ErrorKind, Observation, ObservationReport, ProcessError, State, Target, faults};
 use test_support::process::{processes, state};
 use test_support::{eventually, fixture_forms, output_while, program_forms};
 
@@ -37,7 +37,7 @@ enum End {
     Exec,
 }
 
-fn observe(target: &Target, observation: &Observation) -> probes_lib::Result<Observed> {
+fn observe(target: &Target, observation: &Observation) -> probes_lib::Result<ObservationReport> {
     let mut observer = target.observe(observation, patient())?;
     observer.events()?;
     observer.counts()?;

@@ -1,13 +1,8 @@
-//! [`Observation`]: what is to be results of the hits of a process, and what that makes of its sites.
-//! Pure.
+//! [`Observation`]: what to record of the hits of a process, as the caller says it.
 
-use crate::error::{ObserveError, Result};
-use crate::observe::layout::shared::{MAX_PAIRS, Shared, record};
-use crate::observe::plan::{ArgumentSource, MOST_ARGUMENTS, PairEnd, Role, WatchRole};
-use crate::process::program::Program;
-use crate::select::{Actions, Selector, choose};
+use crate::select::Selector;
 
-/// What is to be results of the hits of a process.
+/// What to record of the hits of a process: counts, times between hits, each hit with its arguments.
 ///
 /// ```
 /// use probes_lib::{Observation, Selector};
@@ -20,13 +15,14 @@ use crate::select::{Actions, Selector, choose};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
-    counted: Vec<Selector>,
-    pairs: Vec<(String, String)>,
-    watched: Vec<Selector>,
+    pub(super) counted: Vec<Selector>,
+    /// Of each pair, the names of the probes that start and stop it.
+    pub(super) pairs: Vec<(String, String)>,
+    pub(super) watched: Vec<Selector>,
 }
 
 impl Observation {
-    /// Nothing yet.
+    /// Records nothing yet.
     pub fn new() -> Observation {
         Observation::default()
     }
@@ -38,7 +34,7 @@ impl Observation {
         self
     }
 
-    /// Also takes the times from the hits of `start` to those of `stop` in the same thread: a stop
+    /// Also measures the times from the hits of `start` to those of `stop` in the same thread: a stop
     /// ends the last start that has not ended yet. They may be the same probe: then from each hit to
     /// the next.
     #[must_use]
@@ -47,74 +43,10 @@ impl Observation {
         self
     }
 
-    /// Also shows the hits of these probes one by one, with their arguments.
+    /// Also records each hit of these probes, with its arguments.
     #[must_use]
     pub fn watch(mut self, selector: Selector) -> Observation {
         self.watched.push(selector);
         self
     }
-
-    pub(crate) fn pairs(&self) -> &[(String, String)] {
-        &self.pairs
-    }
-
-    /// The role of each site of a program.
-    ///
-    /// # Errors
-    ///
-    /// If a probe is not there, or there are too many pairs.
-    pub(crate) fn roles(&self, program: &Program) -> Result<Vec<Role>> {
-        if self.pairs.len() > MAX_PAIRS as usize {
-            let (given, most) = (self.pairs.len(), MAX_PAIRS as usize);
-            return Err(ObserveError::TooManyPairs { given, most }.into());
-        }
-        let mut roles = vec![Role::default(); program.site_count()];
-        for site in chosen(program, &self.counted)? {
-            roles[site].is_counted = true;
-        }
-        for (number, (start, stop)) in (0..).zip(&self.pairs) {
-            // The end of one comes before the start of the next, where both are the same site.
-            for (name, end) in [
-                (stop, PairEnd::Stop(number)),
-                (start, PairEnd::Start(number)),
-            ] {
-                for site in chosen(program, &[Selector::name(name)])? {
-                    roles[site].ends.push(end);
-                }
-            }
-        }
-        for role in &mut roles {
-            role.ends
-                .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
-        }
-        for site in chosen(program, &self.watched)? {
-            let arguments = program.site(site).site.arguments().take(MOST_ARGUMENTS);
-            roles[site].watched = Some(WatchRole {
-                site: site as u32,
-                arguments: arguments
-                    .map(|it| ArgumentSource::of(it.as_ref()))
-                    .collect(),
-            });
-        }
-        Ok(roles)
-    }
-
-    /// What sites of these roles share.
-    pub(crate) fn shared(&self, roles: &[Role]) -> Shared {
-        let watched = roles.iter().filter_map(|role| role.watched.as_ref());
-        let most = watched.map(|watched| watched.arguments.len()).max();
-        Shared {
-            pairs: self.pairs.len() as u32,
-            record_len: most.map_or(0, record::len),
-        }
-    }
-}
-
-/// The sites of the probes of selectors.
-fn chosen(program: &Program, selectors: &[Selector]) -> Result<Vec<usize>> {
-    // To choose by; nothing is enabled.
-    let actions = selectors.iter().cloned();
-    let choices = choose(program, &actions.fold(Actions::new(), Actions::enable))?;
-    let probes = choices.iter().map(|choice| program.by_id(choice.probe));
-    Ok(probes.flat_map(|probe| probe.sites()).collect())
 }

@@ -1,94 +1,77 @@
-//! Finds places in a process for the memory of an observation, near enough to its sites to be called
+//! Finds addresses for the arenas of an observation: unmapped, and near enough to the points to be called
 //! from there.
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, Result};
-use crate::observe::layout::arena::{Arena, ObservedSite, new_id, trampoline_len};
+use crate::observe::layout::arena::{Arena, new_id};
 use crate::observe::layout::shared::Shared;
-use crate::observe::plan::Role;
-use crate::process::Process;
+use crate::observe::plan::Plan;
 use crate::process::maps::Mapping;
-use crate::process::program::Program;
 
-/// How far from its sites an arena may begin or end: calls reach 2 GiB.
+/// How far from its points an arena may begin or end: calls reach 2 GiB.
 const REACH: u64 = (1 << 31) - (1 << 20);
 
-/// Kept free around an arena, so that the kernel does not join it with what comes next to it.
+/// Kept unmapped around an arena, so that the kernel does not merge it with an adjacent mapping.
 const GAP: u64 = 1 << 20;
 
-/// From one place that is tried to the next.
+/// The distance from one address that is tried to the next.
 const STEP: u64 = 16 << 20;
 
-/// An arena, and of each of its entries the index of the site in the program.
-type PlacedArena = (Arena, Vec<usize>);
-
-/// Lays out arenas for the sites that have a role: one for all objects that lie near each other. The
-/// first has what they share.
+/// Returns the arenas of a plan, whose trampolines are `trampoline_len` bytes long: one for all points
+/// that are near each other, by address. The first one has the shared data.
 ///
 /// # Errors
 ///
-/// If there is no room near an object, or no site is wanted.
-pub(crate) fn lay_out(
-    process: &Process,
-    program: &Program,
-    roles: &[Role],
-    layout: Shared,
+/// If there is no room near a point, or there are no points.
+pub(crate) fn place(
+    pid: i32,
+    plan: &Plan,
+    trampoline_len: u64,
     maps: &[Mapping],
-) -> Result<Vec<PlacedArena>> {
-    let pid = process.pid();
-    let observed = roles.iter().filter(|role| !role.is_empty());
-    let trampoline_len = trampoline_len(observed, layout)
-        .map_err(|_| Error::of_process(pid, ObserveError::NoRoom))?;
-    let mut sites: Vec<(LiveAddr, usize)> = program
-        .sites_by_address()
-        .filter(|site| !roles[site.index()].is_empty())
-        .map(|site| (site.address, site.index()))
-        .collect();
-    sites.sort_unstable_by_key(|(address, _)| *address);
-    let mut applied: Vec<(u64, u64)> = maps.iter().map(|it| (it.start.0, it.end.0)).collect();
-    let mut placed = Vec::new();
-    let mut rest = sites.as_slice();
-    while let Some((first, _)) = rest.first() {
+) -> Result<Vec<Arena>> {
+    let mut occupied: Vec<(u64, u64)> = maps.iter().map(|it| (it.start.0, it.end.0)).collect();
+    let mut arenas = Vec::new();
+    let mut rest = plan.points.as_slice();
+    while let Some(first) = rest.first() {
+        let first = first.point.address.0;
         // Half of the reach, so that there is room on both sides.
-        let near = rest.partition_point(|(address, _)| address.0 - first.0 < REACH / 2);
+        let near = rest.partition_point(|it| it.point.address.0 - first < REACH / 2);
         let (these, others) = rest.split_at(near);
         rest = others;
-        let shared = match placed.is_empty() {
-            true => layout,
-            false => Shared::default(),
-        };
-        let entries = these.iter().map(|&(site, index)| ObservedSite {
-            site,
-            operand: program.site(index).site.code().operand(),
-        });
+        let is_first = arenas.is_empty();
         let mut arena = Arena {
             code: LiveAddr(0),
-            entries: entries.collect(),
+            points: these.iter().map(|planned| planned.point).collect(),
             trampoline_len,
-            shared,
+            shared: if is_first {
+                plan.shared
+            } else {
+                Shared::default()
+            },
             id: new_id(),
         };
-        arena.code = place(&arena, &applied).ok_or(Error::of_process(pid, ObserveError::NoRoom))?;
-        let end = arena.data().plus(arena.data_len());
-        applied.push((arena.code.0, end.0));
-        placed.push((arena, these.iter().map(|(_, index)| *index).collect()));
+        let no_room = || Error::of_process(pid, ObserveError::NoRoom);
+        arena.code = address_for(&arena, &occupied).ok_or_else(no_room)?;
+        let range = arena.range();
+        occupied.push((range.start, range.end));
+        arenas.push(arena);
     }
-    match placed.is_empty() {
-        true => Err(Error::of_process(pid, ObserveError::NoSites)),
-        false => Ok(placed),
+    if arenas.is_empty() {
+        return Err(Error::of_process(pid, ObserveError::NoSites));
     }
+    Ok(arenas)
 }
 
-/// Where an arena can begin that its sites reach.
-fn place(arena: &Arena, applied: &[(u64, u64)]) -> Option<LiveAddr> {
+/// Returns where an arena can begin that is within reach of its points.
+fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
     let len = arena.code_len() + arena.data_len();
-    // Stubs call wrappers as sites call trampolines.
-    let sites = arena.entries.iter();
-    let places = sites.flat_map(|entry| [entry.site.0, entry.wrapper().0]);
-    let (first, last) = (places.clone().min()?, places.max()?);
+    // Trampolines jump to wrappers as points call trampolines.
+    let points = arena.points.iter();
+    let near = points.flat_map(|point| [point.address.0, point.wrapper().0]);
+    let (first, last) = (near.clone().min()?, near.max()?);
     let is_free = |start: u64| {
         let (from, to) = (start.saturating_sub(GAP), start.saturating_add(len + GAP));
-        applied
+        occupied
             .iter()
             .all(|&(begin, end)| end <= from || begin >= to)
     };
@@ -97,12 +80,12 @@ fn place(arena: &Arena, applied: &[(u64, u64)]) -> Option<LiveAddr> {
     let above = (1..REACH / STEP)
         .rev()
         .map(|step| last.wrapping_add(step * STEP));
-    let reaches = |start: u64| {
+    let is_reached = |start: u64| {
         let lowest = first.min(start);
         let highest = last.max(start.saturating_add(len));
         start >= STEP && highest < 1 << 47 && highest - lowest < REACH
     };
     let starts = below.chain(above).map(|start| start & !(PAGE - 1));
-    let mut fit = starts.filter(|&start| reaches(start) && is_free(start));
+    let mut fit = starts.filter(|&start| is_reached(start) && is_free(start));
     fit.next().map(LiveAddr)
 }

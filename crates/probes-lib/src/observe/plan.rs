@@ -1,137 +1,133 @@
-//! [`Role`]: what is to be results of the hits of a site. Pure.
+//! [`Plan`]: which points of a program are observed, and what is recorded of each. Pure.
 
-use iced_x86::Register;
+use std::sync::Arc;
 
-use crate::elf::arguments::{Argument, Place};
+use crate::error::{ObserveError, ProbeError, Result};
+use crate::observe::layout::shared::{MAX_PAIRS, MOST_ARGUMENTS, Shared, record};
+use crate::observe::observation::Observation;
+use crate::observe::point::{ArgumentSource, PairEnd, Point, Role, WatchRole};
+use crate::process::program::Program;
+use crate::select::{Actions, Selector, choose};
+use crate::site::SiteCode;
 
-/// What the trampoline of a site does before it does what the site did.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Role {
-    pub(crate) is_counted: bool,
-    /// What it is in pairs: of one that it both ends and starts, the end comes first.
-    pub(crate) ends: Vec<PairEnd>,
-    pub(crate) watched: Option<WatchRole>,
+/// What an observation records in a process.
+pub(crate) struct Plan {
+    pub(crate) program: Arc<Program>,
+    /// By address.
+    pub(crate) points: Vec<PlannedPoint>,
+    /// The names of the probes that start and stop each pair.
+    pub(crate) pairs: Vec<(String, String)>,
+    /// The layout of the data that all points share.
+    pub(crate) shared: Shared,
 }
 
-/// What a site is in a pair, which has this number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum PairEnd {
-    Start(u32),
-    Stop(u32),
+/// A point that is observed.
+pub(crate) struct PlannedPoint {
+    pub(crate) point: Point,
+    pub(crate) role: Role,
+    /// The index in the program of the probe's site that it is.
+    pub(crate) site: usize,
 }
 
-/// A site whose hits are watched one by one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct WatchRole {
-    /// Its index in the program.
-    pub(crate) site: u32,
-    pub(crate) arguments: Vec<ArgumentSource>,
-}
-
-/// Where a trampoline takes an argument from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ArgumentSource {
-    /// A general register.
-    Register(Register),
-    /// A vector register, of which the low 8 bytes are watched.
-    Vector(Register),
-    /// 8 bytes so far above the stack pointer of the site.
-    Stack(u32),
-    /// Somewhere else, where it is not read.
-    Unknown,
-}
-
-/// How many arguments of a site are watched.
-pub(crate) const MOST_ARGUMENTS: usize = 6;
-
-/// How far above the stack pointer an argument is read, in bytes: frames are smaller.
-const STACK: i32 = 1 << 16;
-
-impl Role {
-    pub(crate) fn is_empty(&self) -> bool {
-        *self == Role::default()
+impl Plan {
+    /// Returns what an observation records in a program.
+    ///
+    /// # Errors
+    ///
+    /// If a probe is missing, or there are too many pairs.
+    pub(crate) fn of(observation: &Observation, program: Arc<Program>) -> Result<Plan> {
+        let mut roles = roles(observation, &program)?;
+        let observed = program.sites_by_address().filter_map(|placed| {
+            let site = placed.index();
+            let role = std::mem::take(&mut roles[site]);
+            (!role.is_empty()).then(|| PlannedPoint {
+                point: Point::probe_site(placed.address, program.site(site).site.code()),
+                role,
+                site,
+            })
+        });
+        let mut points: Vec<PlannedPoint> = observed.collect();
+        points.sort_unstable_by_key(|planned| planned.point.address);
+        for (index, planned) in (0..).zip(&mut points) {
+            if let Some(watched) = &mut planned.role.watched {
+                watched.point = index;
+            }
+        }
+        let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
+        let most_arguments = watched.map(|watched| watched.arguments.len()).max();
+        let shared = Shared {
+            pairs: observation.pairs.len() as u32,
+            record_len: most_arguments.map_or(0, record::len),
+        };
+        Ok(Plan {
+            pairs: observation.pairs.clone(),
+            program,
+            points,
+            shared,
+        })
     }
 
-    /// Whether time stamps are applied.
+    /// Returns whether any trampoline reads the time stamp counter.
     pub(crate) fn is_timed(&self) -> bool {
-        !self.ends.is_empty() || self.watched.is_some()
+        self.points.iter().any(|planned| planned.role.is_timed())
     }
-}
 
-impl ArgumentSource {
-    /// Of an argument of a note; `None` is one that is not understood.
-    pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
-        match argument.map(|argument| &argument.place) {
-            Some(Place::Register(name)) => named(name),
-            Some(&Place::Memory {
-                offset,
-                base: "rsp",
-            }) if (0..STACK).contains(&offset) => ArgumentSource::Stack(offset as u32),
-            _ => ArgumentSource::Unknown,
+    /// Returns the error of a point where something else was found than its file has there.
+    pub(crate) fn unexpected(&self, planned: &PlannedPoint, found: SiteCode) -> ProbeError {
+        let site = self.program.site(planned.site);
+        let mut probes = self.program.probes();
+        let probe = probes.find(|probe| probe.sites().any(|site| site == planned.site));
+        ProbeError::UnexpectedSite {
+            name: probe.map_or_else(String::new, |probe| probe.name().to_owned()),
+            address: site.address(),
+            found,
+            expected: site.site.code(),
         }
     }
 }
 
-fn named(name: &str) -> ArgumentSource {
-    if let Some(register) = general(name) {
-        return ArgumentSource::Register(register);
+/// Returns the role of each site of a program.
+fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
+    let (given, most) = (observation.pairs.len(), MAX_PAIRS as usize);
+    if given > most {
+        return Err(ObserveError::TooManyPairs { given, most }.into());
     }
-    let number = ["xmm", "ymm", "zmm"]
-        .iter()
-        .find_map(|kind| name.strip_prefix(kind)?.parse::<u32>().ok());
-    match number {
-        Some(number @ 0..16) => ArgumentSource::Vector(Register::XMM0 + number),
-        _ => ArgumentSource::Unknown,
+    let mut roles = vec![Role::default(); program.site_count()];
+    for site in selected(program, &observation.counted)? {
+        roles[site].is_counted = true;
     }
-}
-
-/// The whole of a general register, of which `name` may be a part; not the stack pointer.
-fn general(name: &str) -> Option<Register> {
-    if let Some(number) = name.strip_prefix('r') {
-        let number = number.trim_end_matches(['d', 'w', 'b']);
-        if let Ok(number @ 8..16) = number.parse::<u32>() {
-            return Some(Register::RAX + number);
-        }
-    }
-    Some(match name {
-        "rax" | "eax" | "ax" | "al" => Register::RAX,
-        "rbx" | "ebx" | "bx" | "bl" => Register::RBX,
-        "rcx" | "ecx" | "cx" | "cl" => Register::RCX,
-        "rdx" | "edx" | "dx" | "dl" => Register::RDX,
-        "rsi" | "esi" | "si" | "sil" => Register::RSI,
-        "rdi" | "edi" | "di" | "dil" => Register::RDI,
-        "rbp" | "ebp" | "bp" | "bpl" => Register::RBP,
-        _ => return None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_are_read_from_their_noted_places() {
-        let of = |text| ArgumentSource::of(Argument::parse(text).as_ref());
-        assert_eq!(of("8@%rdi"), ArgumentSource::Register(Register::RDI));
-        assert_eq!(of("4@%edi"), ArgumentSource::Register(Register::RDI));
-        assert_eq!(of("1@%al"), ArgumentSource::Register(Register::RAX));
-        assert_eq!(of("8@%r15"), ArgumentSource::Register(Register::R15));
-        assert_eq!(of("4@%r15d"), ArgumentSource::Register(Register::R15));
-        assert_eq!(of("8@%xmm3"), ArgumentSource::Vector(Register::XMM3));
-        assert_eq!(of("16@%xmm15"), ArgumentSource::Vector(Register::XMM15));
-        assert_eq!(of("8@(%rsp)"), ArgumentSource::Stack(0));
-        assert_eq!(of("8@24(%rsp)"), ArgumentSource::Stack(24));
-        for text in [
-            "8@-8(%rsp)",
-            "8@65536(%rsp)",
-            "8@8(%rbp)",
-            "8@%rsp",
-            "8@%xmm16",
-            "8@%xyz",
-            "8@$5",
-            "nothing",
+    for (number, (start, stop)) in (0..).zip(&observation.pairs) {
+        for (name, end) in [
+            (stop, PairEnd::Stop(number)),
+            (start, PairEnd::Start(number)),
         ] {
-            assert_eq!(of(text), ArgumentSource::Unknown, "{text}");
+            for site in selected(program, &[Selector::name(name)])? {
+                roles[site].ends.push(end);
+            }
         }
     }
+    for role in &mut roles {
+        // A site that both stops and starts a pair stops it first.
+        role.ends
+            .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
+    }
+    for site in selected(program, &observation.watched)? {
+        let arguments = program.site(site).site.arguments().take(MOST_ARGUMENTS);
+        roles[site].watched = Some(WatchRole {
+            point: 0,
+            arguments: arguments
+                .map(|it| ArgumentSource::of(it.as_ref()))
+                .collect(),
+        });
+    }
+    Ok(roles)
+}
+
+/// Returns the sites of the probes that are selected.
+fn selected(program: &Program, selectors: &[Selector]) -> Result<Vec<usize>> {
+    // Any action will do: only which probes it is for counts.
+    let actions = selectors.iter().cloned();
+    let choices = choose(program, &actions.fold(Actions::new(), Actions::enable))?;
+    let probes = choices.iter().map(|choice| program.by_id(choice.probe));
+    Ok(probes.flat_map(|probe| probe.sites()).collect())
 }

@@ -1,9 +1,8 @@
-//! Finds the observations that a process has in its memory, and hides them from readers by a
-//! [`Shadow`].
+//! Hides the observations of a process from those that read and switch its probes: the shadow of what
+//! is found to be installed.
 
-use crate::memory::ReadMemory;
 use crate::memory::shadow::{Shadow, Shadowed, ShadowedSite};
-use crate::observe::install::context::observed_of;
+use crate::observe::installed::{find, patched_points};
 use crate::observe::layout::arena::Arena;
 use crate::process::Process;
 use crate::process::maps::Mapping;
@@ -18,12 +17,15 @@ pub(crate) fn shadowed_memory(memory: ProcessMemory, maps: &[Mapping]) -> Shadow
 /// Returns the shadow of what these arenas observe.
 pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
     let of_arena = |arena: &Arena| -> Vec<ShadowedSite> {
-        let entries = arena.entries.iter().enumerate();
-        let shadowed = entries.map(|(index, entry)| ShadowedSite {
-            site: entry.site,
-            call: arena.call(index),
-            operand: entry.operand,
-            tail: arena.tail(index),
+        let points = arena.points.iter().enumerate();
+        let shadowed = points.map(|(index, point)| {
+            let [_, call @ ..] = arena.patch(index);
+            ShadowedSite {
+                site: point.address,
+                call,
+                operand: point.operand,
+                tail: arena.tail(index),
+            }
         });
         shadowed.collect()
     };
@@ -33,21 +35,6 @@ pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
 /// Returns how many sites of a process are observed just now.
 pub(crate) fn count_observed(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> usize {
     // What cannot be read is not observed.
-    let observed = |arena| observed_of(process, memory, arena).map_or(0, |sites| sites.len());
+    let observed = |arena| patched_points(process, memory, arena).map_or(0, |points| points.len());
     arenas.iter().map(observed).sum()
-}
-
-/// Returns the observations that a process has in its memory.
-pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
-    let may_be = |mapping: &&Mapping| {
-        // The kernel's own have names: [vdso], [vsyscall].
-        let is_anonymous = mapping.inode == 0 && !mapping.path().starts_with(b"[v");
-        mapping.executable && is_anonymous && !mapping.shared
-    };
-    let found = maps.iter().filter(may_be).map(|mapping| {
-        let len = mapping.end.0 - mapping.start.0;
-        Arena::find(mapping.start, len, |at, bytes| memory.read(at, bytes))
-    });
-    // What cannot be read is none.
-    found.filter_map(|arena| arena.ok().flatten()).collect()
 }

@@ -1,66 +1,54 @@
-//! The code of a trampoline: learns of a hit what is to be results, and does then what its site did before.
-//! Pure.
+//! The code of trampolines: a trampoline records a hit of its point and does what the displaced bytes
+//! did. Pure.
 //!
 //! ```text
-//! site     nop; call trampoline
-//! trampoline     keep registers
-//!          count    one more in the counter of the site, for this group of threads
-//!          pair     the time, to or from the stack of this thread (trampoline/pair.rs)
-//!          event    a record into a ring (trampoline/event.rs)
-//!          give registers back
-//!          off: ret           on: jmp wrapper, which returns to the site
+//! point        call trampoline
+//! trampoline   save registers
+//!              count    add one to the point's counter of this group of threads
+//!              pair     push the time to the stack of this thread, or pop it (trampoline/pair.rs)
+//!              watch    write a record into the ring of this group (trampoline/record.rs)
+//!              restore registers
+//!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
 //! ```
 //!
-//! It keeps all registers, but for the flags, which are dead at a site; it uses a few words of the
-//! stack beside the return address, calls nothing, and touches no memory that may not be there.
+//! It preserves all registers except the flags, which are dead at a point. It uses a few words of the
+//! stack below the return address, calls nothing, and accesses no memory that may not be mapped.
 
 mod pair;
 mod record;
+
+use std::collections::HashMap;
 
 use iced_x86::code_asm::{
     AsmRegister32, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r9, rax, rbx, rcx,
     rdi, rdx, rsi,
 };
-use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
+use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
 use crate::address::LiveAddr;
-use crate::observe::layout::arena::{GROUP_BITS, displacement};
-use crate::observe::layout::shared::Shared;
-use crate::observe::plan::Role;
+use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
+use crate::observe::layout::shared::{GROUP_BITS, Shared};
+use crate::observe::point::Role;
+use crate::site::{NOP, RET};
 
-/// A line of the cache: trampolines are as many of them as the longest takes.
-pub(crate) const LINE: u64 = 64;
-
-/// The bytes of the tail, with which a trampoline ends; its last instruction, whose first byte is `RET` or
-/// `JMP`.
-pub(crate) const TAIL_LEN: u64 = 8;
-
-pub(crate) use crate::site::{JMP, RET};
-const NOP: u8 = 0x90;
-
-/// Registers that what takes time stamps needs.
+/// The registers that a trampoline with time stamps uses.
 const NEEDED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
 
-/// Where a trampoline finds what it needs.
+/// How a trampoline finds the data that it writes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TrampolinePlaces {
-    /// Where the address of the counters stands.
-    pub(crate) counters: LiveAddr,
+struct Pointers {
+    /// Where the address of the counters is in memory.
+    counters: LiveAddr,
     /// Binary logarithm of the bytes of a group's counters.
-    pub(crate) row_bits: u32,
-    /// Of the counter of the site, in bytes, within those of a group.
-    pub(crate) counter: u32,
-    /// Where the address of what is shared stands.
-    pub(crate) shared: LiveAddr,
-    pub(crate) layout: Shared,
+    row_bits: u32,
+    /// The offset of the counter of the point among those of a group, in bytes.
+    counter: u32,
+    /// Where the address of the shared data is in memory.
+    shared: LiveAddr,
+    layout: Shared,
 }
 
-/// The first byte of the tail.
-pub(crate) fn tail_byte(enabled: bool) -> u8 {
-    if enabled { JMP } else { RET }
-}
-
-/// A trampoline that cannot be: what it needs is too far away, or it is longer than its place.
+/// A trampoline that cannot be: the data are too far away, or it is longer than its place.
 #[derive(Debug)]
 pub(crate) struct DoesNotFit;
 
@@ -70,101 +58,149 @@ impl From<IcedError> for DoesNotFit {
     }
 }
 
-/// How many bytes the trampoline of a site has.
+/// Returns the code of an arena, whose points are disabled and have these roles. The arena `sharing`
+/// has the shared data.
 ///
 /// # Errors
 ///
-/// As of [`whole`].
-pub(crate) fn len(role: &Role, layout: Shared) -> Result<u64, DoesNotFit> {
+/// If the data are too far away, or a trampoline is longer than the arena's are.
+pub(crate) fn arena_code<'r>(
+    arena: &Arena,
+    roles: impl Iterator<Item = &'r Role>,
+    sharing: &Arena,
+) -> Result<Vec<u8>, DoesNotFit> {
+    let mut code = arena.header_and_table(sharing);
+    for ((index, point), role) in arena.points.iter().enumerate().zip(roles) {
+        let pointers = Pointers {
+            counters: arena.data_pointer(),
+            row_bits: arena.row_bits(),
+            counter: 8 * index as u32,
+            shared: arena.shared_pointer(),
+            layout: sharing.shared,
+        };
+        let at = arena.trampoline(index);
+        let len = arena.trampoline_len;
+        code.extend(trampoline(at, len, role, &pointers, point.wrapper())?);
+    }
+    code.resize(arena.code_len() as usize, 0);
+    Ok(code)
+}
+
+/// Returns the length of the longest trampoline of these roles, in bytes.
+///
+/// # Errors
+///
+/// See [`arena_code`].
+pub(crate) fn longest<'r>(
+    roles: impl Iterator<Item = &'r Role>,
+    layout: Shared,
+) -> Result<u64, DoesNotFit> {
+    // Most roles differ in the number of their point alone.
+    let mut lens: HashMap<Role, u64> = HashMap::new();
+    let mut longest = LINE;
+    for role in roles {
+        let mut shape = role.clone();
+        if let Some(watched) = &mut shape.watched {
+            watched.point = 0;
+        }
+        let len = match lens.get(&shape) {
+            Some(len) => *len,
+            None => {
+                let len = len(role, layout)?;
+                lens.insert(shape, len);
+                len
+            }
+        };
+        longest = longest.max(len);
+    }
+    Ok(longest)
+}
+
+/// Returns the length of a trampoline, in bytes.
+fn len(role: &Role, layout: Shared) -> Result<u64, DoesNotFit> {
     let near = LiveAddr(1 << 20);
-    let places = TrampolinePlaces {
+    let pointers = Pointers {
         counters: near,
         row_bits: 12,
         counter: u32::MAX >> 8,
         shared: near,
         layout,
     };
-    let code = work(near, role, &places)?;
+    let code = recording(near, role, &pointers)?;
     Ok((code.len() as u64 + TAIL_LEN).next_multiple_of(LINE))
 }
 
-/// The trampoline at `at`, `len` bytes long, of a site that is disabled.
-///
-/// # Errors
-///
-/// If what it needs is too far away, or it does not fit.
-pub(crate) fn whole(
+/// Returns the trampoline at `at`, `len` bytes long, of a point that is disabled.
+fn trampoline(
     at: LiveAddr,
     len: u64,
     role: &Role,
-    places: &TrampolinePlaces,
+    pointers: &Pointers,
     wrapper: LiveAddr,
 ) -> Result<Vec<u8>, DoesNotFit> {
-    const SHORT_JMP: u8 = 0xeb;
-    let mut trampoline = work(at, role, places)?;
+    let mut code = recording(at, role, pointers)?;
     let tail = len.saturating_sub(TAIL_LEN) as usize;
-    // One that is cut off kills whoever executes it.
-    let left = tail.checked_sub(trampoline.len()).ok_or(DoesNotFit)?;
-    match left {
-        0 => {}
-        1 => trampoline.push(NOP),
-        2..130 => trampoline.extend([SHORT_JMP, (left - 2) as u8]),
-        _ => {
-            let end = at.plus(trampoline.len() as u64 + 5);
-            trampoline.push(JMP);
-            trampoline.extend(displacement(end, at.plus(tail as u64)));
-        }
+    // A trampoline that were cut off would crash the thread that executes it.
+    let gap = tail.checked_sub(code.len()).ok_or(DoesNotFit)?;
+    let jump = |kind, from: usize, to: LiveAddr| {
+        let mut encoder = Encoder::new(64);
+        let jump = Instruction::with_branch(kind, to.0)?;
+        encoder.encode(&jump, at.plus(from as u64).0)?;
+        Ok::<_, IcedError>(encoder.take_buffer())
+    };
+    let tail_at = at.plus(tail as u64);
+    match gap {
+        0 | 1 => {}
+        2..130 => code.extend(jump(Code::Jmp_rel8_64, code.len(), tail_at)?),
+        _ => code.extend(jump(Code::Jmp_rel32_64, code.len(), tail_at)?),
     }
-    trampoline.resize(tail, NOP);
-    trampoline.push(RET);
-    let end = at.plus(trampoline.len() as u64 + 4);
-    trampoline.extend(displacement(end, wrapper));
-    trampoline.resize(len as usize, NOP);
-    Ok(trampoline)
+    code.resize(tail, NOP);
+    // Of the two instructions that a tail can be, the first byte alone differs.
+    code.extend(jump(Code::Jmp_rel32_64, tail, wrapper)?);
+    code[tail] = RET;
+    code.resize(len as usize, NOP);
+    Ok(code)
 }
 
-/// All but the tail.
-fn work(at: LiveAddr, role: &Role, places: &TrampolinePlaces) -> Result<Vec<u8>, IcedError> {
+/// Returns the code of a trampoline without its tail.
+fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
-    let kept: &[AsmRegister64] = match role.is_timed() {
-        true => &NEEDED,
-        false => &[rcx],
-    };
-    for register in kept {
+    let saved: &[AsmRegister64] = if role.is_timed() { &NEEDED } else { &[rcx] };
+    for register in saved {
         a.push(*register)?;
     }
     if role.is_counted {
-        count(&mut a, places)?;
+        count(&mut a, pointers)?;
     }
     if role.is_timed() {
-        // From here on rbx is where it is shared, and rsi the time.
-        load(&mut a, rbx, places.shared)?;
+        // From here on rbx is the address of the shared data, and rsi the time.
+        load(&mut a, rbx, pointers.shared)?;
         a.rdtsc()?;
         a.shl(rdx, 32)?;
         a.lea(rsi, qword_ptr(rdx + rax))?;
     }
     for end in &role.ends {
-        pair::end(&mut a, *end, places.layout)?;
+        pair::end(&mut a, *end, pointers.layout)?;
     }
     if let Some(watched) = &role.watched {
-        record::record(&mut a, watched, kept, places.layout)?;
+        record::record(&mut a, watched, saved, pointers.layout)?;
     }
-    for register in kept.iter().rev() {
+    for register in saved.iter().rev() {
         a.pop(*register)?;
     }
     a.assemble(at.0)
 }
 
-/// Threads of a group share counters, so these are locked.
-fn count(a: &mut CodeAssembler, places: &TrampolinePlaces) -> Result<(), IcedError> {
+/// Adds one to the counter, by a locked instruction: the threads of a group share it.
+fn count(a: &mut CodeAssembler, pointers: &Pointers) -> Result<(), IcedError> {
     a.mov(ecx, dword_ptr(0).fs())?;
     spread(a, ecx, GROUP_BITS)?;
-    a.shl(ecx, places.row_bits)?;
-    add(a, rcx, places.counters)?;
-    a.lock().inc(qword_ptr(rcx + places.counter))
+    a.shl(ecx, pointers.row_bits)?;
+    add(a, rcx, pointers.counters)?;
+    a.lock().inc(qword_ptr(rcx + pointers.counter))
 }
 
-/// Makes so many bits of the low half of the address of a thread's control block, to which `fs:0`
+/// Hashes to so many bits the low half of the address of a thread's control block, to which `fs:0`
 /// points (x86-64 psABI, ELF Handling for Thread-Local Storage).
 fn spread(a: &mut CodeAssembler, register: AsmRegister32, bits: u32) -> Result<(), IcedError> {
     /// 2³² by the golden ratio: Knuth's multiplicative hashing.
@@ -173,12 +209,12 @@ fn spread(a: &mut CodeAssembler, register: AsmRegister32, bits: u32) -> Result<(
     a.shr(register, 32 - bits)
 }
 
-/// Loads what stands at an address, relative to the instruction.
+/// Loads the word at an address, relative to the instruction.
 fn load(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Result<(), IcedError> {
     by_address(a, Code::Mov_r64_rm64, to, at)
 }
 
-/// Adds what stands at an address, relative to the instruction.
+/// Adds the word at an address, relative to the instruction.
 fn add(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Result<(), IcedError> {
     by_address(a, Code::Add_r64_rm64, to, at)
 }
@@ -194,9 +230,9 @@ fn by_address(
     a.add_instruction(Instruction::with2(code, Register::from(to), operand)?)
 }
 
-/// An offset of what is shared, as instructions have it.
+/// Returns an offset of the shared data, as a displacement.
 fn offset(of: u64) -> i32 {
-    // What is shared is smaller than 2 GiB.
+    // The shared data are smaller than 2 GiB.
     of as i32
 }
 

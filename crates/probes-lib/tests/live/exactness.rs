@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use probes_lib::{Action, Event, Events, Observation, Observed, Options, Selector, Target, Value};
+use probes_lib::{
+    Action, Event, Events, Observation, ObservationReport, Options, Selector, Target, Value,
+};
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms};
 
@@ -104,7 +106,11 @@ impl Plan {
 
 /// All threads wait before and after. Returns the results, and all events, including those that
 /// were read meanwhile.
-fn observe(talker: &mut Talker, target: &Target, plan: Plan) -> (Observed, Events, Vec<Own>) {
+fn observe(
+    talker: &mut Talker,
+    target: &Target,
+    plan: Plan,
+) -> (ObservationReport, Events, Vec<Own>) {
     let mut observer = if plan.begins_at_rest {
         let observer = target.observe(&plan.observation(), options()).unwrap();
         talker.ask("go", "going");
@@ -177,7 +183,7 @@ fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
     }
 }
 
-fn check(plan: Plan, before: &[Own], after: &[Own], observed: &Observed, events: &Events) {
+fn check(plan: Plan, before: &[Own], after: &[Own], observed: &ObservationReport, events: &Events) {
     let own = since(before, after);
     let (starts, stops) = (sum(&own, |own| own.starts), sum(&own, |own| own.stops));
     let what = format!("{plan:?}: {own:?}");

@@ -8,7 +8,7 @@ use test_support::{Talker, eventually, fixture_forms};
 
 use crate::observe::options;
 
-fn observe(target: &Target) -> Observer<'_> {
+fn observe(target: &Target) -> Observer {
     let observation = Observation::new().time("start", "stop");
     target.observe(&observation, options()).unwrap()
 }

@@ -9,7 +9,7 @@ use test_support::{Talker, eventually, fixture_forms};
 
 use crate::observe::{options, strange_code};
 
-fn observe(target: &Target) -> Observer<'_> {
+fn observe(target: &Target) -> Observer {
     let observation = Observation::new()
         .count(Selector::All)
         .time("pong", "ping")

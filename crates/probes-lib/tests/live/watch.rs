@@ -5,13 +5,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use probes_lib::{Event, Events, Launch, Observation, Observed, Observer, Selector, Target, Value};
+use probes_lib::{
+    Event, Events, Launch, Observation, ObservationReport, Observer, Selector, Target, Value,
+};
 use test_support::process::Image;
 use test_support::{Guard, Scratch, Talker, fixture_forms};
 
 use crate::observe::{options, strange_code};
 
-fn watch<'t>(target: &'t Target, selector: Selector) -> Observer<'t> {
+fn watch(target: &Target, selector: Selector) -> Observer {
     let observation = Observation::new().watch(selector);
     target.observe(&observation, options()).unwrap()
 }
@@ -154,7 +156,7 @@ fn mapped_memory_is_read_unmapped_is_not() {
 }
 
 /// Runs a program, with its commands on standard input, to its exit, observed from its start.
-fn observe_all(file: &Path, observation: Observation, words: &str) -> Observed {
+fn observe_all(file: &Path, observation: Observation, words: &str) -> ObservationReport {
     let scratch = Scratch::new();
     let (input, output) = (scratch.file("words"), scratch.file("said"));
     fs::write(&input, words).unwrap();
@@ -163,9 +165,8 @@ fn observe_all(file: &Path, observation: Observation, words: &str) -> Observed {
     command.stdout(File::create(&output).unwrap());
     let launch = Launch::new(command).options(options()).observe(observation);
     let mut launched = launch.spawn().unwrap();
-    let (target, installed) = launched.observed().unwrap();
+    let mut observer = launched.observed().unwrap();
     assert!(launched.observed().is_none());
-    let mut observer = installed.observer(&target);
     assert!(launched.child().wait().unwrap().success());
     let said = fs::read_to_string(output).unwrap();
     assert!(!said.is_empty());
@@ -215,13 +216,13 @@ fn observation_from_launch_is_removed_like_any_other() {
             .options(options())
             .observe(Observation::new().count(Selector::All));
         let mut launched = launch.spawn().unwrap();
-        let (target, installed) = launched.observed().unwrap();
+        let mut observer = launched.observed().unwrap();
+        let target = observer.target().clone();
         let mut talker = Talker::of(Guard::from(launched.into_child()));
         for descriptor in fs::read_dir(format!("/proc/{}/fd", target.pid())).unwrap() {
             let file = fs::read_link(descriptor.unwrap().path()).unwrap();
             assert!(!file.to_str().unwrap().contains("memfd"), "{file:?}");
         }
-        let mut observer = installed.observer(&target);
         talker.hits();
         assert_eq!(observer.counts().unwrap().total(), 2);
         let observed = observer.remove().unwrap();

@@ -17,7 +17,7 @@ use crate::signals::TerminationSignals;
 pub(super) struct Session<'t> {
     target: &'t Target,
     /// `None` once it was removed.
-    observer: Option<Observer<'t>>,
+    observer: Option<Observer>,
     begun: Instant,
     /// What was switched and not back again, in that order.
     switched: Vec<Report>,

@@ -1,175 +1,278 @@
-//! [`Prepared`]: an observation as far as it can be made ready while the process runs, and its beginning
-//! once that stands.
+//! [`Prepared`]: an observation that is ready to be installed: all that can be done while the process
+//! runs is done.
+//!
+//! ```text
+//! running   plan ─▶ place arenas ─▶ assemble trampolines ─▶ find a code cave
+//! stopped   map each arena ─▶ write its code ─▶ write the shared data ─▶ patch all points
+//! ```
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
-use crate::error::{Error, ObserveError, Result};
+use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
 use crate::inject::code_cave;
-use crate::observe::install::context::{InstallContext, map};
+use crate::inject::injector::{Injector, RedirectMode};
+use crate::inject::remote_call::RemoteCall;
+use crate::memory::WriteMemory;
+use crate::observe::install::patch::{self, Patch};
+use crate::observe::install::write_code;
+use crate::observe::installed::read_each;
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::readable_pages::ReadablePages;
-use crate::observe::layout::shared::Shared;
-use crate::observe::observation::Observation;
-use crate::observe::plan::Role;
+use crate::observe::layout::shared;
+use crate::observe::plan::Plan;
+use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
-use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
-use crate::observe::{ActiveObservation, Installed, placement};
+use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds, pages_valid_until};
+use crate::observe::{placement, trampoline};
 use crate::process::Process;
-use crate::process::maps::read_maps;
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
-use crate::process::program::Program;
+use crate::site::{JMP, SiteCode};
 use crate::sys::ticks::{self, Ticks};
 use crate::trace::stopped::Stopped;
-use crate::update::options::Options;
+use crate::trace::tracer::with_tracer;
 
-/// An observation that is ready to begin.
+/// An observation that is ready to be installed.
 pub(crate) struct Prepared {
-    program: Arc<Program>,
-    /// By index in the program.
-    roles: Vec<Role>,
-    pairs: Vec<(String, String)>,
-    layout: Shared,
+    plan: Plan,
+    /// Each with its code.
     arenas: Vec<Arena>,
-    /// Of each entry of each arena, its index in the program.
-    sites: Vec<Vec<usize>>,
-    /// The code of each arena.
     codes: Vec<Vec<u8>>,
-    /// What the trampolines may read.
+    /// The pages that trampolines may read, and until when, in ticks.
     pages: ReadablePages,
-    /// Until when, in ticks.
     pages_valid_until: u64,
-    /// Whether the ids of its threads are ours, too.
     is_in_our_namespace: bool,
+    /// Known once it is installed.
+    thread_ids: ThreadIds,
     ticks: Ticks,
-    /// Where calls can be injected.
+    /// Where the code of injected calls is written.
     pub(crate) code_cave: LiveAddr,
 }
 
+/// Installs an observation in a running process, which is stopped meanwhile; returns how long. The
+/// caller has the update lock.
+///
+/// # Errors
+///
+/// Same as [`Target::observe`](crate::Target::observe). Parts of the observation may be left then: they
+/// can be removed as those of a tool that was killed.
+pub(crate) fn install(
+    process: &Process,
+    memory: &ProcessMemory,
+    plan: Plan,
+    deadline: Duration,
+) -> Result<(ActiveObservation, Duration)> {
+    let mut prepared = Prepared::of(process, memory, plan)?;
+    let stop_time = with_tracer(&[process], |tracer| {
+        let begun = Instant::now();
+        let injector = Injector {
+            tracer,
+            process,
+            memory,
+            code_cave: prepared.code_cave,
+            limit: deadline,
+            mode: RedirectMode::AmongOthers,
+        };
+        let stopped = tracer.stop(process, deadline)?;
+        prepared.install(&injector, stopped, None)?.release();
+        Ok(begun.elapsed())
+    })?;
+    Ok((prepared.into_active(None), stop_time))
+}
+
 impl Prepared {
+    /// Prepares what a plan says.
+    ///
     /// # Errors
     ///
-    /// As of [`Target::observe`](crate::Target::observe).
-    pub(crate) fn of(
-        process: &Process,
-        program: Arc<Program>,
-        memory: &ProcessMemory,
-        observation: &Observation,
-    ) -> Result<Prepared> {
+    /// Same as [`Target::observe`](crate::Target::observe).
+    pub(crate) fn of(process: &Process, memory: &ProcessMemory, plan: Plan) -> Result<Prepared> {
         let pid = process.pid();
         let ticks = Ticks::begin();
-        let roles = observation.roles(&program)?;
-        if roles.iter().any(Role::is_timed) && !ticks::is_tsc_invariant() {
+        if plan.is_timed() && !ticks::is_tsc_invariant() {
             return Err(ObserveError::NoInvariantTsc.into());
         }
-        let layout = observation.shared(&roles);
         let maps = read_maps(process)?;
-        let laid_out = placement::lay_out(process, &program, &roles, layout, &maps)?;
+        let no_room = |_| Error::of_process(pid, ObserveError::NoRoom);
+        let roles = || plan.points.iter().map(|planned| &planned.role);
+        let trampoline_len = trampoline::longest(roles(), plan.shared).map_err(no_room)?;
+        let arenas = placement::place(pid, &plan, trampoline_len, &maps)?;
         let code_cave = code_cave::find(process, memory, &maps)?;
-        let (arenas, sites): (Vec<Arena>, Vec<Vec<usize>>) = laid_out.into_iter().unzip();
-        let sharing = arenas
-            .first()
-            .ok_or(Error::of_process(pid, ObserveError::NoSites))?;
-        let codes = arenas.iter().zip(&sites).map(|(arena, sites)| {
-            let roles = sites.iter().map(|site| &roles[*site]);
-            arena.code_bytes(roles, sharing)
+        let no_sites = || Error::of_process(pid, ObserveError::NoSites);
+        let sharing = arenas.first().ok_or_else(no_sites)?;
+        let mut roles = roles();
+        let codes = arenas.iter().map(|arena| {
+            let roles = roles.by_ref().take(arena.points.len());
+            trampoline::arena_code(arena, roles, sharing)
         });
         let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
-        let codes = codes.map_err(|_| Error::of_process(pid, ObserveError::NoRoom))?;
-        let (pages, pages_valid_until) = match layout.record_len {
-            0 => (ReadablePages::default(), 0),
-            _ => (ReadablePages::of(&maps), ticks.ahead(PAGES_VALID_FOR)),
+        let codes = codes.map_err(no_room)?;
+        let (pages, pages_valid_until) = if plan.shared.record_len == 0 {
+            (ReadablePages::default(), 0)
+        } else {
+            (ReadablePages::of(&maps), ticks.ahead(PAGES_VALID_FOR))
         };
         Ok(Prepared {
-            program,
-            roles,
-            pairs: observation.pairs().to_vec(),
-            layout,
+            plan,
             arenas,
-            sites,
             codes,
             pages,
             pages_valid_until,
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
+            thread_ids: ThreadIds::Unknown,
             ticks,
             code_cave,
         })
-    }
-
-    /// Begins; the data are `shared` with us if there is a file for them. Says whether threads can be told
-    /// by their ids. If it fails, what is left of it can be put back like any other observation.
-    ///
-    /// # Errors
-    ///
-    /// If the process cannot map memory, or a site does not hold what its file says;
-    /// [`ProcessError::KeepsChanging`] if something else has come to be where it was to be.
-    pub(crate) fn install<'s>(
-        &mut self,
-        work: &InstallContext<'s>,
-        mut stopped: Stopped<'s>,
-        shared: Option<&SharedData>,
-    ) -> Result<(Stopped<'s>, bool)> {
-        let arenas = &self.arenas;
-        for (arena, bytes) in arenas.iter().zip(&self.codes) {
-            work.refuse_taken(arena)?;
-            // Until it has a header, which comes last, the detour tells what was mapped.
-            stopped = work.injector.run(stopped, &map(arena, shared))?;
-            let (header, rest) = bytes.split_at(HEADER_LEN.min(bytes.len()));
-            work.put(&stopped, arena.code.plus(header.len() as u64), rest)?;
-            work.put(&stopped, arena.code, header)?;
-        }
-        if let Some(shared) = shared {
-            stopped = work.injector.run(stopped, &[shared.close()])?;
-        }
-        work.injector.clear(&stopped)?;
-        let Some(sharing) = arenas.first() else {
-            return Ok((stopped, false));
-        };
-        let tid_offset = match self.roles.iter().any(Role::is_timed) {
-            true => stopped.tid_offset(work.process, work.memory),
-            false => None,
-        };
-        let pages = (&self.pages, self.pages_valid_until);
-        work.share(sharing, tid_offset, pages)?;
-        let codes = &mut self.codes;
-        work.patch_to_trampolines(&stopped, arenas, &self.sites, codes, &self.program)?;
-        Ok((stopped, tid_offset.is_some()))
     }
 
     pub(crate) fn arenas(&self) -> &[Arena] {
         &self.arenas
     }
 
-    /// What there is once it has begun.
-    pub(crate) fn into_installed(
-        self,
-        has_tids: bool,
-        data: Option<SharedData>,
-        stopped: Duration,
-        options: Options,
-    ) -> Installed {
-        let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
-        let shared = (shared_at, self.layout);
-        let program = self.program.clone();
-        let tids = match (has_tids, self.is_in_our_namespace) {
-            (false, _) => ThreadIds::Unknown,
-            (true, true) => ThreadIds::Ours,
-            (true, false) => ThreadIds::OtherObjects,
+    /// Installs the observation in a stopped process; its data are `shared` with us if there is a file
+    /// for them.
+    ///
+    /// # Errors
+    ///
+    /// If the process cannot map memory, or a point does not hold what its file says;
+    /// [`ProcessError::KeepsChanging`] if something else has been mapped where an arena was to be.
+    pub(crate) fn install<'s>(
+        &mut self,
+        injector: &Injector<'s>,
+        mut stopped: Stopped<'s>,
+        data: Option<&SharedData>,
+    ) -> Result<Stopped<'s>> {
+        for (arena, code) in self.arenas.iter().zip(&self.codes) {
+            refuse_occupied(injector.process, arena)?;
+            stopped = injector.run(stopped, &map_calls(arena, data))?;
+            // The header comes last: until then, the code in the cave says what was mapped.
+            let (header, rest) = code.split_at(HEADER_LEN.min(code.len()));
+            write_code(
+                injector,
+                &stopped,
+                arena.code.plus(header.len() as u64),
+                rest,
+            )?;
+            write_code(injector, &stopped, arena.code, header)?;
+        }
+        if let Some(data) = data {
+            stopped = injector.run(stopped, &[data.close()])?;
+        }
+        injector.clear(&stopped)?;
+        self.write_shared_data(injector, &stopped)?;
+        self.patch_points(injector, &stopped)?;
+        Ok(stopped)
+    }
+
+    /// Writes what the trampolines read in the shared data.
+    fn write_shared_data(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
+        let (process, memory) = (injector.process, injector.memory);
+        let mut tid_offset = None;
+        if self.plan.is_timed() {
+            tid_offset = stopped.tid_offset(process, memory);
+        }
+        self.thread_ids = match tid_offset {
+            None => ThreadIds::Unknown,
+            Some(_) if self.is_in_our_namespace => ThreadIds::OfOurNamespace,
+            Some(_) => ThreadIds::OfAnotherNamespace,
         };
-        Installed {
-            watch: EventReader::begin(program, &self.roles, shared, tids, self.pages),
-            active: ActiveObservation {
-                program: self.program,
-                arenas: self.arenas,
-                sites: self.sites,
-                roles: self.roles,
-                pairs: self.pairs,
-                data,
-                ticks: self.ticks,
-            },
-            options,
-            stopped,
+        let Some(sharing) = self.arenas.first() else {
+            return Ok(());
+        };
+        let tid_offset = tid_offset.map(|offset| (shared::TID_AT, offset.to_le_bytes().to_vec()));
+        let pages = self.pages.writes().into_iter();
+        let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
+        let has_shared = !sharing.shared.is_empty();
+        let until = has_shared.then(|| pages_valid_until(self.pages_valid_until));
+        let writes: Vec<_> = tid_offset.into_iter().chain(pages).chain(until).collect();
+        write_shared(process.pid(), memory, sharing, &writes)
+    }
+
+    /// Makes the points call their trampolines, having switched on those whose probes are enabled.
+    fn patch_points(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
+        let pid = injector.process.pid();
+        let mut patches = Vec::new();
+        let mut planned = self.plan.points.iter();
+        for (arena, code) in self.arenas.iter().zip(&mut self.codes) {
+            let addresses: Vec<LiveAddr> = arena.points.iter().map(|it| it.address).collect();
+            let found = read_each(pid, injector.memory, &addresses)?;
+            let found: Vec<SiteCode> = found.into_iter().map(SiteCode).collect();
+            for (found, planned) in found.iter().zip(planned.by_ref()) {
+                if !planned.point.is_unpatched(*found) {
+                    return Err(self.plan.unexpected(planned, *found).into());
+                }
+            }
+            let mut is_any_enabled = false;
+            for (index, found) in found.iter().enumerate() {
+                if found.enabled() == Some(true) {
+                    code[(arena.tail(index).0 - arena.code.0) as usize] = JMP;
+                    is_any_enabled = true;
+                }
+                patches.push(Patch {
+                    at: arena.points[index].patch_at(),
+                    before: found.tail(),
+                    after: arena.patch(index),
+                });
+            }
+            if is_any_enabled {
+                write_code(injector, stopped, arena.code, code)?;
+            }
+        }
+        patch::write_all(pid, &mut stopped.memory(injector.memory)?, &patches)
+    }
+
+    /// Returns the observation once it is installed.
+    pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
+        let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
+        ActiveObservation {
+            events: EventReader::begin(&self.plan, shared_at, self.thread_ids, self.pages),
+            plan: self.plan,
+            arenas: self.arenas,
+            data,
+            ticks: self.ticks,
         }
     }
+}
+
+/// Checks that nothing has been mapped where an arena is to be since it was placed.
+fn refuse_occupied(process: &Process, arena: &Arena) -> Result<()> {
+    let range = arena.range();
+    let is_within = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
+    if read_maps(process)?.iter().any(is_within) {
+        let kind = ProcessError::KeepsChanging;
+        return Err(Error::of_process(process.pid(), kind));
+    }
+    Ok(())
+}
+
+/// Returns the calls that map an arena, its data `shared` with us if there is a file for them.
+fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [RemoteCall; 2] {
+    let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+    [
+        RemoteCall::map(arena.code, arena.code_len(), read | execute),
+        match data {
+            Some(data) => data.map(arena),
+            None => RemoteCall::map(arena.data(), arena.data_len(), read | write),
+        },
+    ]
+}
+
+/// Writes into the shared data, at offsets.
+///
+/// # Errors
+///
+/// If they cannot be written.
+pub(crate) fn write_shared(
+    pid: i32,
+    memory: &ProcessMemory,
+    sharing: &Arena,
+    writes: &[(u64, Vec<u8>)],
+) -> Result<()> {
+    for (offset, bytes) in writes {
+        let at = sharing.shared_at().plus(*offset);
+        let written = memory.while_it_runs().write_code(at, bytes);
+        written.map_err(|source| Error::of_write(pid, MemoryPart::ObservationData, at, source))?;
+    }
+    Ok(())
 }

@@ -1,38 +1,85 @@
-//! Ends an observation: the sites get their own calls back, and the memory is unmapped once nobody is
-//! in it any more.
+//! Removes observations: restores the points, and unmaps the arenas once no thread is in a trampoline.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::error::{Effect, Error, Result};
+use crate::error::{Effect, Error, MemoryPart, ProcessError, Result};
 use crate::inject::code_cave;
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::ReadMemory;
-use crate::observe::install::context::{InstallContext, refuse_replaced, unmap};
-use crate::observe::install::patch_sites;
+use crate::observe::install::patch::{self, Patch};
+use crate::observe::install::write_code;
+use crate::observe::installed::{self, patched_points, refuse_replaced};
 use crate::observe::layout::arena::Arena;
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
+use crate::site::JMP;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::with_tracer;
-use crate::update::options::Options;
 
-/// How long threads are given to get out of the trampolines.
+/// How long threads have to leave the trampolines.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// How long they are given at first.
+/// How long they run before the first look.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// What somebody has left who was killed before there was a header.
-pub(crate) struct OrphanedMappings {
-    /// What unmaps what he has mapped.
+/// What was removed of observations.
+///
+/// ```no_run
+/// use probes_lib::{Options, Target};
+///
+/// let removed = Target::open(4242)?.clean(Options::default())?;
+/// println!("restored {} sites", removed.sites);
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CleanReport {
+    /// How many sites were restored.
+    pub sites: usize,
+    /// How many bytes stay mapped in the process, which does no harm: as far as its stack shows, a
+    /// thread may still return to a trampoline from a signal handler, or the process has set a seccomp
+    /// filter since. [`Target::clean`](crate::Target::clean) unmaps them when that is over.
+    pub still_mapped: u64,
+}
+
+impl CleanReport {
+    /// Adds what was removed later: only what is mapped in the end stays mapped.
+    pub(crate) fn add(&mut self, later: CleanReport) {
+        self.sites += later.sites;
+        self.still_mapped = later.still_mapped;
+    }
+
+    /// Returns the report if a thread may still execute an injected call, and so map memory.
+    fn if_pending(self, pid: i32) -> Result<CleanReport> {
+        if self.still_mapped == 0 {
+            let error = Error::of_process(pid, ProcessError::KeepsChanging);
+            return Err(error.leaving(Effect::StillMapped));
+        }
+        Ok(self)
+    }
+
+    /// Returns the effect of an observation that could not be installed and was removed; its failure
+    /// had the effect `before`.
+    pub(crate) fn effect(&self, before: Effect) -> Effect {
+        let is_written = matches!(before, Effect::Restored | Effect::HalfChanged);
+        match self.still_mapped {
+            0 if self.sites == 0 && !is_written => Effect::NothingChanged,
+            0 => Effect::Restored,
+            _ => Effect::StillMapped,
+        }
+    }
+}
+
+/// Memory that was mapped by a tool which was killed before the header of its arena was written.
+struct OrphanedMappings {
+    /// The calls that unmap it.
     calls: Vec<RemoteCall>,
 }
 
 impl OrphanedMappings {
-    pub(crate) fn find(
+    fn find(
         process: &Process,
         memory: &ProcessMemory,
         maps: &[Mapping],
@@ -44,7 +91,7 @@ impl OrphanedMappings {
         if bytes == [0; remote_call::MAX_LEN] {
             return None;
         }
-        let is_left = |call: &RemoteCall| {
+        let is_orphaned = |call: &RemoteCall| {
             let start = call.range().start;
             let mut all = arenas.iter().map(Arena::range);
             let has_header = all.any(|range| range.contains(&start));
@@ -52,89 +99,205 @@ impl OrphanedMappings {
         };
         let calls = remote_call::orphaned_mappings(&bytes)
             .into_iter()
-            .filter(is_left);
+            .filter(is_orphaned);
         Some(OrphanedMappings {
             calls: calls.collect(),
         })
     }
 }
 
-/// What has become of observations that were put back.
-pub(crate) struct RemovedObservation<T> {
-    pub(crate) results: T,
-    /// How many sites have got their own calls back.
-    pub(crate) sites: usize,
-    /// How many bytes stay mapped, as somebody may still return there, or nobody may unmap them.
-    pub(crate) still_mapped: u64,
-    /// How long the process stop_time still for it, all in all.
-    pub(crate) stopped: Duration,
-}
-
-/// Gives the sites their own calls back, waits until nobody is in the trampolines, and unmaps them; `read`
-/// reads what was results, just before. If it fails, nothing has been results, and it can be tried again.
+/// Removes the observations that tools which were killed have left. The caller has the update lock.
 ///
 /// # Errors
 ///
-/// If the process cannot be stopped or written to, has ended or executed another program. Once the sites
-/// are as they were, only the end of the process is an error: what cannot be unmapped stays mapped.
+/// Same as [`remove`].
+pub(crate) fn remove_stale(
+    process: &Process,
+    memory: &ProcessMemory,
+    deadline: Duration,
+) -> Result<CleanReport> {
+    let begun = Instant::now();
+    let mut cleaned = CleanReport::default();
+    loop {
+        let maps = read_maps(process)?;
+        let arenas = installed::find(memory, &maps);
+        let orphaned = OrphanedMappings::find(process, memory, &maps, &arenas);
+        let is_cave_empty = orphaned.is_none();
+        if !is_cave_empty && begun.elapsed() > deadline {
+            return cleaned.if_pending(process.pid());
+        }
+        cleaned.still_mapped = 0;
+        if !arenas.is_empty() || !is_cave_empty {
+            let calls = orphaned.map_or_else(Vec::new, |orphaned| orphaned.calls);
+            let removed = remove_all(process, memory, &arenas, &calls, deadline, || Ok(()));
+            let removed = removed.map_err(|error| {
+                if cleaned.sites == 0 {
+                    error
+                } else {
+                    error.leaving(Effect::Restored)
+                }
+            })?;
+            cleaned.add(CleanReport {
+                sites: removed.sites,
+                still_mapped: removed.still_mapped,
+            });
+        }
+        // While the cave is not empty, a thread may still execute a call that maps memory.
+        if is_cave_empty {
+            return Ok(cleaned);
+        }
+    }
+}
+
+/// What was removed, and what was read just before.
+pub(crate) struct Removed<T> {
+    pub(crate) results: T,
+    /// How many points were restored.
+    sites: usize,
+    /// How many bytes stay mapped.
+    pub(crate) still_mapped: u64,
+    /// How long the process was stopped, all in all.
+    pub(crate) stop_time: Duration,
+}
+
+impl<T> Removed<T> {
+    /// Returns results with nothing to remove: the process has exited.
+    pub(crate) fn nothing(results: T) -> Removed<T> {
+        Removed {
+            results,
+            sites: 0,
+            still_mapped: 0,
+            stop_time: Duration::ZERO,
+        }
+    }
+}
+
+/// Restores the points of `arenas`, waits until no thread is in a trampoline, and unmaps the arenas;
+/// `read` reads the results just before. If it fails, `read` has not been called or has failed, and it
+/// can be tried again. The caller has the update lock.
+///
+/// # Errors
+///
+/// If the process cannot be stopped or written to, has exited or executed another program. Once the
+/// points are restored, only that the process has exited is an error: memory that cannot be unmapped
+/// stays mapped.
 pub(crate) fn remove<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
     arenas: &[Arena],
-    left: Option<OrphanedMappings>,
-    options: Options,
+    deadline: Duration,
     read: impl FnOnce() -> Result<T> + Send,
-) -> Result<RemovedObservation<T>> {
+) -> Result<Removed<T>> {
+    remove_all(process, memory, arenas, &[], deadline, read)
+}
+
+/// Same as [`remove`], and executes the calls that unmap what is `orphaned`.
+fn remove_all<T: Send>(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: &[Arena],
+    orphaned: &[RemoteCall],
+    deadline: Duration,
+    read: impl FnOnce() -> Result<T> + Send,
+) -> Result<Removed<T>> {
     let maps = read_maps(process)?;
     let code_cave = code_cave::find(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
-        let work = InstallContext::of(Injector {
+        let injector = Injector {
             tracer,
             process,
             memory,
             code_cave,
-            limit: options.deadline,
+            limit: deadline,
             mode: RedirectMode::AmongOthers,
-        });
+        };
         let since = Instant::now();
-        let stopped = tracer.stop(process, options.deadline)?;
+        let stopped = tracer.stop(process, deadline)?;
         refuse_replaced(process.pid(), memory, arenas)?;
-        let changes = work.changes_back(&stopped, arenas)?;
-        patch_sites::carry_out(process.pid(), &mut stopped.memory(memory)?, &changes)?;
-        let told = work.mark_restored(&stopped, arenas);
-        let emptied = match told.and_then(|()| wait_until_left(&work, stopped, arenas)) {
-            Err(error) if is_over(&error) => return Err(error),
+        let patches = restoring_patches(&injector, &stopped, arenas)?;
+        patch::write_all(process.pid(), &mut stopped.memory(memory)?, &patches)?;
+        let marked = mark_restored(&injector, &stopped, arenas);
+        let emptied = match marked.and_then(|()| wait_until_left(&injector, stopped, arenas)) {
+            Err(error) if is_gone(&error) => return Err(error),
             Err(_) => None,
             Ok(emptied) => emptied,
         };
         let results = read().map_err(|error| error.leaving(Effect::StillMapped))?;
-        let left: Vec<RemoteCall> = left.into_iter().flat_map(|left| left.calls).collect();
-        let all = |stopped| {
-            work.injector
-                .unmap_all(stopped, &left, arenas.iter().map(unmap))
-        };
-        let still_mapped = match emptied.map(all) {
+        let unmap = |stopped| injector.unmap_all(stopped, orphaned, arenas.iter().map(unmap_call));
+        let still_mapped = match emptied.map(unmap) {
             Some(Ok(unmapped)) => {
                 unmapped.release();
                 0
             }
-            // The sites are as they were, and what was results is known: what is still mapped is nobody's
-            // any more, and the next one takes it away.
+            // The points are restored and the results are read: the next tool unmaps what is still
+            // mapped.
             Some(Err(_)) | None => bytes_mapped(process, memory, arenas),
         };
-        Ok(RemovedObservation {
+        Ok(Removed {
             results,
-            sites: changes.len(),
+            sites: patches.len(),
             still_mapped,
-            stopped: since.elapsed(),
+            stop_time: since.elapsed(),
         })
     })
 }
 
-/// Lets threads run until none is in a trampoline any more, or may return there; `None` if that takes too long.
-/// Whoever is inside comes out by himself, some day; nobody gets in any more.
+/// Returns the patches that restore the points; a point that holds neither its patch nor a part of it is
+/// left alone.
+fn restoring_patches(
+    injector: &Injector<'_>,
+    stopped: &Stopped<'_>,
+    arenas: &[Arena],
+) -> Result<Vec<Patch>> {
+    let mut patches = Vec::new();
+    for arena in arenas {
+        let patched = patched_points(injector.process, injector.memory, arena)?;
+        let tails = read_tails(injector, stopped, arena)?;
+        patches.extend(patched.into_iter().map(|(index, before)| {
+            let point = arena.points[index];
+            Patch {
+                at: point.patch_at(),
+                before,
+                after: point.unpatched(tails[index] == JMP),
+            }
+        }));
+    }
+    Ok(patches)
+}
+
+/// Returns the first bytes of the tails of all trampolines.
+fn read_tails(injector: &Injector<'_>, stopped: &Stopped<'_>, arena: &Arena) -> Result<Vec<u8>> {
+    // In few calls, but not all at once.
+    const PIECE: u64 = 1 << 20;
+    let pid = injector.process.pid();
+    let memory = stopped.memory(injector.memory)?;
+    let end = arena.trampolines().end;
+    let (mut start, mut piece) = (arena.trampoline(arena.points.len()), Vec::new());
+    let tail = |index| {
+        let at = arena.tail(index);
+        let offset = at.0.wrapping_sub(start.0) as usize;
+        if let Some(&byte) = piece.get(offset).filter(|_| at >= start) {
+            return Ok(byte);
+        }
+        start = at;
+        piece.resize((end - at.0).min(PIECE) as usize, 0);
+        let read = memory.read(at, &mut piece);
+        read.map_err(|source| Error::of_read(pid, MemoryPart::Trampoline, at, source))?;
+        Ok(piece.first().copied().unwrap_or_default())
+    };
+    (0..arena.points.len()).map(tail).collect()
+}
+
+/// Sets the flags that all points are restored.
+fn mark_restored(injector: &Injector<'_>, stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<()> {
+    let mut arenas = arenas.iter();
+    arenas.try_for_each(|arena| write_code(injector, stopped, arena.restored_flag(), &[1]))
+}
+
+/// Lets threads run until none is in a trampoline or may return there; returns `None` if that takes too
+/// long. Threads already in a trampoline leave on their own; no new ones can enter.
 fn wait_until_left<'s>(
-    work: &InstallContext<'s>,
+    injector: &Injector<'s>,
     mut stopped: Stopped<'s>,
     arenas: &[Arena],
 ) -> Result<Option<Stopped<'s>>> {
@@ -142,22 +305,26 @@ fn wait_until_left<'s>(
     let trampolines: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
     let is_inside = |stopped: &Stopped<'_>| {
         let mut trampolines = trampolines.iter();
-        trampolines.any(|trampolines| stopped.leads_into(work.memory, trampolines))
+        trampolines.any(|trampolines| stopped.leads_into(injector.memory, trampolines))
     };
     let mut pause = PAUSE;
     while is_inside(&stopped) {
         if begun.elapsed() > LEAVING {
             return Ok(None);
         }
-        let Injector { tracer, limit, .. } = work.injector;
-        stopped = tracer.run_until_out(work.process, stopped, &trampolines, pause, limit)?;
-        // Where there are many threads, it takes a while until it is somebody's lock.
+        let (tracer, limit) = (injector.tracer, injector.limit);
+        stopped = tracer.run_until_out(injector.process, stopped, &trampolines, pause, limit)?;
+        // If there are many threads, it takes a while until a given one is scheduled.
         pause = (pause * 2).min(LEAVING / 8);
     }
     Ok(Some(stopped))
 }
 
-/// How much of what was mapped still is.
+fn unmap_call(arena: &Arena) -> RemoteCall {
+    RemoteCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
+}
+
+/// Returns how many bytes of arenas and orphaned mappings are still mapped.
 fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> u64 {
     let is_there = |arena: &&Arena| {
         let is_there = arena.is_there(|at, bytes| memory.read(at, bytes));
@@ -165,13 +332,13 @@ fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> 
     };
     let of_arenas = arenas.iter().filter(is_there).map(Arena::range);
     let maps = read_maps(process).unwrap_or_default();
-    let left = OrphanedMappings::find(process, memory, &maps, arenas);
-    let of_left = left.into_iter().flat_map(|left| left.calls);
-    let ranges = of_arenas.chain(of_left.map(|call| call.range()));
+    let orphaned = OrphanedMappings::find(process, memory, &maps, arenas);
+    let orphaned = orphaned.into_iter().flat_map(|orphaned| orphaned.calls);
+    let ranges = of_arenas.chain(orphaned.map(|call| call.range()));
     ranges.map(|range| range.end - range.start).sum()
 }
 
-/// Whether the process has nothing any more that could be put back.
-fn is_over(error: &Error) -> bool {
+/// Returns whether the error says that the process or its program is gone, and the observation with it.
+fn is_gone(error: &Error) -> bool {
     error.is_gone() || error.is_executed()
 }

@@ -1,5 +1,5 @@
-//! [`ReadablePages`]: which pages of a process its trampolines may read, so that they never touch one that is not
-//! there. Pure.
+//! [`ReadablePages`]: which pages of a process its trampolines may read, so that they never access one
+//! that is not mapped. Pure.
 //!
 //! ```text
 //! address   63 .. 17   16 .. 12   11 .. 0
@@ -7,7 +7,7 @@
 //! entry     key, 32 bits │ a bit for each of 32 pages     at the key's low bits in the table
 //! ```
 //!
-//! An entry is read by one instruction. It is changed in three steps, each of which leaves it true:
+//! An entry is read by one instruction. It is changed in three steps, each of which leaves a true entry:
 //! no page, the other key, its pages.
 
 use std::collections::{BTreeMap, HashSet};
@@ -18,15 +18,15 @@ use crate::process::maps::Mapping;
 
 /// Bits of an address below its key.
 pub(crate) const KEY_SHIFT: u32 = 17;
-/// Entries of the table: 128 GiB in a row.
+/// Entries of the table: enough for 128 GiB of contiguous memory.
 pub(crate) const ENTRIES: u64 = 1 << 20;
-/// In bytes.
+/// The length of the table, in bytes.
 pub(crate) const LEN: u64 = ENTRIES * 8;
 
 /// Where user space ends.
 const END: u64 = 1 << 47;
 
-/// The entries of a table that tell of a page, by where they are; and of what ranges of addresses.
+/// The entries of a table that have pages, by index, and the address ranges that they are of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadablePages {
     entries: BTreeMap<u32, PageEntry>,
@@ -35,11 +35,12 @@ pub(crate) struct ReadablePages {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PageEntry {
+    /// A bit for each page.
     pages: u32,
     key: u32,
 }
 
-/// Bytes to be written, at an offset in the table.
+/// Bytes to write at an offset in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Write {
     pub(crate) at: u64,
@@ -47,12 +48,12 @@ pub(crate) struct Write {
 }
 
 impl ReadablePages {
-    /// The pages of values.
+    /// Returns the pages where OCaml values may be.
     pub(crate) fn of(maps: &[Mapping]) -> ReadablePages {
         ReadablePages::covering(ranges(maps))
     }
 
-    /// The pages that there are now; `None` if they are these.
+    /// Returns the pages that there are now; `None` if they are the same.
     pub(crate) fn renewed(&self, maps: &[Mapping]) -> Option<ReadablePages> {
         let ranges = ranges(maps);
         (ranges != self.ranges).then(|| ReadablePages::covering(ranges))
@@ -66,7 +67,7 @@ impl ReadablePages {
         ReadablePages { ranges, ..pages }
     }
 
-    /// What was there first stays where two want the same entry.
+    /// Adds the pages of a range. Where two keys have the same entry, the first one keeps it.
     fn add(&mut self, start: u64, end: u64) {
         let end = end.min(END);
         let mut at = start;
@@ -86,7 +87,7 @@ impl ReadablePages {
         }
     }
 
-    /// All of them, for a table that is empty.
+    /// Returns the writes that fill an empty table.
     pub(crate) fn writes(&self) -> Vec<Write> {
         let mut writes: Vec<Write> = Vec::new();
         for (&index, entry) in &self.entries {
@@ -103,7 +104,7 @@ impl ReadablePages {
         writes
     }
 
-    /// What makes a table of `before` one of this, each step leaving it true. In this order.
+    /// Returns the writes that make the table of `before` this one, in their order: it is true after each.
     pub(crate) fn changes(&self, before: &ReadablePages) -> Vec<Write> {
         let mut indices: Vec<u32> = before
             .entries
@@ -145,16 +146,17 @@ impl PageEntry {
     }
 }
 
-/// Where values may be: in private memory that can be read, of nobody or of an object.
+/// Returns where OCaml values may be: in private readable memory, anonymous or of an object.
 fn ranges(maps: &[Mapping]) -> Vec<Range<u64>> {
     let file = |mapping: &Mapping| (mapping.device, mapping.inode);
     let code = maps.iter().filter(|it| it.executable && !it.shared);
     let objects: HashSet<_> = code.map(file).collect();
     let holds_values = |mapping: &&Mapping| {
-        let is_values = match mapping.inode {
+        let is_values = if mapping.inode == 0 {
             // The kernel's own have names: [vdso], [vvar].
-            0 => !mapping.path().starts_with(b"[v"),
-            _ => objects.contains(&file(mapping)),
+            !mapping.path().starts_with(b"[v")
+        } else {
+            objects.contains(&file(mapping))
         };
         is_values && mapping.is_readable() && !mapping.shared
     };
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
     use crate::process::maps::parse;
 
-    /// Whether a trampoline would read at an address.
+    /// Returns whether a trampoline would read at an address.
     fn may_read(table: &[u8], address: u64) -> bool {
         let key = address >> KEY_SHIFT;
         let at = (key % ENTRIES) as usize * 8;
@@ -258,7 +260,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
             }
         }
         for (key, chunk) in table.chunks(8).enumerate() {
-            // A key without a page tells of nothing.
+            // The key of an entry without a page has no effect.
             let pages = &chunk[..4];
             assert_eq!(pages, &wanted[key * 8..key * 8 + 4]);
         }

@@ -1,57 +1,67 @@
-//! [`Shared`]: the data that all sites of an observation share, as offsets. Pure.
+//! [`Shared`]: the layout of the data that all points of an observation share, as offsets. Pure.
 //!
 //! ```text
-//! header   64 bytes: where in its control block a thread has its id, until when pages are believed
+//! header   64 bytes: the offset of the thread id in a thread's control block, until when the pages
+//!          are valid
 //! pairs    of each: a header, a slot for each thread, a histogram for each group of threads
 //! rings    one for each group of threads: how many records were begun, and the last of them
-//! pages    which pages may be read
+//! pages    which pages may be read (readable_pages.rs)
 //! ```
 //!
-//! A slot belongs to one thread, which alone writes there; what several threads write is locked.
+//! Only the thread that owns a slot writes there; what several threads write is written by locked
+//! instructions.
 
-use crate::observe::layout::arena::GROUPS;
+use crate::observe::layout::readable_pages;
 
-/// Kept at the beginning of each part.
+/// Groups of threads: each has counters, histograms and a ring of its own, so that threads do not
+/// contend for cache lines.
+pub(crate) const GROUPS: usize = 1 << GROUP_BITS;
+pub(crate) const GROUP_BITS: u32 = 4;
+
+/// The length of the header of each part, in bytes.
 pub(crate) const HEADER_LEN: u64 = 64;
 
-/// Where in the header the offset from `fs` of the thread's id is, four bytes.
+/// In the header, four bytes: the offset from `fs` of the thread's id.
 pub(crate) const TID_AT: u64 = 0;
 
-/// Where in the header it is until when the table of pages is to be believed, in ticks: whoever keeps it
-/// up to date may be killed.
+/// In the header: until when the table of pages is valid, in ticks. The tool that keeps it up to date
+/// may be killed.
 pub(crate) const PAGES_VALID_UNTIL: u64 = 8;
 
-/// More pairs than anybody looks at.
+/// The most pairs of an observation.
 pub(crate) const MAX_PAIRS: u32 = 64;
+
+/// The most arguments of a hit that are recorded.
+pub(crate) const MOST_ARGUMENTS: usize = 6;
 
 /// Slots of a pair.
 pub(crate) const SLOTS: u64 = 1 << SLOT_BITS;
 pub(crate) const SLOT_BITS: u32 = 10;
-/// How many slots from its own on a thread may have, so that there are more by as many.
+/// How many slots a thread tries, from the one that its hash selects: so many more follow the last.
 pub(crate) const SEEK: u64 = 16;
 /// Binary logarithm of the bytes of a slot.
 pub(crate) const SLOT_LEN_BITS: u32 = 11;
 pub(crate) const SLOT_LEN: u64 = 1 << SLOT_LEN_BITS;
 
-/// What a slot holds, eight bytes each.
+/// The fields of a slot, eight bytes each.
 pub(crate) mod slot {
-    /// Whose it is: where the control block of its thread is.
+    /// The thread that owns it: the address of its control block.
     pub(crate) const OWNER: u64 = 0;
     /// The id of its thread.
     pub(crate) const TID: u64 = 8;
     /// How many starts wait for their stop.
     pub(crate) const DEPTH: u64 = 16;
-    /// Starts that threads of the same block have left behind.
+    /// Starts without a stop of earlier threads with the same control block.
     pub(crate) const LEFT: u64 = 24;
     /// Stops without a start.
     pub(crate) const STOPS: u64 = 32;
-    /// Stops whose start had been given up, as too many came after it.
+    /// Stops whose start was overwritten, because too many other starts came after it.
     pub(crate) const DEEP: u64 = 40;
-    /// All times together, in ticks.
+    /// The sum of all times, in ticks.
     pub(crate) const SUM: u64 = 48;
-    /// The longest, in ticks.
+    /// The longest time, in ticks.
     pub(crate) const MAX: u64 = 56;
-    /// The starts that wait, the last ones of them: of each how deep it is, and when it was.
+    /// The innermost of the starts that wait: of each its depth and its time.
     pub(crate) const STARTS: u64 = 64;
     /// How many of them are kept, a power of two.
     pub(crate) const ROOM: u64 = 64;
@@ -62,9 +72,9 @@ pub(crate) mod slot {
 /// In the header of a pair: stops of threads for which there was no slot.
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;
 
-/// Times are told apart by so many bits from the first that is set: to a thousandth.
+/// How many bits of a time, from the highest that is set, select its bucket: buckets are a thousandth wide.
 pub(crate) const PRECISION: u32 = 9;
-/// Longer times than 2 to this, in ticks, are counted as that.
+/// Binary logarithm of the longest time, in ticks: longer ones are counted as that.
 pub(crate) const LONGEST_BITS: u32 = 48;
 pub(crate) const BUCKETS: u64 = ((LONGEST_BITS - PRECISION + 1) as u64) << PRECISION;
 pub(crate) const HISTOGRAM_LEN: u64 = BUCKETS * 8;
@@ -73,57 +83,60 @@ const SLOTS_AT: u64 = HEADER_LEN;
 const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SEEK) * SLOT_LEN;
 pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 
-/// About how much a ring holds, in bytes.
+/// About how many bytes of records a ring holds.
 const RING: u64 = 1 << 20;
 
-/// What a record holds.
+/// The fields of a record.
 pub(crate) mod record {
-    /// One more than its position in the ring, once it is complete.
+    /// Once the record is complete, one more than its position in the ring.
     pub(crate) const NUMBER: u64 = 0;
-    /// When it was, in ticks.
+    /// The time of the hit, in ticks.
     pub(crate) const TIME: u64 = 8;
-    /// The thread, and the index of the site: four bytes each.
+    /// The thread's id, four bytes.
     pub(crate) const TID: u64 = 16;
-    pub(crate) const SITE: u64 = 20;
-    /// Of each argument, a byte: 0 if it is no block that can be read, else one more than how many
-    /// words of it were copied.
+    /// The index of the point in its plan, four bytes.
+    pub(crate) const POINT: u64 = 20;
+    /// A byte for each argument: 0 if it is not a block that can be read, otherwise one more than the
+    /// number of its words that were copied.
     pub(crate) const COPIED: u64 = 24;
     pub(crate) const ARGUMENTS: u64 = 32;
 
-    /// Of an argument: its value, the header of its block, and the beginning of that.
+    /// Of an argument: its value, the header of its block, and the first words of the block.
     pub(crate) const VALUE: u64 = 0;
     pub(crate) const BLOCK: u64 = 8;
     pub(crate) const COPY: u64 = 16;
-    /// In words: one more than is watched, for the end of a string that just fits.
+    /// In words: one more than is shown, for the end of a string that just fits.
     pub(crate) const COPY_WORDS: u64 = 9;
     pub(crate) const ARGUMENT_LEN: u64 = COPY + COPY_WORDS * 8;
 
-    /// Of one with so many arguments, in bytes.
+    /// Returns the length of a record of so many arguments, in bytes.
     pub(crate) fn len(arguments: usize) -> u32 {
         let len = ARGUMENTS + ARGUMENT_LEN * arguments as u64;
         len.next_multiple_of(64) as u32
     }
 }
 
-/// What is shared, and where.
+/// Which parts the shared data have, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Shared {
     pub(crate) pairs: u32,
-    /// The bytes of a record; 0 if no hits are watched.
+    /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
 }
 
 impl Shared {
-    /// Whether numbers that were read from a process can be those of one.
+    /// Returns whether it can be one of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
-        let longest = record::len(crate::observe::plan::MOST_ARGUMENTS);
+        let longest = record::len(MOST_ARGUMENTS);
         self.pairs <= MAX_PAIRS && self.record_len <= longest && self.record_len % 64 == 0
     }
 
+    /// Returns whether nothing is shared.
     pub(crate) fn is_empty(self) -> bool {
         self == Shared::default()
     }
 
+    /// Returns the offset of a pair; those of other parts are returned alike below.
     pub(crate) fn pair(self, index: u32) -> u64 {
         HEADER_LEN + PAIR_LEN * u64::from(index)
     }
@@ -136,39 +149,39 @@ impl Shared {
         self.pair(pair) + HISTOGRAMS_AT
     }
 
-    /// How many records a ring holds, a power of two.
+    /// Returns how many records a ring holds, a power of two.
     pub(crate) fn records(self) -> u64 {
         let fit = RING / u64::from(self.record_len.max(64));
         1 << fit.ilog2()
     }
 
     pub(crate) fn ring_len(self) -> u64 {
-        match self.record_len {
-            0 => 0,
-            len => HEADER_LEN + self.records() * u64::from(len),
+        if self.record_len == 0 {
+            return 0;
         }
+        HEADER_LEN + self.records() * u64::from(self.record_len)
     }
 
     pub(crate) fn ring(self, group: usize) -> u64 {
         self.pair(self.pairs) + self.ring_len() * group as u64
     }
 
-    /// Where it is told which pages may be read.
+    /// Returns the offset of the table of pages that may be read.
     pub(crate) fn pages(self) -> u64 {
         self.ring(GROUPS)
     }
 
-    /// In bytes.
+    /// Returns its length in bytes.
     pub(crate) fn len(self) -> u64 {
-        match (self.is_empty(), self.record_len) {
-            (true, _) => 0,
-            (_, 0) => self.pages(),
-            _ => self.pages() + super::readable_pages::LEN,
+        if self.is_empty() {
+            return 0;
         }
+        let has_pages = self.record_len > 0;
+        self.pages() + if has_pages { readable_pages::LEN } else { 0 }
     }
 }
 
-/// The bucket of a time, as the trampolines find it.
+/// Returns the bucket of a time, computed as the trampolines do.
 #[cfg(test)]
 pub(crate) fn bucket(ticks: u64) -> u64 {
     let ticks = ticks.min((1 << LONGEST_BITS) - 1);
@@ -176,7 +189,7 @@ pub(crate) fn bucket(ticks: u64) -> u64 {
     (u64::from(shift) << PRECISION) + (ticks >> shift)
 }
 
-/// The times that a bucket stands for: the least, and how many.
+/// Returns the times that are counted in a bucket: the least, and how many.
 pub(crate) fn times_of(bucket: u64) -> (u64, u64) {
     let shift = (bucket >> PRECISION).saturating_sub(1);
     let top = bucket - (shift << PRECISION);

@@ -1,5 +1,5 @@
-//! [`DataSource`]: where what was results is read: in the process, or, of a program that was launched to be
-//! observed, in a file that it shares with us and that is there when it has ended.
+//! [`DataSource`]: where recorded data are read: in the memory of the process or, if the program was
+//! launched to be observed, in a file that it shares with us. The file outlives the process.
 
 use std::fs::File;
 use std::io;
@@ -7,12 +7,13 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use crate::address::LiveAddr;
+use crate::error::{Error, MemoryPart, Result};
 use crate::inject::remote_call::RemoteCall;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::ProcessMemory;
 
-/// Where what was results is read.
+/// Where recorded data are read.
 pub(crate) enum DataSource<'d> {
     Process(&'d ProcessMemory),
     Shared(&'d SharedData),
@@ -27,15 +28,27 @@ impl ReadMemory for DataSource<'_> {
     }
 }
 
-/// The data of arenas in a file of no name, one behind the other.
+/// Returns recorded data, from an address of the process.
+///
+/// # Errors
+///
+/// If they cannot be read, or the process has exited.
+pub(crate) fn read(pid: i32, source: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
+    let mut data = vec![0; len as usize];
+    let read = source.read(at, &mut data);
+    read.map_err(|source| Error::of_read(pid, MemoryPart::ObservationData, at, source))?;
+    Ok(data)
+}
+
+/// The data of arenas in an unnamed file, one after the other.
 pub(crate) struct SharedData {
     file: File,
-    /// Of each arena, where its data are in the process, and how long they are.
+    /// Of each arena, the address of its data in the process, and their length.
     places: Vec<(LiveAddr, u64)>,
 }
 
 impl SharedData {
-    /// In a file that the process has inherited as the descriptor of the same number.
+    /// Makes room for the data in a file that the process has inherited under the same descriptor.
     pub(crate) fn of(file: File, arenas: &[Arena]) -> io::Result<SharedData> {
         let places = arenas.iter().map(|arena| (arena.data(), arena.data_len()));
         let data = SharedData {
@@ -51,7 +64,7 @@ impl SharedData {
         self.file.as_raw_fd()
     }
 
-    /// What maps the data of an arena in the process.
+    /// Returns the call that maps the data of an arena in the process.
     pub(crate) fn map(&self, arena: &Arena) -> RemoteCall {
         let data = arena.data();
         let before = self.places.iter().take_while(|(at, _)| *at != data);
@@ -59,7 +72,7 @@ impl SharedData {
         RemoteCall::map_shared(data, arena.data_len(), self.descriptor(), offset)
     }
 
-    /// What closes the descriptor in the process, which nobody there knows of.
+    /// Returns the call that closes the descriptor in the process, which does not know of it.
     pub(crate) fn close(&self) -> RemoteCall {
         RemoteCall::close(self.descriptor())
     }

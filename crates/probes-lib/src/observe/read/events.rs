@@ -1,4 +1,4 @@
-//! [`Event`]: a hit by itself, from the record that a trampoline has written of it.
+//! [`Event`]: one hit, from the record that a trampoline has written of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,10 +6,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::address::LiveAddr;
 use crate::elf::table::Site;
+use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared::{self, Shared, record};
-use crate::observe::plan::{ArgumentSource, Role};
+use crate::observe::plan::{Plan, PlannedPoint};
+use crate::observe::point::ArgumentSource;
 use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{Custom, Recorded, Value};
 use crate::process::Process;
@@ -19,23 +21,49 @@ use crate::process::object::Object;
 use crate::process::program::{ProbeId, Program};
 use crate::sys::ticks::Clock;
 
-/// What was seen of the hits of a process, one by one.
+/// The hits of a process, one by one.
+///
+/// ```no_run
+/// use std::{thread, time::Duration};
+/// use probes_lib::{Observation, Options, Selector, Target};
+///
+/// let observation = Observation::new().watch(Selector::name("req_start"));
+/// let mut observer = Target::open(4242)?.observe(&observation, Options::default())?;
+/// loop {
+///     thread::sleep(Duration::from_millis(50));
+///     let read = observer.events()?;
+///     for event in &read.events {
+///         println!("{} {:?}", event.name(), event.arguments);
+///     }
+///     if read.dropped > 0 {
+///         println!("{} hits were dropped", read.dropped);
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Events {
     /// In the order of their times.
     pub events: Vec<Event>,
-    /// Hits that could not be read any more when it was their lock.
+    /// How many hits were overwritten before they were read.
     pub dropped: u64,
 }
 
 /// A hit.
+///
+/// ```no_run
+/// # let event: probes_lib::Event = unimplemented!();
+/// println!("{:?} thread {:?}: {}", event.time, event.thread, event.name());
+/// println!("at {} with {:?}", event.address(), event.arguments);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// When it was.
+    /// Its time.
     pub time: SystemTime,
-    /// The thread, as we see it; `None` if it cannot be told, or has ended in another pid namespace.
+    /// The thread's id in our pid namespace; `None` if it is unknown, or the thread, of another
+    /// namespace, has exited.
     pub thread: Option<i32>,
-    /// What its note says of where they are, decoded; six at most.
+    /// Its arguments, decoded, at most six. Where they are is said by the note of the site.
     pub arguments: Vec<Value>,
     program: Arc<Program>,
     site: usize,
@@ -43,22 +71,22 @@ pub struct Event {
 }
 
 impl Event {
-    /// The name of its probe.
+    /// Returns the name of its probe.
     pub fn name(&self) -> &str {
         self.program.by_id(self.probe).name()
     }
 
-    /// Its site.
+    /// Returns its site.
     pub fn site(&self) -> Site<'_> {
         self.program.site(self.site).site
     }
 
-    /// The object that the site is in.
+    /// Returns the object that its site is in.
     pub fn object(&self) -> &Object {
         self.program.site(self.site).object
     }
 
-    /// The index of that object among [`Target::objects`](crate::Target::objects).
+    /// Returns the index of that object in [`Target::objects`](crate::Target::objects).
     pub fn object_index(&self) -> usize {
         let mut objects = self.program.objects().iter();
         let object = self.object();
@@ -67,19 +95,19 @@ impl Event {
             .unwrap_or(0)
     }
 
-    /// Where its nop is in the process.
+    /// Returns the address of the site's nop in the process.
     pub fn address(&self) -> LiveAddr {
         self.program.site(self.site).address()
     }
 }
 
-/// The mappings are read anew so often, at most.
+/// How often the mappings are read anew, at most.
 const RENEWAL: Duration = Duration::from_millis(100);
 
-/// For so long, whenever hits are read.
+/// How long they are read anew whenever hits are read.
 const YOUNG: Duration = Duration::from_secs(1);
 
-/// How long the trampolines believe what they were told of pages.
+/// How long the table of pages is valid once it is written.
 pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
 
 /// More kinds of custom blocks than a program has.
@@ -91,37 +119,39 @@ pub(crate) struct EventReader {
     program: Arc<Program>,
     layout: Shared,
     rings: Rings,
-    tids: ThreadIds,
-    /// Those that are watched, by index in the program.
-    sites: HashMap<usize, WatchedSite>,
-    /// What is known of the operations of custom blocks.
+    thread_ids: ThreadIds,
+    /// The points that are watched, by index in the plan.
+    points: HashMap<usize, WatchedPoint>,
+    /// The kinds of custom blocks, by the address of their operations.
     kinds: HashMap<u64, Custom>,
-    /// Our ids of threads that know themselves by others.
+    /// The ids of threads in our pid namespace, by those in theirs; `None` if a thread is not found.
     threads: HashMap<i32, Option<i32>>,
+    /// What the table of pages holds.
     pages: ReadablePages,
     begun: Instant,
     renewed: Instant,
 }
 
-/// How records tell threads.
+/// Which thread ids records have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadIds {
-    /// Not at all.
+    /// None.
     Unknown,
-    /// By ids that are ours, too.
-    Ours,
-    /// By ids of another pid namespace.
-    OtherObjects,
+    /// Ids of our pid namespace.
+    OfOurNamespace,
+    /// Ids of another pid namespace.
+    OfAnotherNamespace,
 }
 
-/// A site that is watched.
+/// A point that is watched: the probe and the site that it is of, and its arguments.
 #[derive(Debug)]
-struct WatchedSite {
+struct WatchedPoint {
     probe: ProbeId,
+    site: usize,
     arguments: Vec<ArgumentShape>,
 }
 
-/// Where an argument was applied from, how many bytes it has, and whether it is signed.
+/// Where an argument was read from, how many bytes it has, and whether it is signed.
 #[derive(Clone, Copy, Debug)]
 struct ArgumentShape {
     source: ArgumentSource,
@@ -130,40 +160,20 @@ struct ArgumentShape {
 }
 
 impl EventReader {
-    /// Of sites of these roles; `shared` is where they share what, and `pages` is what trampolines have been
-    /// told.
+    /// Begins to read the events of a plan, whose shared data are at an address; `pages` is what the
+    /// table of pages holds.
     pub(crate) fn begin(
-        program: Arc<Program>,
-        roles: &[Role],
-        (shared, layout): (LiveAddr, Shared),
-        tids: ThreadIds,
+        plan: &Plan,
+        shared: LiveAddr,
+        thread_ids: ThreadIds,
         pages: ReadablePages,
     ) -> EventReader {
-        let mut sites = HashMap::new();
-        for probe in program.probes() {
-            for site in probe.sites() {
-                let arguments = program.site(site).site.arguments();
-                let watched = roles.get(site).and_then(|role| role.watched.as_ref());
-                let shapes = watched.map(|watched| watched.arguments.iter().zip(arguments));
-                let Some(shapes) = shapes else { continue };
-                let shapes = shapes.map(|(source, argument)| ArgumentShape {
-                    source: *source,
-                    size: argument.as_ref().map_or(8, |it| it.size),
-                    signed: argument.is_some_and(|it| it.signed),
-                });
-                let watched = WatchedSite {
-                    probe: probe.id(),
-                    arguments: shapes.collect(),
-                };
-                sites.insert(site, watched);
-            }
-        }
         EventReader {
-            sites,
-            program,
-            layout,
-            rings: Rings::at(shared, layout),
-            tids,
+            points: watched_points(plan),
+            program: plan.program.clone(),
+            layout: plan.shared,
+            rings: Rings::at(shared, plan.shared),
+            thread_ids,
             kinds: HashMap::new(),
             threads: HashMap::new(),
             pages,
@@ -172,13 +182,12 @@ impl EventReader {
         }
     }
 
-    /// Where it reads.
-    pub(crate) fn shared(&self) -> LiveAddr {
-        self.rings.shared
-    }
-
-    /// What is new, from `source`; `is_over` says that nobody writes any more. `memory` is the process's,
-    /// as long as there is one.
+    /// Reads the new events from `source`; `is_over` says that no trampoline writes any more. `memory` is
+    /// that of the process, unless it has exited.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be read, or the process has exited.
     pub(crate) fn read(
         &mut self,
         process: &Process,
@@ -186,16 +195,17 @@ impl EventReader {
         memory: Option<&ProcessMemory>,
         clock: &Clock,
         is_over: bool,
-    ) -> std::io::Result<Events> {
-        let records = self.rings.read(source, is_over)?;
+    ) -> Result<Events> {
+        let records = self.rings.read(source, is_over).map_err(|source| {
+            let (pid, at) = (process.pid(), self.rings.shared);
+            Error::of_read(pid, MemoryPart::ObservationData, at, source)
+        })?;
         let mut events = Events {
             events: Vec::new(),
             dropped: records.dropped,
         };
-        for record in records
-            .bytes
-            .chunks_exact(self.layout.record_len.max(1) as usize)
-        {
+        let len = self.layout.record_len.max(1) as usize;
+        for record in records.bytes.chunks_exact(len) {
             match self.event(process, memory, clock, record) {
                 Some(event) => events.events.push(event),
                 None => events.dropped = events.dropped.saturating_add(1),
@@ -204,7 +214,7 @@ impl EventReader {
         Ok(events)
     }
 
-    /// `None` if the record is not one of our trampolines'.
+    /// Returns the event of a record; `None` if it is not one that a trampoline writes.
     fn event(
         &mut self,
         process: &Process,
@@ -213,9 +223,9 @@ impl EventReader {
         record: &[u8],
     ) -> Option<Event> {
         let ids = word(record, record::TID);
-        let (tid, site) = (ids as u32 as i32, (ids >> 32) as usize);
-        let watched = self.sites.get(&site)?;
-        let probe = watched.probe;
+        let (tid, point) = (ids as u32 as i32, (ids >> 32) as usize);
+        let watched = self.points.get(&point)?;
+        let (probe, site) = (watched.probe, watched.site);
         let shapes = watched.arguments.iter().enumerate();
         let recorded: Vec<Recorded<'_>> = shapes
             .map(|(index, shape)| recorded(record, index, *shape))
@@ -234,7 +244,8 @@ impl EventReader {
         })
     }
 
-    /// What a custom block is, by its operations, the first of which is the address of their name.
+    /// Returns the kind of a custom block, from the address of its operations: the first of them is the
+    /// address of their name.
     fn custom(&mut self, memory: Option<&ProcessMemory>, operations: u64) -> Custom {
         if let Some(known) = self.kinds.get(&operations) {
             return *known;
@@ -254,12 +265,12 @@ impl EventReader {
         custom.unwrap_or(Custom::Other)
     }
 
-    /// Our id of the thread that knows itself by `tid`.
+    /// Returns the id in our pid namespace of the thread with this id in its own.
     fn thread(&mut self, process: &Process, tid: i32) -> Option<i32> {
-        match self.tids {
+        match self.thread_ids {
             ThreadIds::Unknown => return None,
-            ThreadIds::Ours => return Some(tid),
-            ThreadIds::OtherObjects => {}
+            ThreadIds::OfOurNamespace => return Some(tid),
+            ThreadIds::OfAnotherNamespace => {}
         }
         if let Some(known) = self.threads.get(&tid) {
             return *known;
@@ -269,18 +280,20 @@ impl EventReader {
                 self.threads.insert(status.innermost, Some(thread));
             }
         }
-        // One that has ended is not looked for again, unless its id is another's in a while.
+        // A thread that has exited is not looked for again until the pages are renewed: its id may be
+        // reused.
         *self.threads.entry(tid).or_insert(None)
     }
 
-    /// Whether it is time to look which pages there are: a program that has just begun maps its heap.
+    /// Returns whether it is time to renew the table of pages: a program that has just started maps its
+    /// heap.
     pub(crate) fn is_due(&self) -> bool {
         let is_young = self.begun.elapsed() < YOUNG;
         self.layout.record_len > 0 && (is_young || self.renewed.elapsed() > RENEWAL)
     }
 
-    /// What tells the trampolines which pages there are now, to be believed `until` then: an offset in what is
-    /// shared, and bytes.
+    /// Returns what to write into the shared data, at which offsets, to renew the table of pages, which is
+    /// then valid `until` a time.
     pub(crate) fn renew(&mut self, maps: &[Mapping], until: u64) -> Vec<(u64, Vec<u8>)> {
         self.renewed = Instant::now();
         self.threads.retain(|_, thread| thread.is_some());
@@ -296,6 +309,42 @@ impl EventReader {
     }
 }
 
+/// Returns the points of a plan that are watched, by index.
+fn watched_points(plan: &Plan) -> HashMap<usize, WatchedPoint> {
+    let watched = |(index, planned): (usize, &PlannedPoint)| {
+        planned.role.watched.as_ref()?;
+        Some((planned.site, index))
+    };
+    let planned = plan.points.iter().enumerate();
+    let index_of: HashMap<usize, usize> = planned.filter_map(watched).collect();
+    let mut points = HashMap::with_capacity(index_of.len());
+    for probe in plan.program.probes() {
+        for site in probe.sites() {
+            let Some(&index) = index_of.get(&site) else {
+                continue;
+            };
+            let sources = plan.points[index].role.watched.iter();
+            let sources = sources.flat_map(|watched| &watched.arguments);
+            let arguments = plan.program.site(site).site.arguments();
+            let shapes = sources
+                .zip(arguments)
+                .map(|(source, argument)| ArgumentShape {
+                    source: *source,
+                    size: argument.as_ref().map_or(8, |it| it.size),
+                    signed: argument.is_some_and(|it| it.signed),
+                });
+            let watched = WatchedPoint {
+                probe: probe.id(),
+                site,
+                arguments: shapes.collect(),
+            };
+            points.insert(index, watched);
+        }
+    }
+    points
+}
+
+/// Returns the argument of this index in a record.
 fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
     let at = record::ARGUMENTS + record::ARGUMENT_LEN * index as u64;
     let copied = record
@@ -315,7 +364,8 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
     }
 }
 
-/// What tells the trampolines until when to believe what they were told of pages.
+/// Returns what to write into the shared data, at which offset, so that the table of pages is valid `until`
+/// a time.
 pub(crate) fn pages_valid_until(until: u64) -> (u64, Vec<u8>) {
     (shared::PAGES_VALID_UNTIL, until.to_le_bytes().to_vec())
 }

@@ -1,15 +1,31 @@
-//! [`Latency`]: the times of a pair, from what the trampolines have kept of them.
+//! [`Latency`]: the times of a pair, from what the trampolines have recorded of them.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use crate::observe::layout::arena::GROUPS;
+use crate::error::Result;
+use crate::memory::ReadMemory;
+use crate::observe::layout::arena::Arena;
 use crate::observe::layout::shared::{
-    self, BUCKETS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SEEK, SLOT_LEN, SLOT_OVERFLOWS, SLOTS, slot,
+    self, BUCKETS, GROUPS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SEEK, SLOT_LEN, SLOT_OVERFLOWS,
+    SLOTS, slot,
 };
+use crate::observe::read::data_source;
+use crate::sys::ticks::Ticks;
 
 /// The times from the hits of one probe to those of another, in the same thread.
+///
+/// ```no_run
+/// use probes_lib::{Observation, Options, Target};
+///
+/// let observation = Observation::new().time("req_start", "req_end");
+/// let observer = Target::open(4242)?.observe(&observation, Options::default())?;
+/// for pair in observer.latencies()? {
+///     println!("{} to {}: p99 {:?}", pair.start(), pair.stop(), pair.quantile(0.99));
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Latency {
     start: String,
@@ -24,45 +40,43 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// The probe that times begin with.
+    /// Returns the name of the probe at which times start.
     pub fn start(&self) -> &str {
         &self.start
     }
 
-    /// The probe that they end with.
+    /// Returns the name of the probe at which they stop.
     pub fn stop(&self) -> &str {
         &self.stop
     }
 
-    /// How many times were applied.
+    /// Returns how many times were measured.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// Their mean; zero if there are none.
+    /// Returns the mean of all times; zero if there are none.
     pub fn mean(&self) -> Duration {
         let mean = self.sum.as_nanos().checked_div(u128::from(self.count()));
         Duration::from_nanos(mean.unwrap_or(0) as u64)
     }
 
-    /// The time that this share of all, from 0 to 1, does not exceed; to 0.2 %. Zero if there are
-    /// none.
+    /// Returns the time that this share of all, from 0 to 1, does not exceed, to 0.2 %; zero if there
+    /// are none.
     pub fn quantile(&self, share: f64) -> Duration {
-        match self.count() {
-            0 => Duration::ZERO,
-            _ => {
-                let time = self.histogram.value_at_quantile(share);
-                Duration::from_nanos(time).min(self.longest)
-            }
+        if self.count() == 0 {
+            return Duration::ZERO;
         }
+        let time = self.histogram.value_at_quantile(share);
+        Duration::from_nanos(time).min(self.longest)
     }
 
-    /// The longest.
+    /// Returns the longest time.
     pub fn max(&self) -> Duration {
         self.longest
     }
 
-    /// Times, to 0.2 %, and how many there are of each; the shortest first.
+    /// Returns times, to 0.2 %, and how many there are of each; the shortest first.
     pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
         let recorded = self.histogram.iter_recorded();
         recorded.map(|it| {
@@ -71,24 +85,39 @@ impl Latency {
         })
     }
 
-    /// Starts whose stop has not come: those that still wait, and those whose threads have ended.
+    /// Returns how many starts have no stop: those that wait for it, and those whose threads have exited.
     pub fn unmatched_starts(&self) -> u64 {
         self.waiting
     }
 
-    /// Stops that came without a start.
+    /// Returns how many stops came without a start.
     pub fn unmatched_stops(&self) -> u64 {
         self.unmatched_stops
     }
 
-    /// Times that were not applied, each counted when its stop came: those of the outer ones of more than 64
-    /// starts that wait in a thread, and those of threads beyond about a thousand.
+    /// Returns how many times were not measured, each counted at its stop: if more than 64 starts wait in
+    /// a thread, those of the outer ones; and those of threads beyond about a thousand.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// From the bytes of a pair, ticks being so many nanoseconds.
-    pub(crate) fn of((start, stop): &(String, String), pair: &[u8], nanoseconds: f64) -> Latency {
+    /// Returns the latency of each pair, from its bytes.
+    pub(crate) fn of_pairs(
+        names: &[(String, String)],
+        pairs: &[Vec<u8>],
+        ticks: &Ticks,
+    ) -> Vec<Latency> {
+        if pairs.is_empty() {
+            return Vec::new();
+        }
+        let nanoseconds = ticks.nanoseconds();
+        let both = names.iter().zip(pairs);
+        both.map(|(names, pair)| Latency::of(names, pair, nanoseconds))
+            .collect()
+    }
+
+    /// Returns the latency of a pair, from its bytes; a tick is so many nanoseconds.
+    fn of((start, stop): &(String, String), pair: &[u8], nanoseconds: f64) -> Latency {
         let word = |at: usize| {
             let bytes = pair.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map_or(0, u64::from_le_bytes)
@@ -115,7 +144,7 @@ impl Latency {
             if count > 0 {
                 let (least, many) = shared::times_of(bucket);
                 let middle = (least + many / 2).min(longest);
-                // What is longer than the longest is counted as that.
+                // A time that is rounded up beyond the longest is counted as the longest.
                 histogram.saturating_record_n(time(middle), count);
             }
         }
@@ -132,16 +161,36 @@ impl Latency {
     }
 }
 
-/// What is read from a process may be anything.
+/// Reads the bytes of each pair.
+///
+/// # Errors
+///
+/// If they cannot be read, or the process has exited.
+pub(crate) fn read_pairs(
+    pid: i32,
+    source: &impl ReadMemory,
+    arenas: &[Arena],
+) -> Result<Vec<Vec<u8>>> {
+    let Some(sharing) = arenas.first() else {
+        return Ok(Vec::new());
+    };
+    let address = |pair| sharing.shared_at().plus(sharing.shared.pair(pair));
+    let pairs = 0..sharing.shared.pairs;
+    pairs
+        .map(|pair| data_source::read(pid, source, address(pair), PAIR_LEN))
+        .collect()
+}
+
+/// Returns the sum of numbers that were read from a process, and so may be any.
 fn total(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// For times up to the longest.
+/// Returns an empty histogram for times up to the longest.
 fn empty(longest: u64) -> Histogram<u64> {
     const DIGITS: u8 = 3;
     let of = |longest| Histogram::new_with_max(longest, DIGITS);
-    // It refuses only less than 2, and more digits than 5.
+    // It fails only for less than 2, and for more than 5 digits.
     of(longest.max(2)).unwrap_or_else(|_| unreachable!("{longest} is a bound"))
 }
 

@@ -1,18 +1,17 @@
-//! [`Rings`]: reads the records that the trampolines write, while they go on writing.
+//! [`Rings`]: reads the records that the trampolines write, while they continue to write.
 //!
-//! A record is claimed by adding one to the head of its ring, and complete once its number says so. It
-//! may be written anew as soon as the ring has gone round. So it is what it seems to be if it was
-//! complete before it was read, and its ring had not gone round by then.
+//! A trampoline claims a record by adding one to the head of its ring, and completes it by writing its
+//! number. The record may be overwritten as soon as the ring has wrapped around. So what was read is
+//! valid if the record was complete before, and the ring had not wrapped around to it afterwards.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
-use crate::observe::layout::arena::GROUPS;
-use crate::observe::layout::shared::{HEADER_LEN, Shared, record};
+use crate::observe::layout::shared::{GROUPS, HEADER_LEN, Shared, record};
 
-/// A thread that takes longer to complete a record has ended, or was applied out of its trampoline.
+/// A thread that takes longer to complete a record has exited, or has left its trampoline otherwise.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How far the rings have been read.
@@ -21,20 +20,20 @@ pub(crate) struct Rings {
     pub(crate) shared: LiveAddr,
     layout: Shared,
     next: [u64; GROUPS],
-    /// Since when a record has been waited for.
+    /// Since when the next record of a ring has been incomplete.
     waiting: [Option<Instant>; GROUPS],
 }
 
-/// Records, each of the length that its layout says.
+/// Records, each of the length that the layout says.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     pub(crate) bytes: Vec<u8>,
-    /// How many there were that could not be read any more.
+    /// How many were overwritten before they could be read, or never completed.
     pub(crate) dropped: u64,
 }
 
 impl Rings {
-    /// Of what is shared at an address.
+    /// Returns the rings of the shared data at an address, none of whose records has been read.
     pub(crate) fn at(shared: LiveAddr, layout: Shared) -> Rings {
         Rings {
             shared,
@@ -44,7 +43,8 @@ impl Rings {
         }
     }
 
-    /// What is new, in the order of its times. `is_over` says that nobody writes any more.
+    /// Reads the new records, in the order of their times. `is_over` says that no trampoline writes any
+    /// more.
     pub(crate) fn read(&mut self, memory: &impl ReadMemory, is_over: bool) -> io::Result<Records> {
         let mut records = Records::default();
         if self.layout.record_len == 0 {
@@ -67,7 +67,7 @@ impl Rings {
         let head = self.head(memory, group)?;
         let room = self.layout.records();
         let mut next = self.next[group];
-        // A head that goes back is not ours: there is nothing to be read.
+        // A head only grows: one that is smaller has been overwritten by the program.
         if head <= next {
             return Ok(());
         }
@@ -75,40 +75,43 @@ impl Rings {
         let len = self.layout.record_len as usize;
         let is_complete = |(record, number): &(&[u8], u64)| word(record, record::NUMBER) == *number;
         let bytes = self.copy(memory, group, first, head)?;
-        // A head is any number: one more than the last of them is none.
+        // The head may be the largest number: the range must not end one beyond it.
         let numbers = |from: u64, to: u64| (from..to).map(|position| position + 1);
         let numbered = || bytes.chunks_exact(len).zip(numbers(first, head));
-        let end = match is_over {
-            true => head,
-            false => first + numbered().take_while(is_complete).count() as u64,
+        let end = if is_over {
+            head
+        } else {
+            first + numbered().take_while(is_complete).count() as u64
         };
-        // Again, now that they are known to be complete.
+        // Read again, now that they are known to be complete.
         let known: Vec<bool> = numbered().map(|one| is_complete(&one)).collect();
         let mut bytes = self.copy(memory, group, first, end)?;
         let oldest = self.head(memory, group)?.saturating_sub(room);
         let gone = oldest.clamp(first, end.max(first)) - first;
         bytes.drain(..gone as usize * len);
         let known = known.iter().skip(gone as usize);
-        // One that was out of its time may have been written over it.
+        // A record of an earlier round, completed late, may have overwritten it.
         let numbers = numbers(first + gone, end);
         let both = bytes.chunks_exact(len).zip(numbers).zip(known);
         for ((record, number), known) in both {
-            match *known && is_complete(&(record, number)) {
-                true => records.bytes.extend(record),
-                false => records.drop_records(1),
+            if *known && is_complete(&(record, number)) {
+                records.bytes.extend(record);
+            } else {
+                records.drop_records(1);
             }
         }
         first = first.max(oldest);
         let mut after = end.max(first);
         records.drop_records(first - next);
-        self.waiting[group] = match after > next || after == head {
-            true => None,
-            false => self.waiting[group].or_else(|| Some(Instant::now())),
+        self.waiting[group] = if after > next || after == head {
+            None
+        } else {
+            self.waiting[group].or_else(|| Some(Instant::now()))
         };
         if self.waiting[group].is_some_and(|since| since.elapsed() > PATIENCE) {
             records.drop_records(1);
             after += 1;
-            // The next one has its own time.
+            // The next record may take as long.
             self.waiting[group] = None;
         }
         next = after;
@@ -116,18 +119,19 @@ impl Rings {
         Ok(())
     }
 
+    /// Returns the address of a ring.
     fn ring(&self, group: usize) -> LiveAddr {
         self.shared.plus(self.layout.ring(group))
     }
 
-    /// How many records were begun.
+    /// Reads the head of a ring: how many records were begun.
     fn head(&self, memory: &impl ReadMemory, group: usize) -> io::Result<u64> {
         let mut head = [0; 8];
         memory.read(self.ring(group), &mut head)?;
         Ok(u64::from_le_bytes(head))
     }
 
-    /// The bytes of records, of which there are no more than a ring holds.
+    /// Reads the bytes of records, of which there are at most as many as a ring holds.
     fn copy(
         &self,
         memory: &impl ReadMemory,
@@ -164,7 +168,7 @@ impl Records {
     }
 }
 
-/// Eight bytes of a record.
+/// Returns eight bytes of a record as a number.
 pub(crate) fn word(record: &[u8], at: u64) -> u64 {
     let bytes = record.get(at as usize..at as usize + 8);
     bytes
@@ -186,7 +190,7 @@ mod tests {
 
     type Change = Box<dyn Fn(&mut Vec<u8>)>;
 
-    /// What is shared, written as trampolines do; `meanwhile` is done between two readings.
+    /// Shared data; `meanwhile` is what trampolines do after each read, the last one first.
     struct Memory {
         bytes: RefCell<Vec<u8>>,
         meanwhile: RefCell<Vec<Change>>,
@@ -307,6 +311,7 @@ mod tests {
         let records = rings.read(&memory, true).unwrap();
         assert_eq!((times(&records), records.dropped), (vec![40], 1));
     }
+
     #[test]
     fn each_incomplete_record_is_awaited_equally_long() {
         let memory = memory();

@@ -1,9 +1,22 @@
-//! [`Value`]: an argument of a hit as OCaml means it. Pure.
+//! [`Value`]: an argument of a hit, decoded as an OCaml value. Pure.
 
 use crate::observe::layout::shared::record;
-use crate::observe::plan::ArgumentSource;
+use crate::observe::point::ArgumentSource;
 
 /// An argument of a hit.
+///
+/// ```
+/// use probes_lib::Value;
+///
+/// fn show(value: &Value) -> String {
+///     match value {
+///         Value::Int(number) => number.to_string(),
+///         Value::String { bytes, .. } => String::from_utf8_lossy(bytes).into_owned(),
+///         other => format!("{other:?}"),
+///     }
+/// }
+/// assert_eq!(show(&Value::Int(42)), "42");
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// An immediate: an `int`, a `bool`, a `char`, `()`, a constructor without arguments.
@@ -12,9 +25,9 @@ pub enum Value {
     Float(f64),
     /// A `string` or `bytes`.
     String {
-        /// All of it, or its first 64 bytes.
+        /// The whole string, or its first 64 bytes.
         bytes: Vec<u8>,
-        /// Whether that is all.
+        /// Whether `bytes` is the whole string.
         is_whole: bool,
     },
     /// An `int32`.
@@ -25,26 +38,26 @@ pub enum Value {
     Nativeint(i64),
     /// Any other block.
     Block {
-        /// What kind of block it is: the number of its constructor, or one of caml/mlvalues.h.
+        /// Its tag: the number of a constructor, or one that caml/mlvalues.h defines.
         tag: u8,
-        /// In words.
+        /// Its size in words.
         size: u64,
     },
-    /// What is no value of OCaml, or lies where it may not be read.
+    /// Not an OCaml value, or a block in memory that may not be read.
     Unread(u64),
-    /// What is somewhere where it is not looked for: neither in a register nor on the stack.
+    /// Passed neither in a register nor on the stack.
     Unknown,
 }
 
-/// The tags of blocks whose words are no values (caml/mlvalues.h).
+/// The tags of blocks whose words are not values (caml/mlvalues.h).
 const STRING: u8 = 252;
 const DOUBLE: u8 = 253;
 const CUSTOM: u8 = 255;
 
-/// How much of a string is watched, in bytes.
+/// How much of a string is shown, in bytes.
 const SHOWN: usize = 64;
 
-/// What a custom block is, by the name of its operations (runtime/ints.c).
+/// The kind of a custom block, by the name of its operations (runtime/ints.c).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Custom {
     Int32,
@@ -54,7 +67,7 @@ pub(crate) enum Custom {
 }
 
 impl Custom {
-    /// By the name, to which a null byte belongs.
+    /// Returns the kind of this name, which ends with a null byte.
     pub(crate) fn of(name: &[u8]) -> Custom {
         match name {
             [b'_', b'i', 0, ..] => Custom::Int32,
@@ -69,17 +82,18 @@ impl Custom {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recorded<'r> {
     pub(crate) source: ArgumentSource,
-    /// In bytes, and whether it is signed.
+    /// Its size in bytes.
     pub(crate) size: u8,
     pub(crate) signed: bool,
     pub(crate) value: u64,
+    /// The header of the block.
     pub(crate) header: u64,
-    /// The first words of the block; `None` if it is none that could be read.
+    /// The first words of the block; `None` if it is not a block that could be read.
     pub(crate) words: Option<&'r [u8]>,
 }
 
 impl Recorded<'_> {
-    /// What it means; `custom` tells of the operations of a custom block.
+    /// Decodes it; `custom` returns the kind of a custom block, from the address of its operations.
     pub(crate) fn decode(&self, custom: impl FnOnce(u64) -> Custom) -> Value {
         match self.source {
             ArgumentSource::Unknown => return Value::Unknown,
@@ -96,7 +110,7 @@ impl Recorded<'_> {
             return Value::Unread(self.value);
         };
         let tag = self.header as u8;
-        // Bits 10 to 55; there may be others above.
+        // Bits 10 to 55; other bits may be set above.
         let size = self.header << 8 >> 18;
         let word = |index: usize| {
             let bytes = words.get(8 * index..8 * index + 8)?.try_into().ok()?;
@@ -120,18 +134,19 @@ impl Recorded<'_> {
         read.unwrap_or(Value::Block { tag, size })
     }
 
-    /// The number that its low bytes are.
+    /// Returns the number in its low bytes.
     fn narrow(&self) -> i64 {
         let unused = 64 - 8 * u32::from(self.size.max(1));
         let high = self.value << unused;
-        match self.signed {
-            true => high as i64 >> unused,
-            false => (high >> unused) as i64,
+        if self.signed {
+            high as i64 >> unused
+        } else {
+            (high >> unused) as i64
         }
     }
 }
 
-/// The last byte of a string's block says how many before it do not belong to the string.
+/// Returns a string. The last byte of its block says how many bytes before it do not belong to it.
 fn string(words: &[u8], size: u64) -> Option<Value> {
     if words.is_empty() {
         return None;
@@ -224,7 +239,7 @@ mod tests {
         let ends = |unused: u8| [&longer[..71], &[unused]].concat();
         assert_eq!(block(252, 9, &ends(7)), cut(true));
         assert_eq!(block(252, 9, &ends(6)), cut(false));
-        // What is no string is told as what it is.
+        // A block that is not a valid string is returned as a block.
         let (tag, size) = (252, 1);
         assert_eq!(block(252, 1, &[0xff; 8]), Value::Block { tag, size });
         assert_eq!(block(252, 1, &[]), Value::Block { tag, size });

@@ -1,27 +1,44 @@
-//! What a trampoline does at an end of a pair: keeps the time of a start on the stack of its thread, and
-//! takes it from there at a stop.
+//! The code of a trampoline at an end of a pair: pushes the time of a start to the stack of its thread,
+//! pops it at a stop and adds the time between to a histogram.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rbx, rcx, rdi, rdx, rsi,
+    CodeAssembler, CodeLabel, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
 use super::{offset, spread};
-use crate::observe::layout::arena::GROUP_BITS;
 use crate::observe::layout::shared::{
-    self, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SEEK, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS,
-    SLOT_OVERFLOWS, Shared, slot,
+    self, GROUP_BITS, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SEEK, SLOT_BITS, SLOT_LEN,
+    SLOT_LEN_BITS, SLOT_OVERFLOWS, Shared, slot,
 };
-use crate::observe::plan::PairEnd;
+use crate::observe::point::PairEnd;
 
-/// Expects rbx to be where it is shared and rsi to be the time, and keeps them.
+/// Emits the code of an end of a pair. Expects the address of the shared data in rbx and the time in
+/// rsi, and preserves them.
 pub(super) fn end(a: &mut CodeAssembler, end: PairEnd, layout: Shared) -> Result<(), IcedError> {
-    let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
     let mut over = a.create_label();
+    find_slot(a, end, layout, over)?;
+    reset_slot_of_another(a)?;
+    match end {
+        PairEnd::Start(_) => push_start(a)?,
+        PairEnd::Stop(pair) => pop_start(a, pair, layout, over)?,
+    }
+    a.set_label(&mut over)?;
+    // A label needs an instruction.
+    a.nop()
+}
+
+/// Puts the address of the thread's slot in rcx: the one that it has, or the next one that is free. Goes
+/// to `over` if there is none.
+fn find_slot(
+    a: &mut CodeAssembler,
+    end: PairEnd,
+    layout: Shared,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
     let mut found = a.create_label();
-    let mut again = a.create_label();
-    let mut same = a.create_label();
-    // The slot that the thread has, or the next one that is free.
+    let mut next = a.create_label();
     a.mov(rdi, qword_ptr(0).fs())?;
     a.mov(edx, dword_ptr(0).fs())?;
     spread(a, edx, SLOT_BITS)?;
@@ -30,7 +47,7 @@ pub(super) fn end(a: &mut CodeAssembler, end: PairEnd, layout: Shared) -> Result
     a.cmp(qword_ptr(rcx + slot::OWNER), rdi)?;
     a.je(found)?;
     a.mov(edx, SEEK as u32)?;
-    a.set_label(&mut again)?;
+    a.set_label(&mut next)?;
     a.xor(eax, eax)?;
     a.lock().cmpxchg(qword_ptr(rcx + slot::OWNER), rdi)?;
     a.je(found)?;
@@ -38,15 +55,19 @@ pub(super) fn end(a: &mut CodeAssembler, end: PairEnd, layout: Shared) -> Result
     a.je(found)?;
     a.add(rcx, SLOT_LEN as i32)?;
     a.dec(edx)?;
-    a.jne(again)?;
-    // It is a time that is not applied, and that has one stop.
+    a.jne(next)?;
+    // A time that is not measured has one stop.
     if let PairEnd::Stop(_) = end {
         a.lock()
             .inc(qword_ptr(rbx + offset(layout.pair(pair) + SLOT_OVERFLOWS)))?;
     }
     a.jmp(over)?;
-    a.set_label(&mut found)?;
-    // Another thread may have come to have the same control block.
+    a.set_label(&mut found)
+}
+
+/// Empties the slot at rcx if it is of an earlier thread that had the same control block.
+fn reset_slot_of_another(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    let mut same = a.create_label();
     a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
     a.mov(eax, dword_ptr(rax).fs())?;
     a.cmp(dword_ptr(rcx + slot::TID), eax)?;
@@ -55,47 +76,52 @@ pub(super) fn end(a: &mut CodeAssembler, end: PairEnd, layout: Shared) -> Result
     a.xor(eax, eax)?;
     a.xchg(qword_ptr(rcx + slot::DEPTH), rax)?;
     a.add(qword_ptr(rcx + slot::LEFT), rax)?;
-    a.set_label(&mut same)?;
-    match end {
-        PairEnd::Start(_) => {
-            a.mov(eax, 1)?;
-            a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
-            start(a)?;
-            a.mov(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
-            a.mov(qword_ptr(rcx + rdx + (slot::STARTS + 8)), rsi)?;
-        }
-        PairEnd::Stop(_) => {
-            let mut alone = a.create_label();
-            let mut deep = a.create_label();
-            a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
-            a.sub(rax, 1)?;
-            a.jc(alone)?;
-            a.mov(qword_ptr(rcx + slot::DEPTH), rax)?;
-            start(a)?;
-            a.cmp(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
-            a.jne(deep)?;
-            record_time(a, pair, layout)?;
-            a.jmp(over)?;
-            a.set_label(&mut deep)?;
-            a.inc(qword_ptr(rcx + slot::DEEP))?;
-            a.jmp(over)?;
-            a.set_label(&mut alone)?;
-            a.inc(qword_ptr(rcx + slot::STOPS))?;
-        }
-    }
-    a.set_label(&mut over)?;
-    // A label needs an instruction.
-    a.nop()
+    a.set_label(&mut same)
 }
 
-/// Where the start at depth rax is among those of the slot, in rdx: the innermost are kept.
-fn start(a: &mut CodeAssembler) -> Result<(), IcedError> {
+/// Adds a start to those that wait in the slot at rcx.
+fn push_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(eax, 1)?;
+    a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
+    locate_start(a)?;
+    a.mov(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
+    a.mov(qword_ptr(rcx + rdx + (slot::STARTS + 8)), rsi)
+}
+
+/// Removes the last start that waits in the slot at rcx, and records the time since; goes to `over`.
+fn pop_start(
+    a: &mut CodeAssembler,
+    pair: u32,
+    layout: Shared,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut none = a.create_label();
+    let mut deep = a.create_label();
+    a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
+    a.sub(rax, 1)?;
+    a.jc(none)?;
+    a.mov(qword_ptr(rcx + slot::DEPTH), rax)?;
+    locate_start(a)?;
+    a.cmp(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
+    a.jne(deep)?;
+    record_time(a, pair, layout)?;
+    a.jmp(over)?;
+    a.set_label(&mut deep)?;
+    a.inc(qword_ptr(rcx + slot::DEEP))?;
+    a.jmp(over)?;
+    a.set_label(&mut none)?;
+    a.inc(qword_ptr(rcx + slot::STOPS))
+}
+
+/// Puts in rdx the offset, among the starts of the slot, of the start at depth rax: the innermost are
+/// kept.
+fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(edx, eax)?;
     a.and(edx, slot::ROOM as i32 - 1)?;
     a.shl(edx, slot::START_LEN_BITS)
 }
 
-/// The start is at rdx among those of the slot at rcx.
+/// Records the time since the start at offset rdx among those of the slot at rcx.
 fn record_time(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
@@ -103,7 +129,7 @@ fn record_time(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), I
     a.mov(rax, rsi)?;
     a.sub(rax, qword_ptr(rcx + rdx + (slot::STARTS + 8)))?;
     a.mov(rdx, rax)?;
-    // Between processors, time may go back a little.
+    // The counters of two processors may differ a little: such a time is 0.
     a.jnc(is_positive)?;
     a.xor(edx, edx)?;
     a.set_label(&mut is_positive)?;
@@ -112,7 +138,7 @@ fn record_time(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), I
     a.jae(is_shorter)?;
     a.mov(qword_ptr(rcx + slot::MAX), rdx)?;
     a.set_label(&mut is_shorter)?;
-    // The bucket, as `shared::bucket`.
+    // The bucket, computed like `shared::bucket`.
     a.mov(rax, rdx)?;
     a.shr(rax, LONGEST_BITS)?;
     a.je(fits)?;

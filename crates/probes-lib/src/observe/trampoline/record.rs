@@ -1,4 +1,4 @@
-//! What a trampoline does where hits are watched: writes a record into the ring of its group of threads.
+//! The code of a trampoline where hits are watched: writes a record into the ring of the thread's group.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -7,20 +7,20 @@ use iced_x86::code_asm::{
 };
 
 use super::{offset, spread};
-use crate::observe::layout::arena::GROUP_BITS;
+use crate::address::PAGE;
 use crate::observe::layout::readable_pages;
-use crate::observe::layout::shared::{self, HEADER_LEN, Shared, record};
-use crate::observe::plan::{ArgumentSource, WatchRole};
+use crate::observe::layout::shared::{self, GROUP_BITS, HEADER_LEN, Shared, record};
+use crate::observe::point::{ArgumentSource, WatchRole};
 
-/// The least tag of blocks whose words are no values (caml/mlvalues.h): `Abstract_tag`.
+/// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
 const LEAST_OPAQUE: u32 = 251;
 
-/// Expects rbx to be where it is shared and rsi to be the time; `kept` are the registers on the
-/// stack, in the order in which they were pushed.
+/// Emits the code of a hit that is watched. Expects the address of the shared data in rbx and the time
+/// in rsi; `saved` are the registers on the stack, in the order in which they were pushed.
 pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    kept: &[AsmRegister64],
+    saved: &[AsmRegister64],
     layout: Shared,
 ) -> Result<(), IcedError> {
     a.mov(eax, dword_ptr(0).fs())?;
@@ -38,33 +38,39 @@ pub(super) fn record(
     a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
     a.mov(eax, dword_ptr(rax).fs())?;
     a.mov(dword_ptr(rcx + record::TID), eax)?;
-    a.mov(dword_ptr(rcx + record::SITE), watched.site)?;
+    a.mov(dword_ptr(rcx + record::POINT), watched.point)?;
     if !watched.arguments.is_empty() {
         a.mov(qword_ptr(rcx + record::COPIED), 0)?;
     }
     for (index, source) in watched.arguments.iter().enumerate() {
-        argument(a, index as u64, *source, kept, layout)?;
+        argument(a, index as u64, *source, saved, layout)?;
     }
-    // Complete from here on: stores are seen in their order.
+    // Complete from here on: other processors see the stores in this order.
     a.mov(qword_ptr(rcx + record::NUMBER), r8)
 }
 
+/// Emits the code that records an argument: its value and, if that is a block, its header and the first
+/// words of one that the garbage collector does not scan.
 fn argument(
     a: &mut CodeAssembler,
     index: u64,
     source: ArgumentSource,
-    kept: &[AsmRegister64],
+    saved: &[AsmRegister64],
     layout: Shared,
 ) -> Result<(), IcedError> {
     let at = record::ARGUMENTS + record::ARGUMENT_LEN * index;
     let value = qword_ptr(rcx + at + record::VALUE);
     let mut over = a.create_label();
     // The return address is on the stack, too.
-    let above = 8 * (kept.len() + 1);
+    let above = 8 * (saved.len() + 1);
     match source {
         ArgumentSource::Register(register) => {
             let register = get_gpr64(register);
-            match kept.iter().rev().position(|kept| Some(*kept) == register) {
+            match saved
+                .iter()
+                .rev()
+                .position(|saved| Some(*saved) == register)
+            {
                 Some(depth) => a.mov(rdx, qword_ptr(rsp + 8 * depth))?,
                 None => a.mov(rdx, register.unwrap_or(rdx))?,
             }
@@ -86,7 +92,7 @@ fn argument(
         ArgumentSource::Unknown => return Ok(()),
     }
     a.mov(value, rdx)?;
-    // Blocks are at words; what is odd is a number.
+    // Blocks are aligned to words; odd values are integers.
     a.test(dl, 7)?;
     a.jne(over)?;
     a.lea(rax, qword_ptr(rdx - 8))?;
@@ -97,7 +103,7 @@ fn argument(
     a.mov(copied, 1)?;
     a.cmp(al, LEAST_OPAQUE)?;
     a.jb(over)?;
-    // Its words (bits 10 to 55 of the header), but no more than there is room for.
+    // The number of its words (bits 10 to 55 of the header), at most what a record holds.
     a.shl(rax, 8)?;
     a.shr(rax, 18)?;
     a.je(over)?;
@@ -121,14 +127,14 @@ fn argument(
     a.nop()
 }
 
-/// Goes to `otherwise` unless the word at rax may be read, of what is known of pages now. Uses rax, rdi
-/// and r9.
+/// Goes to `otherwise` unless the table of pages is still valid and says that the word at rax may be
+/// read. Uses rax, rdi and r9.
 fn unless_readable(
     a: &mut CodeAssembler,
     layout: Shared,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
-    let page_bits = crate::address::PAGE.trailing_zeros();
+    let page_bits = PAGE.trailing_zeros();
     a.mov(r9, qword_ptr(rcx + record::TIME))?;
     a.cmp(r9, qword_ptr(rbx + offset(shared::PAGES_VALID_UNTIL)))?;
     a.ja(otherwise)?;

@@ -1,19 +1,20 @@
-//! The code as objdump reads it, and as a processor runs it (`tests/live/observe.rs`).
+//! The code as objdump disassembles it; `tests/live/observe.rs` executes it.
 
 use std::process::Command;
 
 use test_support::Scratch;
 
 use super::*;
-use crate::observe::layout::arena::trampoline_len;
-use crate::observe::layout::shared::record;
-use crate::observe::plan::{ArgumentSource, MOST_ARGUMENTS, PairEnd, WatchRole};
+use crate::observe::layout::arena::new_id;
+use crate::observe::layout::shared::{MOST_ARGUMENTS, record};
+use crate::observe::point::{ArgumentSource, PairEnd, Point, WatchRole};
+use crate::site::JMP;
 
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
 const WRAPPER: LiveAddr = LiveAddr(0x5555_4000_0000);
 
-fn places(layout: Shared) -> TrampolinePlaces {
-    TrampolinePlaces {
+fn pointers(layout: Shared) -> Pointers {
+    Pointers {
         counters: LiveAddr(0x5555_0000_0020),
         row_bits: 12,
         counter: 0x1f8,
@@ -22,14 +23,14 @@ fn places(layout: Shared) -> TrampolinePlaces {
     }
 }
 
-/// The instructions of a trampoline that is on, but for those that do nothing.
+/// Returns the instructions of the trampoline of an enabled point, except those that do nothing.
 fn listing(role: &Role, layout: Shared) -> Vec<String> {
     let len = len(role, layout).unwrap();
-    let mut code = whole(AT, len, role, &places(layout), WRAPPER).unwrap();
+    let mut code = trampoline(AT, len, role, &pointers(layout), WRAPPER).unwrap();
     assert_eq!((code.len() as u64, len % LINE), (len, 0));
     let tail = (len - TAIL_LEN) as usize;
-    assert_eq!(code[tail], tail_byte(false));
-    code[tail] = tail_byte(true);
+    assert_eq!(code[tail], RET);
+    code[tail] = JMP;
     let scratch = Scratch::new();
     let file = scratch.file("trampoline");
     std::fs::write(&file, code).unwrap();
@@ -88,7 +89,10 @@ fn saved_registers_are_found_as_arguments() {
     let role = Role {
         is_counted: true,
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
-        watched: Some(WatchRole { site: 7, arguments }),
+        watched: Some(WatchRole {
+            point: 7,
+            arguments,
+        }),
     };
     let listing = listing(&role, layout);
     let pushed: Vec<&str> = listing
@@ -117,7 +121,7 @@ fn saved_registers_are_found_as_arguments() {
     assert_eq!(listing.iter().filter(|line| *line == "rdtsc").count(), 1);
 }
 
-/// Ends of pairs with these numbers: a start, a stop, both, several.
+/// Returns ends of pairs with these numbers: a start, a stop, both, several.
 fn all_ends(one: u32, other: u32) -> Vec<Vec<PairEnd>> {
     vec![
         vec![],
@@ -135,14 +139,14 @@ fn all_ends(one: u32, other: u32) -> Vec<Vec<PairEnd>> {
     ]
 }
 
-/// Roles, each with others that differ from it in one thing: whether they count, the numbers of their
-/// pairs, what they show.
+/// Returns roles, each with others that differ from it in one thing: whether they count, the numbers
+/// of their pairs, what they watch.
 fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
-    let role = |is_counted, ends: &[PairEnd], many: Option<usize>, site| Role {
+    let role = |is_counted, ends: &[PairEnd], many: Option<usize>, point| Role {
         is_counted,
         ends: ends.to_vec(),
         watched: many.map(|many| WatchRole {
-            site,
+            point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
         }),
     };
@@ -175,7 +179,7 @@ fn every_trampoline_fits_beside_any_others() {
     for (role, likes) in roles_and_likes() {
         for like in &likes {
             for both in [[&role, like], [like, &role]] {
-                let len = trampoline_len(both.into_iter(), layout).unwrap();
+                let len = longest(both.into_iter(), layout).unwrap();
                 assert_fits(&role, len, layout);
                 assert_fits(like, len, layout);
             }
@@ -186,14 +190,17 @@ fn every_trampoline_fits_beside_any_others() {
 fn assert_fits(role: &Role, len: u64, layout: Shared) {
     // Counters near the first have shorter addresses.
     for counter in [0, 0x1f8] {
-        let places = TrampolinePlaces {
+        let pointers = Pointers {
             counter,
-            ..places(layout)
+            ..pointers(layout)
         };
-        let work = work(AT, role, &places).unwrap();
-        assert!(work.len() as u64 + TAIL_LEN <= len, "{role:?} in {len}");
-        let whole = whole(AT, len, role, &places, WRAPPER).unwrap();
-        assert!(whole.starts_with(&work), "{role:?}");
+        let recording = recording(AT, role, &pointers).unwrap();
+        assert!(
+            recording.len() as u64 + TAIL_LEN <= len,
+            "{role:?} in {len}"
+        );
+        let whole = trampoline(AT, len, role, &pointers, WRAPPER).unwrap();
+        assert!(whole.starts_with(&recording), "{role:?}");
         assert_eq!(whole.len() as u64, len);
         assert_eq!(whole[(len - TAIL_LEN) as usize], RET);
     }
@@ -210,13 +217,44 @@ fn oversized_trampoline_is_not_truncated() {
         pairs: 1,
         record_len: 0,
     };
-    let places = places(layout);
-    let needed = work(AT, &role, &places).unwrap().len() as u64 + TAIL_LEN;
+    let pointers = pointers(layout);
+    let needed = recording(AT, &role, &pointers).unwrap().len() as u64 + TAIL_LEN;
+    let of_len = |len| trampoline(AT, len, &role, &pointers, WRAPPER);
     for len in 0..needed {
-        assert!(whole(AT, len, &role, &places, WRAPPER).is_err(), "{len}");
+        assert!(of_len(len).is_err(), "{len}");
     }
     for len in needed..needed + 200 {
-        let whole = whole(AT, len, &role, &places, WRAPPER).unwrap();
-        assert_eq!(whole.len() as u64, len);
+        assert_eq!(of_len(len).unwrap().len() as u64, len);
+    }
+}
+
+#[test]
+fn every_point_of_an_arena_has_its_trampoline() {
+    let role = Role {
+        is_counted: true,
+        ends: vec![PairEnd::Stop(0), PairEnd::Start(1)],
+        watched: Some(WatchRole::default()),
+    };
+    let roles = vec![role; 100];
+    let shared = Shared {
+        pairs: 2,
+        record_len: record::len(3),
+    };
+    let point = |index: u64| Point {
+        address: LiveAddr(0x5555_0000_0000 + 16 * index),
+        operand: [1, 2, 3, index as u8],
+    };
+    let arena = Arena {
+        code: LiveAddr(0x5555_1000_0000),
+        points: (0..100).map(point).collect(),
+        trampoline_len: longest(roles.iter(), shared).unwrap(),
+        shared,
+        id: new_id(),
+    };
+    let code = arena_code(&arena, roles.iter(), &arena).unwrap();
+    assert_eq!(code.len() as u64, arena.code_len());
+    for index in 0..100 {
+        let tail = (arena.tail(index).0 - arena.code.0) as usize;
+        assert_eq!(code[tail], RET);
     }
 }

@@ -1,0 +1,297 @@
+//! Writes the patches of points of a stopped process: opcode and displacement together.
+//!
+//! All patches within a page are one write, which is made or not, even if we are killed meanwhile.
+//! A patch across the border of two pages is written in steps, and so is one across the border of two
+//! words if the kernel lets code be written only word by word: the site is disabled first, and while its
+//! opcode is `cmp`, its displacement has no effect and can be written in two parts.
+
+use std::io;
+use std::ops::Range;
+
+use crate::address::{LiveAddr, PAGE};
+use crate::error::{Effect, Error, MemoryError, MemoryPart, ProcessError, Result};
+use crate::memory::{ReadMemory, WriteMemory};
+use crate::observe::installed::read_each;
+use crate::observe::point::{PATCH_LEN, crosses};
+use crate::site::CMP;
+
+/// The bytes of a point that a patch replaces, or that replace it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Patch {
+    pub(crate) at: LiveAddr,
+    pub(crate) before: [u8; PATCH_LEN],
+    pub(crate) after: [u8; PATCH_LEN],
+}
+
+impl Patch {
+    fn end(&self) -> LiveAddr {
+        self.at.plus(PATCH_LEN as u64)
+    }
+
+    fn crosses(&self, block: u64) -> bool {
+        crosses(self.at, block)
+    }
+
+    fn reverse(&self) -> Patch {
+        Patch {
+            at: self.at,
+            before: self.after,
+            after: self.before,
+        }
+    }
+}
+
+/// How many bytes ptrace writes at once.
+const WORD: u64 = 8;
+
+/// Writes all patches, or none.
+///
+/// # Errors
+///
+/// If a point does not hold what it is expected to, or cannot be written. [`Error::effect`] says
+/// whether everything was restored.
+pub(crate) fn write_all(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
+    if !holds(pid, memory, patches, |patch| patch.before)? {
+        return Err(Error::of_process(pid, ProcessError::KeepsChanging));
+    }
+    try_to_write(pid, memory, patches).map_err(|error| {
+        let reversed: Vec<Patch> = patches.iter().map(Patch::reverse).collect();
+        // Whether it succeeded is seen by what is read afterwards.
+        let _ = write_pages(pid, memory, &reversed);
+        let is_restored = holds(pid, memory, patches, |patch| patch.before);
+        error.leaving(match is_restored {
+            Ok(true) => Effect::Restored,
+            _ => Effect::HalfChanged,
+        })
+    })
+}
+
+fn try_to_write(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
+    write_pages(pid, memory, patches)?;
+    if holds(pid, memory, patches, |patch| patch.after)? {
+        return Ok(());
+    }
+    let not_held = MemoryError::NotHeld {
+        part: MemoryPart::Site,
+        address: patches.first().map_or(LiveAddr(0), |patch| patch.at),
+    };
+    Err(Error::of_process(pid, not_held))
+}
+
+/// Returns whether all points hold what is `expected`.
+fn holds(
+    pid: i32,
+    memory: &impl ReadMemory,
+    patches: &[Patch],
+    expected: impl Fn(&Patch) -> [u8; PATCH_LEN],
+) -> Result<bool> {
+    let places: Vec<LiveAddr> = patches.iter().map(|patch| patch.at).collect();
+    let found = read_each(pid, memory, &places)?;
+    let mut both = found.iter().zip(patches);
+    Ok(both.all(|(found, patch)| *found == expected(patch)))
+}
+
+/// Writes patches page by page.
+fn write_pages(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
+    let mut sorted: Vec<&Patch> = patches.iter().collect();
+    sorted.sort_unstable_by_key(|patch| patch.at);
+    let is_same_page = |one: &&Patch, other: &&Patch| {
+        let crosses = one.crosses(PAGE) || other.crosses(PAGE);
+        !crosses && one.at.0 / PAGE == other.at.0 / PAGE
+    };
+    for same in sorted.chunk_by(is_same_page) {
+        let (Some(first), Some(last)) = (same.first(), same.last()) else {
+            continue;
+        };
+        let written = if first.crosses(PAGE) {
+            write_in_steps(memory, first)
+        } else {
+            write_together(memory, same, first.at..last.end())
+        };
+        written.map_err(|source| Error::of_write(pid, MemoryPart::Site, first.at, source))?;
+    }
+    Ok(())
+}
+
+/// Writes the patches of a page, which lie in `range`, by one write if the kernel allows it.
+fn write_together(
+    memory: &mut impl WriteMemory,
+    patches: &[&Patch],
+    range: Range<LiveAddr>,
+) -> io::Result<()> {
+    let mut bytes = vec![0; (range.end.0 - range.start.0) as usize];
+    memory.read(range.start, &mut bytes)?;
+    for patch in patches {
+        let at = (patch.at.0 - range.start.0) as usize;
+        bytes[at..at + PATCH_LEN].copy_from_slice(&patch.after);
+    }
+    if memory.write_code_at_once(range.start, &bytes)? {
+        return Ok(());
+    }
+    for patch in patches {
+        if patch.crosses(WORD) {
+            write_in_steps(memory, patch)?;
+        } else {
+            memory.write_code(patch.at, &patch.after)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_in_steps(memory: &mut impl WriteMemory, patch: &Patch) -> io::Result<()> {
+    memory.write_code(patch.at, &[CMP])?;
+    memory.write_code(patch.at.plus(1), &patch.after[1..])?;
+    memory.write_code(patch.at, &patch.after[..1])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::CounterFault;
+    use crate::memory::double::SliceMemory;
+    use crate::site::CALL;
+
+    const START: u64 = 0x10000;
+    const PAGES: u64 = 4;
+
+    /// Memory that keeps a copy of itself after each write that is made as a whole or not at all.
+    struct Steps {
+        memory: SliceMemory,
+        is_by_words: bool,
+        seen: Vec<SliceMemory>,
+    }
+
+    impl Steps {
+        /// One write of the kernel's: a page of it at once, or a word.
+        fn write(&mut self, at: LiveAddr, bytes: &[u8]) {
+            let border = if self.is_by_words { WORD } else { PAGE };
+            let mut rest = (at, bytes);
+            while !rest.1.is_empty() {
+                let room = (border - rest.0.0 % border) as usize;
+                let (now, later) = rest.1.split_at(room.min(rest.1.len()));
+                self.memory.poke(rest.0, now);
+                self.seen.push(self.memory.clone());
+                rest = (rest.0.plus(now.len() as u64), later);
+            }
+        }
+    }
+
+    impl ReadMemory for Steps {
+        fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+            self.memory.read(at, bytes)
+        }
+    }
+
+    impl WriteMemory for Steps {
+        fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+            self.write(at, bytes);
+            Ok(())
+        }
+
+        fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+            if !self.is_by_words {
+                assert_eq!(at.0 / PAGE, (at.0 + bytes.len() as u64 - 1) / PAGE);
+                self.write(at, bytes);
+            }
+            Ok(!self.is_by_words)
+        }
+
+        fn write_counters(&mut self, _: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
+            unreachable!("these are no counters")
+        }
+    }
+
+    /// Returns whether these bytes can be executed, and be restored by a tool that finds them.
+    fn is_safe(patch: &Patch, found: [u8; PATCH_LEN]) -> bool {
+        let mut both = patch.before.iter().zip(patch.after).zip(found);
+        let is_mixed = both.all(|((&one, other), it)| it == CMP || it == one || it == other);
+        found == patch.before || found == patch.after || (found[0] == CMP && is_mixed)
+    }
+
+    /// Patches sites, and checks all of them after each write.
+    fn check(sites: &[u64], enabled: bool, is_by_words: bool) -> Steps {
+        let patches: Vec<Patch> = sites
+            .iter()
+            .map(|&site| Patch {
+                at: LiveAddr(site + 1),
+                before: [if enabled { CALL } else { CMP }, 1, 2, 3, 4],
+                after: [CALL, 0x11, 0x12, 0x13, 0x14],
+            })
+            .collect();
+        let mut bytes = vec![0x90; (PAGES * PAGE) as usize];
+        for patch in &patches {
+            let at = (patch.at.0 - START) as usize;
+            bytes[at..at + PATCH_LEN].copy_from_slice(&patch.before);
+        }
+        let mut steps = Steps {
+            memory: SliceMemory::new([(START, bytes)]),
+            is_by_words,
+            seen: Vec::new(),
+        };
+        write_all(1, &mut steps, &patches).unwrap();
+        let places: Vec<LiveAddr> = patches.iter().map(|patch| patch.at).collect();
+        for memory in &steps.seen {
+            let found = read_each(1, memory, &places).unwrap();
+            for (patch, found) in patches.iter().zip(found) {
+                assert!(is_safe(patch, found), "{patch:x?}: {found:x?}");
+            }
+        }
+        steps
+    }
+
+    // promise: Observations: A site across two pages is written in steps that are safe, whatever is
+    //    before and after it (42 layouts)
+    #[test]
+    fn site_across_two_pages_is_written_in_steps() {
+        // Each is 6 bytes long; the patches of the third and the fourth cross a border of pages.
+        let sites = [0x10100, 0x10f00, 0x10ffd, 0x11ffe, 0x12100, 0x12200];
+        for from in 0..sites.len() {
+            for to in from + 1..=sites.len() {
+                for enabled in [false, true] {
+                    check(&sites[from..to], enabled, false);
+                }
+            }
+        }
+        // Two at once; three steps, the second of one of them in two; two at once.
+        assert_eq!(check(&sites, true, false).seen.len(), 1 + 4 + 3 + 1);
+    }
+
+    // promise: Observations: No site is torn where the kernel writes code one word at a time (16
+    //    layouts)
+    #[test]
+    fn word_sized_writes_tear_no_site() {
+        for at in 0..WORD {
+            for enabled in [false, true] {
+                let steps = check(&[START + at], enabled, true);
+                // It is in one word, or disabled while it is written in two.
+                assert_eq!(steps.seen.len() > 1, (3..7).contains(&at), "{at}");
+            }
+        }
+    }
+
+    proptest! {
+        // promise: Observations: A tool killed after any write to a site leaves a site that can be
+        //    executed and restored (256 layouts)
+        #[test]
+        fn kill_after_any_write_leaves_executable_sites(
+            gaps in prop::collection::vec((0..40_u64, 0..3_usize), 1..60),
+            enabled: bool,
+            is_by_words: bool,
+        ) {
+            let mut sites = Vec::new();
+            let mut next = START;
+            for (gap, scale) in gaps {
+                next += gap * [1, 7, 101][scale];
+                if next + 6 <= START + PAGES * PAGE {
+                    sites.push(next);
+                }
+                next += 6;
+            }
+            if !sites.is_empty() {
+                check(&sites, enabled, is_by_words);
+            }
+        }
+    }
+}

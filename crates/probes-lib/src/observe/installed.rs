@@ -1,0 +1,125 @@
+//! Finds the observations that a process has in its memory, of this tool or another, and which of their
+//! points are still patched.
+
+use std::io;
+
+use crate::address::LiveAddr;
+use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
+use crate::memory::ReadMemory;
+use crate::observe::layout::arena::Arena;
+use crate::observe::point::{PATCH_LEN, Point};
+use crate::process::Process;
+use crate::process::maps::{Mapping, read_maps};
+use crate::process::memory::ProcessMemory;
+use crate::update::spans;
+
+/// Returns the arenas that are mapped into a process.
+pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
+    let may_be = |mapping: &&Mapping| {
+        // The kernel's own have names: [vdso], [vsyscall].
+        let is_anonymous = mapping.inode == 0 && !mapping.path().starts_with(b"[v");
+        mapping.executable && is_anonymous && !mapping.shared
+    };
+    let found = maps.iter().filter(may_be).map(|mapping| {
+        let len = mapping.end.0 - mapping.start.0;
+        Arena::find(mapping.start, len, |at, bytes| memory.read(at, bytes))
+    });
+    // Memory that cannot be read is not an arena.
+    found.filter_map(|arena| arena.ok().flatten()).collect()
+}
+
+/// Checks that arenas are still mapped: another observer removes them when it begins.
+///
+/// # Errors
+///
+/// [`ObserveError::Replaced`], or if the process has exited.
+pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<()> {
+    for arena in arenas {
+        match arena.is_there(|at, bytes| memory.read(at, bytes)) {
+            Ok(true) => {}
+            Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(Error::of_process(pid, ProcessError::Exited));
+            }
+            // Memory that cannot be read is not mapped.
+            Ok(false) | Err(_) => return Err(Error::of_process(pid, ObserveError::Replaced)),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the points of an arena that are patched, or half patched or half restored: their indices
+/// in the arena, and what is there instead of the displaced bytes.
+///
+/// # Errors
+///
+/// If the arena cannot be read, or the process has exited.
+pub(crate) fn patched_points(
+    process: &Process,
+    memory: &ProcessMemory,
+    arena: &Arena,
+) -> Result<Vec<(usize, [u8; PATCH_LEN])>> {
+    let is_restored = arena.is_restored(|at, bytes| memory.read(at, bytes));
+    let is_restored = is_restored.map_err(|source| {
+        Error::of_read(process.pid(), MemoryPart::Trampoline, arena.code, source)
+    })?;
+    if is_restored {
+        return Ok(Vec::new());
+    }
+    let found = read_patches(process, memory, arena)?;
+    let points = found.into_iter().zip(&arena.points).enumerate();
+    let patched = points.filter_map(|(index, (found, point))| {
+        let (found, patch) = (found?, arena.patch(index));
+        let is_patched = found == patch || point.is_half_patched(found, patch);
+        is_patched.then_some((index, found))
+    });
+    Ok(patched.collect())
+}
+
+/// Returns the bytes where the patches of an arena's points are or were; `None` where an object has been
+/// unloaded.
+fn read_patches(
+    process: &Process,
+    memory: &ProcessMemory,
+    arena: &Arena,
+) -> Result<Vec<Option<[u8; PATCH_LEN]>>> {
+    let pid = process.pid();
+    let places: Vec<LiveAddr> = arena.points.iter().map(Point::patch_at).collect();
+    if let Ok(all) = read_each(pid, memory, &places) {
+        return Ok(all.into_iter().map(Some).collect());
+    }
+    // The process may have exited.
+    read_maps(process)?;
+    let one = |place: &LiveAddr| {
+        let found = read_each(pid, memory, std::slice::from_ref(place));
+        found.ok()?.into_iter().next()
+    };
+    Ok(places.iter().map(one).collect())
+}
+
+/// Reads so many bytes at each of these addresses, in few calls.
+///
+/// # Errors
+///
+/// If any of them cannot be read.
+pub(crate) fn read_each<const LEN: usize>(
+    pid: i32,
+    memory: &impl ReadMemory,
+    addresses: &[LiveAddr],
+) -> Result<Vec<[u8; LEN]>> {
+    let mut order: Vec<usize> = (0..addresses.len()).collect();
+    order.sort_unstable_by_key(|&index| addresses[index]);
+    let by_address = order.iter().map(|&index| (addresses[index].0, 0));
+    let mut found = vec![[0; LEN]; addresses.len()];
+    let mut bytes = Vec::new();
+    for run in &spans::runs(by_address, LEN as u64) {
+        bytes.resize(run.len as usize, 0);
+        let start = LiveAddr(run.start);
+        let read = memory.read(start, &mut bytes);
+        read.map_err(|source| Error::of_read(pid, MemoryPart::Site, start, source))?;
+        for &index in &order[run.range()] {
+            let at = (addresses[index].0 - run.start) as usize;
+            found[index].copy_from_slice(&bytes[at..at + LEN]);
+        }
+    }
+    Ok(found)
+}

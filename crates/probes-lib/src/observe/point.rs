@@ -1,0 +1,223 @@
+//! [`Point`]: a place of a process whose executions (hits) can be observed, and [`Role`]: what is
+//! recorded of its hits. Pure.
+//!
+//! A point is patched by a call of its trampoline. The trampoline records the hit, does what the
+//! displaced bytes did, and continues where they continue. The only kind of point so far is the site
+//! of a probe:
+//!
+//! ```text
+//! address                    not observed                observed
+//! +0            90           nop                         nop
+//! +1 the patch  3d <rel32>   cmp: the probe is disabled  call trampoline, which ends with ret
+//!               e8 <rel32>   call wrapper: enabled       call trampoline, which ends with jmp wrapper
+//! +6                         both return to here
+//! ```
+
+use iced_x86::Register;
+
+use crate::address::{LiveAddr, PAGE};
+use crate::elf::arguments::{Argument, Place};
+use crate::site::{CALL, CMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
+
+/// How many bytes the patch of a point overwrites: an opcode and a displacement.
+pub(crate) const PATCH_LEN: usize = 5;
+
+/// A place of a process that can be observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Point {
+    /// Where it begins: at the nop of a probe's site.
+    pub(crate) address: LiveAddr,
+    /// The displaced operand: the displacement of the wrapper. Whether it is that of a `cmp` or of a
+    /// `call` is told by the tail of the trampoline while the point is observed.
+    pub(crate) operand: [u8; 4],
+}
+
+impl Point {
+    /// Returns the point that the site of a probe is.
+    pub(crate) fn probe_site(address: LiveAddr, code: SiteCode) -> Point {
+        let operand = code.operand();
+        Point { address, operand }
+    }
+
+    /// Returns where its patch begins.
+    pub(crate) fn patch_at(&self) -> LiveAddr {
+        self.address.plus(OPCODE_OFFSET)
+    }
+
+    /// Returns the address of the next instruction, to which its trampoline returns.
+    pub(crate) fn next(&self) -> LiveAddr {
+        self.address.plus(SITE_LEN as u64)
+    }
+
+    /// Returns where its trampoline jumps to in the end if the probe is enabled: the wrapper that the
+    /// displaced call calls.
+    pub(crate) fn wrapper(&self) -> LiveAddr {
+        let displacement = i64::from(i32::from_le_bytes(self.operand));
+        self.next().plus(displacement as u64)
+    }
+
+    /// Returns the bytes of its patch: a call of the trampoline, which is within reach.
+    pub(crate) fn patched(&self, trampoline: LiveAddr) -> [u8; PATCH_LEN] {
+        let displacement = trampoline.0.wrapping_sub(self.next().0) as u32;
+        let [a, b, c, d] = displacement.to_le_bytes();
+        [CALL, a, b, c, d]
+    }
+
+    /// Returns the displaced bytes of a probe that is enabled or disabled.
+    pub(crate) fn unpatched(&self, enabled: bool) -> [u8; PATCH_LEN] {
+        let [a, b, c, d] = self.operand;
+        [if enabled { CALL } else { CMP }, a, b, c, d]
+    }
+
+    /// Returns whether the site in memory is the one of this point, not observed.
+    pub(crate) fn is_unpatched(&self, found: SiteCode) -> bool {
+        found.is_pristine() && found.operand() == self.operand
+    }
+
+    /// Returns whether the patch is `found` half written: disabled, with a displacement that is in
+    /// part its own and in part `patched`. It may still be all its own where patches are always
+    /// written in steps, across the border of two pages.
+    pub(crate) fn is_half_patched(&self, found: [u8; PATCH_LEN], patched: [u8; PATCH_LEN]) -> bool {
+        let [opcode, displacement @ ..] = found;
+        let mut bytes = displacement.iter().zip(self.operand).zip(&patched[1..]);
+        let is_mixed = bytes.all(|((&byte, own), &patched)| byte == own || byte == patched);
+        let is_begun = displacement != self.operand || crosses(self.patch_at(), PAGE);
+        opcode == CMP && is_mixed && is_begun
+    }
+}
+
+/// Returns whether the patch at an address crosses a border between blocks of this size.
+pub(crate) fn crosses(patch_at: LiveAddr, block: u64) -> bool {
+    patch_at.0 / block != patch_at.plus(PATCH_LEN as u64 - 1).0 / block
+}
+
+/// What the trampoline of a point records before it does what the displaced bytes did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Role {
+    pub(crate) is_counted: bool,
+    /// Which ends of pairs it is: stops come before starts.
+    pub(crate) ends: Vec<PairEnd>,
+    pub(crate) watched: Option<WatchRole>,
+}
+
+/// An end of the pair of this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PairEnd {
+    Start(u32),
+    Stop(u32),
+}
+
+/// What is recorded of each hit of a point that is watched.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct WatchRole {
+    /// The index of the point in its plan, by which its records are known.
+    pub(crate) point: u32,
+    pub(crate) arguments: Vec<ArgumentSource>,
+}
+
+/// Where a trampoline takes an argument from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ArgumentSource {
+    /// A general register.
+    Register(Register),
+    /// The low 8 bytes of a vector register.
+    Vector(Register),
+    /// 8 bytes on the stack, at this offset from the stack pointer at the point.
+    Stack(u32),
+    /// Somewhere else: it is not read.
+    Unknown,
+}
+
+/// The offsets from the stack pointer that are read are below this, in bytes: frames are smaller.
+const STACK: i32 = 1 << 16;
+
+impl Role {
+    /// Returns whether nothing is recorded.
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Role::default()
+    }
+
+    /// Returns whether the trampoline reads the time stamp counter.
+    pub(crate) fn is_timed(&self) -> bool {
+        !self.ends.is_empty() || self.watched.is_some()
+    }
+}
+
+impl ArgumentSource {
+    /// Returns the source of an argument of a note; `None` is one that could not be parsed.
+    pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
+        match argument.map(|argument| &argument.place) {
+            Some(Place::Register(name)) => named(name),
+            Some(&Place::Memory {
+                offset,
+                base: "rsp",
+            }) if (0..STACK).contains(&offset) => ArgumentSource::Stack(offset as u32),
+            _ => ArgumentSource::Unknown,
+        }
+    }
+}
+
+/// Returns the source that a register of this name is.
+fn named(name: &str) -> ArgumentSource {
+    if let Some(register) = general(name) {
+        return ArgumentSource::Register(register);
+    }
+    let number = ["xmm", "ymm", "zmm"]
+        .iter()
+        .find_map(|kind| name.strip_prefix(kind)?.parse::<u32>().ok());
+    match number {
+        Some(number @ 0..16) => ArgumentSource::Vector(Register::XMM0 + number),
+        _ => ArgumentSource::Unknown,
+    }
+}
+
+/// Returns the 64-bit register that `name` is or is a part of, unless it is the stack pointer.
+fn general(name: &str) -> Option<Register> {
+    if let Some(number) = name.strip_prefix('r') {
+        let number = number.trim_end_matches(['d', 'w', 'b']);
+        if let Ok(number @ 8..16) = number.parse::<u32>() {
+            return Some(Register::RAX + number);
+        }
+    }
+    Some(match name {
+        "rax" | "eax" | "ax" | "al" => Register::RAX,
+        "rbx" | "ebx" | "bx" | "bl" => Register::RBX,
+        "rcx" | "ecx" | "cx" | "cl" => Register::RCX,
+        "rdx" | "edx" | "dx" | "dl" => Register::RDX,
+        "rsi" | "esi" | "si" | "sil" => Register::RSI,
+        "rdi" | "edi" | "di" | "dil" => Register::RDI,
+        "rbp" | "ebp" | "bp" | "bpl" => Register::RBP,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read_from_their_noted_places() {
+        let of = |text| ArgumentSource::of(Argument::parse(text).as_ref());
+        assert_eq!(of("8@%rdi"), ArgumentSource::Register(Register::RDI));
+        assert_eq!(of("4@%edi"), ArgumentSource::Register(Register::RDI));
+        assert_eq!(of("1@%al"), ArgumentSource::Register(Register::RAX));
+        assert_eq!(of("8@%r15"), ArgumentSource::Register(Register::R15));
+        assert_eq!(of("4@%r15d"), ArgumentSource::Register(Register::R15));
+        assert_eq!(of("8@%xmm3"), ArgumentSource::Vector(Register::XMM3));
+        assert_eq!(of("16@%xmm15"), ArgumentSource::Vector(Register::XMM15));
+        assert_eq!(of("8@(%rsp)"), ArgumentSource::Stack(0));
+        assert_eq!(of("8@24(%rsp)"), ArgumentSource::Stack(24));
+        for text in [
+            "8@-8(%rsp)",
+            "8@65536(%rsp)",
+            "8@8(%rbp)",
+            "8@%rsp",
+            "8@%xmm16",
+            "8@%xyz",
+            "8@$5",
+            "nothing",
+        ] {
+            assert_eq!(of(text), ArgumentSource::Unknown, "{text}");
+        }
+    }
+}
