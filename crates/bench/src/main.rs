@@ -20,10 +20,12 @@ mod cost;
 mod document;
 mod failure;
 mod gdb;
+mod goals;
 mod machine;
 mod observe;
 mod parsing;
 mod prepare;
+mod programs;
 mod ps;
 mod spin;
 mod stats;
@@ -162,7 +164,7 @@ fn measure(request: Request) -> Result<()> {
         document.add("syscalls", syscalls::table(programs, tool)?);
     }
     if wants("goals") {
-        document.add("goals", document::goals(&stop_times, &commands)?);
+        document.add("goals", goals::table(&stop_times, &commands)?);
     }
     if wants("parsing") {
         parsing::run(&ready.root, &ready.targets)?;
@@ -193,7 +195,7 @@ fn observing(
         document.add("observe", observe::table(&costs));
     }
     if wants("observe-exact") {
-        exact = observe::exact::measure(&ready.targets.join(observe::PAIRS), rounds)?;
+        exact = observe::exact::measure(&ready.targets.join(programs::PAIRS), rounds)?;
         document.add("observe-exact", observe::exact::table(&exact));
     }
     if wants("observe-stops") {

@@ -7,6 +7,7 @@ use probes_lib::{Action, Actions, Selector, Target};
 
 use crate::document::Table;
 use crate::failure::Result;
+use crate::programs::KINDS;
 
 mod event;
 pub(crate) mod exact;
@@ -19,12 +20,6 @@ mod workload;
 use others::{Adds, Tool};
 use ours::Ours;
 use workload::Workload;
-
-/// Relative to the built `test-programs`: its threads execute sites of one kind in a loop.
-pub(crate) const FILE: &str = "fixtures/kinds_spin.pie";
-
-/// Executes a given number of pairs.
-pub(crate) const PAIRS: &str = "fixtures/timed.pie";
 
 const THREADS: [u64; 2] = [1, 4];
 
@@ -45,7 +40,7 @@ pub(crate) fn measure(targets: &Path, rounds: usize) -> Result<Vec<Costs>> {
         actions.map(move |action| (threads, action))
     });
     cells
-        .map(|(threads, action)| measure_one(&targets.join(FILE), threads, action, rounds))
+        .map(|(threads, action)| measure_one(&targets.join(KINDS), threads, action, rounds))
         .collect()
 }
 

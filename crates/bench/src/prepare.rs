@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
-use crate::{observe, ps};
-
-const FIXTURES: &str = "test-programs/fixtures";
+use crate::programs::{FIXTURES, KINDS, LARGE, PAIRS, WAITING};
 
 /// What was built.
 pub(crate) struct Ready {
@@ -36,9 +34,6 @@ const PROGRAMS: [(&str, u64); 7] = [
     (LARGE, 10_000),
 ];
 
-/// `spin_10000.pie`, padded to 1 GiB.
-pub(crate) const LARGE: &str = "large/spin_10000_1g.pie";
-
 /// Returns the position-independent program with that number of sites.
 pub(crate) fn with_sites(programs: &[Program], sites: u64) -> Result<&Program> {
     let mut programs = programs.iter();
@@ -55,8 +50,8 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
         .map_err(Failure::of("cannot find the workspace"))?;
     let wanted = PROGRAMS
         .iter()
-        .map(|(name, _)| format!("./{FIXTURES}/{name}"));
-    let others = ps::FILES.iter().chain([&observe::FILE, &observe::PAIRS]);
+        .map(|(name, _)| format!("./test-programs/{FIXTURES}/{name}"));
+    let others = WAITING.iter().chain([&KINDS, &PAIRS]);
     let others = others.map(|file| format!("./test-programs/{file}"));
     run(Command::new("dune")
         .arg("build")
@@ -66,7 +61,7 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
         run(cargo(&root).args(["build", "--release", "-p", "probes-cli"]))?;
     }
     let targets = root.join("_build/default/test-programs");
-    let built = root.join("_build/default").join(FIXTURES);
+    let built = targets.join(FIXTURES);
     let programs = PROGRAMS.map(|(name, sites)| Program {
         name,
         sites,

@@ -12,18 +12,11 @@ use test_support::Guard;
 use crate::cost;
 use crate::document::{Table, mib, ms};
 use crate::failure::{Failure, Result};
+use crate::programs::WAITING;
 use crate::stats::Samples;
 
 /// The numbers of processes.
 const NUMBERS: [usize; 3] = [0, 500, 2_000];
-
-/// The programs that they run, relative to the built `test-programs`; each waits for a line.
-pub(crate) const FILES: [&str; 4] = [
-    "fixtures/gen_ocaml_2.pie",
-    "fixtures/gen_ocaml_2.nopie",
-    "init.exe",
-    "init_nopie.exe",
-];
 
 /// Processes that wait for a line until this is dropped.
 struct Processes {
@@ -38,7 +31,7 @@ impl Processes {
         let (output, end_of_output) = pipe().map_err(failed())?;
         let copy = |end: &OwnedFd| end.try_clone().map_err(Failure::of("cannot copy a pipe"));
         let mut processes = Vec::with_capacity(number);
-        for file in FILES.iter().cycle().take(number) {
+        for file in WAITING.iter().cycle().take(number) {
             let mut command = Command::new(targets.join(file));
             command.stdin(Stdio::from(copy(&input)?));
             command.stdout(Stdio::from(copy(&end_of_output)?));

@@ -11,43 +11,14 @@ use std::ptr;
 use probes_lib::{Action, Actions, Selector, Target};
 
 use crate::list::{List, number};
+use crate::types::{PROBES_FAILED, ProbesStates};
 
 /// The version of this header: a library whose probes_abi() returns another number must not be used with
 /// it. The number changes if something here is changed or removed, not if something is added.
 pub const PROBES_ABI: u32 = 1;
 
-/// The probe is off.
-pub const PROBES_DISABLED: i32 = 0;
-/// The probe is on.
-pub const PROBES_ENABLED: i32 = 1;
-/// The sites of the probe and its counters disagree: an update was interrupted, or an object that also
-/// has the probe was loaded later. probes_set() repairs it.
-pub const PROBES_INCONSISTENT: i32 = 2;
-/// The state could not be read.
-pub const PROBES_FAILED: i32 = -1;
-
 /// The probes of this process, opened by probes_current().
 pub struct Probes(Target);
-
-/// The state of one probe.
-#[repr(C)]
-pub struct ProbesState {
-    /// Its name.
-    pub name: *const c_char,
-    /// PROBES_DISABLED, PROBES_ENABLED or PROBES_INCONSISTENT.
-    pub state: i32,
-    /// Its counter: how often it was enabled and not disabled.
-    pub counter: u16,
-}
-
-/// The states of all probes.
-#[repr(C)]
-pub struct ProbesStates {
-    /// The number of probes.
-    pub len: usize,
-    /// `count` states, sorted by name.
-    pub probes: *const ProbesState,
-}
 
 /// Returns the version of the interface of this library: PROBES_ABI of its own header.
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! `probes.h`: a program switches its own probes, from C or any language that calls C. Each function is
 //! one call of [`probes_lib::Target`], opened by `Target::current`.
 //!
-//! The header is include/probes.h, generated from [`abi`] by cbindgen, and the library `libprobes.so` or
+//! The header is include/probes.h, generated from [`abi`] and [`types`] by cbindgen, and the library `libprobes.so` or
 //! `libprobes.a`:
 //!
 //! ```c
@@ -18,3 +18,4 @@
 
 pub mod abi;
 mod list;
+pub mod types;

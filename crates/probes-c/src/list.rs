@@ -4,7 +4,9 @@ use std::ffi::{CString, NulError};
 
 use probes_lib::{ProbeStates, State};
 
-use crate::abi::{PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, ProbesState, ProbesStates};
+use crate::types::{
+    PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, ProbesState, ProbesStates,
+};
 
 /// The allocation that starts with the `ProbesStates` that C gets.
 #[repr(C)]

@@ -9,6 +9,7 @@ fn header_equals_the_one_generated_from_the_source() {
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let made = cbindgen::Builder::new()
         .with_config(config)
+        .with_src(folder.join("src/types.rs"))
         .with_src(folder.join("src/abi.rs"))
         .generate()
         .unwrap();
