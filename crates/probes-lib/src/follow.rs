@@ -25,6 +25,7 @@
 
 mod channel;
 mod event;
+mod followed_process;
 pub(crate) mod present;
 pub(crate) mod session;
 

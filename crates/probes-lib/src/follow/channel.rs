@@ -160,3 +160,73 @@ impl<E> AsFd for EventReceiver<E> {
         self.0.readable.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    fn is_readable(receiver: &EventReceiver<u8>) -> bool {
+        let mut fds = [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() > 0
+    }
+
+    #[test]
+    fn descriptor_is_readable_until_next_finds_no_event() {
+        let (sender, receiver) = channel().unwrap();
+        assert!(!is_readable(&receiver));
+        for event in [1, 2] {
+            sender.send(event);
+        }
+        for event in [1, 2] {
+            assert!(is_readable(&receiver));
+            assert_eq!(receiver.next(Duration::ZERO), Some(event));
+        }
+        assert!(is_readable(&receiver));
+        assert_eq!(receiver.next(Duration::ZERO), None);
+        assert!(!is_readable(&receiver));
+    }
+
+    #[test]
+    fn closed_channel_still_returns_its_events() {
+        let (sender, receiver) = channel().unwrap();
+        sender.send(1);
+        drop(sender);
+        assert!(!receiver.is_closed());
+        assert_eq!(receiver.next(Duration::MAX), Some(1));
+        for _ in 0..2 {
+            assert!(receiver.is_closed() && is_readable(&receiver));
+            assert_eq!(receiver.next(Duration::MAX), None);
+        }
+    }
+
+    #[test]
+    fn sender_waits_for_the_second_next() {
+        let (sender, receiver) = channel().unwrap();
+        sender.send(1);
+        let waiting = std::thread::spawn(move || {
+            sender.wait_until_received();
+            sender.send(2);
+        });
+        assert_eq!(receiver.next(Duration::MAX), Some(1));
+        assert!(!waiting.is_finished() && is_readable(&receiver));
+        assert_eq!(receiver.next(Duration::MAX), Some(2));
+        waiting.join().unwrap();
+    }
+
+    #[test]
+    fn sender_does_not_wait_when_asked_to_stop() {
+        for is_dropped in [false, true] {
+            let (sender, receiver) = channel::<u8>().unwrap();
+            assert!(!sender.is_stopping());
+            if is_dropped {
+                drop(receiver);
+            } else {
+                receiver.stop();
+            }
+            sender.wait_until_received();
+            assert!(sender.is_stopping());
+        }
+    }
+}

@@ -10,34 +10,22 @@
 //! The probes of each object are set once where it is loaded. What others do to them later stays.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use nix::fcntl::OFlag;
 
 use super::channel::EventSender;
 use super::event::FollowEvent;
-use super::present::Present;
-use crate::error::{Effect, Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
+use super::followed_process::FollowedProcess;
+use crate::error::{Effect, Error, ErrorKind, ProbeError, ProcessError, Result};
 use crate::inject::loader_hook::{LoaderHook, NoLoaderHook};
-use crate::observe::shadow;
 use crate::process::Process;
-use crate::process::denial;
-use crate::process::dynamic_loader;
 use crate::process::image::Image;
-use crate::process::maps::read_maps;
-use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
-use crate::process::objects::Files;
-use crate::select::{Actions, Choice, choose_present};
+use crate::select::{Actions, choose_present};
 use crate::target::Target;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
 use crate::trace::tracer::Tracer;
-use crate::update::lock::UpdateLock;
 use crate::update::options::Options;
-use crate::update::patch::Outcome;
-use crate::update::prepare::{UpdateContext, UpdateRequest};
 use crate::update::report::Report;
 
 /// How long detaching from all processes may take.
@@ -48,23 +36,6 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// How long a process that is to be detached from may take to stop, before it is the next one's turn.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
-
-/// A process that is followed.
-struct FollowedProcess {
-    process: Process,
-    /// Its objects whose probes were set, or could not be.
-    known: Vec<Object>,
-    hook: Option<LoaderHook>,
-    /// The files that were read since it executed its program.
-    files: Arc<Files>,
-    /// The process that forked it, whose memory it may share until it executes a program (vfork(2));
-    /// or 0.
-    parent: i32,
-    /// Whether its loader has not mapped everything that its program is linked with.
-    is_loading: bool,
-    /// Whether it is to be detached from as soon as possible.
-    leaving: bool,
-}
 
 /// Processes that are followed, and what is to be done to their probes.
 pub(crate) struct FollowSession<'f> {
@@ -150,13 +121,7 @@ impl<'f> FollowSession<'f> {
         held: &Stopped<'_>,
     ) -> Result<(Vec<Object>, Report)> {
         let present = followed.present(self.actions)?;
-        let report = set(
-            followed,
-            &present.image,
-            &present.choices,
-            self.options,
-            held,
-        )?;
+        let report = followed.set(&present.image, &present.choices, self.options, held)?;
         Ok((present.image.program.objects().to_vec(), report))
     }
 
@@ -244,22 +209,7 @@ impl<'f> FollowSession<'f> {
             Ok(process) => process,
             Err(error) => return self.cannot_follow(pid, error),
         };
-        let mut followed = FollowedProcess::of(process);
-        match self.processes.get(&parent) {
-            Some(of_parent) => {
-                followed.known = of_parent.known.clone();
-                followed.files = of_parent.files.clone();
-                followed.hook = followed.inherited_hook(of_parent.hook.as_ref());
-                followed.parent = parent;
-                followed.is_loading = of_parent.is_loading;
-                followed.leaving = of_parent.leaving;
-            }
-            None => {
-                // Its parent was detached from meanwhile.
-                followed.hook = followed.inherited_hook(None);
-                followed.leaving = true;
-            }
-        }
+        let mut followed = FollowedProcess::forked(process, self.processes.get(&parent));
         self.tracees
             .watch(pid, followed.hook.as_ref().map(LoaderHook::range));
         if followed.leaving {
@@ -363,11 +313,11 @@ impl<'f> FollowSession<'f> {
         match moment {
             Moment::Exec => {
                 let stopped = self.tracees.at_exec(process);
-                set(followed, image, &choices, self.options, &stopped)
+                followed.set(image, &choices, self.options, &stopped)
             }
             Moment::Loading => {
                 let held = self.tracees.hold(process, self.options.deadline)?;
-                let report = set(followed, image, &choices, self.options, &held);
+                let report = followed.set(image, &choices, self.options, &held);
                 self.tracees.resume(process, held);
                 report
             }
@@ -428,83 +378,4 @@ enum Moment {
     Exec,
     /// A thread of the process is stopped in its loader.
     Loading,
-}
-
-impl FollowedProcess {
-    fn of(process: Process) -> FollowedProcess {
-        FollowedProcess {
-            process,
-            known: Vec::new(),
-            hook: None,
-            files: Arc::default(),
-            parent: 0,
-            is_loading: false,
-            leaving: false,
-        }
-    }
-
-    fn pid(&self) -> i32 {
-        self.process.pid()
-    }
-
-    fn image(&self) -> Result<Image> {
-        Image::of(&self.process, self.files.clone())
-    }
-
-    fn present(&self, actions: &Actions) -> Result<Present> {
-        Present::of(&self.process, self.files.clone(), actions)
-    }
-
-    /// Returns the hook that was copied with its memory: that of its parent, if it is the same.
-    fn inherited_hook(&self, of_parent: Option<&LoaderHook>) -> Option<LoaderHook> {
-        let memory = self.memory().ok()?;
-        match of_parent.filter(|hook| hook.is_in(&memory)) {
-            Some(hook) => Some(hook.clone()),
-            None => LoaderHook::left_in(&self.process, &memory),
-        }
-    }
-
-    fn memory(&self) -> Result<ProcessMemory> {
-        ProcessMemory::open(&self.process, OFlag::O_RDWR)
-            .map_err(|source| denial::denied_or_exited(&self.process, Operation::Attach, source))
-    }
-
-    fn has_loaded(&self) -> bool {
-        let memory = self.memory();
-        // If that cannot be read, it must not count as loading for ever.
-        memory
-            .is_ok_and(|memory| dynamic_loader::has_loaded(&self.process, &memory).unwrap_or(true))
-    }
-
-    /// Has it detached from as soon as possible, and closes its hook: no thread enters that any more.
-    fn leave(&mut self) {
-        self.leaving = true;
-        if let (Some(hook), Ok(memory)) = (&self.hook, self.memory()) {
-            // It fails only if the process has exited.
-            let _ = hook.close(&memory);
-        }
-    }
-}
-
-/// Sets the probes of `image` as chosen; the process has to have that image.
-fn set(
-    followed: &FollowedProcess,
-    image: &Image,
-    choices: &[Choice],
-    options: Options,
-    stopped: &Stopped<'_>,
-) -> Result<Report> {
-    let _lock = UpdateLock::wait(&followed.process, Instant::now() + options.deadline)?;
-    let memory = shadow::shadowed_memory(followed.memory()?, &read_maps(&followed.process)?);
-    let context = UpdateContext {
-        process: &followed.process,
-        image,
-        memory: &memory,
-    };
-    let prepared = context.prepare(UpdateRequest::of(choices, options))?;
-    if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
-        let pid = followed.pid();
-        return Err(Error::of_process(pid, ProcessError::KeepsChanging));
-    }
-    Ok(prepared.report(stopped.stop_time()))
 }
