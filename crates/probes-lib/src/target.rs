@@ -89,7 +89,7 @@ impl Target {
     ///
     /// If no object of this process has OCaml probes, or /proc is missing or cannot be read.
     ///
-    /// [`ProcessError::Forked`]: crate::ErrorKind::Forked
+    /// [`ProcessError::Forked`]: crate::ProcessError::Forked
     pub fn current() -> Result<Target> {
         OpenedProcess::current().map(Target::of)
     }
@@ -213,8 +213,8 @@ impl Target {
     /// See [`Target::update_with`]. If the process has exited ([`ProcessError::Exited`]) or executed a new
     /// program ([`ProcessError::Executed`]) meanwhile, nothing is left of the update.
     ///
-    /// [`ProcessError::Exited`]: crate::ErrorKind::Exited
-    /// [`ProcessError::Executed`]: crate::ErrorKind::Executed
+    /// [`ProcessError::Exited`]: crate::ProcessError::Exited
+    /// [`ProcessError::Executed`]: crate::ProcessError::Executed
     pub fn undo(&self, report: &Report, options: Options) -> Result<Report> {
         self.carry_out(&|program| choose_undo(program, &report.applied), options)
     }

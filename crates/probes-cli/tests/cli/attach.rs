@@ -190,7 +190,7 @@ fn inconsistent_probes_are_repaired_with_force() {
         let before = image(pid);
         let error = attach(&target, "-enable part").failure();
         assert!(
-            error.contains("1 of 3 sites of \"part\" are enabled"),
+            error.contains("probe \"part\" is inconsistent: 1 of 3 sites are enabled"),
             "{error}"
         );
         let hint = format!("hint: `ocaml-probes attach -pid {pid} -force -enable part`");

@@ -84,7 +84,7 @@ fn thread_id_is_refused_with_its_process() {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let mut threads = threads.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let tid = threads.find(|tid| *tid != pid.to_string()).unwrap();
-    let why = format!("{tid} is a thread of process {pid}, not a process");
+    let why = format!("thread {tid} of process {pid} is not a process itself");
     refused(
         tid.parse().unwrap(),
         &why,

@@ -93,7 +93,7 @@ fn process_in_a_sibling_user_namespace_is_refused() {
     for file in fixture_forms("gen_ocaml_2") {
         let target = start_by("unshare --user --map-root-user", &file);
         let pid = target.pid();
-        let why = format!("{pid} is in another user namespace");
+        let why = format!("process {pid} is in another user namespace");
         refused("unshare --user --map-root-user", pid, &why, HINT);
         refused("unshare --user --map-current-user", pid, &why, HINT);
         // From the parent namespace it is a process like any other.
@@ -153,7 +153,7 @@ fn container_of_root_is_refused_to_its_user() {
             assert_eq!(
                 run_command(&mut nobody).failure(),
                 format!(
-                    "ocaml-probes: {pid} is in another user namespace{end}\n\
+                    "ocaml-probes: process {pid} is in another user namespace{end}\n\
                      hint: run ocaml-probes inside that container, or as root outside of it\n"
                 )
             );
@@ -175,7 +175,7 @@ fn missing_ptrace_capability_of_a_container_is_named() {
         let inside = format!(
             "nsenter --user --preserve-credentials --target {pid} setpriv --bounding-set=-sys_ptrace"
         );
-        let why = format!("{pid} has capabilities that ocaml-probes lacks, {LACKS}");
+        let why = format!("process {pid} has capabilities that ocaml-probes lacks, {LACKS}");
         refused(&inside, pid, &why, HINT);
 
         if geteuid().is_root() {

@@ -88,7 +88,7 @@ fn damaged_plugin(scratch: &Scratch) -> PathBuf {
 fn damage(path: &Path) -> [String; 2] {
     let path = path.display();
     [
-        format!("in {path}: probe note 0 at 0x0 is malformed (descsz 9 < 24)"),
+        format!("{path} is corrupt: probe note 0 at 0x0 is malformed (descsz 9 < 24)"),
         format!("hint: the file is damaged, build it again; `readelf -n {path}` shows its notes\n"),
     ]
 }

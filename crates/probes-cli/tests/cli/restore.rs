@@ -237,7 +237,7 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
         let (code, stdout, stderr) = waiting.end();
         assert_eq!((code, &stdout[..]), (Some(1), ""), "{stderr}");
         let why = format!(
-            "ocaml-probes: cannot undo the temporary change: {} is already traced by",
+            "ocaml-probes: cannot undo the temporary change: process {} is already traced by",
             target.pid()
         );
         assert!(stderr.contains(&why), "{stderr}");

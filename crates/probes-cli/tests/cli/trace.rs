@@ -213,7 +213,7 @@ fn reasons_against_execution_come_with_a_hint() {
     mode(&closed, 0o755);
     let error = run.failure();
     assert!(
-        error.contains("closed/program: Permission denied; the"),
+        error.contains("closed/program cannot be run: Permission denied; the"),
         "{error}"
     );
     assert!(
@@ -251,7 +251,7 @@ fn short_memory_is_an_error_or_no_obstacle() {
             let error = run.failure();
             assert!(
                 error
-                    .contains("terminating.exe: Resource temporarily unavailable; the program was"),
+                    .contains("terminating.exe cannot be run: Resource temporarily unavailable; the program was"),
                 "{error}"
             );
             assert!(error.contains("`ulimit -v`"), "{error}");

@@ -122,7 +122,8 @@ impl ProbeTable {
     /// # Errors
     ///
     /// If the file cannot be read, is not an x86-64 program, has a note that is malformed or
-    /// contradicts the file, or has no OCaml probes ([`ProbeError::NoProbes`]).
+    /// contradicts the file, or has no OCaml probes
+    /// ([`ProbeError::NoProbes`](crate::ProbeError::NoProbes)).
     pub fn read(path: impl AsRef<Path>) -> Result<ProbeTable> {
         ProbeTable::of(&ElfFile::open(path.as_ref())?)
     }

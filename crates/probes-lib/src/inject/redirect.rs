@@ -65,8 +65,8 @@ impl Stopped<'_> {
     ///
     /// # Errors
     ///
-    /// [`ObserveError::SeccompFiltered`] if each has set itself a seccomp filter: for a system call that it
-    /// forbids, the kernel may kill the process.
+    /// [`SeccompFiltered`](crate::ObserveError::SeccompFiltered) if each has set itself a seccomp filter:
+    /// for a system call that it forbids, the kernel may kill the process.
     pub(crate) fn refuse_filtered(&self) -> Result<()> {
         OwnFilters::of(self.process()).refuse_all(self.tids())
     }

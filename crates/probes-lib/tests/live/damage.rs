@@ -203,8 +203,8 @@ fn code_mapped_shared_is_refused_others_are_changed() {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "a site of process {} at {page} is mapped shared, and cannot be changed in \
-                     one process; nothing was changed",
+                    "process {} has a site at {page} in a shared mapping, which cannot be changed \
+                     for one process; nothing was changed",
                     session.pid()
                 )
             );
