@@ -1,5 +1,5 @@
-//! Sections, segments, kind and build-id of an ELF file: reads only what it needs, never the
-//! whole file, and believes no offset or size before it is checked against the file's length.
+//! [`ElfFile`]: the sections, segments, kind and build-id of an ELF file. Reads only what is needed, never
+//! the whole file, and checks each offset and size against the file's length before use.
 
 pub(crate) mod arguments;
 pub(crate) mod build_id;
@@ -30,8 +30,8 @@ use crate::elf::build_id::BuildId;
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::sys::can_fail;
 
-/// Sections that are read whole are no larger than this in any real program (a million notes take
-/// about 100 MiB); a sparse file may claim far more.
+/// The largest section that is read. Those of real programs are smaller (a million notes take about
+/// 100 MiB); a sparse file may claim far more.
 const MAX_SECTION: u64 = 128 << 20;
 
 pub(crate) const CTX: Ctx = Ctx {
@@ -73,7 +73,7 @@ impl AsRawFd for ElfFile {
 }
 
 impl ElfFile {
-    /// Opens `path`. A pipe or device is refused, not waited for.
+    /// Opens `path`. A pipe or device is refused without waiting for it.
     pub(crate) fn open(path: &Path) -> Result<ElfFile> {
         let file = File::options()
             .read(true)
@@ -83,7 +83,7 @@ impl ElfFile {
         ElfFile::read(file, path.to_owned())
     }
 
-    /// Reads the headers of an open file; `path` is what errors name.
+    /// Reads the headers of an open file; errors name `path`.
     pub(crate) fn read(file: File, path: PathBuf) -> Result<ElfFile> {
         let metadata = file
             .metadata()
@@ -214,7 +214,7 @@ impl ElfFile {
         self.read_range(offset, bytes, what)
     }
 
-    /// Reads `size` bytes at `offset`, having checked that the file has them.
+    /// Reads `size` bytes at `offset`, after checking that the file has them.
     fn read_range(&self, offset: u64, size: u64, what: &'static str) -> Result<Vec<u8>> {
         self.check_range(offset, size, what)?;
         let mut bytes = vec![0; size as usize];
@@ -263,7 +263,7 @@ impl ElfFile {
         })
     }
 
-    /// The path that errors and reports show.
+    /// Returns the path that errors and reports show.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -276,10 +276,10 @@ impl ElfFile {
         }
     }
 
-    /// The dynamic linker that is to load the program, if it names one.
+    /// Returns the dynamic loader of the program, if it names one.
     pub(crate) fn interpreter(&self) -> Option<PathBuf> {
         let segment = self.segments.iter().find(|one| one.p_type == PT_INTERP)?;
-        // More than PATH_MAX is not executed by the kernel.
+        // The kernel executes no path longer than PATH_MAX.
         let len = segment.p_filesz.min(libc::PATH_MAX as u64);
         let bytes = self.read_range(segment.p_offset, len, "its dynamic linker's name");
         let bytes = bytes.ok()?;
@@ -287,7 +287,7 @@ impl ElfFile {
         Some(OsStr::from_bytes(name).into())
     }
 
-    /// Where execution starts.
+    /// Returns the entry point.
     pub(crate) fn entry(&self) -> FileAddr {
         FileAddr(self.header.e_entry)
     }
@@ -296,8 +296,7 @@ impl ElfFile {
         !self.sections.is_empty()
     }
 
-    /// The contents of a section, to be read part by part; `None` if there is no section of that
-    /// name.
+    /// Returns the contents of a section, to be read part by part; `None` if there is no such section.
     pub(crate) fn contents(&self, name: &'static str) -> Result<Option<Contents<'_>>> {
         let Some(section) = self.section(name) else {
             return Ok(None);
@@ -315,13 +314,13 @@ impl ElfFile {
         }))
     }
 
-    /// Start and length in bytes of a loaded section.
+    /// Returns the address and length in bytes of a loaded section.
     pub(crate) fn section_range(&self, name: &str) -> Option<(FileAddr, u64)> {
         let section = self.section(name)?;
         Some((FileAddr(section.sh_addr), section.sh_size))
     }
 
-    /// The segments that are loaded: start, offset in the file, length in memory.
+    /// Returns the segments that are loaded (`PT_LOAD`).
     pub(crate) fn loaded(&self) -> impl Iterator<Item = Segment> {
         self.segments
             .iter()
@@ -336,8 +335,7 @@ impl ElfFile {
             })
     }
 
-    /// Reads bytes of the file that are loaded at `address`; the caller has checked the range
-    /// against a segment.
+    /// Reads bytes of the file that are loaded at `address`; they must be within the segment.
     pub(crate) fn read_loaded(
         &self,
         segment: &Segment,
@@ -351,7 +349,7 @@ impl ElfFile {
         self.read_at(offset, bytes, "the code around a site")
     }
 
-    /// Where a function that the file exports is.
+    /// Returns the address of a function that the file exports.
     pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
         let section = |name| {
             let section = self.section(name)?;
@@ -369,7 +367,7 @@ impl ElfFile {
         Some(FileAddr(symbol.st_value))
     }
 
-    /// The build-id, if the file has one that can be read.
+    /// Returns the build-id, if the file has one that can be read.
     pub(crate) fn build_id(&self) -> Option<BuildId> {
         let section = self.section(".note.gnu.build-id")?;
         if section.sh_type != SHT_NOTE || section.sh_size > 4096 {
@@ -382,11 +380,11 @@ impl ElfFile {
         (!id.is_empty()).then(|| BuildId::new(id))
     }
 
-    fn defect(&self, defect: ElfDefect) -> crate::Error {
+    fn defect(&self, defect: ElfDefect) -> crate::error::Error {
         Error::of_file(&self.path, FileError::Elf(defect))
     }
 
-    fn truncated(&self, what: &'static str, offset: u64, size: u64) -> crate::Error {
+    fn truncated(&self, what: &'static str, offset: u64, size: u64) -> crate::error::Error {
         self.defect(ElfDefect::Truncated {
             what,
             offset,
@@ -396,7 +394,7 @@ impl ElfFile {
     }
 }
 
-/// A section of a file, its range known to be within the file.
+/// A section whose range is within the file.
 pub(crate) struct Contents<'e> {
     elf: &'e ElfFile,
     name: &'static str,
@@ -406,7 +404,7 @@ pub(crate) struct Contents<'e> {
 }
 
 impl Contents<'_> {
-    /// Fills `bytes` from `offset` on, which is counted from the start of the section.
+    /// Fills `bytes` from `offset` in the section.
     pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         self.elf
             .read_at(self.offset + offset as u64, bytes, self.name)
@@ -436,8 +434,8 @@ impl Segment {
     }
 }
 
-/// Whether `len` bytes at `address` lie within `outer_len` bytes at `outer`, and end within the
-/// address space: a file may claim a segment that does not.
+/// Whether `len` bytes at `address` are within `outer_len` bytes at `outer`. A file may claim a segment that
+/// reaches past the end of the address space.
 pub(crate) fn within(outer: FileAddr, outer_len: u64, address: FileAddr, len: u64) -> bool {
     let end = address.0.checked_add(len);
     end.is_some_and(|end| address >= outer && end - outer.0 <= outer_len)

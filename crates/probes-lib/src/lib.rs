@@ -83,7 +83,7 @@ mod update;
 
 // Files: what an ELF file says of probes.
 pub use elf::Linking;
-pub use elf::arguments::{Argument, Place};
+pub use elf::arguments::{Argument, Operand};
 pub use elf::build_id::BuildId;
 pub use elf::note::{MalformedNote, Note, NoteDefect, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};

@@ -39,3 +39,4 @@ pub(crate) struct CounterFault {
 #[cfg(test)]
 pub(crate) mod double;
 pub(crate) mod shadow;
+pub(crate) mod spans;

@@ -1,4 +1,4 @@
-//! What to do with which probes: [`Actions`] -> probe ids, with conflicts and near names.
+//! What to do with which probes: [`Actions`] -> [`Choice`]s, with conflicts and similar names.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,9 +10,8 @@ use crate::address::LiveAddr;
 use crate::error::{Error, ProbeError, Result};
 use crate::process::object::UnreadableObject;
 use crate::process::program::{ProbeId, Program};
-use crate::update::report::AppliedChange;
 
-/// What to do with a probe.
+/// What to do with a probe. Counters say how many tools have enabled it, so that they can share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Add one to its counter; its sites become calls when the counter leaves 0.
@@ -22,18 +21,27 @@ pub enum Action {
 }
 
 /// Which probes an action is for.
+///
+/// ```
+/// use probes_lib::{Actions, Selector};
+///
+/// let requests = Selector::Pair { start: "req_start".into(), stop: "req_stop".into() };
+/// let long = Selector::predicate(|name| name.len() > 20);
+/// let actions = Actions::new().enable(requests).disable(long);
+/// # let _ = actions;
+/// ```
 #[derive(Clone)]
 pub enum Selector {
     /// Every probe.
     All,
-    /// The probe of this name. It must exist, and must be enabled if it is to be disabled.
+    /// The probe of this name. It must exist, and disabling it fails if it is disabled already.
     Name(String),
-    /// Two probes that open and close an event. Enabled STOP first and disabled START first, so
-    /// that no event is recorded that stays open.
+    /// Two probes that begin and end an interval. STOP is enabled first and START disabled first, so
+    /// that no interval is recorded without an end.
     Pair {
-        /// Opens the event.
+        /// Begins the interval.
         start: String,
-        /// Closes the event.
+        /// Ends the interval.
         stop: String,
     },
     /// The probes whose name has a match that begins at its first character.
@@ -43,12 +51,12 @@ pub enum Selector {
 }
 
 impl Selector {
-    /// The probe called `name`.
+    /// Selects the probe called `name`.
     pub fn name(name: impl Into<String>) -> Selector {
         Selector::Name(name.into())
     }
 
-    /// Compiles `pattern`; it has to match from the start of a name, but not to its end.
+    /// Selects the probes whose name begins with a match of `pattern`.
     ///
     /// # Errors
     ///
@@ -64,7 +72,7 @@ impl Selector {
         }
     }
 
-    /// The probes whose name satisfies `predicate`.
+    /// Selects the probes whose name satisfies `predicate`.
     pub fn predicate(predicate: impl Fn(&str) -> bool + Send + Sync + 'static) -> Selector {
         Selector::Predicate(Arc::new(predicate))
     }
@@ -82,7 +90,7 @@ impl fmt::Debug for Selector {
     }
 }
 
-/// What to do in one update, all or nothing.
+/// What to do in one update: all of it, or nothing.
 ///
 /// ```
 /// use probes_lib::{Actions, Selector};
@@ -99,12 +107,12 @@ pub struct Actions {
 }
 
 impl Actions {
-    /// No actions yet.
+    /// Returns no actions, to be added to.
     pub fn new() -> Actions {
         Actions::default()
     }
 
-    /// One action for the probes of one selector.
+    /// Returns one action for the probes of one selector.
     pub fn of(action: Action, selector: Selector) -> Actions {
         Actions::new().and(action, selector)
     }
@@ -128,8 +136,8 @@ impl Actions {
         self
     }
 
-    /// Sets counters to 1 or 0 and the sites to match, whatever they were: the way to repair a
-    /// process in which counters and sites disagree.
+    /// Sets counters to 1 or 0, whatever they were, and the sites to match: repairs a process in which
+    /// counters and sites disagree.
     #[must_use]
     pub fn force(mut self, force: bool) -> Actions {
         self.force = force;
@@ -137,26 +145,35 @@ impl Actions {
     }
 }
 
-/// What is to become of the counters of a probe; its sites follow.
+/// What an update does to the counters of a probe; its sites follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Aim {
-    /// One more, or one less.
+    /// Adds or subtracts one.
     Count(Action),
-    /// 1 or 0, whatever they were.
+    /// Sets them to 1 or 0.
     Set(Action),
-    /// As much less as was added to each, but not less than nothing.
+    /// Subtracts what was added to each, but not below zero.
     Undo(Box<[(LiveAddr, i32)]>),
 }
 
-/// One probe and what to do with it.
+/// A chosen probe and what to do with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) probe: ProbeId,
     pub(crate) aim: Aim,
-    /// Whether it was named, so that disabling it while it is off is an error.
+    /// Whether it was named, so that disabling it fails if it is disabled already.
     pub(crate) named: bool,
     /// Choices of a lower stage are carried out before those of a higher one.
     pub(crate) stage: u8,
+}
+
+/// What an update did to the counters of one probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AppliedChange {
+    pub(crate) name: String,
+    pub(crate) stage: u8,
+    /// What was added to each of its counters, and where they were.
+    pub(crate) added: Box<[(LiveAddr, i32)]>,
 }
 
 /// Resolves `actions` against the names of `program`, each probe at most once.
@@ -164,8 +181,8 @@ pub(crate) fn choose(program: &Program, actions: &Actions) -> Result<Vec<Choice>
     resolve(program, actions, true)
 }
 
-/// As [`choose`], of a program that nobody had in mind: names that it does not have are passed over,
-/// and so are probes that are off already.
+/// Same as [`choose`], for a program that was not there when the actions were given: names that it does
+/// not have are skipped, and so are probes that are disabled already.
 pub(crate) fn choose_present(program: &Program, actions: &Actions) -> Result<Vec<Choice>> {
     resolve(program, actions, false)
 }
@@ -175,7 +192,7 @@ fn resolve(program: &Program, actions: &Actions, strict: bool) -> Result<Vec<Cho
         program,
         strict,
         force: actions.force,
-        applied: vec![None; program.probes().len()],
+        chosen: vec![None; program.probes().len()],
         choices: Vec::new(),
     };
     for (action, selector) in &actions.list {
@@ -184,13 +201,13 @@ fn resolve(program: &Program, actions: &Actions, strict: bool) -> Result<Vec<Cho
     Ok(chooser.choices)
 }
 
-/// What takes back what was done, from its end to its beginning.
+/// Returns the choices that undo an update, from its end to its beginning.
 pub(crate) fn choose_undo(program: &Program, applied: &[AppliedChange]) -> Result<Vec<Choice>> {
     let chooser = Chooser {
         program,
         strict: true,
         force: false,
-        applied: Vec::new(),
+        chosen: Vec::new(),
         choices: Vec::new(),
     };
     let last = applied.iter().map(|one| one.stage).max().unwrap_or(0);
@@ -207,50 +224,51 @@ pub(crate) fn choose_undo(program: &Program, applied: &[AppliedChange]) -> Resul
 
 struct Chooser<'p> {
     program: &'p Program,
-    /// Whether names that are not there are an error.
+    /// Whether names that the program does not have are an error.
     strict: bool,
     force: bool,
-    applied: Vec<Option<Action>>,
+    /// Of each probe, the action for which it has been chosen.
+    chosen: Vec<Option<Action>>,
     choices: Vec<Choice>,
 }
 
 impl Chooser<'_> {
     fn add(&mut self, action: Action, selector: &Selector) -> Result<()> {
         match selector {
-            Selector::Name(name) => self.take_named(name, action, self.strict, 0),
+            Selector::Name(name) => self.choose_named(name, action, self.strict, 0),
             Selector::Pair { start, stop } => {
                 let (first, second) = match action {
                     Action::Enable => (stop, start),
                     Action::Disable => (start, stop),
                 };
                 if self.strict {
-                    // That of them is named that was typed first.
+                    // If both are missing, the error names the one that was typed first.
                     self.find(start)?;
                 }
-                self.take_named(first, action, false, 0)?;
-                self.take_named(second, action, false, 1)
+                self.choose_named(first, action, false, 0)?;
+                self.choose_named(second, action, false, 1)
             }
-            Selector::All => self.take_if(action, "all", |_| true),
+            Selector::All => self.choose_if(action, "all", |_| true),
             Selector::Regexp(regex) => {
                 // The leftmost match is at 0 if any match is.
                 let anchored = |name: &str| regex.find(name).is_some_and(|m| m.start() == 0);
-                self.take_if(action, &format!("\"{}\"", regex.as_str()), anchored)
+                self.choose_if(action, &format!("\"{}\"", regex.as_str()), anchored)
             }
             Selector::Predicate(predicate) => {
-                self.take_if(action, "the predicate", |name| predicate(name))
+                self.choose_if(action, "the predicate", |name| predicate(name))
             }
         }
     }
 
-    fn take_named(&mut self, name: &str, action: Action, named: bool, stage: u8) -> Result<()> {
+    fn choose_named(&mut self, name: &str, action: Action, named: bool, stage: u8) -> Result<()> {
         match self.find(name) {
-            Ok(probe) => self.take(probe, action, named, stage),
+            Ok(probe) => self.choose(probe, action, named, stage),
             Err(error) if self.strict => Err(error),
             Err(_) => Ok(()),
         }
     }
 
-    fn take_if(
+    fn choose_if(
         &mut self,
         action: Action,
         pattern: &str,
@@ -260,7 +278,7 @@ impl Chooser<'_> {
         let mut none = true;
         for probe in program.probes().filter(|probe| wanted(probe.name())) {
             none = false;
-            self.take(probe.id(), action, false, 0)?;
+            self.choose(probe.id(), action, false, 0)?;
         }
         if none && self.strict {
             return Err(Error::of_file(
@@ -274,14 +292,14 @@ impl Chooser<'_> {
         Ok(())
     }
 
-    fn take(&mut self, probe: ProbeId, action: Action, named: bool, stage: u8) -> Result<()> {
+    fn choose(&mut self, probe: ProbeId, action: Action, named: bool, stage: u8) -> Result<()> {
         let name = || self.program.by_id(probe).name().to_owned();
-        match self.applied[probe] {
+        match self.chosen[probe] {
             Some(earlier) if earlier == action => {
                 return Err(ProbeError::SelectedTwice { name: name() }.into());
             }
             Some(_) => return Err(ProbeError::Conflict { name: name() }.into()),
-            None => self.applied[probe] = Some(action),
+            None => self.chosen[probe] = Some(action),
         }
         let aim = if self.force { Aim::Set } else { Aim::Count };
         self.choices.push(Choice {
@@ -312,10 +330,10 @@ fn paths(unreadable: &[UnreadableObject]) -> Vec<PathBuf> {
     unreadable.iter().map(|one| one.path.clone()).collect()
 }
 
-/// Up to three names that `name` may have been meant for, nearest first.
+/// Returns up to three names that are similar to `name`, the most similar first.
 fn near_names(program: &Program, name: &str) -> Vec<String> {
     const SIMILAR: f64 = 0.75;
-    // A name that nobody typed by hand is not worth comparing with thousands of others.
+    // Such a name was not typed by hand: it is not worth comparing with thousands of others.
     if name.len() > 200 {
         return Vec::new();
     }

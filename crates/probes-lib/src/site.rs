@@ -1,9 +1,9 @@
-//! What the six bytes of a site mean.
+//! [`SiteCode`]: the six bytes of a site, and what they mean.
 //!
 //! ```text
 //! pc+0  90            nop
 //! pc+1  3d <rel32>    cmp $rel32,%eax    disabled: no effect, the operand is the displacement
-//! pc+1  e8 <rel32>    call wrapper       enabled: the same four bytes, one opcode byte flipped
+//! pc+1  e8 <rel32>    call wrapper       enabled: one byte differs
 //! ```
 
 use std::fmt;
@@ -27,6 +27,14 @@ pub(crate) const JMP: u8 = 0xe9;
 pub(crate) const INT3: u8 = 0xcc;
 
 /// The six bytes found at a site, in a file or in memory.
+///
+/// ```
+/// use probes_lib::SiteCode;
+///
+/// let site = SiteCode([0x90, 0xe8, 0xfc, 0x01, 0x00, 0x00]);
+/// assert_eq!(site.enabled(), Some(true));
+/// assert_eq!(site.to_string(), "90 e8 fc 01 00 00");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SiteCode(pub [u8; SITE_LEN]);
 
@@ -53,7 +61,7 @@ impl Opcode {
 }
 
 impl SiteCode {
-    /// Whether the site calls its handler; `None` if its opcode is neither `cmp` nor `call`.
+    /// Returns whether the site calls its handler; `None` if its opcode is neither `cmp` nor `call`.
     pub fn enabled(self) -> Option<bool> {
         match self.0[OPCODE_OFFSET as usize] {
             CMP => Some(false),
@@ -72,24 +80,24 @@ impl SiteCode {
         self.0[0] == INT3 || self.0[OPCODE_OFFSET as usize] == INT3
     }
 
-    /// Whether both differ at most in being enabled.
+    /// Whether both are pristine and have the same operand.
     pub(crate) fn same_but_for_opcode(self, other: SiteCode) -> bool {
         self.is_pristine() && other.is_pristine() && self.operand() == other.operand()
     }
 
-    /// What follows the nop.
+    /// Returns the bytes after the nop.
     pub(crate) fn tail(self) -> [u8; 5] {
         let [_, tail @ ..] = self.0;
         tail
     }
 
-    /// The displacement of the wrapper, as it stands there.
+    /// Returns the operand: the displacement of the wrapper.
     pub(crate) fn operand(self) -> [u8; 4] {
         let [_, _, operand @ ..] = self.0;
         operand
     }
 
-    /// The same site with the opcode of `opcode`.
+    /// Returns the same site with another opcode.
     pub(crate) fn with(self, opcode: Opcode) -> SiteCode {
         let mut bytes = self.0;
         bytes[OPCODE_OFFSET as usize] = opcode.byte();
@@ -116,7 +124,7 @@ impl fmt::Debug for SiteCode {
 mod tests {
     use super::*;
 
-    // Seen in a program built by OxCaml, at pc 0x561ee.
+    // From a program built by OxCaml, at pc 0x561ee.
     const DISABLED: SiteCode = SiteCode([0x90, 0x3d, 0xfc, 0x01, 0x00, 0x00]);
 
     #[test]

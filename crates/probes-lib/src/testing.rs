@@ -1,5 +1,5 @@
-//! What the tests of several modules share: fixtures as memory that an update can be tried on, and
-//! notes and programs made to measure.
+//! Shared by the tests of several modules: fixtures loaded into memory, which updates are tried on, and
+//! generated notes and programs.
 
 mod program;
 
@@ -17,18 +17,17 @@ use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
 use crate::process::program::{Member, Program};
-use crate::select::{Actions, Choice, choose, choose_undo};
+use crate::select::{Actions, AppliedChange, Choice, choose, choose_undo};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::update::breakpoints;
 use crate::update::patch::{self, Outcome};
-use crate::update::plan::{Inputs, UpdatePlan};
-use crate::update::report::AppliedChange;
+use crate::update::plan::{PlanInputs, UpdatePlan};
 use crate::update::snapshot::{Layout, Snapshot};
 
 /// The pid that errors name.
 pub(crate) const PID: i32 = 4242;
 
-/// A fixture, loaded into memory of our own as the kernel would load it.
+/// A fixture, loaded into memory of the test as the kernel would load it.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) program: Program,
@@ -86,7 +85,7 @@ impl World {
         (address.0 - segment.start.0 + segment.offset) as usize
     }
 
-    /// Puts the sites and counters of a probe in one state.
+    /// Sets the counters of a probe, and its sites to match.
     pub(crate) fn set(&mut self, name: &str, counter: u16) {
         set(&self.table, self.bias, &mut self.memory, name, counter);
     }
@@ -95,18 +94,18 @@ impl World {
         self.table.probe(name).unwrap()
     }
 
-    /// The same, as the program has it.
+    /// Returns the probe as a member of the program.
     pub(crate) fn member(&self, name: &str) -> Member<'_> {
         self.program.probe(name).unwrap()
     }
 
-    /// Where the opcodes of a probe are.
+    /// Returns the addresses of the opcodes of a probe.
     pub(crate) fn opcodes(&self, name: &str) -> Vec<LiveAddr> {
         let sites = self.probe(name).sites();
         sites.map(|site| self.opcode(site.address())).collect()
     }
 
-    /// Where the counters of a probe are.
+    /// Returns the addresses of the counters of a probe.
     pub(crate) fn counters(&self, name: &str) -> Vec<LiveAddr> {
         let semaphores = self.probe(name).semaphores();
         semaphores
@@ -123,12 +122,12 @@ impl World {
         layout.read(PID, &self.memory).unwrap()
     }
 
-    /// What a process would be updated with: the layout of what is touched, and the plan.
+    /// Returns the layout of what is written, and the plan.
     pub(crate) fn plan(&self, actions: &Actions) -> Result<(Layout, UpdatePlan)> {
         self.plan_for(&choose(&self.program, actions)?, false)
     }
 
-    /// As `plan`, for choices that have been made, and one opcode at a time if wanted.
+    /// Same as `plan`, for choices; each opcode may be a write of its own.
     pub(crate) fn plan_for(
         &self,
         choices: &[Choice],
@@ -139,7 +138,7 @@ impl World {
         let layout = Layout::of(program, probes);
         let before = layout.read(PID, &self.memory)?;
         let breakpoints = breakpoints::find(program.objects(), &before.code)?;
-        let inputs = Inputs {
+        let inputs = PlanInputs {
             program,
             breakpoints: &breakpoints,
             one_by_one,
@@ -148,8 +147,8 @@ impl World {
         Ok((layout, plan))
     }
 
-    /// What takes back what was planned, and has been carried out.
-    pub(crate) fn back(&self, plan: &UpdatePlan) -> Vec<Choice> {
+    /// Returns the choices that undo a plan which has been carried out.
+    pub(crate) fn undo(&self, plan: &UpdatePlan) -> Vec<Choice> {
         let applied: Vec<AppliedChange> = plan.applied(&self.program).collect();
         choose_undo(&self.program, &applied).unwrap()
     }
@@ -160,14 +159,14 @@ impl World {
         self.update_for(&choices)
     }
 
-    /// As `update`, for choices that have been made.
+    /// Same as `update`, for choices.
     pub(crate) fn update_for(&mut self, choices: &[Choice]) -> Result<Outcome> {
         let (layout, plan) = self.plan_for(choices, false)?;
         patch::apply(&plan, &layout, PID, &mut self.memory)
     }
 }
 
-/// Puts the sites and counters of a probe in one state.
+/// Sets the counters of a probe, and its sites to match.
 pub(crate) fn set(
     table: &ProbeTable,
     bias: LoadBias,
@@ -203,13 +202,13 @@ fn load(file: &[u8], bias: LoadBias) -> SliceMemory {
     }))
 }
 
-/// A file called `server.exe` with these bytes, read for its probes.
+/// Reads the probes of a file called `server.exe` with these bytes.
 pub(crate) fn read_table(bytes: &[u8]) -> Result<ProbeTable> {
     let file = memory_file(bytes);
     ProbeTable::of(&ElfFile::read(file, "/srv/server.exe".into())?)
 }
 
-/// The probes of a file in which each name has one site.
+/// Returns a program with these probes, each with one site.
 pub(crate) fn named(names: &[&str]) -> Program {
     let note = |(i, name): (u64, &&str)| {
         NoteSpec::new("ocaml_2", name, "")
@@ -225,8 +224,8 @@ pub(crate) fn named(names: &[&str]) -> Program {
     Program::alone(elf, table, LoadBias::NONE)
 }
 
-/// How property tests run: so many cases, the same ones every time. `PROPTEST_CASES` and
-/// `PROPTEST_RNG_SEED` ask for more and for others.
+/// Returns the configuration of property tests: so many cases, the same ones every time. `PROPTEST_CASES`
+/// and `PROPTEST_RNG_SEED` select more and others.
 pub(crate) fn properties(cases: u32) -> ProptestConfig {
     let given = ProptestConfig::default();
     let is_given = |name: &str| std::env::var_os(name).is_some();

@@ -10,5 +10,4 @@ pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod report;
 pub(crate) mod snapshot;
-pub(crate) mod spans;
 pub(crate) mod states;

@@ -7,7 +7,7 @@
 //! | OxCaml | `camlFoo__bar_1_2_code` |
 //! | OxCaml, structured | `_CamlU3FooM3BarF3baz` |
 
-/// The OCaml name of a linker symbol; a symbol that is not OCaml's is returned as it is.
+/// Returns the OCaml name of a linker symbol, or the symbol itself if it is not OCaml's.
 pub(crate) fn demangle(symbol: &str) -> String {
     let structured = symbol.strip_prefix("_Caml").and_then(structured);
     let classic = || {
@@ -25,7 +25,7 @@ fn structured(mut rest: &str) -> Option<String> {
     let mut names = Vec::new();
     while let Some(kind) = rest.chars().next() {
         if !kind.is_ascii_uppercase() {
-            // A suffix that tells instances apart.
+            // A suffix that distinguishes instances.
             break;
         }
         let digits = rest[1..].find(|c: char| !c.is_ascii_digit())? + 1;
@@ -45,7 +45,7 @@ fn classic(path: &str) -> String {
     let mut name = String::with_capacity(path.len());
     let mut rest = path;
     while let Some(next) = rest.chars().next() {
-        // A separator stands between names, never before the first or after the last.
+        // A separator is between names, never before the first or after the last.
         let separator = rest
             .strip_prefix("__")
             .filter(|after| !name.is_empty() && !after.is_empty());
@@ -64,7 +64,7 @@ fn classic(path: &str) -> String {
     name
 }
 
-/// Without the number that makes the symbol unique: one, or two before OxCaml's `_code`.
+/// Removes the number that makes the symbol unique: one, or two before OxCaml's `_code`.
 fn without_stamp(path: &str) -> &str {
     let (path, stamps) = match path.strip_suffix("_code") {
         Some(path) => (path, 2),
@@ -80,7 +80,7 @@ fn is_stamp(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Two hex digits as the printable character they stand for.
+/// Decodes two hex digits as a printable character.
 fn hex_byte(text: &str) -> Option<(char, &str)> {
     let byte = u8::from_str_radix(text.get(..2)?, 16).ok()?;
     byte.is_ascii_graphic()

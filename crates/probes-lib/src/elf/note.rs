@@ -16,7 +16,7 @@ const TYPE: u32 = 3;
 /// One note of any provider. Addresses are as stored: link-time, not yet corrected for prelinking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note<'a> {
-    /// Position of the note in its section, counted from 0 and over all providers.
+    /// Index of the note in its section, from 0, over all providers.
     pub index: usize,
     /// Offset of the note's header from the start of its section, in bytes.
     pub offset: usize,
@@ -38,7 +38,7 @@ pub struct Note<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("probe note {index} at {offset:#x} is malformed ({defect})")]
 pub struct MalformedNote {
-    /// Position of the note in its section, counted from 0.
+    /// Index of the note in its section, from 0.
     pub index: usize,
     /// Offset of the note's header from the start of its section, in bytes.
     pub offset: usize,
@@ -73,7 +73,7 @@ pub enum NoteDefect {
 }
 
 impl NoteDefect {
-    /// Whether there would be no defect, or another, if the section went on.
+    /// Whether the section ends too early.
     fn is_cut(&self) -> bool {
         matches!(
             self,
@@ -82,33 +82,41 @@ impl NoteDefect {
     }
 }
 
-/// The notes of a section, one by one; ends after the first malformed one.
+/// Iterates over the notes of a section; ends after the first malformed one.
 #[derive(Clone, Debug)]
 pub struct Notes<'a> {
     section: &'a [u8],
-    /// Where `section` begins, if it is a part of one.
+    /// The offset of `section`, if it is a part of one.
     base: usize,
     offset: usize,
     index: usize,
 }
 
-/// Reads the notes of a `.note.stapsdt` section; notes of another owner or type are passed over.
+/// Iterates over the notes of a `.note.stapsdt` section; notes of another owner or type are skipped.
+///
+/// ```no_run
+/// let section = std::fs::read("section.bin")?;
+/// for note in probes_lib::notes(&section) {
+///     println!("{:#x}", note?.pc);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn notes(section: &[u8]) -> Notes<'_> {
     notes_from(section, Position::default())
 }
 
-/// Reads the notes of a part of a section, which begins at `place`.
-fn notes_from(section: &[u8], place: Position) -> Notes<'_> {
+/// Iterates over the notes of a part of a section, which begins at `position`.
+fn notes_from(section: &[u8], position: Position) -> Notes<'_> {
     Notes {
         section,
-        base: place.offset,
+        base: position.offset,
         offset: 0,
-        index: place.index,
+        index: position.index,
     }
 }
 
-/// Reads the notes of a section of `len` bytes part by part and shows each to `visit`: a large
-/// section costs less time and memory so than as a whole. `read` fills a buffer from an offset.
+/// Reads the notes of a section of `len` bytes part by part and calls `visit` with each: for a large section,
+/// that takes less time and memory than reading it at once. `read` fills a buffer from an offset.
 pub(crate) fn each_note<E>(
     len: usize,
     mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
@@ -116,29 +124,29 @@ pub(crate) fn each_note<E>(
 ) -> Result<(), E> {
     let mut part = Vec::new();
     let mut part_len = PART;
-    let mut place = Position::default();
-    while place.offset < len {
-        let left = len - place.offset;
-        part.resize(part_len.min(left), 0);
-        read(place.offset, &mut part)?;
-        let mut notes = notes_from(&part, place);
+    let mut position = Position::default();
+    while position.offset < len {
+        let rest = len - position.offset;
+        part.resize(part_len.min(rest), 0);
+        read(position.offset, &mut part)?;
+        let mut notes = notes_from(&part, position);
         let next = loop {
-            let before = notes.place();
+            let before = notes.position();
             match notes.next() {
-                Some(Err(error)) if part.len() < left && error.defect.is_cut() => break before,
+                Some(Err(error)) if part.len() < rest && error.defect.is_cut() => break before,
                 Some(note) => visit(note)?,
-                None => break notes.place(),
+                None => break notes.position(),
             }
         };
-        // A note that is larger than a part.
-        let stuck = next.offset == place.offset;
+        // The note is larger than a part.
+        let stuck = next.offset == position.offset;
         part_len = if stuck { 2 * part.len() } else { PART };
-        place = next;
+        position = next;
     }
     Ok(())
 }
 
-/// Length of the parts in bytes: enough notes that the system calls do not matter.
+/// Length of the parts in bytes: so long that the cost of the system calls does not matter.
 const PART: usize = 32 << 10;
 
 /// How far in a section notes have been read.
@@ -175,14 +183,14 @@ impl<'a> Iterator for Notes<'a> {
 }
 
 impl<'a> Notes<'a> {
-    fn place(&self) -> Position {
+    fn position(&self) -> Position {
         Position {
             offset: self.base + self.offset,
             index: self.index,
         }
     }
 
-    /// Reads the note at `start` and moves on; `None` for a note that is not SystemTap's.
+    /// Reads the note at `start` and advances; returns `None` for a note that is not SystemTap's.
     fn read(&mut self, start: usize, index: usize) -> Result<Option<Note<'a>>, NoteDefect> {
         let rest = &self.section[start..];
         let Some((header, body)) = rest.split_at_checked(HEADER_LEN) else {

@@ -1,4 +1,4 @@
-//! pc -> function and source line (gimli, through addr2line): read only when asked for.
+//! Address -> function and source line (gimli, through addr2line).
 
 use std::path::Path;
 
@@ -9,16 +9,27 @@ use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
 /// The symbols and line table of one file.
+///
+/// ```no_run
+/// use probes_lib::{ProbeTable, SourceMap};
+///
+/// let table = ProbeTable::read("server.exe")?;
+/// let sources = SourceMap::read("server.exe")?;
+/// for site in table.probes().flat_map(|probe| probe.sites()) {
+///     println!("{:?}", sources.locate(site.address()));
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 pub struct SourceMap {
     loader: Loader,
 }
 
-/// Where a site is in the source; what the file does not tell is `None`.
+/// Where code is in the source; what the file does not say is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SourceLocation {
     /// The OCaml function, demangled: `Http.handle`.
     pub function: Option<String>,
-    /// The source file, as the compiler was given it where that is a path of its own.
+    /// The path of the source file as it was given to the compiler, where the file records that.
     pub file: Option<String>,
     /// The line in it, from 1.
     pub line: Option<u32>,
@@ -48,12 +59,12 @@ impl SourceMap {
         }
     }
 
-    /// What is known of the code at `address`.
+    /// Returns what the file says of the code at `address`.
     pub fn locate(&self, address: FileAddr) -> SourceLocation {
-        // Where the table of symbols was stripped, the nearest of the dynamic ones is another's.
+        // In a stripped file, the nearest dynamic symbol is another function's.
         let has_symbols = self.loader.get_section_range(b".symtab").is_some();
         let function = self.loader.find_symbol(address.0).filter(|_| has_symbols);
-        // A file without debugging information, or with a corrupt one, has no lines.
+        // Without debugging information, or if it is corrupt, there are no lines.
         let location = self.loader.find_location(address.0).ok().flatten();
         SourceLocation {
             function: function.map(mangling::demangle),

@@ -1,7 +1,7 @@
 //! [`ProbeTable`]: the OCaml probes of one ELF file, name -> sites, semaphores, generation.
 //!
-//! Built once from the notes; checked against the file's segments, so that what is planned later
-//! can trust every address in it. Addresses are link-time ([`FileAddr`]).
+//! Built once from the notes, and checked against the file's segments, so that planning can rely on every
+//! address in it. Addresses are link-time ([`FileAddr`]).
 
 mod gather;
 mod probe;
@@ -13,8 +13,8 @@ use crate::address::FileAddr;
 use crate::elf::build_id::BuildId;
 use crate::elf::{ElfFile, Linking, Segment};
 use crate::error::{ElfDefect, Error, FileError, Result};
+use crate::memory::spans;
 use crate::site::{SITE_LEN, SiteCode};
-use crate::update::spans;
 
 use gather::FoundSemaphore;
 pub use probe::{Probe, Semaphore, Site};
@@ -22,21 +22,21 @@ pub use probe::{Probe, Semaphore, Site};
 /// Length of a counter in bytes.
 pub(crate) const COUNTER_LEN: u64 = 2;
 
-/// Which form of probes a compiler emits, told by the provider of the note.
+/// The form of probes that a compiler emits, which the provider of the note names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Generation {
     /// Provider `ocaml`: one semaphore per compilation unit, shared with SystemTap.
     Ocaml,
     /// Provider `ocaml.1`: SystemTap's semaphore, then OCaml's; one pair per linked object.
     OcamlDot1,
-    /// Provider `ocaml_1`: as `ocaml.1`, and probes may be enabled at program start.
+    /// Provider `ocaml_1`: same as `ocaml.1`, and probes may be enabled at program start.
     Ocaml1,
-    /// Provider `ocaml_2`: as `ocaml_1`, and a note may have a semaphore and no site.
+    /// Provider `ocaml_2`: same as `ocaml_1`, and a note may have a semaphore and no site.
     Ocaml2,
 }
 
 impl Generation {
-    /// The generation of a provider; `None` for a provider that is not OCaml's.
+    /// Returns the generation of a provider; `None` for a provider that is not OCaml's.
     pub fn of_provider(provider: &[u8]) -> Option<Generation> {
         match provider {
             b"ocaml" => Some(Generation::Ocaml),
@@ -47,7 +47,7 @@ impl Generation {
         }
     }
 
-    /// The provider as it stands in the notes.
+    /// Returns the provider as the notes spell it.
     pub fn provider(self) -> &'static str {
         match self {
             Generation::Ocaml => "ocaml",
@@ -57,7 +57,7 @@ impl Generation {
         }
     }
 
-    /// Offset of OCaml's counter from the semaphore's address in the note, in bytes.
+    /// Returns the offset of OCaml's counter from the semaphore's address in the note, in bytes.
     fn counter_offset(self) -> u64 {
         match self {
             Generation::Ocaml => 0,
@@ -71,6 +71,15 @@ impl Generation {
 }
 
 /// The OCaml probes of one ELF file, sorted by name.
+///
+/// ```no_run
+/// use probes_lib::ProbeTable;
+///
+/// for probe in ProbeTable::read("server.exe")?.probes() {
+///     println!("{} ({} sites)", probe.name(), probe.sites().len());
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ProbeTable {
     path: PathBuf,
@@ -83,11 +92,11 @@ pub struct ProbeTable {
     semaphores: Vec<SemaphoreEntry>,
     /// Indices of `sites`, by address.
     sites_by_address: Vec<u32>,
-    /// The argument strings of the sites, each with a NUL behind it.
+    /// The argument strings of the sites, each followed by a NUL.
     arguments: Vec<u8>,
 }
 
-/// A name, with its runs in the table's sites and semaphores.
+/// A name, and which of the table's sites and semaphores belong to it.
 #[derive(Debug)]
 struct ProbeEntry {
     name: Box<str>,
@@ -95,13 +104,13 @@ struct ProbeEntry {
     semaphores: Range<usize>,
 }
 
-/// There are many of these, so they are kept small.
+/// Small, as there are many.
 #[derive(Clone, Copy, Debug)]
 struct SiteEntry {
     address: FileAddr,
     /// Where its string starts in the table's `arguments`.
     arguments: u32,
-    /// Index of the semaphore that stands in its note.
+    /// Index of the semaphore that its note names.
     semaphore: u32,
     code: SiteCode,
     generation: Generation,
@@ -114,7 +123,7 @@ struct SemaphoreEntry {
 }
 
 /// Index of a probe in its table, in order of names.
-type ProbeId = usize;
+type ProbeIndex = usize;
 
 impl ProbeTable {
     /// Reads the OCaml probes of the file at `path`.
@@ -146,23 +155,23 @@ impl ProbeTable {
             sites_by_address: Vec::new(),
             arguments: found.arguments,
         };
-        let probe_of = table.take_names(found.semaphores);
+        let probe_of = table.store_names(found.semaphores);
         table.sort_by_address();
         table.read_code(elf)?;
         table.sort_by_name(&probe_of);
-        table.refuse_what_is_no_site(elf)?;
+        table.refuse_foreign_sites(elf)?;
         table.refuse_shared_addresses()?;
         Ok(table)
     }
 
     /// Lays out the probes and their semaphores by name; returns the probe of each semaphore.
-    fn take_names(&mut self, mut found: Vec<FoundSemaphore>) -> Vec<ProbeId> {
+    fn store_names(&mut self, mut found: Vec<FoundSemaphore>) -> Vec<ProbeIndex> {
         let mut order: Vec<usize> = (0..found.len()).collect();
         order.sort_unstable_by_key(|&index| {
             let one = &found[index];
             (&one.name, one.counter, one.generation)
         });
-        let mut probe_of: Vec<ProbeId> = Vec::new();
+        let mut probe_of: Vec<ProbeIndex> = Vec::new();
         let mut index_of = vec![0; found.len()];
         for index in order {
             let FoundSemaphore {
@@ -204,8 +213,8 @@ impl ProbeTable {
             .sort_by_key(|site| (site.address, site.semaphore));
         let all = &self.arguments;
         let arguments = |site: &SiteEntry| string_at(all, site.arguments);
-        // A linker that folds equal functions leaves two notes of one site. If they do not say the
-        // same, both stay, to be refused as overlapping.
+        // A linker that folds equal functions leaves two notes of one site. If they differ,
+        // both are kept, to be refused as overlapping.
         self.sites.dedup_by(|one, other| {
             (one.address, one.semaphore) == (other.address, other.semaphore)
                 && arguments(one) == arguments(other)
@@ -214,14 +223,14 @@ impl ProbeTable {
 
     /// Reads the bytes of every site from the file; the sites are sorted by address.
     fn read_code(&mut self, elf: &ElfFile) -> Result<()> {
-        let things = self.sites.iter().map(|site| {
+        let items = self.sites.iter().map(|site| {
             let mut segments = self.segments.iter();
             let holds = |it: &Segment| it.executable && it.holds(site.address, 1);
             // `gather` refuses a site outside the executable segments.
             (site.address.0, segments.position(holds).unwrap_or(0))
         });
         let mut bytes = Vec::new();
-        for run in spans::runs(things, SITE_LEN as u64) {
+        for run in spans::runs(items, SITE_LEN as u64) {
             let (start, len) = (run.start, run.len as usize);
             let segment = self.segments[run.zone];
             bytes.resize(len, 0);
@@ -234,8 +243,8 @@ impl ProbeTable {
         Ok(())
     }
 
-    /// Gives each probe a run of sites, and remembers their order by address.
-    fn sort_by_name(&mut self, probe_of: &[ProbeId]) {
+    /// Sorts the sites by the name of their probe, and records their order by address.
+    fn sort_by_name(&mut self, probe_of: &[ProbeIndex]) {
         let probe_of = |site: &SiteEntry| probe_of[site.semaphore as usize];
         for site in &self.sites {
             self.probes[probe_of(site)].sites.end += 1;
@@ -244,7 +253,7 @@ impl ProbeTable {
         for probe in &mut self.probes {
             let start = end;
             end += probe.sites.end;
-            // Where the next of its sites belongs; grows to the end of the run.
+            // The end is the place of its next site, and grows.
             probe.sites = start..start;
         }
         let place = |site: &SiteEntry| {
@@ -263,7 +272,7 @@ impl ProbeTable {
         }
     }
 
-    fn refuse_what_is_no_site(&self, elf: &ElfFile) -> Result<()> {
+    fn refuse_foreign_sites(&self, elf: &ElfFile) -> Result<()> {
         let Some(index) = self.sites.iter().position(|site| !site.code.is_pristine()) else {
             return Ok(());
         };
@@ -271,7 +280,7 @@ impl ProbeTable {
         Err(gather::not_a_site(elf, site))
     }
 
-    /// Two sites that overlap, or a counter of two names, could not be changed independently.
+    /// Refuses two sites that overlap, or a counter of two names: they cannot be changed independently.
     fn refuse_shared_addresses(&self) -> Result<()> {
         let by_address = self.sites_by_address.iter();
         let sites = by_address.map(|&index| (self.sites[index as usize].address, index as usize));
@@ -296,25 +305,25 @@ impl ProbeTable {
         ))
     }
 
-    /// The name of the first probe of which something is so, for errors.
-    fn name_of(&self, is_so: impl Fn(&ProbeEntry) -> bool) -> &str {
+    /// Returns the name of the first probe that fulfils a condition, for errors.
+    fn name_of(&self, fulfils: impl Fn(&ProbeEntry) -> bool) -> &str {
         let mut probes = self.probes.iter();
         probes
-            .find(|&probe| is_so(probe))
+            .find(|&probe| fulfils(probe))
             .map_or("", |probe| &probe.name)
     }
 
-    /// The file, as it was given or as the process shows it.
+    /// Returns the path of the file, as it was given or as the kernel names it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file's build-id.
+    /// Returns the file's build-id.
     pub fn build_id(&self) -> Option<&BuildId> {
         self.build_id.as_ref()
     }
 
-    /// Whether the file is position independent.
+    /// Returns whether the file is position independent.
     pub fn linking(&self) -> Linking {
         self.linking
     }
@@ -327,17 +336,17 @@ impl ProbeTable {
         &self.segments
     }
 
-    /// The generations of its probes; one of them several times.
+    /// Returns the generations of its probes, with repetitions.
     pub(crate) fn generations(&self) -> impl Iterator<Item = Generation> {
         self.semaphores.iter().map(|semaphore| semaphore.generation)
     }
 
-    /// All probes, sorted by name.
+    /// Returns all probes, sorted by name.
     pub fn probes(&self) -> impl ExactSizeIterator<Item = Probe<'_>> {
         (0..self.probes.len()).map(|id| Probe { table: self, id })
     }
 
-    /// The probe of that name.
+    /// Returns the probe of that name.
     pub fn probe(&self, name: &str) -> Option<Probe<'_>> {
         let id = self
             .probes
@@ -358,7 +367,7 @@ impl ProbeTable {
         self.semaphores.len()
     }
 
-    /// Indices of all sites, by address.
+    /// Returns the indices of all sites, by address.
     pub(crate) fn sites_by_address(&self) -> impl Iterator<Item = usize> {
         self.sites_by_address.iter().map(|&index| index as usize)
     }
@@ -372,19 +381,19 @@ impl ProbeTable {
     }
 }
 
-/// The string that starts at `start` and goes on to a NUL.
+/// Returns the string from `start` to the next NUL.
 fn string_at(strings: &[u8], start: u32) -> &[u8] {
     let rest = &strings[start as usize..];
     &rest[..memchr::memchr(0, rest).unwrap_or(rest.len())]
 }
 
-/// The first two of sorted things of `len` bytes that share a byte: where, and their indices.
+/// Returns the first two of sorted items of `len` bytes that overlap: the address, and their indices.
 fn first_overlap(
-    mut things: impl Iterator<Item = (FileAddr, usize)>,
+    mut items: impl Iterator<Item = (FileAddr, usize)>,
     len: u64,
 ) -> Option<(FileAddr, [usize; 2])> {
-    let (mut address, mut index) = things.next()?;
-    for (next_address, next) in things {
+    let (mut address, mut index) = items.next()?;
+    for (next_address, next) in items {
         if next_address.0 - address.0 < len {
             return Some((next_address, [index, next]));
         }

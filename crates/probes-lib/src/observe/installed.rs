@@ -6,12 +6,12 @@ use std::io;
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
 use crate::memory::ReadMemory;
+use crate::memory::spans;
 use crate::observe::layout::arena::Arena;
 use crate::observe::point::{PATCH_LEN, Point};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
-use crate::update::spans;
 
 /// Returns the arenas that are mapped into a process.
 pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {

@@ -16,7 +16,7 @@
 use iced_x86::Register;
 
 use crate::address::{LiveAddr, PAGE};
-use crate::elf::arguments::{Argument, Place};
+use crate::elf::arguments::{Argument, Operand};
 use crate::site::{CALL, CMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
 
 /// How many bytes the patch of a point overwrites: an opcode and a displacement.
@@ -146,9 +146,9 @@ impl Role {
 impl ArgumentSource {
     /// Returns the source of an argument of a note; `None` is one that could not be parsed.
     pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
-        match argument.map(|argument| &argument.place) {
-            Some(Place::Register(name)) => named(name),
-            Some(&Place::Memory {
+        match argument.map(|argument| &argument.operand) {
+            Some(Operand::Register(name)) => named(name),
+            Some(&Operand::Memory {
                 offset,
                 base: "rsp",
             }) if (0..STACK).contains(&offset) => ArgumentSource::Stack(offset as u32),

@@ -1,5 +1,5 @@
-//! Breakpoints of others: the `cc` bytes that code in memory has and its file has not. Whoever set
-//! one may remove it at any time, so that none is ever written over.
+//! Finds breakpoints of debuggers: the `cc` bytes that code has in memory and not in its file. A debugger
+//! may remove its breakpoint at any time, so none is ever written over.
 
 use crate::address::LiveAddr;
 use crate::error::Result;
@@ -7,7 +7,7 @@ use crate::process::object::Object;
 use crate::site::INT3;
 use crate::update::snapshot::CodeRun;
 
-/// The breakpoints in `code`, which is sorted by address, as they are.
+/// Returns the breakpoints in `code`, which is sorted by address.
 ///
 /// # Errors
 ///
@@ -22,17 +22,17 @@ pub(crate) fn find(objects: &[Object], code: &[CodeRun]) -> Result<Vec<LiveAddr>
         } = &objects[run.object];
         let segments = || table.segments().iter().filter(|it| it.executable);
         let mut from = 0;
-        // A run may go on from one segment into the next.
+        // A run may reach from one segment into the next.
         while from < bytes.len() {
             let address = bias.file(start.plus(from as u64));
             let holding = segments().find(|segment| segment.holds(address, 1));
             let len = match holding {
                 Some(segment) => {
-                    let left = segment.file_len - (address.0 - segment.start.0);
-                    (bytes.len() - from).min(left as usize)
+                    let rest = segment.file_len - (address.0 - segment.start.0);
+                    (bytes.len() - from).min(rest as usize)
                 }
-                // Every site is in a segment, and so is what is between two of them, but for what
-                // the linker has left out.
+                // Every site is in a segment, and so is the code between two sites, except for gaps that
+                // the linker leaves.
                 None => 1,
             };
             in_file.clear();

@@ -1,9 +1,8 @@
-//! [`UpdateLock`]: the right to change a process, which one of us has at a time. Two that added one to a
-//! counter at once would add one between them, unless the process stands still for each, which only
-//! one tracer can make it do.
+//! [`UpdateLock`]: one update of a process at a time. If two updates added one to a counter at the same
+//! time, one of them could be lost: only a tracer can stop the process meanwhile, and there is only one.
 //!
-//! It is a lock (flock(2)) on the process's own `mem` in /proc, which takes the permission to change
-//! the process to be opened, leaves nothing behind in any folder, and ends with whoever holds it.
+//! It is a lock (flock(2)) on the process's `mem` in /proc: opening that needs the permission to change the
+//! process, no lock file is left behind, and the lock is released when its holder exits.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,11 +16,11 @@ use nix::sys::stat::{major, minor};
 use crate::error::{Denial, Error, Operation, ProcessError, Result};
 use crate::process::{Process, name_of};
 
-/// How often the lock is tried after the deadline while /proc/locks names nobody who has it: who was
-/// before us may just have let go, and who was faster then, too.
-const UNSEEN: usize = 20;
+/// How often the lock is tried after the deadline while /proc/locks names no holder: one holder may just
+/// have released it, and so may the next.
+const TRIES_UNSEEN: usize = 20;
 
-/// Held while a process is changed.
+/// The lock, held while a process is updated or observed.
 pub(crate) struct UpdateLock {
     _lock: Flock<File>,
 }
@@ -31,8 +30,8 @@ impl UpdateLock {
     ///
     /// # Errors
     ///
-    /// If somebody else still changes the process then ([`Denial::BeingChanged`]), or if the kernel
-    /// does not let us at the process.
+    /// If another tool still holds the lock then ([`Denial::BeingChanged`]), or if the kernel denies access
+    /// to the process.
     pub(crate) fn wait(process: &Process, deadline: Instant) -> Result<UpdateLock> {
         let operation = Operation::Attach;
         let mut file = lock_file(process).map_err(|source| {
@@ -45,9 +44,9 @@ impl UpdateLock {
                 Err((same, Errno::EWOULDBLOCK | Errno::EINTR)) => {
                     if Instant::now() >= deadline {
                         let holder = holder_of(&same);
-                        // Nobody has it any more, or one whom we cannot see.
+                        // It has just been released, or its holder is in another pid namespace.
                         unseen += usize::from(holder.is_none());
-                        if holder.is_none() && unseen < UNSEEN {
+                        if holder.is_none() && unseen < TRIES_UNSEEN {
                             file = same;
                             pause();
                             continue;
@@ -71,29 +70,29 @@ impl UpdateLock {
     }
 }
 
-/// An update takes about as long as this. Those that wait are not to try again all at once.
+/// Waits for about as long as an update takes. Tools that wait do not try again all at once.
 pub(crate) fn pause() {
     let own = u64::from(std::process::id() % 8);
     std::thread::sleep(Duration::from_micros(300 + 150 * own));
 }
 
-/// The same file for everybody: the leader's, even if other threads have to be gone through. What
-/// is left of a leader that has exited may belong to root, and then it is the process's folder.
+/// Opens the file that is locked, the same for all tools: `mem` of the thread group leader. If the leader
+/// has exited, that may belong to root; then it is the folder of the threads.
 fn lock_file(process: &Process) -> io::Result<File> {
     let flags = OFlag::O_RDONLY;
-    let is_left = || process.is_exiting(process.pid());
+    let has_exited = || process.is_exiting(process.pid());
     let folder = || process.open_file("task", flags | OFlag::O_DIRECTORY);
-    if is_left() {
+    if has_exited() {
         return folder();
     }
     match process.open_file("mem", flags) {
-        // It has exited since.
-        Err(_) if is_left() => folder(),
+        // The leader has exited since.
+        Err(_) if has_exited() => folder(),
         opened => opened,
     }
 }
 
-/// Who holds the lock, as /proc/locks tells.
+/// Returns the pid that /proc/locks names as the holder of a lock on this file.
 fn holder_of(file: &File) -> Option<i32> {
     let metadata = file.metadata().ok()?;
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
@@ -105,7 +104,7 @@ fn being_changed_by(tracer: i32) -> Denial {
     Denial::BeingChanged { tracer, name }
 }
 
-/// The pid that holds a lock on a file, if it is one of our pid namespace.
+/// Returns the pid that holds a lock on a file, if it is in our pid namespace.
 fn holder(locks: &str, device: u64, inode: u64) -> Option<i32> {
     // "1: FLOCK  ADVISORY  WRITE 25800 00:15:2881552 0 EOF", with the device in hex.
     let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
@@ -134,7 +133,7 @@ mod tests {
 5: FLOCK";
         let device = nix::sys::stat::makedev(0, 0x15);
         assert_eq!(holder(locks, device, 2_881_552), Some(14));
-        // Of another pid namespace.
+        // In another pid namespace.
         assert_eq!(holder(locks, device, 77), None);
         assert_eq!(holder(locks, device, 78), None);
     }
@@ -145,7 +144,7 @@ mod tests {
         let process = Process::open(talker.pid()).unwrap();
         let lock = UpdateLock::wait(&process, Instant::now()).unwrap();
         let Err(error) = UpdateLock::wait(&process, Instant::now()) else {
-            panic!("two have the lock");
+            panic!("two hold the lock");
         };
         let own = std::process::id() as i32;
         let ErrorKind::Process(ProcessError::Denied {

@@ -1,5 +1,5 @@
-//! Carries out an [`UpdatePlan`]: checks every expected byte, then writes, reads back, and on any
-//! failure puts back what it wrote.
+//! Carries out an [`UpdatePlan`]: checks every expected byte, then writes and reads back, and on any
+//! failure restores what it wrote.
 
 use crate::address::LiveAddr;
 use crate::error::{Effect, Error, MemoryError, MemoryPart, Result};
@@ -7,20 +7,21 @@ use crate::memory::{CounterFault, WriteMemory};
 use crate::update::plan::{CounterWrite, OpcodeChange, Step, UpdatePlan};
 use crate::update::snapshot::{Layout, Snapshot};
 
-/// How carrying out a plan ended, if not with an error.
+/// The result of carrying out a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All was written, and read back.
+    /// Everything was written and read back.
     Done,
-    /// The process is not in the state that was planned for; nothing was written.
+    /// The process is not in the state that the plan is for; nothing was written.
     Outdated,
 }
 
-/// Carries out `plan` in `memory`, while nothing runs that could execute or change what is written.
+/// Carries out `plan` in `memory`, in which nothing else may change what is written meanwhile.
 ///
 /// # Errors
 ///
-/// If a write fails or is not kept. [`Error::effect`] says whether everything was put back.
+/// If a write fails, or memory does not hold what was written. [`Error::effect`] says whether everything
+/// was restored.
 pub(crate) fn apply(
     plan: &UpdatePlan,
     layout: &Layout,
@@ -54,8 +55,7 @@ pub(crate) fn apply(
     }
 }
 
-/// How much of a step was written: the first `done` of its writes, the last of them perhaps only in
-/// part.
+/// How much of a step was written: the first `done` of its writes, the last of them perhaps in part.
 struct Written<'p> {
     step: &'p Step,
     done: usize,
@@ -109,30 +109,31 @@ fn counters(writes: &[CounterWrite], value: impl Fn(&CounterWrite) -> u16) -> Ve
         .collect()
 }
 
-/// Undoes the journal from its end; goes on after a failure, to put back as much as can be.
+/// Restores what the journal says was written, from its end; continues after a failure, to restore as
+/// much as possible.
 fn restore(plan: &UpdatePlan, journal: &[Written<'_>], memory: &mut impl WriteMemory) {
     let mut code = Vec::new();
     for Written { step, done } in journal.iter().rev() {
         match step {
             Step::Code(writes) => {
                 for write in writes[..*done].iter().rev() {
-                    // Whether it worked is seen by reading it back.
+                    // Whether it worked is checked by reading it back.
                     plan.old_code(write, &mut code);
                     let _ = memory.write_code(write.at, &code);
                 }
             }
             Step::Counters(writes) => {
-                let mut left = counters(&writes[..*done], |write| write.old);
-                left.reverse();
-                while let Err(fault) = memory.write_counters(&left) {
-                    left.drain(..=fault.done.min(left.len() - 1));
+                let mut rest = counters(&writes[..*done], |write| write.old);
+                rest.reverse();
+                while let Err(fault) = memory.write_counters(&rest) {
+                    rest.drain(..=fault.done.min(rest.len() - 1));
                 }
             }
         }
     }
 }
 
-/// Whether all that the journal has written is as it was before.
+/// Whether everything that the journal says was written is as it was before.
 fn is_restored(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> bool {
     journal.iter().all(|Written { step, done }| match step {
         Step::Code(writes) => writes[..*done]
@@ -144,35 +145,32 @@ fn is_restored(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> 
     })
 }
 
-/// Makes sure that all that was to change has changed. What lies between is not looked at: others
-/// may put breakpoints there, even now.
+/// Checks that memory holds what was written. The code between is not compared: debuggers may set
+/// breakpoints there, even now.
 fn read_back(
     plan: &UpdatePlan,
     layout: &Layout,
     pid: i32,
     memory: &impl WriteMemory,
 ) -> Result<()> {
-    let lost = |part, address| {
+    let not_kept = |part, address| {
         Err(Error::of_process(
             pid,
             MemoryError::NotHeld { part, address },
         ))
     };
     let mut opcode_changes = plan.opcode_changes.iter().peekable();
-    layout.look_at_code(pid, memory, |_, start, bytes| {
-        let kept = |opcode_change: &OpcodeChange| {
-            let offset = opcode_change.at.0.wrapping_sub(start.0) as usize;
-            bytes.get(offset) == Some(&opcode_change.new)
+    layout.visit_code(pid, memory, |_, start, bytes| {
+        let is_kept = |change: &OpcodeChange| {
+            let offset = change.at.0.wrapping_sub(start.0) as usize;
+            bytes.get(offset) == Some(&change.new)
         };
-        while opcode_changes
-            .next_if(|opcode_change| kept(opcode_change))
-            .is_some()
-        {}
-        // The next is in another run, or lost.
+        while opcode_changes.next_if(|change| is_kept(change)).is_some() {}
+        // The next is in another run, or was not kept.
         true
     })?;
-    if let Some(opcode_change) = opcode_changes.next() {
-        return lost(MemoryPart::Site, opcode_change.at);
+    if let Some(change) = opcode_changes.next() {
+        return not_kept(MemoryPart::Site, change.at);
     }
     let counters = layout.read_counters(pid, memory)?;
     let mut writes = plan.steps.iter().flat_map(|step| match step {
@@ -180,7 +178,7 @@ fn read_back(
         Step::Code(_) => &[],
     });
     match writes.find(|write| counters[write.index] != write.new) {
-        Some(write) => lost(MemoryPart::Semaphore, write.at),
+        Some(write) => not_kept(MemoryPart::Semaphore, write.at),
         None => Ok(()),
     }
 }

@@ -7,50 +7,49 @@ use std::ops::Range;
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{ProbeError, Result};
 use crate::process::program::{Member, ProbeId, Program};
-use crate::select::{Action, Aim, Choice};
+use crate::select::{Action, Aim, AppliedChange, Choice};
 use crate::site::{OPCODE_OFFSET, Opcode};
-use crate::update::report::AppliedChange;
-use crate::update::snapshot::{CodeRun, Reading, Snapshot, State};
+use crate::update::snapshot::{CodeRun, ProbeReading, Snapshot, State};
 
 /// All writes of an update, in order.
 ///
 /// The order makes every prefix safe: an enabled site has a handler to call at any time, and a
-/// counter says "enabled" only while its sites do. So sites are enabled before their counters and
+/// counter is above 0 only while its sites are enabled. So sites are enabled before their counters and
 /// disabled after them, and the probes of a pair one after the other.
 #[derive(Debug)]
 pub(crate) struct UpdatePlan {
     pub(crate) steps: Vec<Step>,
-    /// All opcodes that are changed, by address.
+    /// All opcodes that change, by address.
     pub(crate) opcode_changes: Vec<OpcodeChange>,
-    /// What has to be in memory before the first write.
+    /// The state that memory must have before the first write.
     pub(crate) before: Snapshot,
     pub(crate) changes: Vec<PlannedChange>,
-    /// Probes that were to be disabled and are off already.
+    /// Probes to disable that are disabled already.
     pub(crate) skipped: Vec<ProbeId>,
-    /// Probes that could not be applied back, because a site of theirs holds foreign bytes.
+    /// Probes that cannot be undone, because one of their sites holds foreign bytes.
     pub(crate) not_undone: Vec<ProbeId>,
 }
 
-/// Writes of one kind; within a step the order does not matter.
+/// Writes of one kind, in any order.
 #[derive(Debug)]
 pub(crate) enum Step {
     Code(Vec<CodeWrite>),
     Counters(Vec<CounterWrite>),
 }
 
-/// When a write is made: stage by stage, and in each first what is disabled.
+/// When a write is made: by the number of the choice's stage, and in each stage first what is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct WriteStage {
-    stage: u8,
+    number: u8,
     enable: bool,
 }
 
-/// An opcode that is changed.
+/// An opcode that changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpcodeChange {
     pub(crate) at: LiveAddr,
     pub(crate) new: u8,
-    lock: WriteStage,
+    stage: WriteStage,
 }
 
 /// Code to be written in one piece: one opcode, or several of one page with what lies between.
@@ -58,13 +57,13 @@ pub(crate) struct OpcodeChange {
 pub(crate) struct CodeWrite {
     pub(crate) at: LiveAddr,
     pub(crate) len: usize,
-    /// The opcodes in it that change, in this lock or in others, as indices of the plan's opcode_changes.
+    /// The opcodes in it that change, in this stage or another, as indices of the plan's opcode changes.
     opcode_changes: Range<usize>,
-    lock: WriteStage,
+    stage: WriteStage,
 }
 
 impl UpdatePlan {
-    /// What there will be to take back.
+    /// Returns what [`Target::undo`](crate::Target::undo) has to undo.
     pub(crate) fn applied(&self, program: &Program) -> impl Iterator<Item = AppliedChange> {
         self.changes.iter().map(|change| AppliedChange {
             name: program.by_id(change.probe).name().to_owned(),
@@ -73,34 +72,34 @@ impl UpdatePlan {
         })
     }
 
-    /// Puts into `bytes` what is at the place of `write` before it is made.
+    /// Sets `bytes` to the code that a write replaces.
     pub(crate) fn old_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
-        self.code_where(write, |lock| lock < write.lock, bytes);
+        self.code_where(write, |stage| stage < write.stage, bytes);
     }
 
-    /// Puts into `bytes` what is at the place of `write` after it was made.
+    /// Sets `bytes` to the code that a write leaves.
     pub(crate) fn new_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
-        self.code_where(write, |lock| lock <= write.lock, bytes);
+        self.code_where(write, |stage| stage <= write.stage, bytes);
     }
 
     fn code_where(
         &self,
         write: &CodeWrite,
-        is_flipped: impl Fn(WriteStage) -> bool,
+        is_made: impl Fn(WriteStage) -> bool,
         bytes: &mut Vec<u8>,
     ) {
         bytes.clear();
         // Every write lies in one run of the snapshot.
         bytes.extend(self.before.code_at(write.at, write.len).unwrap_or_default());
-        for opcode_change in &self.opcode_changes[write.opcode_changes.clone()] {
-            if is_flipped(opcode_change.lock) {
-                bytes[(opcode_change.at.0 - write.at.0) as usize] = opcode_change.new;
+        for change in &self.opcode_changes[write.opcode_changes.clone()] {
+            if is_made(change.stage) {
+                bytes[(change.at.0 - write.at.0) as usize] = change.new;
             }
         }
     }
 }
 
-/// A counter to be written.
+/// A write of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CounterWrite {
     /// Index of its semaphore in the program.
@@ -119,7 +118,7 @@ pub(crate) struct PlannedChange {
     pub(crate) after: u16,
     /// What is added to each of its counters.
     pub(crate) added: Box<[(LiveAddr, i32)]>,
-    /// Sites that are flipped.
+    /// How many of its sites are switched.
     pub(crate) sites: usize,
 }
 
@@ -130,7 +129,7 @@ impl PlannedChange {
 }
 
 impl Aim {
-    /// What becomes of the counter at `at`; `None` if it can hold no more.
+    /// Returns the new value of the counter at `at`; `None` if it can hold no more.
     fn of_counter(&self, counter: u16, at: LiveAddr) -> Option<u16> {
         match self {
             Aim::Set(Action::Enable) => Some(1),
@@ -139,29 +138,29 @@ impl Aim {
             Aim::Count(Action::Disable) => Some(counter.saturating_sub(1)),
             Aim::Undo(added) => {
                 let added = added.iter().find(|(place, _)| *place == at);
-                let left = i32::from(counter) - added.map_or(0, |&(_, added)| added);
-                Some(left.clamp(0, i32::from(u16::MAX)) as u16)
+                let undone = i32::from(counter) - added.map_or(0, |&(_, added)| added);
+                Some(undone.clamp(0, i32::from(u16::MAX)) as u16)
             }
         }
     }
 }
 
-/// What there is to plan with.
-pub(crate) struct Inputs<'a> {
+/// What a plan depends on, beside the choices and the state of the process.
+pub(crate) struct PlanInputs<'a> {
     pub(crate) program: &'a Program,
-    /// Breakpoints of others in the code that was read, by address.
+    /// Breakpoints in the code that was read, by address.
     pub(crate) breakpoints: &'a [LiveAddr],
-    /// Whether each opcode is written by itself: the process runs, and executes what lies between.
+    /// Whether each opcode is a write of its own, as the process runs and executes the code between them.
     pub(crate) one_by_one: bool,
 }
 
-impl Inputs<'_> {
-    /// Plans to carry out `choices` on a process in the state `before`.
+impl PlanInputs<'_> {
+    /// Plans how to carry out `choices` on a process in the state `before`.
     ///
     /// # Errors
     ///
     /// If a chosen probe's sites hold foreign bytes, if its counters and sites disagree (unless
-    /// forced), if it was named to be disabled and is off, or if its counter is full.
+    /// forced), if it was named to be disabled and is disabled already, or if its counter is full.
     pub(crate) fn plan(&self, choices: &[Choice], before: Snapshot) -> Result<UpdatePlan> {
         let mut draft = Draft {
             counters: BTreeMap::new(),
@@ -174,7 +173,7 @@ impl Inputs<'_> {
             let probe = self.program.by_id(choice.probe);
             match (self.refuse_foreign_code(probe, &before), &choice.aim) {
                 (Ok(()), _) => {}
-                // The others are not to stay for its sake.
+                // The other probes are undone nevertheless.
                 (Err(_), Aim::Undo(_)) => {
                     not_undone.push(choice.probe);
                     continue;
@@ -201,12 +200,12 @@ impl Inputs<'_> {
         }
         let opcode_changes = self.opcode_changes(&draft.opcodes);
         let mut steps = Vec::with_capacity(2 * draft.counters.len());
-        for (lock, mut counters) in draft.counters {
+        for (stage, mut counters) in draft.counters {
             counters.sort_unstable_by_key(|write| write.at);
-            let code = self.group(lock, &opcode_changes, &before.code);
+            let code = self.group(stage, &opcode_changes, &before.code);
             let code = (!code.is_empty()).then_some(Step::Code(code));
             let counters = (!counters.is_empty()).then_some(Step::Counters(counters));
-            let in_order = if lock.enable {
+            let in_order = if stage.enable {
                 [code, counters]
             } else {
                 [counters, code]
@@ -223,7 +222,7 @@ impl Inputs<'_> {
         })
     }
 
-    /// Notes the writes for one probe in `draft`.
+    /// Adds the writes for one probe to `draft`.
     fn draft(
         &self,
         probe: Member<'_>,
@@ -247,8 +246,8 @@ impl Inputs<'_> {
         let writes: Vec<CounterWrite> = probe.semaphores().map(write).collect::<Result<_>>()?;
         let old = || writes.iter().map(|write| write.old);
         let new = || writes.iter().map(|write| write.new);
-        let on = new().any(|one| one > 0);
-        if matches!(choice.aim, Aim::Count(_)) && on && new().any(|one| one == 0) {
+        let enable = new().any(|one| one > 0);
+        if matches!(choice.aim, Aim::Count(_)) && enable && new().any(|one| one == 0) {
             return Err(ProbeError::UnequalCounters {
                 name: probe.name().to_owned(),
                 smallest: old().min().unwrap_or(0),
@@ -256,9 +255,9 @@ impl Inputs<'_> {
             }
             .into());
         }
-        let lock = WriteStage {
-            stage: choice.stage,
-            enable: on,
+        let stage = WriteStage {
+            number: choice.stage,
+            enable,
         };
         let mut sites = 0;
         let mut first = 0;
@@ -270,7 +269,7 @@ impl Inputs<'_> {
                 let opcode = Opcode::of(own[site.semaphore_index() - base].new > 0);
                 let found = before.sites[index];
                 if found.with(opcode) != found {
-                    draft.opcodes[index] = Some((lock, opcode));
+                    draft.opcodes[index] = Some((stage, opcode));
                     sites += 1;
                 }
             }
@@ -285,25 +284,25 @@ impl Inputs<'_> {
             sites,
         };
         let changed = writes.into_iter().filter(|write| write.new != write.old);
-        draft.counters.entry(lock).or_default().extend(changed);
+        draft.counters.entry(stage).or_default().extend(changed);
         Ok(change)
     }
 
-    /// The opcodes to change, by address.
+    /// Returns the opcodes to change, by address.
     fn opcode_changes(&self, opcodes: &[Option<(WriteStage, Opcode)>]) -> Vec<OpcodeChange> {
         let sites = self.program.sites_by_address();
         let mut opcode_changes: Vec<OpcodeChange> = sites
             .filter_map(|site| {
-                let (lock, opcode) = opcodes[site.index()]?;
+                let (stage, opcode) = opcodes[site.index()]?;
                 Some(OpcodeChange {
                     at: site.address.plus(OPCODE_OFFSET),
                     new: opcode.byte(),
-                    lock,
+                    stage,
                 })
             })
             .collect();
         // Object by object so far.
-        opcode_changes.sort_unstable_by_key(|opcode_change| opcode_change.at);
+        opcode_changes.sort_unstable_by_key(|change| change.at);
         opcode_changes
     }
 
@@ -323,20 +322,21 @@ impl Inputs<'_> {
         }
         Ok(())
     }
-    /// Groups the opcode_changes of one lock into one write per page. A group ends before a breakpoint of
-    /// somebody else's: whoever set it may remove it at any time, and writing the old `cc` back
-    /// would then kill the process.
+
+    /// Groups the opcode changes of one stage into one write per page. A group ends before a breakpoint:
+    /// the debugger that set it may remove it at any time, and writing the old `cc` back would then kill
+    /// the process.
     fn group(
         &self,
-        lock: WriteStage,
+        stage: WriteStage,
         opcode_changes: &[OpcodeChange],
         code: &[CodeRun],
     ) -> Vec<CodeWrite> {
         let mut writes: Vec<CodeWrite> = Vec::new();
         let mut run = 0;
-        for (index, opcode_change) in opcode_changes.iter().enumerate() {
-            let at = opcode_change.at;
-            if opcode_change.lock != lock {
+        for (index, change) in opcode_changes.iter().enumerate() {
+            let at = change.at;
+            if change.stage != stage {
                 continue;
             }
             // Every site lies in a run of the layout the snapshot was read by.
@@ -346,7 +346,7 @@ impl Inputs<'_> {
             let start = code[run].start;
             let grown = writes.last_mut().filter(|write| {
                 !self.one_by_one && write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
-                    // Flips of other turns are no breakpoints, before nor after.
+                    // Opcodes that change in another stage are no breakpoints, neither before nor after.
                     let from = write.at.0 + write.len as u64;
                     !self.holds_breakpoint(LiveAddr(from), at)
                 }
@@ -360,21 +360,21 @@ impl Inputs<'_> {
                     at,
                     len: 1,
                     opcode_changes: index..index + 1,
-                    lock,
+                    stage,
                 }),
             }
         }
         writes
     }
 
-    /// Whether there is a breakpoint at `start` or behind it, before `end`.
+    /// Whether there is a breakpoint from `start` on, before `end`.
     fn holds_breakpoint(&self, start: LiveAddr, end: LiveAddr) -> bool {
         let next = self.breakpoints.partition_point(|&at| at < start);
         self.breakpoints.get(next).is_some_and(|&at| at < end)
     }
 }
 
-fn refuse_inconsistent(probe: Member<'_>, reading: Reading) -> Result<()> {
+fn refuse_inconsistent(probe: Member<'_>, reading: ProbeReading) -> Result<()> {
     if reading.state != State::Inconsistent {
         return Ok(());
     }
@@ -387,11 +387,11 @@ fn refuse_inconsistent(probe: Member<'_>, reading: Reading) -> Result<()> {
     .into())
 }
 
-/// What is to be written, probe by probe.
+/// The writes of a plan, collected probe by probe.
 struct Draft {
-    /// The counters of each lock.
+    /// The counters of each stage.
     counters: BTreeMap<WriteStage, Vec<CounterWrite>>,
-    /// What becomes of each site of the program, and when.
+    /// The new opcode of each site of the program that changes, and when it is written.
     opcodes: Vec<Option<(WriteStage, Opcode)>>,
 }
 

@@ -1,5 +1,5 @@
-//! One update of a process whose image is known: everything that is prepared while it runs, and
-//! what is done while it stands.
+//! One update of a process whose image is known: what is prepared while it runs, and what is done while it
+//! is stopped.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,14 +21,14 @@ use crate::update::breakpoints;
 use crate::update::options::Options;
 use crate::update::own::OwnMemory;
 use crate::update::patch::{self, Outcome};
-use crate::update::plan::{Inputs, OpcodeChange, Step, UpdatePlan};
+use crate::update::plan::{OpcodeChange, PlanInputs, Step, UpdatePlan};
 use crate::update::report::{ProbeChange, Report};
 use crate::update::snapshot::Layout;
 
-/// How long pages are copied beforehand: enough for 300 of them at 2 µs each.
+/// How long pages are copied before the stop: enough for 300 of them at 2 µs each.
 const COPYING: Duration = Duration::from_micros(600);
 
-/// A process and what is known of it, for the length of one update.
+/// The process that is updated, and what is known of it.
 #[derive(Clone, Copy)]
 pub(crate) struct UpdateContext<'a> {
     pub(crate) process: &'a Process,
@@ -36,27 +36,28 @@ pub(crate) struct UpdateContext<'a> {
     pub(crate) memory: &'a Shadowed<ProcessMemory>,
 }
 
-/// How a process is kept from getting in the stop_mode of an update.
+/// What the process does during an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopMode {
     /// All its threads are stopped.
     Stopped,
-    /// Not at all: it runs.
+    /// It runs.
     Live,
-    /// It is our own; it runs, and can unload nothing.
+    /// It is the current process: it runs, and cannot unload objects.
     Own,
 }
 
 impl StopMode {
     pub(crate) fn of(options: Options) -> StopMode {
-        match options.live {
-            true => StopMode::Live,
-            false => StopMode::Stopped,
+        if options.live {
+            StopMode::Live
+        } else {
+            StopMode::Stopped
         }
     }
 }
 
-/// What is wanted of an update.
+/// What an update has to do.
 #[derive(Clone, Copy)]
 pub(crate) struct UpdateRequest<'a> {
     pub(crate) choices: &'a [Choice],
@@ -65,7 +66,7 @@ pub(crate) struct UpdateRequest<'a> {
 }
 
 impl<'a> UpdateRequest<'a> {
-    /// For a process that is not our own.
+    /// Returns the request for another process than the current one.
     pub(crate) fn of(choices: &'a [Choice], options: Options) -> UpdateRequest<'a> {
         UpdateRequest {
             choices,
@@ -75,7 +76,7 @@ impl<'a> UpdateRequest<'a> {
     }
 }
 
-/// An update, planned for the state in which the process was.
+/// An update that is planned for the state in which the process was read.
 pub(crate) struct PreparedUpdate<'a> {
     context: UpdateContext<'a>,
     layout: Layout,
@@ -85,11 +86,11 @@ pub(crate) struct PreparedUpdate<'a> {
 }
 
 impl<'a> UpdateContext<'a> {
-    /// Plans what is wanted, for the process as it is now.
+    /// Reads the process and plans what is requested.
     ///
     /// # Errors
     ///
-    /// If anything is not as it has to be; nothing has been written then.
+    /// If the process or its state does not allow it. Nothing has been written then.
     pub(crate) fn prepare(self, request: UpdateRequest<'_>) -> Result<PreparedUpdate<'a>> {
         let UpdateContext {
             process,
@@ -105,7 +106,7 @@ impl<'a> UpdateContext<'a> {
         let mappings = image.mappings(process, layout.ranges(), request.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
         let breakpoints = breakpoints::find(program.objects(), &before.code)?;
-        let inputs = Inputs {
+        let inputs = PlanInputs {
             program,
             breakpoints: &breakpoints,
             one_by_one: request.stop_mode != StopMode::Stopped,
@@ -134,25 +135,25 @@ impl UpdateContext<'_> {
 }
 
 impl PreparedUpdate<'_> {
-    /// Whether the process is as it is wanted already.
+    /// Whether the process already is as requested.
     pub(crate) fn is_done(&self) -> bool {
         self.plan.steps.is_empty()
     }
 
     /// Makes the kernel copy the pages of code that will be written now, and not while the process
-    /// stands: 2 µs a page, but seconds for one of 1 GiB.
+    /// is stopped: 2 µs a page, but seconds for one of 1 GiB.
     ///
-    /// It is a byte of an operand that is written over itself: debuggers and uprobes put their
-    /// breakpoints on the nop or the opcode before it.
+    /// One byte of an operand is written over itself: debuggers and uprobes set their breakpoints on the
+    /// nop or the opcode before it.
     ///
     /// Each copy interrupts the processors that the process runs on. In a virtual machine that takes
-    /// five times as long as the copy, which is cheap while the process stands: so there is a limit
-    /// to how long this may go on, unless pages are known to be huge.
+    /// five times as long as the copy, which is cheap while the process is stopped: so this has a time
+    /// limit, unless pages are known to be huge.
     ///
-    /// The process runs, and may have unmapped code since it was looked at. So only the executable's
-    /// is written, which stays where it is, and it is looked at once more, right before. (Between
-    /// that look and this write lies a microsecond, in which an operand byte could still reach what a
-    /// program that unmaps itself has mapped there instead.)
+    /// The process runs, and may have unmapped code since it was read. So only code of the executable,
+    /// which stays mapped, is written, and it is read once more right before. (In the microsecond
+    /// between, a program that unmaps itself could map something else there, which that byte is then
+    /// written to.)
     pub(crate) fn break_copy_on_write(&self) {
         let begun = Instant::now();
         let memory = self.context.memory;
@@ -186,11 +187,11 @@ impl PreparedUpdate<'_> {
         }
     }
 
-    /// Writes what was planned, if the process is still in the state that it was planned for.
+    /// Carries out the plan, if the process is still in the state that the plan is for.
     ///
     /// # Errors
     ///
-    /// If a write fails; the error says what the process was left with.
+    /// If a write fails; the error says what the process is left with.
     pub(crate) fn carry_out(&self, stopped: &Stopped<'_>) -> Result<Outcome> {
         let UpdateContext {
             process, memory, ..
@@ -203,12 +204,11 @@ impl PreparedUpdate<'_> {
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
 
-    /// As `carry_out`, while the process runs.
+    /// Same as [`PreparedUpdate::carry_out`], while the process runs.
     ///
     /// # Errors
     ///
-    /// As of `carry_out`, and if the kernel does not let us write to code of a process that is not
-    /// traced.
+    /// Also if the kernel refuses writes to code of a process that is not traced.
     pub(crate) fn carry_out_live(&self) -> Result<Outcome> {
         let UpdateContext {
             process, memory, ..
@@ -217,7 +217,7 @@ impl PreparedUpdate<'_> {
             return Ok(Outcome::Outdated);
         }
         self.refuse_unloadable()?;
-        // Before anything is written, counters among it: so that there is nothing to put back.
+        // If the kernel refuses to write code, it refuses this first write, and nothing has to be restored.
         if let Some(&OpcodeChange { at, .. }) = self.plan.opcode_changes.first() {
             let operand = at.plus(1);
             if let Some(&[byte]) = self.plan.before.code_at(operand, 1) {
@@ -231,11 +231,12 @@ impl PreparedUpdate<'_> {
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
 
-    /// As `carry_out`, in our own process, of which nothing can be unloaded meanwhile.
+    /// Same as [`PreparedUpdate::carry_out`], in the current process, while none of its objects can be
+    /// unloaded.
     ///
     /// # Errors
     ///
-    /// As of `carry_out`.
+    /// See [`PreparedUpdate::carry_out`].
     pub(crate) fn carry_out_own(&self) -> Result<Outcome> {
         let UpdateContext {
             process, memory, ..
@@ -249,7 +250,7 @@ impl PreparedUpdate<'_> {
             .map_err(|error| error.leaving(Effect::NothingChanged))
     }
 
-    /// What is mapped in the page that starts at `at`, if it is code of one of the objects.
+    /// Returns the part of a file that is mapped in the page at `at`, if that is code of an object.
     fn file_page(&self, at: LiveAddr) -> Option<FilePage<'_>> {
         let mut mappings = self.mappings.iter();
         let mapping = mappings.find(|it| it.contains(at, PAGE) && it.is_plain_code())?;
@@ -261,7 +262,7 @@ impl PreparedUpdate<'_> {
         })
     }
 
-    /// What is unloaded while it is written would be written to what comes instead.
+    /// Refuses probes of objects that can be unloaded: the writes could reach what is mapped there next.
     fn refuse_unloadable(&self) -> Result<()> {
         let image = self.context.image;
         let program = &image.program;
@@ -279,7 +280,7 @@ impl PreparedUpdate<'_> {
         }
     }
 
-    /// What was done, `stopped` being how long the process stop_time still.
+    /// Returns the report of an update that has been carried out, or had nothing to do, with the stop time.
     pub(crate) fn report(self, stopped: Duration) -> Report {
         let program = &self.context.image.program;
         let name = |id| program.by_id(id).name().to_owned();
@@ -300,7 +301,7 @@ impl PreparedUpdate<'_> {
     }
 }
 
-/// EIO is all that a kernel says which lets only tracers write to code (proc_mem.force_override).
+/// A kernel that lets only tracers write to code (proc_mem.force_override) fails with EIO.
 fn live_error(pid: i32, address: LiveAddr, source: io::Error) -> Error {
     match source.raw_os_error() {
         Some(libc::EIO) => Error::of_process(pid, MemoryError::LiveRefused),

@@ -1,4 +1,4 @@
-//! What callers see of a process: the state of its probes, and what an update did.
+//! The state of the probes of a process ([`ProbeStates`]), and what an update did ([`Report`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,16 +7,28 @@ use crate::address::LiveAddr;
 use crate::elf::table::{Semaphore, Site};
 use crate::process::object::Object;
 use crate::process::program::{Member, Program};
+use crate::select::AppliedChange;
 use crate::site::SiteCode;
-use crate::update::snapshot::{Reading, Snapshot, State};
+use crate::update::snapshot::{ProbeReading, Snapshot, State};
 
 /// The state of every probe of a process at one moment.
+///
+/// ```no_run
+/// use probes_lib::{State, Target};
+///
+/// let states = Target::open(4242)?.states()?;
+/// let enabled = states.probes().filter(|probe| probe.state() == State::Enabled);
+/// for probe in enabled {
+///     println!("{} is enabled by {}", probe.name(), probe.counter());
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ProbeStates {
     program: Arc<Program>,
     pub(crate) snapshot: Snapshot,
     /// By id of the probe.
-    readings: Vec<Reading>,
+    readings: Vec<ProbeReading>,
     observed_sites: usize,
 }
 
@@ -37,39 +49,39 @@ impl ProbeStates {
         }
     }
 
-    /// All probes, sorted by name.
+    /// Returns all probes, sorted by name.
     pub fn probes(&self) -> impl ExactSizeIterator<Item = ProbeState<'_>> {
         self.program.probes().map(|probe| self.state(probe))
     }
 
-    /// The probe of that name.
+    /// Returns the probe of that name.
     pub fn probe(&self, name: &str) -> Option<ProbeState<'_>> {
         self.program.probe(name).map(|probe| self.state(probe))
     }
 
-    /// The objects that have probes: the executable if it has any, then others by address.
+    /// Returns the objects that have probes: the executable if it has any, then others by address.
     pub fn objects(&self) -> &[Object] {
         self.program.objects()
     }
 
-    /// How many sites are observed ([`Target::observe`](crate::Target::observe)): by somebody who does so
-    /// now, or who was killed.
+    /// Returns how many sites are observed ([`Target::observe`](crate::Target::observe)), by a running tool or
+    /// one that was killed.
     pub fn observed_sites(&self) -> usize {
         self.observed_sites
     }
 
-    /// Whether every probe is either on or off.
+    /// Whether every probe is either enabled or disabled.
     pub fn is_consistent(&self) -> bool {
         let mut readings = self.readings.iter();
         readings.all(|reading| reading.state != State::Inconsistent)
     }
 
-    /// Whether both are of the same look at what is loaded.
+    /// Whether both were read from the same objects.
     pub(crate) fn has_objects_of(&self, other: &ProbeStates) -> bool {
         Arc::ptr_eq(&self.program, &other.program)
     }
 
-    /// Whether some of the objects can be unloaded at any time, and others loaded in their place.
+    /// Whether some of the objects can be unloaded at any time, and others loaded at their place.
     pub(crate) fn can_lose_objects(&self) -> bool {
         let program = &self.program;
         let mut objects = program.objects().iter();
@@ -90,31 +102,31 @@ impl ProbeStates {
 pub struct ProbeState<'s> {
     states: &'s ProbeStates,
     probe: Member<'s>,
-    reading: Reading,
+    reading: ProbeReading,
 }
 
 impl<'s> ProbeState<'s> {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &'s str {
         self.probe.name()
     }
 
-    /// Whether it is on, off, or neither.
+    /// Returns whether it is enabled, disabled, or neither.
     pub fn state(&self) -> State {
         self.reading.state
     }
 
-    /// How many want it enabled: the smallest of its counters.
+    /// Returns the smallest of its counters: how many tools have enabled it.
     pub fn counter(&self) -> u16 {
         self.reading.counter
     }
 
-    /// How many sites it has, in all objects.
+    /// Returns how many sites it has, in all objects.
     pub fn site_count(&self) -> usize {
         self.probe.parts().map(|part| part.sites.len()).sum()
     }
 
-    /// Its sites, object by object, by address.
+    /// Returns its sites, object by object, by address.
     pub fn sites(&self) -> impl Iterator<Item = SiteState<'s>> + use<'s> {
         let states = self.states;
         self.probe.parts().flat_map(move |part| {
@@ -128,7 +140,7 @@ impl<'s> ProbeState<'s> {
         })
     }
 
-    /// Its semaphores, object by object, by address.
+    /// Returns its semaphores, object by object, by address.
     pub fn semaphores(&self) -> impl Iterator<Item = SemaphoreState<'s>> + use<'s> {
         let states = self.states;
         self.probe.parts().flat_map(move |part| {
@@ -150,14 +162,14 @@ pub struct SiteState<'s> {
     pub object: &'s Object,
     /// The site in the file.
     pub site: Site<'s>,
-    /// Where its nop is in the process.
+    /// The address of its nop in the process.
     pub address: LiveAddr,
     /// The bytes found there.
     pub code: SiteCode,
 }
 
 impl SiteState<'_> {
-    /// Whether it calls its handler; `None` if it holds foreign bytes.
+    /// Returns whether it calls its handler; `None` if it holds foreign bytes.
     pub fn enabled(&self) -> Option<bool> {
         self.code.enabled()
     }
@@ -170,33 +182,34 @@ pub struct SemaphoreState<'s> {
     pub object: &'s Object,
     /// The semaphore in the file.
     pub semaphore: Semaphore<'s>,
-    /// Where the counter is in the process.
+    /// The address of its counter in the process.
     pub address: LiveAddr,
     /// Its value.
     pub value: u16,
 }
 
-/// What an update did.
+/// What an update did: returned by [`Target::update`](crate::Target::update), and taken by
+/// [`Target::undo`](crate::Target::undo).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The process.
     pub pid: i32,
-    /// The probes that were selected and not passed over, in the order of the actions.
+    /// The selected probes that were not skipped, in the order of the actions.
     pub changed: Vec<ProbeChange>,
-    /// Probes that were to be disabled and were off already.
+    /// Probes to disable that were disabled already, or to undo with nothing left to undo.
     pub skipped: Vec<String>,
-    /// Probes that [`Target::undo`](crate::Target::undo) has left as they are, because a
-    /// site of theirs holds foreign bytes: a breakpoint, perhaps.
+    /// Probes that [`Target::undo`](crate::Target::undo) has not undone, because one of their sites holds
+    /// foreign bytes: a breakpoint, perhaps.
     pub not_undone: Vec<String>,
-    /// What can be applied back, in the order in which it was done.
+    /// What can be undone, in the order in which it was done.
     pub(crate) applied: Vec<AppliedChange>,
-    /// How long a thread of the process stop_time still, at most: from the first one's stop to the last
+    /// How long a thread of the process was stopped, at most: from the first thread's stop to the last
     /// one's release. Zero if nothing had to be changed.
     pub stopped: Duration,
 }
 
 impl Report {
-    /// Of a process to which nothing was done.
+    /// Returns the report of a process that was not changed.
     pub(crate) fn of_nothing(pid: i32) -> Report {
         Report {
             pid,
@@ -207,15 +220,6 @@ impl Report {
             stopped: Duration::ZERO,
         }
     }
-}
-
-/// What an update did to the counters of one probe.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct AppliedChange {
-    pub(crate) name: String,
-    pub(crate) stage: u8,
-    /// What was added to each of its counters, and where they were.
-    pub(crate) added: Box<[(LiveAddr, i32)]>,
 }
 
 /// What an update did to one probe.

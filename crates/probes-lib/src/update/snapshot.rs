@@ -1,15 +1,15 @@
-//! [`Snapshot`]: the bytes of some probes' sites and counters in one process at one moment, and
-//! what state they mean.
+//! [`Snapshot`]: the bytes of the sites and counters of some probes in one process at one moment, and the
+//! states that they mean.
 
 use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
+use crate::memory::spans::{self, Run};
 use crate::process::program::{Member, PlacedSite, Program};
 use crate::site::{SITE_LEN, SiteCode};
-use crate::update::spans::{self, Run};
 
-/// Whether a probe is on, off, or neither.
+/// Whether a probe is enabled, disabled, or neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Every counter is above 0 and every site calls its handler.
@@ -34,7 +34,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The sites and counters of `probes`.
+    /// Returns the layout of the sites and counters of `probes`.
     pub(crate) fn of<'p>(program: &'p Program, probes: impl Iterator<Item = Member<'p>>) -> Layout {
         let mut counters = Vec::new();
         let mut wanted = vec![false; program.site_count()];
@@ -48,7 +48,7 @@ impl Layout {
                 .sites_by_address()
                 .filter(|site| wanted[site.index()]),
         );
-        // Objects lie anywhere, and a bias may carry some addresses past the end of the address
+        // Objects are in any order, and a bias may wrap some addresses around the end of the address
         // space.
         sites.sort_unstable_by_key(|site| site.address);
         let counter_address = |&one: &usize| program.counter(one).0;
@@ -66,7 +66,7 @@ impl Layout {
         }
     }
 
-    /// First and last byte of each run of sites, then of counters.
+    /// Returns the address and length of each run of sites, then of counters.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (LiveAddr, u64, MemoryPart)> {
         let range = |run: &Run, part| (LiveAddr(run.start), run.len, part);
         let sites = self
@@ -77,7 +77,7 @@ impl Layout {
         sites.chain(counters.map(move |run| range(run, MemoryPart::Semaphore)))
     }
 
-    /// Reads everything, in few calls.
+    /// Reads everything, in few system calls.
     pub(crate) fn read(&self, pid: i32, memory: &impl ReadMemory) -> Result<Snapshot> {
         let mut snapshot = self.empty_snapshot();
         snapshot.code.reserve_exact(self.site_runs.len());
@@ -85,7 +85,7 @@ impl Layout {
             let start = run.start;
             let mut bytes = vec![0; run.len as usize];
             read_run(pid, memory, start, run.len, MemoryPart::Site, &mut bytes)?;
-            self.take_sites(run, &bytes, &mut snapshot);
+            self.store_sites(run, &bytes, &mut snapshot);
             snapshot.code.push(CodeRun {
                 start: LiveAddr(start),
                 object: run.zone,
@@ -96,34 +96,34 @@ impl Layout {
         Ok(snapshot)
     }
 
-    /// Reads the sites and counters, and does not keep the code between the sites. Where the code
-    /// is known to be the file's, it takes what `program` has of it.
+    /// Reads the sites and counters, without keeping the code between the sites. Code that is known to be
+    /// unchanged since it was mapped from the file is not read, but taken from `program`.
     pub(crate) fn read_states(
         &self,
         pid: i32,
         memory: &impl ReadMemory,
         program: &Program,
-        is_the_files: impl Fn(LiveAddr, u64) -> bool,
+        is_from_file: impl Fn(LiveAddr, u64) -> bool,
     ) -> Result<Snapshot> {
         let mut snapshot = self.empty_snapshot();
         let mut bytes = Vec::new();
         for run in &self.site_runs {
             let start = run.start;
-            if is_the_files(LiveAddr(start), run.len) {
+            if is_from_file(LiveAddr(start), run.len) {
                 for site in &self.sites[run.range()] {
                     let index = site.index();
                     snapshot.sites[index] = program.site(index).site.code();
                 }
             } else {
                 read_run(pid, memory, start, run.len, MemoryPart::Site, &mut bytes)?;
-                self.take_sites(run, &bytes, &mut snapshot);
+                self.store_sites(run, &bytes, &mut snapshot);
             }
         }
         snapshot.counters = self.read_counters(pid, memory)?;
         Ok(snapshot)
     }
 
-    /// Whether the memory still is as it was when `before` was read by this layout.
+    /// Whether the memory is still as it was when `before` was read by this layout.
     pub(crate) fn is_unchanged(
         &self,
         pid: i32,
@@ -131,14 +131,14 @@ impl Layout {
         before: &Snapshot,
     ) -> Result<bool> {
         let mut same = true;
-        self.look_at_code(pid, memory, |index, _, bytes| {
+        self.visit_code(pid, memory, |index, _, bytes| {
             same = bytes == before.code[index].bytes;
             same
         })?;
         Ok(same && self.read_counters(pid, memory)? == before.counters)
     }
 
-    /// Reads the counters; by index in the table, those outside the layout are zero.
+    /// Reads the counters, by index in the program; those outside the layout are zero.
     pub(crate) fn read_counters(&self, pid: i32, memory: &impl ReadMemory) -> Result<Vec<u16>> {
         let mut counters = vec![0; self.total_counters];
         let mut bytes = Vec::new();
@@ -160,20 +160,20 @@ impl Layout {
         Ok(counters)
     }
 
-    /// Reads run after run of the code, by address, and shows each with its index and its start,
-    /// as long as `look` returns true. All are read into the same memory: pages that are touched
-    /// for the first time take longer than reading does.
-    pub(crate) fn look_at_code(
+    /// Reads run after run of the code, by address, and calls `visit` with the index, address and bytes of
+    /// each, as long as it returns true. All are read into the same buffer: the page faults of a new one
+    /// take longer than reading.
+    pub(crate) fn visit_code(
         &self,
         pid: i32,
         memory: &impl ReadMemory,
-        mut look: impl FnMut(usize, LiveAddr, &[u8]) -> bool,
+        mut visit: impl FnMut(usize, LiveAddr, &[u8]) -> bool,
     ) -> Result<()> {
         let mut bytes = Vec::new();
         for (index, run) in self.site_runs.iter().enumerate() {
             let start = run.start;
             read_run(pid, memory, start, run.len, MemoryPart::Site, &mut bytes)?;
-            if !look(index, LiveAddr(start), &bytes) {
+            if !visit(index, LiveAddr(start), &bytes) {
                 break;
             }
         }
@@ -188,7 +188,7 @@ impl Layout {
         }
     }
 
-    fn take_sites(&self, run: &Run, bytes: &[u8], snapshot: &mut Snapshot) {
+    fn store_sites(&self, run: &Run, bytes: &[u8], snapshot: &mut Snapshot) {
         let start = run.start;
         for site in &self.sites[run.range()] {
             let at = (site.address.0 - start) as usize;
@@ -198,7 +198,7 @@ impl Layout {
     }
 }
 
-/// Reads a run into `bytes`, whose memory is used again.
+/// Reads a run into `bytes`, a buffer that is used again.
 fn read_run(
     pid: i32,
     memory: &impl ReadMemory,
@@ -214,7 +214,7 @@ fn read_run(
     Ok(())
 }
 
-/// What was read; sites and counters outside the layout are zero.
+/// The bytes that were read; sites and counters outside the layout are zero.
 ///
 /// Two snapshots of one layout are equal if no byte of the code between its sites, and no counter,
 /// has changed.
@@ -222,9 +222,9 @@ fn read_run(
 pub(crate) struct Snapshot {
     /// The runs of code that hold the sites, by address, the bytes between them included.
     pub(crate) code: Vec<CodeRun>,
-    /// By index in the table.
+    /// By index in the program.
     pub(crate) sites: Vec<SiteCode>,
-    /// By index in the table.
+    /// By index in the program.
     pub(crate) counters: Vec<u16>,
 }
 
@@ -237,26 +237,26 @@ pub(crate) struct CodeRun {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What the bytes of one probe mean.
+/// The state of one probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reading {
+pub(crate) struct ProbeReading {
     pub(crate) state: State,
     /// The smallest counter; a probe without semaphores does not occur.
     pub(crate) counter: u16,
-    /// Sites that call their handler.
+    /// How many sites call their handler.
     pub(crate) enabled_sites: usize,
 }
 
 impl Snapshot {
-    /// `len` bytes of code at `at`, if they are in one of the runs.
+    /// Returns `len` bytes of code at `at`, if they are in one of the runs.
     pub(crate) fn code_at(&self, at: LiveAddr, len: usize) -> Option<&[u8]> {
         let after = self.code.partition_point(|run| run.start <= at);
         let run = &self.code[after.checked_sub(1)?];
         run.bytes.get((at.0 - run.start.0) as usize..)?.get(..len)
     }
 
-    /// The state of `probe`, which has to be in the snapshot's layout.
-    pub(crate) fn reading(&self, probe: Member<'_>) -> Reading {
+    /// Returns the state of `probe`, which must be in the snapshot's layout.
+    pub(crate) fn reading(&self, probe: Member<'_>) -> ProbeReading {
         let (mut sites, mut enabled_sites, mut foreign) = (0, 0, false);
         let (mut smallest, mut largest) = (u16::MAX, 0);
         for part in probe.parts() {
@@ -276,12 +276,14 @@ impl Snapshot {
                 largest = largest.max(counter);
             }
         }
-        let state = match foreign {
-            false if enabled_sites == sites && smallest > 0 => State::Enabled,
-            false if enabled_sites == 0 && largest == 0 => State::Disabled,
-            _ => State::Inconsistent,
+        let state = if !foreign && enabled_sites == sites && smallest > 0 {
+            State::Enabled
+        } else if !foreign && enabled_sites == 0 && largest == 0 {
+            State::Disabled
+        } else {
+            State::Inconsistent
         };
-        Reading {
+        ProbeReading {
             state,
             counter: smallest,
             enabled_sites,
@@ -289,8 +291,8 @@ impl Snapshot {
     }
 }
 
-/// Whether the bytes are those of the file but for the opcode; a breakpoint on the nop, where
-/// debuggers and uprobes are meant to put it, leaves the state readable.
+/// Whether the bytes are those of the file except for the opcode. A breakpoint on the nop, which is there
+/// for debuggers and uprobes, is accepted.
 fn is_own(found: SiteCode, in_file: SiteCode) -> bool {
     found.same_but_for_opcode(in_file)
         || found.has_breakpoint() && {

@@ -81,13 +81,13 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
         // Opened afterwards: that is when an exec is noticed.
         let (memory, observed) = (self.hide)(opened.bare_memory_to_read()?, &maps);
         let unwritten = UnwrittenPages::of(opened.process(), program.objects(), maps);
-        let is_the_files = |start, len| {
+        let is_from_file = |start, len| {
             let unwritten = unwritten.as_ref();
             unwritten.is_some_and(|unwritten| unwritten.holds(start, len))
         };
         let layout = Layout::of(program, program.probes());
         let snapshot = layout
-            .read_states(opened.pid(), &memory, program, is_the_files)
+            .read_states(opened.pid(), &memory, program, is_from_file)
             .map_err(|error| opened.or_executed(error))?;
         let states = ProbeStates::of(program.clone(), snapshot, observed);
         if !states.is_consistent() && !image.is_as_in(&read_maps(opened.process())?) {

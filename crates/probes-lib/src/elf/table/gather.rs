@@ -1,7 +1,6 @@
-//! Notes -> what they say of the file: semaphores and sites, each checked against the segments.
+//! Notes -> semaphores and sites, each checked against the segments.
 //!
-//! A file may have a hundred thousand notes: they are read part by part, and what is kept of each
-//! is small.
+//! A file may have a hundred thousand notes: they are read part by part, and little is kept of each.
 
 use std::str;
 
@@ -17,14 +16,14 @@ const NOTE_SECTION: &str = ".note.stapsdt";
 const BASE_SECTION: &str = ".stapsdt.base";
 const SEMAPHORE_SECTION: &str = ".probes";
 
-/// What the OCaml notes of a file say, in their order.
+/// The semaphores and sites that the OCaml notes of a file name, in the order of the notes.
 #[derive(Default)]
 pub(super) struct Found {
-    /// May hold one several times.
+    /// A semaphore may occur several times.
     pub(super) semaphores: Vec<FoundSemaphore>,
-    /// Without their code; their semaphores are those above.
+    /// Without their code; each has the index of its semaphore above.
     pub(super) sites: Vec<SiteEntry>,
-    /// The argument strings of the sites, each with a NUL behind it.
+    /// The argument strings of the sites, each followed by a NUL.
     pub(super) arguments: Vec<u8>,
 }
 
@@ -34,7 +33,7 @@ pub(super) struct FoundSemaphore {
     pub(super) generation: Generation,
 }
 
-fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::Error {
+fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::error::Error {
     Error::of_file(
         elf.path(),
         FileError::WrongNote {
@@ -46,7 +45,7 @@ fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::Err
     )
 }
 
-/// Shows each note of the file to `visit`.
+/// Calls `visit` with each note of the file.
 fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Result<()> {
     let Some(section) = elf.contents(NOTE_SECTION)? else {
         return Err(if elf.has_sections() {
@@ -62,7 +61,7 @@ fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Re
     })
 }
 
-/// How many notes there may be, at most. Only memory that is used has to be had.
+/// Returns an upper bound of the number of notes. Memory that is reserved and not used costs nothing.
 fn expected_notes(elf: &ElfFile) -> usize {
     const SHORTEST: usize = 12 + 8 + 24 + 3;
     const MANY: usize = 1 << 16;
@@ -76,7 +75,7 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
     let mut found = Found::default();
     let mut recent = Recent::of(semaphore_section);
-    // Where the last argument string starts: often the next is the same.
+    // The index of the last argument string: often the next is the same.
     let mut last_arguments = 0;
     found.sites.reserve(expected_notes(elf));
     each_note(elf, |note| {
@@ -126,9 +125,9 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
     Ok(found)
 }
 
-/// The error of a site whose bytes are none. Its note is looked for only now: nobody else asks where
-/// notes were.
-pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::Error {
+/// Returns the error of a site that does not have the bytes of one. Its note is searched for only now, as
+/// nothing else needs its offset.
+pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::error::Error {
     let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
     let found = each_note(elf, |note| {
         let is_its = note.pc != 0
@@ -150,15 +149,15 @@ pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::Error {
     }
 }
 
-/// The last semaphore found at each place of the section of semaphores: nearly always that of the
-/// next note that names the place, so that no name needs to be searched for.
+/// The last semaphore found at each address of the semaphore section: nearly always that of the next note
+/// with the same address, so that no name has to be searched for.
 struct Recent {
     start: FileAddr,
     indices: Vec<u32>,
 }
 
 impl Recent {
-    /// In larger sections places share an index, and a semaphore may be found anew.
+    /// In larger sections, addresses share an index, and a semaphore may be found again.
     const MOST: u64 = 1 << 16;
 
     fn of(section: Option<(FileAddr, u64)>) -> Recent {
@@ -183,7 +182,7 @@ fn prelink_shift(note: &Note<'_>, base: Option<FileAddr>) -> u64 {
     base.map_or(0, |base| base.0.wrapping_sub(note.base))
 }
 
-/// Where the site is; `None` if the note rightly has none. A zero pc is never shifted.
+/// Returns the address of the site; `None` if the note may have none and has none. A zero pc is never shifted.
 fn site_address(
     note: &Note<'_>,
     shift: u64,
@@ -205,7 +204,7 @@ fn site_address(
         .ok_or(ProbeDefect::SiteOutside(address))
 }
 
-/// Where the counter is that OCaml reads.
+/// Returns the address of the counter that OCaml reads.
 fn counter_address(
     note: &Note<'_>,
     shift: u64,
@@ -228,15 +227,15 @@ fn counter_address(
         .ok_or(ProbeDefect::SemaphoreNotWritable(counter))
 }
 
-/// A name that can stand in a line of output; compilers emit letters, digits and `_`.
+/// Returns a name that can be printed in a line; compilers emit letters, digits and `_`.
 fn printable(name: &[u8]) -> Option<&str> {
     let name = str::from_utf8(name).ok()?;
     let fits = |c: char| !c.is_control() && !c.is_whitespace();
     (!name.is_empty() && name.chars().all(fits)).then_some(name)
 }
 
-/// The error of a file without OCaml probes.
-pub(super) fn no_probes(elf: &ElfFile) -> crate::Error {
+/// Returns the error of a file without OCaml probes.
+pub(super) fn no_probes(elf: &ElfFile) -> crate::error::Error {
     Error::of_file(
         elf.path(),
         ProbeError::NoProbes {

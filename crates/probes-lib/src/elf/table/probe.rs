@@ -7,28 +7,28 @@ use crate::address::FileAddr;
 use crate::elf::arguments::Argument;
 use crate::site::SiteCode;
 
-use super::{Generation, ProbeId, ProbeTable, SiteEntry, string_at};
+use super::{Generation, ProbeIndex, ProbeTable, SiteEntry, string_at};
 
 /// One probe: all sites and semaphores of a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe<'t> {
     pub(super) table: &'t ProbeTable,
-    pub(super) id: ProbeId,
+    pub(super) id: ProbeIndex,
 }
 
 impl<'t> Probe<'t> {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &'t str {
         &self.table.probes[self.id].name
     }
 
-    /// Its sites, by address; none if there are only semaphores.
+    /// Returns its sites, by address; none if there are only semaphores.
     pub fn sites(&self) -> impl ExactSizeIterator<Item = Site<'t>> + use<'t> {
         let table = self.table;
         self.site_range().map(|index| Site { table, index })
     }
 
-    /// Its semaphores, by address.
+    /// Returns its semaphores, by address.
     pub fn semaphores(&self) -> impl ExactSizeIterator<Item = Semaphore<'t>> + use<'t> {
         let table = self.table;
         self.semaphore_range()
@@ -56,42 +56,42 @@ impl<'t> Site<'t> {
         &self.table.sites[self.index]
     }
 
-    /// Address of its nop; the opcode is one byte further on.
+    /// Returns the address of its nop; the opcode is the next byte.
     pub fn address(&self) -> FileAddr {
         self.entry().address
     }
 
-    /// The generation of its note.
+    /// Returns the generation of its note.
     pub fn generation(&self) -> Generation {
         self.entry().generation
     }
 
-    /// Its bytes in the file.
+    /// Returns its bytes in the file.
     pub fn code(&self) -> SiteCode {
         self.entry().code
     }
 
-    /// Index in the table of the semaphore whose counter decides whether it is enabled.
+    /// Returns the index in the table of the semaphore whose counter decides whether it is enabled.
     pub(crate) fn semaphore_index(&self) -> usize {
         self.entry().semaphore as usize
     }
 
-    /// Its arguments in the order of the note, each as text; see [`Site::arguments`].
+    /// Returns its arguments in the order of the note, each as text; see [`Site::arguments`].
     pub fn argument_texts(&self) -> impl Iterator<Item = &'t str> + use<'t> {
         let bytes = string_at(&self.table.arguments, self.entry().arguments);
-        // It has been checked to be text.
+        // Checked when the table was read.
         str::from_utf8(bytes)
             .unwrap_or_default()
             .split_ascii_whitespace()
     }
 
-    /// Its arguments, decoded; `None` in the place of one that is not of the form `N@LOC`.
+    /// Returns its arguments, parsed; `None` for one that is not of the form `N@LOC`.
     pub fn arguments(&self) -> impl Iterator<Item = Option<Argument<'t>>> + use<'t> {
         self.argument_texts().map(Argument::parse)
     }
 }
 
-/// One semaphore of a probe: an unsigned 16-bit counter of those who want the probe enabled.
+/// One semaphore of a probe: an unsigned 16-bit counter of the tools that have enabled the probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Semaphore<'t> {
     pub(super) table: &'t ProbeTable,
@@ -99,12 +99,12 @@ pub struct Semaphore<'t> {
 }
 
 impl Semaphore<'_> {
-    /// Address of the counter that OCaml reads, two bytes.
+    /// Returns the address of the counter that OCaml reads, two bytes.
     pub fn counter(&self) -> FileAddr {
         self.table.semaphores[self.index].counter
     }
 
-    /// The generation of its notes.
+    /// Returns the generation of its notes.
     pub fn generation(&self) -> Generation {
         self.table.semaphores[self.index].generation
     }

@@ -152,7 +152,7 @@ fn sites_change_only_when_counters_leave_0() {
 
 /// The plan that takes back `applied`, which has been carried out.
 fn back(world: &World, applied: &UpdatePlan) -> UpdatePlan {
-    world.plan_for(&world.back(applied), false).unwrap().1
+    world.plan_for(&world.undo(applied), false).unwrap().1
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn forced_counters_are_undone_one_by_one() {
     let forced = enable("many").force(true);
     let on = plan(&world, &forced);
     world.update(&forced).unwrap();
-    world.update_for(&world.back(&on)).unwrap();
+    world.update_for(&world.undo(&on)).unwrap();
 
     let snapshot = world.snapshot();
     let many = world.probe("many");
@@ -462,7 +462,7 @@ fn sites_of_a_page_are_one_write() {
             assert_eq!(write.at.0 / PAGE, last / PAGE, "{fixture}: {write:x?}");
         }
         let flipped = writes.iter().flat_map(|write| opcode_changes(&plan, write));
-        let flipped: Vec<LiveAddr> = flipped.map(|opcode_change| opcode_change.0).collect();
+        let flipped: Vec<LiveAddr> = flipped.map(|change| change.0).collect();
         assert_eq!(flipped, opcodes, "{fixture}");
 
         let mut pages: Vec<u64> = opcodes.iter().map(|opcode| opcode.0 / PAGE).collect();

@@ -5,7 +5,7 @@ use crate::error::{ErrorKind, MemoryError, ProcessError};
 use crate::select::{Actions, Selector};
 use crate::testing::{PID, World};
 
-fn reading(world: &World, name: &str) -> Reading {
+fn reading(world: &World, name: &str) -> ProbeReading {
     world.snapshot().reading(world.member(name))
 }
 
@@ -23,14 +23,14 @@ fn world() -> (World, LiveAddr) {
 #[test]
 fn probe_is_on_or_off_if_all_agree() {
     let (mut world, _) = world();
-    let off = Reading {
+    let off = ProbeReading {
         state: State::Disabled,
         counter: 0,
         enabled_sites: 0,
     };
     assert_eq!(reading(&world, "many"), off);
     world.set("many", 3);
-    let on = Reading {
+    let on = ProbeReading {
         state: State::Enabled,
         counter: 3,
         enabled_sites: 7,

@@ -276,7 +276,7 @@ fn check(
 /// Taking back what was done in `memory` gives what was there before.
 fn check_taking_back(world: &World, memory: &SliceMemory, done: &UpdatePlan, before: &SliceMemory) {
     let mut then = world.with_memory(memory.failing(0..0, Fault::Refused));
-    then.update_for(&then.back(done)).unwrap();
+    then.update_for(&then.undo(done)).unwrap();
     assert_eq!(then.memory.differences(before), []);
 }
 

@@ -1,23 +1,23 @@
-//! Many small things at sorted addresses -> few runs to read or write at once.
+//! Groups many small items at sorted addresses into few runs, each read at once.
 //!
-//! A run never crosses a page in which nothing lies: every page of it is known to be mapped, and
-//! the bytes read in vain are bounded by the pages that had to be touched anyway.
+//! A run has an item in each of its pages, so every page is known to be mapped, and the bytes between the
+//! items cost no page that would not be read anyway.
 
 use std::ops::Range;
 
 use crate::address::PAGE;
 
-/// Longest run in bytes: bounds the buffer, and is long enough that the system call costs little.
+/// The longest run in bytes: bounds the buffer, and makes the cost of the system call small.
 const MAX_RUN: u64 = 64 << 10;
 
-/// Neighbouring things, in one zone (segment or mapping).
+/// Neighbouring items of one zone (object or mapping).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Index of the first thing.
+    /// Index of the first item.
     pub(crate) first: usize,
-    /// Where the first thing starts.
+    /// The address of the first item.
     pub(crate) start: u64,
-    /// How many things.
+    /// How many items.
     pub(crate) count: usize,
     /// Bytes from the start of the first to the end of the last.
     pub(crate) len: u64,
@@ -26,17 +26,16 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The indices of its things.
+    /// Returns the indices of its items.
     pub(crate) fn range(&self) -> Range<usize> {
         self.first..self.first + self.count
     }
 }
 
-/// Groups things of `len` bytes at sorted addresses, each in a zone; things of different zones stay
-/// apart.
-pub(crate) fn runs(things: impl Iterator<Item = (u64, usize)>, len: u64) -> Vec<Run> {
+/// Groups items of `len` bytes at sorted addresses, each with its zone; a run has items of one zone.
+pub(crate) fn runs(items: impl Iterator<Item = (u64, usize)>, len: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for (index, (address, zone)) in things.enumerate() {
+    for (index, (address, zone)) in items.enumerate() {
         if let Some(run) = runs.last_mut().filter(|run| run.zone == zone) {
             let start = run.start;
             let last_page = start.saturating_add(run.len - 1) / PAGE;
@@ -68,11 +67,11 @@ mod tests {
     }
 
     #[test]
-    fn nearby_things_share_a_run_empty_pages_split() {
+    fn nearby_items_share_a_run_empty_pages_split() {
         assert_eq!(lens(&[]), []);
         assert_eq!(lens(&[0x1000, 0x1006, 0x2ff0]), [(3, 0x1ff6)]);
         assert_eq!(lens(&[0x1000, 0x3000]), [(1, 6), (1, 6)]);
-        // The first one reaches into page 2, so that page 3 follows on.
+        // The first one reaches into page 2, which page 3 follows.
         assert_eq!(lens(&[0x1ffe, 0x3000]), [(2, 0x1008)]);
     }
 
