@@ -229,7 +229,7 @@ fn pid_inside_a_container_is_reported_from_outside() {
         let outside = process::children(init)[0];
         let name = process::status(outside, "Name");
         let info = run(&format!("info -pid {inside}"));
-        if !info.stderr.contains("no process") {
+        if !info.stderr.contains("does not exist") {
             // Another process out here has got the same pid meanwhile.
             continue;
         }
