@@ -1,4 +1,4 @@
-//! The two address spaces, as distinct types, and the one way across.
+//! The two address spaces, as distinct types, and the only conversion between them.
 //!
 //! A [`FileAddr`] is an address as the linker wrote it (SVMA: stated virtual memory address); a
 //! [`LiveAddr`] is an address in the memory of one process. They differ by the object's
@@ -32,12 +32,12 @@ impl LoadBias {
         LoadBias(live.0.wrapping_sub(file.0))
     }
 
-    /// Where `address` of the process is in the file.
+    /// Converts an address in the process to the address in the file.
     pub fn file(self, address: LiveAddr) -> FileAddr {
         FileAddr(address.0.wrapping_sub(self.0))
     }
 
-    /// Where `address` is in the process.
+    /// Converts an address in the file to the address in the process.
     pub fn live(self, address: FileAddr) -> LiveAddr {
         LiveAddr(address.0.wrapping_add(self.0))
     }

@@ -1,16 +1,16 @@
-//! Faults on demand: every system call by which a process is looked at, stopped and changed can be
-//! made to fail, to be cut short, to be our last, or to be met by something that happens just then.
+//! Fault injection: every system call by which a process is read, stopped and changed can be made to
+//! fail, to be cut short, to kill us, or to coincide with an event.
 //!
-//! Only in builds with the feature `fault-injection`, which the chaos suite makes; in all others
-//! `can_fail!` and its kin are nothing at all. A fault is armed by [`arm`], or for a whole process
-//! by the variable [`VARIABLE`], in this language:
+//! Only in builds with the feature `fault-injection`, for the chaos suite; in all others, `can_fail!` and
+//! the like expand to nothing. A fault is armed by [`arm`], or for a whole process by the environment
+//! variable [`VARIABLE`], with a script:
 //!
 //! ```text
 //! kill:17             SIGKILL to ourselves before the 17th call
 //! kill-write:3        … before the 3rd write
-//! kill-within:3       … when half of the 3rd write is made
+//! kill-within:3       … after half of the 3rd write
 //! panic:17            a panic in the thread that makes the 17th call
-//! stop:17             SIGSTOP to ourselves, and on at SIGCONT; also `stop-write`, `stop-within`
+//! stop:17             SIGSTOP to ourselves until SIGCONT; also `stop-write`, `stop-within`
 //! error:17:EIO        the 17th call fails with EIO; `error-write`, `error-within` as above
 //! error:17:#0         … with the first of the errors that this call can give
 //! errors-write:3:EIO  the 3rd write and every one after it fails; also `errors`, `errors-within`
@@ -24,12 +24,12 @@ use nix::sys::signal::{Signal, raise};
 
 // The macros that call this are in sys.rs.
 
-/// Holds a script that is armed from the start.
+/// The environment variable with a script that is armed from the start.
 pub const VARIABLE: &str = "OCAML_PROBES_FAULT";
 
 /// A system call that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "they are called what they are")]
+#[allow(missing_docs, reason = "their names say which they are")]
 pub enum Call {
     Pipe,
     OpenProcess,
@@ -55,7 +55,7 @@ pub enum Call {
     WriteVm,
 }
 
-/// Errors, and what scripts call them.
+/// The names of errors in scripts.
 const ERRNOS: [(&str, Errno); 11] = [
     ("EACCES", Errno::EACCES),
     ("ECHILD", Errno::ECHILD),
@@ -71,10 +71,10 @@ const ERRNOS: [(&str, Errno); 11] = [
 ];
 
 impl Call {
-    /// The errors that the kernel can give here while the process lives.
+    /// Returns the errors that the kernel can return here while the process lives.
     ///
-    /// EINTR is in no list: each of these calls either does not wait, or waits in a way that only a
-    /// signal interrupts which kills us.
+    /// EINTR is in no list: each of these calls either does not wait, or can be interrupted only by a
+    /// signal that kills us.
     fn errors(self) -> &'static [Errno] {
         match self {
             Call::Pipe => &[Errno::EMFILE],
@@ -100,13 +100,13 @@ impl Call {
         }
     }
 
-    /// Whether it changes the memory of the process.
+    /// Returns whether it changes the memory of the process.
     pub fn is_write(self) -> bool {
         matches!(self, Call::PokeText | Call::WriteMemory | Call::WriteVm)
     }
 }
 
-/// What a script says.
+/// A parsed script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Script {
     fault: Fault,
@@ -114,7 +114,7 @@ struct Script {
     /// Counted from 1.
     nth: usize,
     /// Whether every call after it fails as well.
-    on_and_on: bool,
+    repeats: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ enum Fault {
     Panic,
     Stop,
     Error(Errno),
-    /// One of those that the call can give.
+    /// One of those that the call can return.
     OneOf(usize),
 }
 
@@ -158,16 +158,16 @@ impl Script {
             fault,
             place,
             nth,
-            on_and_on: what == "errors",
+            repeats: what == "errors",
         };
         (nth > 0 && words.next().is_none()).then_some(script)
     }
 }
 
-/// What is to happen at the nth call.
+/// What happens at the nth call.
 type Event = (usize, Box<dyn FnOnce() + Send>);
 
-/// What is armed, and what was met since.
+/// What is armed, and what has been recorded since.
 #[derive(Default)]
 struct Armed {
     script: Option<Script>,
@@ -184,7 +184,7 @@ struct Armed {
 pub struct Failed {
     /// The first of them.
     pub call: Call,
-    /// What it was said to have met.
+    /// The error that it returned.
     pub errno: i32,
 }
 
@@ -239,7 +239,7 @@ pub fn arm(script: &str) {
     });
 }
 
-/// Has something happen just before the nth call, counted from 1.
+/// Arms an event that happens just before the nth call, counted from 1.
 pub fn arm_event(nth: usize, event: impl FnOnce() + Send + 'static) {
     *lock() = Some(Armed {
         event: Some((nth, Box::new(event))),
@@ -247,7 +247,7 @@ pub fn arm_event(nth: usize, event: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// Disarms what is armed; says what calls were made meanwhile.
+/// Disarms what is armed; returns the calls that were made meanwhile.
 pub fn disarm() -> Record {
     let armed = lock().take().unwrap_or_default();
     Record {
@@ -256,7 +256,7 @@ pub fn disarm() -> Record {
     }
 }
 
-/// What is to become of a call.
+/// What becomes of a call.
 enum Verdict {
     Made,
     CutShort,
@@ -280,7 +280,7 @@ impl Armed {
         if count == script.nth && script.place == Place::WithinWrite {
             return Verdict::CutShort;
         }
-        let after = count > script.nth && script.on_and_on;
+        let after = count > script.nth && script.repeats;
         if count == script.nth || after || self.cut == Some(call) {
             return self.fail(script, call);
         }
@@ -298,7 +298,7 @@ impl Armed {
                 Some(&errno) => errno,
                 None if self.failed.is_some() => call.errors()[0],
                 None => {
-                    // It cannot be made to fail so, and none after it is to.
+                    // It has fewer errors, and no later call is to fail instead.
                     self.script = None;
                     return Verdict::Made;
                 }
@@ -320,7 +320,7 @@ fn judge(call: Call) -> Verdict {
     armed.judge(call)
 }
 
-fn happen() {
+fn run_event() {
     let event = armed().as_mut().and_then(|armed| {
         let next = armed.calls.len() + 1;
         armed.event.take_if(|(nth, _)| *nth == next)
@@ -336,37 +336,37 @@ impl Verdict {
             Verdict::Made | Verdict::CutShort => Ok(()),
             Verdict::Failed(errno) => Err(errno),
             Verdict::Panicked => panic!("a panic on demand"),
-            // To this very thread, so that it does not go on meanwhile; it stops, or ends, all.
+            // To this very thread, so that it does not continue; the signal stops or ends the process.
             Verdict::Signalled(signal) => raise(signal),
         }
     }
 }
 
-/// Before any call but a write of several bytes.
+/// To be called before any system call but a write of several bytes.
 pub(crate) fn before(call: Call) -> Result<(), Errno> {
-    happen();
+    run_event();
     judge(call).carry_out()
 }
 
-/// Before a write of `len` parts: `Some` if only so many of them are to be made, by the caller,
-/// before it calls [`cut_short`].
+/// To be called before a write of `len` parts: returns `Some` if the caller is to write only so many of
+/// them, and call [`cut_short`] then.
 pub(crate) fn before_write(call: Call, len: usize) -> Result<Option<usize>, Errno> {
-    happen();
+    run_event();
     match judge(call) {
         Verdict::CutShort => Ok(Some(len / 2)),
         verdict => verdict.carry_out().map(|()| None),
     }
 }
 
-/// After a write of which only a part was made.
+/// To be called after a part of a write.
 pub(crate) fn cut_short(call: Call) -> Result<(), Errno> {
     let fail = |armed: &mut Armed| Some(armed.fail(armed.script?, call));
     let verdict = lock().as_mut().and_then(fail);
     verdict.unwrap_or(Verdict::Made).carry_out()
 }
 
-/// After a part of a write was made that the kernel reports as such: says the part, and the next
-/// call is the one that fails, unless it is we who do.
+/// To be called after a part of a write that the kernel reports as such: returns the part, and makes the
+/// next call fail, unless the fault is one of our own process.
 pub(crate) fn made_in_part<T>(call: Call, part: T) -> Result<T, Errno> {
     let ours = |armed: &mut Armed| {
         let script = armed.script?;
@@ -385,12 +385,12 @@ mod tests {
 
     #[test]
     fn valid_fault_scripts_are_parsed_others_refused() {
-        let script = |fault, place, nth, on_and_on| {
+        let script = |fault, place, nth, repeats| {
             Some(Script {
                 fault,
                 place,
                 nth,
-                on_and_on,
+                repeats,
             })
         };
         for (text, expected) in [
@@ -426,7 +426,7 @@ mod tests {
         }
     }
 
-    fn met(script: &str, calls: &[Call]) -> Vec<Option<Errno>> {
+    fn errors_of(script: &str, calls: &[Call]) -> Vec<Option<Errno>> {
         let mut armed = Armed {
             script: Script::parse(script),
             ..Armed::default()
@@ -442,15 +442,21 @@ mod tests {
     fn only_the_named_call_or_all_later_fail() {
         let calls = [Call::Seize, Call::WriteMemory, Call::Wait, Call::WriteVm];
         let (eio, eperm) = (Some(Errno::EIO), Some(Errno::EPERM));
-        assert_eq!(met("error:2:EIO", &calls), [None, eio, None, None]);
-        assert_eq!(met("error-write:2:EIO", &calls), [None, None, None, eio]);
-        assert_eq!(met("errors:3:EIO", &calls), [None, None, eio, eio]);
-        assert_eq!(met("errors-write:1:EIO", &calls), [None, eio, None, eio]);
-        assert_eq!(met("error:1:#0", &calls), [eperm, None, None, None]);
-        assert_eq!(met("error:1:#9", &calls), [None; 4]);
-        assert_eq!(met("errors:1:#9", &calls), [None; 4]);
+        assert_eq!(errors_of("error:2:EIO", &calls), [None, eio, None, None]);
+        assert_eq!(
+            errors_of("error-write:2:EIO", &calls),
+            [None, None, None, eio]
+        );
+        assert_eq!(errors_of("errors:3:EIO", &calls), [None, None, eio, eio]);
+        assert_eq!(
+            errors_of("errors-write:1:EIO", &calls),
+            [None, eio, None, eio]
+        );
+        assert_eq!(errors_of("error:1:#0", &calls), [eperm, None, None, None]);
+        assert_eq!(errors_of("error:1:#9", &calls), [None; 4]);
+        assert_eq!(errors_of("errors:1:#9", &calls), [None; 4]);
         let one_of_each = [Errno::ESRCH, Errno::EFAULT, Errno::ECHILD, Errno::ENOSYS];
-        assert_eq!(met("errors:1:#1", &calls), one_of_each.map(Some));
-        assert_eq!(met("error:5:EIO", &calls), [None; 4]);
+        assert_eq!(errors_of("errors:1:#1", &calls), one_of_each.map(Some));
+        assert_eq!(errors_of("error:5:EIO", &calls), [None; 4]);
     }
 }

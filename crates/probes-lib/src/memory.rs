@@ -1,5 +1,5 @@
-//! [`Memory`]: the reads and writes that an update makes in a process, behind a trait, so that
-//! planning and patching are tested without one.
+//! [`ReadMemory`], [`WriteMemory`]: the reads and writes that an update makes in a process, behind
+//! traits, so that planning and patching are tested without one, and a [`shadow`] can wrap them.
 
 use std::io;
 
@@ -12,27 +12,27 @@ pub(crate) trait ReadMemory {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()>;
 }
 
-/// Memory that can be changed.
+/// Memory that can be written.
 pub(crate) trait WriteMemory: ReadMemory {
     /// Writes `bytes` at `at`, in pages that the process itself may not be able to write.
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()>;
 
-    /// The same by one write within a page, which is made or not, even if we are killed meanwhile;
-    /// `false`, and nothing written, where code can only be written word by word.
+    /// Does the same by one write, which is made or not even if we are killed meanwhile; `bytes` have to
+    /// be in one page. Returns false, and writes nothing, where code can only be written word by word.
     fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         self.write_code(at, bytes).map(|()| true)
     }
 
-    /// Sets counters, exactly two bytes each, in the order given.
+    /// Writes counters, exactly two bytes each, in the order given.
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault>;
 }
 
-/// A counter could not be written; those before it were.
+/// The error for a counter that could not be written; those before it were.
 #[derive(Debug)]
 pub(crate) struct CounterFault {
     /// How many counters were written.
     pub(crate) done: usize,
-    /// What the kernel said of the next.
+    /// The error for the next one.
     pub(crate) source: io::Error,
 }
 

@@ -57,11 +57,11 @@ impl Process {
     /// Opens `/proc/pid`, whether the process can be worked on or not.
     pub(crate) fn open(pid: i32) -> Result<Process> {
         refuse_foreign_proc()?;
-        Process::open_as(pid)
+        Process::open_unchecked(pid)
     }
 
     /// Opens `/proc/pid`, without a check that `pid` is its number for ptrace(2), too.
-    fn open_as(pid: i32) -> Result<Process> {
+    fn open_unchecked(pid: i32) -> Result<Process> {
         let gone = || Error::of_process(pid, ProcessError::NotFound);
         if pid <= 0 {
             return Err(gone());
@@ -89,7 +89,7 @@ impl Process {
             number.ok_or_else(|| io::Error::other("it names no process"))
         });
         let pid = number.map_err(|source| Error::of_file(&path, FileError::Open { source }))?;
-        Process::open_as(pid)
+        Process::open_unchecked(pid)
     }
 
     pub(crate) fn pid(&self) -> i32 {

@@ -1,4 +1,4 @@
-//! [`survey`]: which processes of the machine have OCaml probes.
+//! [`survey`]: finds the processes of this machine that have OCaml probes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ const MOST_THREADS: usize = 8;
 pub struct Survey {
     /// The processes with probes, by pid.
     pub processes: Vec<SurveyedProcess>,
-    /// Processes that could not be looked into: of other users, mostly.
+    /// Processes that we may not read: of other users, mostly.
     pub denied: Vec<i32>,
 }
 
@@ -47,8 +47,8 @@ pub struct SurveyedProcess {
     pub inconsistent: usize,
 }
 
-/// Looks for probes in all processes that we may look into, without stopping any. Each file is read
-/// once, however many processes run it.
+/// Looks for probes in all processes that we may read, without stopping any. Each file is read once,
+/// however many processes run it.
 ///
 /// # Errors
 ///
@@ -61,7 +61,7 @@ pub fn survey() -> Result<Survey> {
     let work = || {
         let mut found = Survey::default();
         while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match look(pid, &files) {
+            match read(pid, &files) {
                 Ok(process) => found.processes.extend(process),
                 Err(Denied) => found.denied.push(pid),
             }
@@ -89,10 +89,11 @@ pub fn survey() -> Result<Survey> {
     Ok(survey)
 }
 
-/// A process that we may not look into.
+/// The error for a process that we may not read.
 struct Denied;
 
-fn look(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied> {
+/// Returns the process if it has probes.
+fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied> {
     let opened = Target::open_among(pid, files.clone());
     let states = opened.and_then(|target| Ok((target.states()?, target)));
     let (states, target) = match states {
@@ -100,7 +101,7 @@ fn look(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied>
         Err(error) if error.denial().is_some() => {
             return Err(Denied);
         }
-        // Without probes, of the kernel, ended meanwhile.
+        // It has no probes, is a kernel thread, or has exited meanwhile.
         Err(_) => return Ok(None),
     };
     let Some(uid) = uid(pid) else {
@@ -121,7 +122,7 @@ fn look(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied>
     }))
 }
 
-/// `None` if it has ended.
+/// Returns the user of a process, unless it has exited.
 fn uid(pid: i32) -> Option<u32> {
     let process = Process::open(pid).ok()?;
     Some(process.status().ok()?.uid)

@@ -28,7 +28,7 @@ use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::fork;
 use crate::sys::signals::SignalsAtLaunch;
-use crate::sys::spawn::{self, ChildsEnds, TracedBy, TracersEnds};
+use crate::sys::spawn::{self, ChildPipes, TracedBy, TracerPipes};
 use crate::trace::at_exec::{self, AtExec, Untraced};
 use crate::trace::tracer::{Tracer, with_tracer};
 use crate::update::options::Options;
@@ -70,7 +70,7 @@ pub struct Starter {
     launch: Launch,
     file: Option<PathBuf>,
     signals: SignalsAtLaunch,
-    ends: ChildsEnds,
+    ends: ChildPipes,
     verdict: File,
     follower: i32,
 }
@@ -80,7 +80,7 @@ pub struct Starter {
 #[derive(Debug)]
 pub struct Follower {
     tracing: Arc<Tracing>,
-    ends: Option<TracersEnds>,
+    ends: Option<TracerPipes>,
 }
 
 /// What a follower and its tracer thread share.
@@ -134,7 +134,7 @@ impl Launch {
             }
         }
         let failed = |source| Error::of_program(&program, LaunchError::Exec { source });
-        let (childs, tracers) = spawn::ends().map_err(failed)?;
+        let (childs, tracers) = spawn::pipes().map_err(failed)?;
         let (reader, writer) = spawn::pipe().map_err(failed)?;
         // Before the fork, so that both processes hold them back.
         let signals = SignalsAtLaunch::new(self.attended);
@@ -210,7 +210,7 @@ impl Starter {
                 observed: None,
             }));
         }
-        let status = at_exec::end(&mut child);
+        let status = at_exec::kill_and_reap(&mut child);
         if sent == [FAILED] {
             return Ok(None);
         }
@@ -243,7 +243,7 @@ impl Follower {
 }
 
 impl Tracing {
-    fn follow(&self, tracer: &Tracer<'_>, ends: TracersEnds, end: &TracerEnd) -> Result<()> {
+    fn follow(&self, tracer: &Tracer<'_>, ends: TracerPipes, end: &TracerEnd) -> Result<()> {
         let pid = match at_exec::trace_to_exec(tracer, ends) {
             Ok(pid) => pid,
             Err(Untraced::Exited) => {

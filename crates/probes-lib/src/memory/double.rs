@@ -1,4 +1,4 @@
-//! Bytes of our own that stand for a process's, with writes that can be made to fail.
+//! [`SliceMemory`]: a test double for the memory of a process, with writes that can be made to fail.
 
 use std::io;
 use std::ops::Range;
@@ -6,18 +6,18 @@ use std::ops::Range;
 use super::{CounterFault, ReadMemory, WriteMemory};
 use crate::address::LiveAddr;
 
-/// What becomes of a write that goes wrong.
+/// How a write fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing is written, and an error says so.
+    /// Nothing is written, and an error is returned.
     Refused,
-    /// The first byte is written, and an error says that it failed.
+    /// The first byte is written, and an error is returned.
     Torn,
-    /// Nothing is written, and nobody says so.
+    /// Nothing is written, and no error is returned.
     Dropped,
-    /// Its last byte is written wrongly, and nobody says so.
+    /// The last byte is written wrongly, and no error is returned.
     Corrupted,
-    /// The process is gone.
+    /// The process has exited.
     Gone,
 }
 
@@ -28,11 +28,11 @@ impl Fault {
     pub(crate) const SILENT: [Fault; 2] = [Fault::Dropped, Fault::Corrupted];
 }
 
-/// Pieces of memory at their addresses. The writes whose numbers are in `fail`, counted from 0, go
-/// wrong; a counter is one write.
+/// Pieces of memory at their addresses. The writes whose numbers, counted from 0, are in `fail` fail; a
+/// counter is one write.
 #[derive(Clone, Debug)]
 pub(crate) struct SliceMemory {
-    /// Sorted, and apart from each other.
+    /// Sorted, and not adjacent.
     pieces: Vec<(u64, Vec<u8>)>,
     pub(crate) writes: usize,
     pub(crate) fail: Range<usize>,
@@ -67,7 +67,7 @@ impl SliceMemory {
         }
     }
 
-    /// The same, with the writes `fail` going wrong from now on.
+    /// Returns a copy whose writes `fail` fail, counted from now on.
     pub(crate) fn failing(&self, fail: Range<usize>, fault: Fault) -> SliceMemory {
         SliceMemory {
             writes: 0,
@@ -77,7 +77,7 @@ impl SliceMemory {
         }
     }
 
-    /// Changes bytes without counting it as a write.
+    /// Writes bytes without counting it as a write.
     pub(crate) fn poke(&mut self, at: LiveAddr, bytes: &[u8]) {
         let found = self.find(at, bytes.len()).expect("it is mapped");
         found.copy_from_slice(bytes);
@@ -89,7 +89,7 @@ impl SliceMemory {
         byte[0]
     }
 
-    /// Where they differ, for messages: a few addresses with both bytes.
+    /// Returns a few addresses where they differ, with both bytes, for messages.
     pub(crate) fn differences(&self, other: &SliceMemory) -> Vec<(LiveAddr, u8, u8)> {
         let pairs = self.pieces.iter().zip(&other.pieces);
         pairs

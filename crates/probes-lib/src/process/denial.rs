@@ -1,5 +1,5 @@
-//! Why the kernel said EPERM or EACCES: the checks of ptrace(2), "Ptrace access mode checking",
-//! gone through again with what /proc shows.
+//! Why the kernel returned EPERM or EACCES: repeats the checks of ptrace(2), "Ptrace access mode
+//! checking", with what /proc shows.
 
 use std::fs;
 use std::io;
@@ -18,16 +18,16 @@ pub(crate) const TRACER_NAME: &str = "probes-tracer";
 /// `CAP_SYS_PTRACE` of capability.h.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
 
-/// The error for an `operation` on a process that failed with `errno`.
+/// Returns the error for an `operation` on a process that failed with `errno`.
 pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Error {
     let pid = process.pid();
     match errno {
-        // What is left of it belongs to root, and has no memory to look into.
+        // Its files belong to root now, and it has no memory any more.
         Errno::EPERM | Errno::EACCES if process.has_exited() => {
             Error::of_process(pid, ProcessError::Exited)
         }
         Errno::EPERM | Errno::EACCES => match of_process(process, errno) {
-            // While it ended, this looked like another reason.
+            // It has exited meanwhile, which looked like another reason.
             _ if process.has_exited() => Error::of_process(pid, ProcessError::Exited),
             denial => Error::of_process(pid, ProcessError::Denied { operation, denial }),
         },
@@ -36,7 +36,7 @@ pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Er
     }
 }
 
-/// The error for an `operation` on a process that failed with `source`.
+/// The same for a failed call of the standard library.
 pub(crate) fn denied_or_exited(
     process: &Process,
     operation: Operation,
@@ -48,7 +48,7 @@ pub(crate) fn denied_or_exited(
     }
 }
 
-/// The error for an `operation` on a process of which `tracer` traces a thread.
+/// Returns the error for an `operation` on a process of which `tracer` traces a thread.
 pub(crate) fn traced(process: &Process, operation: Operation, tracer: i32) -> Error {
     Error::of_process(
         process.pid(),
@@ -59,7 +59,7 @@ pub(crate) fn traced(process: &Process, operation: Operation, tracer: i32) -> Er
     )
 }
 
-/// TracerPid is the id of a thread; people know the process.
+/// Returns the denial for a tracer: its process, as TracerPid is the id of a thread.
 fn by_tracer(tid: i32) -> Denial {
     let thread = Process::open(tid).ok();
     let status = thread.as_ref().and_then(|thread| thread.status().ok());
@@ -67,7 +67,7 @@ fn by_tracer(tid: i32) -> Denial {
     let name = name_of(tracer);
     match status {
         Some(status) if status.name != TRACER_NAME => Denial::Traced { tracer, name },
-        // One of ours, or one that has ended since: neither stays.
+        // One of ours, or one that has exited since: neither stays.
         Some(_) | None => Denial::BeingChanged { tracer, name },
     }
 }
@@ -83,7 +83,7 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
     }
     let privileged = ours.effective & CAP_SYS_PTRACE != 0;
     let initial = is_initial_user_namespace();
-    // Users and capabilities of another one are not what they seem.
+    // Ids and capabilities in another user namespace have another meaning.
     if !(privileged && initial) && is_in_other_user_namespace(process) {
         return Denial::UserNamespace;
     }
@@ -96,14 +96,15 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
         Some(scope) if scope == 3 || (scope > 0 && !privileged) => {
             unless_capable(Denial::Yama { scope }, &ours)
         }
-        // The files in /proc say EACCES whatever the reason, and to a tracer from outside they are open.
+        // The files in /proc fail with EACCES whatever the reason; from the initial namespace they can be
+        // opened.
         _ if errno == Errno::EACCES && !initial => Denial::UserNamespace,
         _ if errno == Errno::EACCES && privileged => Denial::Policy,
         _ => Denial::Unexplained,
     }
 }
 
-/// What keeps one user from another's processes.
+/// Returns the denial that follows from the credentials of both processes.
 fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<Denial> {
     if theirs.uid != geteuid().as_raw() {
         return Some(Denial::OtherUser {
@@ -122,21 +123,22 @@ fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<D
         .then_some(Denial::NotDumpable)
 }
 
-/// What the capability would overcome is also for want of it, where nobody can get it.
+/// Adds to a denial which CAP_SYS_PTRACE would overcome that no process here can have it.
 fn unless_capable(denial: Denial, ours: &Status) -> Denial {
     let is_overcome = !matches!(denial, Denial::Yama { scope: 3 });
-    match ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {
-        true => Denial::Incapable(Box::new(denial)),
-        false => denial,
+    if ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {
+        Denial::Incapable(Box::new(denial))
+    } else {
+        denial
     }
 }
 
-/// Why a child that is about to execute a program may not be traced.
+/// Returns why a child that is about to execute a program may not be traced.
 pub(crate) fn of_own_child(errno: Errno) -> Denial {
     let ours = own_status();
     match yama_scope() {
         _ if ptrace::is_filtered() => Denial::Seccomp,
-        // Who traces us may trace our children as well.
+        // Our tracer may trace our children as well.
         _ if ours.tracer != 0 => by_tracer(ours.tracer),
         Some(scope) if scope > 1 => unless_capable(Denial::Yama { scope }, &ours),
         _ if errno == Errno::EACCES => Denial::Policy,
@@ -149,16 +151,16 @@ fn own_status() -> Status {
     own.and_then(|own| own.status().ok()).unwrap_or_default()
 }
 
-/// Reading the link takes the same permission that we were denied. Everybody may read how ids are
-/// mapped, which nearly always differs.
+/// Returns whether the process is in another user namespace, by its maps of ids, which nearly always
+/// differ: reading the link of the namespace takes the permission that was denied.
 fn is_in_other_user_namespace(process: &Process) -> bool {
     let differ = |theirs: io::Result<Vec<u8>>, ours: io::Result<Vec<u8>>| matches!((theirs, ours), (Ok(theirs), Ok(ours)) if theirs != ours);
     differ(process.read("uid_map"), fs::read("/proc/self/uid_map"))
         || differ(process.read("gid_map"), fs::read("/proc/self/gid_map"))
 }
 
-/// Whether our capabilities are good for every process: in the first user namespace every id is
-/// mapped to itself.
+/// Returns whether we are in the initial user namespace, in which every id is mapped to itself, so that
+/// our capabilities count for every process.
 fn is_initial_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])

@@ -1,10 +1,11 @@
-//! [`Image`]: what a process has in memory at a time: its executable and other objects, where they
+//! [`Image`]: what a process has in memory at one time: its executable and other objects, where they
 //! are loaded, and which mappings hold their probes.
 
 use std::collections::HashSet;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::fcntl::OFlag;
@@ -13,15 +14,17 @@ use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
 use crate::error::{
-    ElfDefect, Error, ErrorKind, FileError, MemoryError, MemoryPart, Operation, ProbeError,
-    ProcessError, Result,
+    Error, ErrorKind, FileError, MemoryError, MemoryPart, Operation, ProbeError, ProcessError,
+    Result,
 };
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::load_bias;
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::object::{FileId, Object, UnreadableObject};
-use crate::process::objects::{self, Files, OtherObjects, without_deleted_mark};
+use crate::process::objects::{
+    self, Files, KnownFile, OtherObjects, has_no_probes, without_deleted_mark,
+};
 use crate::process::program::Program;
 
 const GIGABYTE: u64 = 1 << 30;
@@ -29,88 +32,54 @@ const GIGABYTE: u64 = 1 << 30;
 /// A program in the memory of a process.
 pub(crate) struct Image {
     pub(crate) program: Arc<Program>,
-    /// What the kernel told the program when it was executed: addresses at random among it, so that
-    /// no other execution is told the same.
+    /// The auxiliary vector, which the kernel passed to the program when it was executed: it has random
+    /// addresses, so that no two executions have the same.
     auxv: Vec<u8>,
     executable: FileId,
     files: Arc<Files>,
-    /// How files with code were mapped: as long as it stays the same, so do the objects.
+    /// The lines of the maps for files with code: while they stay the same, so do the objects.
     code: Vec<Vec<u8>>,
-    /// Where the loader had objects, if it was asked: in between, it maps them piece by piece.
+    /// The load biases that our own loader reports, for our own process: an object that it is just
+    /// mapping is not among them.
     loaded: Option<Vec<LoadBias>>,
 }
 
 impl Image {
-    /// Reads the objects of `process`, but for those that `files` knows, and finds where they are
-    /// loaded.
+    /// Reads the objects of `process`, except those that `files` knows, and finds where they are loaded.
     ///
     /// # Errors
     ///
     /// If none has probes, or the executable cannot be read.
     pub(crate) fn of(process: &Process, files: Arc<Files>) -> Result<Image> {
-        match Image::look(process, files)? {
+        match Image::read(process, files)? {
             (_, Some(error)) => Err(error),
             (image, None) => Ok(image),
         }
     }
 
-    /// As `of`, of a process that may have no probes yet.
+    /// The same for a process that may have no probes yet.
+    ///
+    /// # Errors
+    ///
+    /// If the executable cannot be read.
     pub(crate) fn even_without(process: &Process, files: Arc<Files>) -> Result<Image> {
-        Ok(Image::look(process, files)?.0)
+        Ok(Image::read(process, files)?.0)
     }
 
-    /// The image, and what is wrong if it has no probes.
-    fn look(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
+    /// Returns the image, and the error to report if it has no probes.
+    fn read(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
         let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
-        let auxv = process.read_program("auxv").map_err(denied)?;
-        // In the midst of an exec it is empty, and the new program not mapped yet.
-        if load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).is_none() {
-            let pid = process.pid();
-            return Err(Error::of_process(pid, ProcessError::Executed));
-        }
-        let exe = process.with_thread_folder(|folder| {
-            let exe = format!("{folder}/exe");
-            let path = process.read_link(&exe)?;
-            Ok(Some((path, process.open_file(&exe, OFlag::O_RDONLY)?)))
-        });
-        let (path, file) = exe.map_err(denied)?;
+        let auxv = read_auxv(process)?;
+        let (name, file) = open_executable(process).map_err(denied)?;
         let metadata = file.metadata().map_err(denied)?;
-        let name = path.clone();
-        let path = without_deleted_mark(path, metadata.nlink());
-        // OtherObjects may have some even if it has none.
-        let mut has_none = Error::of_file(
-            &path,
-            ProbeError::NoProbes {
-                build_id: None,
-                unreadable: Vec::new(),
-            },
-        );
-        let known = files.get((metadata.dev(), metadata.ino()), || {
-            let elf = ElfFile::read(file, path.clone())?;
-            match ProbeTable::of(&elf) {
-                Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
-                Err(error) if says_none(error.kind()) => {
-                    has_none = error;
-                    Ok(None)
-                }
-                Err(error) => Err(error),
-            }
-        })?;
+        let path = without_deleted_mark(name.clone(), metadata.nlink());
+        let (known, no_probes) = read_executable(file, &metadata, &path, &files)?;
         let maps = read_maps(process)?;
-        // What was read in between is of one program only if this is so.
-        if process.read_program("auxv").map_err(denied)? != auxv {
-            let pid = process.pid();
-            return Err(Error::of_process(pid, ProcessError::Executed));
+        // If it has executed another program meanwhile, these are of two programs.
+        if read_auxv(process)? != auxv {
+            return Err(Error::of_process(process.pid(), ProcessError::Executed));
         }
-        let inode = metadata.ino();
-        // The same inode may be another file's on another device.
-        let named = |mapping: &&Mapping| {
-            mapping.inode == inode && mapping.path() == name.as_os_str().as_encoded_bytes()
-        };
-        let executable = FileId {
-            device: maps.iter().find(named).map(|mapping| mapping.device),
-            inode,
-        };
+        let executable = id_of_executable(&name, metadata.ino(), &maps);
         let OtherObjects {
             objects: others,
             unreadable,
@@ -126,9 +95,10 @@ impl Image {
         }
         objects.extend(others);
         let program = Program::of(path, objects);
-        let (program, none) = match program.objects().is_empty() {
-            true => (program, Some(none_but(unreadable, has_none))),
-            false => (program.beside(unreadable), None),
+        let (program, error) = if program.objects().is_empty() {
+            (program, Some(error_without_probes(unreadable, no_probes)))
+        } else {
+            (program.beside(unreadable), None)
         };
         let image = Image {
             program: Arc::new(program),
@@ -138,11 +108,11 @@ impl Image {
             code: code(&maps),
             loaded: None,
         };
-        Ok((image, none))
+        Ok((image, error))
     }
 
-    /// The image as it is now, if objects have been loaded or unloaded since. Where it is known which
-    /// are `loaded`, it has no others.
+    /// Returns the image as it is now, if objects have been loaded or unloaded since. If the load biases
+    /// of the `loaded` objects are known, it has no others.
     pub(crate) fn renewed(
         &self,
         process: &Process,
@@ -173,7 +143,7 @@ impl Image {
         })
     }
 
-    /// The same as far as some of the objects go.
+    /// Returns the image with only these of its objects.
     pub(crate) fn only(&self, objects: Vec<Object>) -> Image {
         Image {
             program: Arc::new(Program::of(self.program.path().to_owned(), objects)),
@@ -185,22 +155,22 @@ impl Image {
         }
     }
 
-    /// Whether the objects are still those, where they were.
+    /// Returns whether the same objects are still loaded at the same places.
     pub(crate) fn is_as_in(&self, maps: &[Mapping]) -> bool {
         code(maps) == self.code
     }
 
-    /// Whether the process has executed another program, or this one anew, since.
+    /// Returns whether the process has executed another program, or this one again, since.
     pub(crate) fn is_replaced(&self, process: &Process) -> bool {
         let auxv = process.read_program("auxv");
         auxv.is_ok_and(|auxv| auxv != self.auxv)
     }
 
-    /// The mappings that hold these ranges, in each page of which there is something to be changed.
+    /// Returns the mappings that hold these ranges, each page of which is to be changed.
     ///
     /// # Errors
     ///
-    /// If something is not mapped, or not in a way in which it could be changed.
+    /// If a range is not mapped, or is in memory that must not be changed.
     pub(crate) fn mappings(
         &self,
         process: &Process,
@@ -210,7 +180,7 @@ impl Image {
         let maps = read_maps(process)?;
         let mut found: Vec<&Mapping> = Vec::new();
         for (address, len, part) in ranges {
-            // There is something in each of its pages, so its mappings follow on each other.
+            // Each of its pages is mapped, so its mappings are adjacent.
             let mut at = address;
             while at.0 < address.0.saturating_add(len) {
                 let mapping = maps::find(&maps, at, 1).ok_or_else(|| {
@@ -241,7 +211,7 @@ impl Image {
         Ok(found.into_iter().cloned().collect())
     }
 
-    /// Whether there may be something else at this address at any time.
+    /// Returns whether another object may be mapped at this address at any time.
     pub(crate) fn is_unloadable(&self, address: LiveAddr) -> bool {
         let object = self.program.object_at(address);
         object.is_none_or(|object| self.program.can_unload(object))
@@ -252,8 +222,9 @@ impl Image {
         object.map_or(self.program.path(), Object::path).to_owned()
     }
 
-    /// Only memory that is not a file's any more can lie on huge pages of 1 GiB: some programs
-    /// move their text there. Telling the size of its pages walks them all, so we ask for no other.
+    /// Checks that these mappings are not on huge pages of 1 GiB. Only code that is not mapped from its
+    /// file can be: some programs move their text there. For the page size of a mapping, the kernel walks
+    /// all its pages, so no other mapping is checked.
     fn refuse_gigatext(&self, process: &Process, mappings: &[&Mapping]) -> Result<()> {
         let objects = self.program.objects();
         let of_file = |mapping: &Mapping| objects.iter().any(|object| object.is_mapped(mapping));
@@ -274,18 +245,75 @@ impl Image {
     }
 }
 
-/// Whether the file could be read, and says that it has no probes.
-fn says_none(kind: &ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::Probe(ProbeError::NoProbes { .. })
-            | ErrorKind::File(FileError::Elf(ElfDefect::NoSectionHeaders))
-    )
+/// Reads the auxiliary vector.
+///
+/// # Errors
+///
+/// If the process is just executing a program: the vector is empty then, and the program not mapped yet.
+fn read_auxv(process: &Process) -> Result<Vec<u8>> {
+    let auxv = process
+        .read_program("auxv")
+        .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))?;
+    if load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).is_none() {
+        return Err(Error::of_process(process.pid(), ProcessError::Executed));
+    }
+    Ok(auxv)
 }
 
-/// The error of a process in which no probe was found, beside what could not be looked into.
-fn none_but(mut unreadable: Vec<UnreadableObject>, mut has_none: Error) -> Error {
-    // Only files that have notes of probes have damaged ones.
+/// Opens the executable; returns its path as the kernel names it, too.
+fn open_executable(process: &Process) -> io::Result<(PathBuf, File)> {
+    process.with_thread_folder(|folder| {
+        let exe = format!("{folder}/exe");
+        let path = process.read_link(&exe)?;
+        Ok(Some((path, process.open_file(&exe, OFlag::O_RDONLY)?)))
+    })
+}
+
+/// Reads the probes of the executable, unless `files` knows them; returns the error to report if no
+/// object has any, too.
+fn read_executable(
+    file: File,
+    metadata: &Metadata,
+    path: &Path,
+    files: &Files,
+) -> Result<(Option<KnownFile>, Error)> {
+    let mut no_probes = Error::of_file(
+        path,
+        ProbeError::NoProbes {
+            build_id: None,
+            unreadable: Vec::new(),
+        },
+    );
+    let known = files.get((metadata.dev(), metadata.ino()), || {
+        let elf = ElfFile::read(file, path.to_owned())?;
+        match ProbeTable::of(&elf) {
+            Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
+            Err(error) if has_no_probes(error.kind()) => {
+                no_probes = error;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    })?;
+    Ok((known, no_probes))
+}
+
+/// Returns what distinguishes the mappings of the executable. Its inode number may be that of another
+/// file on another device.
+fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> FileId {
+    let is_it = |mapping: &&Mapping| {
+        mapping.inode == inode && mapping.path() == name.as_os_str().as_encoded_bytes()
+    };
+    FileId {
+        device: maps.iter().find(is_it).map(|mapping| mapping.device),
+        inode,
+    }
+}
+
+/// Returns the error for a process in which no probe was found, in view of the files that could not be
+/// read.
+fn error_without_probes(mut unreadable: Vec<UnreadableObject>, mut no_probes: Error) -> Error {
+    // Only a file that has notes of probes can have damaged ones.
     let damaged = unreadable.iter().position(|one| {
         matches!(
             one.why.kind(),
@@ -298,11 +326,11 @@ fn none_but(mut unreadable: Vec<UnreadableObject>, mut has_none: Error) -> Error
     }
     if let ErrorKind::Probe(ProbeError::NoProbes {
         unreadable: files, ..
-    }) = has_none.kind_mut()
+    }) = no_probes.kind_mut()
     {
         files.extend(unreadable.into_iter().map(|one| one.path));
     }
-    has_none
+    no_probes
 }
 
 fn bias_of_executable(
@@ -330,7 +358,7 @@ fn bias_of_executable(
     })
 }
 
-/// The lines of `maps` that tell of files with code.
+/// Returns the lines of `maps` for files with code.
 fn code(maps: &[Mapping]) -> Vec<Vec<u8>> {
     let file = |mapping: &Mapping| (mapping.device, mapping.inode);
     let is_code = |mapping: &&Mapping| mapping.executable && mapping.inode != 0;

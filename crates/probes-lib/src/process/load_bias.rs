@@ -1,4 +1,4 @@
-//! Where an object is loaded: the cases of load bias, as a pure function.
+//! Where an object is loaded: the cases of load bias, as pure functions.
 //!
 //! ```text
 //! ET_EXEC     file   0x400000 ├─ text ─┤        bias 0: the linker's addresses are final
@@ -30,11 +30,10 @@ pub(crate) const AT_PHNUM: u64 = 5;
 /// `AT_BASE`: "The base address of the program interpreter (usually, the dynamic linker)."
 pub(crate) const AT_BASE: u64 = 7;
 
-/// The bias of a process's executable.
+/// Returns the bias of a process's executable.
 ///
-/// `is_file` tells the mappings of the executable's own file from others. The auxiliary vector is
-/// believed only where the maps agree, or where the file is not mapped at all any more (its text
-/// was moved to huge pages).
+/// `is_file` returns whether a mapping is of the executable's file. The auxiliary vector counts only if
+/// the maps agree with it, or if the file is not mapped any more (its text was moved to huge pages).
 pub(crate) fn of_executable(
     linking: Linking,
     entry: FileAddr,
@@ -58,11 +57,12 @@ pub(crate) fn of_executable(
     }
 }
 
-/// The biases of an object that is not the executable: one for each place where its file is loaded.
+/// Returns the biases of an object that is not the executable: one for each place where its file is
+/// loaded.
 ///
-/// Its first segment is the one that `dlopen` maps first; that it is the object, and not a file that
-/// somebody has mapped to read it, is told by its code and data, which have to be where they belong:
-/// `dlopen` maps the whole file as it is, and then one segment after the other over it.
+/// Each mapping of its first segment is a candidate. The object is loaded there, and not merely mapped
+/// to be read, if its code and data are where they belong: `dlopen` maps the whole file as it is, and
+/// then one segment after the other over it.
 pub(crate) fn of_object(
     segments: &[Segment],
     maps: &[Mapping],
@@ -84,8 +84,8 @@ pub(crate) fn of_object(
     biases.into_iter()
 }
 
-/// Whether the end of what a segment has of the file is mapped where the bias puts it. The beginning of
-/// data is made read-only later (RELRO), and may be in a mapping of its own.
+/// Returns whether the end of a segment's part of the file is mapped where the bias puts it. The
+/// beginning of data is made read-only later (RELRO), and may be in a mapping of its own.
 fn is_in_place(
     segment: &Segment,
     bias: LoadBias,
@@ -103,7 +103,7 @@ fn is_in_place(
     })
 }
 
-/// The bias that puts one of the segments where the mapping has its part of the file.
+/// Returns the bias with which the mapping shows one of the segments.
 pub(crate) fn of_mapping(segments: &[Segment], mapping: &Mapping) -> Option<LoadBias> {
     let segment = segments
         .iter()
@@ -117,7 +117,7 @@ fn page_start(address: u64) -> u64 {
     address & !(PAGE - 1)
 }
 
-/// The value of `key` in an auxiliary vector, pairs of 64-bit words.
+/// Returns the value of `key` in an auxiliary vector, which consists of pairs of 64-bit words.
 pub(crate) fn auxv_value(auxv: &[u8], key: u64) -> Option<u64> {
     auxv.chunks_exact(16).find_map(|pair| {
         let (found, value) = pair.split_first_chunk()?;
@@ -203,7 +203,7 @@ mod tests {
 5637d2a12000-5637d2a5d000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
 5637d2a5d000-5637d2aa0000 r--p 0005d000 fe:01 4711   /srv/server.exe\n";
         assert_eq!(biases(half), []);
-        // Somebody reads the file.
+        // The file is mapped to be read.
         let read = b"5637d2a00000-5637d2aa0000 r--p 00000000 fe:01 4711   /srv/server.exe\n";
         assert_eq!(biases(read), []);
         // Twice, the second time with the beginning of its data made read-only.

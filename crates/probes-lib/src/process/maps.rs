@@ -20,7 +20,7 @@ pub(crate) struct Mapping {
     pub(crate) offset: u64,
     /// The device as written, `major:minor` in hex.
     pub(crate) device: (u32, u32),
-    /// 0 for memory that comes from no file.
+    /// 0 for memory that is not mapped from a file.
     pub(crate) inode: u64,
     /// The line itself: if it is still there, nothing about the mapping has changed.
     pub(crate) line: Vec<u8>,
@@ -47,13 +47,13 @@ impl Mapping {
             .is_some_and(|access| access.get(1) == Some(&b'w'))
     }
 
-    /// Whether it can be read and executed, not written, and is not shared.
+    /// Returns whether it can be read and executed, not written, and is not shared.
     pub(crate) fn is_plain_code(&self) -> bool {
         let mut fields = self.line.splitn(3, |&byte| byte == b' ');
         fields.nth(1) == Some(b"r-xp")
     }
 
-    /// The name of the file, or of another kind of memory; newlines in it are escaped.
+    /// Returns the path of the file, or the name of another kind of memory, with newlines escaped.
     pub(crate) fn path(&self) -> &[u8] {
         let mut fields = self.line.splitn(6, |&byte| byte == b' ');
         fields.nth(5).unwrap_or_default().trim_ascii_start()
@@ -80,7 +80,7 @@ impl Mapping {
     }
 }
 
-/// All mappings, in order of address; lines that cannot be read are passed over.
+/// Parses the lines of a process's maps, which are in order of address; skips invalid ones.
 pub(crate) fn parse(maps: &[u8]) -> Vec<Mapping> {
     maps.split(|&byte| byte == b'\n')
         .filter_map(Mapping::parse)
@@ -112,7 +112,7 @@ pub(crate) fn find(mappings: &[Mapping], address: LiveAddr, len: u64) -> Option<
     mapping.contains(address, len).then_some(mapping)
 }
 
-/// The page size in bytes of the mapping that begins at `start`, from `/proc/PID/smaps`.
+/// Returns the page size in bytes of the mapping that begins at `start`, from `/proc/PID/smaps`.
 pub(crate) fn page_size(smaps: &[u8], start: LiveAddr) -> Option<u64> {
     let mut lines = smaps.split(|&byte| byte == b'\n');
     lines.find(|line| Mapping::parse(line).is_some_and(|mapping| mapping.start == start))?;

@@ -1,5 +1,5 @@
 //! [`Object`]: an ELF object (executable, shared object, plugin) in the memory of a process: its
-//! probes, and where it is loaded. [`UnreadableObject`]: one of which that cannot be told.
+//! probes, and where it is loaded. [`UnreadableObject`]: one whose file could not be read.
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ pub struct Object {
     /// Shared between the places where one file is loaded.
     pub(crate) table: Arc<ProbeTable>,
     pub(crate) bias: LoadBias,
-    /// For what is read from it later.
+    /// The file, from which more may be read later.
     pub(crate) elf: Arc<ElfFile>,
-    /// Tells the mappings of the file from others.
+    /// Identifies the mappings of the file.
     pub(crate) file: FileId,
 }
 
-/// A file that is mapped into a process with code in it, and could not be looked into. It may have
-/// probes that we do not know of.
+/// A file that is mapped into a process with code in it, and could not be read. It may have probes that
+/// are not known.
 #[derive(Clone, Debug)]
 pub struct UnreadableObject {
     /// The file, as the kernel names it.
@@ -34,16 +34,17 @@ pub struct UnreadableObject {
     pub why: Arc<Error>,
 }
 
-/// A file, as the maps of a process tell one from the other.
+/// What identifies a file in the maps of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
-    /// Major and minor number, as the maps have them: on some file systems (btrfs, overlayfs) stat(2)
-    /// says another. `None` if only stat was asked.
+    /// Major and minor number in the maps: on some file systems (btrfs, overlayfs), stat(2) returns
+    /// others. `None` if only those are known.
     pub(crate) device: Option<(u32, u32)>,
     pub(crate) inode: u64,
 }
 
 impl FileId {
+    /// Returns whether the mapping is of this file.
     pub(crate) fn is_of(self, mapping: &Mapping) -> bool {
         let same_device = self.device.is_none_or(|device| device == mapping.device);
         same_device && self.inode == mapping.inode
@@ -61,7 +62,7 @@ impl Object {
         &self.table
     }
 
-    /// What is added to the file's addresses to get the process's.
+    /// What is added to an address in the file to get the address in the process.
     pub fn load_bias(&self) -> LoadBias {
         self.bias
     }
@@ -77,19 +78,19 @@ impl Object {
         SourceMap::open(Path::new(&own), self.table.path())
     }
 
-    /// Where its first segment is.
+    /// Returns the address of its first segment.
     pub(crate) fn start(&self) -> LiveAddr {
         let segments = self.table.segments().iter();
         let first = segments.map(|segment| segment.start).min();
         self.bias.live(first.unwrap_or(FileAddr(0)))
     }
 
-    /// Whether both are the same file in the same place.
+    /// Returns whether both are the same file at the same place.
     pub(crate) fn is_same(&self, other: &Object) -> bool {
         (self.file, self.bias) == (other.file, other.bias)
     }
 
-    /// Whether the mapping is of this object's file.
+    /// Returns whether the mapping is of this object's file.
     pub(crate) fn is_mapped(&self, mapping: &Mapping) -> bool {
         self.file.is_of(mapping)
     }

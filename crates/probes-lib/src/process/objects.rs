@@ -1,5 +1,5 @@
-//! Finds the objects of a process: every file that is mapped with code in it, opened and made sure
-//! to be the one that is mapped.
+//! Finds the objects of a process: every file that is mapped with code in it, opened and checked to be
+//! the one that is mapped.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ use nix::sys::stat::{major, makedev, minor};
 use crate::address::PAGE;
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
-use crate::error::{Error, ErrorKind, FileError, ProbeError, Result};
+use crate::error::{ElfDefect, Error, ErrorKind, FileError, ProbeError, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::load_bias;
@@ -27,23 +27,23 @@ use crate::process::object::{FileId, Object, UnreadableObject};
 /// A file with probes, read.
 pub(crate) type KnownFile = (Arc<ElfFile>, Arc<ProbeTable>);
 
-/// What is known of a file: nothing yet, or its probes; `None` if it has none.
+/// What is known of a file: nothing yet, or its probes; the inner `None` if it has none.
 type CacheEntry = Arc<Mutex<Option<Option<KnownFile>>>>;
 
-/// What is known of files, by device and inode, so that each is read once, however many processes
-/// have it.
+/// The files that have been read, by device and inode, so that each is read once, however many
+/// processes map it.
 #[derive(Default)]
 pub(crate) struct Files(Mutex<HashMap<(u64, u64), CacheEntry>>);
 
 impl Files {
-    /// The file of that device and inode, by `read` if nobody has read it yet.
+    /// Returns the file of that device and inode; calls `read` if it has not been read yet.
     pub(crate) fn get(
         &self,
         file: (u64, u64),
         read: impl FnOnce() -> Result<Option<KnownFile>>,
     ) -> Result<Option<KnownFile>> {
         let entry = lock(&self.0).entry(file).or_default().clone();
-        // Who wants the same file waits for it, and who wants another one does not.
+        // Other threads wait here for this file only.
         let mut entry = lock(&entry);
         if let Some(known) = &*entry {
             return Ok(known.clone());
@@ -58,14 +58,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What was found beside the executable.
+/// The objects of a process beside its executable.
 #[derive(Default)]
 pub(crate) struct OtherObjects {
     pub(crate) objects: Vec<Object>,
     pub(crate) unreadable: Vec<UnreadableObject>,
 }
 
-/// Finds the objects with probes among `maps` that are not the `executable`.
+/// Returns the objects with probes in `maps` except the `executable`.
 pub(crate) fn others(
     process: &Process,
     maps: &[Mapping],
@@ -120,7 +120,7 @@ pub(crate) fn elf_of(process: &Process, maps: &[Mapping], mapping: &Mapping) -> 
 fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<KnownFile>> {
     let (file, metadata) = match open(process, maps, mapping) {
         Ok(opened) => opened,
-        // Code that a program has made, or that is not mapped any more.
+        // Code that a program has generated, or that is not mapped any more.
         Err(_) if !is_elf(process, maps, mapping) => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -130,7 +130,7 @@ fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option
     let path = without_deleted_mark(mapped_path(mapping), metadata.nlink());
     let elf = match ElfFile::read(file, path) {
         Ok(elf) => elf,
-        // Code that a program has written to a file and mapped from there.
+        // Code that a program has generated, written to a file and mapped from there.
         Err(error) if is_no_object(error.kind()) => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -141,22 +141,27 @@ fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option
     }
 }
 
-fn is_no_object(kind: &ErrorKind) -> bool {
-    use crate::error::ElfDefect::{NoSectionHeaders, NotElf};
+/// Returns whether the error says that an ELF file has no probes.
+pub(crate) fn has_no_probes(kind: &ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::Probe(ProbeError::NoProbes { .. })
-            | ErrorKind::File(FileError::Elf(NotElf | NoSectionHeaders))
+            | ErrorKind::File(FileError::Elf(ElfDefect::NoSectionHeaders))
     )
 }
 
-/// Opens the file that is mapped there.
+/// Returns whether the error says that a file is no ELF file or has no probes.
+fn is_no_object(kind: &ErrorKind) -> bool {
+    has_no_probes(kind) || matches!(kind, ErrorKind::File(FileError::Elf(ElfDefect::NotElf)))
+}
+
+/// Opens the file of a mapping.
 fn open(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<(File, Metadata)> {
     let is_it = |file: &File| is_mapped(process, maps, mapping, file);
     let path = mapped_path(mapping);
-    // By its name, which may be another file's by now.
+    // By its path, which may lead to another file by now.
     let file = process.open_mapped(&path, is_it).or_else(|error| {
-        // The kernel's own link takes a privilege, and finds deleted files and others without a name.
+        // The kernel's own link takes a privilege, and finds files without a name, such as deleted ones.
         let range = format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0);
         let linked = process.open_file(&range, OFlag::O_RDONLY | OFlag::O_NONBLOCK);
         let found = linked.ok().or_else(|| process.open_held(is_it));
@@ -175,7 +180,7 @@ fn open(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<(File,
     }
 }
 
-/// Whether the file is the one that is mapped there.
+/// Returns whether a file is that of a mapping.
 fn is_mapped(
     process: &Process,
     maps: &[Mapping],
@@ -190,8 +195,8 @@ fn is_mapped(
     if (major(device) as u32, minor(device) as u32) == mapping.device {
         return Ok(true);
     }
-    // On some file systems (btrfs, overlayfs) both name different devices for one file. Its first
-    // page has the headers, and nearly always the build-id; nobody writes there.
+    // On some file systems (btrfs, overlayfs) stat(2) and the maps have different devices for one file.
+    // Its first page has the headers, nearly always with the build-id, and is never written to.
     let mut in_memory = vec![0; PAGE as usize];
     if !read_first(process, maps, mapping, &mut in_memory)? {
         return Ok(false);
@@ -201,14 +206,14 @@ fn is_mapped(
     Ok(in_memory.starts_with(&in_file))
 }
 
-/// Whether what is mapped begins as ELF files do, as far as can be told.
+/// Returns whether the file of a mapping may be an ELF file, by its first bytes if they are mapped.
 fn is_elf(process: &Process, maps: &[Mapping], mapping: &Mapping) -> bool {
     let mut magic = [0; 4];
     let found = read_first(process, maps, mapping, &mut magic);
     found.is_ok_and(|is_mapped| !is_mapped || magic == *b"\x7fELF")
 }
 
-/// Reads what is in memory of the beginning of the file that is mapped there; whether it is mapped.
+/// Reads the beginning of a mapping's file from memory; returns whether it is mapped.
 fn read_first(
     process: &Process,
     maps: &[Mapping],
@@ -224,7 +229,7 @@ fn read_first(
     Ok(true)
 }
 
-/// The name of the file, as the maps have it.
+/// Returns the path of a mapping's file.
 fn mapped_path(mapping: &Mapping) -> PathBuf {
     let path = mapping.path();
     // proc(5): "Except for newline, which is represented as an octal escape sequence".
@@ -239,7 +244,7 @@ fn mapped_path(mapping: &Mapping) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(name))
 }
 
-/// The name of a file that may have none any more.
+/// Returns a path without the kernel's mark if the file has no links.
 pub(crate) fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
     match without_mark(&path) {
         Some(name) if links == 0 => name.into(),
@@ -247,7 +252,7 @@ pub(crate) fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
     }
 }
 
-/// The kernel appends " (deleted)" to the name of a file that has no name any more.
+/// Removes the mark " (deleted)" that the kernel appends to the path of a file that has been deleted.
 fn without_mark(path: &Path) -> Option<&OsStr> {
     let name = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
     name.map(OsStr::from_bytes)

@@ -20,7 +20,7 @@ use crate::sys::loaded::{loaded, while_nothing_is_unloaded};
 /// How long a process may keep executing new programs before opening it fails.
 const EXECUTING: Duration = Duration::from_secs(1);
 
-/// How long to wait before looking again whether a process has executed its program.
+/// How long to wait before checking again whether a process has executed its program.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A process that has been opened.
@@ -116,7 +116,7 @@ impl OpenedProcess {
         &self.program
     }
 
-    /// Whether this is the current process.
+    /// Returns whether this is the current process.
     pub(crate) fn is_own(&self) -> bool {
         self.own.is_some()
     }
@@ -169,7 +169,7 @@ impl OpenedProcess {
         }
     }
 
-    /// Whether an error is because an object was unloaded, which may have been loaded again since.
+    /// Returns whether an error is because an object was unloaded, which may have been loaded again since.
     pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::Memory(MemoryError::NotMapped { object, .. }) => *object != self.program,
@@ -182,7 +182,7 @@ impl OpenedProcess {
         }
     }
 
-    /// Whether an error is because the process has executed a new program.
+    /// Returns whether an error is because the process has executed a new program.
     pub(crate) fn has_executed(&self, error: &Error) -> bool {
         error.is_executed() || self.image().is_replaced(&self.process)
     }

@@ -1,8 +1,8 @@
-//! [`UnwrittenPages`]: which of a process's pages of code are still those of its file. Of them nothing
-//! has to be read, and the process does not have to get them for our sake.
+//! [`UnwrittenPages`]: which of a process's pages of code have the contents of its file. They need not
+//! be read, which would make the kernel map them into the process.
 //!
 //! Writing to a page of a private mapping gives the process a copy of its own, which the kernel
-//! counts as anonymous memory; `/proc/PID/pagemap` tells these from pages of the file.
+//! counts as anonymous memory; `/proc/PID/pagemap` distinguishes it from a page of the file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,14 +21,14 @@ const OF_FILE: u64 = 1 << 61;
 const SWAPPED: u64 = 1 << 62;
 const PRESENT: u64 = 1 << 63;
 
-/// The mappings of a process that show the code of its file as it is, where nobody has written.
+/// The mappings of a process that show the code of its files where no page has been written to.
 pub(crate) struct UnwrittenPages {
     pagemap: File,
     mappings: Vec<Mapping>,
 }
 
 impl UnwrittenPages {
-    /// `None` if the kernel does not tell: then everything has to be read.
+    /// Opens the pagemap; returns `None` if it cannot be opened, so that everything has to be read.
     pub(crate) fn of(
         process: &Process,
         objects: &[Object],
@@ -51,7 +51,7 @@ impl UnwrittenPages {
         })
     }
 
-    /// Whether nobody has written to the pages of these bytes.
+    /// Returns whether the pages of these bytes have not been written to.
     pub(crate) fn holds(&self, start: LiveAddr, len: u64) -> bool {
         if maps::find(&self.mappings, start, len).is_none() {
             return false;
@@ -66,7 +66,7 @@ impl UnwrittenPages {
     }
 }
 
-/// Whether this is the entry of a page that the process has not got a copy of.
+/// Returns whether this is the entry of a page of which the process has no copy.
 fn is_the_files(entry: [u8; 8]) -> bool {
     let bits = u64::from_le_bytes(entry);
     bits & SWAPPED == 0 && (bits & PRESENT == 0 || bits & OF_FILE != 0)
@@ -114,7 +114,7 @@ mod tests {
                 let pages = page(site)..=page(site.plus(5));
                 assert_eq!(unwritten.holds(site, 6), !pages.contains(&page(written)));
             }
-            // Beside the code of the program nothing is known to be a file's.
+            // Only the code of the program is known to be the file's.
             assert!(!unwritten.holds(LiveAddr(0), 6));
             assert!(!unwritten.holds(LiveAddr(u64::MAX - 2), 6));
         }

@@ -1,7 +1,7 @@
 //! [`Program`]: the probes of all objects of a process under their names, each site and semaphore
 //! with an index of its own. Pure.
 //!
-//! A name may stand in several objects: it is one probe, all of whose sites and counters are
+//! If several objects have probes of one name, they are one probe, all of whose sites and counters are
 //! switched together.
 
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(crate) struct Program {
     /// The executable.
     path: PathBuf,
     objects: Vec<Object>,
-    /// Files that may have probes, too.
+    /// Files that could not be read and may have probes, too.
     unreadable: Vec<UnreadableObject>,
     /// For each name its run of `parts`; sorted by name.
     names: Vec<Range<usize>>,
@@ -66,7 +66,7 @@ impl Program {
         }
     }
 
-    /// The same, beside files that could not be looked into.
+    /// Returns the program with the files that could not be read.
     pub(crate) fn beside(self, unreadable: Vec<UnreadableObject>) -> Program {
         Program { unreadable, ..self }
     }
@@ -80,7 +80,7 @@ impl Program {
         &self.path
     }
 
-    /// A program of one object, whose file is not mapped by anybody: to choose among its probes.
+    /// Returns a program of one object that is not loaded anywhere: to choose among its probes.
     pub(crate) fn alone(elf: ElfFile, table: Arc<ProbeTable>, bias: LoadBias) -> Program {
         let path = table.path().to_owned();
         let object = Object {
@@ -95,8 +95,7 @@ impl Program {
         Program::of(path, vec![object])
     }
 
-    /// Whether there may be something else in the place of an object at any time: all but the
-    /// executable can be unloaded.
+    /// Returns whether an object can be unloaded at any time: all but the executable can.
     pub(crate) fn can_unload(&self, object: &Object) -> bool {
         object.path() != self.path
     }
@@ -110,7 +109,7 @@ impl Program {
         (0..self.names.len()).map(|id| self.by_id(id))
     }
 
-    /// The probe of that name.
+    /// Returns the probe of that name.
     pub(crate) fn probe(&self, name: &str) -> Option<Member<'_>> {
         let id = self
             .names
@@ -149,7 +148,7 @@ impl Program {
         })
     }
 
-    /// The site of an index.
+    /// Returns the site with this index.
     pub(crate) fn site(&self, index: usize) -> LiveSite<'_> {
         let number = number_of(&self.sites, index);
         let object = &self.objects[number];
@@ -159,7 +158,7 @@ impl Program {
         }
     }
 
-    /// Where the counter of an index is.
+    /// Returns the address of the counter with this index.
     pub(crate) fn counter(&self, index: usize) -> LiveAddr {
         let number = number_of(&self.semaphores, index);
         let object = &self.objects[number];
@@ -167,7 +166,7 @@ impl Program {
         object.bias.live(semaphore.counter())
     }
 
-    /// The object whose segments hold this address of the process.
+    /// Returns the object whose segments hold this address of the process.
     pub(crate) fn object_at(&self, address: LiveAddr) -> Option<&Object> {
         self.objects.iter().find(|object| {
             let address = object.bias.file(address);
@@ -177,7 +176,7 @@ impl Program {
     }
 }
 
-/// Running sums: where each run starts, and where the last ends.
+/// Returns running sums: where each run starts, and where the last ends.
 fn starts(lens: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut next = 0;
     let mut starts = vec![0];
@@ -188,7 +187,7 @@ fn starts(lens: impl Iterator<Item = usize>) -> Vec<usize> {
     starts
 }
 
-/// Which of the runs an index is in.
+/// Returns the number of the run that an index is in.
 fn number_of(starts: &[usize], index: usize) -> usize {
     match starts {
         [_, _] => 0,
@@ -214,10 +213,10 @@ pub(crate) struct Part<'p> {
     pub(crate) semaphores: Range<usize>,
 }
 
-/// Where a site is. There are many of these, and they are sorted.
+/// A site's address, with its indices. Small, as there are many, which are sorted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlacedSite {
-    /// Of its nop.
+    /// The address of its nop.
     pub(crate) address: LiveAddr,
     index: u32,
     object: u32,
@@ -280,7 +279,7 @@ impl<'p> Member<'p> {
 }
 
 impl LiveSite<'_> {
-    /// Where its nop is in the process.
+    /// Returns the address of its nop in the process.
     pub(crate) fn address(&self) -> LiveAddr {
         self.object.bias.live(self.site.address())
     }

@@ -21,16 +21,16 @@ use nix::unistd::pipe2;
 use crate::sys::can_fail;
 use crate::sys::signals::InheritedSignals;
 
-/// The child's ends of the pipes between it and its tracer.
+/// The child's ends of the pipes to and from its tracer.
 #[derive(Debug)]
-pub(crate) struct ChildsEnds {
+pub(crate) struct ChildPipes {
     pid: File,
     go: File,
 }
 
-/// The tracer's ends of the pipes between it and the child.
+/// The tracer's ends of the pipes from and to the child.
 #[derive(Debug)]
-pub(crate) struct TracersEnds {
+pub(crate) struct TracerPipes {
     pid: File,
     go: File,
 }
@@ -44,7 +44,7 @@ pub(crate) enum TracedBy {
     Other { pid: i32 },
 }
 
-impl TracersEnds {
+impl TracerPipes {
     /// Returns the tracer, if it is a thread of this process.
     pub(crate) fn of_same_process(&self) -> TracedBy {
         TracedBy::SameProcess(self.go.as_raw_fd())
@@ -72,14 +72,14 @@ impl TracersEnds {
 }
 
 /// Makes the pipes between a child and its tracer.
-pub(crate) fn ends() -> io::Result<(ChildsEnds, TracersEnds)> {
+pub(crate) fn pipes() -> io::Result<(ChildPipes, TracerPipes)> {
     let (pid_reader, pid_writer) = pipe()?;
     let (go_reader, go_writer) = pipe()?;
-    let childs = ChildsEnds {
+    let childs = ChildPipes {
         pid: pid_writer,
         go: go_reader,
     };
-    let tracers = TracersEnds {
+    let tracers = TracerPipes {
         pid: pid_reader,
         go: go_writer,
     };
@@ -108,11 +108,11 @@ pub(crate) fn inherit(command: &mut Command, descriptor: RawFd) {
 /// Starts `command`, whose child waits for its tracer before its execve.
 pub(crate) fn spawn(
     mut command: Command,
-    ends: ChildsEnds,
+    pipes: ChildPipes,
     by: TracedBy,
     signals: InheritedSignals,
 ) -> io::Result<Child> {
-    let fds = (ends.pid.as_raw_fd(), ends.go.as_raw_fd());
+    let fds = (pipes.pid.as_raw_fd(), pipes.go.as_raw_fd());
     // SAFETY: `wait_to_be_traced` makes only system calls on descriptors that are open in the child,
     // a copy of this process, and allocates nothing.
     unsafe {

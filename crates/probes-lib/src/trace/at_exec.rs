@@ -29,7 +29,7 @@ use crate::process::denial;
 use crate::process::memory::ProcessMemory;
 use crate::sys::ptrace::{self, Wait};
 use crate::sys::signals::InheritedSignals;
-use crate::sys::spawn::{self, TracersEnds};
+use crate::sys::spawn::{self, TracerPipes};
 use crate::trace::run_to::{self, NotReached};
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
@@ -127,13 +127,13 @@ impl AtExec {
 impl Drop for AtExec {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            end(child);
+            kill_and_reap(child);
         }
     }
 }
 
 /// Kills and reaps a child; returns how it exited, which may have been before.
-pub(crate) fn end(child: &mut Child) -> Option<ExitStatus> {
+pub(crate) fn kill_and_reap(child: &mut Child) -> Option<ExitStatus> {
     let _ = child.kill();
     child.wait().ok()
 }
@@ -150,7 +150,7 @@ pub(crate) fn at_exec(
 ) -> Result<AtExec> {
     let program: PathBuf = command.get_program().into();
     let exec_error = |source: io::Error| Error::of_program(&program, LaunchError::Exec { source });
-    let (childs, tracers) = spawn::ends().map_err(&exec_error)?;
+    let (childs, tracers) = spawn::pipes().map_err(&exec_error)?;
     let by = tracers.of_same_process();
     std::thread::scope(|scope| {
         let spawner = std::thread::Builder::new()
@@ -168,12 +168,12 @@ pub(crate) fn at_exec(
                     process,
                 }),
                 Err(error) => {
-                    end(&mut child);
+                    kill_and_reap(&mut child);
                     Err(error)
                 }
             },
             (Ok(mut child), Err(error)) => {
-                let status = end(&mut child);
+                let status = kill_and_reap(&mut child);
                 Err(match error {
                     Untraced::Exited => Error::of_program(
                         &program,
@@ -204,14 +204,14 @@ pub(crate) enum Untraced {
 }
 
 /// Traces a child up to its exec; returns its pid.
-pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut ends: TracersEnds) -> Result<i32, Untraced> {
-    let pid = ends.read_pid().map_err(|_| Untraced::Exited)?;
+pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut pipes: TracerPipes) -> Result<i32, Untraced> {
+    let pid = pipes.read_pid().map_err(|_| Untraced::Exited)?;
     match ptrace::seize_for_exec(pid) {
         Ok(()) => {}
         Err(Errno::ESRCH) => return Err(Untraced::Exited),
         Err(errno) => return Err(Untraced::Refused(errno)),
     }
-    ends.go().map_err(|_| Untraced::Exited)?;
+    pipes.go().map_err(|_| Untraced::Exited)?;
     loop {
         match ptrace::peek(pid) {
             Wait::Executed => return Ok(pid),

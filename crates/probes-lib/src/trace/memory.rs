@@ -63,7 +63,7 @@ impl<'m> StoppedMemory<'m> {
     }
 }
 
-/// Whether /proc/PID/mem may not be written there, though ptrace may: from Linux 6.12 on,
+/// Returns whether /proc/PID/mem may not be written there, though ptrace may: from Linux 6.12 on,
 /// proc_mem.force_override=never keeps it from read-only pages.
 fn is_for_ptrace_alone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EIO)

@@ -51,7 +51,7 @@ impl Tracer<'_> {
         scope: Scope,
     ) -> Result<Stopped<'p>> {
         if scope == Scope::Threads {
-            // Not if it goes on tracing, and may be busy all the time.
+            // Not for a tracer that goes on tracing, which may be busy all the time.
             signals::raise_priority();
         }
         let mut stopping = Stopping {
@@ -109,9 +109,9 @@ impl Stopping<'_, '_> {
             let clean = self.seize_unknown(&mut list)?;
             self.wait_for_all()?;
             passes += 1;
-            // A pass that finds no new thread would be no proof that there is none: the walk through
-            // /proc/PID/task ends early at a thread that exits meanwhile. The count is one, and needs
-            // no such pass: all stopped threads are alive, so if they are as many as live, none runs.
+            // A pass that finds no new thread does not prove that there is none: the walk through
+            // /proc/PID/task ends early at a thread that exits meanwhile. The count proves it, without
+            // such a pass: stopped threads are alive, so if they are as many as live, none runs.
             if self.stopped_count() == self.living_count()? {
                 break;
             }
