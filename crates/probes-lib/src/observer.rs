@@ -12,7 +12,7 @@ use crate::observe::install::prepare::{install, write_shared};
 use crate::observe::install::remove::{CleanReport, Removed, remove, remove_stale};
 use crate::observe::installed::refuse_replaced;
 use crate::observe::layout::arena::Arena;
-use crate::observe::plan::Plan;
+use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, SharedData};
@@ -97,7 +97,7 @@ impl Target {
     fn try_observe(&self, observation: &Observation, options: Options) -> Result<Observer> {
         let process = self.process();
         process.refuse_self_and_ancestors()?;
-        Plan::of(observation, self.current_image()?.program.clone())?;
+        ObservationPlan::of(observation, self.current_image()?.program.clone())?;
         let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
         let threads = process.threads().and_then(|mut list| list.read());
         let threads = threads.map_err(|source| process.exited_or(source))?;
@@ -134,7 +134,7 @@ impl Target {
     fn install(&self, observation: &Observation, options: Options) -> Result<Observer> {
         let process = self.process();
         let image = self.current_image()?;
-        let plan = Plan::of(observation, image.program.clone())?;
+        let plan = ObservationPlan::of(observation, image.program.clone())?;
         let addresses = plan.points.iter().map(|planned| planned.point.address);
         let ranges = addresses.map(|address| (address, SITE_LEN as u64, MemoryPart::Site));
         image.mappings(process, ranges, options.gigatext)?;

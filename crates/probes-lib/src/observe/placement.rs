@@ -4,8 +4,8 @@
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, Result};
 use crate::observe::layout::arena::{Arena, new_id};
-use crate::observe::layout::shared::Shared;
-use crate::observe::plan::Plan;
+use crate::observe::layout::shared::SharedLayout;
+use crate::observe::plan::ObservationPlan;
 use crate::process::maps::Mapping;
 
 /// How far from its points an arena may begin or end: calls reach 2 GiB.
@@ -25,7 +25,7 @@ const STEP: u64 = 16 << 20;
 /// If there is no room near a point, or there are no points.
 pub(crate) fn place(
     pid: i32,
-    plan: &Plan,
+    plan: &ObservationPlan,
     trampoline_len: u64,
     maps: &[Mapping],
 ) -> Result<Vec<Arena>> {
@@ -46,7 +46,7 @@ pub(crate) fn place(
             shared: if is_first {
                 plan.shared
             } else {
-                Shared::default()
+                SharedLayout::default()
             },
             id: new_id(),
         };
@@ -65,7 +65,7 @@ pub(crate) fn place(
 /// Returns where an arena can begin that is within reach of its points.
 fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
     let len = arena.code_len() + arena.data_len();
-    // Trampolines jump to wrappers as points call trampolines.
+    // Points have to reach the trampolines, and trampolines the wrappers.
     let points = arena.points.iter();
     let near = points.flat_map(|point| [point.address.0, point.wrapper().0]);
     let (first, last) = (near.clone().min()?, near.max()?);

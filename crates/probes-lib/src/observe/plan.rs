@@ -1,9 +1,9 @@
-//! [`Plan`]: which points of a program are observed, and what is recorded of each. Pure.
+//! [`ObservationPlan`]: which points of a program are observed, and what is recorded of each. Pure.
 
 use std::sync::Arc;
 
 use crate::error::{ObserveError, ProbeError, Result};
-use crate::observe::layout::shared::{MAX_PAIRS, MOST_ARGUMENTS, Shared, record};
+use crate::observe::layout::shared::{MAX_PAIRS, MOST_ARGUMENTS, SharedLayout, record};
 use crate::observe::observation::Observation;
 use crate::observe::point::{ArgumentSource, PairEnd, Point, Role, WatchRole};
 use crate::process::program::Program;
@@ -11,14 +11,14 @@ use crate::select::{Actions, Selector, choose};
 use crate::site::SiteCode;
 
 /// What an observation records in a process.
-pub(crate) struct Plan {
+pub(crate) struct ObservationPlan {
     pub(crate) program: Arc<Program>,
     /// By address.
     pub(crate) points: Vec<PlannedPoint>,
     /// The names of the probes that start and stop each pair.
     pub(crate) pairs: Vec<(String, String)>,
     /// The layout of the data that all points share.
-    pub(crate) shared: Shared,
+    pub(crate) shared: SharedLayout,
 }
 
 /// A point that is observed.
@@ -29,13 +29,13 @@ pub(crate) struct PlannedPoint {
     pub(crate) site: usize,
 }
 
-impl Plan {
+impl ObservationPlan {
     /// Returns what an observation records in a program.
     ///
     /// # Errors
     ///
     /// If a probe is missing, or there are too many pairs.
-    pub(crate) fn of(observation: &Observation, program: Arc<Program>) -> Result<Plan> {
+    pub(crate) fn of(observation: &Observation, program: Arc<Program>) -> Result<ObservationPlan> {
         let mut roles = roles(observation, &program)?;
         let observed = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
@@ -55,11 +55,11 @@ impl Plan {
         }
         let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
         let most_arguments = watched.map(|watched| watched.arguments.len()).max();
-        let shared = Shared {
+        let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len),
         };
-        Ok(Plan {
+        Ok(ObservationPlan {
             pairs: observation.pairs.clone(),
             program,
             points,
@@ -125,7 +125,7 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
 
 /// Returns the sites of the probes that are selected.
 fn selected(program: &Program, selectors: &[Selector]) -> Result<Vec<usize>> {
-    // Any action will do: only which probes it is for counts.
+    // The action does not matter, only the selection.
     let actions = selectors.iter().cloned();
     let choices = choose(program, &actions.fold(Actions::new(), Actions::enable))?;
     let probes = choices.iter().map(|choice| program.by_id(choice.probe));

@@ -1,5 +1,5 @@
-//! [`Point`]: a place of a process whose executions (hits) can be observed, and [`Role`]: what is
-//! recorded of its hits. Pure.
+//! [`Point`]: a place in the code of a process where executions, its hits, can be observed; and
+//! [`Role`]: what is recorded of them. Pure.
 //!
 //! A point is patched by a call of its trampoline. The trampoline records the hit, does what the
 //! displaced bytes did, and continues where they continue. The only kind of point so far is the site
@@ -22,13 +22,13 @@ use crate::site::{CALL, CMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
 /// How many bytes the patch of a point overwrites: an opcode and a displacement.
 pub(crate) const PATCH_LEN: usize = 5;
 
-/// A place of a process that can be observed.
+/// A place in the code of a process that can be observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     /// Where it begins: at the nop of a probe's site.
     pub(crate) address: LiveAddr,
-    /// The displaced operand: the displacement of the wrapper. Whether it is that of a `cmp` or of a
-    /// `call` is told by the tail of the trampoline while the point is observed.
+    /// The displaced operand: the displacement of the wrapper. Whether the displaced opcode was `cmp` or
+    /// `call` is recorded in the tail of the trampoline.
     pub(crate) operand: [u8; 4],
 }
 
@@ -194,6 +194,50 @@ fn general(name: &str) -> Option<Register> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const POINT: Point = Point {
+        address: LiveAddr(0x1000),
+        operand: [0xfa, 0x0f, 0, 0],
+    };
+    const TRAMPOLINE: LiveAddr = LiveAddr(0x806);
+
+    #[test]
+    fn probe_site_is_patched_by_a_call_of_its_trampoline() {
+        let code = SiteCode([0x90, CMP, 0xfa, 0x0f, 0, 0]);
+        assert_eq!(Point::probe_site(POINT.address, code), POINT);
+        assert_eq!(
+            (POINT.patch_at(), POINT.next()),
+            (LiveAddr(0x1001), LiveAddr(0x1006))
+        );
+        assert_eq!(POINT.wrapper(), LiveAddr(0x2000));
+        assert_eq!(POINT.patched(TRAMPOLINE), [CALL, 0, 0xf8, 0xff, 0xff]);
+        assert_eq!(POINT.unpatched(true), [CALL, 0xfa, 0x0f, 0, 0]);
+        assert_eq!(POINT.unpatched(false), [CMP, 0xfa, 0x0f, 0, 0]);
+        assert!(POINT.is_unpatched(code));
+        assert!(!POINT.is_unpatched(SiteCode([0xcc, CMP, 0xfa, 0x0f, 0, 0])));
+        assert!(!POINT.is_unpatched(SiteCode([0x90, CMP, 0xfa, 0x0f, 0, 1])));
+    }
+
+    #[test]
+    fn half_written_patch_is_recognized() {
+        let patched = POINT.patched(TRAMPOLINE);
+        let is_half = |point: Point, found| point.is_half_patched(found, patched);
+        assert!(is_half(POINT, [CMP, 0, 0xf8, 0xff, 0xff]));
+        assert!(is_half(POINT, [CMP, 0, 0x0f, 0, 0]));
+        assert!(!is_half(POINT, [CALL, 0, 0x0f, 0, 0]));
+        assert!(!is_half(POINT, [CMP, 1, 0x0f, 0, 0]));
+        // All its own: only a patch on two pages is written so.
+        let own = POINT.unpatched(false);
+        assert!(!is_half(POINT, own));
+        for (address, crosses) in [(0xffa, false), (0xffb, true), (0xffe, true), (0xfff, false)] {
+            let address = LiveAddr(address);
+            assert_eq!(
+                is_half(Point { address, ..POINT }, own),
+                crosses,
+                "{address}"
+            );
+        }
+    }
 
     #[test]
     fn arguments_are_read_from_their_noted_places() {

@@ -10,12 +10,12 @@ pub(crate) mod value;
 use self::data_source::SharedData;
 use self::events::EventReader;
 use crate::observe::layout::arena::Arena;
-use crate::observe::plan::Plan;
+use crate::observe::plan::ObservationPlan;
 use crate::sys::ticks::Ticks;
 
 /// An observation that is installed in a process.
 pub(crate) struct ActiveObservation {
-    pub(crate) plan: Plan,
+    pub(crate) plan: ObservationPlan,
     /// The points of the plan, in the same order, are those of the first arena, then of the second...
     pub(crate) arenas: Vec<Arena>,
     /// The recorded data, if they are in a file that the process shares with us.

@@ -27,7 +27,7 @@ use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
 use crate::address::LiveAddr;
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
-use crate::observe::layout::shared::{GROUP_BITS, Shared};
+use crate::observe::layout::shared::{GROUP_BITS, SharedLayout};
 use crate::observe::point::Role;
 use crate::site::{NOP, RET};
 
@@ -45,7 +45,7 @@ struct Pointers {
     counter: u32,
     /// Where the address of the shared data is in memory.
     shared: LiveAddr,
-    layout: Shared,
+    layout: SharedLayout,
 }
 
 /// A trampoline that cannot be: the data are too far away, or it is longer than its place.
@@ -93,7 +93,7 @@ pub(crate) fn arena_code<'r>(
 /// See [`arena_code`].
 pub(crate) fn longest<'r>(
     roles: impl Iterator<Item = &'r Role>,
-    layout: Shared,
+    layout: SharedLayout,
 ) -> Result<u64, DoesNotFit> {
     // Most roles differ in the number of their point alone.
     let mut lens: HashMap<Role, u64> = HashMap::new();
@@ -117,7 +117,7 @@ pub(crate) fn longest<'r>(
 }
 
 /// Returns the length of a trampoline, in bytes.
-fn len(role: &Role, layout: Shared) -> Result<u64, DoesNotFit> {
+fn len(role: &Role, layout: SharedLayout) -> Result<u64, DoesNotFit> {
     let near = LiveAddr(1 << 20);
     let pointers = Pointers {
         counters: near,

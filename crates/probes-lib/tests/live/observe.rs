@@ -459,8 +459,8 @@ fn program_without_a_code_cave_is_refused() {
         };
         let pid = talker.pid();
         let why = format!(
-            "behind the code of no object of process {pid} are 320 bytes free in its last page, which \
-             observing it takes; nothing was changed"
+            "process {pid} has no loaded object with 320 free bytes after its code, which observing \
+             needs to inject system calls; nothing was changed"
         );
         assert_eq!(error.to_string(), why);
         before.assert_same(&Image::of(pid).text(), "the program");

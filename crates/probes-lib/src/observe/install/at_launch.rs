@@ -11,7 +11,7 @@ use crate::error::{ObserveError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::observe::install::prepare::Prepared;
 use crate::observe::observation::Observation;
-use crate::observe::plan::Plan;
+use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
 use crate::process::memory::ProcessMemory;
@@ -62,7 +62,7 @@ impl AtLaunch {
         options: Options,
     ) -> Result<(Stopped<'s>, ActiveObservation)> {
         let process = at_exec.process();
-        let plan = Plan::of(&self.observation, program)?;
+        let plan = ObservationPlan::of(&self.observation, program)?;
         let mut prepared = Prepared::of(process, memory, plan)?;
         let injector = Injector {
             tracer,

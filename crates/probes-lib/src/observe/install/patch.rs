@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
     use crate::memory::CounterFault;
-    use crate::memory::double::SliceMemory;
+    use crate::memory::double::{Fault, SliceMemory};
     use crate::site::CALL;
 
     const START: u64 = 0x10000;
@@ -239,6 +239,49 @@ mod tests {
             }
         }
         steps
+    }
+
+    /// Patches a site of each of two pages, in memory where the writes of these numbers go wrong;
+    /// returns the error's effect, and whether the memory is as it was.
+    fn effect_of(writes: Range<usize>, fault: Fault) -> (Effect, bool) {
+        let patch = |at| Patch {
+            at: LiveAddr(at),
+            before: [CMP, 1, 2, 3, 4],
+            after: [CALL, 0x11, 0x12, 0x13, 0x14],
+        };
+        let patches = [patch(START), patch(START + PAGE)];
+        let mut before = SliceMemory::new([(START, vec![0x90; 2 * PAGE as usize])]);
+        for patch in &patches {
+            before.poke(patch.at, &patch.before);
+        }
+        let mut memory = before.failing(writes, fault);
+        let error = write_all(1, &mut memory, &patches).unwrap_err();
+        (error.effect(), memory == before)
+    }
+
+    #[test]
+    fn failed_write_is_undone_or_reported() {
+        for fault in [Fault::Refused, Fault::Dropped] {
+            // The second write fails alone, or the one that restores the first site as well.
+            assert_eq!(effect_of(1..2, fault), (Effect::Restored, true));
+            assert_eq!(effect_of(1..4, fault), (Effect::HalfChanged, false));
+        }
+        assert_eq!(effect_of(0..2, Fault::Torn), (Effect::Restored, true));
+        assert_eq!(effect_of(1..2, Fault::Corrupted), (Effect::Restored, true));
+    }
+
+    #[test]
+    fn unexpected_bytes_are_not_overwritten() {
+        let memory = SliceMemory::new([(START, vec![0x90; 5])]);
+        let patch = Patch {
+            at: LiveAddr(START),
+            before: [CMP; PATCH_LEN],
+            after: [CALL; PATCH_LEN],
+        };
+        let mut found = memory.clone();
+        let error = write_all(1, &mut found, &[patch]).unwrap_err();
+        assert_eq!((error.effect(), found.writes), (Effect::None, 0));
+        assert_eq!(found, memory);
     }
 
     // promise: Observations: A site across two pages is written in steps that are safe, whatever is

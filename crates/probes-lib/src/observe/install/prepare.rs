@@ -20,7 +20,7 @@ use crate::observe::installed::read_each;
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared;
-use crate::observe::plan::Plan;
+use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds, pages_valid_until};
@@ -35,9 +35,9 @@ use crate::trace::tracer::with_tracer;
 
 /// An observation that is ready to be installed.
 pub(crate) struct Prepared {
-    plan: Plan,
-    /// Each with its code.
+    plan: ObservationPlan,
     arenas: Vec<Arena>,
+    /// Of each arena.
     codes: Vec<Vec<u8>>,
     /// The pages that trampolines may read, and until when, in ticks.
     pages: ReadablePages,
@@ -51,7 +51,7 @@ pub(crate) struct Prepared {
 }
 
 /// Installs an observation in a running process, which is stopped meanwhile; returns how long. The
-/// caller has the update lock.
+/// caller holds the update lock.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ pub(crate) struct Prepared {
 pub(crate) fn install(
     process: &Process,
     memory: &ProcessMemory,
-    plan: Plan,
+    plan: ObservationPlan,
     deadline: Duration,
 ) -> Result<(ActiveObservation, Duration)> {
     let mut prepared = Prepared::of(process, memory, plan)?;
@@ -87,7 +87,11 @@ impl Prepared {
     /// # Errors
     ///
     /// Same as [`Target::observe`](crate::Target::observe).
-    pub(crate) fn of(process: &Process, memory: &ProcessMemory, plan: Plan) -> Result<Prepared> {
+    pub(crate) fn of(
+        process: &Process,
+        memory: &ProcessMemory,
+        plan: ObservationPlan,
+    ) -> Result<Prepared> {
         let pid = process.pid();
         let ticks = Ticks::begin();
         if plan.is_timed() && !ticks::is_tsc_invariant() {
@@ -189,7 +193,7 @@ impl Prepared {
         write_shared(process.pid(), memory, sharing, &writes)
     }
 
-    /// Makes the points call their trampolines, having switched on those whose probes are enabled.
+    /// Patches the points; before, it sets the tails of those whose probes are enabled.
     fn patch_points(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let pid = injector.process.pid();
         let mut patches = Vec::new();

@@ -106,7 +106,7 @@ impl OrphanedMappings {
     }
 }
 
-/// Removes the observations that tools which were killed have left. The caller has the update lock.
+/// Removes the observations that tools which were killed have left. The caller holds the update lock.
 ///
 /// # Errors
 ///
@@ -174,7 +174,7 @@ impl<T> Removed<T> {
 
 /// Restores the points of `arenas`, waits until no thread is in a trampoline, and unmaps the arenas;
 /// `read` reads the results just before. If it fails, `read` has not been called or has failed, and it
-/// can be tried again. The caller has the update lock.
+/// can be tried again. The caller holds the update lock.
 ///
 /// # Errors
 ///

@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
-use crate::observe::layout::shared::{GROUPS, Shared};
+use crate::observe::layout::shared::{GROUPS, SharedLayout};
 use crate::observe::point::{PATCH_LEN, Point};
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
@@ -60,8 +60,8 @@ pub(crate) struct Arena {
     /// The bytes of a trampoline.
     pub(crate) trampoline_len: u64,
     /// The layout of the shared data: empty if another arena has them.
-    pub(crate) shared: Shared,
-    /// Distinguishes it from another that may later be mapped at the same address.
+    pub(crate) shared: SharedLayout,
+    /// Random: an arena that is mapped later at the same address has another.
     pub(crate) id: u64,
 }
 
@@ -195,7 +195,7 @@ impl Arena {
             code,
             points: table.chunks_exact(ENTRY_LEN).map(parse_entry).collect(),
             trampoline_len: u64::from(number(24)),
-            shared: Shared {
+            shared: SharedLayout {
                 pairs: number(28),
                 record_len: number(56),
             },
@@ -208,7 +208,7 @@ impl Arena {
         if !is_valid || arena.trampoline_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
-        // The header has, too, what follows from its count.
+        // The header repeats what follows from its other numbers.
         let says = |at: usize| word(&header, at);
         let is_whole = arena.code_len() <= len.min(MAX_CODE_LEN)
             && says(32) == arena.data().0
@@ -226,8 +226,8 @@ impl Arena {
         Ok(Arena::count_in(&header).is_some() && word(&header, ID_AT) == self.id)
     }
 
-    /// Returns where the flag is that all its points are restored. They do not belong to it any more
-    /// then, whatever is found there.
+    /// Returns the address of the flag that all its points are restored: what is found at the points
+    /// later was not written by this observation.
     pub(crate) fn restored_flag(&self) -> LiveAddr {
         self.code.plus(RESTORED_AT)
     }
@@ -292,7 +292,7 @@ mod tests {
             code: LiveAddr(0x5555_1000_0000),
             points: (0..100).map(point).collect(),
             trampoline_len: 4 * LINE,
-            shared: Shared {
+            shared: SharedLayout {
                 pairs: 2,
                 record_len: record::len(3),
             },
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(bytes.len() as u64, arena.code_len());
         assert_eq!(find(&arena, &bytes), Some(arena.clone()));
         assert!(new_id() != arena.id);
-        // Cut short, it is none.
+        // A part of an arena is not an arena.
         for len in [0, HEADER_LEN - 1, HEADER_LEN, 1000, bytes.len() - 1] {
             assert_eq!(find(&arena, &bytes[..len]), None);
         }

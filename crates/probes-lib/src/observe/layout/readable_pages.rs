@@ -42,7 +42,7 @@ struct PageEntry {
 
 /// Bytes to write at an offset in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Write {
+pub(crate) struct TableWrite {
     pub(crate) at: u64,
     pub(crate) bytes: Vec<u8>,
 }
@@ -88,14 +88,14 @@ impl ReadablePages {
     }
 
     /// Returns the writes that fill an empty table.
-    pub(crate) fn writes(&self) -> Vec<Write> {
-        let mut writes: Vec<Write> = Vec::new();
+    pub(crate) fn writes(&self) -> Vec<TableWrite> {
+        let mut writes: Vec<TableWrite> = Vec::new();
         for (&index, entry) in &self.entries {
             let at = u64::from(index) * 8;
             let bytes = entry.bytes();
             match writes.last_mut() {
                 Some(last) if last.at + last.bytes.len() as u64 == at => last.bytes.extend(bytes),
-                _ => writes.push(Write {
+                _ => writes.push(TableWrite {
                     at,
                     bytes: bytes.to_vec(),
                 }),
@@ -105,7 +105,7 @@ impl ReadablePages {
     }
 
     /// Returns the writes that make the table of `before` this one, in their order: it is true after each.
-    pub(crate) fn changes(&self, before: &ReadablePages) -> Vec<Write> {
+    pub(crate) fn changes(&self, before: &ReadablePages) -> Vec<TableWrite> {
         let mut indices: Vec<u32> = before
             .entries
             .keys()
@@ -122,7 +122,7 @@ impl ReadablePages {
                 continue;
             }
             let mut half = |offset, bytes: u32| {
-                writes.push(Write {
+                writes.push(TableWrite {
                     at: u64::from(index) * 8 + offset,
                     bytes: bytes.to_le_bytes().to_vec(),
                 });
@@ -177,7 +177,7 @@ mod tests {
         entry >> 32 == key && entry >> (address / PAGE % 32) & 1 == 1
     }
 
-    fn put(table: &mut [u8], writes: &[Write]) {
+    fn put(table: &mut [u8], writes: &[TableWrite]) {
         for write in writes {
             table[write.at as usize..][..write.bytes.len()].copy_from_slice(&write.bytes);
         }
@@ -235,7 +235,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
     #[test]
     fn every_step_of_a_change_is_valid() {
         let before = parse(BEFORE.as_bytes());
-        // One range has grown, one is gone, one has come where the entry was another's.
+        // One range grows, one is unmapped, and one is mapped that needs the entry of another key.
         let line = "7f0000001000-7f0000801000";
         let after = BEFORE.replace(line, "7f0000001000-7f0000a01000").replace(
             "55d0c1000000-55d0c1100000 rw-p",

@@ -1,4 +1,4 @@
-//! [`Shared`]: the layout of the data that all points of an observation share, as offsets. Pure.
+//! [`SharedLayout`]: the layout of the data that all points of an observation share, as offsets. Pure.
 //!
 //! ```text
 //! header   64 bytes: the offset of the thread id in a thread's control block, until when the pages
@@ -118,13 +118,13 @@ pub(crate) mod record {
 
 /// Which parts the shared data have, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Shared {
+pub(crate) struct SharedLayout {
     pub(crate) pairs: u32,
     /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
 }
 
-impl Shared {
+impl SharedLayout {
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
         let longest = record::len(MOST_ARGUMENTS);
@@ -133,18 +133,20 @@ impl Shared {
 
     /// Returns whether nothing is shared.
     pub(crate) fn is_empty(self) -> bool {
-        self == Shared::default()
+        self == SharedLayout::default()
     }
 
-    /// Returns the offset of a pair; those of other parts are returned alike below.
+    /// Returns the offset of a pair.
     pub(crate) fn pair(self, index: u32) -> u64 {
         HEADER_LEN + PAIR_LEN * u64::from(index)
     }
 
+    /// Returns the offset of the slots of a pair.
     pub(crate) fn slots(self, pair: u32) -> u64 {
         self.pair(pair) + SLOTS_AT
     }
 
+    /// Returns the offset of the histograms of a pair.
     pub(crate) fn histograms(self, pair: u32) -> u64 {
         self.pair(pair) + HISTOGRAMS_AT
     }
@@ -155,6 +157,7 @@ impl Shared {
         1 << fit.ilog2()
     }
 
+    /// Returns the length of a ring in bytes.
     pub(crate) fn ring_len(self) -> u64 {
         if self.record_len == 0 {
             return 0;
@@ -162,6 +165,7 @@ impl Shared {
         HEADER_LEN + self.records() * u64::from(self.record_len)
     }
 
+    /// Returns the offset of the ring of a group.
     pub(crate) fn ring(self, group: usize) -> u64 {
         self.pair(self.pairs) + self.ring_len() * group as u64
     }
@@ -216,10 +220,10 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other() {
-        assert_eq!(Shared::default().len(), 0);
+        assert_eq!(SharedLayout::default().len(), 0);
         for arguments in 0..=6 {
             let record_len = record::len(arguments);
-            let shared = Shared {
+            let shared = SharedLayout {
                 pairs: 3,
                 record_len,
             };

@@ -7,7 +7,7 @@ use crate::elf::table::Site;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
-use crate::observe::plan::Plan;
+use crate::observe::plan::ObservationPlan;
 use crate::observe::read::data_source;
 use crate::process::object::Object;
 use crate::process::program::Program;
@@ -56,7 +56,7 @@ impl Counts {
     pub(crate) fn read(
         pid: i32,
         source: &impl ReadMemory,
-        plan: &Plan,
+        plan: &ObservationPlan,
         arenas: &[Arena],
     ) -> Result<Counts> {
         let program = plan.program.clone();

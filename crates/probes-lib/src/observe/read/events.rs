@@ -9,8 +9,8 @@ use crate::elf::table::Site;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::observe::layout::readable_pages::ReadablePages;
-use crate::observe::layout::shared::{self, Shared, record};
-use crate::observe::plan::{Plan, PlannedPoint};
+use crate::observe::layout::shared::{self, SharedLayout, record};
+use crate::observe::plan::{ObservationPlan, PlannedPoint};
 use crate::observe::point::ArgumentSource;
 use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{Custom, Recorded, Value};
@@ -63,7 +63,7 @@ pub struct Event {
     /// The thread's id in our pid namespace; `None` if it is unknown, or the thread, of another
     /// namespace, has exited.
     pub thread: Option<i32>,
-    /// Its arguments, decoded, at most six. Where they are is said by the note of the site.
+    /// Its arguments, decoded, at most six: the note of the site says where they are.
     pub arguments: Vec<Value>,
     program: Arc<Program>,
     site: usize,
@@ -117,7 +117,7 @@ const MOST_KINDS: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct EventReader {
     program: Arc<Program>,
-    layout: Shared,
+    layout: SharedLayout,
     rings: Rings,
     thread_ids: ThreadIds,
     /// The points that are watched, by index in the plan.
@@ -143,7 +143,7 @@ pub(crate) enum ThreadIds {
     OfAnotherNamespace,
 }
 
-/// A point that is watched: the probe and the site that it is of, and its arguments.
+/// A point that is watched: the probe's site that it is, and the arguments that are recorded.
 #[derive(Debug)]
 struct WatchedPoint {
     probe: ProbeId,
@@ -163,7 +163,7 @@ impl EventReader {
     /// Begins to read the events of a plan, whose shared data are at an address; `pages` is what the
     /// table of pages holds.
     pub(crate) fn begin(
-        plan: &Plan,
+        plan: &ObservationPlan,
         shared: LiveAddr,
         thread_ids: ThreadIds,
         pages: ReadablePages,
@@ -310,7 +310,7 @@ impl EventReader {
 }
 
 /// Returns the points of a plan that are watched, by index.
-fn watched_points(plan: &Plan) -> HashMap<usize, WatchedPoint> {
+fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     let watched = |(index, planned): (usize, &PlannedPoint)| {
         planned.role.watched.as_ref()?;
         Some((planned.site, index))

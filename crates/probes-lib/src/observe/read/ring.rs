@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
-use crate::observe::layout::shared::{GROUPS, HEADER_LEN, Shared, record};
+use crate::observe::layout::shared::{GROUPS, HEADER_LEN, SharedLayout, record};
 
 /// A thread that takes longer to complete a record has exited, or has left its trampoline otherwise.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Rings {
     pub(crate) shared: LiveAddr,
-    layout: Shared,
+    layout: SharedLayout,
     next: [u64; GROUPS],
     /// Since when the next record of a ring has been incomplete.
     waiting: [Option<Instant>; GROUPS],
@@ -34,7 +34,7 @@ pub(crate) struct Records {
 
 impl Rings {
     /// Returns the rings of the shared data at an address, none of whose records has been read.
-    pub(crate) fn at(shared: LiveAddr, layout: Shared) -> Rings {
+    pub(crate) fn at(shared: LiveAddr, layout: SharedLayout) -> Rings {
         Rings {
             shared,
             layout,
@@ -66,7 +66,7 @@ impl Rings {
     ) -> io::Result<()> {
         let head = self.head(memory, group)?;
         let room = self.layout.records();
-        let mut next = self.next[group];
+        let next = self.next[group];
         // A head only grows: one that is smaller has been overwritten by the program.
         if head <= next {
             return Ok(());
@@ -114,8 +114,7 @@ impl Rings {
             // The next record may take as long.
             self.waiting[group] = None;
         }
-        next = after;
-        self.next[group] = next;
+        self.next[group] = after;
         Ok(())
     }
 
@@ -182,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    const LAYOUT: Shared = Shared {
+    const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
         record_len: 1 << 16,
     };

@@ -148,14 +148,14 @@ impl Recorded<'_> {
 
 /// Returns a string. The last byte of its block says how many bytes before it do not belong to it.
 fn string(words: &[u8], size: u64) -> Option<Value> {
-    if words.is_empty() {
-        return None;
-    }
-    let len = match (size <= record::COPY_WORDS, words.last()) {
-        (true, Some(&unused)) => words.len().checked_sub(1 + usize::from(unused))?,
-        _ => words.len(),
+    let &unused = words.last()?;
+    let is_copied = size <= record::COPY_WORDS;
+    let len = if is_copied {
+        words.len().checked_sub(1 + usize::from(unused))?
+    } else {
+        words.len()
     };
-    let is_whole = size <= record::COPY_WORDS && len <= SHOWN;
+    let is_whole = is_copied && len <= SHOWN;
     let bytes = words.get(..len.min(SHOWN))?.to_vec();
     Some(Value::String { bytes, is_whole })
 }

@@ -9,13 +9,17 @@ use iced_x86::code_asm::{
 use super::{offset, spread};
 use crate::observe::layout::shared::{
     self, GROUP_BITS, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SEEK, SLOT_BITS, SLOT_LEN,
-    SLOT_LEN_BITS, SLOT_OVERFLOWS, Shared, slot,
+    SLOT_LEN_BITS, SLOT_OVERFLOWS, SharedLayout, slot,
 };
 use crate::observe::point::PairEnd;
 
 /// Emits the code of an end of a pair. Expects the address of the shared data in rbx and the time in
 /// rsi, and preserves them.
-pub(super) fn end(a: &mut CodeAssembler, end: PairEnd, layout: Shared) -> Result<(), IcedError> {
+pub(super) fn end(
+    a: &mut CodeAssembler,
+    end: PairEnd,
+    layout: SharedLayout,
+) -> Result<(), IcedError> {
     let mut over = a.create_label();
     find_slot(a, end, layout, over)?;
     reset_slot_of_another(a)?;
@@ -33,7 +37,7 @@ pub(super) fn end(a: &mut CodeAssembler, end: PairEnd, layout: Shared) -> Result
 fn find_slot(
     a: &mut CodeAssembler,
     end: PairEnd,
-    layout: Shared,
+    layout: SharedLayout,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
@@ -92,7 +96,7 @@ fn push_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
 fn pop_start(
     a: &mut CodeAssembler,
     pair: u32,
-    layout: Shared,
+    layout: SharedLayout,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut none = a.create_label();
@@ -122,7 +126,7 @@ fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// Records the time since the start at offset rdx among those of the slot at rcx.
-fn record_time(a: &mut CodeAssembler, pair: u32, layout: Shared) -> Result<(), IcedError> {
+fn record_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
     let mut fits = a.create_label();

@@ -9,7 +9,7 @@ use iced_x86::code_asm::{
 use super::{offset, spread};
 use crate::address::PAGE;
 use crate::observe::layout::readable_pages;
-use crate::observe::layout::shared::{self, GROUP_BITS, HEADER_LEN, Shared, record};
+use crate::observe::layout::shared::{self, GROUP_BITS, HEADER_LEN, SharedLayout, record};
 use crate::observe::point::{ArgumentSource, WatchRole};
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
@@ -21,7 +21,7 @@ pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
     saved: &[AsmRegister64],
-    layout: Shared,
+    layout: SharedLayout,
 ) -> Result<(), IcedError> {
     a.mov(eax, dword_ptr(0).fs())?;
     spread(a, eax, GROUP_BITS)?;
@@ -56,7 +56,7 @@ fn argument(
     index: u64,
     source: ArgumentSource,
     saved: &[AsmRegister64],
-    layout: Shared,
+    layout: SharedLayout,
 ) -> Result<(), IcedError> {
     let at = record::ARGUMENTS + record::ARGUMENT_LEN * index;
     let value = qword_ptr(rcx + at + record::VALUE);
@@ -131,7 +131,7 @@ fn argument(
 /// read. Uses rax, rdi and r9.
 fn unless_readable(
     a: &mut CodeAssembler,
-    layout: Shared,
+    layout: SharedLayout,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     let page_bits = PAGE.trailing_zeros();

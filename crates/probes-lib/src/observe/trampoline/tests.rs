@@ -13,7 +13,7 @@ use crate::site::JMP;
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
 const WRAPPER: LiveAddr = LiveAddr(0x5555_4000_0000);
 
-fn pointers(layout: Shared) -> Pointers {
+fn pointers(layout: SharedLayout) -> Pointers {
     Pointers {
         counters: LiveAddr(0x5555_0000_0020),
         row_bits: 12,
@@ -24,7 +24,7 @@ fn pointers(layout: Shared) -> Pointers {
 }
 
 /// Returns the instructions of the trampoline of an enabled point, except those that do nothing.
-fn listing(role: &Role, layout: Shared) -> Vec<String> {
+fn listing(role: &Role, layout: SharedLayout) -> Vec<String> {
     let len = len(role, layout).unwrap();
     let mut code = trampoline(AT, len, role, &pointers(layout), WRAPPER).unwrap();
     assert_eq!((code.len() as u64, len % LINE), (len, 0));
@@ -56,7 +56,7 @@ fn objdump_reads_the_intended_instructions() {
         ..Role::default()
     };
     assert_eq!(
-        listing(&role, Shared::default()),
+        listing(&role, SharedLayout::default()),
         [
             "push %rcx",
             "mov %fs:0x0,%ecx",
@@ -82,7 +82,7 @@ fn saved_registers_are_found_as_arguments() {
         ArgumentSource::Vector(Register::XMM3),
         ArgumentSource::Unknown,
     ];
-    let layout = Shared {
+    let layout = SharedLayout {
         pairs: 2,
         record_len: record::len(arguments.len()),
     };
@@ -172,7 +172,7 @@ fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
 //    roles, each with 6 that are like it)
 #[test]
 fn every_trampoline_fits_beside_any_others() {
-    let layout = Shared {
+    let layout = SharedLayout {
         pairs: 64,
         record_len: record::len(MOST_ARGUMENTS),
     };
@@ -187,7 +187,7 @@ fn every_trampoline_fits_beside_any_others() {
     }
 }
 
-fn assert_fits(role: &Role, len: u64, layout: Shared) {
+fn assert_fits(role: &Role, len: u64, layout: SharedLayout) {
     // Counters near the first have shorter addresses.
     for counter in [0, 0x1f8] {
         let pointers = Pointers {
@@ -213,7 +213,7 @@ fn oversized_trampoline_is_not_truncated() {
         ends: vec![PairEnd::Start(0)],
         ..Role::default()
     };
-    let layout = Shared {
+    let layout = SharedLayout {
         pairs: 1,
         record_len: 0,
     };
@@ -236,7 +236,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         watched: Some(WatchRole::default()),
     };
     let roles = vec![role; 100];
-    let shared = Shared {
+    let shared = SharedLayout {
         pairs: 2,
         record_len: record::len(3),
     };
