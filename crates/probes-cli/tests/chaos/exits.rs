@@ -185,7 +185,7 @@ fn kill_second_before(file: &Path, nth: usize) -> Option<String> {
     let last = errors.lines().next_back().unwrap_or_default();
     let (outcome, action) = match (code, last) {
         (Some(0), _) => ("changed both", Action::Enable),
-        (Some(1), "ocaml-probes: 1 of 2 processes failed; nothing was changed in any") => {
+        (Some(1), "ocaml-probes: 1 of 2 processes failed; no process was changed") => {
             ("changed none", Action::Disable)
         }
         (Some(1), "ocaml-probes: 1 of 2 processes failed; the others were changed") => {
