@@ -109,18 +109,12 @@ impl Launch {
         }
         let program = PathBuf::from(command.get_program());
         let at_launch = observation.map(|observation| AtLaunch::of(observation, &mut command));
-        let mut at_launch = at_launch.transpose()?;
+        let at_launch = at_launch.transpose()?;
         let signals = SignalsAtLaunch::new(attended);
         let inherited = signals.inherited();
         let launched = with_tracer(&[], |tracer| {
             let at_exec = at_exec::at_exec(tracer, command, inherited)?;
             refuse_shell(at_exec.process(), file.as_deref(), &program)?;
-            // Before `stopped` is dropped, which would resume it.
-            let killed = |error| {
-                at_exec.kill();
-                error
-            };
-            let memory;
             let set_up = SetUp {
                 tracer,
                 at_exec: &at_exec,
@@ -129,20 +123,23 @@ impl Launch {
                 options,
                 may_lack: false,
             };
+            let memory;
             let Ready {
                 mut stopped,
                 report,
                 ..
             } = set_up.run()?;
             let mut observed = None;
-            if let Some(at_launch) = at_launch.take() {
-                let target = Target::open(report.pid).map_err(killed)?;
-                memory = target.bare_memory().map_err(killed)?;
-                let program = target.current_image().map_err(killed)?.program.clone();
-                let set = at_launch.install(tracer, &at_exec, stopped, &memory, program, options);
-                let (still_stopped, active) = set.map_err(killed)?;
-                stopped = still_stopped;
-                observed = Some(Observer::of(target, active, Duration::ZERO, options));
+            // On an error, dropping `stopped` kills the program, and dropping `at_exec` reaps it.
+            if let Some(at_launch) = at_launch {
+                let target = Target::open(report.pid)?;
+                memory = target.bare_memory()?;
+                let program = target.current_image()?.program.clone();
+                let installed =
+                    at_launch.install(tracer, &at_exec, stopped, &memory, program, options)?;
+                stopped = installed.0;
+                let observer = Observer::of(target, installed.1, Duration::ZERO, options);
+                observed = Some(observer);
             }
             stopped.release();
             let child = at_exec.keep()?;
