@@ -128,7 +128,10 @@ impl Follow {
     /// If no thread can be started. Nothing is changed then.
     pub fn start(targets: Vec<Target>, actions: Actions, options: Options) -> Result<Follow> {
         Follow::spawn(move |end| {
-            let processes: Vec<&Process> = targets.iter().map(Target::process).collect();
+            let processes: Vec<&Process> = targets
+                .iter()
+                .map(|target| target.opened.process())
+                .collect();
             with_tracer(&processes, |tracer| {
                 let mut session = FollowSession::new(tracer, &actions, options, &end.events);
                 for target in &targets {

@@ -133,8 +133,8 @@ impl Launch {
             // On an error, dropping `stopped` kills the program, and dropping `at_exec` reaps it.
             if let Some(at_launch) = at_launch {
                 let target = Target::open(report.pid)?;
-                memory = target.bare_memory()?;
-                let program = target.current_image()?.program.clone();
+                memory = target.opened.bare_memory()?;
+                let program = target.opened.current_image()?.program.clone();
                 let installed =
                     at_launch.install(tracer, &at_exec, stopped, &memory, program, options)?;
                 stopped = installed.0;

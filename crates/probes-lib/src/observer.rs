@@ -90,14 +90,17 @@ impl Target {
     ///
     /// [`Error::effect`](crate::Error::effect) says what is left behind.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer> {
-        self.try_observe(observation, options)
-            .map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
+        self.try_observe(observation, options).map_err(|error| {
+            self.opened
+                .or_executed(error)
+                .leaving(Effect::NothingChanged)
+        })
     }
 
     fn try_observe(&self, observation: &Observation, options: Options) -> Result<Observer> {
-        let process = self.process();
+        let process = self.opened.process();
         process.refuse_self_and_ancestors()?;
-        ObservationPlan::of(observation, self.current_image()?.program.clone())?;
+        ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
         let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
         let threads = process.threads().and_then(|mut list| list.read());
         let threads = threads.map_err(|source| process.exited_or(source))?;
@@ -111,7 +114,7 @@ impl Target {
             };
             // What has been installed so far is removed as if we had been killed.
             match self.remove_stale(options) {
-                Err(left) if process.has_exited() || self.has_executed(&left) => {
+                Err(left) if process.has_exited() || self.opened.has_executed(&left) => {
                     return Err(error.with_effect(Effect::None));
                 }
                 Err(left) => return Err(left.leaving(Effect::HalfChanged)),
@@ -132,13 +135,13 @@ impl Target {
 
     /// Installs an observation. If it fails, parts of it may be left.
     fn install(&self, observation: &Observation, options: Options) -> Result<Observer> {
-        let process = self.process();
-        let image = self.current_image()?;
+        let process = self.opened.process();
+        let image = self.opened.current_image()?;
         let plan = ObservationPlan::of(observation, image.program.clone())?;
         let addresses = plan.points.iter().map(|planned| planned.point.address);
         let ranges = addresses.map(|address| (address, SITE_LEN as u64, MemoryPart::Site));
         image.mappings(process, ranges, options.gigatext)?;
-        let memory = self.bare_memory()?;
+        let memory = self.opened.bare_memory()?;
         let (active, stop_time) = install(process, &memory, plan, options.deadline)?;
         Ok(Observer::of(self.clone(), active, stop_time, options))
     }
@@ -150,16 +153,24 @@ impl Target {
     /// Same as [`Observer::remove`]. [`Error::effect`](crate::Error::effect) says what is left behind.
     pub fn clean(&self, options: Options) -> Result<CleanReport> {
         let clean = || {
-            let process = self.process();
+            let process = self.opened.process();
             process.refuse_self_and_ancestors()?;
             let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
             self.remove_stale(options)
         };
-        clean().map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
+        clean().map_err(|error| {
+            self.opened
+                .or_executed(error)
+                .leaving(Effect::NothingChanged)
+        })
     }
 
     fn remove_stale(&self, options: Options) -> Result<CleanReport> {
-        remove_stale(self.process(), &self.bare_memory()?, options.deadline)
+        remove_stale(
+            self.opened.process(),
+            &self.opened.bare_memory()?,
+            options.deadline,
+        )
     }
 }
 
@@ -222,10 +233,10 @@ impl Observer {
     pub fn events(&mut self) -> Result<Events> {
         self.refuse_removed()?;
         let renewed = self.renew_pages();
-        renewed.map_err(|error| self.target.or_executed(error))?;
+        renewed.map_err(|error| self.target.opened.or_executed(error))?;
         let clock = self.active.ticks.clock();
         let (target, active) = (&self.target, &mut self.active);
-        let (process, events) = (target.process(), &mut active.events);
+        let (process, events) = (target.opened.process(), &mut active.events);
         read_from(target, &active.arenas, &active.data, |source, memory| {
             events.read(process, source, memory, &clock, false)
         })
@@ -233,14 +244,14 @@ impl Observer {
 
     /// Renews the table of pages that trampolines may read, if it is time.
     fn renew_pages(&mut self) -> Result<()> {
-        let (process, sharing) = (self.target.process(), self.active.arenas.first());
+        let (process, sharing) = (self.target.opened.process(), self.active.arenas.first());
         let sharing = sharing.filter(|_| self.active.events.is_due());
         // No other observer may replace this one meanwhile; if one is just doing so, it is seen next time.
         let lock = sharing.map(|_| UpdateLock::wait(process, Instant::now()));
         if let (Some(sharing), Some(Ok(_lock))) = (sharing, lock) {
             let until = self.active.ticks.ahead(PAGES_VALID_FOR);
             let writes = self.active.events.renew(&read_maps(process)?, until);
-            let memory = self.target.bare_memory()?;
+            let memory = self.target.opened.bare_memory()?;
             refuse_replaced(process.pid(), &memory, &self.active.arenas)?;
             write_shared(process.pid(), &memory, sharing, &writes)?;
         }
@@ -260,12 +271,12 @@ impl Observer {
         self.refuse_removed()?;
         let removed = self.try_to_remove();
         self.is_removed = removed.is_ok();
-        removed.map_err(|error| self.target.or_executed(error))
+        removed.map_err(|error| self.target.opened.or_executed(error))
     }
 
     fn try_to_remove(&mut self) -> Result<ObservationReport> {
         let (target, active) = (&self.target, &mut self.active);
-        let (process, options) = (target.process(), self.options);
+        let (process, options) = (target.opened.process(), self.options);
         let (pid, clock) = (process.pid(), active.ticks.clock());
         let mut read_results = |source: &DataSource<'_>, memory: Option<&ProcessMemory>| {
             let counts = Counts::read(pid, source, &active.plan, &active.arenas)?;
@@ -275,7 +286,7 @@ impl Observer {
         };
         let mut remove_all = || {
             let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
-            let memory = target.bare_memory()?;
+            let memory = target.opened.bare_memory()?;
             let source = match &active.data {
                 Some(data) => DataSource::Shared(data),
                 None => DataSource::Process(&memory),
@@ -285,7 +296,9 @@ impl Observer {
         };
         let removed = match (remove_all(), &active.data) {
             // Nothing is left that could be removed.
-            (Err(error), Some(data)) if process.has_exited() || target.has_executed(&error) => {
+            (Err(error), Some(data))
+                if process.has_exited() || target.opened.has_executed(&error) =>
+            {
                 Removed::nothing(read_results(&DataSource::Shared(data), None)?)
             }
             (removed, _) => removed?,
@@ -325,7 +338,7 @@ fn read_from<T>(
     data: &Option<SharedData>,
     read: impl FnOnce(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T>,
 ) -> Result<T> {
-    let memory = target.bare_memory_to_read();
+    let memory = target.opened.bare_memory_to_read();
     if let Some(data) = data {
         return read(&DataSource::Shared(data), memory.as_ref().ok());
     }
@@ -334,5 +347,5 @@ fn read_from<T>(
     // Afterwards: the observation may have been removed while we read.
     refuse_replaced(target.pid(), &memory, arenas)
         .and(read)
-        .map_err(|error| target.or_executed(error))
+        .map_err(|error| target.opened.or_executed(error))
 }

@@ -1,15 +1,13 @@
-//! The facade: a [`Target`] is a running process. The pipeline behind it: table, bias, selection,
-//! plan, stop, patch, report.
+//! [`Target`]: a running process, opened to read and change its probes. The facade of `process` and
+//! `update`.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use crate::error::{Effect, Error, Result};
+use crate::error::{Effect, Result};
 use crate::memory::shadow::Shadowed;
 use crate::observe::{installed, shadow};
-use crate::process::Process;
-use crate::process::image::Image;
 
 use crate::process::memory::ProcessMemory;
 use crate::process::object::{Object, UnreadableObject};
@@ -36,8 +34,8 @@ use crate::update::states::StatesReader;
 /// ```
 #[derive(Clone)]
 pub struct Target {
-    opened: Arc<OpenedProcess>,
-    /// Held by the thread of ours that updates the process.
+    pub(crate) opened: Arc<OpenedProcess>,
+    /// Held by the thread that updates the process, of those that share the target.
     queue: Arc<Mutex<()>>,
 }
 
@@ -117,7 +115,7 @@ impl Target {
     ///
     /// If the process has exited and has been reaped, or the kernel is older than Linux 5.3.
     pub fn pidfd(&self) -> Result<OwnedFd> {
-        let process = self.process();
+        let process = self.opened.process();
         let pidfd = pidfd::open(self.pid()).map_err(|source| process.exited_or(source))?;
         // As long as its folder in /proc is there, the pid is this process's.
         process
@@ -152,7 +150,7 @@ impl Target {
             opened: &self.opened,
             hide: |memory: ProcessMemory, maps: &[_]| {
                 let arenas = installed::find(&memory, maps);
-                let observed = shadow::count_observed(self.process(), &memory, &arenas);
+                let observed = shadow::count_observed(self.opened.process(), &memory, &arenas);
                 let shadow = shadow::shadow_of(&arenas);
                 (Shadowed::new(memory, shadow), observed)
             },
@@ -197,7 +195,11 @@ impl Target {
     pub fn check(&self, actions: &Actions, options: Options) -> Result<()> {
         self.updater(options)
             .check(&|program| choose(program, actions))
-            .map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
+            .map_err(|error| {
+                self.opened
+                    .or_executed(error)
+                    .leaving(Effect::NothingChanged)
+            })
     }
 
     /// Undoes an earlier update of this process: what was added to each counter is subtracted, what was
@@ -222,7 +224,11 @@ impl Target {
     fn carry_out(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
         self.updater(options)
             .update(choose, &self.queue)
-            .map_err(|error| self.or_executed(error).leaving(Effect::NothingChanged))
+            .map_err(|error| {
+                self.opened
+                    .or_executed(error)
+                    .leaving(Effect::NothingChanged)
+            })
     }
 
     fn updater(&self, options: Options) -> Updater<'_> {
@@ -231,33 +237,5 @@ impl Target {
             options,
             hide: shadow::shadowed_memory,
         }
-    }
-
-    pub(crate) fn process(&self) -> &Process {
-        self.opened.process()
-    }
-
-    pub(crate) fn current_image(&self) -> Result<Arc<Image>> {
-        self.opened.current_image()
-    }
-
-    pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
-        self.opened.is_unloaded(error)
-    }
-
-    pub(crate) fn has_executed(&self, error: &Error) -> bool {
-        self.opened.has_executed(error)
-    }
-
-    pub(crate) fn or_executed(&self, error: Error) -> Error {
-        self.opened.or_executed(error)
-    }
-
-    pub(crate) fn bare_memory(&self) -> Result<ProcessMemory> {
-        self.opened.bare_memory()
-    }
-
-    pub(crate) fn bare_memory_to_read(&self) -> Result<ProcessMemory> {
-        self.opened.bare_memory_to_read()
     }
 }

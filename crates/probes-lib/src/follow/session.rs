@@ -97,7 +97,7 @@ impl<'f> FollowSession<'f> {
                 .hold(&followed.process, self.options.deadline)?;
             match self.set_all(followed, &held) {
                 // It was stopped while it loaded or unloaded the object: once more.
-                Err(error) if target.is_unloaded(&error) && Instant::now() < deadline => {
+                Err(error) if target.opened.is_unloaded(&error) && Instant::now() < deadline => {
                     held.release();
                 }
                 changed => {

@@ -119,7 +119,7 @@ impl<'i> Injector<'i> {
         }
     }
 
-    /// Runs `orphaned` calls at once, which unmap what a killed tool has mapped, then others one by one,
+    /// Runs the `orphaned` calls, which unmap what a killed tool has mapped, all at once, then others one by one,
     /// and clears the code cave.
     pub(crate) fn unmap_all(
         &self,

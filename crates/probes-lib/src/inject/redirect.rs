@@ -197,9 +197,8 @@ fn is_in_sequence(tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
     // struct rseq_cs: version and flags, start, length.
     let mut sequence = [0; 24];
     let mut place = [0; 8];
-    let is_read = ptrace::rseq_cs_address(tid).is_some_and(|told| {
-        let told = memory.read(told, &mut place);
-        let is_any = told.is_ok() && place != [0; 8];
+    let is_read = ptrace::rseq_cs_address(tid).is_some_and(|at| {
+        let is_any = memory.read(at, &mut place).is_ok() && place != [0; 8];
         is_any
             && memory
                 .read(LiveAddr(u64::from_le_bytes(place)), &mut sequence)

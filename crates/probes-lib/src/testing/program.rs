@@ -1,4 +1,4 @@
-//! ELF files and notes made to measure: the smallest files that have probes.
+//! Generates ELF files and notes: the smallest files that have probes.
 
 use std::fs::File;
 use std::io::Write;

@@ -107,7 +107,7 @@ fn foreign_notes_are_skipped_but_counted() {
         kind: 4,
         ..ocaml("of_another_type")
     });
-    // What is wrong inside somebody else's note is not ours to say.
+    // Defects in a note of another owner are not reported.
     all.push(NoteSpec {
         kind: 0,
         strings: Vec::new(),

@@ -2,7 +2,7 @@ mod damage;
 mod oracle;
 
 use super::*;
-use crate::Error;
+use crate::error::Error;
 use crate::error::{ErrorKind, ProbeDefect, ProbeError};
 use crate::testing::{NoteSpec, ProgramSpec, read_table};
 
@@ -250,7 +250,7 @@ fn names_and_arguments_must_be_printable() {
         let error = read(&[with("ocaml_2", &strings)]).unwrap_err();
         assert!(!error.to_string().contains(char::is_control));
         assert_eq!(wrong_note(Err(error)), (0, ProbeDefect::Name), "{name:?}");
-        // It is no business of ours what others call theirs.
+        // Names of other providers are not checked.
         let foreign = [b"python\0", name, b"\0\xff\0"].concat();
         read(&[with("python", &foreign), note("ocaml_2", "tick", 0, 0)]).unwrap();
     }

@@ -43,7 +43,7 @@ fn updates() -> Vec<(World, Actions)> {
     ]
 }
 
-/// How many writes an update takes.
+/// Returns how many writes an update takes.
 fn writes_of(world: &World, actions: &Actions) -> usize {
     let (layout, plan) = world.plan(actions).unwrap();
     let mut memory = world.memory.failing(0..0, Fault::Refused);
@@ -157,7 +157,7 @@ fn lost_write_is_noticed_and_all_restored() {
             for fault in Fault::SILENT {
                 let (result, memory) = failing(&world, &actions, number..number + 1, fault);
                 let Err(error) = result else {
-                    // A later write, of a page that this one was part of, made it good.
+                    // A later write of the same page wrote the same bytes.
                     assert_eq!(memory.differences(&updated), [], "write {number} {fault:?}");
                     continue;
                 };
@@ -186,7 +186,7 @@ fn failed_restore_reports_half_changed() {
             Fault::Dropped,
             Fault::Corrupted,
         ] {
-            // The last write and those that follow fail: the first of putting back, and so on.
+            // The last write and those that follow fail: the first write that restores, and so on.
             let first = writes - 1;
             for failures in 2..=2 * writes {
                 let fail = first..first + failures;
@@ -210,13 +210,13 @@ fn restoring_continues_after_a_failed_restore() {
     let (world, actions) = mixed();
     let writes = writes_of(&world, &actions);
     assert_eq!(writes, 6);
-    // The third counter of `many` fails, then (going back) the second: the first is put back.
+    // The third counter of `many` fails, then, when restoring, the second: the first is restored.
     let (result, memory) = failing(&world, &actions, 5..6, Fault::Refused);
     assert_eq!(result.unwrap_err().effect(), Effect::Restored);
-    let going_back = memory.writes - writes;
+    let restoring = memory.writes - writes;
 
     let mut still_wrong = Vec::new();
-    for number in 0..going_back {
+    for number in 0..restoring {
         // Only one of the writes of putting back fails, and the last of the update before it.
         let (layout, plan) = world.plan(&actions).unwrap();
         let mut memory = FailingTwice {
@@ -329,7 +329,7 @@ fn memory_that_became_unreadable_is_not_written() {
 // promise: All or nothing: The counter of another tool (SystemTap) beside ours is never written
 #[test]
 fn counter_of_another_tool_is_never_touched() {
-    // SystemTap's counters are changed by the kernel even while all threads stand.
+    // SystemTap's counters are changed by the kernel even while all threads are stopped.
     for fixture in ["edge_semaphore_ocaml_2.pie", "gen_ocaml_2.nopie"] {
         let mut world = World::of(fixture);
         let names: Vec<String> = world.table.probes().map(|p| p.name().to_owned()).collect();

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Error;
+use crate::error::Error;
 use crate::error::ErrorKind;
 use crate::select::{Actions, Selector};
 use crate::site::INT3;
@@ -150,7 +150,7 @@ fn sites_change_only_when_counters_leave_0() {
     assert_eq!(world.memory, world.loaded);
 }
 
-/// The plan that takes back `applied`, which has been carried out.
+/// Returns the plan that undoes `applied`, which has been carried out.
 fn back(world: &World, applied: &UpdatePlan) -> UpdatePlan {
     world.plan_for(&world.undo(applied), false).unwrap().1
 }
@@ -391,7 +391,7 @@ fn disabling_a_named_disabled_probe_is_refused() {
         assert_eq!(plan.skipped, [many], "{actions:?}");
         assert_eq!(plan.changes.len(), 1, "{actions:?}");
     }
-    // Forced, nothing is passed over, and nothing has to be written.
+    // Forced, no probe is skipped, and nothing has to be written.
     let forced = plan(&world, &disable("many").force(true));
     assert!(forced.steps.is_empty() && forced.skipped.is_empty());
 }
@@ -437,7 +437,7 @@ fn foreign_byte_refuses_the_update_even_if_forced() {
                 .ends_with("(gdb, perf, bpftrace) is there");
             assert_eq!(breakpoint, byte == INT3, "{error}");
         }
-        // It is no business of those who do not touch it.
+        // Updates of other probes are not refused.
         assert_eq!(steps(&plan(&world, &enable("single"))), ["1 x e8", "0->1"]);
     }
 }

@@ -145,7 +145,7 @@ const CORRUPT: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Nothing is missing for those who do not read prelinked files.
+/// The section is needed only to read prelinked files.
 const HARMLESS: &str = "base_section_renamed";
 
 fn corrupt_files() -> Vec<std::path::PathBuf> {
@@ -220,7 +220,7 @@ fn real_file_cut_at_any_length_is_refused() {
 fn cut_file_is_read_once_complete_enough() {
     let made = program(&[note("ocaml_2", "tick", 0, 0), note("ocaml_2", "tock", 2, 1)]);
     let mut bytes = made.bytes();
-    // One more site that nobody noted follows the last one that is needed.
+    // After the last site that a note names comes one more.
     let needed = bytes.len() - 6;
     bytes.extend([0; 16]);
     let file = memory_file(&bytes);

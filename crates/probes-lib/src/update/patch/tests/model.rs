@@ -256,13 +256,13 @@ fn check(
         let result = apply(&plan, &layout, PID, &mut memory);
         let reached = memory.writes > fail.start && !fail.is_empty();
         match result {
-            // A write that was not kept may have been made good by a later one of its page.
+            // A later write of the same page may have written what an earlier one failed to.
             Ok(outcome) if !reached || Fault::SILENT.contains(&fault) => {
                 assert_eq!(outcome, Outcome::Done);
-                check_taking_back(&now, &memory, &plan, &image(&model));
+                check_undo(&now, &memory, &plan, &image(&model));
                 model = after;
             }
-            Ok(_) => panic!("a write failed, and nobody noticed"),
+            Ok(_) => panic!("a write failed, and that was not reported"),
             Err(error) => {
                 assert!(reached, "{error}");
                 assert_eq!(error.effect(), Effect::Restored);
@@ -274,7 +274,7 @@ fn check(
 }
 
 /// Taking back what was done in `memory` gives what was there before.
-fn check_taking_back(world: &World, memory: &SliceMemory, done: &UpdatePlan, before: &SliceMemory) {
+fn check_undo(world: &World, memory: &SliceMemory, done: &UpdatePlan, before: &SliceMemory) {
     let mut then = world.with_memory(memory.failing(0..0, Fault::Refused));
     then.update_for(&then.undo(done)).unwrap();
     assert_eq!(then.memory.differences(before), []);
