@@ -2,7 +2,6 @@
 //! the whole file, and checks each offset and size against the file's length before use.
 
 pub(crate) mod arguments;
-pub(crate) mod build_id;
 pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod source;
@@ -26,7 +25,7 @@ use goblin::elf::sym::sym64::SIZEOF_SYM;
 use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
 
 use crate::address::FileAddr;
-use crate::elf::build_id::BuildId;
+use crate::build_id::BuildId;
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::sys::can_fail;
 

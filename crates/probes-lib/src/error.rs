@@ -18,7 +18,7 @@ use nix::errno::Errno;
 
 use crate::address::LiveAddr;
 
-pub use file::{ElfDefect, FileError, ProbeDefect};
+pub use file::{ElfDefect, FileError, MalformedNote, NoteDefect, ProbeDefect};
 pub use launch::LaunchError;
 pub use memory::{MemoryError, MemoryPart};
 pub use observe::ObserveError;

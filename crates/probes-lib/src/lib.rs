@@ -58,6 +58,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
+mod build_id;
 mod elf;
 mod error;
 #[cfg(feature = "fault-injection")]
@@ -82,10 +83,10 @@ mod trace;
 mod update;
 
 // Files: what an ELF file says of probes.
+pub use build_id::BuildId;
 pub use elf::Linking;
 pub use elf::arguments::{Argument, Operand};
-pub use elf::build_id::BuildId;
-pub use elf::note::{MalformedNote, Note, NoteDefect, Notes, notes};
+pub use elf::note::{Note, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
 
@@ -113,6 +114,7 @@ pub use launch::split::{Follower, Split, Starter};
 pub use launch::{Launch, Launched};
 
 pub use error::{
-    Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError, MemoryPart,
-    ObserveError, Operation, ProbeDefect, ProbeError, ProcessError, Result, Subject, SystemError,
+    Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MalformedNote,
+    MemoryError, MemoryPart, NoteDefect, ObserveError, Operation, ProbeDefect, ProbeError,
+    ProcessError, Result, Subject, SystemError,
 };

@@ -8,6 +8,8 @@
 //!
 //! Source: <https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation>.
 
+use crate::error::{MalformedNote, NoteDefect};
+
 const HEADER_LEN: usize = 12;
 const ADDRESSES_LEN: usize = 24;
 const OWNER: &[u8] = b"stapsdt\0";
@@ -32,54 +34,6 @@ pub struct Note<'a> {
     pub name: &'a [u8],
     /// The argument string, without its NUL.
     pub arguments: &'a [u8],
-}
-
-/// Why the bytes are not a list of notes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("probe note {index} at {offset:#x} is malformed ({defect})")]
-pub struct MalformedNote {
-    /// Index of the note in its section, from 0.
-    pub index: usize,
-    /// Offset of the note's header from the start of its section, in bytes.
-    pub offset: usize,
-    /// What is wrong with it.
-    pub defect: NoteDefect,
-}
-
-/// What is wrong with a note.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NoteDefect {
-    /// The section ends inside the note's header.
-    #[error("{left} bytes left < 12, the length of a note's header")]
-    HeaderCut {
-        /// Bytes from the note's start to the section's end.
-        left: usize,
-    },
-    /// The section ends inside the note's owner or description.
-    #[error("needs {needed} bytes, {left} left")]
-    BodyCut {
-        /// Bytes that the header announces.
-        needed: u64,
-        /// Bytes from the header's end to the section's end.
-        left: usize,
-    },
-    /// The description cannot hold the three addresses.
-    #[error("descsz {0} < 24")]
-    ShortDescription(u32),
-    /// One of the three strings has no end.
-    #[error("its {0} does not end within the note")]
-    Unterminated(&'static str),
-}
-
-impl NoteDefect {
-    /// Whether the section ends too early.
-    fn is_cut(&self) -> bool {
-        matches!(
-            self,
-            NoteDefect::HeaderCut { .. } | NoteDefect::BodyCut { .. }
-        )
-    }
 }
 
 /// Iterates over the notes of a section; ends after the first malformed one.

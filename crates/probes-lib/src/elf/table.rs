@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::address::FileAddr;
-use crate::elf::build_id::BuildId;
+use crate::build_id::BuildId;
 use crate::elf::{ElfFile, Linking, Segment};
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::memory::spans;

@@ -4,7 +4,6 @@ use std::io;
 
 use super::reason;
 use crate::address::FileAddr;
-use crate::elf::note::MalformedNote;
 use crate::site::SiteCode;
 
 /// Why a file cannot be used; reads on from its path.
@@ -109,6 +108,54 @@ pub enum ElfDefect {
     Contradiction(String),
 }
 
+/// Why the bytes are not a list of notes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("probe note {index} at {offset:#x} is malformed ({defect})")]
+pub struct MalformedNote {
+    /// Index of the note in its section, from 0.
+    pub index: usize,
+    /// Offset of the note's header from the start of its section, in bytes.
+    pub offset: usize,
+    /// What is wrong with it.
+    pub defect: NoteDefect,
+}
+
+/// What is wrong with a note.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoteDefect {
+    /// The section ends inside the note's header.
+    #[error("{left} bytes left < 12, the length of a note's header")]
+    HeaderCut {
+        /// Bytes from the note's start to the section's end.
+        left: usize,
+    },
+    /// The section ends inside the note's owner or description.
+    #[error("needs {needed} bytes, {left} left")]
+    BodyCut {
+        /// Bytes that the header announces.
+        needed: u64,
+        /// Bytes from the header's end to the section's end.
+        left: usize,
+    },
+    /// The description cannot hold the three addresses.
+    #[error("descsz {0} < 24")]
+    ShortDescription(u32),
+    /// One of the three strings has no end.
+    #[error("its {0} does not end within the note")]
+    Unterminated(&'static str),
+}
+
+impl NoteDefect {
+    /// Whether the section ends too early.
+    pub(crate) fn is_cut(&self) -> bool {
+        matches!(
+            self,
+            NoteDefect::HeaderCut { .. } | NoteDefect::BodyCut { .. }
+        )
+    }
+}
+
 /// Why what a note says cannot be true of its file; reads on from the note.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -120,7 +167,7 @@ pub enum ProbeDefect {
     #[error("has an argument string that is not text")]
     Arguments,
     /// No site, in a generation where each note has one.
-    #[error("has no site (pc 0), which only provider ocaml_2 may say")]
+    #[error("has no site (pc 0), which only notes of provider ocaml_2 may have")]
     NoSite,
     /// The site is not in executable bytes of the file.
     #[error("has its site at {0}, outside the executable segments of the file")]

@@ -33,7 +33,7 @@ pub enum LaunchError {
     #[error("cannot be run: it exited while its libraries were being loaded")]
     DiedLoading,
     /// It may not be traced by the process that started it.
-    #[error("cannot be traced from its start: {0}")]
+    #[error("cannot be traced from its start: {}", denied(.0))]
     Denied(Denial),
     /// It would run without the privilege that its file gives it.
     #[error(
@@ -46,6 +46,14 @@ pub enum LaunchError {
     /// It is to be followed and observed from its start.
     #[error("cannot be both followed and observed from its start")]
     FollowedAndObserved,
+}
+
+/// Some reasons are about the process that is to be traced: this one, until it has executed the program.
+fn denied(denial: &Denial) -> String {
+    match denial {
+        Denial::Traced { .. } | Denial::BeingChanged { .. } => format!("this process {denial}"),
+        _ => denial.to_string(),
+    }
 }
 
 fn end_text(signal: Option<i32>) -> String {

@@ -35,7 +35,7 @@ pub enum ObserveError {
     )]
     SeccompFiltered,
     /// The process may not map memory that it executes.
-    #[error("cannot map memory for trampolines: its kernel or a seccomp filter refuses")]
+    #[error("cannot map memory for trampolines: the kernel or a seccomp filter refuses")]
     MapRefused,
     /// Another observation of the process has begun, and has removed this one.
     #[error("has another observer now, which replaced this one")]
@@ -47,16 +47,13 @@ pub enum ObserveError {
     #[error("this machine has no invariant TSC; latencies and timestamps are unavailable")]
     NoInvariantTsc,
     /// No memory can be shared with a program to be started; without a subject.
-    #[error(
-        "no memory can be shared with the program to be started: {}",
-        reason(source)
-    )]
+    #[error("cannot create memory to share with the program: {}", reason(source))]
     NoSharedMemory {
         /// What memfd_create(2) or ftruncate(2) says.
         source: io::Error,
     },
     /// More pairs than can be timed together; without a subject.
-    #[error("{given} pairs are too many to be timed together: {most} at most")]
+    #[error("{given} pairs are too many to be timed together: at most {most}")]
     TooManyPairs {
         /// How many there were.
         given: usize,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::address::LiveAddr;
-use crate::elf::build_id::BuildId;
+use crate::build_id::BuildId;
 use crate::site::SiteCode;
 
 /// Why probes cannot be had, or not be changed as asked. If no probe is found, the text reads on from
@@ -109,7 +109,7 @@ pub enum ProbeError {
     },
     /// A probe is to be changed while the process runs, and is in an object that can be unloaded.
     #[error(
-        "probe \"{name}\" is in {} too, which could be unloaded while it is written",
+        "probe \"{name}\" also has sites in {}, which could be unloaded while they are written",
         file_name(object)
     )]
     LiveUnloadable {

@@ -160,7 +160,7 @@ fn state_text(state: char, wchan: &str) -> String {
     };
     match state {
         'D' => format!("in uninterruptible sleep (D{wchan})"),
-        'R' => "still running: there is more to run than processors (R)".to_owned(),
+        'R' => "still running (R): more threads want to run than there are processors".to_owned(),
         state => format!("busy in the kernel ({state}{wchan})"),
     }
 }

@@ -18,7 +18,7 @@ pub enum SystemError {
         source: io::Error,
     },
     /// This process may start no thread, which it takes to trace; without a subject.
-    #[error("no thread can be started to trace from: {}", reason(source))]
+    #[error("cannot start a thread to trace from: {}", reason(source))]
     NoThread {
         /// What the kernel said.
         source: io::Error,
