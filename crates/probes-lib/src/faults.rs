@@ -2,7 +2,7 @@
 //! fail, to be cut short, to kill us, or to coincide with an event.
 //!
 //! Only in builds with the feature `fault-injection`, for the chaos suite; in all others, `can_fail!` and
-//! the like expand to nothing. A fault is armed by [`arm`], or for a whole process by the environment
+//! the like (sys.rs) expand to nothing. A fault is armed by [`arm`], or for a whole process by the environment
 //! variable [`VARIABLE`], with a script:
 //!
 //! ```text
@@ -21,8 +21,6 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, raise};
-
-// The macros that call this are in sys.rs.
 
 /// The environment variable with a script that is armed from the start.
 pub const VARIABLE: &str = "OCAML_PROBES_FAULT";
@@ -231,7 +229,7 @@ fn lock() -> MutexGuard<'static, Option<Armed>> {
 /// If `script` is not one.
 pub fn arm(script: &str) {
     let Some(parsed) = Script::parse(script) else {
-        panic!("{script:?} is no fault");
+        panic!("{script:?} is not a fault script");
     };
     *lock() = Some(Armed {
         script: Some(parsed),

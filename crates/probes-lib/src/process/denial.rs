@@ -89,12 +89,12 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
     }
     if !privileged {
         if let Some(denial) = of_credentials(process, &theirs, &ours) {
-            return unless_capable(denial, &ours);
+            return or_incapable(denial, &ours);
         }
     }
     match yama_scope() {
         Some(scope) if scope == 3 || (scope > 0 && !privileged) => {
-            unless_capable(Denial::Yama { scope }, &ours)
+            or_incapable(Denial::Yama { scope }, &ours)
         }
         // The files in /proc fail with EACCES whatever the reason; from the initial namespace they can be
         // opened.
@@ -124,7 +124,7 @@ fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<D
 }
 
 /// Adds to a denial which CAP_SYS_PTRACE would overcome that no process here can have it.
-fn unless_capable(denial: Denial, ours: &Status) -> Denial {
+fn or_incapable(denial: Denial, ours: &Status) -> Denial {
     let is_overcome = !matches!(denial, Denial::Yama { scope: 3 });
     if ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {
         Denial::Incapable(Box::new(denial))
@@ -140,7 +140,7 @@ pub(crate) fn of_own_child(errno: Errno) -> Denial {
         _ if ptrace::is_filtered() => Denial::Seccomp,
         // Our tracer may trace our children as well.
         _ if ours.tracer != 0 => by_tracer(ours.tracer),
-        Some(scope) if scope > 1 => unless_capable(Denial::Yama { scope }, &ours),
+        Some(scope) if scope > 1 => or_incapable(Denial::Yama { scope }, &ours),
         _ if errno == Errno::EACCES => Denial::Policy,
         _ => Denial::Unexplained,
     }

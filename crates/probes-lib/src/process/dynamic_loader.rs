@@ -1,4 +1,4 @@
-//! [`DynamicLoader`]: the dynamic loader of a process, and what it says of the objects that it has loaded.
+//! [`DynamicLoader`]: the dynamic loader of a process, and whether it has loaded all objects.
 //!
 //! Loaders call an empty function for debuggers, `_dl_debug_state`, when the list of objects changes
 //! (`r_brk` of `struct r_debug`, link.h): after new objects have been mapped, and before any of their
@@ -18,7 +18,7 @@ use crate::process::objects;
 /// The name of the function in glibc and in musl.
 pub(crate) const DEBUG_FUNCTION: &str = "_dl_debug_state";
 
-/// At most so many bytes of the function are read.
+/// How many bytes of the function are read, at most.
 pub(crate) const DEBUG_FUNCTION_LEN: u64 = 9;
 
 /// The dynamic loader of a process.
@@ -33,7 +33,7 @@ pub(crate) struct DynamicLoader {
     pub(crate) segment: Segment,
 }
 
-/// Why a process has no dynamic loader that we know.
+/// Why a process has no known dynamic loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoDynamicLoader {
     /// It has none: its program is static, or the loader was executed as its program.
@@ -77,11 +77,11 @@ pub(crate) fn debug_function(process: &Process) -> Option<LiveAddr> {
     Some(loader.bias.live(loader.debug_function))
 }
 
-/// Whether all objects that the program of a process is linked with have been mapped; `None` if that is
-/// not known.
+/// Returns whether all objects that the program of a process is linked with have been mapped; `None` if
+/// that is not known.
 pub(crate) fn has_loaded(process: &Process, memory: &impl ReadMemory) -> Option<bool> {
     const RT_CONSISTENT: u32 = 0;
-    /// Of the state in struct r_debug: version, list of objects, function, state (link.h).
+    /// The offset of the state in struct r_debug: version, list of objects, function, state (link.h).
     const STATE: u64 = 24;
     let auxv = process.read_program("auxv").ok()?;
     let debug = r_debug(&auxv, memory)?;
@@ -111,6 +111,6 @@ fn r_debug(auxv: &[u8], memory: &impl ReadMemory) -> Option<LiveAddr> {
     memory
         .read(bias.live(FileAddr(dynamic.p_vaddr)), &mut bytes)
         .ok()?;
-    // Pairs of words, as the auxiliary vector is.
+    // The dynamic section consists of pairs of words, like the auxiliary vector.
     load_bias::auxv_value(&bytes, DT_DEBUG).map(LiveAddr)
 }

@@ -90,7 +90,7 @@ struct Stopping<'t, 'p> {
     scope: Scope,
     /// All tids of `stopped.tracees`, in the order in which they were found.
     order: Vec<i32>,
-    /// Those that a clone event reported before /proc listed them.
+    /// The tids that a clone event reported before /proc listed them.
     born: HashSet<i32>,
     /// How often the kernel has refused a thread for no visible reason.
     refusals: usize,
@@ -106,7 +106,7 @@ impl Stopping<'_, '_> {
             .map_err(|source| process.exited_or(source))?;
         let mut passes = 0;
         loop {
-            let clean = self.seize_unknown(&mut list)?;
+            let has_new = self.seize_new(&mut list)?;
             self.wait_for_all()?;
             passes += 1;
             // A pass that finds no new thread does not prove that there is none: the walk through
@@ -115,7 +115,7 @@ impl Stopping<'_, '_> {
             if self.stopped_count() == self.living_count()? {
                 break;
             }
-            if clean {
+            if !has_new {
                 self.reap_exited();
             }
             // Those of the first pass are stopped: a second one takes no time, if they are all.
@@ -139,19 +139,19 @@ impl Stopping<'_, '_> {
         }
     }
 
-    /// Seizes the threads not seen before; returns false if there were any.
-    fn seize_unknown(&mut self, list: &mut ThreadList) -> Result<bool> {
+    /// Seizes the threads not seen before; returns whether there were any.
+    fn seize_new(&mut self, list: &mut ThreadList) -> Result<bool> {
         let process = self.stopped.process();
         let tids = list.read().map_err(|source| process.exited_or(source))?;
         if tids.is_empty() {
             return Err(Error::of_process(process.pid(), ProcessError::Exited));
         }
-        let mut clean = true;
+        let mut has_new = false;
         for tid in tids {
             if self.stopped.tracees.contains_key(&tid) {
                 continue;
             }
-            clean = false;
+            has_new = true;
             if self.scope == Scope::Descendants && is_traced(tid) {
                 self.add(tid, Tracee::Running);
                 continue;
@@ -166,10 +166,10 @@ impl Stopping<'_, '_> {
                 Err(errno) => self.refused(tid, errno)?,
             }
         }
-        Ok(clean)
+        Ok(has_new)
     }
 
-    /// Finds out why a thread cannot be seized: it may be exiting, or be our tracee already.
+    /// Handles a thread that cannot be seized: it may be exiting, or be our tracee already.
     fn refused(&mut self, tid: i32, errno: Errno) -> Result<()> {
         let process = self.stopped.process();
         let Ok(status) = process.thread_status(tid) else {
@@ -189,7 +189,7 @@ impl Stopping<'_, '_> {
             // We have traced it before, or its creator, so that it was traced from its start.
             self.add(tid, Tracee::Running);
             if ptrace::peek(tid) == Wait::Running {
-                // If it has just died, the wait will say so.
+                // If it has just exited, the wait reports that.
                 let _ = ptrace::interrupt(tid);
             }
             return Ok(());
@@ -267,9 +267,9 @@ impl Stopping<'_, '_> {
 
     fn stopped_with(&self, tid: i32, signal: i32) -> Tracee {
         // clone(2) without CLONE_THREAD makes a process of its own.
-        let foreign =
+        let is_foreign =
             self.born.contains(&tid) && self.stopped.process().thread_status(tid).is_err();
-        if foreign {
+        if is_foreign {
             Tracee::Foreign(signal)
         } else {
             Tracee::Stopped(signal)
@@ -281,7 +281,7 @@ impl Stopping<'_, '_> {
         let process = self.stopped.process();
         let known = self.stopped.tracees.iter_mut();
         for (&tid, tracee) in known.filter(|(_, tracee)| **tracee != Tracee::Gone) {
-            let gone = match ptrace::peek(tid) {
+            let is_gone = match ptrace::peek(tid) {
                 // waitid(2) does not report a leader that has exited before its other threads.
                 Wait::Running => tid == process.pid() && process.is_exiting(tid),
                 Wait::Exited => {
@@ -295,7 +295,7 @@ impl Stopping<'_, '_> {
                 | Wait::Cloned(_)
                 | Wait::Executed => false,
             };
-            if gone {
+            if is_gone {
                 *tracee = Tracee::Gone;
             }
         }
