@@ -325,6 +325,12 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     receiver
 }
 
+/// The name of a test function, with which its binary runs it again (`--exact NAME`).
+pub fn test_name<F: Fn()>(_test: F) -> &'static str {
+    let path = std::any::type_name::<F>();
+    path.split_once("::").map_or(path, |(_, name)| name)
+}
+
 /// Calls `ask` again until it returns an answer, or until the deadline.
 pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use probes_lib::{Action, Options, State, Target, faults};
-use test_support::{Guard, fixture_forms, program_forms};
+use test_support::{Guard, fixture_forms, program_forms, test_name};
 
 use crate::case::Case;
 use crate::counting::strange_code;
@@ -90,7 +90,7 @@ fn programs() -> Vec<(PathBuf, &'static [&'static str])> {
 //    one removes what remains (504 kills)
 #[test]
 fn observer_killed_at_any_moment_leaves_threads_running() {
-    const NAME: &str = "observers::an_observer_killed_at_any_moment_leaves_threads_that_go_on";
+    let name = test_name(observer_killed_at_any_moment_leaves_threads_running);
     if let Ok(what) = std::env::var(OBSERVED) {
         return observe(&what);
     }
@@ -106,10 +106,10 @@ fn observer_killed_at_any_moment_leaves_threads_running() {
                 let pid = subject.pid();
                 subject.apply(&all(action));
                 let started = Instant::now();
-                assert!(Guard::spawn(&mut observer(NAME, pid, 1)).wait().success());
+                assert!(Guard::spawn(&mut observer(name, pid, 1)).wait().success());
                 let longest = started.elapsed();
                 for kill in 0..each {
-                    let mut observer = Guard::spawn(&mut observer(NAME, pid, u32::MAX));
+                    let mut observer = Guard::spawn(&mut observer(name, pid, u32::MAX));
                     // One somewhere in its run, the next soon after it has stopped the process.
                     let mut longest = longest;
                     if kill % 2 == 1 {
@@ -155,8 +155,7 @@ fn observer_killed_at_any_moment_leaves_threads_running() {
 //    removes (about 280 kills)
 #[test]
 fn observer_killed_before_each_call_is_removed_later() {
-    const NAME: &str =
-        "observers::an_observer_killed_before_each_of_its_calls_leaves_what_the_next_puts_back";
+    let name = test_name(observer_killed_before_each_call_is_removed_later);
     if let Ok(what) = std::env::var(OBSERVED) {
         return observe(&what);
     }
@@ -173,7 +172,7 @@ fn observer_killed_before_each_call_is_removed_later() {
             let step = if case.is_long() { 1 } else { 5 };
             let first = 1 + case.random(step) as usize;
             for nth in (first..).step_by(step as usize) {
-                let mut observer = observer(NAME, subject.pid(), 1);
+                let mut observer = observer(name, subject.pid(), 1);
                 observer.env(faults::VARIABLE, format!("{fault}:{nth}"));
                 let status = Guard::spawn(&mut observer).wait();
                 let what = format!("{fault}:{nth}");

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use probes_lib::{Action, Actions, Options, Selector, Target};
-use test_support::{DEADLINE, Guard, Talker, eventually, program_forms};
+use test_support::{DEADLINE, Guard, Talker, eventually, program_forms, test_name};
 
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::observations::{check, everything};
@@ -128,7 +128,7 @@ fn system_threads_in_domains_are_observed() {
 //    handlers that run on (80 kills in each chroot)
 #[test]
 fn killed_observer_leaves_domains_and_parked_threads_running() {
-    const NAME: &str = "observe::killed_observer_leaves_domains_and_parked_threads_running";
+    let name = test_name(killed_observer_leaves_domains_and_parked_threads_running);
     if let Ok(pid) = std::env::var(OBSERVED) {
         let target = Target::open(pid.parse().unwrap()).unwrap();
         let observation = everything(&target);
@@ -149,7 +149,7 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
         target.update_with(&actions, options()).unwrap();
         for kill in 0..KILLS {
             let mut observer = Command::new(std::env::current_exe().unwrap());
-            observer.args(["--exact", "--nocapture", NAME]);
+            observer.args(["--exact", "--nocapture", name]);
             observer.env(OBSERVED, pid.to_string());
             observer.stdin(Stdio::null()).stdout(Stdio::null());
             let mut observer = Guard::spawn(&mut observer);

@@ -202,7 +202,7 @@ mod tests {
     const TRAMPOLINE: LiveAddr = LiveAddr(0x806);
 
     #[test]
-    fn probe_site_is_patched_by_a_call_of_its_trampoline() {
+    fn probe_site_is_patched_with_a_trampoline_call() {
         let code = SiteCode([0x90, CMP, 0xfa, 0x0f, 0, 0]);
         assert_eq!(Point::probe_site(POINT.address, code), POINT);
         assert_eq!(
