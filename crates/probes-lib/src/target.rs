@@ -180,7 +180,7 @@ impl Target {
     ///
     /// If a name is unknown, a probe is selected twice, a probe is in a state that the actions do
     /// not fit, the process cannot be stopped or written, or exits meanwhile.
-    /// [`Error::effect`] says what the process is left with: nothing changed,
+    /// [`Error::effect`](crate::Error::effect) says what the process is left with: nothing changed,
     /// unless restoring failed too.
     pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
         self.carry_out(&|program| choose(program, actions), options)

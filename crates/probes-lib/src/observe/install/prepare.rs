@@ -134,13 +134,13 @@ impl Prepared {
         &self.arenas
     }
 
-    /// Installs the observation in a stopped process; its data are `shared` with us if there is a file
-    /// for them.
+    /// Installs the observation in a stopped process. If there is a file for its `data`, they are mapped
+    /// from there.
     ///
     /// # Errors
     ///
     /// If the process cannot map memory, or a point does not hold what its file says;
-    /// [`ProcessError::KeepsChanging`] if something else has been mapped where an arena was to be.
+    /// [`ProcessError::KeepsChanging`] if something else has been mapped where an arena is to be.
     pub(crate) fn install<'s>(
         &mut self,
         injector: &Injector<'s>,
@@ -239,7 +239,7 @@ impl Prepared {
     }
 }
 
-/// Checks that nothing has been mapped where an arena is to be since it was placed.
+/// Checks that nothing has been mapped at the addresses of an arena since it was placed.
 fn refuse_occupied(process: &Process, arena: &Arena) -> Result<()> {
     let range = arena.range();
     let is_within = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
@@ -250,7 +250,7 @@ fn refuse_occupied(process: &Process, arena: &Arena) -> Result<()> {
     Ok(())
 }
 
-/// Returns the calls that map an arena, its data `shared` with us if there is a file for them.
+/// Returns the calls that map an arena; if there is a file for its `data`, they are mapped from there.
 fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [RemoteCall; 2] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [

@@ -51,7 +51,8 @@ impl CleanReport {
         self.still_mapped = later.still_mapped;
     }
 
-    /// Returns the report if a thread may still execute an injected call, and so map memory.
+    /// Returns the report, if it says that memory stays mapped; otherwise fails, because a thread may
+    /// still execute an injected call that maps memory.
     fn if_pending(self, pid: i32) -> Result<CleanReport> {
         if self.still_mapped == 0 {
             let error = Error::of_process(pid, ProcessError::KeepsChanging);
@@ -72,7 +73,7 @@ impl CleanReport {
     }
 }
 
-/// Memory that was mapped by a tool which was killed before the header of its arena was written.
+/// Memory of an arena whose tool was killed before it wrote the header.
 struct OrphanedMappings {
     /// The calls that unmap it.
     calls: Vec<RemoteCall>,
