@@ -3,7 +3,7 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test test-long test-all chaos lint sanitize bench fmt clean
+.PHONY: all setup demo test test-long test-all chaos mutants lint sanitize bench fmt clean
 
 # In a folder of their own: a build with fault injection must not be mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
@@ -35,6 +35,12 @@ chaos: setup
 	cargo test $(FAULTS) -p probes-lib --lib faults
 	CHAOS_SECONDS=1800 cargo test $(CHAOS)
 	CHAOS_SECONDS=1800 scripts/test-as-user $(CHAOS)
+
+# Hours. SHARD=0/18 takes one mutant of 18. Needs cargo-mutants: `cargo install cargo-mutants --locked`.
+mutants: setup
+	dune build ./test-programs
+	OCAML_PROBES_TARGETS=$(CURDIR)/_build/default/test-programs \
+		cargo mutants $(if $(SHARD),--shard $(SHARD) --sharding round-robin) --output target
 
 lint: setup
 	cargo fmt --all --check

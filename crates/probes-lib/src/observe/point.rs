@@ -264,4 +264,25 @@ mod tests {
             assert_eq!(of(text), ArgumentSource::Unknown, "{text}");
         }
     }
+
+    #[test]
+    fn roles_are_empty_or_timed() {
+        let counted = Role {
+            is_counted: true,
+            ..Role::default()
+        };
+        let timed = Role {
+            ends: vec![PairEnd::Start(0)],
+            ..Role::default()
+        };
+        let watched = Role {
+            watched: Some(WatchRole::default()),
+            ..Role::default()
+        };
+        let what = |role: &Role| (role.is_empty(), role.is_timed());
+        assert_eq!(what(&Role::default()), (true, false));
+        assert_eq!(what(&counted), (false, false));
+        assert_eq!(what(&timed), (false, true));
+        assert_eq!(what(&watched), (false, true));
+    }
 }

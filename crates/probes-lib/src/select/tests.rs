@@ -239,3 +239,22 @@ fn selectors_are_printed_as_written() {
         assert_eq!(format!("{selector:?}"), text);
     }
 }
+
+#[test]
+fn refusals_name_the_objects_that_were_unreadable() {
+    let path = PathBuf::from("/srv/damaged.so");
+    let program = table().beside(vec![UnreadableObject {
+        path: path.clone(),
+        why: Arc::new(Selector::regexp("(").unwrap_err()),
+    }]);
+    let refusal = |selector| choose(&program, &Actions::new().enable(selector)).unwrap_err();
+    for selector in [Selector::name("plug"), Selector::regexp("plug").unwrap()] {
+        let error = refusal(selector);
+        let (ErrorKind::Probe(ProbeError::Unknown { unreadable, .. })
+        | ErrorKind::Probe(ProbeError::NoMatch { unreadable, .. })) = error.kind()
+        else {
+            panic!("{error}");
+        };
+        assert_eq!(unreadable, std::slice::from_ref(&path));
+    }
+}

@@ -121,6 +121,41 @@ fn saved_registers_are_found_as_arguments() {
     assert_eq!(listing.iter().filter(|line| *line == "rdtsc").count(), 1);
 }
 
+// The whole code of a trampoline that counts, times and records, as text.
+#[test]
+fn whole_listing_is_golden() {
+    let arguments = vec![
+        ArgumentSource::Register(Register::RDI),
+        ArgumentSource::Stack(16),
+        ArgumentSource::Vector(Register::XMM3),
+    ];
+    let layout = SharedLayout {
+        pairs: 2,
+        record_len: record::len(arguments.len()),
+    };
+    let role = Role {
+        is_counted: true,
+        ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
+        watched: Some(WatchRole {
+            point: 7,
+            arguments,
+        }),
+    };
+    let text = listing(&role, layout).join("\n") + "\n";
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/observe/trampoline/listing.txt"
+    );
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(file, &text).unwrap();
+    }
+    let golden = std::fs::read_to_string(file).unwrap();
+    assert!(
+        golden == text,
+        "not as in {file}; UPDATE_GOLDEN=1 rewrites it:\n{text}"
+    );
+}
+
 /// Returns ends of pairs with these numbers: a start, a stop, both, several.
 fn all_ends(one: u32, other: u32) -> Vec<Vec<PairEnd>> {
     vec![
