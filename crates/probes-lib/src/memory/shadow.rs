@@ -68,8 +68,9 @@ impl Shadow {
                 continue;
             };
             for (address, byte) in (shadowed.site.0..).zip(shown) {
+                // Out of range also if the address is below `at`.
                 let index = address.wrapping_sub(at.0) as usize;
-                if let Some(place) = bytes.get_mut(index).filter(|_| address >= at.0) {
+                if let Some(place) = bytes.get_mut(index) {
                     *place = byte;
                 }
             }
@@ -96,7 +97,7 @@ impl Shadow {
             for offset in 0..SITE_LEN as u64 {
                 let address = shadowed.site.plus(offset);
                 let index = address.0.wrapping_sub(at.0) as usize;
-                let Some(byte) = wanted.get_mut(index).filter(|_| address >= at) else {
+                let Some(byte) = wanted.get_mut(index) else {
                     continue;
                 };
                 if offset == OPCODE_OFFSET {
@@ -288,6 +289,14 @@ mod tests {
         let real = [0, 0, 0x90, CALL, 5, 6, 7, 8, 0, 0];
         assert_eq!(shown(memory.bare(), 0x1000), real);
         assert_eq!(memory.bare().byte(TAIL), JMP);
+    }
+
+    #[test]
+    fn counters_are_written_as_they_are() {
+        let counter = LiveAddr(0x9000);
+        let mut memory = observed(RET).over(SliceMemory::new([(counter.0, vec![0; 2])]));
+        memory.write_counters(&[(counter, 0x0102)]).unwrap();
+        assert_eq!(shown(&memory, counter.0), [2, 1]);
     }
 
     #[test]

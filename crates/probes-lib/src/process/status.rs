@@ -113,13 +113,23 @@ mod tests {
     fn state_is_read_despite_a_hostile_name() {
         let status = Status::parse(
             b"Name:\t\xff) R 1\\n\nState:\tZ (zombie)\nTgid:\t42\nPPid:\t1\nTracerPid:\t7\n\
-              Uid:\t1000\t1001\t1002\t1003\nThreads:\t3\n",
+              Uid:\t1000\t1001\t1002\t1003\nNSpid:\t42\t7\t5\nThreads:\t3\n\
+              CapPrm:\t0000000000080000\nCapEff:\t0000000000000001\nCapBnd:\t00000000000000ff\n\
+              Seccomp:\t2\nSeccomp_filters:\t4\n",
         );
+        assert_eq!(status.name, "\u{fffd}) R 1\\n");
         assert_eq!((status.state, status.tgid, status.ppid), ('Z', 42, 1));
         assert_eq!((status.tracer, status.uid, status.threads), (7, 1000, 3));
+        assert_eq!((status.levels, status.innermost), (3, 5));
+        assert_eq!((status.permitted, status.effective), (0x80000, 1));
+        assert_eq!(status.bounding, 0xff);
+        assert_eq!((status.seccomp, status.filters), (2, 4));
 
         let stat = b"42 (a) b (c) R 1 42 42 0 -1 2097152 0";
         assert_eq!(field(stat, FLAGS), Some(PF_KTHREAD));
+        assert!(is_kernel_thread(stat) && !is_exiting(stat));
+        let exiting = b"42 (a) b (c) R 1 42 42 0 -1 4 0";
+        assert!(is_exiting(exiting) && !is_kernel_thread(exiting));
         assert_eq!(field(b"42 (a", FLAGS), None);
         assert_eq!(field(b"42 (a) R", FLAGS), None);
     }
