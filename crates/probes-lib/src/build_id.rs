@@ -3,6 +3,14 @@
 use std::fmt;
 
 /// The identity that the linker gave a file (`NT_GNU_BUILD_ID`); displayed in hex.
+///
+/// ```no_run
+/// let table = probes_lib::ProbeTable::read("server.exe")?;
+/// if let Some(build_id) = table.build_id() {
+///     println!("{build_id}");
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BuildId(Box<[u8]>);
 

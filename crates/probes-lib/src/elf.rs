@@ -39,6 +39,13 @@ pub(crate) const CTX: Ctx = Ctx {
 };
 
 /// How the program's addresses relate to where it is loaded.
+///
+/// ```no_run
+/// let table = probes_lib::ProbeTable::read("server.exe")?;
+/// let is_pie = table.linking() == probes_lib::Linking::PositionIndependent;
+/// # let _ = is_pie;
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linking {
     /// `ET_EXEC`: loaded exactly where it was linked.

@@ -14,9 +14,9 @@ use crate::process::program::{ProbeId, Program};
 /// What to do with a probe. Counters say how many tools have enabled it, so that they can share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Add one to its counter; its sites become calls when the counter leaves 0.
+    /// Adds one to its counter; its sites are enabled when the counter leaves 0.
     Enable,
-    /// Take one from its counter; its sites become no-ops when the counter reaches 0.
+    /// Subtracts one from its counter; its sites are disabled when the counter reaches 0.
     Disable,
 }
 

@@ -25,6 +25,16 @@ pub struct SourceMap {
 }
 
 /// Where code is in the source; what the file does not say is `None`.
+///
+/// ```no_run
+/// use probes_lib::{FileAddr, SourceMap};
+///
+/// let location = SourceMap::read("server.exe")?.locate(FileAddr(0x561ee));
+/// if let (Some(file), Some(line)) = (location.file, location.line) {
+///     println!("{file}:{line}");
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SourceLocation {
     /// The OCaml function, demangled: `Http.handle`.

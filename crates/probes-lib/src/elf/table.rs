@@ -23,6 +23,13 @@ pub use probe::{Probe, Semaphore, Site};
 pub(crate) const COUNTER_LEN: u64 = 2;
 
 /// The form of probes that a compiler emits, which the provider of the note names.
+///
+/// ```
+/// use probes_lib::Generation;
+///
+/// assert_eq!(Generation::of_provider(b"ocaml_2"), Some(Generation::Ocaml2));
+/// assert_eq!(Generation::of_provider(b"python"), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Generation {
     /// Provider `ocaml`: one semaphore per compilation unit, shared with SystemTap.

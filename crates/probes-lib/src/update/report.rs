@@ -98,6 +98,15 @@ impl ProbeStates {
 }
 
 /// The state of one probe.
+///
+/// ```no_run
+/// let states = probes_lib::Target::open(4242)?.states()?;
+/// if let Some(probe) = states.probe("req_start") {
+///     let enabled = probe.sites().filter(|site| site.enabled() == Some(true));
+///     println!("{} of {} sites are enabled", enabled.count(), probe.site_count());
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeState<'s> {
     states: &'s ProbeStates,
@@ -156,6 +165,14 @@ impl<'s> ProbeState<'s> {
 }
 
 /// One site in a process.
+///
+/// ```no_run
+/// let states = probes_lib::Target::open(4242)?.states()?;
+/// for site in states.probes().flat_map(|probe| probe.sites()) {
+///     println!("{} in {}: {}", site.address, site.object.path().display(), site.code);
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SiteState<'s> {
     /// The object that has it.
@@ -176,6 +193,14 @@ impl SiteState<'_> {
 }
 
 /// One semaphore in a process.
+///
+/// ```no_run
+/// let states = probes_lib::Target::open(4242)?.states()?;
+/// for semaphore in states.probes().flat_map(|probe| probe.semaphores()) {
+///     println!("{}: {}", semaphore.address, semaphore.value);
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SemaphoreState<'s> {
     /// The object that has it.
@@ -190,6 +215,17 @@ pub struct SemaphoreState<'s> {
 
 /// What an update did: returned by [`Target::update`](crate::Target::update), and taken by
 /// [`Target::undo`](crate::Target::undo).
+///
+/// ```no_run
+/// use probes_lib::{Actions, Selector, Target};
+///
+/// let target = Target::open(4242)?;
+/// let report = target.update(&Actions::new().enable(Selector::All))?;
+/// for change in &report.changed {
+///     println!("{}: {} -> {}", change.name, change.before, change.after);
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The process.

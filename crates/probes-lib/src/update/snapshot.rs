@@ -10,6 +10,15 @@ use crate::process::program::{Member, PlacedSite, Program};
 use crate::site::{SITE_LEN, SiteCode};
 
 /// Whether a probe is enabled, disabled, or neither.
+///
+/// ```no_run
+/// use probes_lib::{State, Target};
+///
+/// let states = Target::open(4242)?.states()?;
+/// let broken = states.probes().filter(|probe| probe.state() == State::Inconsistent);
+/// println!("{} probes need `Actions::force`", broken.count());
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Every counter is above 0 and every site calls its handler.

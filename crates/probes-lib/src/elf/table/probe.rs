@@ -10,6 +10,14 @@ use crate::site::SiteCode;
 use super::{Generation, ProbeIndex, ProbeTable, SiteEntry, string_at};
 
 /// One probe: all sites and semaphores of a name.
+///
+/// ```no_run
+/// let table = probes_lib::ProbeTable::read("server.exe")?;
+/// if let Some(probe) = table.probe("req_start") {
+///     println!("{} has {} sites", probe.name(), probe.sites().len());
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Probe<'t> {
     pub(super) table: &'t ProbeTable,
@@ -45,6 +53,15 @@ impl<'t> Probe<'t> {
 }
 
 /// One site of a probe.
+///
+/// ```no_run
+/// let table = probes_lib::ProbeTable::read("server.exe")?;
+/// for site in table.probes().flat_map(|probe| probe.sites()) {
+///     let arguments: Vec<&str> = site.argument_texts().collect();
+///     println!("{} {}", site.address(), arguments.join(" "));
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Site<'t> {
     pub(super) table: &'t ProbeTable,
@@ -92,6 +109,14 @@ impl<'t> Site<'t> {
 }
 
 /// One semaphore of a probe: an unsigned 16-bit counter of the tools that have enabled the probe.
+///
+/// ```no_run
+/// let table = probes_lib::ProbeTable::read("server.exe")?;
+/// for semaphore in table.probes().flat_map(|probe| probe.semaphores()) {
+///     println!("{}", semaphore.counter());
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Semaphore<'t> {
     pub(super) table: &'t ProbeTable,
