@@ -44,10 +44,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(error.is_gone());
 /// assert!(matches!(error.kind(), ErrorKind::Process(ProcessError::Exited)));
 /// ```
-#[derive(Debug)]
 pub struct Error(Box<Parts>);
 
-#[derive(Debug)]
 struct Parts {
     subject: Subject,
     kind: ErrorKind,
@@ -284,6 +282,16 @@ impl Error {
 impl<K: Into<ErrorKind>> From<K> for Error {
     fn from(kind: K) -> Error {
         Error::new(Subject::None, kind)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("subject", self.subject())
+            .field("kind", self.kind())
+            .field("effect", &self.effect())
+            .finish()
     }
 }
 

@@ -70,7 +70,7 @@ fn own_switches_a_probe_of_a_loaded_object() {
         "ping Disabled\nplug Enabled\nping Disabled\nplug Disabled\n"
     );
     for (mut command, error) in [
-        (own("plugs"), "UnknownProbe"),
+        (own("plugs"), "kind: Probe(Unknown {"),
         (Command::new(example("own")), "usage: own NAME"),
     ] {
         let output = output(&mut command);
