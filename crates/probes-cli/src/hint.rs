@@ -352,23 +352,23 @@ mod tests {
         let cases = [
             (
                 Denial::Yama { scope: 1 },
-                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=1 allows only descendants",
+                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants",
                 "use sudo, or `trace` instead of `attach`, or let the program call \
                  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)",
             ),
             (
                 Denial::Yama { scope: 2 },
-                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
+                "cannot attach to 4242: kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
                 "use sudo",
             ),
             (
                 Denial::Yama { scope: 3 },
-                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
+                "cannot attach to 4242: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
                 "only a reboot undoes it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d",
             ),
             (
                 Denial::Seccomp,
-                "process 4242 cannot be attached to: this container's seccomp profile blocks ptrace",
+                "cannot attach to 4242: this container's seccomp profile blocks ptrace",
                 "start the container with --cap-add=SYS_PTRACE; or use -live, which traces nothing",
             ),
             (
@@ -381,7 +381,7 @@ mod tests {
             ),
             (
                 Denial::Incapable(Box::new(Denial::Yama { scope: 1 })),
-                "process 4242 cannot be attached to: kernel.yama.ptrace_scope=1 allows only descendants, and this \
+                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants, and this \
                  container lacks CAP_SYS_PTRACE",
                 "start the container with --cap-add=SYS_PTRACE",
             ),
@@ -405,7 +405,7 @@ mod tests {
             ),
             (
                 Denial::Policy,
-                "process 4242 cannot be attached to: denied by a security policy (AppArmor, SELinux)",
+                "cannot attach to 4242: denied by a security policy (AppArmor, SELinux)",
                 "the audit log says which rule: `dmesg`, or `ausearch -m AVC`",
             ),
             (
@@ -431,7 +431,7 @@ mod tests {
             ),
             (
                 Denial::Unexplained,
-                "process 4242 cannot be attached to: the kernel does not permit it, possibly because it is traced from outside this \
+                "cannot attach to 4242: the kernel does not permit it, possibly because it is traced from outside this \
                  container",
                 "look for a debugger or tracer outside this container, or use sudo",
             ),

@@ -79,6 +79,26 @@ pub enum ErrorKind {
     System(#[from] SystemError),
 }
 
+impl ErrorKind {
+    /// The sentence that it is with its subject.
+    fn with_subject(&self, subject: &Subject) -> String {
+        let name = match subject {
+            Subject::None => return self.to_string(),
+            subject => subject.to_string(),
+        };
+        let text = match self {
+            ErrorKind::File(kind) => kind.with_subject(&name),
+            ErrorKind::Probe(kind) => kind.with_subject(&name),
+            ErrorKind::Process(kind) => kind.with_subject(subject),
+            ErrorKind::Memory(kind) => kind.with_subject(&name),
+            ErrorKind::Launch(kind) => kind.with_subject(&name),
+            ErrorKind::System(kind) => kind.with_subject(&name),
+            ErrorKind::Observe(_) => None,
+        };
+        text.unwrap_or_else(|| format!("{name} {self}"))
+    }
+}
+
 /// What a failed call has done to the process or program it was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -297,11 +317,8 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = self.kind().to_string();
-        match self.subject() {
-            Subject::None => f.write_str(&kind)?,
-            subject => write!(f, "{subject} {kind}")?,
-        }
+        let text = self.kind().with_subject(self.subject());
+        f.write_str(&text)?;
         let effect = match self.effect() {
             Effect::None => return Ok(()),
             Effect::NothingChanged => "nothing was changed",
@@ -312,7 +329,7 @@ impl fmt::Display for Error {
             Effect::HalfChanged => "some probes may be half changed",
             Effect::NotStarted => "the program was not started",
         };
-        let separator = if kind.ends_with('?') { " " } else { "; " };
+        let separator = if text.ends_with('?') { " " } else { "; " };
         write!(f, "{separator}{effect}")
     }
 }

@@ -50,7 +50,7 @@ fn impossible_calls_fail_and_change_nothing() {
         for (line, message) in [
             (
                 "enable pang",
-                "failed OWN has no probe \"pang\"; did you mean \"ping\" or \"pong\"? nothing was changed",
+                "failed no probe \"pang\" in own; did you mean \"ping\" or \"pong\"? nothing was changed",
             ),
             (
                 "disable ping",
@@ -58,13 +58,12 @@ fn impossible_calls_fail_and_change_nothing() {
             ),
             (
                 "enable-regexp x",
-                "failed OWN has no probe that matches \"x\"; nothing was changed",
+                "failed no probe in own matches \"x\"; nothing was changed",
             ),
             ("state pang", "failed no probe \"pang\""),
             ("mistakes", "mistakes 0"),
         ] {
-            let own_path = own.target.program().display().to_string();
-            assert_eq!(own.ask(line), message.replace("OWN", &own_path));
+            assert_eq!(own.ask(line), message);
         }
         assert!(
             own.ask("enable-regexp (")
@@ -99,9 +98,7 @@ fn half_an_update_is_repaired_by_set() {
         poke(own.talker.pid(), site.address.0 + 1, &[0xe8]);
         let answer = own.ask("enable ping");
         assert!(
-            answer.contains(
-                "probe \"ping\" is inconsistent: 1 of 3 sites are enabled and its counter is 0"
-            ),
+            answer.contains("1 of 3 sites of \"ping\" are enabled and its counter is 0"),
             "{answer}"
         );
         own.command("set-on ping");
@@ -184,10 +181,7 @@ fn missing_proc_is_reported() {
         own.command("forbid-open");
         assert!(own.ask("enable ping").ends_with("; nothing was changed"));
         let answer = own.ask("open");
-        assert!(
-            answer.starts_with("failed /proc/") && answer.contains(" cannot be opened: "),
-            "{answer}"
-        );
+        assert!(answer.starts_with("failed cannot open /proc/"), "{answer}");
         let states = own.target.states().unwrap();
         assert!(states.probes().all(|probe| probe.counter() == 0));
     }

@@ -38,7 +38,7 @@ fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     if tool.wait().success() {
         return Ok(());
     }
-    if error.contains(" was resumed; nothing was changed") {
+    if error.contains("; released, safe to retry; nothing was changed") {
         return Err((0, error));
     }
     let words = ["is being changed by pid ", "is already traced by pid "];

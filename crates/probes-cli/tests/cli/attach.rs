@@ -148,7 +148,7 @@ fn regexp_matches_from_the_start_of_a_name() {
     assert_eq!(answer.lines().count(), 2);
     let error = attach(&target, "-enable-regexp start").failure();
     assert!(
-        error.contains("service.exe has no probe that matches \"start\""),
+        error.contains("no probe in service.exe matches \"start\""),
         "{error}"
     );
     let hint = format!(
@@ -176,7 +176,7 @@ fn unknown_name_gets_a_suggestion_and_changes_nothing() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let before = image(target.pid());
     let error = attach(&target, "-enable watched,plian").failure();
-    let expected = "gen_ocaml_2.pie has no probe \"plian\"; did you mean \"plain\"?";
+    let expected = "no probe \"plian\" in gen_ocaml_2.pie; did you mean \"plain\"?";
     assert!(error.contains(expected), "{error}");
     assert!(error.contains("nothing was changed"), "{error}");
     assert!(error.contains("hint: `ocaml-probes info -pid"), "{error}");
@@ -190,7 +190,7 @@ fn inconsistent_probes_are_repaired_with_force() {
         let before = image(pid);
         let error = attach(&target, "-enable part").failure();
         assert!(
-            error.contains("probe \"part\" is inconsistent: 1 of 3 sites are enabled"),
+            error.contains("1 of 3 sites of \"part\" are enabled"),
             "{error}"
         );
         let hint = format!("hint: `ocaml-probes attach -pid {pid} -force -enable part`");

@@ -47,7 +47,7 @@ fn pid_of_no_process_is_refused() {
     // proc_sys_kernel_pid_max(5): pids are below 2^22.
     refused(
         4_194_305,
-        "process 4194305 does not exist",
+        "no process 4194305",
         "it has exited, or the pid is one of another",
     );
 }
@@ -58,11 +58,7 @@ fn exited_process_is_refused() {
     let pid = target.pid();
     target.hang_up();
     target.guard().wait();
-    refused(
-        pid,
-        &format!("process {pid} does not exist"),
-        "it has exited",
-    );
+    refused(pid, &format!("no process {pid}"), "it has exited");
 }
 
 #[test]
@@ -84,7 +80,7 @@ fn thread_id_is_refused_with_its_process() {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let mut threads = threads.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let tid = threads.find(|tid| *tid != pid.to_string()).unwrap();
-    let why = format!("thread {tid} of process {pid} is not a process itself");
+    let why = format!("{tid} is a thread of process {pid}, not a process");
     refused(
         tid.parse().unwrap(),
         &why,

@@ -64,7 +64,7 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
         assert_eq!(
             refused,
             format!(
-                "ocaml-probes: process {pid} cannot be attached to: {WHY}; nothing was changed\n\
+                "ocaml-probes: cannot attach to {pid}: {WHY}; nothing was changed\n\
                  hint: {HINT}; or use -live, which traces nothing\n"
             )
         );
@@ -78,7 +78,7 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
         assert_eq!(
             refused,
             format!(
-                "ocaml-probes: {file} cannot be traced from its start: {WHY}; the program was not started\n\
+                "ocaml-probes: cannot trace {file} from its start: {WHY}; the program was not started\n\
                  hint: {HINT}\n"
             )
         );
@@ -238,7 +238,7 @@ fn pid_inside_a_container_is_reported_from_outside() {
         assert_eq!(
             info.failure(),
             format!(
-                "ocaml-probes: process {inside} does not exist\nhint: it has exited, or you mean the process that \
+                "ocaml-probes: no process {inside}\nhint: it has exited, or you mean the process that \
                  has this pid in its container: -pid {outside} ({name})\n"
             )
         );

@@ -48,7 +48,7 @@ fn program_is_known_by_the_callers_pid() {
         assert_eq!(there, "ping disabled\npong disabled\n");
 
         let error = run_there(pid, &format!("info -pid {pid}")).failure();
-        let expected = format!("ocaml-probes: process {pid} does not exist");
+        let expected = format!("ocaml-probes: no process {pid}");
         assert!(error.starts_with(&expected), "{error}");
         talker.hang_up();
         assert!(talker.guard().wait().success());

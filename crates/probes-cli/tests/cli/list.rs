@@ -134,7 +134,7 @@ fn file_is_a_path_and_not_looked_up() {
     let mut list = command(["list", "-prog", "service.exe"]);
     let error = run_command(list.env("PATH", service.parent().unwrap())).failure();
     assert!(
-        error.starts_with("ocaml-probes: service.exe cannot be opened: No such file"),
+        error.starts_with("ocaml-probes: cannot open service.exe: No such file"),
         "{error}"
     );
     assert!(error.contains("hint: give its path"), "{error}");

@@ -134,12 +134,12 @@ fn name_in_a_damaged_library_alone_is_refused() {
         target.ask(&format!("load {}", damaged.display()), "loaded");
         let before = image(target.pid());
         let pid = target.pid();
-        let name = file.display();
+        let name = file.file_name().unwrap().display();
         for (action, what) in [
-            ("-enable plug", format!("{name} has no probe \"plug\"")),
+            ("-enable plug", format!("no probe \"plug\" in {name}")),
             (
                 "-enable-regexp pl",
-                format!("{name} has no probe that matches \"pl\""),
+                format!("no probe in {name} matches \"pl\""),
             ),
         ] {
             let refused = run(&format!("attach {action} -pid {pid}"));

@@ -121,7 +121,7 @@ fn errors_are_text_even_with_json() {
     let run = run("info -json -pid 4194305");
     assert!(
         run.failure()
-            .starts_with("ocaml-probes: process 4194305 does not exist\n")
+            .starts_with("ocaml-probes: no process 4194305\n")
     );
 }
 

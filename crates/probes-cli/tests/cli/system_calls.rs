@@ -71,7 +71,7 @@ fn traced(line: &str, pid: i32) -> (Run, Vec<String>) {
             .args(line.split(' '))
             .args(["-pid", &pid.to_string()]);
         let run = run_command(&mut strace);
-        if run.stderr.contains("; the process was resumed") {
+        if run.stderr.contains("safe to retry") {
             return None;
         }
         let files = fs::read_dir(scratch.path()).unwrap();

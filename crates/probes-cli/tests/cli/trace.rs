@@ -108,7 +108,7 @@ fn name_without_a_slash_is_searched_in_path() {
     );
     let error = run_command(trace().env("PATH", "/nowhere").current_dir(folder)).failure();
     assert!(
-        error.contains("terminating.exe cannot be run: No such file"),
+        error.contains("cannot run terminating.exe: No such file"),
         "{error}"
     );
     assert!(error.contains("the program was not started"), "{error}");
@@ -132,7 +132,7 @@ fn errors_are_found_before_the_program_runs() {
             program("terminating"),
             "probe \"fooia\" is not enabled",
         ),
-        ("trace", fixture("no_probes.pie"), " has no OCaml probes"),
+        ("trace", fixture("no_probes.pie"), "no OCaml probes in "),
         ("trace", fixture("corrupt/not_elf"), "is not an ELF file"),
         (
             "trace",
@@ -191,7 +191,7 @@ fn reasons_against_execution_come_with_a_hint() {
     let mut tool = command(["trace", "-prog", "plain"]);
     let error = run_command(tool.env("PATH", path)).failure();
     assert!(
-        error.contains("plain cannot be run: Permission denied; "),
+        error.contains("cannot run plain: Permission denied; "),
         "{error}"
     );
     assert!(
@@ -213,7 +213,7 @@ fn reasons_against_execution_come_with_a_hint() {
     mode(&closed, 0o755);
     let error = run.failure();
     assert!(
-        error.contains("closed/program cannot be run: Permission denied; the"),
+        error.contains("closed/program: Permission denied; the"),
         "{error}"
     );
     assert!(
@@ -251,7 +251,7 @@ fn short_memory_is_an_error_or_no_obstacle() {
             let error = run.failure();
             assert!(
                 error
-                    .contains("terminating.exe cannot be run: Resource temporarily unavailable; the program was"),
+                    .contains("terminating.exe: Resource temporarily unavailable; the program was"),
                 "{error}"
             );
             assert!(error.contains("`ulimit -v`"), "{error}");

@@ -123,8 +123,8 @@ fn results_of_a_killed_program_are_printed() {
 fn program_that_cannot_be_observed_is_not_started() {
     for file in fixture_forms("timed") {
         for (flags, why) in [
-            ("-watch nothing", " has no probe \"nothing\""),
-            ("-latency start,nothing", " has no probe \"nothing\""),
+            ("-watch nothing", "no probe \"nothing\" in "),
+            ("-latency start,nothing", "no probe \"nothing\" in "),
             ("-count -follow", "-count and -follow cannot be combined"),
             ("-latency start", "-latency: \"start\" is not two names"),
         ] {

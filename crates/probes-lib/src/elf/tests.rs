@@ -87,7 +87,7 @@ fn directories_and_pipes_are_refused_without_waiting() {
     ));
     assert_eq!(
         error.to_string(),
-        "/no/such/file cannot be opened: No such file or directory"
+        "cannot open /no/such/file: No such file or directory"
     );
 }
 

@@ -11,19 +11,19 @@ use crate::site::SiteCode;
 #[non_exhaustive]
 pub enum FileError {
     /// It cannot be opened.
-    #[error("cannot be opened: {}", reason(source))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Open {
         /// What the kernel said.
         source: io::Error,
     },
     /// It is mapped, but has no name any more by which it could be opened.
-    #[error("cannot be opened: {}", namelessness(*.in_memory))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Nameless {
         /// Whether it was made by memfd_create(2), and not deleted or replaced.
         in_memory: bool,
     },
     /// It cannot be read.
-    #[error("cannot be read ({what}): {}", reason(source))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Read {
         /// The part of it that was wanted.
         what: &'static str,
@@ -48,6 +48,25 @@ pub enum FileError {
         /// What is wrong with it.
         defect: ProbeDefect,
     },
+}
+
+impl FileError {
+    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
+        let file = subject;
+        Some(match self {
+            FileError::Open { source } => format!("cannot open {file}: {}", reason(source)),
+            FileError::Nameless { in_memory } => {
+                format!("cannot open {file}: {}", namelessness(*in_memory))
+            }
+            FileError::Read { what, source } => {
+                format!("cannot read {what} of {file}: {}", reason(source))
+            }
+            FileError::Elf(_) | FileError::MalformedNote(_) | FileError::WrongNote { .. } => {
+                return None;
+            }
+        })
+    }
 }
 
 /// Why a file is not a program this crate can work on; reads on from the file's name.

@@ -12,28 +12,28 @@ use super::{Denial, reason};
 #[non_exhaustive]
 pub enum LaunchError {
     /// It cannot be executed.
-    #[error("cannot be run: {}", reason(source))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Exec {
         /// What the kernel said.
         source: io::Error,
     },
     /// It can be executed, but its dynamic linker does not exist.
-    #[error("cannot be run: its dynamic linker {} does not exist", interpreter.display())]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     NoInterpreter {
         /// The dynamic linker that it asks for.
         interpreter: PathBuf,
     },
     /// It exited before its first instruction: the kernel kills a program that it cannot load.
-    #[error("cannot be run: it {} before its first instruction", end_text(*.signal))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     DiedAtStart {
         /// The signal that killed it, if it is known.
         signal: Option<i32>,
     },
     /// It exited before its own code began.
-    #[error("cannot be run: it exited while its libraries were being loaded")]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     DiedLoading,
     /// It may not be traced by the process that started it.
-    #[error("cannot be traced from its start: {}", denied(.0))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Denied(Denial),
     /// It would run without the privilege that its file gives it.
     #[error(
@@ -41,11 +41,40 @@ pub enum LaunchError {
     )]
     Setuid,
     /// Starting it was interrupted.
-    #[error("cannot be run: interrupted while it was being started")]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Interrupted,
     /// It is to be followed and observed from its start.
-    #[error("cannot be both followed and observed from its start")]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     FollowedAndObserved,
+}
+
+impl LaunchError {
+    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
+        let program = subject;
+        Some(match self {
+            LaunchError::Exec { source } => format!("cannot run {program}: {}", reason(source)),
+            LaunchError::NoInterpreter { interpreter } => format!(
+                "cannot run {program}: its dynamic linker {} does not exist",
+                interpreter.display()
+            ),
+            LaunchError::DiedAtStart { signal } => format!(
+                "cannot run {program}: it {} before its first instruction",
+                end_text(*signal)
+            ),
+            LaunchError::DiedLoading => {
+                format!("cannot run {program}: it exited while its libraries were being loaded")
+            }
+            LaunchError::Denied(denial) => {
+                format!("cannot trace {program} from its start: {}", denied(denial))
+            }
+            LaunchError::Interrupted => format!("interrupted while {program} was being started"),
+            LaunchError::FollowedAndObserved => {
+                format!("cannot both follow {program} and observe it from its start")
+            }
+            LaunchError::Setuid => return None,
+        })
+    }
 }
 
 /// Some reasons are about the process that is to be traced: this one, until it has executed the program.

@@ -12,7 +12,7 @@ use crate::address::LiveAddr;
 #[non_exhaustive]
 pub enum MemoryError {
     /// It cannot be read.
-    #[error("has {part} at {address} that cannot be read: {}", reason(source))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Read {
         /// What is there.
         part: MemoryPart,
@@ -22,7 +22,7 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// It cannot be written.
-    #[error("has {part} at {address} that cannot be written: {}{}", reason(source), write_obstacle(*.part, source))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Write {
         /// What is there.
         part: MemoryPart,
@@ -32,7 +32,7 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// What was read back is not what was written.
-    #[error("has {part} at {address} that does not hold the value just written")]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     NotHeld {
         /// What is there.
         part: MemoryPart,
@@ -40,7 +40,7 @@ pub enum MemoryError {
         address: LiveAddr,
     },
     /// Nothing is mapped where the file and the process's maps say that it is.
-    #[error("has nothing mapped at {address}, where {part} of {} should be", object.display())]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     NotMapped {
         /// What should be there.
         part: MemoryPart,
@@ -50,7 +50,7 @@ pub enum MemoryError {
         address: LiveAddr,
     },
     /// It is mapped `MAP_SHARED`: a change would be one for other processes too, or fail.
-    #[error("has {part} at {address} in a shared mapping, which cannot be changed for one process")]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Shared {
         /// What is there.
         part: MemoryPart,
@@ -58,19 +58,68 @@ pub enum MemoryError {
         address: LiveAddr,
     },
     /// It cannot be determined where an object is loaded.
-    #[error("has {} loaded at an address that cannot be determined", object.display())]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     UnknownLoadBias {
         /// The object.
         object: PathBuf,
     },
     /// The kernel lets only tracers write to code.
-    #[error(
-        "has code that cannot be written while it runs: this kernel does not permit it (proc_mem.force_override)"
-    )]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     LiveRefused,
     /// The program's text lies on 1 GiB pages.
-    #[error("has its text on 1 GiB huge pages, and the first write to one copies a gigabyte")]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     GigaText,
+}
+
+impl MemoryError {
+    /// The text; `subject` is the process.
+    pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
+        Some(match self {
+            MemoryError::Read {
+                part,
+                address,
+                source,
+            } => format!(
+                "cannot read {part} at {address} of {subject}: {}",
+                reason(source)
+            ),
+            MemoryError::Write {
+                part,
+                address,
+                source,
+            } => format!(
+                "cannot write {part} at {address} of {subject}: {}{}",
+                reason(source),
+                write_obstacle(*part, source)
+            ),
+            MemoryError::NotHeld { part, address } => {
+                format!("{part} at {address} of {subject} does not hold the value just written")
+            }
+            MemoryError::NotMapped {
+                part,
+                object,
+                address,
+            } => format!(
+                "{part} of {} at {address} is not mapped in {subject}",
+                object.display()
+            ),
+            MemoryError::Shared { part, address } => format!(
+                "{part} of {subject} at {address} is mapped shared, and cannot be changed in one process"
+            ),
+            MemoryError::UnknownLoadBias { object } => {
+                format!(
+                    "cannot tell where {} is loaded in {subject}",
+                    object.display()
+                )
+            }
+            MemoryError::LiveRefused => format!(
+                "this kernel does not let the code of {subject} be written while it runs (proc_mem.force_override)"
+            ),
+            MemoryError::GigaText => format!(
+                "the text of {subject} lies on 1 GiB huge pages, and the first write to one copies a gigabyte"
+            ),
+        })
+    }
 }
 
 /// A part of a process's memory.

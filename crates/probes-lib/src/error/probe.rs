@@ -12,7 +12,7 @@ use crate::site::SiteCode;
 #[non_exhaustive]
 pub enum ProbeError {
     /// The file has no OCaml probes.
-    #[error("has no OCaml probes{}{}", build_id_suffix(.build_id), unless_in(.unreadable))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     NoProbes {
         /// The file's build-id, if it has one.
         build_id: Option<BuildId>,
@@ -20,7 +20,7 @@ pub enum ProbeError {
         unreadable: Vec<PathBuf>,
     },
     /// The program has no probe of that name.
-    #[error("has no probe \"{name}\"{}{}", unless_in(.unreadable), did_you_mean(.near))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Unknown {
         /// The name that was asked for.
         name: String,
@@ -30,7 +30,7 @@ pub enum ProbeError {
         near: Vec<String>,
     },
     /// A regular expression or predicate selects no probe of the program.
-    #[error("has no probe that matches {pattern}{}", unless_in(.unreadable))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     NoMatch {
         /// What was asked for.
         pattern: String,
@@ -83,7 +83,7 @@ pub enum ProbeError {
     },
     /// A probe's counters and sites disagree.
     #[error(
-        "probe \"{name}\" is inconsistent: {enabled} of {sites} sites are enabled and its counter is {counter} (an interrupted run?)"
+        "{enabled} of {sites} sites of \"{name}\" are enabled and its counter is {counter} (an interrupted run?)"
     )]
     Inconsistent {
         /// The probe.
@@ -96,7 +96,7 @@ pub enum ProbeError {
         counter: u16,
     },
     /// A site in memory is neither enabled nor disabled.
-    #[error("probe \"{name}\" has an unexpected site at {address}: {}", site_text(*.found, *.expected))]
+    #[error("site {name} at {address}: {}", site_text(*.found, *.expected))]
     UnexpectedSite {
         /// The probe.
         name: String,
@@ -118,6 +118,40 @@ pub enum ProbeError {
         /// The object.
         object: PathBuf,
     },
+}
+
+impl ProbeError {
+    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
+        let name_of_file = file_name(Path::new(subject));
+        match self {
+            ProbeError::NoProbes {
+                build_id,
+                unreadable,
+            } => Some(format!(
+                "no OCaml probes in {subject}{}{}",
+                build_id_suffix(build_id),
+                unless_in(unreadable)
+            )),
+            ProbeError::Unknown {
+                name,
+                unreadable,
+                near,
+            } => Some(format!(
+                "no probe \"{name}\" in {name_of_file}{}{}",
+                unless_in(unreadable),
+                did_you_mean(near)
+            )),
+            ProbeError::NoMatch {
+                pattern,
+                unreadable,
+            } => Some(format!(
+                "no probe in {name_of_file} matches {pattern}{}",
+                unless_in(unreadable)
+            )),
+            _ => None,
+        }
+    }
 }
 
 fn file_name(path: &Path) -> std::path::Display<'_> {

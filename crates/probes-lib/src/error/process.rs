@@ -1,6 +1,6 @@
 //! What can keep a process from being worked on. Each text reads on from the process.
 
-use super::Operation;
+use super::{Operation, Subject};
 
 /// Why a process cannot be worked on; reads on from the process, or its thread.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ pub enum ProcessError {
         child: i32,
     },
     /// The kernel or another process does not permit it.
-    #[error("{}", denied(*.operation, .denial))]
+    #[error("{denial}")]
     Denied {
         /// What was tried.
         operation: Operation,
@@ -53,7 +53,7 @@ pub enum ProcessError {
         denial: Denial,
     },
     /// A thread, which is the subject, did not stop in time.
-    #[error("({name}) did not stop within {deadline_ms} ms: it is {}; the process was resumed", state_text(*.state, .wchan))]
+    #[error("({name}) is {}; released, safe to retry", state_text(*.state, .wchan))]
     Busy {
         /// The thread's name.
         name: String,
@@ -66,7 +66,7 @@ pub enum ProcessError {
     },
     /// Threads were started faster than they could be stopped.
     #[error(
-        "kept starting threads, and could not be stopped within {deadline_ms} ms; it was resumed"
+        "kept starting threads, and could not be stopped within {deadline_ms} ms; released, safe to retry"
     )]
     ThreadsKeepStarting {
         /// The deadline, in milliseconds.
@@ -140,16 +140,33 @@ pub enum Denial {
     Unexplained,
 }
 
-/// Some reasons are about the process, others about the attempt.
-fn denied(operation: Operation, denial: &Denial) -> String {
-    match denial {
-        Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => {
-            format!("cannot be {operation}: {denial}")
+impl ProcessError {
+    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    pub(super) fn with_subject(&self, subject: &Subject) -> Option<String> {
+        match (self, subject) {
+            (ProcessError::NotFound, Subject::Process(pid)) => Some(format!("no process {pid}")),
+            (ProcessError::NotAProcess, Subject::Thread { pid, tid }) => {
+                Some(format!("{tid} is a thread of process {pid}, not a process"))
+            }
+            (ProcessError::Denied { operation, denial }, subject) => {
+                denial.is_about_the_attempt().then(|| match subject.pid() {
+                    Some(pid) => format!("cannot {operation} {pid}: {denial}"),
+                    None => format!("cannot {operation} it: {denial}"),
+                })
+            }
+            _ => None,
         }
-        Denial::Incapable(of) if matches!(**of, Denial::Yama { .. }) => {
-            format!("cannot be {operation}: {denial}")
+    }
+}
+
+impl Denial {
+    /// Some reasons are about the attempt, others about the process.
+    fn is_about_the_attempt(&self) -> bool {
+        match self {
+            Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => true,
+            Denial::Incapable(of) => matches!(**of, Denial::Yama { .. }),
+            _ => false,
         }
-        _ => denial.to_string(),
     }
 }
 

@@ -10,7 +10,7 @@ use super::reason;
 #[non_exhaustive]
 pub enum SystemError {
     /// A system call failed where no failure is expected; reads on from the process.
-    #[error("cannot be {operation}: {}", reason(source))]
+    #[error("{}", self.with_subject("it").unwrap_or_default())]
     Call {
         /// What was tried.
         operation: Operation,
@@ -31,7 +31,19 @@ pub enum SystemError {
     NoProc,
 }
 
-/// What was tried on a process; displayed so that it reads on from `cannot be`.
+impl SystemError {
+    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
+        match self {
+            SystemError::Call { operation, source } => {
+                Some(format!("cannot {operation} {subject}: {}", reason(source)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What was tried on a process; displayed so that it reads on from `cannot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -51,10 +63,10 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Operation::Read => "read",
-            Operation::Attach => "attached to",
-            Operation::Lock => "locked for an update",
-            Operation::InjectCall => "made to execute an injected call",
-            Operation::StopAtEntry => "stopped at its entry point",
+            Operation::Attach => "attach to",
+            Operation::Lock => "lock",
+            Operation::InjectCall => "inject a call into",
+            Operation::StopAtEntry => "stop at its entry point",
         })
     }
 }

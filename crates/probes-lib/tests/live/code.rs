@@ -167,7 +167,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
         let refused = |bytes: &str| {
             let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
             let message = error.to_string();
-            let start = format!("probe \"late\" has an unexpected site at {site}: found {bytes}");
+            let start = format!("site late at {site}: found {bytes}");
             assert!(message.starts_with(&start), "{message}");
             assert!(message.contains("a breakpoint or uprobe"), "{message}");
             assert_eq!(error.effect(), Effect::NothingChanged);

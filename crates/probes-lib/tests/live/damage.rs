@@ -151,8 +151,7 @@ fn foreign_bytes_at_one_site_refuse_the_update() {
                     }
                     let message = error.to_string();
                     let found = foreign.shown(found);
-                    let start =
-                        format!("probe \"{name}\" has an unexpected site at {site}: found {found}");
+                    let start = format!("site {name} at {site}: found {found}");
                     assert!(message.starts_with(&start), "{message}");
                     let end = format!("{}; nothing was changed", foreign.reason);
                     assert!(message.ends_with(&end), "{message}");
@@ -203,8 +202,8 @@ fn code_mapped_shared_is_refused_others_are_changed() {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "process {} has a site at {page} in a shared mapping, which cannot be changed \
-                     for one process; nothing was changed",
+                    "a site of process {} at {page} is mapped shared, and cannot be changed in \
+                     one process; nothing was changed",
                     session.pid()
                 )
             );

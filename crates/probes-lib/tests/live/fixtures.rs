@@ -267,7 +267,7 @@ fn wrong_actions_are_refused_and_change_nothing() {
         (
             enable("onyl_alpha"),
             |kind| matches!(kind, ErrorKind::Probe(ProbeError::Unknown { .. })),
-            "FILE has no probe \"onyl_alpha\"; did you mean \"only_alpha\"? nothing was changed",
+            "no probe \"onyl_alpha\" in gen_ocaml.FORM; did you mean \"only_alpha\"? nothing was changed",
         ),
         (
             enable("shared").disable(Selector::All),
@@ -287,12 +287,12 @@ fn wrong_actions_are_refused_and_change_nothing() {
         (
             enable("shared").enable(Selector::regexp("hared").unwrap()),
             |kind| matches!(kind, ErrorKind::Probe(ProbeError::NoMatch { .. })),
-            "FILE has no probe that matches \"hared\"; nothing was changed",
+            "no probe in gen_ocaml.FORM matches \"hared\"; nothing was changed",
         ),
         (
             enable("shared").enable(Selector::predicate(|_| false)),
             |kind| matches!(kind, ErrorKind::Probe(ProbeError::NoMatch { .. })),
-            "FILE has no probe that matches the predicate; nothing was changed",
+            "no probe in gen_ocaml.FORM matches the predicate; nothing was changed",
         ),
     ];
     for file in fixture_forms("gen_ocaml") {
@@ -302,8 +302,8 @@ fn wrong_actions_are_refused_and_change_nothing() {
             let error = session.apply(actions).unwrap_err();
             assert!(is_kind(error.kind()), "{error:?}");
             assert_eq!(error.effect(), Effect::NothingChanged);
-            let file = file.display().to_string();
-            assert_eq!(error.to_string(), message.replace("FILE", &file));
+            let form = file.extension().unwrap().to_str().unwrap();
+            assert_eq!(error.to_string(), message.replace("FORM", form));
         }
         session
             .image()
@@ -341,15 +341,15 @@ fn interrupted_update_is_refused_and_repaired_by_force() {
         for (actions, message) in [
             (
                 all(Action::Enable),
-                "probe \"counter\" is inconsistent: 0 of 1 sites are enabled and its counter is 1 (an interrupted run?); nothing was changed",
+                "0 of 1 sites of \"counter\" are enabled and its counter is 1 (an interrupted run?); nothing was changed",
             ),
             (
                 named(Action::Disable, "part"),
-                "probe \"part\" is inconsistent: 1 of 3 sites are enabled and its counter is 1 (an interrupted run?); nothing was changed",
+                "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted run?); nothing was changed",
             ),
             (
                 named(Action::Enable, "site"),
-                "probe \"site\" is inconsistent: 1 of 1 sites are enabled and its counter is 0 (an interrupted run?); nothing was changed",
+                "1 of 1 sites of \"site\" are enabled and its counter is 0 (an interrupted run?); nothing was changed",
             ),
         ] {
             let error = session.apply(&actions).unwrap_err();

@@ -178,9 +178,9 @@ fn program_whose_probes_cannot_be_set_never_runs() {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "{} has no probe \"foobaz\"; did you mean \"foobar\"? \
+                    "no probe \"foobaz\" in {}; did you mean \"foobar\"? \
                      the program was not started",
-                    file.display()
+                    file.file_name().unwrap().display()
                 )
             );
             let error = refused(Command::new(&file), named(Action::Disable, "foobar"));
@@ -219,9 +219,9 @@ fn files_without_probes_are_refused_by_name() {
         let cases = [
             (
                 scratch.file("nothing"),
-                "FILE cannot be run: No such file or directory",
+                "cannot run FILE: No such file or directory",
             ),
-            (plain, "FILE cannot be run: Permission denied"),
+            (plain, "cannot run FILE: Permission denied"),
             (text, "FILE is not an ELF file"),
             (script, "FILE is not an ELF file"),
             (scratch.path().to_owned(), "FILE is not a regular file"),
@@ -238,11 +238,11 @@ fn files_without_probes_are_refused_by_name() {
             ),
             (
                 fixture("no_probes.nopie"),
-                "FILE has no OCaml probes (build-id …)",
+                "no OCaml probes in FILE (build-id …)",
             ),
             (
                 fixture("foreign_only.pie"),
-                "FILE has no OCaml probes (build-id …)",
+                "no OCaml probes in FILE (build-id …)",
             ),
         ];
         for (file, message) in cases {
@@ -258,7 +258,7 @@ fn files_without_probes_are_refused_by_name() {
         let error = refused(command, Actions::new());
         assert_eq!(
             error.to_string(),
-            "no-such-program cannot be run: No such file or directory; the program was not started"
+            "cannot run no-such-program: No such file or directory; the program was not started"
         );
     });
 }
@@ -311,25 +311,25 @@ fn file_that_cannot_execute_is_refused_with_reason() {
         let mut cases = vec![
             (
                 foreign,
-                "FILE cannot be run: its dynamic linker /lib64/ld-linux-x86-64.so.9 does not exist",
+                "cannot run FILE: its dynamic linker /lib64/ld-linux-x86-64.so.9 does not exist",
             ),
             // execvp(3) would have the shell run it.
-            (mangled, "FILE cannot be run: Exec format error"),
+            (mangled, "cannot run FILE: Exec format error"),
             (
                 link(Path::new("loop"), "loop"),
-                "FILE cannot be run: Too many symbolic links encountered",
+                "cannot run FILE: Too many symbolic links encountered",
             ),
-            (plain.join("below"), "FILE cannot be run: Not a directory"),
+            (plain.join("below"), "cannot run FILE: Not a directory"),
             (
                 scratch.file(&"long".repeat(64)),
-                "FILE cannot be run: File name too long",
+                "cannot run FILE: File name too long",
             ),
         ];
         for file in fixture_forms("gen_ocaml_2") {
             let endless = with_endless_data(&scratch, &file);
             cases.push((
                 endless,
-                "FILE cannot be run: it was killed by SIGSEGV before its first instruction",
+                "cannot run FILE: it was killed by SIGSEGV before its first instruction",
             ));
         }
         let refused = |command| refused(command, all(Action::Enable)).to_string();

@@ -118,7 +118,7 @@ fn same_inode_number_elsewhere_is_not_mistaken() {
             assert_eq!(
                 one.why.to_string(),
                 format!(
-                    "{} cannot be opened: another file has that name now",
+                    "cannot open {}: another file has that name now",
                     plugin.display()
                 )
             );

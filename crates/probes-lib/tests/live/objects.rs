@@ -172,7 +172,7 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
                 assert_eq!(
                     one.why.to_string(),
                     format!(
-                        "{} cannot be opened: it was deleted or replaced since it was loaded",
+                        "cannot open {}: it was deleted or replaced since it was loaded",
                         copy.display()
                     )
                 );
@@ -181,8 +181,8 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
                 assert_eq!(
                     error.to_string(),
                     format!(
-                        "{} has no probe \"plug\", and gone.so could not be read; nothing was changed",
-                        program.display()
+                        "no probe \"plug\" in {}, and gone.so could not be read; nothing was changed",
+                        program.file_name().unwrap().display()
                     )
                 );
                 // The readable objects can be changed.
@@ -220,7 +220,7 @@ fn object_in_memory_alone_is_switched_if_possible() {
             };
             assert_eq!(
                 one.why.to_string(),
-                "/memfd:copy cannot be opened: it is in memory alone (memfd), and its descriptor is closed"
+                "cannot open /memfd:copy: it is in memory alone (memfd), and its descriptor is closed"
             );
             let error = enabled.unwrap_err().to_string();
             let why = ", and memfd:copy could not be read; nothing was changed";

@@ -237,7 +237,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
             message.contains("is in uninterruptible sleep (D"),
             "{message}"
         );
-        let end = "; the process was resumed; nothing was changed";
+        let end = "; released, safe to retry; nothing was changed";
         assert!(message.ends_with(end), "{message}");
 
         assert_eq!(process::status(pid, "TracerPid"), "0");

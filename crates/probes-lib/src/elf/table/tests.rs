@@ -363,5 +363,5 @@ fn file_without_ocaml_notes_has_no_probes() {
     let error = none(read(
         &lookalikes.map(|provider| note(provider, "tick", 0, 0)),
     ));
-    assert_eq!(error.to_string(), "/srv/server.exe has no OCaml probes");
+    assert_eq!(error.to_string(), "no OCaml probes in /srv/server.exe");
 }

@@ -352,7 +352,7 @@ fn inconsistent_probe_is_refused_unless_forced() {
     let error = refusal(&world, &enable("part"));
     assert_eq!(
         error.to_string(),
-        "probe \"part\" is inconsistent: 1 of 3 sites are enabled and its counter is 1 (an interrupted run?)"
+        "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted run?)"
     );
     assert_eq!(steps(&plan(&world, &enable("whole"))), ["1 x e8", "0->1"]);
 }

@@ -57,7 +57,7 @@ const CORRUPT: &[(&str, &[&str])] = &[
     ),
     (
         "note_section_removed",
-        &[" has no OCaml probes", " (build-id "],
+        &["no OCaml probes in ", " (build-id "],
     ),
     (
         "note_semaphore_half_outside_probes",
