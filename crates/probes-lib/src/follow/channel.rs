@@ -21,12 +21,12 @@ use nix::Result;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 struct Channel<E> {
-    state: Mutex<State<E>>,
+    state: Mutex<ChannelState<E>>,
     changed: Condvar,
     readable: EventFd,
 }
 
-struct State<E> {
+struct ChannelState<E> {
     events: VecDeque<E>,
     /// Whether `readable` is. It is made unreadable only by a `next` that finds no event: so it is
     /// readable, too, while the tracer thread waits for a second `next`.
@@ -40,17 +40,17 @@ struct State<E> {
 }
 
 impl<E> Channel<E> {
-    fn lock(&self) -> MutexGuard<'_, State<E>> {
+    fn lock(&self) -> MutexGuard<'_, ChannelState<E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and wakes a thread that waits for that.
-    fn change(&self, change: impl FnOnce(&mut State<E>)) {
+    fn change(&self, change: impl FnOnce(&mut ChannelState<E>)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
 
-    fn set_readable(&self, state: &mut State<E>, is_readable: bool) {
+    fn set_readable(&self, state: &mut ChannelState<E>, is_readable: bool) {
         if state.is_readable != is_readable {
             state.is_readable = is_readable;
             // eventfd(2): neither blocks, as the counter is 0 or 1.
@@ -73,7 +73,7 @@ pub(super) struct EventReceiver<E>(Arc<Channel<E>>);
 pub(super) fn channel<E>() -> Result<(EventSender<E>, EventReceiver<E>)> {
     let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
     let channel = Arc::new(Channel {
-        state: Mutex::new(State {
+        state: Mutex::new(ChannelState {
             events: VecDeque::new(),
             is_readable: false,
             is_closed: false,
@@ -103,7 +103,7 @@ impl<E> EventSender<E> {
 
     /// Waits until the user is done with the first event, or asks to stop.
     pub(crate) fn wait_until_received(&self) {
-        let waits = |state: &mut State<E>| !state.is_first_received && !state.is_stopping;
+        let waits = |state: &mut ChannelState<E>| !state.is_first_received && !state.is_stopping;
         drop(self.0.changed.wait_while(self.0.lock(), waits));
     }
 }
@@ -127,7 +127,7 @@ impl<E> EventReceiver<E> {
                 self.0.set_readable(state, false);
             }
         });
-        let waits = |state: &mut State<E>| state.events.is_empty() && !state.is_closed;
+        let waits = |state: &mut ChannelState<E>| state.events.is_empty() && !state.is_closed;
         let changed = &self.0.changed;
         let waited = changed.wait_timeout_while(self.0.lock(), timeout, waits);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -90,7 +90,7 @@ struct Tracing {
     file: Option<PathBuf>,
     actions: Actions,
     options: Options,
-    verdict: Verdict,
+    verdict: VerdictPipe,
 }
 
 /// What a follower sends its starter.
@@ -100,7 +100,7 @@ const FAILED: u8 = 2;
 /// Where a follower sends its starter, once, what has become of the program: if it is dropped without
 /// that, it has failed.
 #[derive(Debug)]
-struct Verdict(Mutex<Option<File>>);
+struct VerdictPipe(Mutex<Option<File>>);
 
 impl Launch {
     /// Forks this process: the copy is to follow the program, with all that it forks, executes and
@@ -155,7 +155,7 @@ impl Launch {
                     file,
                     actions: self.actions,
                     options: self.options,
-                    verdict: Verdict(Mutex::new(Some(writer))),
+                    verdict: VerdictPipe(Mutex::new(Some(writer))),
                 });
                 Split::Follower(Follower {
                     tracing,
@@ -284,7 +284,7 @@ impl Tracing {
     }
 }
 
-impl Verdict {
+impl VerdictPipe {
     fn file(&self) -> MutexGuard<'_, Option<File>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -303,7 +303,7 @@ impl Verdict {
     }
 }
 
-impl Drop for Verdict {
+impl Drop for VerdictPipe {
     fn drop(&mut self) {
         self.send(FAILED);
     }

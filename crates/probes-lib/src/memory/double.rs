@@ -8,7 +8,7 @@ use crate::address::LiveAddr;
 
 /// How a write fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum WriteFault {
     /// Nothing is written, and an error is returned.
     Refused,
     /// The first byte is written, and an error is returned.
@@ -21,11 +21,12 @@ pub(crate) enum Fault {
     Gone,
 }
 
-impl Fault {
+impl WriteFault {
     /// Faults that an error reports.
-    pub(crate) const REPORTED: [Fault; 3] = [Fault::Refused, Fault::Torn, Fault::Gone];
+    pub(crate) const REPORTED: [WriteFault; 3] =
+        [WriteFault::Refused, WriteFault::Torn, WriteFault::Gone];
     /// Faults that only reading back shows.
-    pub(crate) const SILENT: [Fault; 2] = [Fault::Dropped, Fault::Corrupted];
+    pub(crate) const SILENT: [WriteFault; 2] = [WriteFault::Dropped, WriteFault::Corrupted];
 }
 
 /// Pieces of memory at their addresses. The writes whose numbers, counted from 0, are in `fail` fail; a
@@ -36,7 +37,7 @@ pub(crate) struct SliceMemory {
     pieces: Vec<(u64, Vec<u8>)>,
     pub(crate) writes: usize,
     pub(crate) fail: Range<usize>,
-    pub(crate) fault: Fault,
+    pub(crate) fault: WriteFault,
 }
 
 /// Two are equal if they hold the same bytes.
@@ -63,12 +64,12 @@ impl SliceMemory {
             pieces,
             writes: 0,
             fail: 0..0,
-            fault: Fault::Refused,
+            fault: WriteFault::Refused,
         }
     }
 
     /// Returns a copy whose writes `fail` fail, counted from now on.
-    pub(crate) fn failing(&self, fail: Range<usize>, fault: Fault) -> SliceMemory {
+    pub(crate) fn failing(&self, fail: Range<usize>, fault: WriteFault) -> SliceMemory {
         SliceMemory {
             writes: 0,
             fail,
@@ -130,18 +131,18 @@ impl SliceMemory {
             return Ok(());
         }
         match fault {
-            Fault::Refused => Err(io::Error::from_raw_os_error(libc::EIO)),
-            Fault::Torn => {
+            WriteFault::Refused => Err(io::Error::from_raw_os_error(libc::EIO)),
+            WriteFault::Torn => {
                 place[0] = bytes[0];
                 Err(io::Error::from_raw_os_error(libc::EIO))
             }
-            Fault::Dropped => Ok(()),
-            Fault::Corrupted => {
+            WriteFault::Dropped => Ok(()),
+            WriteFault::Corrupted => {
                 place.copy_from_slice(bytes);
                 place[bytes.len() - 1] ^= 0x80;
                 Ok(())
             }
-            Fault::Gone => Err(io::ErrorKind::UnexpectedEof.into()),
+            WriteFault::Gone => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 }

@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
     use crate::memory::CounterFault;
-    use crate::memory::double::{Fault, SliceMemory};
+    use crate::memory::double::{SliceMemory, WriteFault};
     use crate::site::CALL;
 
     const START: u64 = 0x10000;
@@ -243,7 +243,7 @@ mod tests {
 
     /// Patches a site of each of two pages, in memory where the writes of these numbers go wrong;
     /// returns the error's effect, and whether the memory is as it was.
-    fn effect_of(writes: Range<usize>, fault: Fault) -> (Effect, bool) {
+    fn effect_of(writes: Range<usize>, fault: WriteFault) -> (Effect, bool) {
         let patch = |at| Patch {
             at: LiveAddr(at),
             before: [CMP, 1, 2, 3, 4],
@@ -261,13 +261,16 @@ mod tests {
 
     #[test]
     fn failed_write_is_undone_or_reported() {
-        for fault in [Fault::Refused, Fault::Dropped] {
+        for fault in [WriteFault::Refused, WriteFault::Dropped] {
             // The second write fails alone, or the one that restores the first site as well.
             assert_eq!(effect_of(1..2, fault), (Effect::Restored, true));
             assert_eq!(effect_of(1..4, fault), (Effect::HalfChanged, false));
         }
-        assert_eq!(effect_of(0..2, Fault::Torn), (Effect::Restored, true));
-        assert_eq!(effect_of(1..2, Fault::Corrupted), (Effect::Restored, true));
+        assert_eq!(effect_of(0..2, WriteFault::Torn), (Effect::Restored, true));
+        assert_eq!(
+            effect_of(1..2, WriteFault::Corrupted),
+            (Effect::Restored, true)
+        );
     }
 
     #[test]

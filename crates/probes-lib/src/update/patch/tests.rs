@@ -4,7 +4,7 @@ use std::io;
 
 use super::*;
 use crate::error::{ErrorKind, ProcessError};
-use crate::memory::double::{Fault, SliceMemory};
+use crate::memory::double::{SliceMemory, WriteFault};
 use crate::select::{Action, Actions, Selector};
 use crate::testing::{PID, World};
 
@@ -46,7 +46,7 @@ fn updates() -> Vec<(World, Actions)> {
 /// Returns how many writes an update takes.
 fn writes_of(world: &World, actions: &Actions) -> usize {
     let (layout, plan) = world.plan(actions).unwrap();
-    let mut memory = world.memory.failing(0..0, Fault::Refused);
+    let mut memory = world.memory.failing(0..0, WriteFault::Refused);
     let outcome = apply(&plan, &layout, PID, &mut memory).unwrap();
     assert_eq!(outcome, Outcome::Done);
     memory.writes
@@ -57,7 +57,7 @@ fn failing(
     world: &World,
     actions: &Actions,
     writes: std::ops::Range<usize>,
-    fault: Fault,
+    fault: WriteFault,
 ) -> (Result<Outcome>, SliceMemory) {
     let (layout, plan) = world.plan(actions).unwrap();
     let mut memory = world.memory.failing(writes, fault);
@@ -105,7 +105,7 @@ fn any_failed_write_restores_all_bytes() {
         let writes = writes_of(&world, &actions);
         assert!(writes >= 4, "{writes}");
         for number in 0..writes {
-            for fault in [Fault::Refused, Fault::Torn] {
+            for fault in [WriteFault::Refused, WriteFault::Torn] {
                 let (result, memory) = failing(&world, &actions, number..number + 1, fault);
                 let error = result.unwrap_err();
                 let what = format!("write {number} {fault:?} of {actions:?}: {error}");
@@ -134,7 +134,7 @@ fn failed_write_error_says_what_and_where() {
     ];
     assert_eq!(writes_of(&world, &actions), places.len());
     for (number, place) in places.into_iter().enumerate() {
-        let (result, _) = failing(&world, &actions, number..number + 1, Fault::Refused);
+        let (result, _) = failing(&world, &actions, number..number + 1, WriteFault::Refused);
         let error = result.unwrap_err();
         let ErrorKind::Memory(MemoryError::Write { part, address, .. }) = error.kind() else {
             panic!("{error}");
@@ -152,9 +152,9 @@ fn failed_write_error_says_what_and_where() {
 #[test]
 fn lost_write_is_noticed_and_all_restored() {
     for (world, actions) in updates() {
-        let (_, updated) = failing(&world, &actions, 0..0, Fault::Refused);
+        let (_, updated) = failing(&world, &actions, 0..0, WriteFault::Refused);
         for number in 0..writes_of(&world, &actions) {
-            for fault in Fault::SILENT {
+            for fault in WriteFault::SILENT {
                 let (result, memory) = failing(&world, &actions, number..number + 1, fault);
                 let Err(error) = result else {
                     // A later write of the same page wrote the same bytes.
@@ -181,10 +181,10 @@ fn failed_restore_reports_half_changed() {
     for (world, actions) in updates() {
         let writes = writes_of(&world, &actions);
         for fault in [
-            Fault::Refused,
-            Fault::Torn,
-            Fault::Dropped,
-            Fault::Corrupted,
+            WriteFault::Refused,
+            WriteFault::Torn,
+            WriteFault::Dropped,
+            WriteFault::Corrupted,
         ] {
             // The last write and those that follow fail: the first write that restores, and so on.
             let first = writes - 1;
@@ -211,7 +211,7 @@ fn restoring_continues_after_a_failed_restore() {
     let writes = writes_of(&world, &actions);
     assert_eq!(writes, 6);
     // The third counter of `many` fails, then, when restoring, the second: the first is restored.
-    let (result, memory) = failing(&world, &actions, 5..6, Fault::Refused);
+    let (result, memory) = failing(&world, &actions, 5..6, WriteFault::Refused);
     assert_eq!(result.unwrap_err().effect(), Effect::Restored);
     let restoring = memory.writes - writes;
 
@@ -220,7 +220,7 @@ fn restoring_continues_after_a_failed_restore() {
         // Only one of the writes of putting back fails, and the last of the update before it.
         let (layout, plan) = world.plan(&actions).unwrap();
         let mut memory = FailingTwice {
-            memory: world.memory.failing(5..6, Fault::Refused),
+            memory: world.memory.failing(5..6, WriteFault::Refused),
             second: 6 + number,
         };
         let error = apply(&plan, &layout, PID, &mut memory).unwrap_err();
@@ -274,7 +274,7 @@ impl WriteMemory for FailingTwice {
 fn exit_during_an_update_is_reported() {
     let (world, actions) = mixed();
     for number in 0..writes_of(&world, &actions) {
-        let (result, _) = failing(&world, &actions, number..usize::MAX, Fault::Gone);
+        let (result, _) = failing(&world, &actions, number..usize::MAX, WriteFault::Gone);
         let error = result.unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Process(ProcessError::Exited))

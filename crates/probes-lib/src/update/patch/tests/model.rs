@@ -9,7 +9,7 @@ use proptest::sample::{Index, select};
 
 use crate::address::LiveAddr;
 use crate::error::Effect;
-use crate::memory::double::{Fault, SliceMemory};
+use crate::memory::double::{SliceMemory, WriteFault};
 use crate::select::{Action, Actions, Selector, choose};
 use crate::site::INT3;
 use crate::testing::{PID, World, properties, set};
@@ -75,7 +75,7 @@ struct Update {
     /// Whether each opcode is written by itself.
     live: bool,
     /// A write that goes wrong, if there are so many.
-    fault: Option<(usize, Fault)>,
+    fault: Option<(usize, WriteFault)>,
 }
 
 fn pick() -> impl Strategy<Value = Pick> {
@@ -90,8 +90,11 @@ fn pick() -> impl Strategy<Value = Pick> {
 }
 
 fn update() -> impl Strategy<Value = Update> {
-    let faults = [Fault::REPORTED.as_slice(), &Fault::SILENT].concat();
-    let faults: Vec<Fault> = faults.into_iter().filter(|f| *f != Fault::Gone).collect();
+    let faults = [WriteFault::REPORTED.as_slice(), &WriteFault::SILENT].concat();
+    let faults: Vec<WriteFault> = faults
+        .into_iter()
+        .filter(|f| *f != WriteFault::Gone)
+        .collect();
     (
         prop::collection::vec((any::<bool>(), pick()), 1..4),
         prop::bool::weighted(0.2),
@@ -250,14 +253,14 @@ fn check(
         }
         let (fail, fault) = match update.fault {
             Some((number, fault)) => (number..number + 1, fault),
-            None => (0..0, Fault::Refused),
+            None => (0..0, WriteFault::Refused),
         };
         let mut memory = now.memory.failing(fail.clone(), fault);
         let result = apply(&plan, &layout, PID, &mut memory);
         let reached = memory.writes > fail.start && !fail.is_empty();
         match result {
             // A later write of the same page may have written what an earlier one failed to.
-            Ok(outcome) if !reached || Fault::SILENT.contains(&fault) => {
+            Ok(outcome) if !reached || WriteFault::SILENT.contains(&fault) => {
                 assert_eq!(outcome, Outcome::Done);
                 check_undo(&now, &memory, &plan, &image(&model));
                 model = after;
@@ -275,7 +278,7 @@ fn check(
 
 /// Taking back what was done in `memory` gives what was there before.
 fn check_undo(world: &World, memory: &SliceMemory, done: &UpdatePlan, before: &SliceMemory) {
-    let mut then = world.with_memory(memory.failing(0..0, Fault::Refused));
+    let mut then = world.with_memory(memory.failing(0..0, WriteFault::Refused));
     then.update_for(&then.undo(done)).unwrap();
     assert_eq!(then.memory.differences(before), []);
 }
