@@ -315,6 +315,21 @@ mod tests {
     }
 
     #[test]
+    fn table_longer_than_the_mapping_is_not_read() {
+        let (arena, bytes) = arena();
+        let reads = std::cell::Cell::new(0);
+        let read = |at: LiveAddr, to: &mut [u8]| -> Result<(), ()> {
+            reads.set(reads.get() + 1);
+            let start = (at.0 - arena.code.0) as usize;
+            to.copy_from_slice(&bytes[start..start + to.len()]);
+            Ok(())
+        };
+        let table_end = (HEADER_LEN + ENTRY_LEN * arena.points.len()) as u64;
+        assert_eq!(Arena::find(arena.code, table_end - 1, read), Ok(None));
+        assert_eq!(reads.get(), 1);
+    }
+
+    #[test]
     fn removal_finds_all_it_needs_in_the_arena() {
         let (arena, bytes) = arena();
         assert_eq!(bytes.len() as u64, arena.code_len());

@@ -89,3 +89,16 @@ impl SharedData {
         Err(io::ErrorKind::UnexpectedEof.into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::double::SliceMemory;
+
+    #[test]
+    fn recorded_data_are_read_from_their_address() {
+        let memory = SliceMemory::new([(0x1000, vec![1, 2, 3, 4])]);
+        assert_eq!(read(1, &memory, LiveAddr(0x1001), 2).unwrap(), [2, 3]);
+        assert!(read(1, &memory, LiveAddr(0x1003), 2).is_err());
+    }
+}
