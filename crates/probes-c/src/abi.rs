@@ -251,10 +251,7 @@ pub unsafe extern "C" fn probes_error_free(error: *mut c_char) {
 }
 
 fn to(on: bool) -> Action {
-    match on {
-        true => Action::Enable,
-        false => Action::Disable,
-    }
+    if on { Action::Enable } else { Action::Disable }
 }
 
 fn named(name: &str) -> Result<Selector, String> {
