@@ -32,8 +32,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, and what that leaves behind.
 ///
-/// Displayed as a sentence: the [`Subject`], the [`ErrorKind`], which reads on from it, and the
-/// [`Effect`].
+/// Displayed as a sentence: the [`ErrorKind`] with its [`Subject`], and the [`Effect`].
 ///
 /// ```
 /// use probes_lib::{Error, ErrorKind, ProcessError, Subject};
@@ -90,7 +89,7 @@ impl ErrorKind {
             ErrorKind::File(kind) => kind.with_subject(&name),
             ErrorKind::Probe(kind) => kind.with_subject(&name),
             ErrorKind::Process(kind) => kind.with_subject(subject),
-            ErrorKind::Memory(kind) => kind.with_subject(&name),
+            ErrorKind::Memory(kind) => Some(kind.with_subject(&name)),
             ErrorKind::Launch(kind) => kind.with_subject(&name),
             ErrorKind::System(kind) => kind.with_subject(&name),
             ErrorKind::Observe(_) => None,

@@ -1,4 +1,4 @@
-//! What can be wrong with a file. Each text reads on from the file's path.
+//! What can be wrong with a file. Each text names the file, or reads on from its path.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use super::reason;
 use crate::address::FileAddr;
 use crate::site::SiteCode;
 
-/// Why a file cannot be used; reads on from its path.
+/// Why a file cannot be used; displayed with its path by [`Error`](super::Error).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {

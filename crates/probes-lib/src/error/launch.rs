@@ -1,4 +1,5 @@
-//! What can keep a program from being started. Each text reads on from the program, as it was given.
+//! What can keep a program from being started. Each text names the program as it was given, or
+//! reads on from it.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::{Denial, reason};
 
-/// Why a program was not started with its probes set; reads on from the program.
+/// Why a program was not started with its probes set; displayed with the program by [`Error`](super::Error).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {

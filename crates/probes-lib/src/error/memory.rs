@@ -1,4 +1,4 @@
-//! What can be wrong with the memory of a process. Each text reads on from the process.
+//! What can be wrong with the memory of a process. Each text names the process.
 
 use std::fmt;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use super::reason;
 use crate::address::LiveAddr;
 
-/// Why memory of a process cannot be used; reads on from the process.
+/// Why memory of a process cannot be used; displayed with its process by [`Error`](super::Error).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// It cannot be read.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     Read {
         /// What is there.
         part: MemoryPart,
@@ -22,7 +22,7 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// It cannot be written.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     Write {
         /// What is there.
         part: MemoryPart,
@@ -32,7 +32,7 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// What was read back is not what was written.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     NotHeld {
         /// What is there.
         part: MemoryPart,
@@ -40,7 +40,7 @@ pub enum MemoryError {
         address: LiveAddr,
     },
     /// Nothing is mapped where the file and the process's maps say that it is.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     NotMapped {
         /// What should be there.
         part: MemoryPart,
@@ -50,7 +50,7 @@ pub enum MemoryError {
         address: LiveAddr,
     },
     /// It is mapped `MAP_SHARED`: a change would be one for other processes too, or fail.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     Shared {
         /// What is there.
         part: MemoryPart,
@@ -58,23 +58,23 @@ pub enum MemoryError {
         address: LiveAddr,
     },
     /// It cannot be determined where an object is loaded.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     UnknownLoadBias {
         /// The object.
         object: PathBuf,
     },
     /// The kernel lets only tracers write to code.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     LiveRefused,
     /// The program's text lies on 1 GiB pages.
-    #[error("{}", self.with_subject("it").unwrap_or_default())]
+    #[error("{}", self.with_subject("it"))]
     GigaText,
 }
 
 impl MemoryError {
     /// The text; `subject` is the process.
-    pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
-        Some(match self {
+    pub(super) fn with_subject(&self, subject: &str) -> String {
+        match self {
             MemoryError::Read {
                 part,
                 address,
@@ -118,7 +118,7 @@ impl MemoryError {
             MemoryError::GigaText => format!(
                 "the text of {subject} lies on 1 GiB huge pages, and the first write to one copies a gigabyte"
             ),
-        })
+        }
     }
 }
 

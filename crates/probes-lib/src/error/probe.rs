@@ -6,8 +6,8 @@ use crate::address::LiveAddr;
 use crate::build_id::BuildId;
 use crate::site::SiteCode;
 
-/// Why probes cannot be had, or not be changed as asked. If no probe is found, the text reads on from
-/// the file; otherwise it names the probe, and the error has no subject.
+/// Why probes cannot be had, or not be changed as asked. If no probe is found, the text names the file;
+/// otherwise it names the probe, and the error has no subject.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
