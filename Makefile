@@ -3,9 +3,9 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test test-long test-all chaos mutants lint sanitize bench fmt clean
+.PHONY: all setup demo test test-long test-all chaos adversary mutants lint sanitize bench fmt clean
 
-# In a folder of their own: a build with fault injection must not be mistaken for a normal one.
+# Builds with fault injection have a folder of their own, so that none is mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
 CHAOS = $(FAULTS) -p probes-cli --test chaos -- --nocapture --test-threads=1
 
@@ -23,9 +23,9 @@ demo: setup
 test: setup
 	@scripts/suites unit doc live cli interface ocaml readme
 
-# What takes longer: faults and kills, all tests as an ordinary user, other compilers and C libraries.
+# What takes longer: faults and kills, programs that check themselves, all tests as an ordinary user, other compilers and C libraries.
 test-long: setup
-	@scripts/suites chaos user matrix
+	@scripts/suites chaos adversary user matrix
 
 test-all: test test-long
 
@@ -36,7 +36,12 @@ chaos: setup
 	CHAOS_SECONDS=1800 cargo test $(CHAOS)
 	CHAOS_SECONDS=1800 scripts/test-as-user $(CHAOS)
 
-# Hours. SHARD=0/18 takes one mutant of 18. Needs cargo-mutants: `cargo install cargo-mutants --locked`.
+# Each program that checks itself, for ten minutes: four hours.
+adversary: setup
+	dune build ./test-programs
+	ADVERSARY_SECONDS=600 cargo test --workspace --test adversary -- --nocapture --test-threads=1
+
+# Takes hours. SHARD=0/18 tests every 18th mutant. Needs cargo-mutants: `cargo install cargo-mutants --locked`.
 mutants: setup
 	dune build ./test-programs
 	OCAML_PROBES_TARGETS=$(CURDIR)/_build/default/test-programs \

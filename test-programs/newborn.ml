@@ -1,5 +1,5 @@
-(* System threads that each start the next one and exit: a tool always encounters
-   some that are just being created or exiting.
+(* Four chains of system threads: each thread starts the next one of its chain and exits,
+   so a tool always encounters some that are just being created or exiting.
 
      run      answers `hits born=N second=N`, the hits so far
      report   answers `report A B C D`: threads that each chain has had so far *)

@@ -1,6 +1,6 @@
-(* Handlers in which threads stay for a while: they sleep, collect, raise, and wait
-   for each other. Values that live across a site, and values that handlers made,
-   must not change: [broken] counts those that did. *)
+(* Handlers in which threads stay for a while: they sleep, collect garbage, raise
+   exceptions, and wait for each other. Values that live across a site, and values
+   that handlers made, must not change: [broken] counts those that did. *)
 
 exception Hit of int
 

@@ -40,8 +40,8 @@ let print_counts () =
   Printf.printf "handlers req_start=%d req_end=%d cache_miss=%d\n%!" !starts
     !ends !misses
 
-(* Set by SIGUSR1. A signal handler may run in the middle of a print: it does
-   not print itself. *)
+(* Set by SIGUSR1. A signal handler may run in the middle of a print, so it must
+   not print: [answer] does, later. *)
 let asked = ref false
 
 let answer () =

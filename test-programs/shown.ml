@@ -34,7 +34,7 @@ let constants _ _ =
      count "constants")
     [@probe.args unit, none, nil, yes, char, green]]
 
-(* STRING: none, 5, 8 and 64 bytes, one more, and many. *)
+(* STRING of 0, 5, 8, 64, 65 and 100000 bytes. *)
 
 let sixty_four = String.init 64 (fun i -> Char.chr (Char.code '0' + (i mod 10)))
 
@@ -74,7 +74,7 @@ let floats _ _ =
      count "floats")
     [@probe.args tenth, minus_zero, infinity, nan, huge, tiny]]
 
-(* CUSTOM: _j _j _i _n _chan _mutex *)
+(* CUSTOM, with the identifiers _j _j _i _n _chan _mutex. *)
 
 let mutex = Mutex.create ()
 
@@ -105,7 +105,8 @@ let blocks _ _ =
      count "blocks")
     [@probe.args pair, list, some, origin, mixed, named]]
 
-(* 0 3, 0 0, 0 1000, DOUBLE_ARRAY of 2 (an array and a record), 0 1 (a ref). *)
+(* Tag and size: 0 3, 0 0, 0 1000, DOUBLE_ARRAY 2 (an array), DOUBLE_ARRAY 2 (a record),
+   0 1 (a ref). *)
 
 type vector =
   { x : float
@@ -124,7 +125,8 @@ let arrays _ _ =
      count "arrays")
     [@probe.args three, empty, thousand, floats, vector, cell]]
 
-(* CLOSURE of no and of one variable, INFIX, LAZY, OBJECT, and a module. *)
+(* CLOSURE that captures nothing, CLOSURE that captures one variable, INFIX, LAZY, OBJECT,
+   and a module. *)
 
 module type Size = sig
   val size : int
@@ -153,9 +155,9 @@ let code _ _ =
      count "code")
     [@probe.args count, closure, infix, suspended, instance, packed]]
 
-(* Words that no OCaml value has: 0, an address below all memory, one above what
-   a process may map, one that no pointer can hold, two that point into a block.
-   None of them may be live during a collection. *)
+(* Words that are no valid OCaml values: 0, an address below all memory, one above
+   what a process may map, one that is not canonical, and two that are not multiples
+   of 8. None of them may be live during a collection. *)
 
 let words =
   let words =
@@ -179,8 +181,9 @@ let naked _ _ =
      count "naked")
     [@probe.args null, low, high, no_address, odd, even]]
 
-(* The number of the thread (0 is the main one), its hits so far, and values that
-   are new each time: "2:5", 2.5 (half of them), [5; 2]. *)
+(* The number of the thread (0 is the main one), the number of the hit, and values
+   that are allocated for each hit. For hit 5 of thread 2, these are "2:5", 2.5 (half
+   of 5), [5; 2]. *)
 let numbered thread number =
   let text = Printf.sprintf "%d:%d" thread number in
   let half = opaque (float_of_int number /. 2.) in
@@ -207,7 +210,8 @@ let probes =
   ; ("nothing", nothing)
   ]
 
-(* Hits each of these that number of times, from one thread. *)
+(* Hits each of [probes] [times] times, as the thread with the number [thread]; calls
+   [then_] after each round. *)
 let hit ?(then_ = ignore) probes thread times =
   for number = 1 to times do
     List.iter (fun (_, probe) -> probe thread number) probes;

@@ -9,7 +9,7 @@ type worker =
 let stop = ref false
 
 (* Before OCaml 4.14 a loop that does not allocate never releases the master
-   lock: hence the block. *)
+   lock: hence the allocation of a ref. *)
 let work worker =
   while not !stop do
     worker.iterations <- worker.iterations + 1;

@@ -11,8 +11,8 @@ type t
 exception Error of string
 
 (** [current ()] loads [libprobes.so], where dlopen(3) looks for it or from the file [library], and
-    opens the probes of this process: of the program, and of the plugins that it has loaded whenever
-    one of the functions below is called.
+    opens the probes of this process: those of the program and, at each call of one of the
+    functions below, those of the plugins that it has loaded by then.
 
     @raise Error
       if there is no such library, no probe, or [/proc] is missing or not readable. *)
@@ -25,23 +25,23 @@ val current : ?library:string -> unit -> t
     the message says what has changed. Takes about 0.3 ms; if another tool updates the same process at that
     moment, at most half a second. No other thread of the same domain runs OCaml meanwhile. *)
 
-(** The probe of that name. *)
+(** [enable t name] enables the probe of that name. *)
 val enable : t -> string -> unit
 
-(** The probe of that name, which has to be on. *)
+(** [disable t name] disables the probe of that name, which has to be enabled. *)
 val disable : t -> string -> unit
 
-(** The probes, at least one, whose name the regular expression (of Rust's [regex] crate) matches at its
-    start. *)
+(** [enable_regexp t regexp] enables the probes whose name begins with a match of the regular expression
+    (of Rust's [regex] crate). There has to be at least one. *)
 val enable_regexp : t -> string -> unit
 
-(** The same; those that are off stay so. *)
+(** [disable_regexp t regexp] disables the same probes; those that are disabled already stay so. *)
 val disable_regexp : t -> string -> unit
 
-(** All probes. *)
+(** Enables all probes. *)
 val enable_all : t -> unit
 
-(** All probes; those that are off stay so. *)
+(** Disables all probes; those that are disabled already stay so. *)
 val disable_all : t -> unit
 
 (** [set t name on] sets the counters of a probe to 1 or 0 and switches all its sites, whatever their state:
@@ -58,7 +58,7 @@ type state =
   | Enabled
   | Inconsistent
       (** Sites and counters disagree: an update was interrupted, or a plugin that also has the probe was
-          loaded while it was on. *)
+          loaded while the probe was enabled. *)
 
 (** The state of the probe of that name. *)
 val state : t -> string -> state

@@ -1,8 +1,8 @@
-/* Calls libprobes, which is loaded at run time, not linked: a program builds without it, and if it does
-   not find it, gets an exception and can continue.
+/* Calls libprobes, which is loaded at run time, not linked: a program can be built without
+   the library; if it does not find the library at run time, it gets an exception and can continue.
 
-   A call holds the runtime lock. It waits for nothing that needs the lock, and runs no OCaml code: a
-   signal handler that ran in between could call libprobes again. */
+   A call holds the runtime lock. It waits for nothing that needs the lock, and runs no OCaml code: an
+   OCaml signal handler that ran during the call could call libprobes again. */
 
 #include "probes.h"
 

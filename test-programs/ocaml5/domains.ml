@@ -1,8 +1,8 @@
 (* Domains, each with some system threads, that hit probes as fast as they can.
 
    Values that handlers allocate, and values that are live at the sites, are
-   kept for a while and checked: with `collect`, minor heaps are small and one more
-   domain does nothing but collect and compact.
+   kept for a while and then checked. With a third argument, such as `collect`,
+   minor heaps are small and one more domain does nothing but collect and compact.
 
    A report is made while every worker is paused between two rounds, so that its
    counts are those of whole rounds. *)
@@ -131,7 +131,8 @@ let report workers =
   while_all_stand (List.length workers) (fun () -> List.iter print workers);
   print_endline "report end"
 
-(* Paused until the next command. *)
+(* The command `stand`: reports, and keeps the workers paused until the next line of
+   input, which is discarded. *)
 let stand workers =
   while_all_stand (List.length workers) (fun () ->
       List.iter print workers;

@@ -1,6 +1,7 @@
-(* Handlers that perform effects, handled around the site or in the handler
-   itself, and sites in handlers of effects. As in [handlers], the probes
-   must not change the work: it is the same in every round, whatever is on. *)
+(* Probe handlers that perform effects, which are handled around the site or in
+   the probe handler itself, and sites in effect handlers. As in [handlers], the
+   probes must not change the work: it is the same in every round, whichever
+   probes are enabled. *)
 
 open Effect
 open Effect.Deep
@@ -33,7 +34,7 @@ type parked = (unit, unit) continuation Queue.t
 
 let resumed = Atomic.make 0
 
-(* Handles the effects: answers, gives up, and parks. *)
+(* Handles the effects [Ask] and [Give_up]. *)
 let handled f =
   match_with f ()
     { retc = Fun.id
@@ -94,8 +95,8 @@ let collecting n =
      count "collects")];
   String.length (String.concat "" alive)
 
-(* Called back from C, through which no effect passes; one that is handled in the
-   handler works. *)
+(* The finaliser is called back from C, through which no effect passes; an effect
+   that is handled in the probe handler itself works. *)
 let finalising n =
   let told = ref 0 in
   let finaliser _ =

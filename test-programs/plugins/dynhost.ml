@@ -1,13 +1,13 @@
 (* Loads plugins by Dynlink.
 
      load PATH   answers `loaded`
-     run         runs the plugins and this program, answers `round NAME=HITS ...`
-                 with the hits so far of each in turn
-     fork        the same in a child, which then prints `at exit`
-     create PATH a program in a child; it has stdin and stdout until it exits
-     system PATH the same, by a shell
-       each of these answers `started S`, S being its exit status
-     exec PATH   executes a program
+     run         executes the probe of this program and runs each plugin, answers
+                 `round NAME=HITS ...` with the hits of each probe so far
+     fork        does the same in a child, which then prints `at exit` and exits
+     create PATH executes a program in a child, which has stdin and stdout until it exits
+     system PATH the same, through a shell
+       `fork`, `create` and `system` answer `started S`: S is the child's exit status
+     exec PATH   executes a program in this process
      quit *)
 
 let shared = ref 0

@@ -8,7 +8,7 @@ val ready : unit -> unit
     each; returns at the end of the input. *)
 val commands : (string -> unit) -> unit
 
-(** The answer to a line that is not a command. *)
+(** Answers a line that is not a command. *)
 val unknown : string -> unit
 
 (** [serve round] prints the ready line, then calls [round n] for the n-th line

@@ -17,7 +17,7 @@ pub(crate) struct Command {
     pub(crate) cpu_ns: Samples,
     pub(crate) peak_kib: Samples,
     /// The longest gap that the program measured meanwhile, in ns.
-    pub(crate) gap: Samples,
+    pub(crate) stop_time: Samples,
 }
 
 pub(crate) const INFO: &str = "info";
@@ -52,9 +52,9 @@ fn measure_one(program: &Program, tool: &Path, rounds: usize) -> Result<[Command
         let mut spin = Spin::start(&program.path)?;
         for command in &mut commands {
             let args = arguments(command.command, spin.pid());
-            let (cost, gap) = spin.watch(|| cost::of(tool, &args))?;
+            let (cost, stop_time) = spin.longest_gap_during(|| cost::of(tool, &args))?;
             command.push(cost);
-            command.gap.push_time(gap);
+            command.stop_time.push_time(stop_time);
             if (command.command == ENABLE_ALL) != spin.runs_handlers()? {
                 let text = format!("{} did not switch the probes", command.command);
                 return Err(Failure::new(text));
@@ -79,7 +79,7 @@ impl Command {
             command,
             cpu_ns: Samples::default(),
             peak_kib: Samples::default(),
-            gap: Samples::default(),
+            stop_time: Samples::default(),
         }
     }
 
@@ -100,9 +100,9 @@ pub(crate) fn table(all: &[Command]) -> String {
         "stop time",
     ]);
     for one in all {
-        let (program, gap) = match one.program {
+        let (program, stop_time) = match one.program {
             "" => (String::new(), String::new()),
-            name => (format!("`{name}`"), median_p99(&one.gap)),
+            name => (format!("`{name}`"), median_p99(&one.stop_time)),
         };
         table.row([
             program,
@@ -111,7 +111,7 @@ pub(crate) fn table(all: &[Command]) -> String {
             ms(one.cpu_ns.max()),
             mib(one.peak_kib.median()),
             mib(one.peak_kib.max()),
-            gap,
+            stop_time,
         ]);
     }
     table.finish()

@@ -2,8 +2,8 @@
 //! memory.
 //!
 //! getrusage(2) has these for the children that were waited for, but for all of them together, and a
-//! child that is forked from a large program counts that program's memory as its own. So each command
-//! is run by a small new process of this program that runs nothing else:
+//! child that is forked from a large program counts that program's memory as its own. So each
+//! command is run by a new process of this program, which is small and runs nothing else:
 //! `bench cost PROGRAM ARGUMENTS…` prints `CPU-MICROSECONDS PEAK-KIB`.
 
 use std::ffi::{OsStr, OsString};

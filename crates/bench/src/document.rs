@@ -12,7 +12,7 @@ fn start_marker(name: &str) -> String {
     format!("<!-- bench {name} -->\n")
 }
 
-/// Texts by the name of their place.
+/// The text of each table, with the name of its place in the document.
 #[derive(Default)]
 pub(crate) struct Tables(Vec<(&'static str, String)>);
 
@@ -71,7 +71,7 @@ impl Table {
     }
 }
 
-/// Nanoseconds in ms.
+/// Formats nanoseconds as milliseconds.
 pub(crate) fn ms(ns: u64) -> String {
     format!("{:.2} ms", ns as f64 / 1e6)
 }
@@ -86,12 +86,12 @@ pub(crate) fn median_max(samples: &Samples) -> String {
     format!("{} / {}", ms(samples.median()), ms(samples.max()))
 }
 
-/// Nanoseconds in µs.
+/// Formats nanoseconds as microseconds.
 pub(crate) fn us(ns: f64) -> String {
     format!("{:.2} µs", ns / 1e3)
 }
 
-/// KiB in MiB.
+/// Formats a number of KiB as MiB.
 pub(crate) fn mib(kib: u64) -> String {
     format!("{:.1} MiB", kib as f64 / 1024.0)
 }

@@ -15,11 +15,11 @@ use crate::spin::{Spin, Threads};
 use crate::stats::Samples;
 use crate::stop_time;
 
-/// Few, because gdb is slow, and because no figure is close.
+/// Few, because gdb is slow, and because in no case are the figures of gdb and ours close.
 const ROUNDS: usize = 5;
 
 /// The number of threads, all but one of which wait, and of sites.
-const CELLS: [(u64, u64); 5] = [(1, 10), (1, 1_000), (1, 10_000), (16, 10), (256, 10)];
+const CASES: [(u64, u64); 5] = [(1, 10), (1, 1_000), (1, 10_000), (16, 10), (256, 10)];
 
 /// The opcode of an enabled site.
 const CALL: u8 = 0xe8;
@@ -29,7 +29,7 @@ pub(crate) fn table(programs: &[Program]) -> Result<String> {
         return Ok("Not measured: gdb is not installed.\n".to_owned());
     }
     let mut table = Table::new(&["threads", "sites", "gdb", "ours", "times less"]);
-    for (threads, sites) in CELLS {
+    for (threads, sites) in CASES {
         let program = prepare::with_sites(programs, sites)?;
         let (gdb, ours) = compare(program, threads)?;
         table.row([
@@ -77,7 +77,7 @@ fn run(spin: &mut Spin, script: &Script) -> Result<Duration> {
     gdb.env_remove(SET_BY_CARGO);
     gdb.args(["-nx", "-batch", "-p", &spin.pid().to_string(), "-x"]);
     gdb.arg(&script.0);
-    let (output, gap) = spin.watch(|| Ok(test_support::output(&mut gdb)))?;
+    let (output, gap) = spin.longest_gap_during(|| Ok(test_support::output(&mut gdb)))?;
     if output.status.success() {
         Ok(gap)
     } else {
@@ -90,7 +90,7 @@ fn run(spin: &mut Spin, script: &Script) -> Result<Duration> {
 struct Script(PathBuf);
 
 impl Script {
-    /// Makes the writes that our update makes: sites first, then counters.
+    /// Returns a script that makes the writes that our update makes: sites first, then counters.
     fn enable_all(target: &Target) -> Result<Script> {
         let states = target.states()?;
         let mut commands = String::new();

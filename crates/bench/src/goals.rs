@@ -1,4 +1,4 @@
-//! The figures that have goals, beside these and the reference tool's figures.
+//! Compares the figures that have goals with the goals and with the reference tool's figures.
 
 use crate::commands::{Command, ENABLE_ALL, INFO};
 use crate::document::{Table, ms};
@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::programs::LARGE;
 use crate::stop_time::StopTimes;
 
-/// Compares the figures that have goals with these and with the reference tool's figures.
+/// Compares the figures that have goals with the goals and with the reference tool's figures.
 pub(crate) fn table(stop_times: &[StopTimes], commands: &[Command]) -> Result<String> {
     const NORMAL: &str = "spin_10000.pie";
     let stop_time = |program: &str| {

@@ -35,7 +35,7 @@ mod threads;
 
 use failure::{Failure, Result};
 
-/// The number of rounds, fresh programs and runs of a command, without `--rounds`.
+/// The default of `--rounds`: how many rounds, fresh programs and runs of a command are measured.
 const ROUNDS: usize = 30;
 
 /// The command line.
@@ -45,7 +45,7 @@ struct Request {
     rounds: usize,
     /// The only table to measure.
     only: Option<String>,
-    /// The file that tables are written to, instead of standard output.
+    /// The file that tables are written into, instead of `docs/benchmarks.md` or standard output.
     into: Option<PathBuf>,
 }
 
@@ -54,8 +54,8 @@ impl Request {
         self.only.as_ref().is_none_or(|only| only == table)
     }
 
-    /// Whether the tables go into `docs/benchmarks.md`.
-    fn is_usual(&self) -> bool {
+    /// Whether the tables go into `docs/benchmarks.md` if `--into` names no other file.
+    fn has_defaults(&self) -> bool {
         self.tool.is_none() && self.rounds == ROUNDS && self.only.is_none()
     }
 }
@@ -124,13 +124,14 @@ const TABLES: [&str; 13] = [
 fn measure(request: Request) -> Result<()> {
     let ready = prepare::build(request.tool.is_none())?;
     let machine = machine::describe()?;
-    let is_usual = request.is_usual();
+    let has_defaults = request.has_defaults();
     let wants = |table| request.wants(table);
     let tool = request.tool.as_ref().unwrap_or(&ready.tool);
     let programs = &ready.programs;
 
     let mut document = document::Tables::default();
-    // In a document it describes all tables.
+    // The machine's table describes all tables of a document: so it is not changed when only one of
+    // them is written into a file.
     if request.into.is_none() || request.only.is_none() {
         document.add("machine", machine);
     }
@@ -159,7 +160,7 @@ fn measure(request: Request) -> Result<()> {
     if wants("ps") {
         document.add("ps", ps::table(&ready.targets, tool, request.rounds)?);
     }
-    observing(&request, &ready, &mut document)?;
+    add_observe_tables(&request, &ready, &mut document)?;
     if wants("syscalls") {
         document.add("syscalls", syscalls::table(programs, tool)?);
     }
@@ -172,7 +173,7 @@ fn measure(request: Request) -> Result<()> {
     }
     match request.into {
         Some(file) => document.write(&file),
-        None if is_usual => document.write(&ready.root.join("docs/benchmarks.md")),
+        None if has_defaults => document.write(&ready.root.join("docs/benchmarks.md")),
         None => {
             document.print();
             Ok(())
@@ -180,8 +181,8 @@ fn measure(request: Request) -> Result<()> {
     }
 }
 
-/// Measures the cost of observing hits; all of it if the table of its goals is wanted.
-fn observing(
+/// Measures the cost of observing hits. The table of goals needs all measurements, so it implies them.
+fn add_observe_tables(
     request: &Request,
     ready: &prepare::Ready,
     document: &mut document::Tables,

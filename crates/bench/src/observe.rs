@@ -7,7 +7,7 @@ use probes_lib::{Action, Actions, Selector, Target};
 
 use crate::document::Table;
 use crate::failure::Result;
-use crate::programs::KINDS;
+use crate::programs::KINDS_SPIN;
 
 mod event;
 pub(crate) mod exact;
@@ -17,8 +17,8 @@ mod ours;
 pub(crate) mod stops;
 mod workload;
 
-use others::{Adds, Tool};
-use ours::Ours;
+use others::{AddedTime, Tool};
+use ours::OwnCosts;
 use workload::Workload;
 
 const THREADS: [u64; 2] = [1, 4];
@@ -29,9 +29,9 @@ const TOOLS: [Tool; 3] = [Tool::Bpftrace, Tool::Perf, Tool::Gdb];
 pub(crate) struct Costs {
     threads: u64,
     action: Action,
-    ours: Ours,
+    ours: OwnCosts,
     /// In the order of [`TOOLS`].
-    others: Vec<Adds>,
+    others: Vec<AddedTime>,
 }
 
 pub(crate) fn measure(targets: &Path, rounds: usize) -> Result<Vec<Costs>> {
@@ -40,7 +40,7 @@ pub(crate) fn measure(targets: &Path, rounds: usize) -> Result<Vec<Costs>> {
         actions.map(move |action| (threads, action))
     });
     cells
-        .map(|(threads, action)| measure_one(&targets.join(KINDS), threads, action, rounds))
+        .map(|(threads, action)| measure_one(&targets.join(KINDS_SPIN), threads, action, rounds))
         .collect()
 }
 
@@ -55,7 +55,7 @@ fn measure_one(file: &Path, threads: u64, action: Action, rounds: usize) -> Resu
     let mut others = Vec::new();
     for tool in TOOLS {
         eprintln!("bench: the same with {tool}");
-        others.push(others::adds(tool, &mut workload, &target, file)?);
+        others.push(others::added_time(tool, &mut workload, &target, file)?);
     }
     Ok(Costs {
         threads,
@@ -66,7 +66,7 @@ fn measure_one(file: &Path, threads: u64, action: Action, rounds: usize) -> Resu
 }
 
 impl Costs {
-    /// Returns how many times as much as ours a tool adds.
+    /// Returns the time that `tool` adds to a hit, divided by the time that our counting adds.
     fn times(&self, tool: Tool) -> Option<f64> {
         let mut all = TOOLS.iter().zip(&self.others);
         let (_, adds) = all.find(|(one, _)| **one == tool)?;
@@ -148,7 +148,7 @@ fn others_table(all: &[Costs]) -> String {
     table.finish() + &reasons.collect::<String>()
 }
 
-/// Picoseconds in ns.
+/// Formats a time that is given in picoseconds, in ns.
 fn ns(picoseconds: f64) -> String {
     if picoseconds < 1e6 {
         format!("{:.1} ns", picoseconds / 1e3)

@@ -12,7 +12,7 @@ const GROUPS: [(&str, &str, &[u64]); 2] = [
     ("table", "site", &[10, 1_000, 10_000]),
 ];
 
-/// Runs them; `targets` is the folder of the built `test-programs`.
+/// Runs the benchmarks; `targets` is the folder of the built `test-programs`.
 pub(crate) fn run(root: &Path, targets: &Path) -> Result<()> {
     prepare::run(
         prepare::cargo(root)
@@ -29,7 +29,7 @@ pub(crate) fn table() -> Result<String> {
             let file = format!("../criterion/{group}/{count}/new/estimates.json");
             let median = median(&release.join(file))?;
             table.row([
-                what(group).to_owned(),
+                operation(group).to_owned(),
                 format!("{count} {element}s"),
                 us(median),
                 format!("{:.0} ns", median / count as f64),
@@ -39,7 +39,7 @@ pub(crate) fn table() -> Result<String> {
     Ok(table.finish())
 }
 
-fn what(group: &str) -> &'static str {
+fn operation(group: &str) -> &'static str {
     match group {
         "notes" => "parse the notes",
         _ => "read a file's table",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
-use crate::programs::{FIXTURES, KINDS, LARGE, PAIRS, WAITING};
+use crate::programs::{FIXTURES, KINDS_SPIN, LARGE, PAIRS, WAITING};
 
 /// What was built.
 pub(crate) struct Ready {
@@ -16,7 +16,7 @@ pub(crate) struct Ready {
     pub(crate) tool: PathBuf,
 }
 
-/// A form and size of the benchmark target.
+/// The benchmark target, built in one form and with one number of sites.
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) sites: u64,
@@ -34,7 +34,7 @@ const PROGRAMS: [(&str, u64); 7] = [
     (LARGE, 10_000),
 ];
 
-/// Returns the position-independent program with that number of sites.
+/// Returns the first program with that number of sites, which is the position-independent one.
 pub(crate) fn with_sites(programs: &[Program], sites: u64) -> Result<&Program> {
     let mut programs = programs.iter();
     programs
@@ -51,7 +51,7 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
     let wanted = PROGRAMS
         .iter()
         .map(|(name, _)| format!("./test-programs/{FIXTURES}/{name}"));
-    let others = WAITING.iter().chain([&KINDS, &PAIRS]);
+    let others = WAITING.iter().chain([&KINDS_SPIN, &PAIRS]);
     let others = others.map(|file| format!("./test-programs/{file}"));
     run(Command::new("dune")
         .arg("build")

@@ -27,24 +27,24 @@ struct Processes {
 impl Processes {
     fn start(targets: &Path, number: usize) -> Result<Processes> {
         let failed = || Failure::of("cannot make a pipe");
-        let (input, end_of_input) = pipe().map_err(failed())?;
-        let (output, end_of_output) = pipe().map_err(failed())?;
+        let (input, input_writer) = pipe().map_err(failed())?;
+        let (output, output_writer) = pipe().map_err(failed())?;
         let copy = |end: &OwnedFd| end.try_clone().map_err(Failure::of("cannot copy a pipe"));
         let mut processes = Vec::with_capacity(number);
         for file in WAITING.iter().cycle().take(number) {
             let mut command = Command::new(targets.join(file));
             command.stdin(Stdio::from(copy(&input)?));
-            command.stdout(Stdio::from(copy(&end_of_output)?));
+            command.stdout(Stdio::from(copy(&output_writer)?));
             processes.push(Guard::spawn(&mut command));
         }
-        drop(end_of_output);
+        drop(output_writer);
         let lines = BufReader::new(std::fs::File::from(output)).lines();
         if lines.take(number).filter_map(|line| line.ok()).count() < number {
             return Err(Failure::new("a program exited before it was ready"));
         }
         Ok(Processes {
             _processes: processes,
-            _input: end_of_input,
+            _input: input_writer,
         })
     }
 }

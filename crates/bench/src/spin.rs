@@ -17,8 +17,8 @@ use crate::failure::{Failure, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"camlspin");
 
-// Offsets in bytes: of the header's fields, of those of the program's slot, and of the first
-// thread's slot, which begins with its iterations.
+// Offsets in bytes: of a field of the header (`HITS`), of the fields of the program's slot
+// (`ITERATIONS` to `RESET_ACK`), and of the first thread's slot, which begins with its iterations.
 const HITS: u64 = 40;
 const ITERATIONS: u64 = 64;
 const LONGEST_GAP: u64 = 72;
@@ -28,7 +28,7 @@ const FIRST_THREAD: u64 = 128;
 const SLOT_LEN: u64 = 64;
 
 /// The number of sites it executes.
-const HOT: u64 = 64;
+const HOT_SITES: u64 = 64;
 
 /// The threads of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Spin {
 
     /// Calls `something`, and returns its result and the longest gap that the target has measured
     /// meanwhile. At least one of its threads has to spin.
-    pub(crate) fn watch<T>(
+    pub(crate) fn longest_gap_during<T>(
         &mut self,
         something: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Duration)> {
@@ -117,7 +117,7 @@ impl Spin {
             Ok(spin.read(RESET_ACK)? == asked)
         })?;
         let result = something()?;
-        // The gap is added in the first iteration afterwards.
+        // The target records the gap in its first iteration afterwards.
         self.wait_for_progress()?;
         let gap = Duration::from_nanos(self.read(LONGEST_GAP)?);
         Ok((result, gap))
@@ -125,7 +125,7 @@ impl Spin {
 
     /// Waits until every site has been executed again.
     fn wait_for_progress(&self) -> Result<()> {
-        let goal = self.read(ITERATIONS)? + 2 * HOT;
+        let goal = self.read(ITERATIONS)? + 2 * HOT_SITES;
         self.wait_until("the target makes progress", |spin| {
             Ok(spin.read(ITERATIONS)? > goal)
         })
@@ -148,8 +148,8 @@ impl Spin {
             .collect()
     }
 
-    fn wait_until(&self, what: &str, so: impl Fn(&Spin) -> Result<bool>) -> Result<()> {
-        eventually(what, || match so(self) {
+    fn wait_until(&self, what: &str, condition: impl Fn(&Spin) -> Result<bool>) -> Result<()> {
+        eventually(what, || match condition(self) {
             Ok(false) => None,
             Ok(true) => Some(Ok(())),
             Err(failure) => Some(Err(failure)),
@@ -175,8 +175,9 @@ impl Drop for Spin {
     }
 }
 
-/// Gives this thread and those it starts real-time priority until it is dropped: beside 256 busy
-/// threads, any step would take a second. Without the privilege, it does.
+/// Gives this thread, and those that it starts, real-time priority until this value is dropped: beside
+/// 256 busy threads, any step would take a second without it. If we have no privilege for that, the
+/// priority is not changed, and any step takes that long.
 struct RealTimePriority;
 
 impl RealTimePriority {

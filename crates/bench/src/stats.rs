@@ -26,7 +26,8 @@ impl Samples {
         }
     }
 
-    /// Returns the smallest sample that 99 % do not exceed: the largest, if there are fewer than 100.
+    /// Returns the smallest sample that 99 % of the samples do not exceed; if there are fewer than 100
+    /// samples, that is the largest.
     pub(crate) fn p99(&self) -> u64 {
         let sorted = self.sorted();
         let rank = (sorted.len() * 99).div_ceil(100);

@@ -10,28 +10,29 @@ use crate::prepare::Program;
 use crate::spin::Spin;
 use crate::stats::Samples;
 
-/// The gaps of one program, in ns.
+/// How long one program was stopped, in ns: the longest gaps between its own clock readings, and what updates
+/// reported.
 pub(crate) struct StopTimes {
     pub(crate) program: &'static str,
     /// With no tool attached: the noise of the machine.
     pub(crate) unattached: Samples,
     /// Enabling all probes of a program that was never patched before.
-    pub(crate) first: Gaps,
-    /// Rounds on one program.
-    pub(crate) enable: Gaps,
-    pub(crate) disable: Gaps,
+    pub(crate) first: MeasuredStops,
+    /// Enabling, and then disabling, all probes of one running program again and again.
+    pub(crate) enable: MeasuredStops,
+    pub(crate) disable: MeasuredStops,
 }
 
 /// The gaps of one kind of update.
 #[derive(Default)]
-pub(crate) struct Gaps {
+pub(crate) struct MeasuredStops {
     /// Measured by the program itself.
     pub(crate) gap: Samples,
     /// Reported by the library.
     pub(crate) reported: Samples,
 }
 
-impl Gaps {
+impl MeasuredStops {
     pub(crate) fn push_report(&mut self, (report, gap): (Report, Duration)) {
         self.push(report.stopped, gap);
     }
@@ -54,9 +55,9 @@ fn measure_one(program: &Program, rounds: usize) -> Result<StopTimes> {
     let mut stop_times = StopTimes {
         program: program.name,
         unattached: Samples::default(),
-        first: Gaps::default(),
-        enable: Gaps::default(),
-        disable: Gaps::default(),
+        first: MeasuredStops::default(),
+        enable: MeasuredStops::default(),
+        disable: MeasuredStops::default(),
     };
     let options = Options::default();
     for _ in 0..rounds {
@@ -70,12 +71,12 @@ fn measure_one(program: &Program, rounds: usize) -> Result<StopTimes> {
     for _ in 0..rounds {
         let begun = Instant::now();
         let enabled = switch(&mut spin, &target, Action::Enable, program.sites, options)?;
-        let round = begun.elapsed();
+        let enable_time = begun.elapsed();
         stop_times.enable.push_report(enabled);
         let disabled = switch(&mut spin, &target, Action::Disable, program.sites, options)?;
         stop_times.disable.push_report(disabled);
-        let ((), gap) = spin.watch(|| {
-            std::thread::sleep(round);
+        let ((), gap) = spin.longest_gap_during(|| {
+            std::thread::sleep(enable_time);
             Ok(())
         })?;
         stop_times.unattached.push_time(gap);
@@ -92,7 +93,7 @@ pub(crate) fn switch(
     options: Options,
 ) -> Result<(Report, Duration)> {
     let actions = Actions::of(action, Selector::All);
-    let (report, gap) = spin.watch(|| Ok(target.update_with(&actions, options)?))?;
+    let (report, gap) = spin.longest_gap_during(|| Ok(target.update_with(&actions, options)?))?;
     let switched: usize = report.changed.iter().map(|change| change.sites).sum();
     if switched as u64 == sites {
         Ok((report, gap))

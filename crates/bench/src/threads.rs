@@ -9,7 +9,7 @@ use crate::failure::Result;
 use crate::prepare::{self, Program};
 use crate::spin::{Spin, Threads};
 use crate::stats::Samples;
-use crate::stop_time::{Gaps, switch};
+use crate::stop_time::{MeasuredStops, switch};
 
 const SITES: [u64; 3] = [10, 1_000, 10_000];
 
@@ -22,7 +22,7 @@ const CASES: [(Threads, &str); 5] = [
     (busy(256), "256 busy"),
 ];
 
-/// All but one thread wait; that one measures the row.
+/// All threads but one wait; the one that spins measures the times of the row.
 const fn waiting(count: u64) -> Threads {
     Threads {
         spinning: 1,
@@ -37,12 +37,13 @@ const fn busy(count: u64) -> Threads {
     }
 }
 
-/// The gaps of one program, in ns.
+/// How long one program was stopped, in ns: the longest gaps between its own clock readings, and what updates
+/// reported.
 #[derive(Default)]
 struct Row {
     unattached: Samples,
-    enable: Gaps,
-    disable: Gaps,
+    enable: MeasuredStops,
+    disable: MeasuredStops,
     live: Samples,
 }
 
@@ -101,7 +102,7 @@ fn measure(program: &Program, threads: Threads, rounds: usize) -> Result<Row> {
         let (_, gap) = switch(&mut spin, Action::Enable, live)?;
         row.live.push_time(gap);
         switch(&mut spin, Action::Disable, live)?;
-        let ((), gap) = spin.watch(|| {
+        let ((), gap) = spin.longest_gap_during(|| {
             std::thread::sleep(round);
             Ok(())
         })?;

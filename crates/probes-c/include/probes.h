@@ -60,7 +60,7 @@ typedef struct ProbesState {
    */
   int32_t state;
   /**
-   * Its counter: how often it was enabled and not disabled.
+   * Its counter: how often it was enabled and not yet disabled again.
    */
   uint16_t counter;
 } ProbesState;
@@ -92,8 +92,8 @@ uint32_t probes_abi(void);
  * Opens the probes of this process: of the program, and of all objects that are loaded when one of the
  * functions below is called. Returns NULL if there are none, or if /proc is missing or not readable.
  *
- * A child after fork() has probes of its own, and must open them itself: functions fail there with the
- * probes that its parent has opened.
+ * A child after fork() has probes of its own, and must open them itself: there, functions fail that are
+ * given the probes that its parent has opened.
  *
  * # Safety
  *
@@ -133,8 +133,8 @@ bool probes_enable(const struct Probes *probes,
 bool probes_disable(const struct Probes *probes, const char *name, char **error);
 
 /**
- * The same as probes_enable(), for all probes whose name the regular expression matches at its start: at
- * least one.
+ * The same as probes_enable(), for all probes whose name begins with a match of the regular expression:
+ * at least one has to.
  *
  * # Safety
  *
@@ -145,7 +145,7 @@ bool probes_enable_regexp(const struct Probes *probes,
                           char **error);
 
 /**
- * The same as probes_disable(), for all probes whose name the regular expression matches at its start;
+ * The same as probes_disable(), for all probes whose name begins with a match of the regular expression;
  * probes that are off stay off.
  *
  * # Safety
@@ -176,8 +176,8 @@ bool probes_disable_all(const struct Probes *probes, char **error);
 
 /**
  * Sets the counters of the probe `name` to 1 or 0 and switches all its sites on or off, whatever their
- * state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object that also has
- * it was loaded while it was on.
+ * state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object that also
+ * has a probe of this name was loaded while the probe was on.
  *
  * # Safety
  *

@@ -29,8 +29,8 @@ pub extern "C" fn probes_abi() -> u32 {
 /// Opens the probes of this process: of the program, and of all objects that are loaded when one of the
 /// functions below is called. Returns NULL if there are none, or if /proc is missing or not readable.
 ///
-/// A child after fork() has probes of its own, and must open them itself: functions fail there with the
-/// probes that its parent has opened.
+/// A child after fork() has probes of its own, and must open them itself: there, functions fail that are
+/// given the probes that its parent has opened.
 ///
 /// # Safety
 ///
@@ -90,8 +90,8 @@ pub unsafe extern "C" fn probes_disable(
     unsafe { update(probes, Action::Disable, name, named, false, error) }
 }
 
-/// The same as probes_enable(), for all probes whose name the regular expression matches at its start: at
-/// least one.
+/// The same as probes_enable(), for all probes whose name begins with a match of the regular expression:
+/// at least one has to.
 ///
 /// # Safety
 ///
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn probes_enable_regexp(
     unsafe { update(probes, Action::Enable, regexp, matching, false, error) }
 }
 
-/// The same as probes_disable(), for all probes whose name the regular expression matches at its start;
+/// The same as probes_disable(), for all probes whose name begins with a match of the regular expression;
 /// probes that are off stay off.
 ///
 /// # Safety
@@ -148,8 +148,8 @@ pub unsafe extern "C" fn probes_disable_all(
 }
 
 /// Sets the counters of the probe `name` to 1 or 0 and switches all its sites on or off, whatever their
-/// state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object that also has
-/// it was loaded while it was on.
+/// state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object that also
+/// has a probe of this name was loaded while the probe was on.
 ///
 /// # Safety
 ///
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn probes_set(
     error: *mut *mut c_char,
 ) -> bool {
     // SAFETY: the same as for this function.
-    unsafe { update(probes, to(on), name, named, true, error) }
+    unsafe { update(probes, action_of(on), name, named, true, error) }
 }
 
 /// The same as probes_set(), for all probes.
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn probes_set_all(
     error: *mut *mut c_char,
 ) -> bool {
     // SAFETY: the same as for this function; the literal is a string.
-    unsafe { update(probes, to(on), c"".as_ptr(), every, true, error) }
+    unsafe { update(probes, action_of(on), c"".as_ptr(), every, true, error) }
 }
 
 /// Returns the state of the probe `name`: PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, or PROBES_FAILED.
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn probes_error_free(error: *mut c_char) {
     }
 }
 
-fn to(on: bool) -> Action {
+fn action_of(on: bool) -> Action {
     if on { Action::Enable } else { Action::Disable }
 }
 

@@ -19,7 +19,7 @@ pub struct ProbesState {
     pub name: *const c_char,
     /// PROBES_DISABLED, PROBES_ENABLED or PROBES_INCONSISTENT.
     pub state: i32,
-    /// Its counter: how often it was enabled and not disabled.
+    /// Its counter: how often it was enabled and not yet disabled again.
     pub counter: u16,
 }
 

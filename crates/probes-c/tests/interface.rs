@@ -1,5 +1,5 @@
 //! probes.h from the outside: it is generated from the source, and C programs with probes use it on
-//! themselves, linked with either library, in both forms (PIE and fixed address).
+//! themselves, linked with the shared or the static library, in both forms (PIE and fixed address).
 //!
 //! The programs are built by gcc when a test starts, with the library that is beside this binary.
 

@@ -1,8 +1,9 @@
-//! The subcommands. Each has a file: its flags, what they mean, and what it does. The other files have
-//! what several of them share.
+//! The subcommands. Each has its own file, with its flags, what they mean, and what the subcommand
+//! does. The other files hold what several subcommands share.
 
 mod attach;
 mod changes;
+mod closures;
 mod count;
 mod failures;
 mod follow;
@@ -14,10 +15,10 @@ mod observe_loop;
 mod open_target;
 mod ps;
 mod redraw;
-mod restore;
 mod top;
 mod trace;
 mod trace_observe;
+mod undo;
 mod wait;
 mod watch;
 
@@ -28,8 +29,11 @@ use clap::Subcommand;
 use crate::failure::Failure;
 use crate::say;
 
-/// A subcommand with its flags, checked as far as can be without the program it is about.
+/// A subcommand with its flags, which are checked as far as possible without the target program.
 #[derive(Debug, Subcommand)]
+// Only the flags of the subcommand that is typed are built. A doc comment of a struct of flags would
+// become the help of the subcommand: they have plain comments.
+#[command(defer = true)]
 pub(crate) enum Command {
     /// Start a program with its probes set before any of its code runs
     Trace(trace::Args),
@@ -47,7 +51,7 @@ pub(crate) enum Command {
     Watch(watch::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
-    /// Show how often probes are hit, live, and switch them, on a terminal
+    /// Show on a terminal how often probes are hit, updated continuously, and switch them
     Top(top::Args),
     /// Show the running processes that have OCaml probes
     Ps(ps::Args),

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError};
 
-use crate::hint::{self, Subject};
+use crate::hint::{self, Operand};
 use crate::usage::UsageError;
 
 /// Why a command failed.
@@ -17,15 +17,15 @@ pub(crate) enum Failure {
     /// The arguments make no sense.
     Usage(UsageError),
     /// The library's error about a process or file.
-    Target(Subject, Error),
+    Target(Operand, Error),
     /// Some of several processes failed; each failure was reported when it happened.
     Several {
         failed: usize,
         total: usize,
         /// What became of the others.
-        rest: &'static str,
+        outcome: &'static str,
     },
-    /// The probes of so many followed processes could not be set; each failure was reported when it
+    /// The probes of this many followed processes could not be set; each failure was reported when it
     /// happened.
     NotSet(usize),
     /// No process with probes runs a program whose name matches.
@@ -36,10 +36,10 @@ pub(crate) enum Failure {
     Output(io::Error),
     /// What was asked for was done, but the answer could not be written.
     DoneUnwritten(String, io::Error),
-    /// A temporary change could not be undone: why, and how to do it by hand.
-    NotRestored(Error, String),
-    /// These probes were not restored, though the others were; and how to do it by hand.
-    PartlyRestored(String, String),
+    /// A temporary change could not be undone: why, and which command undoes it.
+    NotUndone(Error, String),
+    /// The changes of these probes were not undone, though the others were; and which command undoes them.
+    PartlyUndone(String, String),
     /// An observation could not be removed from a process.
     NotRemoved(i32, Error),
     /// A file that was to be written cannot be.
@@ -53,15 +53,14 @@ pub(crate) enum Failure {
 impl Failure {
     /// The library's error about a process.
     pub(crate) fn of_process(pid: i32) -> impl Fn(Error) -> Failure {
-        move |error| Failure::Target(Subject::Process(pid), error)
+        move |error| Failure::Target(Operand::Process(pid), error)
     }
 
-    /// An observation of a process could not be removed. The process is not observed by us if another
-    /// observer has replaced this one, or if only memory is left.
+    /// An observation of a process could not be removed. This is [`Failure::NotRemoved`] only if we still
+    /// observe the process: not if another observer has replaced this one, or if only memory is left.
     pub(crate) fn of_removal(pid: i32, error: Error) -> Failure {
-        let is_replaced = matches!(error.kind(), ErrorKind::Observe(ObserveError::Replaced));
-        if is_replaced || error.effect() == Effect::StillMapped {
-            Failure::Target(Subject::Process(pid), error)
+        if is_replaced(&error) || error.effect() == Effect::StillMapped {
+            Failure::Target(Operand::Process(pid), error)
         } else {
             Failure::NotRemoved(pid, error)
         }
@@ -96,12 +95,12 @@ impl Failure {
             Failure::Usage(error) => Some(error.hint()),
             Failure::Target(subject, error) => hint::of(error, subject),
             // It is about no process.
-            Failure::Survey(error) => hint::of(error, &Subject::Process(0)),
-            Failure::NotRestored(_, hint) => Some(hint.clone()),
+            Failure::Survey(error) => hint::of(error, &Operand::Process(0)),
+            Failure::NotUndone(_, hint) => Some(hint.clone()),
             Failure::NotRemoved(pid, _) => Some(format!(
                 "`ocaml-probes observe -clean -pid {pid}` removes the observation"
             )),
-            Failure::PartlyRestored(_, hint) => Some(format!("once it is gone, {hint}")),
+            Failure::PartlyUndone(_, hint) => Some(format!("once it is gone, {hint}")),
             Failure::NoProcessNamed(_) => {
                 Some("`ocaml-probes ps` lists the processes with probes".to_owned())
             }
@@ -132,11 +131,11 @@ impl fmt::Display for Failure {
             Failure::Several {
                 failed,
                 total,
-                rest,
+                outcome,
             } => {
                 write!(f, "{failed} of {total} processes failed")?;
-                let separator = if rest.is_empty() { "" } else { "; " };
-                write!(f, "{separator}{rest}")
+                let separator = if outcome.is_empty() { "" } else { "; " };
+                write!(f, "{separator}{outcome}")
             }
             Failure::NotSet(1) => f.write_str("the probes of one process could not be set"),
             Failure::NotSet(count) => {
@@ -146,12 +145,12 @@ impl fmt::Display for Failure {
                 f,
                 "no process with OCaml probes runs a program whose name matches \"{name}\""
             ),
-            Failure::NotRestored(error, _) => {
+            Failure::NotUndone(error, _) => {
                 write!(f, "cannot undo the temporary change: {error}")
             }
-            Failure::PartlyRestored(names, _) => write!(
+            Failure::PartlyUndone(names, _) => write!(
                 f,
-                "cannot restore {names}: something else, such as a breakpoint, is in their code"
+                "cannot undo the changes of {names}: something else, such as a breakpoint, is in their code"
             ),
             Failure::NotRemoved(pid, error) => {
                 write!(f, "process {pid} is still observed: {error}")
@@ -176,14 +175,20 @@ fn reason(error: &io::Error) -> String {
 
 /// What has become of a process in which there is nothing left to undo: it has exited, or executed a new
 /// program.
-pub(crate) fn fate(error: &Error) -> Option<&'static str> {
+pub(crate) fn exit_or_exec(error: &Error) -> Option<&'static str> {
     if error.is_executed() {
         return Some("has executed a new program");
     }
     error.is_gone().then_some("has exited")
 }
 
+/// Whether another tool has taken over a process that we observed.
+pub(crate) fn is_replaced(error: &Error) -> bool {
+    let kind = error.kind();
+    matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
+}
+
 /// Whether a file could not be opened because it has been deleted or replaced.
-pub(crate) fn is_nameless(error: &Error) -> bool {
+pub(crate) fn is_deleted_or_replaced(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::File(FileError::Nameless { .. }))
 }

@@ -1,4 +1,5 @@
-//! What to do about an error: the line behind it, for every kind that has a sensible next step.
+//! What to do about an error: the line that is printed after its message, for every kind of error
+//! that has a sensible next step.
 
 use std::fs;
 use std::io;
@@ -6,21 +7,37 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    Denial, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError, ProbeError,
-    ProcessError, SystemError,
+    CodeDigest, Denial, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError,
+    ObserveError, ProbeError, ProcessError, SystemError, UnreadableFilter,
 };
 
-use crate::text::few;
+use crate::text::join_first_few;
 
 const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
 
-const CAPABLE: &str = "start the container with --cap-add=SYS_PTRACE";
+const ADD_CAPABILITY: &str = "start the container with --cap-add=SYS_PTRACE";
 
 const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
 
-/// What an error is about.
+/// What to do about closures that are refused.
+pub(crate) fn closures(pid: i32, digest: CodeDigest) -> String {
+    match digest {
+        CodeDigest::Pending => format!(
+            "if it marshals closures (Marshal.Closures), switch a probe with `ocaml-probes attach -pid {pid}`, \
+             without -live, before it does: that prepares the digest"
+        ),
+        CodeDigest::OfPatchedCode => {
+            "if it exchanges closures (Marshal.Closures) with other processes, restart it".to_owned()
+        }
+        _ => "if it marshals closures (Marshal.Closures), switch or observe its probes only after it has \
+              marshalled one"
+            .to_owned(),
+    }
+}
+
+/// What the command that failed was to work on.
 #[derive(Debug)]
-pub(crate) enum Subject {
+pub(crate) enum Operand {
     /// A running process.
     Process(i32),
     /// A program that is to be started.
@@ -30,12 +47,13 @@ pub(crate) enum Subject {
 }
 
 /// What to do next; `None` where the error says all that is known.
-pub(crate) fn of(error: &Error, subject: &Subject) -> Option<String> {
+pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
     match error.kind() {
         ErrorKind::File(kind) => of_file(kind, error.subject()),
-        ErrorKind::Probe(kind) => of_probe(kind, subject),
+        ErrorKind::Probe(kind) => of_probe(kind, operand),
         ErrorKind::Process(kind) => of_process(kind, error.pid()),
         ErrorKind::Memory(kind) => of_memory(kind),
+        ErrorKind::Observe(kind) => of_observe(kind),
         ErrorKind::Launch(kind) => of_launch(kind, error.subject()),
         ErrorKind::System(kind) => of_system(kind),
         _ => None,
@@ -44,10 +62,13 @@ pub(crate) fn of(error: &Error, subject: &Subject) -> Option<String> {
 
 fn of_file(kind: &FileError, file: &probes_lib::Subject) -> Option<String> {
     let hint = match kind {
-        FileError::Open { source } => return open_file(source),
-        FileError::Elf(defect) => return elf(defect),
+        FileError::Open { source } => return of_open(source),
+        FileError::Elf(defect) => return of_elf(defect),
         FileError::Nameless { .. } => {
-            "use sudo outside of containers: only root can open it through the kernel's own links"
+            "use sudo outside of containers: only root can open such a file, through /proc/PID/map_files"
+        }
+        FileError::UnknownLayout { .. } => {
+            "do not strip its symbols (`strip --strip-debug` keeps them)"
         }
         FileError::MalformedNote(_) | FileError::WrongNote { .. } => {
             return Some(format!(
@@ -59,11 +80,12 @@ fn of_file(kind: &FileError, file: &probes_lib::Subject) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// Probes that do not exist, that cannot be selected so, or that cannot be changed as they are.
-fn of_probe(kind: &ProbeError, subject: &Subject) -> Option<String> {
-    let pid = match subject {
-        Subject::Process(pid) => Some(*pid),
-        Subject::Program(_) | Subject::File(_) => None,
+/// The hint about probes that do not exist, that cannot be selected in the way that was asked for,
+/// or that cannot be changed in the state that they are in.
+fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
+    let pid = match operand {
+        Operand::Process(pid) => Some(*pid),
+        Operand::Program(_) | Operand::File(_) => None,
     };
     let hint = match kind {
         ProbeError::NoProbes { unreadable, .. } if !unreadable.is_empty() => {
@@ -71,22 +93,22 @@ fn of_probe(kind: &ProbeError, subject: &Subject) -> Option<String> {
              deleted or replaced"
         }
         ProbeError::NoProbes { .. } => {
-            "was it built by a compiler with probes, or with ppx_probe, was the code that has them \
-             linked in, and .note.stapsdt kept when stripping?"
+            "was it built by a compiler with probes, or with ppx_probe? was the code with the probes \
+             linked in? was .note.stapsdt kept when it was stripped?"
         }
         ProbeError::Unknown { .. } => {
-            return Some(format!("`{}` lists the names", listing(subject)));
+            return Some(format!("`{}` lists the names", listing(operand)));
         }
         ProbeError::NoMatch { .. } => {
             return Some(format!(
-                "`{}` lists the names; a regular expression has to match from a name's start: `.*_end`",
-                listing(subject)
+                "`{}` lists the names; a regular expression has to match from the start of a name: `.*_end`, not `_end`",
+                listing(operand)
             ));
         }
         ProbeError::SelectedTwice { .. } => "select each probe once",
         ProbeError::Conflict { .. } => "either enable the probe or disable it",
         ProbeError::NotEnabled { .. } => {
-            "leave it out; -disable-all, -disable-regexp and -disable-pair skip probes that are off"
+            "leave it out; -disable-all, -disable-regexp and -disable-pair skip probes that are disabled"
         }
         ProbeError::CounterFull { name } | ProbeError::Inconsistent { name, .. } => {
             return Some(repair(pid?, name));
@@ -94,7 +116,7 @@ fn of_probe(kind: &ProbeError, subject: &Subject) -> Option<String> {
         ProbeError::UnequalCounters { name, .. } => {
             let pid = pid?;
             return Some(format!(
-                "`ocaml-probes attach -pid {pid} -force -disable {name}` disables all of it"
+                "`ocaml-probes attach -pid {pid} -force -disable {name}` disables all its sites"
             ));
         }
         ProbeError::UnexpectedSite { found, .. } if found.has_breakpoint() => {
@@ -112,13 +134,16 @@ fn of_probe(kind: &ProbeError, subject: &Subject) -> Option<String> {
 /// Processes that are gone, or cannot be stopped.
 fn of_process(kind: &ProcessError, pid: Option<i32>) -> Option<String> {
     let hint = match kind {
-        ProcessError::Denied { denial, .. } => return denied(denial, true),
+        ProcessError::Denied { denial, .. } => return of_denial(denial, true),
         ProcessError::NotFound => return Some(no_such_process(pid?)),
-        ProcessError::NotAProcess => return Some(format!("its process is -pid {}", pid?)),
+        ProcessError::NotAProcess => {
+            return Some(format!("give the pid of its process: -pid {}", pid?));
+        }
         ProcessError::Zombie { .. } => "it has exited, start it again",
         ProcessError::KernelThread { .. } => "give the pid of an OCaml program",
+        ProcessError::Translated { .. } => "run the program without the translator",
         ProcessError::SelfOrAncestor { .. } => {
-            "-live changes it without stopping it; or use a shell that it has not started"
+            "-live changes the process without stopping it; or run ocaml-probes from a shell that this process has not started"
         }
         ProcessError::Busy { .. } | ProcessError::ThreadsKeepStarting { .. } => {
             "try again; -live changes it without stopping it"
@@ -136,7 +161,36 @@ fn of_memory(kind: &MemoryError) -> Option<String> {
     let hint = match kind {
         MemoryError::LiveRefused => NOT_LIVE,
         MemoryError::GigaText => "-gigatext allows it",
-        MemoryError::Shared { .. } => "leave the probes in it out",
+        MemoryError::Shared { .. } => "leave out the probes that are in it",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+/// Processes that cannot be observed.
+fn of_observe(kind: &ObserveError) -> Option<String> {
+    let hint = match kind {
+        ObserveError::AlreadyObserved { .. } => {
+            "wait until it ends; -force takes the process over, and the other ends with an error"
+        }
+        ObserveError::SeccompRefuses { call, .. } => {
+            return Some(format!(
+                "for this, its filter has to allow {call}; `attach` and `info` need nothing of it"
+            ));
+        }
+        ObserveError::SeccompStrict => "`attach` and `info` need no system calls of the process",
+        ObserveError::SeccompUnreadable { why } => {
+            let way = match why {
+                UnreadableFilter::NotPermitted => "use sudo, outside of containers, to read it",
+                UnreadableFilter::ReaderFiltered => {
+                    "run ocaml-probes outside of the container or service that restricts it"
+                }
+                _ => "`attach` and `info` need no system calls of the process",
+            };
+            return Some(format!(
+                "{way}; or -despite-seccomp, if you know that it allows mmap and munmap: else it may kill the process"
+            ));
+        }
         _ => return None,
     };
     Some(hint.to_owned())
@@ -146,9 +200,9 @@ fn of_memory(kind: &MemoryError) -> Option<String> {
 fn of_launch(kind: &LaunchError, program: &probes_lib::Subject) -> Option<String> {
     let hint = match (kind, program) {
         (LaunchError::Exec { source }, probes_lib::Subject::Program(program)) => {
-            return exec(program, source);
+            return of_exec(program, source);
         }
-        (LaunchError::Denied(denial), _) => return denied(denial, false),
+        (LaunchError::Denied(denial), _) => return of_denial(denial, false),
         (LaunchError::Setuid, _) => "start it without ocaml-probes, then `attach` to it with sudo",
         (LaunchError::DiedAtStart { .. }, _) => {
             "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
@@ -176,7 +230,7 @@ fn of_system(kind: &SystemError) -> Option<String> {
 }
 
 fn no_such_process(pid: i32) -> String {
-    match few(&known_inside_as(pid)) {
+    match join_first_few(&with_pid_inside(pid)) {
         Some(others) => format!(
             "it has exited, or you mean the process that has this pid in its container: {others}"
         ),
@@ -187,7 +241,7 @@ fn no_such_process(pid: i32) -> String {
 }
 
 /// The processes that have this pid in a pid namespace of their own, with their names.
-fn known_inside_as(pid: i32) -> Vec<String> {
+fn with_pid_inside(pid: i32) -> Vec<String> {
     let folders = fs::read_dir("/proc").into_iter().flatten().flatten();
     let known = folders.filter_map(|folder| {
         let outside: i32 = folder.file_name().to_str()?.parse().ok()?;
@@ -195,7 +249,8 @@ fn known_inside_as(pid: i32) -> Vec<String> {
         let status = String::from_utf8_lossy(&status);
         let line = |name| status.lines().find_map(|line| line.strip_prefix(name));
         // proc_pid_status(5): "The leftmost entry shows the value with respect to the PID namespace
-        // of the process that mounted this procfs", the rightmost one its own.
+        // of the process that mounted this procfs"; the rightmost one is the value in the namespace
+        // of the listed process itself.
         let inside = line("NStgid:")?.split_ascii_whitespace().next_back()?;
         let is_it = inside.parse() == Ok(pid);
         is_it.then(|| {
@@ -215,16 +270,16 @@ pub(crate) fn repair(pid: i32, name: &str) -> String {
     )
 }
 
-fn listing(subject: &Subject) -> String {
-    match subject {
-        Subject::Process(pid) => format!("ocaml-probes info -pid {pid}"),
-        Subject::Program(file) | Subject::File(file) => {
+fn listing(operand: &Operand) -> String {
+    match operand {
+        Operand::Process(pid) => format!("ocaml-probes info -pid {pid}"),
+        Operand::Program(file) | Operand::File(file) => {
             format!("ocaml-probes list -prog {}", file.display())
         }
     }
 }
 
-fn open_file(source: &io::Error) -> Option<String> {
+fn of_open(source: &io::Error) -> Option<String> {
     let hint = match source.kind() {
         io::ErrorKind::NotFound => "give its path: it is not looked up in PATH",
         io::ErrorKind::PermissionDenied => "use sudo, or be a user with permission to read it",
@@ -233,7 +288,7 @@ fn open_file(source: &io::Error) -> Option<String> {
     Some(hint.to_owned())
 }
 
-fn exec(program: &Path, source: &io::Error) -> Option<String> {
+fn of_exec(program: &Path, source: &io::Error) -> Option<String> {
     let has_slash = program.components().count() > 1;
     let hint = match source.kind() {
         io::ErrorKind::NotFound if !has_slash && program.is_file() => format!(
@@ -271,7 +326,7 @@ fn permission_denied(program: &Path) -> String {
     }
 }
 
-fn elf(defect: &ElfDefect) -> Option<String> {
+fn of_elf(defect: &ElfDefect) -> Option<String> {
     let hint = match defect {
         ElfDefect::NotElf => "give the native program itself, not bytecode or a script",
         ElfDefect::NotAProgram(_) => "give the linked program",
@@ -286,8 +341,8 @@ fn elf(defect: &ElfDefect) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// `attach`: whether the process was there before us.
-fn denied(denial: &Denial, attach: bool) -> Option<String> {
+/// `attach`: whether the process already ran and was to be attached to; false if we started it.
+fn of_denial(denial: &Denial, attach: bool) -> Option<String> {
     let hint = match denial {
         Denial::Yama { scope: 1 } if attach => {
             "use sudo, or `trace` instead of `attach`, or let the program call \
@@ -296,16 +351,17 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
         }
         Denial::Yama { scope: 0..=2 } => "use sudo".to_owned(),
         Denial::Yama { .. } => {
-            "only a reboot undoes it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d"
-                .to_owned()
+            "set a lower kernel.yama.ptrace_scope in /etc/sysctl.d and reboot".to_owned()
         }
         Denial::Seccomp if attach => {
-            format!("{CAPABLE}; or use -live, which traces nothing")
+            format!("{ADD_CAPABILITY}; or use -live, which does not use ptrace")
         }
-        Denial::Seccomp => CAPABLE.to_owned(),
+        Denial::Seccomp => ADD_CAPABILITY.to_owned(),
         Denial::Incapable(of) => match &**of {
-            Denial::OtherUser { name, .. } => format!("{CAPABLE}, or be that user: sudo -u {name}"),
-            _ => CAPABLE.to_owned(),
+            Denial::OtherUser { name, .. } => {
+                format!("{ADD_CAPABILITY}, or be that user: sudo -u {name}")
+            }
+            _ => ADD_CAPABILITY.to_owned(),
         },
         Denial::OtherUser { name, .. } => format!("use sudo, or be that user: sudo -u {name}"),
         Denial::UserNamespace => {
@@ -318,7 +374,7 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
         }
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
         Denial::Traced { tracer, name } if attach => format!(
-            "detach or end the other tracer, {name} with pid {tracer}; or use -live, which traces nothing"
+            "detach or end the other tracer, {name} with pid {tracer}; or use -live, which does not use ptrace"
         ),
         Denial::Traced { tracer, name } => {
             format!("detach or end the other tracer, {name} with pid {tracer}")
@@ -335,19 +391,19 @@ fn denied(denial: &Denial, attach: bool) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What is said of an attach that was denied.
-    fn of_denial(denial: Denial) -> (String, String) {
+    /// Returns the message and the hint for an attach that was denied.
+    fn denied_attach(denial: Denial) -> (String, String) {
         let (pid, operation) = (4242, probes_lib::Operation::Attach);
         let error = Error::new(
             probes_lib::Subject::Process(pid),
             ProcessError::Denied { operation, denial },
         );
-        let hint = of(&error, &Subject::Process(pid)).unwrap_or_default();
+        let hint = of(&error, &Operand::Process(pid)).unwrap_or_default();
         (error.to_string(), hint)
     }
 
     #[test]
-    fn every_denial_names_who_denied_and_the_remedy() {
+    fn every_denial_has_its_reason_and_remedy() {
         let root = || "root".to_owned();
         let cases = [
             (
@@ -364,12 +420,12 @@ mod tests {
             (
                 Denial::Yama { scope: 3 },
                 "cannot attach to 4242: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
-                "only a reboot undoes it, with a lower kernel.yama.ptrace_scope in /etc/sysctl.d",
+                "set a lower kernel.yama.ptrace_scope in /etc/sysctl.d and reboot",
             ),
             (
                 Denial::Seccomp,
                 "cannot attach to 4242: this container's seccomp profile blocks ptrace",
-                "start the container with --cap-add=SYS_PTRACE; or use -live, which traces nothing",
+                "start the container with --cap-add=SYS_PTRACE; or use -live, which does not use ptrace",
             ),
             (
                 Denial::Incapable(Box::new(Denial::OtherUser {
@@ -414,7 +470,7 @@ mod tests {
                     name: "gdb".to_owned(),
                 },
                 "process 4242 is already traced by pid 99 (gdb)",
-                "detach or end the other tracer, gdb with pid 99; or use -live, which traces nothing",
+                "detach or end the other tracer, gdb with pid 99; or use -live, which does not use ptrace",
             ),
             (
                 Denial::MorePrivileged,
@@ -437,17 +493,17 @@ mod tests {
             ),
         ];
         for (denial, why, hint) in cases {
-            assert_eq!(of_denial(denial), (why.to_owned(), hint.to_owned()));
+            assert_eq!(denied_attach(denial), (why.to_owned(), hint.to_owned()));
         }
     }
 
     #[test]
-    fn own_undumpable_program_gets_no_advice_to_trace() {
+    fn denied_launch_gets_no_advice_to_use_trace() {
         let error = Error::new(
             probes_lib::Subject::Program("./server.exe".into()),
             LaunchError::Denied(Denial::Yama { scope: 1 }),
         );
-        let hint = of(&error, &Subject::Program("./server.exe".into()));
+        let hint = of(&error, &Operand::Program("./server.exe".into()));
         assert_eq!(hint.as_deref(), Some("use sudo"));
     }
 
@@ -474,7 +530,7 @@ mod tests {
                 "leave -live out: the process is then stopped for a moment",
             ),
         ] {
-            let said = of(&error, &Subject::Process(4242));
+            let said = of(&error, &Operand::Process(4242));
             assert_eq!(said.as_deref(), Some(hint), "{error}");
         }
     }

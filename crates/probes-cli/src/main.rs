@@ -1,8 +1,8 @@
 //! `ocaml-probes`: see and steer the probes of live OCaml programs.
 //!
-//! A thin binary over `probes-lib`, in two steps: what was typed is made a command whose flags mean
-//! something ([`command_line`], [`flags`]), before anything runs; then the command runs, and writes its
-//! answer ([`commands`], [`output`], [`say`]).
+//! A thin binary over `probes-lib`, in two steps: before anything runs, the arguments are parsed
+//! and checked, which gives a command ([`command_line`], [`flags`]); then the command runs, and
+//! writes its answer ([`commands`], [`output`], [`say`]).
 
 mod command_line;
 mod commands;

@@ -11,25 +11,25 @@ mod view;
 
 use probes_lib::CleanReport;
 
-pub(crate) use counted::Counted;
+pub(crate) use counted::CountReport;
 pub(crate) use format::Format;
 use format::{VERSION, json};
 pub(crate) use hits::Hits;
-pub(crate) use latencies::{Latencies, in_words};
+pub(crate) use latencies::{Latencies, with_unit};
 pub(crate) use view::{Changes, Detail, Listing, Processes};
 
 use crate::failure::Failure;
 
-/// The probes of a process or a file; with the pid in each line, if there are several processes.
+/// The probes of a process or a file; with the pid in each line, if there are names_process processes.
 pub(crate) fn listing(
     format: Format,
     listing: &Listing<'_>,
     sites: bool,
-    several: bool,
+    names_process: bool,
 ) -> Result<String, Failure> {
     match format {
-        Format::Plain => Ok(plain::listing(listing, several)),
-        Format::Table => Ok(table::listing(listing, sites, several)),
+        Format::Plain => Ok(plain::listing(listing, names_process)),
+        Format::Table => Ok(table::listing(listing, sites, names_process)),
         Format::Json => json(listing),
     }
 }
@@ -43,21 +43,21 @@ pub(crate) fn processes(format: Format, processes: &Processes) -> Result<String,
     }
 }
 
-/// What an update changed; with the pid in each line, if there are several processes.
+/// What an update changed; with the pid in each line, if there are names_process processes.
 pub(crate) fn changes(
     format: Format,
     changes: &Changes<'_>,
-    several: bool,
+    names_process: bool,
 ) -> Result<String, Failure> {
     match format {
-        Format::Plain => Ok(plain::changes(changes, several)),
-        Format::Table => Ok(table::changes(changes, several)),
+        Format::Plain => Ok(plain::changes(changes, names_process)),
+        Format::Table => Ok(table::changes(changes, names_process)),
         Format::Json => json(changes),
     }
 }
 
 /// The hits that were counted.
-pub(crate) fn counted(format: Format, counted: &Counted<'_>) -> Result<String, Failure> {
+pub(crate) fn counted(format: Format, counted: &CountReport<'_>) -> Result<String, Failure> {
     match format {
         Format::Plain => Ok(counted.plain()),
         Format::Table => Ok(counted.table()),
@@ -65,7 +65,7 @@ pub(crate) fn counted(format: Format, counted: &Counted<'_>) -> Result<String, F
     }
 }
 
-/// The times of pairs.
+/// The latencies that were measured, of each pair of probes.
 pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<String, Failure> {
     match format {
         Format::Plain => Ok(latencies.plain()),
@@ -74,7 +74,7 @@ pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<Str
     }
 }
 
-/// How many sites of a process were given back their own code.
+/// How many sites of a process were restored.
 pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<String, Failure> {
     #[derive(serde::Serialize)]
     struct View {

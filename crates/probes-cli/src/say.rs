@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write, stderr, stdout};
+use std::mem::take;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Instant;
@@ -62,7 +63,7 @@ impl Messages {
         self.hint(Level::Warnings, hint);
     }
 
-    /// What was done beside the answer.
+    /// What was done that is not a part of the answer.
     pub(crate) fn note(&self, message: &str) {
         self.write(Level::Warnings, "", format_args!("{message}"));
     }
@@ -72,17 +73,17 @@ impl Messages {
         self.write(Level::Steps, "", message);
     }
 
-    /// The message before it already has the pid.
+    /// Writes a hint without the pid, which the message before it already has.
     fn hint(self, level: Level, hint: &str) {
-        let of_all = Messages { pid: None, ..self };
-        of_all.write(level, "hint: ", format_args!("{hint}"));
+        let without_pid = Messages { pid: None, ..self };
+        without_pid.write(level, "hint: ", format_args!("{hint}"));
     }
 
     fn write(&self, level: Level, start: &str, message: fmt::Arguments<'_>) {
         if level <= self.level {
             let process = self.pid.map_or_else(String::new, |pid| format!("{pid}: "));
-            // Names and paths in it come from other people. Whole lines, because a traced program may
-            // write to the same place.
+            // Escaped, because other users may have chosen the names and paths in the message. Written as a
+            // whole line, because a traced program may write to the same place.
             let line = format!("{start}{process}{}\n", Escaped(&message.to_string()));
             // If standard error is closed, there is no place to report that.
             let _ = stderr().write_all(line.as_bytes());
@@ -92,18 +93,24 @@ impl Messages {
 
 /// Writes an answer to standard output.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+/// The same, of text that may begin within a character.
+pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
     let mut out = BufWriter::new(stdout().lock());
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let written = out.write_all(text).and_then(|()| out.flush());
     written.map_err(Failure::Output)
 }
 
-/// Writes an answer to standard error, where standard output belongs to a traced program.
+/// Writes an answer to standard error, for commands whose standard output belongs to a traced program.
 pub(crate) fn print_to_stderr(text: &str) -> Result<(), Failure> {
     stderr().write_all(text.as_bytes()).map_err(Failure::Output)
 }
 
-/// Standard output, which is a terminal, opened once more, so that writes to it do not block, and those
-/// of other processes still do. It may be another user's, as after su(1).
+/// Standard output, which is a terminal, opened once more, so that writes to the returned file do
+/// not block, but writes of other processes still do. If it cannot be opened, for example because
+/// the terminal is another user's after su(1), returns a duplicate of standard output.
 pub(crate) fn open_terminal() -> io::Result<File> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let mut options = OpenOptions::new();
@@ -119,9 +126,11 @@ pub(crate) fn open_terminal() -> io::Result<File> {
 pub(crate) struct InterruptibleStdout {
     signals: TerminationSignals,
     deadline: Option<Instant>,
-    /// If standard output is one.
+    /// Standard output, if it is a terminal.
     terminal: Option<File>,
-    is_read: bool,
+    stdout_was_read: bool,
+    /// What there was no room for when the deadline came.
+    rest: Vec<u8>,
 }
 
 /// Whether a command that runs for a time goes on.
@@ -131,18 +140,19 @@ pub(crate) enum Next {
 }
 
 impl InterruptibleStdout {
-    /// Writes until a termination signal comes.
+    /// Its [`InterruptibleStdout::write`] waits no longer than until one of `signals` comes.
     pub(crate) fn new(signals: TerminationSignals) -> Result<InterruptibleStdout, Failure> {
         let terminal = stdout().is_terminal().then(open_terminal).transpose();
         Ok(InterruptibleStdout {
             signals,
             deadline: None,
             terminal: terminal.map_err(Failure::Output)?,
-            is_read: true,
+            stdout_was_read: true,
+            rest: Vec::new(),
         })
     }
 
-    /// Writes no longer than until `deadline`.
+    /// From now on, [`InterruptibleStdout::write`] waits no longer than until `deadline`.
     pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
     }
@@ -157,8 +167,13 @@ impl InterruptibleStdout {
     }
 
     /// False if a signal came while the reader did not read.
-    pub(crate) fn is_read(&self) -> bool {
-        self.is_read
+    pub(crate) fn stdout_was_read(&self) -> bool {
+        self.stdout_was_read
+    }
+
+    /// What there was no room for when the deadline came, to be printed before all else.
+    pub(crate) fn take_rest(&mut self) -> Vec<u8> {
+        take(&mut self.rest)
     }
 
     /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them.
@@ -166,7 +181,10 @@ impl InterruptibleStdout {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
             if let Some(end) = self.signals.wait_to_write(self.deadline)? {
-                self.is_read = !matches!(end, WaitEnd::Interrupted);
+                self.stdout_was_read = !matches!(end, WaitEnd::Interrupted);
+                if self.stdout_was_read {
+                    self.rest = rest.to_vec();
+                }
                 return Ok(Next::Stop);
             }
             match self.write_some(rest) {
@@ -186,7 +204,10 @@ impl InterruptibleStdout {
             let mut terminal = terminal;
             return terminal.write(bytes);
         }
-        let piece = &bytes[..bytes.len().min(PIECE)];
+        // Whole lines, so that no signal cuts one.
+        let most = &bytes[..bytes.len().min(PIECE)];
+        let end = most.iter().rposition(|&byte| byte == b'\n');
+        let piece = &most[..end.map_or(most.len(), |end| end + 1)];
         let mut output = stdout().lock();
         output.write_all(piece)?;
         output.flush()?;

@@ -54,13 +54,13 @@ impl TerminationSignals {
     /// Unblocks the signals, once there is nothing left to undo.
     pub(crate) fn unblock(self) {
         // The pending ones have been obeyed: without this, they would end the tool now.
-        self.is_interrupted();
+        self.take_interrupt();
         // It cannot fail: the set holds valid signals.
         let _ = self.blocked.thread_unblock();
     }
 
-    /// Whether a signal has come since this was called last.
-    pub(crate) fn is_interrupted(&self) -> bool {
+    /// Takes all pending signals; returns whether there were any.
+    pub(crate) fn take_interrupt(&self) -> bool {
         let mut is_interrupted = false;
         while let Ok(Some(_)) = self.pending.read_signal() {
             is_interrupted = true;
@@ -68,8 +68,8 @@ impl TerminationSignals {
         is_interrupted
     }
 
-    /// Has a thread call `action` once a signal comes, even while this one waits for a reader of standard
-    /// output.
+    /// Starts a thread that calls `action` once a signal comes, even while the calling thread waits for a
+    /// reader of standard output.
     pub(crate) fn on_interrupt(
         self,
         action: impl FnOnce() + Send + 'static,
@@ -109,7 +109,7 @@ impl TerminationSignals {
             if fds[1].any() == Some(true) {
                 return Ok(None);
             }
-            if self.is_interrupted() {
+            if self.take_interrupt() {
                 return Ok(Some(WaitEnd::Interrupted));
             }
             if left.is_some_and(|left| left.is_zero()) {
@@ -151,10 +151,10 @@ impl TerminationSignals {
             let mut has_exited = is_readable[1..].iter();
             running.retain(|_| has_exited.next() == Some(&false));
             if is_readable[0] && !running.is_empty() {
-                self.is_interrupted();
+                self.take_interrupt();
                 return Ok(WaitEnd::Interrupted);
             }
-            // Last, so that a signal is seen however late it is.
+            // Checked last, so that a signal is seen even if the time is up.
             if left.is_zero() && !running.is_empty() {
                 return Ok(WaitEnd::Timeout);
             }

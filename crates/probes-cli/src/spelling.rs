@@ -16,23 +16,24 @@ use clap::{Arg, Command};
 
 use crate::usage::UsageError;
 
-/// How many typing errors a flag may have to be suggested.
-const NEAR: usize = 2;
+/// A name is suggested if what was typed differs from it by at most this many typing errors.
+const MAX_TYPING_ERRORS: usize = 2;
 
-/// Spells out `argv`, its first word being the program. `root` has to be built.
+/// Spells out `argv`, whose first word is the program. `root` must have been completed with
+/// [`Command::build`].
 pub(crate) fn spell_out(
     root: &Command,
     argv: impl IntoIterator<Item = OsString>,
 ) -> Result<Vec<OsString>, UsageError> {
     let mut words = argv.into_iter();
     let mut spelled: Vec<OsString> = words.next().into_iter().collect();
-    let mut at = root;
+    let mut command = root;
     let mut subcommand = None;
     while let Some(word) = words.next() {
         if word == "--" {
             match words.next() {
-                Some(word) if at.get_positionals().next().is_none() => {
-                    return Err(unexpected(at, subcommand, &word.to_string_lossy()));
+                Some(word) if command.get_positionals().next().is_none() => {
+                    return Err(unexpected(command, subcommand, &word.to_string_lossy()));
                 }
                 Some(first) => spelled.extend(["--".into(), first].into_iter().chain(words)),
                 None => {}
@@ -40,31 +41,31 @@ pub(crate) fn spell_out(
             break;
         }
         if let Some(flag) = Flag::of(&word) {
-            let flag = flag.spell_out(at, subcommand, || words.next());
+            let flag = flag.spell_out(command, subcommand, || words.next());
             spelled.push(flag?);
         } else {
-            at = find_subcommand(at, subcommand, &word)?;
-            subcommand = subcommand.or(Some(at.get_name()));
-            spelled.push(at.get_name().into());
+            command = find_subcommand(command, subcommand, &word)?;
+            subcommand = subcommand.or(Some(command.get_name()));
+            spelled.push(command.get_name().into());
         }
     }
     Ok(spelled)
 }
 
 fn find_subcommand<'c>(
-    at: &'c Command,
+    command: &'c Command,
     subcommand: Option<&str>,
     word: &OsStr,
 ) -> Result<&'c Command, UsageError> {
     let word = word.to_string_lossy();
     let error = |message| Err(UsageError::new(subcommand, message));
-    if !at.has_subcommands() {
-        return Err(unexpected(at, subcommand, &word));
+    if !command.has_subcommands() {
+        return Err(unexpected(command, subcommand, &word));
     }
-    if let Some(exact) = at.find_subcommand(&*word) {
+    if let Some(exact) = command.find_subcommand(&*word) {
         return Ok(exact);
     }
-    let names = || at.get_subcommands().map(Command::get_name);
+    let names = || command.get_subcommands().map(Command::get_name);
     let cut_short = |name: &&str| !word.is_empty() && name.starts_with(&*word);
     let fitting: Vec<&str> = names().filter(cut_short).collect();
     match fitting.as_slice() {
@@ -73,14 +74,14 @@ fn find_subcommand<'c>(
             let suggestion = did_you_mean(&near);
             error(format!("no subcommand \"{word}\"{suggestion}"))
         }
-        [name] => Ok(at.find_subcommand(name).unwrap_or(at)),
+        [name] => Ok(command.find_subcommand(name).unwrap_or(command)),
         names => error(format!("\"{word}\" could be {}", names.join(" or "))),
     }
 }
 
-fn unexpected(at: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
-    let message = match at.get_positionals().next() {
-        Some(_) => format!("unexpected argument \"{word}\": the program's arguments follow --"),
+fn unexpected(command: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
+    let message = match command.get_positionals().next() {
+        Some(_) => format!("unexpected argument \"{word}\": put the program's arguments after --"),
         None => format!("unexpected argument \"{word}\""),
     };
     UsageError::new(subcommand, message)
@@ -117,15 +118,15 @@ impl Flag<'_> {
 
     fn spell_out(
         &self,
-        at: &Command,
+        command: &Command,
         subcommand: Option<&str>,
         next: impl FnOnce() -> Option<OsString>,
     ) -> Result<OsString, UsageError> {
         let error = |message| Err(UsageError::new(subcommand, message));
         let typed = &self.typed;
-        let arg = match self.find(at).as_slice() {
+        let arg = match self.find(command).as_slice() {
             [] => {
-                let near = self.suggestions(at);
+                let near = self.suggestions(command);
                 let suggestion = did_you_mean(&near);
                 return error(format!("unknown flag {typed}{suggestion}"));
             }
@@ -156,30 +157,30 @@ impl Flag<'_> {
     }
 
     /// The flags that this one can mean: one if it is spelled whole.
-    fn find<'c>(&self, at: &'c Command) -> Vec<&'c Arg> {
+    fn find<'c>(&self, command: &'c Command) -> Vec<&'c Arg> {
         let mut letters = self.name.chars();
         let by_letter = match (letters.next(), letters.next()) {
-            (Some(letter), None) => flags(at).find(|arg| has_letter(arg, letter)),
+            (Some(letter), None) => flags(command).find(|arg| has_letter(arg, letter)),
             _ => None,
         };
-        let whole = by_letter.or_else(|| flags(at).find(|arg| long(arg) == self.name));
+        let whole = by_letter.or_else(|| flags(command).find(|arg| long(arg) == self.name));
         if let Some(arg) = whole {
             return vec![arg];
         }
-        flags(at)
-            .filter(|arg| long(arg).starts_with(&self.name) && !is_spelled_whole(arg))
+        flags(command)
+            .filter(|arg| long(arg).starts_with(&self.name) && !must_be_spelled_whole(arg))
             .collect()
     }
 
     /// The flags that may have been meant.
-    fn suggestions(&self, at: &Command) -> Vec<String> {
+    fn suggestions(&self, command: &Command) -> Vec<String> {
         let cut_short = |arg: &&Arg| long(arg).starts_with(&self.name);
-        let spellings: Vec<_> = flags(at).filter(cut_short).map(one_dash).collect();
+        let spellings: Vec<_> = flags(command).filter(cut_short).map(one_dash).collect();
         if !spellings.is_empty() {
             return spellings;
         }
         let near = |arg: &&Arg| is_near(long(arg), &self.name);
-        flags(at).filter(near).map(one_dash).collect()
+        flags(command).filter(near).map(one_dash).collect()
     }
 }
 
@@ -202,7 +203,7 @@ fn has_letter(flag: &Arg, letter: char) -> bool {
         .is_some_and(|letters| letters.contains(&letter))
 }
 
-fn is_spelled_whole(flag: &Arg) -> bool {
+fn must_be_spelled_whole(flag: &Arg) -> bool {
     long(flag).starts_with("enable") || long(flag).starts_with("disable")
 }
 
@@ -214,7 +215,7 @@ fn value_name(flag: &Arg) -> &str {
 }
 
 fn is_near(name: &str, typed: &str) -> bool {
-    typed.len() > NEAR && strsim::osa_distance(name, typed) <= NEAR
+    typed.len() > MAX_TYPING_ERRORS && strsim::osa_distance(name, typed) <= MAX_TYPING_ERRORS
 }
 
 fn did_you_mean(near: &[impl AsRef<str>]) -> String {

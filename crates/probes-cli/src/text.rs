@@ -30,8 +30,8 @@ pub(crate) fn is_unprintable(character: char) -> bool {
         )
 }
 
-/// As many of the names as fit on a line; `None` if there are none.
-pub(crate) fn few(names: &[impl AsRef<str>]) -> Option<String> {
+/// The first eight names and how many more there are; `None` if there are none.
+pub(crate) fn join_first_few(names: &[impl AsRef<str>]) -> Option<String> {
     const FEW: usize = 8;
     let shown: Vec<&str> = names.iter().take(FEW).map(AsRef::as_ref).collect();
     let text = shown.join(", ");

@@ -2,10 +2,17 @@
 //! and the process is checked afterwards. `make chaos` runs it for an hour; by default, each case
 //! runs its least number of rounds.
 //!
-//! It needs the feature `fault-injection`, which release builds lack. The cases share the faults
-//! and the machine, so one runs at a time; each has a deadline, and prints what it counted.
+//! It needs the feature `fault-injection`, which release builds lack. The cases share the
+//! fault injection and the machine, so only one runs at a time; each has a deadline, and prints
+//! what it counted.
+//!
+//! `// promise: Section: sentence (how often)` above a test is a row of docs/promises.md: what the test tries to
+//! break, and on how many programs or how many times.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+
+/// The name in what cases print, and of the variable that says how long they run.
+const SUITE: &str = "chaos";
 
 // Helpers: time and counts of a case, the process under test, the tool.
 #[path = "chaos/case.rs"]

@@ -1,4 +1,7 @@
 //! The command line as its users see it: the built program, run on real targets.
+//!
+//! `// promise: Section: sentence (how often)` above a test is a row of docs/promises.md: what the test tries to
+//! break, and on how many programs or how many times.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -6,11 +9,13 @@
 mod support; // running the program, golden files, looking into targets
 
 #[path = "cli/attach.rs"]
-mod attach; // changes of running programs: counters, families, force, all or nothing
+mod attach; // changes of running programs: counters, kinds of actions, -force, all or nothing
 #[path = "cli/bad_files.rs"]
 mod bad_files; // files without probes, and damaged ones
 #[path = "cli/bad_processes.rs"]
-mod bad_processes; // exited, foreign, traced and kernel processes
+mod bad_processes; // processes that have exited, belong to others, are traced, or are of the kernel
+#[path = "cli/closures.rs"]
+mod closures; // closures that other processes of a program refuse
 #[path = "cli/confined.rs"]
 mod confined; // what a container lacks: capabilities, ptrace, namespaces
 #[path = "cli/containers.rs"]
@@ -33,8 +38,10 @@ mod latency; // times between probes of running programs
 mod list; // probes of files, in all formats
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
+#[path = "cli/observers.rs"]
+mod observers; // who observes: one tool at a time
 #[path = "cli/release_build.rs"]
-mod release_build; // what a release build lacks
+mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]
 mod restore; // `attach -for` and `attach -live`
 #[path = "cli/several_processes.rs"]
@@ -42,7 +49,7 @@ mod several_processes; // several processes at once
 #[path = "cli/streams.rs"]
 mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
 #[path = "cli/system_calls.rs"]
-mod system_calls; // its system calls, one by one
+mod system_calls; // which system calls the tool makes, as a golden file
 #[path = "cli/top.rs"]
 mod top; // a live screen
 #[path = "cli/trace.rs"]
@@ -50,7 +57,7 @@ mod trace; // programs started with their probes set
 #[path = "cli/trace_observe.rs"]
 mod trace_observe; // trace -count, -latency and -watch
 #[path = "cli/usage.rs"]
-mod usage; // equal spellings, and senseless arguments
+mod usage; // spellings that mean the same, and arguments that make no sense
 #[path = "cli/wait.rs"]
 mod wait; // trace -wait: exit status, signals, what the program inherits
 #[path = "cli/watch.rs"]

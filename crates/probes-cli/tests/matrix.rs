@@ -3,19 +3,23 @@
 //!
 //! `scripts/matrix` makes the chroots, builds the programs in them, and runs this once for each.
 //! OCAML_PROBES_CHROOT names the chroot's folder, OCAML_PROBES_TARGETS the programs in it.
+//!
+//! `// promise: Section: sentence (how often)` above a test is a row of docs/promises.md: what the test tries to
+//! break, and on how many programs or how many times.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-// What the cases are made of: programs in the chroot, the command, and an observation's results.
+// What the cases use: programs in the chroot, the command `ocaml-probes`, and an observation's
+// results.
 #[path = "matrix/chroot.rs"]
 mod chroot;
 #[path = "chaos/observations.rs"]
 mod observations;
 #[path = "cli/support.rs"]
-#[allow(dead_code, reason = "golden files are of the other suite")]
+#[allow(dead_code, reason = "only the tests in tests/cli use golden files")]
 mod support;
 
-// What any compiler makes.
+// Cases for the programs of any compiler.
 #[path = "matrix/programs.rs"]
 mod programs;
 

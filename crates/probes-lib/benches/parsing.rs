@@ -1,4 +1,4 @@
-//! How long it takes to read notes, and the table of a program that has them.
+//! Measures how long it takes to read probe notes, and to read the probe table of a program.
 
 use std::hint::black_box;
 

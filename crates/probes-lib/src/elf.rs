@@ -5,6 +5,7 @@ pub(crate) mod arguments;
 pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod source;
+pub(crate) mod symbols;
 pub(crate) mod table;
 
 use std::ffi::OsStr;
@@ -21,13 +22,12 @@ use goblin::elf::header::{
 };
 use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD};
 use goblin::elf::section_header::{SHT_NOBITS, SHT_NOTE};
-use goblin::elf::sym::sym64::SIZEOF_SYM;
-use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
+use goblin::elf::{Header, ProgramHeader, SectionHeader};
 
 use crate::address::FileAddr;
 use crate::build_id::BuildId;
-use crate::error::{ElfDefect, Error, FileError, Result};
-use crate::sys::can_fail;
+use crate::error::{ElfDefect, Error, ErrorKind, FileError, Result};
+use crate::sys::fault_point;
 
 /// The largest section that is read. Those of real programs are smaller (a million notes take about
 /// 100 MiB); a sparse file may claim far more.
@@ -241,7 +241,7 @@ impl ElfFile {
 
     fn read_at(&self, offset: u64, bytes: &mut [u8], what: &'static str) -> Result<()> {
         let read = |bytes: &mut [u8]| {
-            can_fail!(ReadElf);
+            fault_point!(ReadElf);
             self.file.read_exact_at(bytes, offset)
         };
         read(bytes).map_err(|source| {
@@ -287,7 +287,7 @@ impl ElfFile {
         let segment = self.segments.iter().find(|one| one.p_type == PT_INTERP)?;
         // The kernel executes no path longer than PATH_MAX.
         let len = segment.p_filesz.min(libc::PATH_MAX as u64);
-        let bytes = self.read_range(segment.p_offset, len, "its dynamic linker's name");
+        let bytes = self.read_range(segment.p_offset, len, "the dynamic loader's name");
         let bytes = bytes.ok()?;
         let name = bytes.split(|&byte| byte == 0).next()?;
         Some(OsStr::from_bytes(name).into())
@@ -300,6 +300,11 @@ impl ElfFile {
 
     pub(crate) fn has_sections(&self) -> bool {
         !self.sections.is_empty()
+    }
+
+    /// Returns the bytes of a section; `None` if there is none, or it cannot be read.
+    pub(crate) fn whole_section(&self, name: &'static str) -> Option<Vec<u8>> {
+        self.section_bytes(self.section(name)?, name).ok()
     }
 
     /// Returns the contents of a section, to be read part by part; `None` if there is no such section.
@@ -357,20 +362,49 @@ impl ElfFile {
 
     /// Returns the address of a function that the file exports.
     pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
+        let mut found = None;
+        let visit = |address, symbol: &[u8]| {
+            if symbol == name.as_bytes() {
+                found = found.or(Some(address));
+            }
+        };
+        self.each_symbol(SymbolTable::Dynamic, visit).ok()?;
+        found
+    }
+
+    /// Calls `visit` with the address and name of each symbol that a table defines. If the table is damaged or
+    /// not there, there are none.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    pub(crate) fn each_symbol(
+        &self,
+        table: SymbolTable,
+        mut visit: impl FnMut(FileAddr, &[u8]),
+    ) -> Result<()> {
+        let (symbols, names) = match table {
+            SymbolTable::Static => (".symtab", ".strtab"),
+            SymbolTable::Dynamic => (".dynsym", ".dynstr"),
+        };
         let section = |name| {
-            let section = self.section(name)?;
-            self.section_bytes(section, "the dynamic symbols").ok()
+            let section = self.section(name);
+            let bytes = section.map(|section| self.section_bytes(section, "the symbols"));
+            match bytes.transpose() {
+                Err(error) if matches!(error.kind(), ErrorKind::File(FileError::Elf(_))) => {
+                    Ok(Vec::new())
+                }
+                bytes => bytes.map(Option::unwrap_or_default),
+            }
         };
-        let (symbols, names) = (section(".dynsym")?, section(".dynstr")?);
-        let count = symbols.len() / SIZEOF_SYM;
-        let symbols = Sym::parse(&symbols, 0, count, CTX).ok()?;
-        let is_it = |symbol: &&Sym| {
-            let rest = names.get(symbol.st_name..);
-            let rest = rest.and_then(|rest| rest.strip_prefix(name.as_bytes()));
-            symbol.st_shndx != 0 && rest.is_some_and(|rest| rest.first() == Some(&0))
-        };
-        let symbol = symbols.iter().find(is_it)?;
-        Some(FileAddr(symbol.st_value))
+        let (table, names) = (section(symbols)?, section(names)?);
+        for symbol in symbols::defined(&table) {
+            let name = names.get(symbol.st_name..).unwrap_or_default();
+            if let Some(len) = memchr::memchr(0, name) {
+                visit(FileAddr(symbol.st_value), &name[..len]);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the build-id, if the file has one that can be read.
@@ -398,6 +432,15 @@ impl ElfFile {
             file_len: self.len,
         })
     }
+}
+
+/// The two symbol tables of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SymbolTable {
+    /// All symbols; stripped files have none.
+    Static,
+    /// Those that the file exports.
+    Dynamic,
 }
 
 /// A section whose range is within the file.
@@ -430,12 +473,12 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Whether `len` bytes at `address` come from the file.
-    pub(crate) fn holds(&self, address: FileAddr, len: u64) -> bool {
+    pub(crate) fn holds_in_file(&self, address: FileAddr, len: u64) -> bool {
         within(self.start, self.file_len, address, len)
     }
 
     /// Whether `len` bytes at `address` are in memory, zero-filled ones included.
-    pub(crate) fn covers(&self, address: FileAddr, len: u64) -> bool {
+    pub(crate) fn holds_in_memory(&self, address: FileAddr, len: u64) -> bool {
         within(self.start, self.len, address, len)
     }
 }

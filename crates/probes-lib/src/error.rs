@@ -1,5 +1,6 @@
-//! [`Error`]: what it is about, what went wrong, and what became of the target. Lower case, no full
-//! stop; what to do next is the caller's to say, from [`ErrorKind`].
+//! [`Error`]: what it is about, what went wrong, and what became of the target. Messages are in
+//! lower case, without a full stop. They do not say what to do next: the caller can say that, based
+//! on the [`ErrorKind`].
 
 mod file;
 mod launch;
@@ -21,7 +22,7 @@ use crate::address::LiveAddr;
 pub use file::{ElfDefect, FileError, MalformedNote, NoteDefect, ProbeDefect};
 pub use launch::LaunchError;
 pub use memory::{MemoryError, MemoryPart};
-pub use observe::ObserveError;
+pub use observe::{ObserveError, ObserverProcess, SeccompAction, UnreadableFilter};
 pub use probe::ProbeError;
 pub use process::{Denial, ProcessError};
 pub use subject::Subject;
@@ -58,7 +59,7 @@ pub enum ErrorKind {
     /// A file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Probes cannot be had, or not be changed as asked.
+    /// Probes cannot be found, or cannot be changed as asked.
     #[error(transparent)]
     Probe(#[from] ProbeError),
     /// A process cannot be worked on.
@@ -79,7 +80,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The sentence that it is with its subject.
+    /// Returns the message for this kind of error about `subject`.
     fn with_subject(&self, subject: &Subject) -> String {
         let name = match subject {
             Subject::None => return self.to_string(),
@@ -105,8 +106,8 @@ pub enum Effect {
     None,
     /// Nothing: it failed before the first write.
     NothingChanged,
-    /// Bytes were written, and restored: while every thread was stopped, unless the process was changed
-    /// while it ran.
+    /// Bytes were written, and restored. Every thread was stopped meanwhile, unless the process was
+    /// changed without a stop.
     Restored,
     /// All probes are as they were, but memory of an observation may stay mapped, which does no harm;
     /// [`Target::clean`](crate::Target::clean) unmaps it.
@@ -119,7 +120,8 @@ pub enum Effect {
 }
 
 impl Error {
-    /// An error that leaves nothing behind; for tests of what handles errors.
+    /// Returns an error of a call that changed nothing; public for tests of code that handles
+    /// errors.
     pub fn new(subject: Subject, kind: impl Into<ErrorKind>) -> Error {
         Error(Box::new(Parts {
             subject,
@@ -148,7 +150,7 @@ impl Error {
         }
     }
 
-    /// What it means that memory cannot be read.
+    /// Returns the error for memory that could not be read.
     pub(crate) fn of_read(
         pid: i32,
         part: MemoryPart,
@@ -168,7 +170,7 @@ impl Error {
         }
     }
 
-    /// What it means that memory cannot be written.
+    /// Returns the error for memory that could not be written.
     pub(crate) fn of_write(
         pid: i32,
         part: MemoryPart,
@@ -270,6 +272,19 @@ impl Error {
             )
     }
 
+    /// Whether seccomp keeps the process from being observed: [`ObserveError::SeccompRefuses`],
+    /// [`ObserveError::SeccompStrict`], [`ObserveError::SeccompUnreadable`].
+    pub fn is_confined(&self) -> bool {
+        use ObserveError::{SeccompRefuses, SeccompStrict, SeccompUnreadable};
+        let ErrorKind::Observe(kind) = self.kind() else {
+            return false;
+        };
+        matches!(
+            kind,
+            SeccompRefuses { .. } | SeccompStrict | SeccompUnreadable { .. }
+        )
+    }
+
     /// Why a process may not be traced or read, if that is the error ([`ProcessError::Denied`]).
     pub fn denial(&self) -> Option<&Denial> {
         match self.kind() {
@@ -278,7 +293,7 @@ impl Error {
         }
     }
 
-    /// The same error, saying what it leaves behind, whatever it has said.
+    /// Returns the same error with this effect, whatever effect it had before.
     pub(crate) fn with_effect(mut self, effect: Effect) -> Error {
         self.0.effect = effect;
         self
@@ -287,7 +302,7 @@ impl Error {
     /// The same error with this effect, unless it has one already or the process has exited: for a
     /// caller whose operation consists of several calls.
     #[must_use]
-    pub fn leaving(self, effect: Effect) -> Error {
+    pub fn with_effect_if_none(self, effect: Effect) -> Error {
         let has_exited = matches!(self.kind(), ErrorKind::Process(ProcessError::Exited));
         if self.effect() == Effect::None && !has_exited {
             self.with_effect(effect)

@@ -1,7 +1,7 @@
 //! Fault injection: every system call by which a process is read, stopped and changed can be made to
-//! fail, to be cut short, to kill us, or to coincide with an event.
+//! fail, to be cut short, to kill our own process, or to call a function of the test before it.
 //!
-//! Only in builds with the feature `fault-injection`, for the chaos suite; in all others, `can_fail!` and
+//! Only in builds with the feature `fault-injection`, for the chaos suite; in all others, `fault_point!` and
 //! the like (sys.rs) expand to nothing. A fault is armed by [`arm`], or for a whole process by the environment
 //! variable [`VARIABLE`], with a script:
 //!
@@ -33,7 +33,7 @@ pub enum Call {
     OpenProcess,
     Open,
     ReadFile,
-    /// Of the file of the program, not of its memory.
+    /// A read of the ELF file of the program, not of its memory.
     ReadElf,
     ReadLink,
     Stat,
@@ -173,6 +173,7 @@ struct Armed {
     calls: Vec<Call>,
     writes: usize,
     failed: Option<Failed>,
+    all_failed: Vec<Call>,
     /// A write was cut short: the next call of its kind is the one that fails.
     cut: Option<Call>,
 }
@@ -180,7 +181,7 @@ struct Armed {
 /// A call that was made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// The first of them.
+    /// The call; the first one if several were made to fail.
     pub call: Call,
     /// The error that it returned.
     pub errno: i32,
@@ -193,6 +194,8 @@ pub struct Record {
     pub calls: Vec<Call>,
     /// The first that was made to fail, if any was.
     pub failed: Option<Failed>,
+    /// All that were made to fail, in order.
+    pub all_failed: Vec<Call>,
 }
 
 impl fmt::Display for Record {
@@ -251,6 +254,7 @@ pub fn disarm() -> Record {
     Record {
         calls: armed.calls,
         failed: armed.failed,
+        all_failed: armed.all_failed,
     }
 }
 
@@ -296,12 +300,13 @@ impl Armed {
                 Some(&errno) => errno,
                 None if self.failed.is_some() => call.errors()[0],
                 None => {
-                    // It has fewer errors, and no later call is to fail instead.
+                    // This call has fewer errors than that, and no later call is to fail instead.
                     self.script = None;
                     return Verdict::Made;
                 }
             },
         };
+        self.all_failed.push(call);
         self.failed.get_or_insert(Failed {
             call,
             errno: errno as i32,
@@ -347,7 +352,7 @@ pub(crate) fn before(call: Call) -> Result<(), Errno> {
 }
 
 /// To be called before a write of `len` parts: returns `Some` if the caller is to write only so many of
-/// them, and call [`cut_short`] then.
+/// them, and to call [`cut_short`] or [`made_in_part`] then.
 pub(crate) fn before_write(call: Call, len: usize) -> Result<Option<usize>, Errno> {
     run_event();
     match judge(call) {
@@ -356,15 +361,16 @@ pub(crate) fn before_write(call: Call, len: usize) -> Result<Option<usize>, Errn
     }
 }
 
-/// To be called after a part of a write.
+/// To be called after a write that [`before_write`] has cut short: the fault happens now.
 pub(crate) fn cut_short(call: Call) -> Result<(), Errno> {
     let fail = |armed: &mut Armed| Some(armed.fail(armed.script?, call));
     let verdict = lock().as_mut().and_then(fail);
     verdict.unwrap_or(Verdict::Made).carry_out()
 }
 
-/// To be called after a part of a write that the kernel reports as such: returns the part, and makes the
-/// next call fail, unless the fault is one of our own process.
+/// To be called instead of [`cut_short`] if the kernel reports short writes to its caller: returns
+/// `part`, the result of the short write, and makes the next call of this kind fail. A fault of our
+/// own process (kill, panic, stop) happens now.
 pub(crate) fn made_in_part<T>(call: Call, part: T) -> Result<T, Errno> {
     let ours = |armed: &mut Armed| {
         let script = armed.script?;
@@ -437,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_named_call_or_all_later_fail() {
+    fn numbered_call_fails_alone_or_with_later_ones() {
         let calls = [Call::Seize, Call::WriteMemory, Call::Wait, Call::WriteVm];
         let (eio, eperm) = (Some(Errno::EIO), Some(Errno::EPERM));
         assert_eq!(errors_of("error:2:EIO", &calls), [None, eio, None, None]);

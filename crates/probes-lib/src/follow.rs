@@ -1,8 +1,8 @@
 //! [`Follow`]: sets the probes of what processes fork, execute and load, before any of it runs.
 //!
 //! ```text
-//! the caller          first thread             tracer thread (session.rs)
-//! ──────────          ────────────             ──────────────────────────
+//! the caller          watching thread          tracer thread (session.rs)
+//! ──────────          ───────────────          ──────────────────────────
 //! start ────────────▶ with_tracer ───────────▶ sets the probes of the targets
 //!       ◀───────────────────────────────────── "begun", or why not
 //! next, poll(2)       watches the tracer   ──▶ waits for SIGCHLD
@@ -12,21 +12,22 @@
 //!
 //! # Signals
 //!
-//! Both threads hold back all signals but faults, from their start on, and the caller does so while
-//! `start` runs: none can stop or end this process in the middle of the first update. When `start`
-//! returns, the caller's mask is what it was before.
+//! Both threads that `start` starts block all signals except those of faults, from their beginning
+//! on, and the caller does so while `start` runs: none can stop or end this process in the middle of
+//! the first update. When `start` returns, the caller's signal mask is what it was before.
 //!
 //! SIGCHLD is sent to the process when a tracee stops. While the tracer thread waits for it, in
-//! sigtimedwait(2), the kernel prefers that thread, even if others do not hold SIGCHLD back. While the
+//! sigtimedwait(2), the kernel prefers that thread, even if others do not block SIGCHLD. While the
 //! tracer thread is busy, another thread may take it. Nothing is lost then: the tracer thread looks at
-//! its tracees before it waits again, and if one stops just in between, after `TICK` at the latest.
+//! its tracees before it waits again. If one stops between the look and the wait, the wait ends after
+//! `TICK` at the latest, and the tracer thread looks again.
 //! Conversely, the tracer thread may take a SIGCHLD that is about a child of the caller's; so
 //! `with_tracer` sends the process one more when the tracer thread has ended.
 
 mod channel;
 mod event;
 mod followed_process;
-pub(crate) mod present;
+pub(crate) mod resolved_actions;
 pub(crate) mod session;
 
 use std::fmt;
@@ -39,7 +40,7 @@ use std::time::Duration;
 use crate::error::{Result, SystemError};
 use crate::process::Process;
 use crate::select::Actions;
-use crate::sys::signals::SignalsHeldBack;
+use crate::sys::signals::BlockedSignals;
 use crate::target::Target;
 use crate::trace::tracer::with_tracer;
 use crate::update::options::Options;
@@ -52,8 +53,8 @@ use self::session::FollowSession;
 /// that they execute, in the processes that they fork, and in the objects that any of them loads, before
 /// anything of it runs.
 ///
-/// There, names that are missing are skipped; a process that has no probes is detached from. A thread of
-/// the handle's own traces the processes. It never waits for the caller: events are queued until
+/// In what comes later, names that are missing are skipped, and a process that executes a program without
+/// probes is detached from. A thread of the handle's own traces the processes. It never waits for the caller: events are queued until
 /// [`next`](Follow::next) returns them. When it is over, probes stay as they are, and the processes run on.
 ///
 /// ```no_run
@@ -73,8 +74,8 @@ use self::session::FollowSession;
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
 ///
-/// In a loop of poll(2) or epoll(7), its descriptor ([`AsFd`]) is readable while events wait, and once it
-/// is over:
+/// In a loop of poll(2) or epoll(7), the descriptor ([`AsFd`]) of the `Follow` is readable while events
+/// wait, and once the `Follow` [is over](Follow::is_over):
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -90,17 +91,17 @@ use self::session::FollowSession;
 /// # }
 /// ```
 ///
-/// # What it takes
+/// # Requirements and side effects
 ///
 /// All threads of the processes are traced: no other debugger can trace them meanwhile, and a program
 /// that changes its user when it is executed (set-user-ID) runs without that privilege. If this process
 /// dies, they run on; while it is stopped (SIGSTOP, SIGTSTP), they wait for it wherever they fork,
 /// execute or load something, or receive a signal.
 ///
-/// While processes are followed, no thread of this process is to wait for any child (waitpid(2) with
-/// -1), nor for a target that is its child: that would consume what the tracees have stopped for. A
-/// SIGCHLD for another child may come only when it is over, and one may come for which there is no
-/// child to wait for.
+/// While processes are followed, no thread of this process may call waitpid(2) with -1, nor wait for a
+/// target that is its child: that would consume the stops that the tracer thread waits for. The SIGCHLD
+/// for another child may come only after the `Follow` is over, and a SIGCHLD may come although there is
+/// no child to wait for.
 pub struct Follow {
     events: EventReceiver<FollowEvent>,
     /// `None` once it was waited for.
@@ -113,51 +114,52 @@ impl fmt::Debug for Follow {
     }
 }
 
-/// The tracer thread's end of a [`Follow`].
-pub(crate) struct TracerEnd {
+/// The tracer thread's side of a [`Follow`].
+pub(crate) struct TracerSide {
     pub(crate) events: EventSender<FollowEvent>,
     begun: mpsc::Sender<Result<()>>,
 }
 
 impl Follow {
     /// Carries out `actions` in each of `targets`, as [`Target::update_with`] does, and follows them.
-    /// Returns when that is done; a target that cannot be changed gives [`FollowEvent::Failed`].
+    /// Returns when the actions are carried out; a target that cannot be changed gives [`FollowEvent::Failed`].
     ///
     /// # Errors
     ///
     /// If no thread can be started. Nothing is changed then.
     pub fn start(targets: Vec<Target>, actions: Actions, options: Options) -> Result<Follow> {
-        Follow::spawn(move |end| {
+        Follow::spawn(move |tracer_side| {
             let processes: Vec<&Process> = targets
                 .iter()
                 .map(|target| target.opened.process())
                 .collect();
             with_tracer(&processes, |tracer| {
-                let mut session = FollowSession::new(tracer, &actions, options, &end.events);
+                let mut session =
+                    FollowSession::new(tracer, &actions, options, &tracer_side.events);
                 for target in &targets {
                     session.begin(target);
                 }
-                end.has_begun();
+                tracer_side.report_begun();
                 session.run();
                 Ok(())
             })
         })
     }
 
-    /// Starts a thread that does `work`, and returns when that calls [`TracerEnd::has_begun`], or fails.
+    /// Starts a thread that does `work`, and returns when that calls [`TracerSide::report_begun`], or fails.
     pub(crate) fn spawn(
-        work: impl FnOnce(&TracerEnd) -> Result<()> + Send + 'static,
+        work: impl FnOnce(&TracerSide) -> Result<()> + Send + 'static,
     ) -> Result<Follow> {
-        let _held_back = SignalsHeldBack::new();
+        let _blocked = BlockedSignals::new();
         let (events, receiver) = channel::channel().map_err(|errno| SystemError::NoThread {
             source: errno.into(),
         })?;
-        let (begun, has_begun) = mpsc::channel();
+        let (begun, begun_receiver) = mpsc::channel();
         let run = move || {
-            let end = TracerEnd { events, begun };
-            if let Err(error) = work(&end) {
+            let tracer_side = TracerSide { events, begun };
+            if let Err(error) = work(&tracer_side) {
                 // Once it has begun, it does not fail.
-                let _ = end.begun.send(Err(error));
+                let _ = tracer_side.begun.send(Err(error));
             }
         };
         let thread = Builder::new()
@@ -165,7 +167,7 @@ impl Follow {
             .spawn(run)
             .map_err(|source| SystemError::NoThread { source })?;
         // Nothing is sent if there was nothing to follow.
-        has_begun.recv().unwrap_or(Ok(()))?;
+        begun_receiver.recv().unwrap_or(Ok(()))?;
         Ok(Follow {
             events: receiver,
             thread: Mutex::new(Some(thread)),
@@ -220,10 +222,10 @@ impl AsFd for Follow {
     }
 }
 
-impl TracerEnd {
-    /// Has `Follow::spawn` return.
-    pub(crate) fn has_begun(&self) {
-        // It waits for this.
+impl TracerSide {
+    /// Makes `Follow::spawn` return.
+    pub(crate) fn report_begun(&self) {
+        // `Follow::spawn` waits for this, so the receiver still exists.
         let _ = self.begun.send(Ok(()));
     }
 }

@@ -4,5 +4,6 @@
 pub(crate) mod code_cave;
 pub(crate) mod injector;
 pub(crate) mod loader_hook;
+pub(crate) mod permissions;
 pub(crate) mod redirect;
 pub(crate) mod remote_call;

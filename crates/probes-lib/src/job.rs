@@ -1,7 +1,8 @@
-//! Job control: what only a command line needs, which stands in for the program that it starts towards
-//! the shell and everything that sends it signals. It holds back its own signals from before the
-//! program exists ([`Launch::attended`]), waits for one of them or the program's exit with poll(2)
-//! ([`Launched::pidfd`], signalfd(2)), and passes each on ([`Launched::pass_on`]).
+//! Job control: what only a command-line tool needs. Such a tool stands in for the program that it
+//! starts: the shell, and everything else that sends signals, sends them to the tool. The tool holds
+//! back its own signals from before the program exists ([`Launch::attended`]), waits for a signal or
+//! the program's exit with poll(2) ([`Launched::pidfd`], signalfd(2)), and passes each signal on
+//! ([`Launched::pass_on`]).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,12 +13,12 @@ use crate::sys::{pidfd, signals};
 pub use crate::sys::signals::ReceivedSignal;
 
 impl Launch {
-    /// For a caller that stays, and stands in for the program towards those that send it signals.
+    /// For a caller that stays while the program runs, and gets the signals that are meant for it.
     ///
-    /// When [`spawn`](Launch::spawn) has succeeded, the calling thread holds back all signals but
-    /// those of faults, as it has from before the program existed: none is lost until the caller
-    /// reads them, with signalfd(2) or sigwaitinfo(2). And SIGCHLD is not ignored any more, so
-    /// that the exit of the program can be waited for. The program inherits neither.
+    /// When [`spawn`](Launch::spawn) has succeeded, the calling thread blocks all signals but
+    /// those of faults. It has done so since before the program existed, so that no signal is lost
+    /// before the caller reads it, with signalfd(2) or sigwaitinfo(2). And SIGCHLD is not ignored
+    /// any more, so that the exit of the program can be waited for. The program inherits neither.
     #[must_use]
     pub fn attended(mut self) -> Launch {
         self.attended = true;
@@ -30,8 +31,8 @@ impl Launched {
     ///
     /// # Errors
     ///
-    /// Those of pidfd_open(2). Not for a program that was waited for: its pid may be another process's
-    /// then.
+    /// Those of pidfd_open(2). Do not call this for a program that was waited for: its pid may be
+    /// another process's then.
     pub fn pidfd(&self) -> io::Result<OwnedFd> {
         pidfd::open(self.report().pid)
     }

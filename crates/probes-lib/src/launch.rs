@@ -3,14 +3,15 @@
 mod executable;
 mod set_up;
 pub(crate) mod split;
+mod until_ocaml;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::time::Duration;
 
 use self::executable::{check_names, error_of_launch, refuse_setuid, refuse_shell, resolve};
 use self::set_up::{Ready, SetUp};
+use self::until_ocaml::Patched;
 use crate::error::{Effect, Result};
 use crate::observe::Observation;
 use crate::observe::install::at_launch::AtLaunch;
@@ -20,6 +21,7 @@ use crate::sys::signals::SignalsAtLaunch;
 use crate::target::Target;
 use crate::trace::at_exec;
 use crate::trace::tracer::with_tracer;
+use crate::update::code_digest::CodeDigest;
 use crate::update::options::Options;
 use crate::update::report::Report;
 
@@ -42,7 +44,7 @@ pub struct Launch {
     command: Command,
     actions: Actions,
     options: Options,
-    /// See `job.rs`.
+    /// Whether the caller waits for the program, which is then a job of the shell: see `job.rs`.
     pub(crate) attended: bool,
     observation: Option<Observation>,
 }
@@ -75,7 +77,7 @@ impl Launch {
     }
 
     /// Observes the hits of its probes as well, from the first one to the last, which can be read after
-    /// the program has exited, too: see [`Launched::observed`]. Processes that it forks add to the counts
+    /// the program has exited, too: see [`Launched::take_observer`]. Processes that it forks add to the counts
     /// and events, and disturb the times of pairs.
     #[must_use]
     pub fn observe(mut self, observation: Observation) -> Launch {
@@ -113,7 +115,7 @@ impl Launch {
         let signals = SignalsAtLaunch::new(attended);
         let inherited = signals.inherited();
         let launched = with_tracer(&[], |tracer| {
-            let at_exec = at_exec::at_exec(tracer, command, inherited)?;
+            let at_exec = at_exec::spawn_to_exec(tracer, command, inherited)?;
             refuse_shell(at_exec.process(), file.as_deref(), &program)?;
             let set_up = SetUp {
                 tracer,
@@ -121,38 +123,40 @@ impl Launch {
                 program: &program,
                 actions: &actions,
                 options,
-                may_lack: false,
+                allow_missing_names: false,
             };
-            let memory;
             let Ready {
-                mut stopped,
-                report,
+                stopped,
+                mut report,
                 ..
             } = set_up.run()?;
-            let mut observed = None;
             // On an error, dropping `stopped` kills the program, and dropping `at_exec` reaps it.
-            if let Some(at_launch) = at_launch {
+            let observer = if at_launch.is_some() || report.code_digest == CodeDigest::Pending {
                 let target = Target::open(report.pid)?;
-                memory = target.opened.bare_memory()?;
-                let program = target.opened.current_image()?.program.clone();
-                let installed =
-                    at_launch.install(tracer, &at_exec, stopped, &memory, program, options)?;
-                stopped = installed.0;
-                let observer = Observer::of(target, installed.1, Duration::ZERO, options);
-                observed = Some(observer);
-            }
-            stopped.release();
-            let child = at_exec.keep()?;
+                let patched = Patched {
+                    tracer,
+                    at_exec: &at_exec,
+                    image: &*target.opened.current_image()?,
+                    memory: &target.opened.unshadowed_memory()?,
+                    options,
+                };
+                let installed = patched.release(at_launch, stopped, &mut report)?;
+                installed.map(|installed| Observer::of(target.clone(), installed, options))
+            } else {
+                stopped.release();
+                None
+            };
+            let child = at_exec.into_child()?;
             Ok(Launched {
                 child,
                 report,
-                observed,
+                observer,
             })
         });
         let launched =
             launched.map_err(|error| error_of_launch(error, program, file.as_deref()))?;
         if attended {
-            signals.keep();
+            signals.keep_blocked();
         }
         Ok(launched)
     }
@@ -174,7 +178,7 @@ impl Launch {
 pub struct Launched {
     child: Child,
     report: Report,
-    observed: Option<Observer>,
+    observer: Option<Observer>,
 }
 
 impl fmt::Debug for Launched {
@@ -193,8 +197,8 @@ impl Launched {
     }
 
     /// Returns the observer of the program, if it was to be observed; `None` from the second call on.
-    pub fn observed(&mut self) -> Option<Observer> {
-        self.observed.take()
+    pub fn take_observer(&mut self) -> Option<Observer> {
+        self.observer.take()
     }
 
     /// Returns the program as a child of this process: to wait for, or to drop, which leaves it running.

@@ -1,9 +1,9 @@
-//! See and steer the tracing probes of live, native OCaml programs on Linux x86-64.
+//! See and switch the tracing probes of live, native OCaml programs on Linux x86-64.
 //!
 //! `[%probe "name" handler]` in an OCaml program compiles to a **site** of six bytes, a note in the
-//! program's file that says where the site is, and a **semaphore**, which counts how often the
-//! probe is enabled. This crate finds them in the file, and switches them in the memory of the process
-//! while it runs: without root, a kernel module or a restart.
+//! program's file that says where the site is, and a **semaphore**, which counts the tools
+//! that have enabled the probe. This crate finds them in the file, and switches them in the memory
+//! of the process while it runs: without root, a kernel module or a restart.
 //!
 //! ```text
 //! ELF file ─▶ table ─▶ maps ─▶ load bias ─▶ select ─▶ plan ─▶ stop ─▶ patch ─▶ report
@@ -11,7 +11,7 @@
 //! elf::note   sites,   is      live addr    → probe   write,  thread  write,   after,
 //!             sema-    mapped               ids       with            read     stop
 //!             phores   where                          what it         back,    time
-//!                                                     expects         or undo
+//!                                                     expects         or restore
 //! ```
 //!
 //! Everything before *stop* is done while the process runs, and changes nothing. A program that
@@ -46,12 +46,12 @@
 //!
 //! 1. **Open** ([`Target::open`]): the maps of the process are read, and the ELF file of each object that
 //!    is mapped, once.
-//! 2. **Check** ([`Target::check`]): names are chosen, every write is planned with the bytes that it
-//!    expects to find. What is wrong so far has changed nothing.
+//! 2. **Check** ([`Target::check`]): probes are selected, every write is planned with the bytes
+//!    that it expects to find. An error up to here has changed nothing.
 //! 3. **Update** ([`Target::update`]): all threads are stopped, everything is checked once more, written
 //!    and read back, and the threads are resumed. Either all of it is done or, as far as the kernel
 //!    permits, none.
-//! 4. **Undo** ([`Target::undo`]): restores what one report says was changed, and nothing else.
+//! 4. **Undo** ([`Target::undo`]): reverses what one report says was changed, and nothing else.
 //!
 //! An observation is installed and removed in the same steps: [`Target::observe`] to [`Observer::remove`].
 
@@ -99,6 +99,7 @@ pub use survey::{Survey, SurveyedProcess, survey};
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};
 pub use target::Target;
+pub use update::code_digest::CodeDigest;
 pub use update::options::Options;
 pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use update::snapshot::State;
@@ -115,6 +116,6 @@ pub use launch::{Launch, Launched};
 
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MalformedNote,
-    MemoryError, MemoryPart, NoteDefect, ObserveError, Operation, ProbeDefect, ProbeError,
-    ProcessError, Result, Subject, SystemError,
+    MemoryError, MemoryPart, NoteDefect, ObserveError, ObserverProcess, Operation, ProbeDefect,
+    ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError, UnreadableFilter,
 };

@@ -17,8 +17,9 @@ pub(crate) trait WriteMemory: ReadMemory {
     /// Writes `bytes` at `at`, in pages that the process itself may not be able to write.
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()>;
 
-    /// Does the same by one write, which is made or not even if we are killed meanwhile; `bytes` have to
-    /// be in one page. Returns false, and writes nothing, where code can only be written word by word.
+    /// Does the same by one write, which is made completely or not at all, even if we are killed
+    /// meanwhile; `bytes` have to be in one page. Returns false, and writes nothing, where code can only
+    /// be written word by word.
     fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         self.write_code(at, bytes).map(|()| true)
     }
@@ -38,5 +39,5 @@ pub(crate) struct CounterFault {
 
 #[cfg(test)]
 pub(crate) mod double;
+pub(crate) mod runs;
 pub(crate) mod shadow;
-pub(crate) mod spans;

@@ -1,5 +1,5 @@
-//! Observes points of a process without the kernel: counts their hits, measures the times between them,
-//! and records them one by one.
+//! Observes points of a process with code inside that process, without the kernel: counts the hits
+//! of the points, measures the times between hits, and records hits one by one.
 //!
 //! ```text
 //! plan               which points, and the role of each             plan, point
@@ -17,6 +17,7 @@ pub(crate) mod install;
 pub(crate) mod installed;
 pub(crate) mod layout;
 mod observation;
+pub(crate) mod observer_lock;
 mod placement;
 pub(crate) mod plan;
 mod point;

@@ -5,26 +5,36 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{
-    Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProcessError, Result,
+    Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProbeError, ProcessError,
+    Result,
 };
 use crate::observe::Observation;
-use crate::observe::install::prepare::{install, write_shared};
+use crate::observe::install::prepare::{Installed, install, refuse_forbidden, write_shared};
 use crate::observe::install::remove::{CleanReport, Removed, remove, remove_stale};
-use crate::observe::installed::refuse_replaced;
+use crate::observe::installed::{refuse_observed, refuse_replaced, refuse_succeeded};
 use crate::observe::layout::arena::Arena;
+use crate::observe::observer_lock::own_record;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, SharedData};
-use crate::observe::read::events::{Events, PAGES_VALID_FOR};
+use crate::observe::read::events::Events;
 use crate::observe::read::latency::{Latency, read_pairs};
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
 use crate::site::SITE_LEN;
+use crate::sys::ticks;
 use crate::target::Target;
-use crate::update::lock::UpdateLock;
+use crate::update::code_digest::{self, CodeDigest};
+use crate::update::lock::{self, UpdateLock};
 use crate::update::options::Options;
+
+/// How long a process that was killed may take to be gone.
+const DYING: Duration = Duration::from_millis(100);
+
+/// How long another tool that takes the process over is waited for, to learn which one it is.
+const TAKING_OVER: Duration = Duration::from_secs(3);
 
 /// Records the hits of probes of a process until it is removed. Whether the probes are enabled is not
 /// changed: disabled ones are observed as well, and can be enabled and disabled meanwhile.
@@ -49,6 +59,7 @@ pub struct Observer {
     target: Target,
     options: Options,
     active: ActiveObservation,
+    code_digest: CodeDigest,
     stop_time: Duration,
     is_removed: bool,
 }
@@ -63,37 +74,41 @@ pub struct Observer {
 /// ```
 #[derive(Clone, Debug)]
 pub struct ObservationReport {
-    /// Up to the last hit.
+    /// The hits, up to and including the last one.
     pub counts: Counts,
     /// Of each pair, in the order of the [`Observation`].
     pub latencies: Vec<Latency>,
     /// Those that have not been read yet.
     pub events: Events,
-    /// How long the process was stopped to remove the observation, at most, all in all; zero if it had
-    /// exited.
+    /// An upper bound of the total time for which the process was stopped to remove the
+    /// observation; zero if it had exited.
     pub stopped: Duration,
     /// See [`CleanReport::still_mapped`].
     pub still_mapped: u64,
 }
 
 impl Target {
-    /// Begins to record hits. An observation of this process that another tool has left is removed first.
+    /// Begins to record hits. An observation of this process that a killed tool has left is removed first.
     ///
     /// # Errors
     ///
+    /// - Another observer observes the process ([`ObserveError::AlreadyObserved`]), unless
+    ///   [`Options::take_over`] ends its observation.
     /// - A probe is missing, or no probe that is selected has a site.
     /// - A site does not hold what its file says, or its code cannot be changed
     ///   ([`MemoryError::Shared`], [`MemoryError::GigaText`]).
-    /// - The process cannot be stopped, or memory cannot be mapped into it, because each thread has set a
-    ///   seccomp filter ([`ObserveError::SeccompFiltered`]), or the kernel refuses.
+    /// - The process cannot be stopped, or the kernel refuses to map memory into it.
+    /// - Each thread has a seccomp filter that refuses a system call which observing injects
+    ///   ([`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`]), or that cannot be read
+    ///   ([`ObserveError::SeccompUnreadable`]).
     /// - Times are wanted, and this machine has no invariant TSC ([`ObserveError::NoInvariantTsc`]).
     ///
     /// [`Error::effect`](crate::Error::effect) says what is left behind.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer> {
         self.try_observe(observation, options).map_err(|error| {
             self.opened
-                .or_executed(error)
-                .leaving(Effect::NothingChanged)
+                .executed_or(error)
+                .with_effect_if_none(Effect::NothingChanged)
         })
     }
 
@@ -101,35 +116,64 @@ impl Target {
         let process = self.opened.process();
         process.refuse_self_and_ancestors()?;
         ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
-        let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
-        let threads = process.threads().and_then(|mut list| list.read());
-        let threads = threads.map_err(|source| process.exited_or(source))?;
-        OwnFilters::of(process).refuse_all(threads)?;
+        let _lock = self.lock_unobserved(options)?;
+        let stop_time = self.refuse_confined(observation, options)?;
         let mut cleaned = self.remove_stale(options)?;
         let begun = Instant::now();
         loop {
             let error = match self.install(observation, options) {
-                Ok(observer) => return Ok(observer),
+                Ok(mut observer) => {
+                    observer.stop_time += stop_time;
+                    return Ok(observer);
+                }
                 Err(error) => error,
             };
-            // What has been installed so far is removed as if we had been killed.
+            let is_transient = self.meets_changing_objects(&error);
+            // What has been installed so far is removed like the stale observation of a killed
+            // tool.
             match self.remove_stale(options) {
                 Err(left) if process.has_exited() || self.opened.has_executed(&left) => {
                     return Err(error.with_effect(Effect::None));
                 }
-                Err(left) => return Err(left.leaving(Effect::HalfChanged)),
+                Err(left) => return Err(left.with_effect_if_none(Effect::HalfChanged)),
                 Ok(again) => cleaned.add(again),
             }
-            // If an object has been unloaded meanwhile, the next attempt does not find it.
-            let is_transient = matches!(
-                error.kind(),
-                ErrorKind::Process(ProcessError::KeepsChanging)
-                    | ErrorKind::Memory(MemoryError::NotMapped { .. })
-            );
+            // Tools that see another /proc have another update lock.
+            self.refuse_observed(options)
+                .map_err(|error| error.with_effect(cleaned.effect(Effect::None)))?;
             if !is_transient || begun.elapsed() > options.deadline {
                 let effect = cleaned.effect(error.effect());
                 return Err(error.with_effect(effect));
             }
+        }
+    }
+
+    /// Returns whether an observation has met an object that was being loaded or has been unloaded:
+    /// the next attempt meets it as a whole, or does not find it.
+    fn meets_changing_objects(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::Process(ProcessError::KeepsChanging)
+            | ErrorKind::Memory(MemoryError::NotMapped { .. }) => true,
+            ErrorKind::Probe(ProbeError::UnexpectedSite { address, .. }) => {
+                self.opened.image().can_be_unloaded(*address)
+            }
+            _ => self.opened.is_unloaded(error),
+        }
+    }
+
+    /// Checks that seccomp filters allow what observing takes, before anything that another tool has left is
+    /// removed; returns how long the process was stopped for that.
+    fn refuse_confined(&self, observation: &Observation, options: Options) -> Result<Duration> {
+        let process = self.opened.process();
+        if OwnFilters::of(process).is_any_unfiltered()? {
+            return Ok(Duration::ZERO);
+        }
+        let plan = ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
+        let memory = self.opened.unshadowed_memory()?;
+        match refuse_forbidden(process, &memory, plan, options) {
+            Err(error) if error.is_confined() => Err(error),
+            // Any other error is that of the installation, which may be tried again.
+            result => Ok(result.unwrap_or_default()),
         }
     }
 
@@ -141,52 +185,75 @@ impl Target {
         let addresses = plan.points.iter().map(|planned| planned.point.address);
         let ranges = addresses.map(|address| (address, SITE_LEN as u64, MemoryPart::Site));
         image.mappings(process, ranges, options.gigatext)?;
-        let memory = self.opened.bare_memory()?;
-        let (active, stop_time) = install(process, &memory, plan, options.deadline)?;
-        Ok(Observer::of(self.clone(), active, stop_time, options))
+        let memory = self.opened.unshadowed_memory()?;
+        let sites = plan.points.iter().map(|planned| planned.point.address);
+        let digests = code_digest::prepare(process, &image, &memory, sites);
+        let installed = install(process, &memory, plan, &digests, options)?;
+        Ok(Observer::of(self.clone(), installed, options))
     }
 
-    /// Removes the observations that killed tools, or dropped [`Observer`]s, have left in the process.
+    /// Removes the observations that were left in the process by killed tools or dropped
+    /// [`Observer`]s.
     ///
     /// # Errors
     ///
-    /// Same as [`Observer::remove`]. [`Error::effect`](crate::Error::effect) says what is left behind.
+    /// Same as [`Observer::remove`], and [`ObserveError::AlreadyObserved`] if the process is observed by
+    /// an observer that is still there, unless [`Options::take_over`] ends its observation.
+    /// [`Error::effect`](crate::Error::effect) says what is left behind.
     pub fn clean(&self, options: Options) -> Result<CleanReport> {
         let clean = || {
             let process = self.opened.process();
             process.refuse_self_and_ancestors()?;
-            let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
+            let _lock = self.lock_unobserved(options)?;
             self.remove_stale(options)
         };
         clean().map_err(|error| {
             self.opened
-                .or_executed(error)
-                .leaving(Effect::NothingChanged)
+                .executed_or(error)
+                .with_effect_if_none(Effect::NothingChanged)
         })
     }
 
+    /// Checks that the process has no observer, unless it may be taken over.
+    fn refuse_observed(&self, options: Options) -> Result<()> {
+        if options.take_over {
+            return Ok(());
+        }
+        let memory = self.opened.unshadowed_memory_to_read()?;
+        refuse_observed(self.opened.process(), &memory)
+    }
+
+    /// Waits for the update lock of a process that has no observer, or may be taken over.
+    fn lock_unobserved(&self, options: Options) -> Result<UpdateLock> {
+        let begun = Instant::now();
+        loop {
+            let lock = UpdateLock::wait(self.opened.process(), Instant::now() + options.deadline)?;
+            let refused = self.refuse_observed(options);
+            let is_refused = refused.as_ref().is_err_and(is_already_observed);
+            if !is_refused || begun.elapsed() > DYING {
+                return refused.map(|()| lock);
+            }
+            drop(lock);
+            lock::pause();
+        }
+    }
+
     fn remove_stale(&self, options: Options) -> Result<CleanReport> {
-        remove_stale(
-            self.opened.process(),
-            &self.opened.bare_memory()?,
-            options.deadline,
-        )
+        let memory = self.opened.unshadowed_memory()?;
+        let successor = options.take_over.then(own_record);
+        remove_stale(self.opened.process(), &memory, options, successor.as_ref())
     }
 }
 
 impl Observer {
     /// Returns the observer of an observation that is installed in the process of `target`.
-    pub(crate) fn of(
-        target: Target,
-        active: ActiveObservation,
-        stop_time: Duration,
-        options: Options,
-    ) -> Observer {
+    pub(crate) fn of(target: Target, installed: Installed, options: Options) -> Observer {
         Observer {
             target,
             options,
-            active,
-            stop_time,
+            active: installed.active,
+            code_digest: installed.code_digest,
+            stop_time: installed.stop_time,
             is_removed: false,
         }
     }
@@ -201,12 +268,34 @@ impl Observer {
         self.stop_time
     }
 
-    /// Reads the counts so far. Does not stop the process.
+    /// Checks that the process is still observed from here. Does not stop the process, and takes less
+    /// time than reading.
     ///
     /// # Errors
     ///
     /// If the process has exited or executed another program; if another observer has replaced this one
     /// ([`ObserveError::Replaced`]), or it has been removed ([`ObserveError::Removed`]).
+    pub fn check(&self) -> Result<()> {
+        self.refuse_removed()?;
+        self.refuse_succeeded()?;
+        let memory = self.target.opened.unshadowed_memory_to_read()?;
+        refuse_taken_over(&self.target, &memory, &self.active.arenas)
+            .map_err(|error| self.target.opened.executed_or(error))
+    }
+
+    /// Returns whether closures that the process marshals are accepted by others of its program while it is
+    /// observed, and afterwards.
+    pub fn code_digest(&self) -> CodeDigest {
+        self.code_digest
+    }
+
+    /// Reads the counts so far. Does not stop the process.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited or executed another program; if another observer has replaced this one
+    /// ([`ObserveError::Replaced`]), or it has been removed ([`ObserveError::Removed`]). If the program was
+    /// launched to be observed, only in the last case: what was recorded is then still there.
     pub fn counts(&self) -> Result<Counts> {
         let (plan, arenas) = (&self.active.plan, &self.active.arenas);
         self.read(|source| Counts::read(self.target.pid(), source, plan, arenas))
@@ -223,17 +312,21 @@ impl Observer {
         Ok(Latency::of_pairs(&plan.pairs, &pairs, &self.active.ticks))
     }
 
-    /// Reads the hits of probes that are watched since the last call. Does not stop the process, which
-    /// keeps about a megabyte of them for each of 16 groups of threads: if this is called too seldom,
-    /// events are dropped.
+    /// Reads the hits, since the last call, of the probes that are watched. Does not stop the
+    /// process, which keeps about a megabyte of them for each of 16 groups of threads: if this is
+    /// called too seldom, events are dropped.
     ///
     /// # Errors
     ///
     /// Same as [`Observer::counts`].
     pub fn events(&mut self) -> Result<Events> {
         self.refuse_removed()?;
-        let renewed = self.renew_pages();
-        renewed.map_err(|error| self.target.opened.or_executed(error))?;
+        if let Err(error) = self.renew_pages() {
+            // What has been recorded in a shared file can still be read.
+            if self.active.data.is_none() || !is_replaced(&error) {
+                return Err(self.target.opened.executed_or(error));
+            }
+        }
         let clock = self.active.ticks.clock();
         let (target, active) = (&self.target, &mut self.active);
         let (process, events) = (target.opened.process(), &mut active.events);
@@ -245,33 +338,44 @@ impl Observer {
     /// Renews the table of pages that trampolines may read, if it is time.
     fn renew_pages(&mut self) -> Result<()> {
         let (process, sharing) = (self.target.opened.process(), self.active.arenas.first());
-        let sharing = sharing.filter(|_| self.active.events.is_due());
-        // No other observer may replace this one meanwhile; if one is just doing so, it is seen next time.
+        let sharing = sharing.filter(|_| self.active.events.is_due(Instant::now()));
+        // The lock keeps other observers from replacing this one meanwhile. If one is just doing
+        // so, the pages are not renewed, and the replacement is noticed at the next call.
         let lock = sharing.map(|_| UpdateLock::wait(process, Instant::now()));
         if let (Some(sharing), Some(Ok(_lock))) = (sharing, lock) {
-            let until = self.active.ticks.ahead(PAGES_VALID_FOR);
-            let writes = self.active.events.renew(&read_maps(process)?, until);
-            let memory = self.target.opened.bare_memory()?;
-            refuse_replaced(process.pid(), &memory, &self.active.arenas)?;
+            // Before the mappings are read: they may change right afterwards.
+            let since = ticks::now();
+            let writes = self.active.events.renew(&read_maps(process)?, since);
+            let memory = self.target.opened.unshadowed_memory()?;
+            refuse_replaced(process, &memory, &self.active.arenas)?;
             write_shared(process.pid(), &memory, sharing, &writes)?;
         }
         Ok(())
     }
 
-    /// Removes the observation, and returns all that it has recorded. If the program was launched to be
-    /// observed, that is known even if it has exited.
+    /// Removes the observation, and returns all that it has recorded. If the program was launched
+    /// to be observed, its records can be read even if it has exited.
     ///
     /// # Errors
     ///
-    /// If the process has exited or executed another program; if it cannot be stopped, or another update
-    /// is in progress: then it stays observed, nothing is dropped, and this can be called again. If
-    /// another observer has replaced this one ([`ObserveError::Replaced`]), or it has been removed
-    /// ([`ObserveError::Removed`]).
+    /// - The process has exited or executed another program.
+    /// - It cannot be stopped, or another update is in progress. Then it stays observed, nothing is
+    ///   dropped, and this can be called again.
+    /// - Another observer has replaced this one ([`ObserveError::Replaced`]), or this one has been
+    ///   removed ([`ObserveError::Removed`]).
     pub fn remove(&mut self) -> Result<ObservationReport> {
         self.refuse_removed()?;
         let removed = self.try_to_remove();
         self.is_removed = removed.is_ok();
-        removed.map_err(|error| self.target.opened.or_executed(error))
+        if self.is_removed {
+            self.active.lock = None;
+        }
+        removed.map_err(|error| {
+            if self.active.data.is_some() && is_replaced(&error) {
+                return error;
+            }
+            self.target.opened.executed_or(error)
+        })
     }
 
     fn try_to_remove(&mut self) -> Result<ObservationReport> {
@@ -286,20 +390,25 @@ impl Observer {
         };
         let mut remove_all = || {
             let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
-            let memory = target.opened.bare_memory()?;
+            let memory = target.opened.unshadowed_memory()?;
             let source = match &active.data {
                 Some(data) => DataSource::Shared(data),
                 None => DataSource::Process(&memory),
             };
             let read = || read_results(&source, Some(&memory));
-            remove(process, &memory, &active.arenas, options.deadline, read)
+            remove(process, &memory, &active.arenas, options, read)
         };
         let removed = match (remove_all(), &active.data) {
-            // Nothing is left that could be removed.
-            (Err(error), Some(data))
-                if process.has_exited() || target.opened.has_executed(&error) =>
-            {
-                Removed::nothing(read_results(&DataSource::Shared(data), None)?)
+            (Err(error), Some(data)) => {
+                let data = DataSource::Shared(data);
+                // They say who has replaced it, also once the process has exited.
+                let mut arenas = active.arenas.iter();
+                arenas.try_for_each(|arena| refuse_succeeded(process, &data, arena))?;
+                if !process.has_exited() && !target.opened.has_executed(&error) {
+                    return Err(error);
+                }
+                // Nothing is left that could be removed.
+                Removed::nothing(read_results(&data, None)?)
             }
             (removed, _) => removed?,
         };
@@ -311,6 +420,17 @@ impl Observer {
             stopped: removed.stop_time,
             still_mapped: removed.still_mapped,
         })
+    }
+
+    /// Checks, without the process, that no other tool has replaced this observation.
+    fn refuse_succeeded(&self) -> Result<()> {
+        let (process, active) = (self.target.opened.process(), &self.active);
+        let Some(data) = &active.data else {
+            return Ok(());
+        };
+        let data = DataSource::Shared(data);
+        let mut arenas = active.arenas.iter();
+        arenas.try_for_each(|arena| refuse_succeeded(process, &data, arena))
     }
 
     fn refuse_removed(&self) -> Result<()> {
@@ -338,14 +458,39 @@ fn read_from<T>(
     data: &Option<SharedData>,
     read: impl FnOnce(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T>,
 ) -> Result<T> {
-    let memory = target.opened.bare_memory_to_read();
+    let memory = target.opened.unshadowed_memory_to_read();
     if let Some(data) = data {
         return read(&DataSource::Shared(data), memory.as_ref().ok());
     }
     let memory = memory?;
     let read = read(&DataSource::Process(&memory), Some(&memory));
     // Afterwards: the observation may have been removed while we read.
-    refuse_replaced(target.pid(), &memory, arenas)
+    refuse_taken_over(target, &memory, arenas)
         .and(read)
-        .map_err(|error| target.opened.or_executed(error))
+        .map_err(|error| target.opened.executed_or(error))
+}
+
+/// Checks that arenas are still installed. If another tool is just taking over, it is waited for: it may
+/// fail, and otherwise it is known who it is.
+fn refuse_taken_over(target: &Target, memory: &ProcessMemory, arenas: &[Arena]) -> Result<()> {
+    let process = target.opened.process();
+    let checked = refuse_replaced(process, memory, arenas);
+    if !checked.as_ref().is_err_and(is_replaced) {
+        return checked;
+    }
+    let _lock = UpdateLock::wait(process, Instant::now() + TAKING_OVER);
+    refuse_replaced(process, memory, arenas)
+}
+
+fn is_already_observed(error: &Error) -> bool {
+    let kind = error.kind();
+    matches!(
+        kind,
+        ErrorKind::Observe(ObserveError::AlreadyObserved { .. })
+    )
+}
+
+fn is_replaced(error: &Error) -> bool {
+    let kind = error.kind();
+    matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
 }

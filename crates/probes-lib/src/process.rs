@@ -5,6 +5,7 @@
 //! (The procfs crate is not used: it fails on names that are not UTF-8, cannot open for writing,
 //! and its version 0.18 panics on a mapped file called `/SYSV`.)
 
+pub(crate) mod code_fragments;
 pub(crate) mod denial;
 pub(crate) mod dynamic_loader;
 pub(crate) mod image;
@@ -18,6 +19,7 @@ pub(crate) mod pagemap;
 pub(crate) mod program;
 pub(crate) mod seccomp;
 pub(crate) mod status;
+pub(crate) mod translator;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -32,7 +34,7 @@ use nix::sys::stat::{Mode, fstatat};
 
 use crate::error::{Error, FileError, Operation, ProcessError, Result, Subject, SystemError};
 use crate::process::status::Status;
-use crate::sys::can_fail;
+use crate::sys::fault_point;
 
 /// Files of /proc have no length; none that is read whole here is larger than this.
 const MAX_PROC_FILE: u64 = 256 << 20;
@@ -60,7 +62,7 @@ impl Process {
         Process::open_unchecked(pid)
     }
 
-    /// Opens `/proc/pid`, without a check that `pid` is its number for ptrace(2), too.
+    /// Opens `/proc/pid` without checking that ptrace(2) knows the process by the same pid.
     fn open_unchecked(pid: i32) -> Result<Process> {
         let gone = || Error::of_process(pid, ProcessError::NotFound);
         if pid <= 0 {
@@ -98,7 +100,7 @@ impl Process {
 
     /// Opens a file of the process by its path relative to `/proc/PID`.
     pub(crate) fn open_file(&self, path: &str, flags: OFlag) -> io::Result<File> {
-        can_fail!(Open);
+        fault_point!(Open);
         let fd = openat(&self.dir, path, flags | OFlag::O_CLOEXEC, Mode::empty())?;
         Ok(File::from(fd))
     }
@@ -108,7 +110,7 @@ impl Process {
         // The kernel does not report the length, and each read takes time.
         let mut bytes = Vec::with_capacity(USUAL_PROC_FILE);
         let file = self.open_file(path, OFlag::O_RDONLY)?;
-        can_fail!(ReadFile);
+        fault_point!(ReadFile);
         file.take(MAX_PROC_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
@@ -123,7 +125,8 @@ impl Process {
         wanted: impl Fn(&File) -> io::Result<bool>,
     ) -> io::Result<File> {
         let relative = path.strip_prefix("/").unwrap_or(path);
-        // An absolute path is not relative to the folder.
+        // openat(2) looks an absolute path up in our own mount namespace; `root` below `/proc/PID`
+        // leads into that of the process.
         let names = [path.to_owned(), Path::new("root").join(relative)];
         let mut refusal = io::Error::from(Errno::ENOENT);
         for name in names {
@@ -165,7 +168,7 @@ impl Process {
     }
 
     pub(crate) fn read_link(&self, path: &str) -> io::Result<PathBuf> {
-        can_fail!(ReadLink);
+        fault_point!(ReadLink);
         Ok(readlinkat(&self.dir, path)?.into())
     }
 
@@ -206,7 +209,7 @@ impl Process {
     /// # Errors
     ///
     /// If it is a thread's id, a kernel thread, or a zombie.
-    pub(crate) fn refuse_unworkable(&self) -> Result<()> {
+    pub(crate) fn refuse_without_program(&self) -> Result<()> {
         let status = self.status().map_err(|source| self.exited_or(source))?;
         if status.tgid != self.pid {
             let (pid, tid) = (status.tgid, self.pid);
@@ -235,8 +238,8 @@ impl Process {
         Ok(())
     }
 
-    /// Returns whether it was forked within the last second and has executed nothing so far: it may be
-    /// about to, like a process that a shell starts.
+    /// Returns whether it was forked within the last second and has not called execve(2) so far: it
+    /// may be about to, like a process that a shell starts.
     pub(crate) fn was_just_forked(&self) -> bool {
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
         let now = uptime.split_ascii_whitespace().next();
@@ -244,6 +247,12 @@ impl Process {
             (Ok(stat), Some(now)) => status::was_just_forked(&stat, now),
             _ => false,
         }
+    }
+
+    /// Returns whether it was forked and has executed nothing since.
+    pub(crate) fn was_only_forked(&self) -> bool {
+        self.read("stat")
+            .is_ok_and(|stat| status::was_only_forked(&stat))
     }
 
     /// Checks that it is neither this process nor one of its ancestors, which must not be stopped.
@@ -308,7 +317,8 @@ impl Process {
             };
             match read(&format!("task/{tid}")) {
                 Ok(Some(found)) => return Ok(found),
-                // For others than root, the memory of an exiting thread is not gone but denied.
+                // To users other than root, the kernel denies the memory of an exiting thread
+                // instead of reporting that it is gone.
                 Err(error) if !is_gone(&error) && !self.is_exiting(tid) => return Err(error),
                 Ok(None) | Err(_) => {}
             }
@@ -320,15 +330,16 @@ impl Process {
     pub(crate) fn owner(&self) -> io::Result<u32> {
         self.with_thread_folder(|folder| {
             let path = format!("{folder}/maps");
-            can_fail!(Stat);
+            fault_point!(Stat);
             let status = fstatat(&self.dir, path.as_str(), AtFlags::empty())?;
             // The files of a thread that has exited belong to root.
             Ok((!self.is_exiting_in(folder)).then_some(status.st_uid))
         })
     }
 
-    /// Reads a file of the program whole: `maps`, `auxv`, which are empty only if it has exited.
-    pub(crate) fn read_program(&self, name: &str) -> io::Result<Vec<u8>> {
+    /// Reads a file in the directory of a living thread whole, such as `maps` or `auxv`, which is
+    /// empty only if the thread has exited.
+    pub(crate) fn read_of_living_thread(&self, name: &str) -> io::Result<Vec<u8>> {
         self.with_thread_folder(|folder| {
             let bytes = self.read(&format!("{folder}/{name}"))?;
             Ok((!bytes.is_empty()).then_some(bytes))
@@ -339,7 +350,7 @@ impl Process {
     /// it has to: the kernel makes each line when it is read.
     pub(crate) fn has_lines(&self, name: &str, wanted: &[&[u8]]) -> io::Result<bool> {
         self.with_thread_folder(|folder| {
-            can_fail!(ReadFile);
+            fault_point!(ReadFile);
             let file = self.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY)?;
             let mut lines = BufReader::with_capacity(FEW_LINES, file.take(MAX_PROC_FILE));
             let mut wanted = wanted.iter().peekable();
@@ -394,7 +405,7 @@ pub(crate) fn refuse_foreign_proc() -> Result<()> {
 }
 
 fn open_folder(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
-    can_fail!(OpenProcess);
+    fault_point!(OpenProcess);
     open(path, flags, Mode::empty())
 }
 
@@ -404,7 +415,7 @@ pub(crate) struct ThreadList(Dir);
 impl ThreadList {
     /// Reads the list from its start. It may lack threads that are starting or exiting.
     pub(crate) fn read(&mut self) -> io::Result<Vec<i32>> {
-        can_fail!(ListThreads);
+        fault_point!(ListThreads);
         let mut tids = Vec::new();
         for entry in self.0.iter() {
             let entry = match entry {
@@ -446,13 +457,13 @@ mod tests {
     fn lines_are_found_in_order_and_others_not() {
         let own = Process::open(std::process::id() as i32).unwrap();
         // Other threads of the tests map memory meanwhile; the command line stays.
-        let status = own.read_program("cmdline").unwrap();
-        let line = status.strip_suffix(b"\n").unwrap_or(&status);
+        let cmdline = own.read_of_living_thread("cmdline").unwrap();
+        let line = cmdline.strip_suffix(b"\n").unwrap_or(&cmdline);
         assert!(own.has_lines("cmdline", &[line]).unwrap());
         assert!(own.has_lines("cmdline", &[]).unwrap());
         assert!(!own.has_lines("cmdline", &[line, line]).unwrap());
         assert!(!own.has_lines("cmdline", &[b"another"]).unwrap());
-        let maps = own.read_program("maps").unwrap();
+        let maps = own.read_of_living_thread("maps").unwrap();
         let code: Vec<&[u8]> = maps
             .split(|&byte| byte == b'\n')
             .filter(|line| line.windows(6).any(|part| part == b" r-xp "))
@@ -464,10 +475,10 @@ mod tests {
     }
 
     #[test]
-    fn own_process_may_not_be_stopped_from_here() {
+    fn own_process_cannot_be_stopped() {
         let own = Process::open(std::process::id() as i32).unwrap();
-        own.refuse_unworkable().unwrap();
-        // It has been executed.
+        own.refuse_without_program().unwrap();
+        // It has called execve(2).
         assert!(!own.was_just_forked());
         let error = own.refuse_self_and_ancestors().unwrap_err();
         assert!(matches!(

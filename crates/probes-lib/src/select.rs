@@ -1,4 +1,5 @@
-//! What to do with which probes: [`Actions`] -> [`Choice`]s, with conflicts and similar names.
+//! What to do with which probes: resolves [`Actions`] to [`Choice`]s, refuses conflicts, and
+//! suggests similar names for an unknown one.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +12,8 @@ use crate::error::{Error, ProbeError, Result};
 use crate::process::object::UnreadableObject;
 use crate::process::program::{ProbeId, Program};
 
-/// What to do with a probe. Counters say how many tools have enabled it, so that they can share it.
+/// What to do with a probe. Its counter says how many tools have enabled it, so that tools can
+/// share the probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Adds one to its counter; its sites are enabled when the counter leaves 0.
@@ -107,7 +109,7 @@ pub struct Actions {
 }
 
 impl Actions {
-    /// Returns no actions, to be added to.
+    /// Returns an empty list of actions, to which others can be added.
     pub fn new() -> Actions {
         Actions::default()
     }
@@ -162,7 +164,7 @@ pub(crate) struct Choice {
     pub(crate) probe: ProbeId,
     pub(crate) aim: Aim,
     /// Whether it was named, so that disabling it fails if it is disabled already.
-    pub(crate) named: bool,
+    pub(crate) fails_if_disabled: bool,
     /// Choices of a lower stage are carried out before those of a higher one.
     pub(crate) stage: u8,
 }
@@ -215,7 +217,7 @@ pub(crate) fn choose_undo(program: &Program, applied: &[AppliedChange]) -> Resul
         Ok(Choice {
             probe: chooser.find(&one.name)?,
             aim: Aim::Undo(one.added.clone()),
-            named: false,
+            fails_if_disabled: false,
             stage: last - one.stage,
         })
     };
@@ -260,9 +262,15 @@ impl Chooser<'_> {
         }
     }
 
-    fn choose_named(&mut self, name: &str, action: Action, named: bool, stage: u8) -> Result<()> {
+    fn choose_named(
+        &mut self,
+        name: &str,
+        action: Action,
+        fails_if_disabled: bool,
+        stage: u8,
+    ) -> Result<()> {
         match self.find(name) {
-            Ok(probe) => self.choose(probe, action, named, stage),
+            Ok(probe) => self.choose(probe, action, fails_if_disabled, stage),
             Err(error) if self.strict => Err(error),
             Err(_) => Ok(()),
         }
@@ -292,7 +300,13 @@ impl Chooser<'_> {
         Ok(())
     }
 
-    fn choose(&mut self, probe: ProbeId, action: Action, named: bool, stage: u8) -> Result<()> {
+    fn choose(
+        &mut self,
+        probe: ProbeId,
+        action: Action,
+        fails_if_disabled: bool,
+        stage: u8,
+    ) -> Result<()> {
         let name = || self.program.by_id(probe).name().to_owned();
         match self.chosen[probe] {
             Some(earlier) if earlier == action => {
@@ -305,7 +319,7 @@ impl Chooser<'_> {
         self.choices.push(Choice {
             probe,
             aim: aim(action),
-            named,
+            fails_if_disabled,
             stage,
         });
         Ok(())
@@ -333,7 +347,8 @@ fn paths(unreadable: &[UnreadableObject]) -> Vec<PathBuf> {
 /// Returns up to three names that are similar to `name`, the most similar first.
 fn near_names(program: &Program, name: &str) -> Vec<String> {
     const SIMILAR: f64 = 0.75;
-    // Such a name was not typed by hand: it is not worth comparing with thousands of others.
+    // A name as long as this was not typed by hand: it is not worth comparing with thousands of
+    // others.
     if name.len() > 200 {
         return Vec::new();
     }

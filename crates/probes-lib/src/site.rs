@@ -128,12 +128,15 @@ mod tests {
     const DISABLED: SiteCode = SiteCode([0x90, 0x3d, 0xfc, 0x01, 0x00, 0x00]);
 
     #[test]
-    fn flipping_a_site_changes_one_byte_and_back() {
+    fn flipping_a_site_changes_one_byte_reversibly() {
         let enabled = DISABLED.with(Opcode::Call);
         assert_eq!(enabled.0, [0x90, 0xe8, 0xfc, 0x01, 0x00, 0x00]);
         assert_eq!(enabled.enabled(), Some(true));
         assert!(enabled.same_but_for_opcode(DISABLED));
         assert_eq!(enabled.with(Opcode::Cmp), DISABLED);
+        assert_eq!(enabled.tail(), [0xe8, 0xfc, 0x01, 0x00, 0x00]);
+        assert_eq!(enabled.operand(), DISABLED.operand());
+        assert_eq!(format!("{enabled:?}"), "SiteCode(90 e8 fc 01 00 00)");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::target::Target;
 use crate::update::snapshot::State;
 
 /// More threads than this do not make /proc any faster.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// What [`survey`] has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub fn survey() -> Result<Survey> {
     };
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let mut survey = thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(MOST_THREADS))
+        let others: Vec<_> = (1..threads.min(MAX_THREADS))
             .filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok())
             .collect();
         let mut survey = work();
@@ -94,7 +94,7 @@ struct Denied;
 
 /// Returns the process if it has probes.
 fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied> {
-    let opened = Target::open_among(pid, files.clone());
+    let opened = Target::open_with_files(pid, files.clone());
     let states = opened.and_then(|target| Ok((target.states()?, target)));
     let (states, target) = match states {
         Ok(found) => found,

@@ -12,43 +12,44 @@ pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod ticks;
 
-/// Precedes a system call that the chaos suite can make fail: returns its error. Expands to nothing
-/// without the feature `fault-injection`.
-macro_rules! can_fail {
+/// Precedes a system call that the chaos suite can make fail: the calling function then returns the
+/// error of that call. Expands to nothing without the feature `fault-injection`.
+macro_rules! fault_point {
     ($call:ident) => {
         #[cfg(feature = "fault-injection")]
         $crate::faults::before($crate::faults::Call::$call)?;
     };
 }
 
-/// Precedes a write of `$len` parts that succeeds as a whole or fails, and can be made to fail after
-/// `$make(part)` has written a part of it.
-macro_rules! can_fail_within {
-    ($call:ident, $len:expr, $make:expr) => {
+/// Precedes a write of `$len` units that succeeds as a whole or fails, and can be made to fail
+/// after `$write(part)` has written the first `part` of them.
+macro_rules! fault_point_within {
+    ($call:ident, $len:expr, $write:expr) => {
         #[cfg(feature = "fault-injection")]
         {
             use $crate::faults::{Call, before_write, cut_short};
             if let Some(part) = before_write(Call::$call, $len)? {
-                let _ = $make(part);
+                let _ = $write(part);
                 cut_short(Call::$call)?;
             }
         }
     };
 }
 
-/// Precedes a write that returns how much it has written.
-macro_rules! can_end_early {
-    ($call:ident, $len:expr, $make:expr) => {
+/// Precedes a write that returns how much it has written, and can be made to write a part only, or
+/// to fail.
+macro_rules! short_write_point {
+    ($call:ident, $len:expr, $write:expr) => {
         #[cfg(feature = "fault-injection")]
         {
             use $crate::faults::{Call, before_write, cut_short, made_in_part};
             match before_write(Call::$call, $len)? {
                 Some(0) => cut_short(Call::$call)?,
-                Some(part) => return made_in_part(Call::$call, $make(part)?),
+                Some(part) => return made_in_part(Call::$call, $write(part)?),
                 None => {}
             }
         }
     };
 }
 
-pub(crate) use {can_end_early, can_fail, can_fail_within};
+pub(crate) use {fault_point, fault_point_within, short_write_point};

@@ -16,6 +16,7 @@ use crate::process::opened::OpenedProcess;
 use crate::select::{Actions, choose, choose_undo};
 use crate::sys::pidfd;
 use crate::update::attempt::{Choose, Updater};
+use crate::update::code_digest::{CodeDigest, DigestReader};
 use crate::update::options::Options;
 use crate::update::report::{ProbeStates, Report};
 use crate::update::states::StatesReader;
@@ -35,7 +36,7 @@ use crate::update::states::StatesReader;
 #[derive(Clone)]
 pub struct Target {
     pub(crate) opened: Arc<OpenedProcess>,
-    /// Held by the thread that updates the process, of those that share the target.
+    /// Several threads may share the target; the one that is updating the process holds this.
     queue: Arc<Mutex<()>>,
 }
 
@@ -44,10 +45,11 @@ impl Target {
     /// it has loaded, without stopping it.
     ///
     /// The executable is read through `/proc/PID/exe`, so it may have been replaced or deleted
-    /// since. Other files are read only if they are the ones that are mapped.
+    /// since. Any other file is read only if it is still the one that is mapped.
     ///
-    /// A process that was forked within the last second and has executed no program since is waited for
-    /// until it is older: a shell prints the pid of a job before that executes its program.
+    /// If the process was forked within the last second and has executed no program since, this
+    /// waits until one of the two is no longer so: a shell prints the pid of a job before the job
+    /// executes its program.
     ///
     /// # Errors
     ///
@@ -59,8 +61,8 @@ impl Target {
         OpenedProcess::open(pid).map(Target::of)
     }
 
-    /// Same as [`Target::open`], but a process without OCaml probes is accepted: it may load or execute
-    /// some later ([`Follow`](crate::Follow)).
+    /// Same as [`Target::open`], but a process without OCaml probes is accepted: it may later load
+    /// an object, or execute a program, that has some ([`Follow`](crate::Follow)).
     ///
     /// # Errors
     ///
@@ -74,8 +76,8 @@ impl Target {
     /// Nothing is stopped and nothing traced, so that a program under a debugger can do it too. Other
     /// threads execute the sites meanwhile, as with [`Options::live`]; but objects that can be unloaded
     /// may be changed as well, as none is unloaded while we write (those of another namespace,
-    /// dlmopen(3), are not seen). A thread that changes probes waits for other threads and processes
-    /// that change them, as long as [`Options::deadline`] says.
+    /// dlmopen(3), are not seen). A thread that changes probes waits for other threads and
+    /// processes that change them, for at most [`Options::deadline`].
     ///
     /// It needs the files in /proc/self to belong to the user that the process runs as: a program that is
     /// not dumpable, because it has changed its user or asked for it (prctl(2), `PR_SET_DUMPABLE`),
@@ -93,8 +95,8 @@ impl Target {
     }
 
     /// Same as [`Target::open`], for callers that open many processes: `files` are not read again.
-    pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<Target> {
-        OpenedProcess::open_among(pid, files).map(Target::of)
+    pub(crate) fn open_with_files(pid: i32, files: Arc<Files>) -> Result<Target> {
+        OpenedProcess::open_with_files(pid, files).map(Target::of)
     }
 
     fn of(opened: OpenedProcess) -> Target {
@@ -150,12 +152,29 @@ impl Target {
             opened: &self.opened,
             hide: |memory: ProcessMemory, maps: &[_]| {
                 let arenas = installed::find(&memory, maps);
-                let observed = shadow::count_observed(self.opened.process(), &memory, &arenas);
                 let shadow = shadow::shadow_of(&arenas);
+                let observed = shadow::observed_sites(self.opened.process(), &memory, arenas);
                 (Shadowed::new(memory, shadow), observed)
             },
         };
         reader.read()
+    }
+
+    /// Reads whether closures that the process marshals are accepted by others of its program; `states` are
+    /// those of its probes. Does not stop the process. If sites lie in its OCaml code, and a digest of it has
+    /// been computed, all of that code is read in the file.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited or executed another program, or its memory cannot be read.
+    pub fn code_digest(&self, states: &ProbeStates) -> Result<CodeDigest> {
+        let image = self.opened.image();
+        let Some(reader) = DigestReader::of(self.opened.process(), &image) else {
+            return Ok(CodeDigest::Unaffected);
+        };
+        let memory = self.opened.unshadowed_memory_to_read()?;
+        let sites = image.program.sites_by_address().map(|site| site.address);
+        Ok(reader.read(&memory, sites, states.is_any_site_patched()))
     }
 
     /// Carries out `actions` with the default [`Options`].
@@ -171,8 +190,9 @@ impl Target {
     ///
     /// Everything that can be checked is checked before the process is stopped. Then all its
     /// threads are stopped, everything is checked once more, written and read back, and the threads
-    /// are resumed. Only a probe whose counters and sites contradict each other is judged once the
-    /// process is stopped: while it runs, another update may be writing them.
+    /// are resumed. The one exception is a probe whose counters and sites contradict each other: it
+    /// is judged only when the process is stopped, because another update may be writing them while
+    /// the process runs.
     ///
     /// With [`Options::live`], no thread is stopped, and existing tracers are not checked for.
     ///
@@ -197,16 +217,16 @@ impl Target {
             .check(&|program| choose(program, actions))
             .map_err(|error| {
                 self.opened
-                    .or_executed(error)
-                    .leaving(Effect::NothingChanged)
+                    .executed_or(error)
+                    .with_effect_if_none(Effect::NothingChanged)
             })
     }
 
     /// Undoes an earlier update of this process: what was added to each counter is subtracted, what was
-    /// subtracted is added, and the sites follow. Other changes made since stay: no counter goes below
-    /// zero, and a probe that another tool has enabled as well stays enabled.
+    /// subtracted is added, and the sites follow. Other changes that were made since then are kept:
+    /// no counter goes below zero, and a probe that another tool has enabled as well stays enabled.
     ///
-    /// Pairs are undone in the opposite order. Probes with nothing left to undo are skipped
+    /// The probes of a pair are undone in the order opposite to that of the update. Probes with nothing left to undo are skipped
     /// ([`Report::skipped`]); those with foreign bytes at a site stay as they are
     /// ([`Report::not_undone`]).
     ///
@@ -226,8 +246,8 @@ impl Target {
             .update(choose, &self.queue)
             .map_err(|error| {
                 self.opened
-                    .or_executed(error)
-                    .leaving(Effect::NothingChanged)
+                    .executed_or(error)
+                    .with_effect_if_none(Effect::NothingChanged)
             })
     }
 

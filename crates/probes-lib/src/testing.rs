@@ -1,5 +1,5 @@
-//! Shared by the tests of several modules: fixtures loaded into memory, which updates are tried on, and
-//! generated notes and programs.
+//! Shared by the tests of several modules: fixtures that are loaded into memory to try updates on
+//! them, and generated notes and programs.
 
 mod program;
 
@@ -16,7 +16,8 @@ use crate::elf::table::{Probe, ProbeTable};
 use crate::elf::{ElfFile, Linking};
 use crate::error::Result;
 use crate::memory::double::SliceMemory;
-use crate::process::program::{Member, Program};
+use crate::process::object::Object;
+use crate::process::program::{MergedProbe, Program};
 use crate::select::{Actions, AppliedChange, Choice, choose, choose_undo};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::update::breakpoints;
@@ -29,7 +30,7 @@ pub(crate) const PID: i32 = 4242;
 
 /// A fixture, loaded into memory of the test as the kernel would load it.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct SimulatedProcess {
     pub(crate) program: Program,
     pub(crate) table: Arc<ProbeTable>,
     pub(crate) bias: LoadBias,
@@ -38,13 +39,13 @@ pub(crate) struct World {
     pub(crate) loaded: SliceMemory,
 }
 
-impl World {
-    pub(crate) fn of(fixture: &str) -> World {
-        World::edited(fixture, |_| ())
+impl SimulatedProcess {
+    pub(crate) fn of(fixture: &str) -> SimulatedProcess {
+        SimulatedProcess::edited(fixture, |_| ())
     }
 
     /// The fixture with some bytes of its file changed.
-    pub(crate) fn edited(fixture: &str, edit: impl FnOnce(&mut [u8])) -> World {
+    pub(crate) fn edited(fixture: &str, edit: impl FnOnce(&mut [u8])) -> SimulatedProcess {
         let path = test_support::fixture(fixture);
         let mut bytes = std::fs::read(&path).unwrap();
         edit(&mut bytes);
@@ -55,7 +56,7 @@ impl World {
             Linking::PositionIndependent => LoadBias(0x5637_d2a0_0000),
         };
         let loaded = load(&bytes, bias);
-        World {
+        SimulatedProcess {
             program: Program::alone(elf, table.clone(), bias),
             table,
             bias,
@@ -65,9 +66,9 @@ impl World {
     }
 
     /// The same fixture with other memory.
-    pub(crate) fn with_memory(&self, memory: SliceMemory) -> World {
+    pub(crate) fn with_memory(&self, memory: SliceMemory) -> SimulatedProcess {
         let object = self.program.objects()[0].clone();
-        World {
+        SimulatedProcess {
             program: Program::of(self.table.path().to_owned(), vec![object]),
             table: self.table.clone(),
             bias: self.bias,
@@ -80,7 +81,7 @@ impl World {
     pub(crate) fn offset(&self, address: LiveAddr) -> usize {
         let address = self.bias.file(address);
         let segments = self.table.segments().iter();
-        let mut holding = segments.filter(|segment| segment.holds(address, 1));
+        let mut holding = segments.filter(|segment| segment.holds_in_file(address, 1));
         let segment = holding.next().unwrap();
         (address.0 - segment.start.0 + segment.offset) as usize
     }
@@ -95,7 +96,7 @@ impl World {
     }
 
     /// Returns the probe as a member of the program.
-    pub(crate) fn member(&self, name: &str) -> Member<'_> {
+    pub(crate) fn merged_probe(&self, name: &str) -> MergedProbe<'_> {
         self.program.probe(name).unwrap()
     }
 
@@ -127,7 +128,7 @@ impl World {
         self.plan_for(&choose(&self.program, actions)?, false)
     }
 
-    /// Same as `plan`, for choices; each opcode may be a write of its own.
+    /// Same as `plan`, for choices. If `one_by_one`, each opcode is a write of its own.
     pub(crate) fn plan_for(
         &self,
         choices: &[Choice],
@@ -153,7 +154,7 @@ impl World {
         choose_undo(&self.program, &applied).unwrap()
     }
 
-    /// Plans and carries out.
+    /// Plans `actions` and carries the plan out.
     pub(crate) fn update(&mut self, actions: &Actions) -> Result<Outcome> {
         let choices = choose(&self.program, actions)?;
         self.update_for(&choices)
@@ -209,23 +210,39 @@ pub(crate) fn read_table(bytes: &[u8]) -> Result<ProbeTable> {
 }
 
 /// Returns a program with these probes, each with one site.
-pub(crate) fn named(names: &[&str]) -> Program {
-    let note = |(i, name): (u64, &&str)| {
-        NoteSpec::new("ocaml_2", name, "")
+pub(crate) fn program_with_probes(names: &[&str]) -> Program {
+    let probes: Vec<(&str, &str)> = names.iter().map(|name| (*name, "")).collect();
+    program_with_arguments(&probes)
+}
+
+/// Same as [`program_with_probes`], for probes with these arguments in their notes.
+pub(crate) fn program_with_arguments(probes: &[(&str, &str)]) -> Program {
+    let note = |(i, (name, arguments)): (u64, &(&str, &str))| {
+        NoteSpec::new("ocaml_2", name, arguments)
             .at(ProgramSpec::TEXT + 8 * i, ProgramSpec::PROBES + 4 * i)
     };
-    let notes: Vec<NoteSpec> = (0..).zip(names).map(note).collect();
-    let text = [0x90, 0x3d, 1, 0, 0, 0, 0x90, 0x90].repeat(names.len());
+    let notes: Vec<NoteSpec> = (0..).zip(probes).map(note).collect();
+    let text = [0x90, 0x3d, 1, 0, 0, 0, 0x90, 0x90].repeat(probes.len());
     let mut program = ProgramSpec::new(&notes, &text);
-    program.probes = 4 * names.len();
+    program.probes = 4 * probes.len();
     let file = memory_file(&program.bytes());
     let elf = ElfFile::read(file, "/srv/server.exe".into()).unwrap();
     let table = Arc::new(ProbeTable::of(&elf).unwrap());
     Program::alone(elf, table, LoadBias::NONE)
 }
 
-/// Returns the configuration of property tests: so many cases, the same ones every time. `PROPTEST_CASES`
-/// and `PROPTEST_RNG_SEED` select more and others.
+/// Returns the program with its object loaded a second time, with this bias.
+pub(crate) fn loaded_twice(program: &Program, bias: LoadBias) -> Program {
+    let object = &program.objects()[0];
+    let again = Object {
+        bias,
+        ..object.clone()
+    };
+    Program::of(program.path().to_owned(), vec![object.clone(), again])
+}
+
+/// Returns the configuration of property tests: this number of cases, the same ones every time. The
+/// variable `PROPTEST_CASES` sets another number, and `PROPTEST_RNG_SEED` selects other cases.
 pub(crate) fn properties(cases: u32) -> ProptestConfig {
     let given = ProptestConfig::default();
     let is_given = |name: &str| std::env::var_os(name).is_some();

@@ -2,9 +2,10 @@
 
 pub(crate) mod attempt;
 pub(crate) mod breakpoints;
+pub(crate) mod code_digest;
 pub(crate) mod lock;
 pub(crate) mod options;
-pub(crate) mod own;
+pub(crate) mod own_process;
 pub(crate) mod patch;
 pub(crate) mod plan;
 pub(crate) mod prepare;

@@ -2,7 +2,8 @@
 //! address).
 //!
 //! Every test asserts the same as root and as an ordinary user. To run the binary as another user,
-//! name the built targets: `OCAML_PROBES_TARGETS=…/_build/default/test-programs`.
+//! set the folder of the built test programs:
+//! `OCAML_PROBES_TARGETS=…/_build/default/test-programs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -34,7 +35,7 @@ mod objects;
 #[path = "live/survey.rs"]
 mod survey;
 
-// The same without a stop, and updates that are undone.
+// Updates without a stop of the process, and updates that are undone.
 #[path = "live/undo.rs"]
 mod undo;
 #[path = "live/without_stop.rs"]
@@ -52,6 +53,10 @@ mod follow;
 #[path = "live/launch.rs"]
 mod launch;
 
+// Stacks that overflow in observed code.
+#[path = "live/overflow.rs"]
+mod overflow;
+
 // Signals, threads, stops, exec, fork, vfork.
 #[path = "live/stopping.rs"]
 mod stopping;
@@ -60,7 +65,8 @@ mod stopping;
 #[path = "live/interrupted_calls.rs"]
 mod interrupted_calls;
 
-// Frozen, under seccomp, privileged, with a thousand threads; code that is moved or has a uprobe.
+// Processes that are frozen, under seccomp, privileged, or have a thousand threads; code that is
+// moved or has a uprobe.
 #[path = "live/code.rs"]
 mod code;
 #[path = "live/hazards.rs"]
@@ -87,12 +93,20 @@ mod injected_calls;
 mod latency;
 #[path = "live/observe.rs"]
 mod observe;
+#[path = "live/observers.rs"]
+mod observers;
 #[path = "live/orphaned.rs"]
 mod orphaned;
+#[path = "live/seccomp.rs"]
+mod seccomp;
 #[path = "live/trampolines.rs"]
 mod trampolines;
 #[path = "live/watch.rs"]
 mod watch;
+
+// Digests of OCaml code.
+#[path = "live/closures.rs"]
+mod closures;
 
 // Other tools as oracles, and the examples.
 #[path = "live/examples.rs"]

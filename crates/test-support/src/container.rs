@@ -37,8 +37,8 @@ impl Container {
         fs::copy(file, to).expect("a file can be copied");
     }
 
-    /// Starts a program by its path inside, and waits until it is ready. Also returns its pid out
-    /// here; inside it is 1, and `/proc` inside shows it so.
+    /// Starts a program by its path inside, and waits until it is ready. Also returns its pid
+    /// outside of the container; inside, its pid is 1, also in `/proc`.
     pub fn start(&self, program: &Path) -> (Talker, i32) {
         let mut command = unshare();
         let proc = self.path(Path::new("/proc"));

@@ -1,5 +1,6 @@
-//! Signals as a test binary inherits them: ignored under nohup, in a script's background job, or by a
-//! `trap ""` of a shell; blocked by a careless parent. The programs under test would inherit them in turn.
+//! Resets the signals that a test binary inherits in an unusual state: ignored (under nohup, in a
+//! script's background job, or by a `trap ""` of a shell) or blocked (by a careless parent).
+//! Otherwise, the programs under test would inherit that state in turn.
 //!
 //! execve(2): "the dispositions of any signals that are being caught are reset to the default ...
 //! ignored signals ... are left unchanged". So what is ignored is caught instead, by a handler that

@@ -40,12 +40,12 @@ pub fn fixture(name: &str) -> PathBuf {
     existing(targets().join("fixtures").join(name))
 }
 
-/// `name.pie` and `name.nopie`.
+/// Both forms of a fixture: `name.pie`, which is position independent, and `name.nopie`, at fixed addresses.
 pub fn fixture_forms(name: &str) -> [PathBuf; 2] {
     ["pie", "nopie"].map(|form| fixture(&format!("{name}.{form}")))
 }
 
-/// `name.exe` and `name_nopie.exe`.
+/// Both forms of a program: `name.exe`, which is position independent, and `name_nopie.exe`, at fixed addresses.
 pub fn program_forms(name: &str) -> [PathBuf; 2] {
     [program(name), program(&format!("{name}_nopie"))]
 }
@@ -171,8 +171,9 @@ impl Talker {
         talker
     }
 
-    /// Starts a program in a process group of its own, as a shell does: SIGTSTP, SIGTTIN and SIGTTOU stop
-    /// nothing in an orphaned process group, which that of the tests may be (setsid, cron, a container).
+    /// Starts a program in a process group of its own, as a shell does. The process group of the tests
+    /// may be orphaned (setsid, cron, a container), and in such a group SIGTSTP, SIGTTIN and SIGTTOU stop
+    /// nothing.
     pub fn start_job(program: &Path) -> Talker {
         let mut talker = Talker::spawn(Command::new(program).process_group(0));
         talker.expect("ready");
@@ -229,7 +230,7 @@ impl Talker {
     }
 
     /// Closes its input.
-    pub fn hang_up(&mut self) {
+    pub fn close_input(&mut self) {
         self.input = None;
     }
 
@@ -304,10 +305,10 @@ pub fn output_while(command: &mut Command, meanwhile: impl FnOnce()) -> Output {
         status: guard.wait(),
         stdout: stdout
             .recv_timeout(DEADLINE)
-            .expect("its output ends with it"),
+            .expect("the output ends when the command exits"),
         stderr: stderr
             .recv_timeout(DEADLINE)
-            .expect("its errors end with it"),
+            .expect("the errors end when the command exits"),
     }
 }
 
@@ -318,20 +319,20 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
-        // Closed before the result is seen.
+        // The pipe is closed before the caller sees the result.
         drop(pipe);
         sender.send(bytes)
     });
     receiver
 }
 
-/// The name of a test function, with which its binary runs it again (`--exact NAME`).
+/// The name of a test function, for running it again with its own test binary (`--exact NAME`).
 pub fn test_name<F: Fn()>(_test: F) -> &'static str {
     let path = std::any::type_name::<F>();
     path.split_once("::").map_or(path, |(_, name)| name)
 }
 
-/// Calls `ask` again until it returns an answer, or until the deadline.
+/// Calls `ask` again and again until it returns an answer; panics if there is none at the deadline.
 pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {

@@ -46,7 +46,7 @@ impl fmt::Debug for Difference {
 impl Image {
     /// Reads the executable's memory in process `pid`, which should be waiting for something.
     pub fn of(pid: i32) -> Image {
-        let inode = look(pid, "the executable", |task| {
+        let inode = with_living_thread(pid, "the executable", |task| {
             Some(fs::metadata(task.join("exe")).ok()?.ino())
         });
         let mut regions = BTreeMap::new();
@@ -136,11 +136,11 @@ impl Image {
     }
 }
 
-/// Calls `look` with the folder of a living thread, `/proc/PID/task/TID`, as the files of a zombie
-/// first thread are of no use. Tries again if the thread exits meanwhile.
-fn look<T>(pid: i32, what: &str, look: impl Fn(PathBuf) -> Option<T>) -> T {
+/// Calls `look` with the folder of a living thread, `/proc/PID/task/TID`, as the leader may be a
+/// zombie, whose files are of no use. Tries again if the thread exits meanwhile.
+fn with_living_thread<T>(pid: i32, what: &str, use_task: impl Fn(PathBuf) -> Option<T>) -> T {
     eventually(&format!("{what} of process {pid} can be read"), || {
-        look(task(pid)?)
+        use_task(task(pid)?)
     })
 }
 
@@ -157,7 +157,7 @@ fn task(pid: i32) -> Option<PathBuf> {
 
 /// Start, end, permissions, inode and path of each mapping.
 fn maps(pid: i32) -> Vec<(u64, u64, String, u64, String)> {
-    let maps = look(pid, "the maps", |task| {
+    let maps = with_living_thread(pid, "the maps", |task| {
         let maps = fs::read_to_string(task.join("maps")).ok()?;
         (!maps.is_empty()).then_some(maps)
     });
@@ -196,7 +196,7 @@ pub fn is_loader_changed(pid: i32) -> bool {
 }
 
 fn memory(pid: i32, write: bool) -> File {
-    look(pid, "the memory", |task| {
+    with_living_thread(pid, "the memory", |task| {
         let mut options = File::options();
         let options = options.read(true).write(write);
         let file = options.open(task.join("mem")).ok()?;
@@ -252,23 +252,23 @@ pub fn state(pid: i32) -> Option<char> {
     status(pid, "State").chars().next()
 }
 
-/// Its threads.
+/// The thread ids of a process.
 pub fn threads(pid: i32) -> Vec<i32> {
     numbers(&format!("/proc/{pid}/task"))
 }
 
-/// Its open descriptors, and what they are.
+/// The open descriptors of a process, and what they are.
 pub fn descriptors(pid: i32) -> Vec<String> {
     let folder = format!("/proc/{pid}/fd");
     let name = |fd: i32| {
-        // The descriptor that lists the folder is closed again.
+        // If `pid` is our own, the descriptor by which the folder was listed is closed by now.
         let path = fs::read_link(format!("{folder}/{fd}")).ok()?;
         Some(format!("{fd} {}", path.display()))
     };
     numbers(&folder).into_iter().filter_map(name).collect()
 }
 
-/// The processes that it has started and not reaped.
+/// The processes that a process has started and not reaped.
 pub fn children(pid: i32) -> Vec<i32> {
     let of_thread = |tid| {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children"));
@@ -289,8 +289,8 @@ fn numbers(folder: &str) -> Vec<i32> {
     numbers
 }
 
-/// Whether we may open files by the kernel's own links to what is mapped.
-pub fn sees_deleted_files() -> bool {
+/// Whether we may open mapped files by the links in `/proc/PID/map_files`.
+pub fn can_open_map_files() -> bool {
     let links = fs::read_dir("/proc/self/map_files").expect("our own folder");
     let mut links = links.flatten();
     links.any(|link| File::open(link.path()).is_ok())

@@ -52,7 +52,7 @@ impl Terminal {
         terminal
     }
 
-    /// The shell.
+    /// Returns the pid of the shell.
     pub fn shell(&self) -> i32 {
         self.pid
     }
@@ -93,7 +93,7 @@ impl Terminal {
         }
     }
 
-    /// A tmux format of the window, as `#{alternate_on}`.
+    /// Returns the value for the window of a tmux format, for example of `#{alternate_on}`.
     pub fn format(&self, format: &str) -> String {
         let text = self.tmux(&["display-message", "-p", format]);
         text.trim_end().to_owned()
@@ -127,7 +127,8 @@ impl Terminal {
     }
 }
 
-/// With the variables that every terminal sets, and none that the user or a CI has set.
+/// Returns a tmux command that inherits only PATH and HOME, and no other variable that the user or
+/// a CI has set.
 fn tmux(socket: &Path) -> Command {
     let mut command = Command::new("tmux");
     command.args(["-u", "-f", "/dev/null", "-S"]).arg(socket);
@@ -138,7 +139,7 @@ fn tmux(socket: &Path) -> Command {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It kills what runs in it.
+        // This also kills what runs in the terminal.
         let socket = self.scratch.file("tmux");
         output(tmux(&socket).arg("kill-server"));
     }

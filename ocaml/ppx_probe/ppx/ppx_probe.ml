@@ -1,7 +1,8 @@
 (* Registers the rewriter.
 
-   It runs before the rules of all other rewriters, like an instrumentation:
-   its input is then that of the stub generator, the source as written. *)
+   It runs before the rules of all other rewriters, as an instrumentation does,
+   so that its input is the source as written, which is also the input of the
+   stub generator. *)
 
 open Ppxlib
 

@@ -15,10 +15,10 @@ type probe =
     or on the handler, where [probe] reads it. *)
 val is_args : attribute -> bool
 
-(** The error for one elsewhere. *)
+(** The error for a [[@probe.args]] in any other place. *)
 val misplaced : attribute -> Location.t * string
 
 val probe : loc:Location.t -> payload -> (probe, Location.t * string) result
 
-(** The name that is tested. *)
+(** Parses the payload of [[%probe_is_enabled ...]]: the name of the probe that is tested. *)
 val test : loc:Location.t -> payload -> (string, Location.t * string) result

@@ -32,7 +32,8 @@ let error_expression t (loc, message) =
 let describe (loc : Location.t) =
   Printf.sprintf "%s, line %d" loc.loc_start.pos_fname loc.loc_start.pos_lnum
 
-(* The semaphore of a name has one initial value, and the sites must match. *)
+(* All sites of a name share its semaphore, which has one initial value: they
+   must have the same initial state. *)
 let check_initial_state t ~loc ~name enabled_at_init =
   match Hashtbl.find_opt t.initial_states name with
   | None ->

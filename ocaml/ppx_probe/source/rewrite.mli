@@ -1,7 +1,7 @@
 (** Finds, checks and expands the probes of one file after another.
 
-    The rewriter uses the expansion of one file, the stub generator the uses
-    and the errors of all files of a stanza. *)
+    The rewriter needs the expansion of one file; the stub generator needs the
+    list of uses and the errors of all files of a stanza. *)
 
 open Ppxlib
 
@@ -10,8 +10,8 @@ type error =
   ; message : string
   }
 
-(** The uses found so far. Names are checked across all files given to one
-    value. *)
+(** The uses found so far. That the sites of one name have the same initial
+    state is checked across all files that are expanded with the same [t]. *)
 type t
 
 val create : unit -> t

@@ -23,16 +23,17 @@ type t =
 
 (** The C function of this use.
 
-    A site's name consists of the unit, the enclosing function and a digest of the
-    file's base name, line, column, probe name, initial state and number of
-    arguments. Two sites with one symbol are therefore interchangeable (copies of one file in two
-    libraries), and the weak definitions merge. A test's name depends only on
-    that of the probe. *)
+    A site's symbol consists of the unit, the enclosing function and a digest of
+    the file's base name, line, column, probe name, initial state and number of
+    arguments. Two sites with the same symbol are therefore interchangeable
+    (copies of one file in two libraries), and the weak definitions merge. A
+    test's symbol depends only on the name of the probe. *)
 val symbol : t -> string
 
 (** The argument registers of a C function, in order; a site passes at most that
     many values. *)
 val argument_registers : string list
 
-(** The primitive for every use in bytecode: always false. *)
+(** The name of the primitive that every use calls in bytecode. It always
+    returns false. *)
 val bytecode_primitive : string

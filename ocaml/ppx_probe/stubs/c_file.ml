@@ -29,9 +29,9 @@ let prelude =
   "994: .balign 4\n"                                                          \
   ".popsection\n"
 
-/* OCaml's false, then the site: opcode 3d compares and goes on, e8 calls the
-   wrapper, which makes it OCaml's true. The arguments are where the caller has
-   put them. */
+/* Sets the result to OCaml's false, then executes the site: opcode 3d compares
+   and goes on, e8 calls the wrapper, which sets the result to OCaml's true. The
+   arguments are where the caller has put them. */
 #define SITE(symbol, name, opcode, arguments)                                 \
   long symbol(void) VISIBLE_IN_THIS_OBJECT;                                   \
   __attribute__((naked)) long symbol(void)                                    \
@@ -67,7 +67,7 @@ let prelude =
   long symbol(void) VISIBLE_IN_THIS_OBJECT;                                   \
   long symbol(void) { return semaphore[1] != 0 ? 3 : 1; }
 
-/* The address that notes are relative to; every object brings it, one stays. */
+/* The address that notes are relative to; every object defines it, the linker keeps one. */
 __asm__(".pushsection .stapsdt.base,\"aG\",@progbits,.stapsdt.base,comdat\n"
         ".weak _.stapsdt.base\n"
         ".hidden _.stapsdt.base\n"
@@ -77,8 +77,8 @@ __asm__(".pushsection .stapsdt.base,\"aG\",@progbits,.stapsdt.base,comdat\n"
         ".popsection\n");
 |}
 
-(* Weak, not hidden: the bytecode runtime looks it up by name in every
-   library's dll, and one executable may have it several times. *)
+(* Not hidden, because the bytecode runtime looks it up by name in every
+   library's dll; weak, because one executable may have it several times. *)
 let bytecode_primitive =
   Printf.sprintf
     {|
@@ -134,7 +134,8 @@ let starts_enabled (use : Use.t) =
   | Site { enabled_at_init; _ } -> enabled_at_init
   | Test -> false
 
-(* The semaphore of a name, and a note without site if nothing else has one. *)
+(* The semaphore of a name and, if no use of the name has a site, a note without
+   site. *)
 let print_name out uses name =
   let uses = List.filter (fun (use : Use.t) -> String.equal use.name name) uses in
   let initial = if List.exists starts_enabled uses then "1" else "0" in

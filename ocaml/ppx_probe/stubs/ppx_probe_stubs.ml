@@ -28,7 +28,7 @@ let is_source path = not (Filename.check_suffix path ".pp.ml")
 let report { Rewrite.loc; message } =
   Format.eprintf "%a@\nError: %s@." Location.print loc message
 
-(* Every file is read before errors are reported, so that all are. *)
+(* Every file is read before errors are reported, so that all errors are reported. *)
 let read_all paths =
   let rewrite = Rewrite.create () in
   let read ok path =

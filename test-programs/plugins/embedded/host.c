@@ -52,7 +52,7 @@ int main(void)
             load(line + 5);
             printf("loaded\n");
         } else if (strcmp(line, "run") == 0) {
-            /* OCaml's ints are twice their value and one */
+            /* OCaml represents the int n as 2n + 1 */
             value calls = callback(*named_value("call"), 3);
             printf("calls %ld\n", (long)(calls >> 1));
         } else

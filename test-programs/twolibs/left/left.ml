@@ -1,4 +1,4 @@
-(* The first of two libraries that share the name "shared". *)
+(* The first of two libraries that both have a probe named "shared". *)
 
 let shared = ref 0
 

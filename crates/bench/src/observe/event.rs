@@ -14,12 +14,13 @@ pub(super) struct Event {
     name: String,
     cache: PathBuf,
     remover: Guard,
-    /// The shell waits for the end of its input.
+    /// The input of the shell [`ADD_AND_REMOVE`], which removes the event when this is closed.
     input: Option<ChildStdin>,
 }
 
-/// A shell does it, so that the event is removed even if this program is killed. If an event of that
-/// name exists already, perf chooses another name.
+/// Adds an event, and removes it when the input ends. A shell does this, so that the event is
+/// removed even if this program is killed. If an event of that name exists already, perf chooses
+/// another name.
 const ADD_AND_REMOVE: &str = r#"
 trap '' HUP INT TERM
 perf --buildid-dir "$1" buildid-cache --add "$2"
@@ -72,7 +73,7 @@ impl Event {
         })
     }
 
-    /// Returns a command that counts it until it is interrupted.
+    /// Returns a command that counts the event until the command is interrupted.
     pub(super) fn count(&self, pid: i32) -> Command {
         let mut command = Command::new("perf");
         command.arg("--buildid-dir").arg(&self.cache);

@@ -1,5 +1,5 @@
-//! Whether all hits are counted, and all pairs timed, of a program that executes a given number as fast
-//! as it can.
+//! Whether all hits of a program are counted, and all its pairs timed, while it executes a given
+//! number of them as fast as it can.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use crate::stats::Samples;
 /// The approximate duration of a round.
 const ROUND: Duration = Duration::from_millis(300);
 
-/// The pairs of a first round, which shows how many fit in a round.
+/// The number of pairs that each thread executes in the first round, which shows how many fit in
+/// [`ROUND`].
 const TRIAL: u64 = 100_000;
 
 const THREADS: [u64; 2] = [1, 4];
@@ -29,9 +30,9 @@ pub(crate) enum What {
 pub(crate) struct Exact {
     pub(crate) what: What,
     pub(crate) threads: u64,
-    /// Counted by the program, in all rounds.
+    /// How many the program was told to execute, in all rounds but the first.
     executed: u64,
-    /// ObservationReport, in all rounds.
+    /// How many the [`ObservationReport`]s say, in all rounds but the first.
     observed: u64,
     /// The number executed in a second, of each round.
     rates: Samples,
@@ -70,28 +71,28 @@ fn measure_one(file: &Path, what: What, threads: u64, rounds: usize) -> Result<E
         observed: 0,
         rates: Samples::default(),
     };
-    let mut each = TRIAL;
+    let mut pairs_per_thread = TRIAL;
     for round in 0..=rounds {
         let mut observer = target.observe(&observation, Options::default())?;
-        let took = execute(&mut talker, threads, each)?;
+        let took = execute(&mut talker, threads, pairs_per_thread)?;
         let count = exact.count(&observer.remove()?)?;
-        let executed = threads * each * exact.of_each_pair();
+        let executed = threads * pairs_per_thread * exact.expected_per_pair();
         if round > 0 {
             exact.executed += executed;
             exact.observed += count;
             let rate = executed as f64 / took.as_secs_f64();
             exact.rates.push(rate as u64);
         } else {
-            // The first round shows how long they take.
+            // The first round shows how long the pairs take.
             let rounds = ROUND.as_secs_f64() / took.as_secs_f64();
-            each = (each as f64 * rounds) as u64;
+            pairs_per_thread = (pairs_per_thread as f64 * rounds) as u64;
         }
     }
     Ok(exact)
 }
 
 impl Exact {
-    fn of_each_pair(&self) -> u64 {
+    fn expected_per_pair(&self) -> u64 {
         match self.what {
             What::Hits => 2,
             What::Pairs => 1,
@@ -114,12 +115,12 @@ impl Exact {
     }
 }
 
-/// Makes each thread execute that number of pairs; returns how long that took by the target's clock.
-fn execute(talker: &mut Talker, threads: u64, each: u64) -> Result<Duration> {
-    let answer = talker.ask(&format!("pairs {threads} {each}"), "pairs");
+/// Makes each thread execute `pairs_per_thread` pairs; returns how long that took by the target's clock.
+fn execute(talker: &mut Talker, threads: u64, pairs_per_thread: u64) -> Result<Duration> {
+    let answer = talker.ask(&format!("pairs {threads} {pairs_per_thread}"), "pairs");
     let number = answer.split_ascii_whitespace().nth(1);
     let number = number.and_then(|number| number.parse().ok());
-    let unclear = || Failure::new(format!("the target answers {answer:?}"));
+    let unclear = || Failure::new(format!("the target's answer is not understood: {answer:?}"));
     number.map(Duration::from_nanos).ok_or_else(unclear)
 }
 

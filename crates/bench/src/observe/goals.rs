@@ -1,4 +1,4 @@
-//! The figures of observing hits that have goals.
+//! The measured costs of observing hits for which there is a goal, next to the goal.
 
 use probes_lib::Action;
 
@@ -9,19 +9,19 @@ use crate::observe::others::Tool;
 use crate::observe::stops::Stops;
 use crate::observe::{Costs, ns};
 
-/// The most that each may add, in picoseconds.
+/// The most that each kind of observation may add to a hit or an event, in picoseconds.
 const COUNT: f64 = 8e3;
 const LATENCY: f64 = 20e3;
 const WATCH: f64 = 25e3;
 
 /// bpftrace has to add at least that many times as much as `count`.
-const TIMES: f64 = 50.0;
+const MIN_BPFTRACE_RATIO: f64 = 50.0;
 
-/// The least number in a second.
+/// The least number of hits to be counted, and of pairs to be timed, in a second.
 const HITS: u64 = 50_000_000;
 const PAIRS: u64 = 5_000_000;
 
-/// The longest stop, with that number of sites.
+/// The longest stop time allowed to install or to remove an observation, with `SITES` sites.
 const SITES: u64 = 10_000;
 const STOP_NS: u64 = 10_000_000;
 
@@ -70,7 +70,7 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
                 format!("{times:.0} times as much")
             }),
             "at least 50 times",
-            times.map(|times| times >= TIMES),
+            times.map(|times| times >= MIN_BPFTRACE_RATIO),
         );
     }
     for (what, text, goal, least) in [

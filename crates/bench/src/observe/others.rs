@@ -21,11 +21,12 @@ use crate::stats::Samples;
 /// Few, because the tools take seconds to start.
 const ROUNDS: usize = 3;
 
-/// The sites that they observe.
+/// The kind of the sites that the tools observe.
 const KIND: Kind = Kind::Silent;
 
-/// More than a hit takes without gdb, in picoseconds.
-const BY_GDB_PS: u64 = 10_000_000;
+/// A hit that takes longer than this was stopped by gdb: without gdb, a hit takes less.
+/// In picoseconds.
+const MIN_GDB_HIT_PS: u64 = 10_000_000;
 
 /// A tool that has not exited is sent SIGTERM again after this time.
 const RESEND: Duration = Duration::from_millis(300);
@@ -48,11 +49,16 @@ impl fmt::Display for Tool {
 }
 
 /// What a tool adds to a hit, in picoseconds, or why it could not be measured.
-pub(super) type Adds = std::result::Result<f64, String>;
+pub(super) type AddedTime = std::result::Result<f64, String>;
 
-/// Measures what a tool adds to a hit. After gdb, the program may not be used any more.
-pub(super) fn adds(tool: Tool, work: &mut Workload, target: &Target, file: &Path) -> Result<Adds> {
-    work.only(KIND);
+/// Measures what a tool adds to a hit. After gdb was used, the program must not be used any more.
+pub(super) fn added_time(
+    tool: Tool,
+    work: &mut Workload,
+    target: &Target,
+    file: &Path,
+) -> Result<AddedTime> {
+    work.run_only(KIND);
     let scratch = Scratch::new();
     let event = match tool {
         Tool::Perf => match Event::add(file, KIND.probe(), scratch.path())? {
@@ -63,18 +69,18 @@ pub(super) fn adds(tool: Tool, work: &mut Workload, target: &Target, file: &Path
     };
     let mut command = match &event {
         Some(event) => event.count(work.pid()),
-        None if tool == Tool::Gdb => by_gdb(work.pid(), target, &scratch)?,
-        None => by_bpftrace(work.pid(), file),
+        None if tool == Tool::Gdb => gdb_command(work.pid(), target, &scratch)?,
+        None => bpftrace_command(work.pid(), file),
     };
     let (mut bare, mut traced) = <(Samples, Samples)>::default();
-    // After gdb has detached, the program may not run on.
+    // The program might not run on after gdb has detached: so gdb is started only once, for all samples.
     let (times, samples) = match tool {
         Tool::Gdb => (1, ROUNDS * ROUNDS),
         Tool::Bpftrace | Tool::Perf => (ROUNDS, ROUNDS),
     };
     for _ in 0..times {
         bare.push(cost(tool, &work.sample()?));
-        let mut running = match Running::start(tool, &mut command, work)? {
+        let mut running = match RunningTool::start(tool, &mut command, work)? {
             Ok(running) => running,
             Err(why) => return Ok(Err(why)),
         };
@@ -88,7 +94,8 @@ pub(super) fn adds(tool: Tool, work: &mut Workload, target: &Target, file: &Path
     Ok(Ok(traced.median() as f64 - bare.median() as f64))
 }
 
-/// gdb stops all threads at a breakpoint: that uses no processor time.
+/// Returns the cost of a hit: its processor time; with gdb, which stops all threads at a breakpoint and
+/// so uses none of their processor time, its elapsed time.
 fn cost(tool: Tool, sample: &Sample) -> u64 {
     match tool {
         Tool::Gdb => sample.wall_ps,
@@ -96,7 +103,7 @@ fn cost(tool: Tool, sample: &Sample) -> u64 {
     }
 }
 
-fn by_bpftrace(pid: i32, file: &Path) -> Command {
+fn bpftrace_command(pid: i32, file: &Path) -> Command {
     let program = format!(
         "usdt:{}:*:{} {{ @ = count(); }}",
         file.display(),
@@ -107,7 +114,7 @@ fn by_bpftrace(pid: i32, file: &Path) -> Command {
     command
 }
 
-fn by_gdb(pid: i32, target: &Target, scratch: &Scratch) -> Result<Command> {
+fn gdb_command(pid: i32, target: &Target, scratch: &Scratch) -> Result<Command> {
     let states = target.states()?;
     let site = states.probe(KIND.probe()).and_then(|it| it.sites().next());
     let site = site.ok_or_else(|| Failure::new("the target has no such probe"))?;
@@ -121,15 +128,15 @@ fn by_gdb(pid: i32, target: &Target, scratch: &Scratch) -> Result<Command> {
 }
 
 /// A tool that observes every hit.
-struct Running(Guard);
+struct RunningTool(Guard);
 
-impl Running {
+impl RunningTool {
     /// Starts it and waits until it observes hits; or returns why it does not.
     fn start(
         tool: Tool,
         command: &mut Command,
         work: &mut Workload,
-    ) -> Result<std::result::Result<Running, String>> {
+    ) -> Result<std::result::Result<RunningTool, String>> {
         command.env_remove(SET_BY_CARGO);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let Ok(child) = command.stderr(Stdio::piped()).spawn() else {
@@ -138,7 +145,7 @@ impl Running {
         let mut guard = Guard::from(child);
         let has_started = eventually(&format!("{tool} observes hits"), || {
             let observes = match tool {
-                Tool::Gdb => work.sample().map(|sample| sample.wall_ps > BY_GDB_PS),
+                Tool::Gdb => work.sample().map(|sample| sample.wall_ps > MIN_GDB_HIT_PS),
                 Tool::Bpftrace | Tool::Perf => Ok(work.is_traced(KIND)),
             };
             match observes {
@@ -147,7 +154,7 @@ impl Running {
             }
         })?;
         if has_started {
-            return Ok(Ok(Running(guard)));
+            return Ok(Ok(RunningTool(guard)));
         }
         let mut why = String::new();
         if let Some(mut errors) = guard.child().stderr.take() {

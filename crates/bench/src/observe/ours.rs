@@ -1,4 +1,4 @@
-//! What counting, timing or showing a hit inside the process costs.
+//! What it costs to count, time or record a hit inside the process.
 
 use std::time::{Duration, Instant};
 
@@ -27,12 +27,12 @@ impl Cost {
         self.bare.median() as f64
     }
 
-    /// Returns what observing adds to it, in picoseconds.
+    /// Returns what observing adds to the cost of a hit, in picoseconds.
     pub(super) fn adds(&self) -> f64 {
         self.observed.median() as f64 - self.bare()
     }
 
-    fn push(&mut self, events: &Events) {
+    fn add_events(&mut self, events: &Events) {
         self.shown += events.events.len() as u64;
         self.dropped += events.dropped;
     }
@@ -40,7 +40,7 @@ impl Cost {
 
 /// The costs in a row of the table.
 #[derive(Default)]
-pub(super) struct Ours {
+pub(super) struct OwnCosts {
     pub(super) count: Cost,
     pub(super) latency: Cost,
     pub(super) watch: Cost,
@@ -48,8 +48,8 @@ pub(super) struct Ours {
     pub(super) watch_string: Cost,
 }
 
-pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Result<Ours> {
-    let mut ours = Ours::default();
+pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Result<OwnCosts> {
+    let mut ours = OwnCosts::default();
     for _ in 0..rounds {
         for (kind, cost) in [
             (Kind::Silent, &mut ours.watch),
@@ -61,7 +61,7 @@ pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Re
         }
         let latency = Observation::new().time("start", "stop");
         compare(work, target, Kind::Pair, &latency, &mut ours.latency)?;
-        // Last, because what other tools add is compared with it.
+        // Last, so that the other tools, which are compared with it, are measured right after it.
         let kind = Kind::Silent;
         let count = Observation::new().count(Selector::name(kind.probe()));
         compare(work, target, kind, &count, &mut ours.count)?;
@@ -77,20 +77,20 @@ fn compare(
     observation: &Observation,
     cost: &mut Cost,
 ) -> Result<()> {
-    work.only(kind);
+    work.run_only(kind);
     cost.bare.push(work.sample()?.cpu_ps);
     let mut observer = target.observe(observation, Options::default())?;
     let sample = work.sample_while(|until| drain(&mut observer, until, cost))?;
     cost.observed.push(sample.cpu_ps);
-    cost.push(&observer.remove()?.events);
+    cost.add_events(&observer.remove()?.events);
     Ok(())
 }
 
-/// Reads events until `until`, as often as a reader would that wants to lose few.
+/// Reads events until the time `until`, as often as a reader does that must lose only few of them.
 fn drain(observer: &mut Observer, until: Instant, cost: &mut Cost) -> Result<()> {
     while let Some(left) = until.checked_duration_since(Instant::now()) {
         let events = observer.events()?;
-        cost.push(&events);
+        cost.add_events(&events);
         if events.events.is_empty() {
             std::thread::sleep(left.min(PAUSE));
         }

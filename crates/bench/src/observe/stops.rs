@@ -6,15 +6,15 @@ use crate::document::{Table, median_max};
 use crate::failure::Result;
 use crate::prepare::{self, Program};
 use crate::spin::Spin;
-use crate::stop_time::Gaps;
+use crate::stop_time::MeasuredStops;
 
 const SITES: [u64; 3] = [10, 1_000, 10_000];
 
-/// The stops of a program with that number of sites.
+/// How long a program with `sites` sites was stopped.
 pub(crate) struct Stops {
     pub(crate) sites: u64,
-    pub(crate) install: Gaps,
-    pub(crate) remove: Gaps,
+    pub(crate) install: MeasuredStops,
+    pub(crate) remove: MeasuredStops,
 }
 
 pub(crate) fn measure(programs: &[Program], rounds: usize) -> Result<Vec<Stops>> {
@@ -23,13 +23,13 @@ pub(crate) fn measure(programs: &[Program], rounds: usize) -> Result<Vec<Stops>>
         let program = prepare::with_sites(programs, sites)?;
         let mut spin = Spin::start(&program.path)?;
         let target = Target::open(spin.pid())?;
-        let (mut install, mut remove) = <(Gaps, Gaps)>::default();
+        let (mut install, mut remove) = <(MeasuredStops, MeasuredStops)>::default();
         let observation = Observation::new().count(Selector::All);
         for _ in 0..rounds {
             let (mut observer, gap) =
-                spin.watch(|| Ok(target.observe(&observation, Options::default())?))?;
+                spin.longest_gap_during(|| Ok(target.observe(&observation, Options::default())?))?;
             install.push(observer.stopped(), gap);
-            let (observed, gap) = spin.watch(|| Ok(observer.remove()?))?;
+            let (observed, gap) = spin.longest_gap_during(|| Ok(observer.remove()?))?;
             remove.push(observed.stopped, gap);
         }
         Ok(Stops {

@@ -62,7 +62,7 @@ impl Workload {
         let talker = Talker::start_with(file, [threads.to_string()]);
         let kind = Kind::Silent;
         let mut work = Workload { talker, kind };
-        work.only(kind);
+        work.run_only(kind);
         work
     }
 
@@ -71,7 +71,7 @@ impl Workload {
     }
 
     /// Makes its threads execute only this kind.
-    pub(super) fn only(&mut self, kind: Kind) {
+    pub(super) fn run_only(&mut self, kind: Kind) {
         let (first, count) = kind.functions();
         self.talker.ask(&format!("only {first} {count}"), "only");
         self.kind = kind;
@@ -92,7 +92,7 @@ impl Workload {
     ) -> Result<Sample> {
         let (begun, before) = (Instant::now(), self.totals()?);
         something(begun + SAMPLE)?;
-        // With gdb, a hit may take longer than that.
+        // If gdb handles the hits, one hit may take longer than `SAMPLE`.
         let after = eventually("the target makes progress", || match self.totals() {
             Ok(after) => (after.0 > before.0).then_some(Ok(after)),
             Err(failure) => Some(Err(failure)),

@@ -1,6 +1,6 @@
-//! Probes switched from within while other threads execute their sites without a pause, and while
-//! other threads and tools switch them too: with code written through /proc/self/mem, and by
-//! replacing the page that it is on.
+//! A program switches its own probes while other threads execute their sites without a pause, and
+//! while other threads and tools switch them too. The program changes its code in two ways: it
+//! writes through /proc/self/mem, or it replaces the page that holds the code.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use probes_lib::State::Disabled;
 use probes_lib::{Action, Actions, Selector, State};
 use test_support::{eventually, fixture};
 
-use crate::own::{Library, Own};
+use crate::own::{Library, SelfSwitching};
 
 const OFF: (State, u16) = (Disabled, 0);
 
@@ -22,27 +22,28 @@ fn busy() -> MutexGuard<'static, ()> {
 }
 
 /// Programs that change their code in either way.
-fn both_ways() -> impl Iterator<Item = Own> {
-    let by_page = Own::forms(Library::Shared).map(|mut own| {
+fn both_ways() -> impl Iterator<Item = SelfSwitching> {
+    let by_page = SelfSwitching::forms(Library::Shared).map(|mut own| {
         own.command("forbid-code");
         let before = mappings_of_code(&own);
         own.command("enable-all");
         own.command("disable-all");
-        // The kernel does not join the mappings again.
+        // The kernel does not merge a replaced page with its neighbours: there are more mappings.
         assert!(mappings_of_code(&own) > before);
         own
     });
-    Own::forms(Library::Shared).chain(by_page)
+    SelfSwitching::forms(Library::Shared).chain(by_page)
 }
 
-fn mappings_of_code(own: &Own) -> usize {
+fn mappings_of_code(own: &SelfSwitching) -> usize {
     let maps = fs::read_to_string(format!("/proc/{}/maps", own.talker.pid())).unwrap();
     maps.lines().filter(|line| line.contains(" r-xp ")).count()
 }
 
-/// Its threads run on, no site is on, and it exits with success.
-fn assert_running(mut own: Own) {
-    let rounds = |own: &mut Own| -> Vec<u64> {
+/// Asserts that the threads of the program run on and that no site is on; then ends the program,
+/// which must exit with success.
+fn assert_runs_on_and_exits(mut own: SelfSwitching) {
+    let rounds = |own: &mut SelfSwitching| -> Vec<u64> {
         let report = own.ask("report");
         let rounds = report.split_ascii_whitespace().skip(1);
         rounds.map(|count| count.parse().unwrap()).collect()
@@ -66,26 +67,26 @@ fn threads_run_on_while_their_sites_are_switched() {
     for mut own in both_ways() {
         own.command("spin 8");
         assert_eq!(own.ask("toggle 250 1"), "toggled 0 0");
-        assert_running(own);
+        assert_runs_on_and_exits(own);
     }
 }
 
-// promise: Own probes: Threads of one program that switch the same probes all count (4 × 800
-//    updates, both ways)
+// promise: Own probes: If threads of one program switch the same probes, each of their updates is
+//    counted (4 × 800 updates, both ways)
 #[test]
-fn threads_switching_the_same_probes_all_count() {
+fn updates_by_several_threads_all_take_effect() {
     let _busy = busy();
     for mut own in both_ways() {
         own.command("spin 2");
         assert_eq!(own.ask("toggle 100 4"), "toggled 0 0");
-        assert_running(own);
+        assert_runs_on_and_exits(own);
     }
 }
 
-// promise: Own probes: Tools that switch the same probes from outside, with and without a stop, all
-//    count (4 × 600 and 100, both ways)
+// promise: Own probes: If tools switch the same probes from outside, with and without a stop, each
+//    update is counted (4 × 600 updates from inside and 100 from outside, both ways)
 #[test]
-fn tools_outside_switching_the_same_probes_all_count() {
+fn updates_by_outside_tools_all_take_effect() {
     const UPDATES: usize = 50;
     let _busy = busy();
     let all = |action| Actions::of(action, Selector::All);
@@ -98,14 +99,14 @@ fn tools_outside_switching_the_same_probes_all_count() {
         }
         let answer = own.talker.expect("toggled");
         assert!(answer.starts_with("toggled 0 "), "{answer}");
-        assert_running(own);
+        assert_runs_on_and_exits(own);
     }
 }
 
 // promise: Own probes: An object that is loaded and unloaded all the time is never written to by
 //    mistake (4 × 600 updates, both ways)
 #[test]
-fn loading_and_unloading_objects_are_never_written_wrongly() {
+fn objects_that_come_and_go_are_never_corrupted() {
     let _busy = busy();
     let plugin = fixture("objects/plugin.so");
     for mut own in both_ways() {
@@ -147,7 +148,7 @@ fn no_page_is_ever_writable_and_executable() {
             assert!(watcher.join().unwrap() > 100);
         });
         assert_eq!(code(), before);
-        assert_running(own);
+        assert_runs_on_and_exits(own);
     }
 }
 

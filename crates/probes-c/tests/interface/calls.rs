@@ -7,7 +7,7 @@ use probes_lib::State::{Disabled, Enabled, Inconsistent};
 use test_support::process::{Image, descriptors, poke, settle};
 use test_support::{Guard, Talker, eventually};
 
-use crate::own::{Library, Own, programs};
+use crate::own::{Library, SelfSwitching, programs};
 
 const OFF: (probes_lib::State, u16) = (Disabled, 0);
 const ON: (probes_lib::State, u16) = (Enabled, 1);
@@ -16,7 +16,7 @@ const ON: (probes_lib::State, u16) = (Enabled, 1);
 //    enabling and disabling (4)
 #[test]
 fn program_switches_its_own_probes_with_either_library() {
-    let forms = Own::forms(Library::Shared).chain(Own::forms(Library::Static));
+    let forms = SelfSwitching::forms(Library::Shared).chain(SelfSwitching::forms(Library::Static));
     for mut own in forms {
         settle(own.talker.pid());
         let before = Image::of(own.talker.pid()).text();
@@ -46,7 +46,7 @@ fn program_switches_its_own_probes_with_either_library() {
 
 #[test]
 fn impossible_calls_fail_and_change_nothing() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         for (line, message) in [
             (
                 "enable pang",
@@ -77,7 +77,7 @@ fn impossible_calls_fail_and_change_nothing() {
 // promise: Own probes: A breakpoint on a site keeps its probe unchanged (2)
 #[test]
 fn breakpoint_on_a_site_keeps_its_probe_unchanged() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         let states = own.target.states().unwrap();
         let site = states.probe("ping").unwrap().sites().next().unwrap();
         poke(own.talker.pid(), site.address.0 + 1, &[0xcc]);
@@ -92,7 +92,7 @@ fn breakpoint_on_a_site_keeps_its_probe_unchanged() {
 
 #[test]
 fn half_an_update_is_repaired_by_set() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         let states = own.target.states().unwrap();
         let site = states.probe("ping").unwrap().sites().next().unwrap();
         poke(own.talker.pid(), site.address.0 + 1, &[0xe8]);
@@ -113,14 +113,13 @@ fn half_an_update_is_repaired_by_set() {
 // promise: Own probes: A child process is distinct from its parent: neither changes the other (2)
 #[test]
 fn child_and_parent_do_not_change_each_other() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         let pid = own.talker.pid();
         let refusal = own.ask("fork");
         assert!(
-            refusal.contains(&format!("process {pid} cannot be changed from process "))
-                && refusal.ends_with(
-                    ": that is a child of it, and has to open itself; nothing was changed"
-                ),
+            refusal.contains(&format!(
+                "process {pid} cannot be changed from its child, process "
+            )) && refusal.ends_with(", which has to open itself; nothing was changed"),
             "{refusal}"
         );
         assert_eq!(own.talker.expect("child hits"), "child hits ping=3 pong=1");
@@ -137,7 +136,7 @@ fn child_and_parent_do_not_change_each_other() {
 // promise: Own probes: A program under a debugger switches its probes (2)
 #[test]
 fn program_under_a_debugger_switches_its_probes() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         let pid = own.talker.pid();
         let mut gdb = Command::new("gdb");
         gdb.args(["-q", "-nx", "-p", &pid.to_string(), "-ex", "continue"]);
@@ -157,7 +156,7 @@ fn program_under_a_debugger_switches_its_probes() {
 // promise: Own probes: A thousand updates leave no descriptor and no mapping (2 × 1,000 updates)
 #[test]
 fn thousand_updates_leave_nothing_behind() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         assert_eq!(own.ask("toggle 1 1"), "toggled 0 0");
         let before = descriptors(own.talker.pid());
         let maps = maps_of_code(own.talker.pid());
@@ -177,7 +176,7 @@ fn maps_of_code(pid: i32) -> Vec<String> {
 // promise: Own probes: Without /proc, the call fails with that reason (2)
 #[test]
 fn missing_proc_is_reported() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         own.command("forbid-open");
         assert!(own.ask("enable ping").ends_with("; nothing was changed"));
         let answer = own.ask("open");
@@ -226,7 +225,7 @@ fn program_with_another_pid_in_proc_switches_probes() {
         }
         assert_eq!(talker.ask("states", ""), "states ping=1/1 pong=0/0");
         assert_eq!(talker.ask("run", ""), "hits ping=3 pong=0");
-        talker.hang_up();
+        talker.close_input();
         assert!(talker.guard().wait().success());
     }
 }
@@ -234,7 +233,7 @@ fn program_with_another_pid_in_proc_switches_probes() {
 // promise: Own probes: A program whose first thread has exited switches its probes (2)
 #[test]
 fn program_without_first_thread_switches_its_probes() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         own.talker.ask("leave", "ready");
         own.command("enable-all");
         own.assert_states(ON, ON);
@@ -250,7 +249,7 @@ fn program_without_first_thread_switches_its_probes() {
 //    (2)
 #[test]
 fn sealed_code_is_switched_through_proc_mem_only() {
-    for mut own in Own::forms(Library::Shared) {
+    for mut own in SelfSwitching::forms(Library::Shared) {
         let is_sealed = own.ask("seal") == "done";
         own.command("enable-all");
         own.command("disable-all");

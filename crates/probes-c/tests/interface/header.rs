@@ -13,17 +13,17 @@ fn header_equals_the_one_generated_from_the_source() {
         .with_src(folder.join("src/abi.rs"))
         .generate()
         .unwrap();
-    let mut now = Vec::new();
-    made.write(&mut now);
-    let now = String::from_utf8(now).unwrap();
+    let mut generated = Vec::new();
+    made.write(&mut generated);
+    let generated = String::from_utf8(generated).unwrap();
     let header = folder.join("include/probes.h");
     if env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&header, &now).unwrap();
+        fs::write(&header, &generated).unwrap();
     }
     let committed = fs::read_to_string(&header).unwrap();
     assert!(
-        committed == now,
-        "not as in {}; UPDATE_GOLDEN=1 writes what it is now:\n{now}",
+        committed == generated,
+        "not as in {}; UPDATE_GOLDEN=1 writes what it is now:\n{generated}",
         header.display()
     );
 }

@@ -1,4 +1,5 @@
-//! `ocaml/probes_self`: services in OCaml that switch their own probes (`test-programs/own`).
+//! Tests of `ocaml/probes_self`, with services in OCaml that switch their own probes
+//! (`test-programs/own`).
 
 use std::process::Command;
 
@@ -8,10 +9,10 @@ use probes_lib::{State, Target};
 use test_support::process::{Image, settle};
 use test_support::{Talker, eventually, output, program_forms};
 
-use crate::own::beside;
+use crate::own::path_beside_tests;
 
 fn services() -> impl Iterator<Item = Talker> {
-    let library = beside("libprobes.so");
+    let library = path_beside_tests("libprobes.so");
     let programs = program_forms("own/own").into_iter();
     programs.map(move |program| Talker::start_with(&program, [&library]))
 }
@@ -89,9 +90,10 @@ fn each_function_does_what_its_documentation_says() {
     }
 }
 
-// promise: Own probes: OCaml threads that switch the same probes all count (2 × 400 updates)
+// promise: Own probes: If OCaml threads switch the same probes, every update counts (2 × 400
+//    updates)
 #[test]
-fn ocaml_threads_switching_the_same_probes_all_count() {
+fn updates_by_several_ocaml_threads_all_take_effect() {
     for mut service in services() {
         service.ask("threads 4", "done");
         let states = service.ask("states", "states");
@@ -100,11 +102,14 @@ fn ocaml_threads_switching_the_same_probes_all_count() {
 }
 
 #[test]
-fn child_of_a_service_is_not_its_parent() {
+fn forked_child_does_not_switch_its_parents_probes() {
     for mut service in services() {
         let refusal = service.ask("fork", "child ");
-        assert!(refusal.contains(" is a child of "), "{refusal}");
-        // Of the child, which has switched its own probe.
+        assert!(
+            refusal.contains(" cannot be changed from its child, "),
+            "{refusal}"
+        );
+        // The child has switched its own probe, and printed this.
         service.expect("probe request 1");
         service.expect("done");
         let states = service.ask("states", "states");

@@ -16,21 +16,21 @@ pub(crate) enum Library {
 }
 
 /// A running `own`.
-pub(crate) struct Own {
+pub(crate) struct SelfSwitching {
     pub(crate) talker: Talker,
     /// The same process, seen from here.
     pub(crate) target: Target,
     _folder: Scratch,
 }
 
-impl Own {
+impl SelfSwitching {
     /// In both forms, linked with `library`, with its probes opened.
-    pub(crate) fn forms(library: Library) -> impl Iterator<Item = Own> {
+    pub(crate) fn forms(library: Library) -> impl Iterator<Item = SelfSwitching> {
         programs(library).map(move |folder| {
             let mut talker = Talker::start(&folder.file("own"));
             assert_eq!(talker.ask("open", ""), "done");
             let target = Target::open(talker.pid()).unwrap();
-            Own {
+            SelfSwitching {
                 talker,
                 target,
                 _folder: folder,
@@ -49,9 +49,9 @@ impl Own {
         assert_eq!(self.ask(line), "done", "{line}");
     }
 
-    /// The hits of `ping` and `pong` if all sites are executed once.
+    /// The hits that executing all sites once adds to `ping` and `pong`.
     pub(crate) fn run(&mut self) -> (u64, u64) {
-        let hits = |own: &mut Own| BTreeMap::from_iter(own.talker.hits());
+        let hits = |own: &mut SelfSwitching| BTreeMap::from_iter(own.talker.hits());
         let before = hits(self);
         let after = hits(self);
         (
@@ -92,7 +92,7 @@ impl Own {
 
     /// Closes its input, and asserts that it exits with success.
     pub(crate) fn end(mut self) {
-        self.talker.hang_up();
+        self.talker.close_input();
         assert!(self.talker.guard().wait().success());
     }
 }
@@ -107,7 +107,7 @@ pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
 }
 
 /// A file that cargo has built before this binary, beside it.
-pub(crate) fn beside(name: &str) -> PathBuf {
+pub(crate) fn path_beside_tests(name: &str) -> PathBuf {
     let file = env::current_exe().unwrap().with_file_name(name);
     assert!(file.exists(), "no {}", file.display());
     file
@@ -126,13 +126,13 @@ fn build(program: &Path, form: &str, library: Library) {
     gcc.args(["target.c", "few_sites.S", "wrapper.S"].map(|file| fixtures.join(file)));
     match library {
         Library::Shared => {
-            let library = beside("libprobes.so");
+            let library = path_beside_tests("libprobes.so");
             let folder = library.parent().unwrap();
             gcc.arg(format!("-Wl,-rpath,{}", folder.display()));
             gcc.arg(library);
         }
         Library::Static => {
-            gcc.arg(beside("libprobes.a"));
+            gcc.arg(path_beside_tests("libprobes.a"));
         }
     }
     gcc.args(["-lpthread", "-ldl", "-lm"]);

@@ -13,8 +13,8 @@
      spin N               N threads that execute all sites without a pause
      churn PATH           a thread that loads an object, runs it and unloads it without a pause
      set-on NAME, set-off NAME
-                          the same, by probes_set()
-     set N                sets all on and off N times, and answers like `toggle`
+                          like `enable NAME` and `disable NAME`, but by probes_set()
+     set N                like `toggle N 1`, but by probes_set_all()
      toggle N T           T threads, each of which switches all on and off N times; answers
                           `toggled FAILED WAITED`: how often it failed, and, not counted there, how often
                           another update held the lock for too long

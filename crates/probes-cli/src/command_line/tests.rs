@@ -25,7 +25,7 @@ fn actions(line: &str) -> String {
 }
 
 #[test]
-fn comma_lists_of_both_sides_add_up() {
+fn comma_lists_and_repeated_flags_add_up() {
     let expected = Actions::new()
         .enable(Selector::name("a"))
         .enable(Selector::name("b"))
@@ -36,7 +36,7 @@ fn comma_lists_of_both_sides_add_up() {
 }
 
 #[test]
-fn force_combines_with_every_family() {
+fn force_combines_with_every_way_of_selecting() {
     for family in [
         "-enable a -disable b",
         "-enable-all",
@@ -49,7 +49,7 @@ fn force_combines_with_every_family() {
 }
 
 #[test]
-fn two_families_are_refused() {
+fn two_ways_of_selecting_are_refused() {
     let families = [
         "-enable=a",
         "-enable-all",

@@ -4,33 +4,34 @@ use std::time::Duration;
 
 use probes_lib::{Actions, Effect, Options, ProbeChange, Report, Target};
 
-use super::changes::{answer, answer_undone};
+use super::changes::{print_changes, print_undone};
 use super::failures::Failures;
 use super::follow;
 use super::open_target::describe;
-use super::restore::{refuse_leftovers, restore};
+use super::undo::{fail_unless_all_undone, undo_changes};
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags, RequiredActionFlags, TargetSelection, duration};
 use crate::say::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 const HELP: &str = "\
-Prints what was changed, in plain format as a line for each probe, in that order:
+Prints what was changed; in plain format as a line for each probe, in the order of the changes:
     NAME BEFORE -> AFTER, N sites
 with its counter before and after, and how many of its sites were switched. -force repairs probes
 that `info` calls inconsistent. Of several processes, all are checked before the first is changed, and
 each line begins with the PID.
 
 With -live one byte of code is changed at a time while the process runs, which also works where it
-cannot be stopped: under a debugger, or busy in the kernel. With -for it waits, and then subtracts from
-each counter what it has added, or sooner on Ctrl-C, SIGTERM and SIGHUP (unless they were ignored
-from the start, as by nohup); what others have changed meanwhile stays. It prints that as well.
+cannot be stopped: under a debugger, or busy in the kernel. With -for it waits that long, or until
+Ctrl-C, SIGTERM or SIGHUP (unless they were ignored from the start, as by nohup), and then subtracts
+from each counter what it has added; what others have changed meanwhile stays. It also prints what was
+undone.
 
 With -follow it stays, tracing the processes, what they start, and the programs that these execute,
 until all have exited, or Ctrl-C or SIGTERM; probes then stay as they are. Names that another program
 or a library does not have are skipped there; processes without probes (a shell) are detached, and what
-they start is not followed. Names that a process itself does not have are warned of. -v reports what
-happens.
+they start is not followed. A name that an attached process itself does not have gives a
+warning. -v reports what happens.
 
 RE is an extended regular expression, as in grep -E.
 
@@ -96,14 +97,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = args.duration.map(|_| TerminationSignals::block());
     let signals = signals.transpose()?;
-    let mut answered = Ok(());
+    let mut printed = Ok(());
     let mut changed = Vec::with_capacity(targets.len());
     for target in &targets {
         let report = target.update_with(&actions, options);
         if let Some(report) = failures.record(target.pid(), report) {
             let messages = failures.messages(report.pid);
-            let several = failures.several();
-            answered = answered.and(answer(args.output.format, messages, &report, several));
+            let names_process = failures.names_process();
+            printed = printed.and(print_changes(
+                args.output.format,
+                messages,
+                &report,
+                names_process,
+            ));
             changed.push((target, report));
         }
     }
@@ -113,14 +119,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             messages.note("nothing was changed, and there is nothing to undo");
         } else {
             let waited = wait(&signals, &changed, duration, &messages);
-            // Whatever has failed so far.
-            answered = answered.map_err(Failure::after_undoing);
-            answered = answered.and(undo(args, &changed, &signals, &mut failures));
+            // The changes are undone, whatever has failed so far.
+            printed = printed.map_err(Failure::after_undoing);
+            printed = printed.and(undo(args, &changed, &signals, &mut failures));
             waited?;
         }
     }
     failures.finish("the others were changed")?;
-    answered
+    printed
 }
 
 /// Opens all processes, and, if there are several, checks what is to be done to each.
@@ -132,7 +138,7 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
         } else {
             Target::open(pid)
         };
-        let opened = opened.map_err(|error| error.leaving(Effect::NothingChanged));
+        let opened = opened.map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
         match opened {
             Err(error) if args.selection.has_exited_since(pid, &error) => {}
             opened => targets.extend(failures.record(pid, opened)),
@@ -169,7 +175,7 @@ fn wait(
     Ok(())
 }
 
-/// Undoes the changes in every process, then answers what was undone.
+/// Undoes the changes in every process, then prints what was undone.
 fn undo(
     args: &Args,
     changed: &[(&Target, Report)],
@@ -179,21 +185,26 @@ fn undo(
     let mut all_undone = Vec::with_capacity(changed.len());
     for (target, report) in changed {
         let messages = failures.messages(report.pid);
-        match restore(target, report, args.options(), signals, &messages) {
+        match undo_changes(target, report, args.options(), signals, &messages) {
             Ok(undone) => all_undone.extend(undone.map(|undone| (report, undone))),
             Err(failure) => failures.add(report.pid, failure),
         }
     }
-    let mut answered = Ok(());
+    let mut printed = Ok(());
     for (report, undone) in &all_undone {
         let messages = failures.messages(undone.pid);
-        let several = failures.several();
-        answered = answered.and(answer_undone(args.output.format, messages, undone, several));
-        if let Err(failure) = refuse_leftovers(report, undone) {
+        let names_process = failures.names_process();
+        printed = printed.and(print_undone(
+            args.output.format,
+            messages,
+            undone,
+            names_process,
+        ));
+        if let Err(failure) = fail_unless_all_undone(report, undone) {
             failures.add(report.pid, failure);
         }
     }
-    answered
+    printed
 }
 
 /// Whether anything has changed.

@@ -8,19 +8,21 @@ use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open, sources};
 use super::redraw::RedrawnTable;
 use crate::failure::Failure;
-use crate::flags::{Checked, OneProcess, OutputFlags, ProbeFlags, Until, duration};
-use crate::output::{self, Counted, Format};
+use crate::flags::{
+    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, duration,
+};
+use crate::output::{self, CountReport, Format};
 use crate::say::{self, InterruptibleStdout, Next};
 
 const HELP: &str = "\
-Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. In the end
-(the time is over, Ctrl-C, or the process exits) it removes the instrumentation and prints, in plain
-format,
+Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. When the
+duration is over, on Ctrl-C, or when the process exits, it removes the instrumentation and prints, in
+plain format,
     HITS RATE NAME
 most hits first, with hits a second; with -sites,
     HITS RATE NAME ADDRESS FUNCTION FILE:LINE
-With -interval it also prints the new hits each time, in lines that begin with the seconds so far; on a
-terminal, it redraws a table. With -json each time is one line.
+With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
+far; on a terminal, it redraws a table. With -json there is one line for each interval.
 
 If it is killed, the process goes on counting, which does no harm: `info` reports it, and the next count
 removes the instrumentation.";
@@ -37,10 +39,14 @@ pub(crate) struct Args {
     #[arg(long)]
     sites: bool,
     #[command(flatten)]
-    until: Until,
-    /// Show what is new every 1s; on a terminal, always, all so far
+    until: DurationFlag,
+    #[command(flatten)]
+    take_over: TakeOver,
+    /// Show the new hits every DURATION; on a terminal, all hits so far
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
+    #[command(flatten)]
+    risk: RiskFlags,
     #[command(flatten)]
     output: Checked<OutputFlags>,
 }
@@ -50,7 +56,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let target = open(args.process.pid, &messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::count);
-    let active = ActiveObservation::begin(&target, &observation, args.until.duration, messages)?;
+    let active = ActiveObservation::begin(
+        &target,
+        &observation,
+        args.risk.options(args.take_over.options()),
+        args.until.duration,
+        messages,
+    )?;
     let mut counting = Counting::new(args, &target);
     let outcome = active.run(
         counting.display.read_interval(),
@@ -59,9 +71,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     )?;
     let total = match outcome.observed {
         Some(observed) => Some((observed.counts, outcome.lasted)),
-        None => counting.last.take(),
+        None => outcome.last.or_else(|| counting.last.take()),
     };
-    if let Some((counts, lasted)) = total.filter(|_| outcome.is_read) {
+    if let Some((counts, lasted)) = total.filter(|_| outcome.stdout_was_read) {
         counting.show_total(&counts, lasted)?;
     }
     outcome.failure.map_or(Ok(()), Err)
@@ -107,7 +119,8 @@ impl<'t> Counting<'t> {
         Ok(next)
     }
 
-    /// Shows the hits since the last time; redrawn, all hits, and the rates since the last time.
+    /// Shows the hits since the last time; in the redrawn table, all hits so far, and the rates
+    /// since the last time.
     fn show(
         &mut self,
         counts: &Counts,
@@ -116,17 +129,17 @@ impl<'t> Counting<'t> {
     ) -> Result<Next, Failure> {
         let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
         let last = self.last.as_ref().map(|(counts, _)| counts);
-        let counted = Counted::new(self.target, counts, &self.sources);
+        let counted = CountReport::new(self.target, counts, &self.sources);
         if self.display.is_redrawn {
-            let table = counted.lately(last, at - since).table();
+            let table = counted.with_rates_since(last, at - since).table();
             return self.table.redraw(&table, stdout);
         }
-        let counted = counted.since(last, at - since).at(at);
+        let counted = counted.hits_since(last, at - since).at(at);
         stdout.write(&output::counted(self.format, &counted)?)
     }
 
     fn show_total(&self, counts: &Counts, lasted: Duration) -> Result<(), Failure> {
-        let counted = Counted::new(self.target, counts, &self.sources).since(None, lasted);
+        let counted = CountReport::new(self.target, counts, &self.sources).hits_since(None, lasted);
         let text = output::counted(self.format, &counted)?;
         say::print(&(self.table.erase_sequence() + &text))
     }

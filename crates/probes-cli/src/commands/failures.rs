@@ -4,34 +4,36 @@ use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::say::Messages;
 
-/// Which of several processes failed; the failure of a single one is that of the command.
+/// The failures of the processes that a command works on. If it works on a single process, the
+/// failure of that process is the failure of the command.
 pub(super) struct Failures {
     total: usize,
     /// Whether messages and answers say which process they are about.
-    several: bool,
+    names_process: bool,
     messages: Messages,
     list: Vec<Failure>,
 }
 
 impl Failures {
-    /// Processes that a name selects are several even if it is one: what is printed has one form.
+    /// Processes that are selected by name are named even if there is only one: so what is
+    /// printed has the same form for any number of processes.
     pub(super) fn new(selection: &TargetSelection, total: usize, messages: Messages) -> Failures {
         Failures {
             total,
-            several: total > 1 || selection.is_by_name(),
+            names_process: total > 1 || selection.is_by_name(),
             messages,
             list: Vec::new(),
         }
     }
 
     /// Whether messages and answers say which process they are about.
-    pub(super) fn several(&self) -> bool {
-        self.several
+    pub(super) fn names_process(&self) -> bool {
+        self.names_process
     }
 
     /// The messages about one of the processes.
     pub(super) fn messages(&self, pid: i32) -> Messages {
-        if self.several {
+        if self.names_process {
             self.messages.about(pid)
         } else {
             self.messages
@@ -40,13 +42,13 @@ impl Failures {
 
     /// Records a failure. One of several is reported at once, because the others may take long.
     pub(super) fn add(&mut self, pid: i32, failure: Failure) {
-        if self.several {
+        if self.names_process {
             self.messages(pid).failure(&failure);
         }
         self.list.push(failure);
     }
 
-    /// Records an error, or returns what there is without one.
+    /// Returns the value of `result`, or records its error and returns `None`.
     pub(super) fn record<T>(&mut self, pid: i32, result: probes_lib::Result<T>) -> Option<T> {
         match result {
             Ok(result) => Some(result),
@@ -57,21 +59,23 @@ impl Failures {
         }
     }
 
-    /// Fails if one has failed; `others` says what became of the others, if there are any.
+    /// Fails if any process has failed; `others` says what became of the processes that have not
+    /// failed, and is left out if there are none.
     pub(super) fn finish(&mut self, others: &'static str) -> Result<(), Failure> {
         let all_failed = self.list.len() >= self.total;
         self.finish_all(if all_failed { "" } else { others })
     }
 
-    /// Fails if one has failed; `rest` says what became of all.
-    pub(super) fn finish_all(&mut self, rest: &'static str) -> Result<(), Failure> {
+    /// Same as [`Failures::finish`], but `outcome` says what became of all processes, and is used
+    /// even if all have failed.
+    pub(super) fn finish_all(&mut self, outcome: &'static str) -> Result<(), Failure> {
         match self.list.len() {
             0 => Ok(()),
-            1 if !self.several => Err(self.list.remove(0)),
+            1 if !self.names_process => Err(self.list.remove(0)),
             failed => Err(Failure::Several {
                 failed,
                 total: self.total,
-                rest,
+                outcome,
             }),
         }
     }

@@ -10,7 +10,7 @@ use probes_lib::{Actions, Follow, FollowEvent, Follower, Options, Target};
 use super::changes;
 use crate::failure::Failure;
 use crate::flags::OutputOptions;
-use crate::hint::Subject;
+use crate::hint::Operand;
 use crate::say::Messages;
 use crate::signals::{TerminationSignals, block_all};
 
@@ -24,27 +24,27 @@ pub(super) fn attached(
     let messages = output.messages;
     let (first, count) = (targets[0].pid(), targets.len());
     let signals = TerminationSignals::block()?;
-    // While this process is stopped, those that it follows wait.
+    // No signal may stop this process: while it is stopped, those that it follows wait.
     block_all()?;
     let follow = Follow::start(targets, actions, options).map_err(Failure::of_process(first))?;
     let follow = stop_if_interrupted(signals, follow)?;
-    let mut answered = Ok(());
+    let mut printed = Ok(());
     let mut failures: Vec<Failure> = Vec::new();
-    // If a single one cannot be changed, its failure is that of the command.
-    let mut has_begun = count > 1;
+    // If the only target cannot be changed, its failure is that of the command: it is not reported before.
+    let mut reports_each_failure = count > 1;
     while let Some(event) = follow.next(Duration::MAX) {
         match event {
             FollowEvent::Set(report) => {
-                has_begun = true;
+                reports_each_failure = true;
                 let messages = messages.about(report.pid);
-                let printed = changes::answer(output.format, messages, &report, true);
-                if answered.is_ok() {
-                    answered = printed;
+                let result = changes::print_changes(output.format, messages, &report, true);
+                if printed.is_ok() {
+                    printed = result;
                 }
             }
             FollowEvent::Failed { pid, error } => {
                 let failure = Failure::of_process(pid)(error);
-                if has_begun {
+                if reports_each_failure {
                     messages.about(pid).failure(&failure);
                 }
                 failures.push(failure);
@@ -53,13 +53,13 @@ pub(super) fn attached(
         }
     }
     match failures.len() {
-        0 => answered,
-        1 if !has_begun => Err(failures.remove(0)),
+        0 => printed,
+        1 if !reports_each_failure => Err(failures.remove(0)),
         failed => Err(Failure::NotSet(failed)),
     }
 }
 
-/// `trace -follow`: what the process does that follows the program.
+/// `trace -follow`: the part that runs in the process that follows the program.
 pub(super) fn launched(
     mut follower: Follower,
     output: OutputOptions,
@@ -70,8 +70,8 @@ pub(super) fn launched(
     let follow = match follower.start() {
         Ok(follow) => stop_if_interrupted(signals, follow)?,
         Err(error) => {
-            // Before the other process learns of it, and exits.
-            messages.failure(&Failure::Target(Subject::Program(program), error));
+            // Said before the program's parent, the other process, learns of the error and exits.
+            messages.failure(&Failure::Target(Operand::Program(program), error));
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -79,14 +79,14 @@ pub(super) fn launched(
     while let Some(event) = follow.next(Duration::MAX) {
         match event {
             FollowEvent::Set(report) => {
-                let answered = if has_begun {
-                    changes::answer_set(output, &report)
+                let printed = if has_begun {
+                    changes::print_set(output, &report)
                 } else {
-                    changes::answer_started(output, &program, &report)
+                    changes::print_started(output, &program, &report)
                 };
                 has_begun = true;
-                // The probes are set whether that can be written or not.
-                if let Err(failure) = answered {
+                // The probes are set, whether the report can be written or not.
+                if let Err(failure) = printed {
                     messages.failure(&failure);
                 }
             }

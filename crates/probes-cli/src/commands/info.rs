@@ -1,7 +1,10 @@
 //! `info`: the state of every probe of processes, which are not stopped for it.
 
-use probes_lib::{Object, ProbeState, ProbeStates, State, Target};
+use std::time::Duration;
 
+use probes_lib::{CodeDigest, Object, ProbeState, ProbeStates, State, Target};
+
+use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
 use super::open_target::{describe, detail};
 use crate::failure::Failure;
@@ -9,16 +12,16 @@ use crate::flags::{Checked, OutputFlags, OutputOptions, TargetSelection};
 use crate::hint;
 use crate::output::{self, Listing};
 use crate::say::{self, Messages};
-use crate::text::few;
+use crate::text::join_first_few;
 
 const HELP: &str = "\
 In plain format, it prints a line for each probe, sorted by name: NAME enabled, NAME disabled, or, where
-counters and sites disagree, NAME inconsistent. With -sites, below each
+counters and sites disagree, NAME inconsistent. With -sites, below each name
     site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS VALUE
-with addresses in the process, and - where the file has no information. If a site does not hold the
-bytes of the file, they come after its state: foreign(90cc00000000). What belongs to a library or plugin
-comes after a line
+with addresses in the process; `-` stands for what the file does not tell. If a site holds other bytes
+than the file, these bytes come after its state: foreign(90cc00000000). What belongs to a library or
+plugin comes after a line
     in OBJECT
 
 With several processes, each line begins with the PID, and -json prints a line for each process. A
@@ -56,40 +59,68 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 messages: failures.messages(pid),
                 ..*args.output
             };
-            show(args.sites, output, &target, &states, failures.several())?;
+            let shown = Shown {
+                target: &target,
+                states: &states,
+                // If it has exited meanwhile, nothing is left to say of it.
+                digest: target.code_digest(&states).unwrap_or_default(),
+            };
+            shown.show(args.sites, output, failures.names_process())?;
         }
     }
     failures.finish("")
 }
 
-fn show(
-    sites: bool,
-    output: OutputOptions,
-    target: &Target,
-    states: &ProbeStates,
-    several: bool,
-) -> Result<(), Failure> {
-    describe(&output.messages, target);
-    let source_maps = states.objects().iter().map(Object::source_map);
-    let detail = detail(output, sites, source_maps);
-    let listing = Listing::of_process(target, states, &detail);
-    say::print(&output::listing(output.format, &listing, sites, several)?)?;
-    warn_of_inconsistent(&output.messages, target.pid(), states);
-    warn_of_observed(&output.messages, target.pid(), states.observed_sites());
-    Ok(())
+/// What is shown of one process.
+struct Shown<'s> {
+    target: &'s Target,
+    states: &'s ProbeStates,
+    digest: CodeDigest,
 }
 
-/// Says that sites are observed, by an observer that may have been killed.
-fn warn_of_observed(messages: &Messages, pid: i32, sites: usize) {
-    let are = match sites {
+impl Shown<'_> {
+    fn show(&self, sites: bool, output: OutputOptions, names_process: bool) -> Result<(), Failure> {
+        let (target, states) = (self.target, self.states);
+        describe(&output.messages, target);
+        let source_maps = states.objects().iter().map(Object::source_map);
+        let detail = detail(output, sites, source_maps);
+        let listing = Listing::of_process(target, states, self.digest, &detail);
+        say::print(&output::listing(
+            output.format,
+            &listing,
+            sites,
+            names_process,
+        )?)?;
+        warn_of_inconsistent(&output.messages, target.pid(), states);
+        say_who_observes(&output.messages, target.pid(), states);
+        warn_of_refused_closures(&output.messages, target.pid(), self.digest);
+        Ok(())
+    }
+}
+
+/// Says how many sites are observed, and by whom; warns if an observer was killed.
+fn say_who_observes(messages: &Messages, pid: i32, states: &ProbeStates) {
+    let sites_are = match states.observed_sites() {
         0 => return,
         1 => "1 site is".to_owned(),
         sites => format!("{sites} sites are"),
     };
-    messages.warning(
-        &format!("{are} observed, by an ocaml-probes that is running or was killed"),
-        &format!("if none is running, `ocaml-probes observe -clean -pid {pid}` removes its instrumentation"),
-    );
+    let why = match states.observer() {
+        Some(observer) if observer.is_alive => {
+            let age = humantime::format_duration(Duration::from_secs(observer.age.as_secs()));
+            messages.note(&format!("{sites_are} observed by {observer}, for {age}"));
+            return;
+        }
+        Some(observer) => {
+            format!("{sites_are} observed, but without an observer: left by {observer}")
+        }
+        None => {
+            format!("{sites_are} observed, by an earlier version that is running or was killed")
+        }
+    };
+    let hint =
+        format!("`ocaml-probes observe -clean -pid {pid}` removes what a killed one has left");
+    messages.warning(&why, &hint);
 }
 
 /// Names the probes whose counters and sites disagree.
@@ -103,7 +134,7 @@ fn warn_of_inconsistent(messages: &Messages, pid: i32, states: &ProbeStates) {
         [probe] => warn_of_one(messages, pid, probe),
         several => {
             let names: Vec<&str> = several.iter().map(ProbeState::name).collect();
-            let names = few(&names).unwrap_or_default();
+            let names = join_first_few(&names).unwrap_or_default();
             messages.warning(
                 &format!("counters and sites of {} probes disagree: {names}", several.len()),
                 &format!("`ocaml-probes attach -pid {pid} -force -enable-all` or `-force -disable-all` repairs all"),
@@ -113,14 +144,14 @@ fn warn_of_inconsistent(messages: &Messages, pid: i32, states: &ProbeStates) {
 }
 
 fn warn_of_one(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
-    let enabled = |on| {
+    let count_sites = |is_enabled| {
         probe
             .sites()
-            .filter(|site| site.enabled() == Some(on))
+            .filter(|site| site.enabled() == Some(is_enabled))
             .count()
     };
     let (name, counter) = (probe.name(), probe.counter());
-    let (on, off, sites) = (enabled(true), enabled(false), probe.site_count());
+    let (on, off, sites) = (count_sites(true), count_sites(false), probe.site_count());
     let foreign = match sites - on - off {
         0 => String::new(),
         foreign => format!(", {foreign} hold foreign bytes"),

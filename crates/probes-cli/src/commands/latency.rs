@@ -11,18 +11,21 @@ use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::open;
 use super::redraw::RedrawnTable;
 use crate::failure::Failure;
-use crate::flags::{Checked, OneProcess, OutputFlags, PairFlags, Until, duration};
+use crate::flags::{
+    Checked, DurationFlag, OneProcess, OutputFlags, PairFlags, RiskFlags, TakeOver, duration,
+};
 use crate::output::{self, Format, Latencies};
 use crate::say::{self, InterruptibleStdout, Next};
 
 const HELP: &str = "\
 Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
-of its thread that has not ended yet, so that pairs may be nested. In the end (the time is over,
-Ctrl-C, or the process exits) it removes the instrumentation and prints, in plain format,
+of its thread that has not ended yet, so that pairs may be nested. When the duration is over, on
+Ctrl-C, or when the process exits, it removes the instrumentation and prints, in plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
-in nanoseconds. STARTS and STOPS are hits without a match; LOST could not be timed: more than 64 starts
-waited in their thread, or there were more than a thousand threads. A table comes with a chart of the
-times in powers of two. With -interval each line begins with the seconds so far.
+in nanoseconds. STARTS and STOPS are the hits of START and of STOP that have no match. LOST are times
+that could not be measured, because more than 64 starts of a thread had not ended yet, or because there
+were more than a thousand threads. The table format also shows a histogram of the times, in classes
+that are powers of two. With -interval each line begins with the seconds so far.
 
 START and STOP may be the same: the times are then from each hit to the next.";
 
@@ -36,13 +39,17 @@ pub(crate) struct Args {
     #[command(flatten)]
     pairs: Checked<PairFlags>,
     #[command(flatten)]
-    until: Until,
-    /// Show all times so far every 1s; on a terminal, always
+    until: DurationFlag,
+    #[command(flatten)]
+    take_over: TakeOver,
+    /// Show all times so far every DURATION; on a terminal, 1s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
     /// Draw the times into FILE, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    risk: RiskFlags,
     #[command(flatten)]
     output: Checked<OutputFlags>,
 }
@@ -51,11 +58,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let messages = args.output.messages;
     let target = open(args.process.pid, &messages)?;
     // Before anything is changed, because it may fail.
-    let picture = args.svg.as_deref().map(Picture::create).transpose()?;
+    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let observation = args.pairs.iter().fold(Observation::new(), |all, pair| {
         all.time(&pair.start, &pair.stop)
     });
-    let active = ActiveObservation::begin(&target, &observation, args.until.duration, messages)?;
+    let active = ActiveObservation::begin(
+        &target,
+        &observation,
+        args.risk.options(args.take_over.options()),
+        args.until.duration,
+        messages,
+    )?;
     let format = args.output.format;
     let mut timing = Timing {
         target: &target,
@@ -67,18 +80,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let outcome = active.run(
         timing.display.read_interval(),
         |observer| observer.latencies(),
-        |latencies, stdout, at| timing.take(latencies, stdout, at),
+        |latencies, stdout, at| timing.show(latencies, stdout, at),
     )?;
     let total = match outcome.observed {
         Some(observed) => Some((observed.latencies, outcome.lasted)),
-        None => timing.last.take(),
+        None => outcome.last.or_else(|| timing.last.take()),
     };
     if let Some((latencies, lasted)) = total {
         let latencies = Latencies::new(&target, &latencies, lasted);
-        if let Some(picture) = picture {
-            picture.write(&latencies.picture())?;
+        if let Some(picture_file) = picture_file {
+            picture_file.write(&latencies.picture())?;
         }
-        if outcome.is_read {
+        if outcome.stdout_was_read {
             let text = output::latencies(format, &latencies)?;
             say::print(&(timing.table.erase_sequence() + &text))?;
         }
@@ -97,7 +110,8 @@ struct Timing<'t> {
 }
 
 impl Timing<'_> {
-    fn take(
+    /// Shows a reading if there is an interval, and keeps it.
+    fn show(
         &mut self,
         latencies: Vec<Latency>,
         stdout: &mut InterruptibleStdout,
@@ -118,18 +132,18 @@ impl Timing<'_> {
 }
 
 /// A file for a picture.
-struct Picture {
+struct PictureFile {
     path: PathBuf,
     file: File,
 }
 
-impl Picture {
-    fn create(path: &Path) -> Result<Picture, Failure> {
+impl PictureFile {
+    fn create(path: &Path) -> Result<PictureFile, Failure> {
         let path = path.to_owned();
-        // What was there stays until there is a new one.
+        // An existing file keeps its contents until there is a new picture.
         let mut file = OpenOptions::new();
         match file.write(true).create(true).truncate(false).open(&path) {
-            Ok(file) => Ok(Picture { path, file }),
+            Ok(file) => Ok(PictureFile { path, file }),
             Err(error) => Err(Failure::WriteFile(path, error)),
         }
     }

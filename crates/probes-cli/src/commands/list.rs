@@ -7,15 +7,15 @@ use probes_lib::{Linking, ProbeTable, SourceMap};
 use super::open_target::detail;
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags};
-use crate::hint::Subject;
+use crate::hint::Operand;
 use crate::output::{self, Listing};
 use crate::say;
 
 const HELP: &str = "\
-In plain format, it prints a name a line, sorted. With -sites, below each
+In plain format, it prints one name on each line, sorted. With -sites, below each name
     site ADDRESS FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS
-with addresses in the file, and - where the file has no information.";
+with addresses in the file; `-` stands for what the file does not tell.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = HELP)]
@@ -34,7 +34,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let file = &args.prog;
     let table = ProbeTable::read(file)
-        .map_err(|error| Failure::Target(Subject::File(file.clone()), error))?;
+        .map_err(|error| Failure::Target(Operand::File(file.clone()), error))?;
     let linking = match table.linking() {
         Linking::Fixed => "linked to fixed addresses",
         Linking::PositionIndependent => "position independent",

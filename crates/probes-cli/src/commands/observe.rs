@@ -1,19 +1,18 @@
 //! `observe -clean`: removes the instrumentation of an observer that was killed.
 
-use probes_lib::Options;
-
 use super::observe_loop::warn_of_still_mapped;
 use super::open_target::open;
 use crate::failure::Failure;
-use crate::flags::{Checked, OneProcess, OutputFlags};
+use crate::flags::{Checked, OneProcess, OutputFlags, RiskFlags, TakeOver};
 use crate::output;
 use crate::say;
 
 const HELP: &str = "\
 If count, latency, watch or top is killed, its instrumentation stays in the process, which does no harm.
-`info` reports it, and this removes it; so does the next count, latency, watch or top. In plain format,
-it prints how many sites were observed:
-    PID SITES";
+`info` reports it. This command removes it, and so does the next count, latency, watch or top. In plain
+format, this command prints how many sites were observed:
+    PID SITES
+The instrumentation of a command that still runs is removed only with -force.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes observe -clean -pid N [FLAGS]")]
@@ -22,9 +21,13 @@ it prints how many sites were observed:
 pub(crate) struct Args {
     #[command(flatten)]
     process: OneProcess,
-    /// Restore the original code of its sites
+    /// Restore the original code of the observed sites
     #[arg(long, required = true)]
     clean: bool,
+    #[command(flatten)]
+    risk: RiskFlags,
+    #[command(flatten)]
+    take_over: TakeOver,
     #[command(flatten)]
     output: Checked<OutputFlags>,
 }
@@ -32,7 +35,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (pid, messages) = (args.process.pid, args.output.messages);
     let target = open(pid, &messages)?;
-    let cleaned = target.clean(Options::default());
+    let cleaned = target.clean(args.risk.options(args.take_over.options()));
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
     say::print(&output::cleaned(args.output.format, pid, cleaned)?)?;
     warn_of_still_mapped(&messages, pid, cleaned.still_mapped);

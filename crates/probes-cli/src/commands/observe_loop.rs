@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
-use super::restore::retry;
-use crate::failure::{Failure, fate};
+use super::closures::warn_of_refused_closures;
+use super::undo::retry;
+use crate::failure::{Failure, exit_or_exec, is_replaced};
 use crate::output::Format;
-use crate::say::{InterruptibleStdout, Messages, Next};
+use crate::say::{self, InterruptibleStdout, Messages, Next};
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// How often a process is read about which nothing is shown until the end: if it exits, the last reading
-/// is all there is.
+/// How often a process is read if nothing is shown until the end. If the process exits, the last
+/// reading is all there is.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How often a table on a terminal is redrawn, unless -interval says it.
+/// How often a table on a terminal is redrawn, unless -interval says how often.
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A process that is observed.
@@ -31,14 +32,17 @@ pub(super) struct ActiveObservation<'t> {
 }
 
 /// The result of an observation.
-pub(super) struct Outcome {
-    /// `None` if the process is gone: the last reading is then all there is.
+pub(super) struct Outcome<T> {
+    /// `None` if the process is gone or the observation could not be removed: the last reading is
+    /// then all there is.
     pub(super) observed: Option<ObservationReport>,
+    /// A reading after the last one that was shown, and when it was.
+    pub(super) last: Option<(T, Duration)>,
     /// How long it took.
     pub(super) lasted: Duration,
     /// False if a signal had to end it because the reader of standard output did not read.
-    pub(super) is_read: bool,
-    /// Why it was not removed; to be reported after the answer.
+    pub(super) stdout_was_read: bool,
+    /// Why the observation was not removed; to be reported after its results are printed.
     pub(super) failure: Option<Failure>,
 }
 
@@ -71,13 +75,16 @@ impl<'t> ActiveObservation<'t> {
     pub(super) fn begin(
         target: &'t Target,
         observation: &Observation,
+        options: Options,
         duration: Option<Duration>,
         messages: Messages,
     ) -> Result<ActiveObservation<'t>, Failure> {
-        // Before anything is changed, so that a signal cannot keep it from being removed.
+        // Signals are blocked before anything is changed, so that none can keep the observation
+        // from being removed.
         let mut stdout = InterruptibleStdout::new(TerminationSignals::block()?)?;
-        let observer = target.observe(observation, Options::default());
+        let observer = target.observe(observation, options);
         let observer = observer.map_err(Failure::of_process(target.pid()))?;
+        warn_of_refused_closures(&messages, target.pid(), observer.code_digest());
         messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
         let begun = Instant::now();
         stdout.set_deadline(duration.and_then(|after| begun.checked_add(after)));
@@ -97,64 +104,85 @@ impl<'t> ActiveObservation<'t> {
         interval: Duration,
         read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
         show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
-    ) -> Result<Outcome, Failure> {
-        let last_reading = self.read_repeatedly(interval, read, show);
+    ) -> Result<Outcome<T>, Failure> {
+        let mut last = None;
+        let read_result = self.read_repeatedly(interval, &mut last, read, show);
         let lasted = self.begun.elapsed();
-        // Whatever has failed so far.
+        // Removed whatever has failed so far.
         let removed = retry(self.stdout.signals(), &self.messages, || {
             self.observer.remove()
         });
-        let is_read = self.stdout.is_read();
+        let stdout_was_read = self.stdout.stdout_was_read();
+        let rest = self.stdout.take_rest();
         self.stdout.into_signals().unblock();
+        let printed = say::print_bytes(&rest);
         let pid = self.target.pid();
         let mut failure = None;
         let observed = match removed {
             Ok(observed) => {
                 warn_of_still_mapped(&self.messages, pid, observed.still_mapped);
-                last_reading?.map_err(Failure::of_process(pid))?;
+                read_result?.map_err(Failure::of_process(pid))?;
                 Some(observed)
             }
             Err(error) => {
-                if let Some(fate) = fate(&error) {
-                    last_reading?.ok();
-                    self.messages
-                        .note(&format!("the process {fate}: this is the last reading"));
+                if let Some(exit_or_exec) = exit_or_exec(&error) {
+                    read_result?.ok();
+                    self.messages.note(&format!(
+                        "the process {exit_or_exec}: this is the last reading"
+                    ));
                 } else {
                     self.messages.note("this is the last reading");
+                    // The earlier error is more likely to know by whom we were replaced.
+                    let error = match read_result {
+                        Ok(Err(earlier)) if is_replaced(&earlier) => earlier,
+                        _ => error,
+                    };
                     failure = Some(Failure::of_removal(pid, error));
                 }
                 None
             }
         };
+        printed?;
         Ok(Outcome {
             observed,
+            last,
             lasted,
-            is_read,
+            stdout_was_read,
             failure,
         })
     }
 
-    /// Returns the error of the reading that failed, if that is why it is over.
+    /// Reads and shows until the observation is over. The inner error is that of a reading that
+    /// failed, the outer one that of waiting or showing.
     fn read_repeatedly<T>(
         &mut self,
         interval: Duration,
+        last: &mut Option<(T, Duration)>,
         mut read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
         mut show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
     ) -> Result<probes_lib::Result<()>, Failure> {
         let end = self.duration.unwrap_or(Duration::MAX);
-        let mut next = interval;
+        // Also if it is shown less often, the process may exit, or be taken over by another tool.
+        let (mut next, mut next_reading) = (interval, READ_INTERVAL);
         loop {
-            let left = end.min(next).saturating_sub(self.begun.elapsed());
+            let left = end.min(next).min(next_reading);
+            let left = left.saturating_sub(self.begun.elapsed());
             let signals = self.stdout.signals();
             let wait_end = signals.wait(iter::once(self.target), left)?;
             let at = self.begun.elapsed();
             if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
                 return Ok(Ok(()));
             }
+            next_reading = next_time(at, READ_INTERVAL);
             let reading = match read(&mut self.observer) {
                 Ok(reading) => reading,
                 Err(error) => return Ok(Err(error)),
             };
+            if at < next {
+                *last = Some((reading, at));
+                continue;
+            }
+            *last = None;
             if let Next::Stop = show(reading, &mut self.stdout, at)? {
                 return Ok(Ok(()));
             }

@@ -2,16 +2,17 @@
 
 use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 
-use crate::failure::{Failure, is_nameless};
+use crate::failure::{Failure, is_deleted_or_replaced};
 use crate::flags::OutputOptions;
-use crate::hint::{self, Subject};
+use crate::hint::{self, Operand};
 use crate::output::{Detail, Format};
 use crate::say::Messages;
-use crate::text::few;
+use crate::text::join_first_few;
 
 /// Opens a process in order to change it, and describes it.
 pub(super) fn open(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
-    let target = Target::open(pid).map_err(|error| error.leaving(Effect::NothingChanged));
+    let target =
+        Target::open(pid).map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
     let target = target.map_err(Failure::of_process(pid))?;
     describe(messages, &target);
     Ok(target)
@@ -34,27 +35,29 @@ pub(super) fn describe(messages: &Messages, target: &Target) {
 
 /// Names the files that could not be read, which may have probes as well.
 fn warn_of_unreadable(messages: &Messages, target: &Target) {
-    let (nameless, others): (Vec<_>, Vec<_>) = target
+    let (deleted_or_replaced, others): (Vec<_>, Vec<_>) = target
         .unreadable()
         .into_iter()
-        .partition(|file| is_nameless(&file.why));
+        .partition(|file| is_deleted_or_replaced(&file.why));
     let warn = |why: &str, file: &UnreadableObject| {
-        let hint = hint::of(&file.why, &Subject::Process(target.pid()));
-        let hint = hint.unwrap_or_else(|| "the probes of all other files are there".to_owned());
+        let hint = hint::of(&file.why, &Operand::Process(target.pid()));
+        let hint = hint.unwrap_or_else(|| "the probes of all other files are available".to_owned());
         messages.warning(&format!("skipped: {why}"), &hint);
     };
     for file in &others {
         warn(&file.why.to_string(), file);
     }
-    match nameless.as_slice() {
+    match deleted_or_replaced.as_slice() {
         [] => {}
         [file] => warn(&file.why.to_string(), file),
-        // All libraries of a program, perhaps, after the system was upgraded.
+        // After a system upgrade, these may be all libraries of the program.
         [first, ..] => {
-            let paths = nameless.iter().map(|file| file.path.display().to_string());
+            let paths = deleted_or_replaced
+                .iter()
+                .map(|file| file.path.display().to_string());
             let mut paths: Vec<String> = paths.collect();
             paths.sort();
-            let names = few(&paths).unwrap_or_default();
+            let names = join_first_few(&paths).unwrap_or_default();
             let why = format!("cannot open files that were deleted or replaced: {names}");
             warn(&why, first);
         }

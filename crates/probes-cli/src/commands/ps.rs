@@ -12,8 +12,8 @@ use crate::text::number_of;
 const HELP: &str = "\
 In plain format, it prints a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
-with the providers in its notes, which show the compiler, the number of its probes, and how many of them
-are enabled. Processes that you have no permission to read are left out; -v says how many.";
+PROVIDERS are those in its probe notes, and show which compiler built it; PROBES is the number of its
+probes, and ENABLED how many of them are enabled. Processes that you have no permission to read are left out; -v says how many.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]

@@ -5,15 +5,15 @@ use ratatui::crossterm::terminal::window_size;
 use crate::failure::Failure;
 use crate::say::{InterruptibleStdout, Next};
 
-/// The table, as far as it is on the terminal.
+/// How much of the table is on the terminal: the number of its lines that were drawn last.
 #[derive(Debug, Default)]
 pub(super) struct RedrawnTable {
     lines: usize,
 }
 
 impl RedrawnTable {
-    /// Draws a table in the place of the one before; of one that is larger than the terminal, as much as
-    /// there is room for.
+    /// Draws a table in the place of the one before. If it is larger than the terminal, only as much of
+    /// it is drawn as there is room for.
     pub(super) fn redraw(
         &mut self,
         table: &str,
@@ -26,8 +26,8 @@ impl RedrawnTable {
         stdout.write(&text)
     }
 
-    /// The control sequence that erases the table. ECMA-48: the cursor goes to the start of a line so
-    /// many lines up, and what follows is erased.
+    /// The control sequence that erases the table. ECMA-48: the cursor moves up by the number of lines
+    /// drawn, to the start of that line, and everything from there on is erased.
     pub(super) fn erase_sequence(&self) -> String {
         match self.lines {
             0 => String::new(),
@@ -36,11 +36,13 @@ impl RedrawnTable {
     }
 }
 
-/// What fits on a terminal with the cursor below it; a size of 0 is unknown.
+/// Returns the part of a table that fits on a terminal, with the cursor on the line below the table.
+/// A size of 0 means that the size is unknown.
 fn clipped(table: &str, columns: usize, rows: usize) -> String {
-    let limit = |size| if size == 0 { usize::MAX } else { size };
-    let lines = table.lines().take(limit(rows.saturating_sub(1)));
-    let line = |line: &str| line.chars().take(limit(columns)).chain(['\n']).collect();
+    let rows = rows.checked_sub(1).unwrap_or(usize::MAX);
+    let columns = if columns == 0 { usize::MAX } else { columns };
+    let lines = table.lines().take(rows);
+    let line = |line: &str| line.chars().take(columns).chain(['\n']).collect();
     lines.map(line).collect::<Vec<String>>().concat()
 }
 
@@ -55,6 +57,7 @@ mod tests {
         assert_eq!(clipped(table, 0, 0), table);
         assert_eq!(clipped(table, 9, 4), table);
         assert_eq!(clipped(table, 4, 3), "name\nlong\n");
+        assert_eq!(clipped(table, 4, 1), "");
         assert_eq!(clipped("", 4, 3), "");
     }
 

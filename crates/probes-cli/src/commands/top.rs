@@ -1,4 +1,4 @@
-//! `top`: how often probes are hit, live, and a key to switch each.
+//! `top`: shows live how often probes are hit; a key enables or disables the selected probe.
 
 mod inputs;
 mod keys;
@@ -16,18 +16,21 @@ use probes_lib::{Latency, Observation, Target};
 
 use self::inputs::{End, Input, Inputs, Stop, stop};
 use self::model::{Model, Request, Times};
-use self::screen::{Head, Scroll};
+use self::screen::{Scroll, ShownProgram};
 use self::session::Session;
 use self::terminal::Screen;
+use super::closures::warn_of_refused_closures;
 use super::observe_loop::warn_of_still_mapped;
 use super::open_target::open;
-use crate::failure::{Failure, fate};
-use crate::flags::{Checked, OneProcess, PairFlags, ProbeFlags, VerbosityFlags, duration};
+use crate::failure::{Failure, exit_or_exec};
+use crate::flags::{
+    Checked, OneProcess, PairFlags, ProbeFlags, RiskFlags, TakeOver, VerbosityFlags, duration,
+};
 use crate::say::{Level, Messages};
 use crate::signals::TerminationSignals;
-use crate::text::few;
+use crate::text::join_first_few;
 
-/// More often than that, a screen only costs.
+/// Redrawing the screen more often than this costs time and shows nothing more.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 const HELP: &str = "\
@@ -62,6 +65,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = screen_interval, default_value = "1s")]
     interval: Duration,
     #[command(flatten)]
+    risk: RiskFlags,
+    #[command(flatten)]
+    take_over: TakeOver,
+    #[command(flatten)]
     messages: Checked<VerbosityFlags>,
 }
 
@@ -86,17 +93,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let signals = TerminationSignals::block()?;
     let exit = target.pidfd().map_err(&failed)?;
     let mut inputs = Inputs::new(&signals, exit)?;
-    let mut session = Session::begin(&target, &observation(args)).map_err(&failed)?;
+    let mut session = Session::begin(
+        &target,
+        &observation(args),
+        args.risk.options(args.take_over.options()),
+    )
+    .map_err(&failed)?;
+    warn_of_refused_closures(&messages, pid, session.code_digest());
     messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
     let (end, is_restored) = match Screen::take(signals.as_fd()) {
         Ok(screen) => View::new(args, &target, screen, &mut session).run(&mut inputs),
         Err(error) => (Err(Failure::System("set up the terminal", error)), false),
     };
     if end.is_ok() && !is_restored {
-        // A terminal that takes nothing would block a write.
+        // The terminal could not be restored, so it accepts no output: a write would block.
         messages = Messages::new(Level::Errors);
     }
-    // Whatever has failed so far.
+    // Also if something has failed before.
     undo(&mut session, end, &signals, &messages, pid)
 }
 
@@ -117,10 +130,7 @@ fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
     let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == OsStr::new("dumb"));
     match found {
         Some((stream, _)) => Err(Failure::NoTerminal(format!("{stream} is not one"), pid)),
-        None if is_dumb => Err(Failure::NoTerminal(
-            "TERM says that it is dumb".to_owned(),
-            pid,
-        )),
+        None if is_dumb => Err(Failure::NoTerminal("TERM is \"dumb\"".to_owned(), pid)),
         None => Ok(()),
     }
 }
@@ -134,9 +144,9 @@ fn undo(
     pid: i32,
 ) -> Result<(), Failure> {
     let removed = session.remove(signals, messages);
-    if let Some(fate) = removed.as_ref().err().and_then(fate) {
+    if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
         session.forget();
-        messages.note(&format!("process {pid} {fate}"));
+        messages.note(&format!("process {pid} {exit_or_exec}"));
         return end.map(drop);
     }
     let switched_back = session.switch_back(signals, messages);
@@ -149,7 +159,7 @@ fn undo(
             return Err(Failure::of_removal(pid, error));
         }
     }
-    if let Some(names) = few(&switched_back?) {
+    if let Some(names) = join_first_few(&switched_back?) {
         messages.note(&format!("restored: {names}"));
     }
     match end? {
@@ -165,7 +175,7 @@ struct View<'l, 't> {
     interval: Duration,
     session: &'l mut Session<'t>,
     screen: Screen,
-    head: Head,
+    program: ShownProgram,
     model: Model,
     scroll: Scroll,
 }
@@ -186,8 +196,8 @@ impl<'l, 't> View<'l, 't> {
             model: Model::new(names.map(|(name, _)| name)),
             session,
             screen,
-            head: Head {
-                program: name.to_string_lossy().into_owned(),
+            program: ShownProgram {
+                name: name.to_string_lossy().into_owned(),
                 pid: target.pid(),
             },
             scroll: Scroll::default(),
@@ -202,23 +212,24 @@ impl<'l, 't> View<'l, 't> {
 
     fn run_until_end(&mut self, inputs: &mut Inputs<'_>) -> Result<End, Failure> {
         self.read_states();
-        // `None`: after more time than there is.
+        // `None`: never, as the interval is too long to be added to the present time.
         let mut next = Instant::now().checked_add(self.interval);
         loop {
-            // Before keys are looked for, which may come without a pause.
+            // Samples before it reads keys: they may come without a pause, and would put it off.
             if next.is_some_and(|next| next <= Instant::now()) {
                 if !self.sample() {
                     return Ok(End::Exited);
                 }
-                // From now on: where sampling takes long, it is not all that we do.
+                // CountReport from now: if a sample takes longer than the interval, there is still time
+                // for keys and drawing.
                 next = Instant::now().checked_add(self.interval);
             }
-            let (head, model, scroll) = (&self.head, &self.model, &mut self.scroll);
+            let (program, model, scroll) = (&self.program, &self.model, &mut self.scroll);
             let drawn = self
                 .screen
-                .draw(|frame| screen::draw(frame, head, model, scroll));
+                .draw(|frame| screen::draw(frame, program, model, scroll));
             if let Err(error) = drawn {
-                return Ok(end_by(&error));
+                return Ok(end_after_write_error(&error));
             }
             let left = next.map_or(Duration::MAX, |next| {
                 next.saturating_duration_since(Instant::now())
@@ -227,20 +238,23 @@ impl<'l, 't> View<'l, 't> {
                 Input::End(end) => return Ok(end),
                 Input::Timeout | Input::Redraw { was_stopped: false } => Ok(None),
                 Input::Keys(keys) => self.press(&keys),
-                Input::Suspend => self.screen.leave_for(|| stop(Stop::Own)).map(|()| None),
+                Input::Suspend => self
+                    .screen
+                    .leave_while(|| stop(Stop::ThisProcess))
+                    .map(|()| None),
                 Input::Redraw { was_stopped: true } => self.redraw().map(|()| None),
             };
             match done {
                 Ok(None) => {}
                 Ok(Some(end)) => return Ok(end),
-                Err(error) => return Ok(end_by(&error)),
+                Err(error) => return Ok(end_after_write_error(&error)),
             }
         }
     }
 
-    /// Draws all of the screen anew.
+    /// Leaves the screen and takes it again, so that all of it is drawn anew.
     fn redraw(&mut self) -> io::Result<()> {
-        self.screen.leave_for(|| ())
+        self.screen.leave_while(|| ())
     }
 
     /// Returns whether the process is still there.
@@ -248,8 +262,8 @@ impl<'l, 't> View<'l, 't> {
         let Some((at, counts, latencies)) = self.session.sample() else {
             return false;
         };
-        self.model.time(latencies.iter().map(times).collect());
-        self.model.count(at, |name| counts.hits(name));
+        self.model.set_times(latencies.iter().map(times).collect());
+        self.model.set_counts(at, |name| counts.hits(name));
         self.read_states();
         true
     }
@@ -266,7 +280,7 @@ impl<'l, 't> View<'l, 't> {
             match self.model.press(key, self.scroll.page) {
                 None => {}
                 Some(Request::Quit) => return Ok(Some(End::Quit)),
-                Some(Request::Suspend) => self.screen.leave_for(|| stop(Stop::Job))?,
+                Some(Request::Suspend) => self.screen.leave_while(|| stop(Stop::Job))?,
                 Some(Request::Redraw) => self.redraw()?,
                 Some(Request::Switch { name, on }) => self.switch(&name, on),
             }
@@ -299,8 +313,8 @@ fn times(latency: &Latency) -> Times {
     }
 }
 
-/// Why `top` ends when the terminal takes nothing.
-fn end_by(error: &io::Error) -> End {
+/// Why `top` ends when the terminal cannot be written to.
+fn end_after_write_error(error: &io::Error) -> End {
     match error.kind() {
         // A signal came, and the write did not wait any longer.
         io::ErrorKind::TimedOut => End::Interrupted,

@@ -6,29 +6,30 @@ use std::process::{Command, ExitCode};
 
 use probes_lib::{Action, Actions, Launch, Selector, Split};
 
-use super::changes::answer_started;
+use super::changes::print_started;
 use super::follow;
 use super::trace_observe::{self, ObserveFlags};
 use super::wait::Wait;
 use crate::failure::Failure;
 use crate::flags::{ActionFlags, Checked, OutputFlags};
-use crate::hint::Subject;
+use crate::hint::Operand;
 
 const HELP: &str = "\
 Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in the
 background: on the same streams, but it cannot read from a terminal, and Ctrl-C does not reach it.
-Standard output has only what the program writes, unless -json is given: then also a line with the
-answer, when the program starts. -v prints the pid on standard error.
+Standard output has only what the program writes, and, if -json is given, a line that says what was
+done to its probes, when the program starts. -v prints the pid on standard error.
 
 With -wait the program is in the foreground, and a job of the shell as if it had been started
-directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; one sent by
-kill to all of the job (`kill %1`) reaches the program twice, unless it stops or continues. The exit
-status is the program's, or 128 and the number of the signal that ended it.
+directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; a signal that
+`kill %1` sends to the whole job reaches the program twice, unless it is one that stops or continues a
+process. The exit status is the program's, or 128 plus the number of the signal that ended it.
 
-With -follow a second process of ocaml-probes traces the program, what it starts, and the programs that
-these execute, until all have exited or it is sent SIGTERM. Names that another program or a library
-does not have are skipped there; processes without probes (a shell) are detached, and what they start
-is not followed. Names that the program itself does not have are warned of. -v reports what happens.
+With -follow a second process of ocaml-probes traces the program, the processes that it starts, and the
+programs that these execute, until all have exited or that second process is sent SIGTERM. Names that
+another program or a library does not have are skipped there; processes without probes (a shell) are
+detached, and what they start is not followed. A name that the program itself does not have gives a
+warning. -v reports what happens.
 
 With -count, -latency or -watch it stays as with -wait, and prints what `count`, `latency` and `watch`
 print, from the first instruction to the last, on standard error, or with -json on standard output;
@@ -72,7 +73,7 @@ pub(crate) struct Args {
 
 impl Args {
     fn actions(&self) -> Actions {
-        let default = if self.observe.is_any() {
+        let default = if self.observe.observes_anything() {
             Actions::new()
         } else {
             Actions::of(Action::Enable, Selector::All)
@@ -85,9 +86,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);
     let mut launch = Launch::new(command).actions(args.actions());
-    // Before the program is started, because it may fail.
+    // Called before the program is started, because preparing may fail.
     let prepare = || Wait::prepare().map_err(wait_failure);
-    if args.observe.is_any() {
+    if args.observe.observes_anything() {
         let (launch, wait) = (launch.attended(), prepare()?);
         let status = trace_observe::run(launch, wait, &args.observe, *args.output, &args.prog)?;
         return Ok(ExitCode::from(status));
@@ -100,12 +101,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
         return start_followed(launch, wait, &args);
     }
     let launched = launch.spawn().map_err(of_program(&args.prog))?;
-    let answered = answer_started(*args.output, &args.prog, launched.report());
+    let printed = print_started(*args.output, &args.prog, launched.report());
     let Some(wait) = wait else {
         // The program is detached: it runs on when we have exited.
-        return answered.map(|()| ExitCode::SUCCESS);
+        return printed.map(|()| ExitCode::SUCCESS);
     };
-    if let Err(failure) = answered {
+    if let Err(failure) = printed {
         // The program runs, and our exit status has to be its own.
         if !failure.is_closed_pipe() {
             args.output.messages.failure(&failure);
@@ -141,7 +142,7 @@ fn start_followed(launch: Launch, wait: Option<Wait>, args: &Args) -> Result<Exi
 }
 
 fn of_program(program: &Path) -> impl Fn(probes_lib::Error) -> Failure {
-    move |error| Failure::Target(Subject::Program(program.to_owned()), error)
+    move |error| Failure::Target(Operand::Program(program.to_owned()), error)
 }
 
 fn wait_failure(source: std::io::Error) -> Failure {

@@ -4,26 +4,27 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Launch, Launched, Observation, Observer, Selector, Target};
+use probes_lib::{Launch, Launched, Observation, ObservationReport, Observer, Selector, Target};
 
-use super::changes::answer_started;
+use super::changes::print_started;
+use super::closures::warn_of_refused_closures;
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::wait::Wait;
 use super::watch::{self, Watching};
-use crate::failure::Failure;
+use crate::failure::{Failure, is_replaced};
 use crate::flags::{Flags, OutputOptions, Pair, by_name, each_once, pair, probe_name};
-use crate::hint::Subject;
-use crate::output::{self, Counted, Format, Hits, Latencies};
+use crate::hint::Operand;
+use crate::output::{self, CountReport, Format, Hits, Latencies};
 use crate::say;
 
-/// What to observe of a program that is started.
+// What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
 pub(super) struct ObserveFlags {
     /// Count the hits of all probes, from the first to the last
     #[arg(long)]
     count: bool,
-    /// Time each START to the next STOP in its thread; may be repeated
+    /// Time from each START to the next STOP of its thread; may be repeated
     #[arg(long, value_name = "START,STOP", value_parser = pair)]
     latency: Vec<Pair>,
     /// Show each hit of these probes, a comma list; may be repeated
@@ -31,7 +32,7 @@ pub(super) struct ObserveFlags {
     watch: Vec<String>,
 }
 
-/// What to observe of a program that is started, if anything.
+/// The checked form of [`ObserveFlags`]: what to observe of a program that is started, if anything.
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
     counts: bool,
@@ -40,7 +41,7 @@ pub(super) struct ProgramObservation {
 }
 
 impl Flags for ObserveFlags {
-    type Meaning = ProgramObservation;
+    type Value = ProgramObservation;
 
     fn check(self) -> Result<ProgramObservation, String> {
         each_once("-latency", &self.latency)?;
@@ -53,11 +54,11 @@ impl Flags for ObserveFlags {
 }
 
 impl ProgramObservation {
-    pub(super) fn is_any(&self) -> bool {
-        self.counts || !self.pairs.is_empty() || self.is_watched()
+    pub(super) fn observes_anything(&self) -> bool {
+        self.counts || !self.pairs.is_empty() || self.watches()
     }
 
-    fn is_watched(&self) -> bool {
+    fn watches(&self) -> bool {
         !self.watched.is_empty()
     }
 
@@ -85,18 +86,20 @@ pub(super) fn run(
     let begun = Instant::now();
     let launched = launch.observe(wanted.observation()).spawn();
     let mut launched =
-        launched.map_err(|error| Failure::Target(Subject::Program(program.to_owned()), error))?;
-    let answered = answer_started(output, program, launched.report());
-    let observed = launched.observed();
+        launched.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
+    let printed = print_started(output, program, launched.report());
+    let observed = launched.take_observer();
     let status = match observed {
         Some(observer) => {
+            let (pid, digest) = (launched.report().pid, observer.code_digest());
+            warn_of_refused_closures(&output.messages, pid, digest);
             let target = observer.target().clone();
             let recorder = Recorder::new(&target, wanted, output, begun);
             record_until_exit(launched, wait, recorder, observer)
         }
         None => wait.until_exit(launched),
     };
-    if let Err(failure) = answered {
+    if let Err(failure) = printed {
         // The program has run, and our exit status has to be its own.
         output.messages.failure(&failure);
     }
@@ -110,7 +113,7 @@ fn record_until_exit(
     recorder: Recorder<'_>,
     observer: Observer,
 ) -> std::io::Result<u8> {
-    let (running, exited) = channel::<()>();
+    let (exit_sender, exited) = channel::<()>();
     std::thread::scope(|scope| {
         let record = move || {
             let messages = recorder.output.messages;
@@ -120,7 +123,7 @@ fn record_until_exit(
         };
         std::thread::Builder::new().spawn_scoped(scope, record)?;
         let status = wait.until_exit(launched);
-        drop(running);
+        drop(exit_sender);
         status
     })
 }
@@ -152,47 +155,83 @@ impl<'l> Recorder<'l> {
     }
 
     fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
-        while exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
-            self.show_hits(&mut observer)?;
-        }
+        let replaced = self.show_until_end(&mut observer, exited)?;
         let lasted = self.begun.elapsed();
-        let observed = observer.remove();
         let pid = self.target.pid();
+        let removed = replaced.map_or_else(|| observer.remove(), Err);
+        let (observed, replaced) = match removed {
+            Ok(observed) => (Ok(observed), None),
+            Err(error) if is_replaced(&error) => (recorded(&mut observer), Some(error)),
+            Err(error) => (Err(error), None),
+        };
         let observed = observed.map_err(Failure::of_process(pid))?;
         warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
         let (format, print) = (self.output.format, printer(self.output.format));
-        self.watching.show_all(observed.events)?;
+        self.watching.show_last(observed.events)?;
         self.watching.report_missing()?;
         if self.wanted.counts {
-            let counted = Counted::new(self.target, &observed.counts, &[]).since(None, lasted);
+            let counted =
+                CountReport::new(self.target, &observed.counts, &[]).hits_since(None, lasted);
             print(&output::counted(format, &counted)?)?;
         }
         if !observed.latencies.is_empty() {
             let latencies = Latencies::new(self.target, &observed.latencies, lasted);
             print(&output::latencies(format, &latencies)?)?;
         }
-        Ok(())
+        replaced.map_or(Ok(()), |error| Err(Failure::of_removal(pid, error)))
+    }
+
+    /// Shows hits until the program has exited; returns the error if another tool takes it over.
+    fn show_until_end(
+        &mut self,
+        observer: &mut Observer,
+        exited: &Receiver<()>,
+    ) -> Result<Option<probes_lib::Error>, Failure> {
+        let mut checked = Instant::now();
+        while exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
+            self.show_hits(observer)?;
+            if checked.elapsed() < observe_loop::READ_INTERVAL {
+                continue;
+            }
+            checked = Instant::now();
+            if let Some(error) = observer.check().err().filter(is_replaced) {
+                return Ok(Some(error));
+            }
+        }
+        Ok(None)
     }
 
     fn read_interval(&self) -> Duration {
-        if self.wanted.is_watched() {
+        if self.wanted.watches() {
             watch::READ_INTERVAL
         } else {
             observe_loop::READ_INTERVAL
         }
     }
 
-    /// Shows the hits so far. What cannot be read, because the process has just exited, is shown in the
-    /// end.
+    /// Shows the hits so far. If they cannot be read because the process has just exited,
+    /// [`Recorder::run`] shows them after its loop.
     fn show_hits(&mut self, observer: &mut Observer) -> Result<(), Failure> {
-        if let (true, Ok(events)) = (self.wanted.is_watched(), observer.events()) {
-            self.watching.show_all(events)?;
+        if let (true, Ok(events)) = (self.wanted.watches(), observer.events()) {
+            self.watching.show_last(events)?;
         }
         Ok(())
     }
 }
 
-/// Standard output belongs to the traced program, too: only with -json is anything else written there.
+/// What was recorded until another tool took over.
+fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
+    Ok(ObservationReport {
+        counts: observer.counts()?,
+        latencies: observer.latencies()?,
+        events: observer.events()?,
+        stopped: Duration::ZERO,
+        still_mapped: 0,
+    })
+}
+
+/// The traced program writes to standard output, too. So what is observed is printed there only
+/// with -json, and to standard error otherwise.
 fn printer(format: Format) -> fn(&str) -> Result<(), Failure> {
     match format {
         Format::Json => say::print,

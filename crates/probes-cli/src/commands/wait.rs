@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The program stays in the process group that the shell has made for us. So the terminal's signals
-//! (Ctrl-C, Ctrl-\, Ctrl-Z, hang-up, window size) reach it from the kernel, and only in the
-//! foreground it may read. All our own signals are blocked and read one by one: none can end or stop
+//! (Ctrl-C, Ctrl-\, Ctrl-Z, hang-up, window size) reach it from the kernel, and it may read from the
+//! terminal only while the group is in the foreground. All our own signals are blocked and read one by one: none can end or stop
 //! us before the program.
 
 use std::io;
@@ -32,7 +32,7 @@ use probes_lib::{Launched, ReceivedSignal};
 pub(super) struct Wait {
     /// All signals.
     signals: SignalFd,
-    /// Reads one signal, if it is pending.
+    /// Reads the signal that `Program::take` asks for, if it is pending.
     pending: SignalFd,
 }
 
@@ -44,7 +44,7 @@ struct JobState {
     program: i32,
     /// Whether the terminal's hang-up is sent to us, and only to us.
     leads_session: bool,
-    is_stopped: bool,
+    program_is_stopped: bool,
     /// Whether a signal that may stop the program was passed on to it, and it has not stopped yet.
     awaits_stop: bool,
 }
@@ -77,16 +77,16 @@ impl Wait {
         })
     }
 
-    /// Waits for the program; returns the status to exit with: the program's own, or 128 and the number of
+    /// Waits for the program; returns the status to exit with: the program's own, or 128 plus the number of
     /// the signal that ended it.
     pub(super) fn until_exit(self, launched: Launched) -> io::Result<u8> {
-        // Those of faults, too: sent by kill(2), they are meant for the program. A fault of our own
-        // ends us even though they are blocked.
+        // Blocks the signals of faults, too: sent by kill(2), they are meant for the program. A fault of
+        // our own ends us even though they are blocked.
         SigSet::all().thread_block()?;
         let mut program = Program::new(launched, self.pending)?;
         let mut signal: Option<ReceivedSignal> = None;
         loop {
-            let change = program.take_change(&mut signal)?;
+            let change = program.change_after_signal(&mut signal)?;
             if let Some(status) = program.imitate(change)? {
                 return Ok(exit_status(status));
             }
@@ -141,7 +141,7 @@ impl Program {
             own: getpid().as_raw(),
             program: launched.report().pid,
             leads_session: getsid(None)? == getpid(),
-            is_stopped: false,
+            program_is_stopped: false,
             awaits_stop: false,
         };
         Ok(Program {
@@ -153,18 +153,18 @@ impl Program {
     }
 
     /// Returns what has happened to it, after `signal` was received.
-    fn take_change(&mut self, signal: &mut Option<ReceivedSignal>) -> io::Result<Change> {
+    fn change_after_signal(&mut self, signal: &mut Option<ReceivedSignal>) -> io::Result<Change> {
         let change = self.read_change()?;
         if !matches!(change, Change::Stopped(_)) {
             return Ok(change);
         }
-        // If the signal was to stop us as well, we are about to.
+        // If the signal is one that stops, it is dropped: we are about to stop anyway.
         *signal = signal.filter(|signal| stop_signal(signal.number).is_none());
         if !self.state.awaits_stop {
             return Ok(change);
         }
-        // Perhaps by the signal that we have passed on. A SIGCONT for both of us that has come since was
-        // then too early for the program.
+        // Perhaps the signal that we have passed on has stopped it. Then a SIGCONT for both of us that has
+        // come since has reached the program too early, before it stopped, and is passed on now.
         self.state.awaits_stop = false;
         let continued = match *signal {
             Some(signal) if signal.number == libc::SIGCONT => Some(signal),
@@ -186,11 +186,11 @@ impl Program {
         loop {
             match waitid(Id::Pid(Pid::from_raw(self.state.program)), flags) {
                 Ok(WaitStatus::Stopped(_, by)) => {
-                    self.state.is_stopped = true;
+                    self.state.program_is_stopped = true;
                     change = Change::Stopped(by);
                 }
                 Ok(WaitStatus::Continued(_)) => {
-                    self.state.is_stopped = false;
+                    self.state.program_is_stopped = false;
                     change = Change::Nothing;
                 }
                 // Nothing more, or it has exited.
@@ -219,21 +219,21 @@ impl Program {
     fn stop(&mut self, by: Signal) -> io::Result<Change> {
         if by == Signal::SIGSTOP {
             // What stops and continues the program alone (a throttle, a debugger) would leave us stopped
-            // for ever: only where there is a shell to see it, and to continue us.
+            // for ever. So we stop only where there is a shell to see it, and to continue us.
             if has_shell() {
                 raise(by)?;
             }
             return self.read_change();
         }
-        // Raised while it is blocked, before the program is looked at: the kernel discards a pending stop
-        // signal when a SIGCONT comes, and a SIGCONT that came before has reached the program before it
-        // reached us. So we are never stopped while it runs, though the shell may have waited for and
-        // continued another process than us: `bash -c 'ocaml-probes trace -wait ...'`.
+        // The signal is raised while it is blocked, before we look at the program. If a SIGCONT comes after
+        // that, the kernel discards the pending stop signal; if one came before, it has reached the program
+        // before it reached us. So we are never stopped while the program runs, though the shell may have
+        // waited for and continued another process than us: `bash -c 'ocaml-probes trace -wait ...'`.
         raise(by)?;
         let mut only = SigSet::empty();
         only.add(by);
         let change = self.read_change()?;
-        if self.state.is_stopped && matches!(change, Change::Nothing) {
+        if self.state.program_is_stopped && matches!(change, Change::Nothing) {
             // Where nobody could continue us, in an orphaned process group, the kernel ignores it.
             only.thread_unblock()?;
             only.thread_block()?;
@@ -282,16 +282,17 @@ fn stop_signal(number: i32) -> Option<Signal> {
 /// A signal does not say whether kill(2) sent it to us or to all of our group. To pass on a signal that
 /// the program has already is a smaller fault than to lose one that only we have received.
 fn reaction(signal: &ReceivedSignal, state: JobState) -> Reaction {
-    // Stop and continue never come in twos: a stopped program needs no other signal to stop, a running one
-    // no SIGCONT. They come in the order in which they were sent: each discards the pending others.
+    // Signals that stop or continue are not passed on a second time: a stopped program needs no other
+    // signal to stop, a running one no SIGCONT. They are received in the order in which they were sent,
+    // because each discards the pending ones of the other kind.
     if signal.number == libc::SIGCONT {
-        return if state.is_stopped || state.awaits_stop {
+        return if state.program_is_stopped || state.awaits_stop {
             Reaction::PassOn
         } else {
             Reaction::Nothing
         };
     }
-    if let (Some(stop), true) = (stop_signal(signal.number), state.is_stopped) {
+    if let (Some(stop), true) = (stop_signal(signal.number), state.program_is_stopped) {
         return Reaction::Stop(stop);
     }
     // sigaction(2): the kernel's own codes are positive.
@@ -334,11 +335,11 @@ mod tests {
         own: 100,
         program: 101,
         leads_session: false,
-        is_stopped: false,
+        program_is_stopped: false,
         awaits_stop: false,
     };
     const STOPPED: JobState = JobState {
-        is_stopped: true,
+        program_is_stopped: true,
         ..STATE
     };
 
@@ -413,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_tool_follows_stops_and_passes_continues() {
+    fn tool_stops_with_the_program_and_passes_sigcont() {
         for (code, sender) in [(KERNEL, 0), (libc::SI_USER, 7), (libc::SI_QUEUE, 7)] {
             for stop in [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU] {
                 let reaction = reaction_to(stop as i32, code, sender, STOPPED);

@@ -8,12 +8,15 @@ use probes_lib::{Event, Events, Observation};
 use super::observe_loop::ActiveObservation;
 use super::open_target::{open, sources};
 use crate::failure::Failure;
-use crate::flags::{Checked, OneProcess, OutputFlags, OutputOptions, ProbeFlags, Until, positive};
+use crate::flags::{
+    Checked, DurationFlag, OneProcess, OutputFlags, OutputOptions, ProbeFlags, RiskFlags, TakeOver,
+    positive,
+};
 use crate::output::{Format, Hits};
 use crate::say::{self, Next};
 
-/// How often hits are read: the process keeps more than come in this time, unless there are some millions
-/// a second.
+/// How often hits are read: the ring in the process holds more hits than come in this time, unless some
+/// millions come in a second.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How often it is reported what was lost or skipped.
@@ -48,7 +51,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "R", value_parser = positive)]
     rate: Option<u64>,
     #[command(flatten)]
-    until: Until,
+    until: DurationFlag,
+    #[command(flatten)]
+    risk: RiskFlags,
+    #[command(flatten)]
+    take_over: TakeOver,
     #[command(flatten)]
     output: Checked<OutputFlags>,
 }
@@ -58,7 +65,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let target = open(args.process.pid, &messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::watch);
-    let active = ActiveObservation::begin(&target, &observation, args.until.duration, messages)?;
+    let active = ActiveObservation::begin(
+        &target,
+        &observation,
+        args.risk.options(args.take_over.options()),
+        args.until.duration,
+        messages,
+    )?;
     let hits = Hits::new(args.output.format, sources(&target));
     let mut watching = Watching::new(hits, *args.output, say::print);
     (watching.limit, watching.rate) = (args.limit, args.rate);
@@ -67,9 +80,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         |observer| observer.events(),
         |events, stdout, _| watching.show(events, |text| stdout.write(text)),
     )?;
-    if outcome.is_read {
+    if outcome.stdout_was_read {
         if let Some(observed) = outcome.observed {
-            watching.show_all(observed.events)?;
+            watching.show_last(observed.events)?;
         }
         watching.report_missing()?;
     }
@@ -84,9 +97,9 @@ pub(super) struct Watching {
     hits: Hits,
     output: OutputOptions,
     print: Print,
-    /// How many are shown, if not all.
+    /// How many hits are shown at most; `None`: all.
     limit: Option<u64>,
-    /// How many are shown in a second, if not all.
+    /// How many hits are shown in a second at most; `None`: all.
     rate: Option<u64>,
     shown: u64,
     /// In the second that began at `second`.
@@ -139,8 +152,8 @@ impl Watching {
         Ok(if self.has_enough() { Next::Stop } else { next })
     }
 
-    /// Shows hits where there is always room.
-    pub(super) fn show_all(&mut self, events: Events) -> Result<(), Failure> {
+    /// Shows hits with `print`, which, unlike the `write` of `show`, cannot ask to stop.
+    pub(super) fn show_last(&mut self, events: Events) -> Result<(), Failure> {
         let print = self.print;
         self.show(events, |text| print(text).map(|()| Next::Continue))
             .map(drop)
@@ -174,7 +187,8 @@ impl Watching {
         (self.print)(&text)
     }
 
-    /// Reports the same; returns what is to be among the hits.
+    /// Reports what was not shown since the last report: with -json, as the text returned, which is to be
+    /// printed among the hits; otherwise as messages, and the text is empty.
     fn take_missing(&mut self) -> Result<String, Failure> {
         self.reported = Instant::now();
         let (lost, skipped) = (take(&mut self.lost), take(&mut self.skipped));

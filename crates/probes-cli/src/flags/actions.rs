@@ -16,7 +16,7 @@ const OTHER_KINDS: [&str; 6] = [
     "disable_pair",
 ];
 
-/// Actions of one kind: -enable and -disable, or one of the other flags.
+// Actions of one kind: -enable and -disable, or one of the other flags.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Actions")]
 pub(crate) struct ActionFlags {
@@ -34,21 +34,21 @@ pub(crate) struct ActionFlags {
     /// Disable all probes
     #[arg(long, group = "kind")]
     disable_all: bool,
-    /// Enable the probes whose name RE matches from its start
+    /// Enable the probes whose name begins with a match of RE
     #[arg(long, value_name = "RE", value_parser = regexp, group = "kind")]
     enable_regexp: Option<Selector>,
-    /// Disable the probes whose name RE matches from its start
+    /// Disable the probes whose name begins with a match of RE
     #[arg(long, value_name = "RE", value_parser = regexp, group = "kind")]
     disable_regexp: Option<Selector>,
-    /// Enable the probes that open and close an event, STOP first
+    /// Enable the probes at the start and stop of an event; STOP first
     #[arg(long, value_name = "START,STOP", value_parser = two_probes, group = "kind")]
     enable_pair: Option<Selector>,
-    /// Disable the probes that open and close an event, START first
+    /// Disable the probes at the start and stop of an event; START first
     #[arg(long, value_name = "START,STOP", value_parser = two_probes, group = "kind")]
     disable_pair: Option<Selector>,
 }
 
-/// The same, and at least one action.
+// [`ActionFlags`], of which at least one must be given.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RequiredActionFlags {
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) struct RequiredActionFlags {
 }
 
 impl Flags for RequiredActionFlags {
-    type Meaning = Actions;
+    type Value = Actions;
 
     fn check(self) -> Result<Actions, String> {
         let actions = self.flags.check()?;
@@ -66,7 +66,7 @@ impl Flags for RequiredActionFlags {
 
 impl Flags for ActionFlags {
     /// `None` if there are no actions.
-    type Meaning = Option<Actions>;
+    type Value = Option<Actions>;
 
     fn check(self) -> Result<Option<Actions>, String> {
         use Action::{Disable, Enable};
@@ -79,7 +79,9 @@ impl Flags for ActionFlags {
             (Disable, self.disable_pair),
         ];
         let mut kinds = kinds.into_iter();
-        if let Some((action, selector)) = kinds.find_map(|(kind, it)| Some((kind, it?))) {
+        if let Some((action, selector)) =
+            kinds.find_map(|(action, selector)| Some((action, selector?)))
+        {
             return Ok(Some(Actions::of(action, selector)));
         }
         if self.enable.is_empty() && self.disable.is_empty() {
@@ -99,7 +101,7 @@ impl Flags for ActionFlags {
     }
 }
 
-/// Reads two names, which differ.
+/// Reads two names, which must differ.
 fn two_probes(typed: &str) -> Result<Selector, String> {
     let Pair { start, stop } = pair(typed)?;
     if start == stop {

@@ -1,4 +1,5 @@
-//! [`Checked`]: from flags as typed to what they mean, while the command line is read.
+//! [`Checked`]: a group of flags that is checked, and replaced by what the flags mean, while the
+//! command line is parsed.
 
 use std::fmt::Display;
 use std::ops::Deref;
@@ -9,20 +10,20 @@ use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Id};
 /// A group of flags as clap reads it.
 pub(crate) trait Flags: Args {
     /// What the flags mean together.
-    type Meaning;
+    type Value;
 
     /// What they mean, or what is wrong with them.
-    fn check(self) -> Result<Self::Meaning, String>;
+    fn check(self) -> Result<Self::Value, String>;
 }
 
 /// What a group of flags means. If they make no sense, reading the command line fails.
 #[derive(Debug)]
-pub(crate) struct Checked<F: Flags>(F::Meaning);
+pub(crate) struct Checked<F: Flags>(F::Value);
 
 impl<F: Flags> Deref for Checked<F> {
-    type Target = F::Meaning;
+    type Target = F::Value;
 
-    fn deref(&self) -> &F::Meaning {
+    fn deref(&self) -> &F::Value {
         &self.0
     }
 }
@@ -55,8 +56,8 @@ impl<F: Flags> Args for Checked<F> {
 
 /// Refuses a value that is given twice.
 pub(crate) fn each_once<T: PartialEq + Display>(flag: &str, values: &[T]) -> Result<(), String> {
-    let mut earlier = values.iter().enumerate();
-    let twice = earlier.find(|&(index, value)| values[..index].contains(value));
+    let mut indexed = values.iter().enumerate();
+    let twice = indexed.find(|&(index, value)| values[..index].contains(value));
     match twice {
         Some((_, value)) => Err(format!("{flag}: \"{value}\" is given twice")),
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! How to answer, and how much to say beside the answer.
+//! The flags for the output format, and for how much to write on standard error.
 
 use std::io::{IsTerminal, stdout};
 
@@ -6,12 +6,12 @@ use super::checked::Flags;
 use crate::output::Format;
 use crate::say::{Level, Messages};
 
-/// How to answer.
+// The flags for the output format, and for how much to write on standard error.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct OutputFlags {
     /// plain, table or json; by default table on a terminal, else plain
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Short for -format json
     #[arg(long, conflicts_with = "format")]
@@ -20,18 +20,18 @@ pub(crate) struct OutputFlags {
     verbosity: VerbosityFlags,
 }
 
-/// How much to say on standard error.
+// How much to say on standard error.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerbosityFlags {
-    /// Say what is done, on standard error
+    /// Print each step on standard error
     #[arg(short, long, overrides_with = "verbose")]
     verbose: bool,
-    /// Say nothing but errors on standard error
+    /// Print only errors on standard error
     #[arg(short, long, overrides_with = "quiet", conflicts_with = "verbose")]
     quiet: bool,
 }
 
-/// How to answer, and what else to say.
+/// The output format, and what to write on standard error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutputOptions {
     pub(crate) format: Format,
@@ -39,7 +39,7 @@ pub(crate) struct OutputOptions {
 }
 
 impl Flags for OutputFlags {
-    type Meaning = OutputOptions;
+    type Value = OutputOptions;
 
     fn check(self) -> Result<OutputOptions, String> {
         let default = if stdout().is_terminal() {
@@ -56,7 +56,7 @@ impl Flags for OutputFlags {
 }
 
 impl Flags for VerbosityFlags {
-    type Meaning = Messages;
+    type Value = Messages;
 
     fn check(self) -> Result<Messages, String> {
         Ok(Messages::new(if self.quiet {
@@ -69,7 +69,7 @@ impl Flags for VerbosityFlags {
     }
 }
 
-fn format(typed: &str) -> Result<Format, String> {
+fn parse_format(typed: &str) -> Result<Format, String> {
     match typed {
         "plain" => Ok(Format::Plain),
         "table" => Ok(Format::Table),

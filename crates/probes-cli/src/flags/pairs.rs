@@ -18,7 +18,7 @@ impl fmt::Display for Pair {
     }
 }
 
-/// The pairs to time.
+// The pairs to time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PairFlags {
     /// Time each START to the next STOP in its thread; may be repeated
@@ -27,7 +27,7 @@ pub(crate) struct PairFlags {
 }
 
 impl Flags for PairFlags {
-    type Meaning = Vec<Pair>;
+    type Value = Vec<Pair>;
 
     fn check(self) -> Result<Vec<Pair>, String> {
         each_once("-pair", &self.pairs)?;

@@ -4,20 +4,20 @@ use probes_lib::Selector;
 
 use super::checked::{Flags, each_once};
 
-/// Some probes, or all.
+// Some probes, or all.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct ProbeFlags {
     /// Only these probes, a comma list; may be repeated
     #[arg(id = "probe", long, value_name = "NAMES", value_delimiter = ',', value_parser = probe_name)]
     names: Vec<String>,
-    /// Only the probes whose name RE matches from its start
+    /// Only the probes whose name begins with a match of RE
     #[arg(long, value_name = "RE", value_parser = regexp)]
     regexp: Option<Selector>,
 }
 
 impl Flags for ProbeFlags {
-    type Meaning = Vec<Selector>;
+    type Value = Vec<Selector>;
 
     fn check(self) -> Result<Vec<Selector>, String> {
         if let Some(regexp) = self.regexp {

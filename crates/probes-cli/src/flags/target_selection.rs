@@ -9,7 +9,7 @@ use super::checked::{Flags, each_once};
 use crate::failure::Failure;
 use crate::say::Messages;
 
-/// One process.
+// One process.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OneProcess {
     /// The process
@@ -17,20 +17,20 @@ pub(crate) struct OneProcess {
     pub(crate) pid: i32,
 }
 
-/// Processes, of which there may be several.
+// Processes, of which there may be several.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct TargetSelection {
     /// The process; may be repeated
     #[arg(id = "pid", long, value_name = "N", value_parser = pid)]
     pids: Vec<i32>,
-    /// The processes whose program's name RE matches from its start
+    /// All processes whose program's name begins with a match of RE
     #[arg(long, value_name = "RE", value_parser = program_name)]
     name: Option<Regex>,
 }
 
 impl Flags for TargetSelection {
-    type Meaning = TargetSelection;
+    type Value = TargetSelection;
 
     fn check(self) -> Result<TargetSelection, String> {
         each_once("-pid", &self.pids)?;
@@ -39,7 +39,7 @@ impl Flags for TargetSelection {
 }
 
 impl TargetSelection {
-    /// Whether a name selects, and so may select any number of processes.
+    /// Whether processes are selected by name, so that there may be any number of them.
     pub(crate) fn is_by_name(&self) -> bool {
         self.name.is_some()
     }
@@ -72,13 +72,15 @@ impl TargetSelection {
         Ok(pids)
     }
 
-    /// Whether a process that only its name selected has exited since: it is then not an error.
+    /// Whether `error` says that the process has exited, and the process was selected only by its
+    /// name: then it is not reported as an error.
     pub(crate) fn has_exited_since(&self, pid: i32, error: &Error) -> bool {
         error.is_gone() && !self.pids.contains(&pid)
     }
 }
 
-/// As all regular expressions here: the first match is the one that begins first.
+/// Whether the match of `name` in `text` begins at its start. As with all regular expressions here,
+/// the match is the one that begins first.
 fn matches_from_start(name: &Regex, text: &str) -> bool {
     name.find(text).is_some_and(|found| found.start() == 0)
 }

@@ -9,17 +9,17 @@ use probes_lib::{Counts, LiveAddr, SourceMap, Target};
 use serde::{Serialize, Serializer};
 
 use super::format::VERSION;
-use super::plain::{function_or_not, source_or_not};
+use super::plain::{function_or_unknown, source_or_unknown};
 use super::table;
 use crate::text::Escaped;
 
 /// The hits of the probes of a process, most first.
 #[derive(Debug, Serialize)]
-pub(crate) struct Counted<'c> {
+pub(crate) struct CountReport<'c> {
     version: u32,
     pid: i32,
     program: Cow<'c, str>,
-    /// The time since the beginning, while the observation goes on.
+    /// The time since the observation began; `None` unless it still goes on.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
     /// How long the hits were counted.
@@ -66,13 +66,14 @@ impl Row<'_> {
     }
 }
 
-impl<'c> Counted<'c> {
-    /// All hits; those of each site if there are `sources`, one for each object.
+impl<'c> CountReport<'c> {
+    /// All hits: of each site if there are `sources` (one entry for each object), otherwise of each
+    /// probe.
     pub(crate) fn new(
         target: &'c Target,
         counts: &'c Counts,
         sources: &[Option<SourceMap>],
-    ) -> Counted<'c> {
+    ) -> CountReport<'c> {
         let probes = counts.probes();
         let rows = probes.flat_map(|(name, hits)| {
             if !sources.is_empty() {
@@ -85,7 +86,7 @@ impl<'c> Counted<'c> {
                 site: None,
             }]
         });
-        Counted {
+        CountReport {
             version: VERSION,
             pid: target.pid(),
             program: target.program().to_string_lossy(),
@@ -96,21 +97,29 @@ impl<'c> Counted<'c> {
     }
 
     /// Only the hits since `before`, which was `seconds` ago.
-    pub(crate) fn since(mut self, before: Option<&Counts>, seconds: Duration) -> Counted<'c> {
+    pub(crate) fn hits_since(
+        mut self,
+        before: Option<&Counts>,
+        seconds: Duration,
+    ) -> CountReport<'c> {
         for row in &mut self.probes {
             row.hits = row.hits.saturating_sub(row.hits_in(before));
         }
         self.seconds = seconds;
-        self.rated(None)
+        self.with_rates(None)
     }
 
     /// All hits so far, with the rates since `before`, which was `seconds` ago.
-    pub(crate) fn lately(mut self, before: Option<&Counts>, seconds: Duration) -> Counted<'c> {
+    pub(crate) fn with_rates_since(
+        mut self,
+        before: Option<&Counts>,
+        seconds: Duration,
+    ) -> CountReport<'c> {
         self.seconds = seconds;
-        self.rated(before)
+        self.with_rates(before)
     }
 
-    fn rated(mut self, before: Option<&Counts>) -> Counted<'c> {
+    fn with_rates(mut self, before: Option<&Counts>) -> CountReport<'c> {
         let seconds = self.seconds.as_secs_f64().max(f64::MIN_POSITIVE);
         for row in &mut self.probes {
             row.rate = row.hits.saturating_sub(row.hits_in(before)) as f64 / seconds;
@@ -120,7 +129,7 @@ impl<'c> Counted<'c> {
     }
 
     /// The same, with the time since the beginning.
-    pub(crate) fn at(mut self, at: Duration) -> Counted<'c> {
+    pub(crate) fn at(mut self, at: Duration) -> CountReport<'c> {
         self.at = Some(at);
         self
     }
@@ -195,11 +204,11 @@ fn site_rows<'c>(counts: &'c Counts, name: &'c str, sources: &[Option<SourceMap>
 
 impl SiteRow<'_> {
     fn function(&self) -> String {
-        function_or_not(self.function.as_deref())
+        function_or_unknown(self.function.as_deref())
     }
 
     fn source(&self) -> String {
-        source_or_not(self.file.as_deref(), self.line)
+        source_or_unknown(self.file.as_deref(), self.line)
     }
 }
 

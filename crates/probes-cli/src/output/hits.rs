@@ -7,7 +7,7 @@ use probes_lib::{Event, LiveAddr, SourceLocation, SourceMap, Value};
 use serde::{Serialize, Serializer};
 
 use super::format::{Format, VERSION, json};
-use super::plain::{function_or_not, source_or_not};
+use super::plain::{function_or_unknown, source_or_unknown};
 use crate::failure::Failure;
 use crate::text::Escaped;
 
@@ -113,8 +113,8 @@ fn plain(event: &Event, location: &SourceLocation) -> String {
         time.trim_end_matches('Z'),
         Escaped(event.name()),
         event.address(),
-        function_or_not(location.function.as_deref()),
-        source_or_not(location.file.as_deref(), location.line),
+        function_or_unknown(location.function.as_deref()),
+        source_or_unknown(location.file.as_deref(), location.line),
     );
     for argument in &event.arguments {
         // Writing to a string does not fail.
@@ -131,7 +131,7 @@ fn in_ocaml(value: &Value) -> String {
         Value::Int32(number) => format!("{number}l"),
         Value::Int64(number) => format!("{number}L"),
         Value::Nativeint(number) => format!("{number}n"),
-        Value::Float(number) => in_digits(*number),
+        Value::Float(number) => float_in_ocaml(*number),
         Value::String { bytes, is_whole } => {
             let text: String = bytes.iter().map(|byte| escaped(*byte)).collect();
             let more = if *is_whole { "" } else { "..." };
@@ -143,8 +143,8 @@ fn in_ocaml(value: &Value) -> String {
     }
 }
 
-/// A float that does not look like an int, and is the same when it is read.
-fn in_digits(number: f64) -> String {
+/// A float as text that OCaml reads as a float (never as an int), and as the same number.
+fn float_in_ocaml(number: f64) -> String {
     match number {
         _ if number.is_nan() => "nan".to_owned(),
         f64::INFINITY => "infinity".to_owned(),
@@ -217,7 +217,7 @@ fn float<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() {
         to.serialize_f64(*value)
     } else {
-        to.serialize_str(&in_digits(*value))
+        to.serialize_str(&float_in_ocaml(*value))
     }
 }
 

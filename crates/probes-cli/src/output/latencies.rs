@@ -1,4 +1,5 @@
-//! The times of pairs, in one shape for all formats. The field names are those of the JSON output.
+//! The latencies of pairs (the times from a start to a stop), in one shape for all formats.
+//! The field names are those of the JSON output.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -18,10 +19,10 @@ pub(crate) struct Latencies<'l> {
     version: u32,
     pid: i32,
     program: Cow<'l, str>,
-    /// The time since the beginning, while the observation goes on.
+    /// The time since the observation began; `None` once it has ended.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
-    /// How long the times were taken.
+    /// For how long latencies were measured.
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     pub(super) pairs: Vec<Pair<'l>>,
@@ -64,7 +65,7 @@ pub(super) struct Bucket {
 const BAR: u64 = 50;
 
 impl<'l> Latencies<'l> {
-    /// The times that were taken in `seconds`.
+    /// The latencies that were measured in the time `seconds`.
     pub(crate) fn new(
         target: &'l Target,
         latencies: &'l [Latency],
@@ -98,7 +99,7 @@ impl<'l> Latencies<'l> {
             for time in pair.times() {
                 let _ = write!(text, " {}", time.as_nanos());
             }
-            let [starts, stops, lost] = pair.others();
+            let [starts, stops, lost] = pair.unmatched_and_lost();
             let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
             let _ = writeln!(text, " {starts} {stops} {lost} {start},{stop}");
         }
@@ -107,12 +108,15 @@ impl<'l> Latencies<'l> {
 
     /// A table of all pairs.
     pub(crate) fn table(&self) -> String {
-        let is_matched = self.pairs.iter().all(|pair| pair.others() == [0; 3]);
+        let is_matched = self
+            .pairs
+            .iter()
+            .all(|pair| pair.unmatched_and_lost() == [0; 3]);
         let mut head = vec![
             "start", "stop", "count", "mean", "p50", "p90", "p99", "p99.9", "max",
         ];
         if !is_matched {
-            head.extend(["starts alone", "stops alone", "lost"]);
+            head.extend(["unmatched starts", "unmatched stops", "lost"]);
         }
         let rows = self.pairs.iter().map(|pair| {
             let mut cells = vec![
@@ -122,13 +126,13 @@ impl<'l> Latencies<'l> {
             ];
             cells.extend(pair.times().map(|time| {
                 if pair.count > 0 {
-                    in_words(time)
+                    with_unit(time)
                 } else {
                     "-".to_owned()
                 }
             }));
             if !is_matched {
-                cells.extend(pair.others().map(|number| number.to_string()));
+                cells.extend(pair.unmatched_and_lost().map(|number| number.to_string()));
             }
             cells
         });
@@ -176,16 +180,16 @@ impl<'l> Pair<'l> {
         let names = ["mean", "p50", "p90", "p99", "p99.9", "max"];
         let times = names.iter().zip(self.times());
         let times: Vec<String> = times
-            .map(|(name, time)| format!("{name} {}", in_words(time)))
+            .map(|(name, time)| format!("{name} {}", with_unit(time)))
             .collect();
         match self.count {
-            0 => "no times".to_owned(),
-            count => format!("{count} times: {}", times.join(", ")),
+            0 => "no latencies".to_owned(),
+            count => format!("{count} latencies: {}", times.join(", ")),
         }
     }
 
     /// How many starts and stops were not matched, and how many times were lost.
-    fn others(&self) -> [u64; 3] {
+    fn unmatched_and_lost(&self) -> [u64; 3] {
         [self.unmatched_starts, self.unmatched_stops, self.lost]
     }
 }
@@ -201,7 +205,7 @@ fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
     let end = counts.iter().rposition(|&count| count > 0);
     let end = end.map_or(first, |last| last + 1);
     let bucket = |power: usize| Bucket {
-        // No time at all is in the first bucket, too.
+        // The first bucket has the times of 0 ns, too.
         from_ns: if power == 0 { 0 } else { 1 << power },
         to_ns: 1_u64.checked_shl(power as u32 + 1).unwrap_or(u64::MAX),
         count: counts[power],
@@ -230,11 +234,11 @@ fn chart(buckets: &[Bucket]) -> String {
 }
 
 pub(super) fn of_nanoseconds(nanoseconds: u64) -> String {
-    in_words(Duration::from_nanos(nanoseconds))
+    with_unit(Duration::from_nanos(nanoseconds))
 }
 
 /// A time to three digits, in the unit that fits.
-pub(crate) fn in_words(time: Duration) -> String {
+pub(crate) fn with_unit(time: Duration) -> String {
     let nanoseconds = time.as_nanos() as f64;
     // A time that would be rounded up to the next unit has that unit.
     let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];
@@ -260,7 +264,7 @@ mod tests {
 
     #[test]
     fn times_have_three_significant_digits() {
-        let words = |nanoseconds| in_words(Duration::from_nanos(nanoseconds));
+        let words = |nanoseconds| with_unit(Duration::from_nanos(nanoseconds));
         let shown = [0, 7, 999, 1000, 1024, 12_345, 999_499, 999_500, 1_000_000].map(words);
         let expected = [
             "0 ns", "7 ns", "999 ns", "1.00 us", "1.02 us", "12.3 us", "999 us", "1.00 ms",
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_powers_of_two_between_nonempty_ones() {
+    fn buckets_are_powers_of_two_without_empty_ends() {
         let times = [(1000, 3), (1023, 1), (1024, 2), (9000, 5)];
         let times = times.map(|(time, count)| (Duration::from_nanos(time), count));
         let found = buckets(times.into_iter());

@@ -10,7 +10,7 @@ const UNKNOWN: &str = "-";
 
 /// The probes of a process or a file. What is not in the executable comes after a line that names its
 /// object.
-pub(super) fn listing(listing: &Listing<'_>, several: bool) -> String {
+pub(super) fn listing(listing: &Listing<'_>, names_process: bool) -> String {
     let mut text = String::new();
     for probe in &listing.probes {
         push_name_line(probe, &mut text);
@@ -28,7 +28,7 @@ pub(super) fn listing(listing: &Listing<'_>, several: bool) -> String {
         }
     }
     match listing.pid {
-        Some(pid) if several => text.lines().map(|line| format!("{pid} {line}\n")).collect(),
+        Some(pid) if names_process => text.lines().map(|line| format!("{pid} {line}\n")).collect(),
         _ => text,
     }
 }
@@ -76,21 +76,21 @@ pub(super) fn site_state(site: &SiteView<'_>) -> String {
     }
 }
 
-/// The function of a site, in one word.
+/// The name of the function of a site, as one word; `-` if it is unknown.
 pub(super) fn function(site: &SiteView<'_>) -> String {
-    function_or_not(site.function.as_deref())
+    function_or_unknown(site.function.as_deref())
 }
 
 /// `file:line` of a site.
 pub(super) fn source(site: &SiteView<'_>) -> String {
-    source_or_not(site.file.as_deref(), site.line)
+    source_or_unknown(site.file.as_deref(), site.line)
 }
 
-pub(super) fn function_or_not(function: Option<&str>) -> String {
+pub(super) fn function_or_unknown(function: Option<&str>) -> String {
     function.map_or_else(|| UNKNOWN.to_owned(), |name| Escaped(name).to_string())
 }
 
-pub(super) fn source_or_not(file: Option<&str>, line: Option<u32>) -> String {
+pub(super) fn source_or_unknown(file: Option<&str>, line: Option<u32>) -> String {
     match (file, line) {
         (Some(file), Some(line)) => format!("{}:{line}", Escaped(file)),
         (Some(file), None) => Escaped(file).to_string(),
@@ -103,8 +103,8 @@ pub(super) fn arguments(site: &SiteView<'_>) -> impl Iterator<Item = String> {
     site.arguments.iter().map(|text| Escaped(text).to_string())
 }
 
-pub(super) fn changes(changes: &Changes<'_>, several: bool) -> String {
-    let process = if several {
+pub(super) fn changes(changes: &Changes<'_>, names_process: bool) -> String {
+    let process = if names_process {
         format!("{} ", changes.pid)
     } else {
         String::new()

@@ -8,15 +8,15 @@ use crate::text::is_unprintable;
 // In pixels.
 const WIDTH: u64 = 720;
 const MARGIN: u64 = 20;
-const LINE: u64 = 22;
-const LABELS: u64 = 170;
-const COUNTS: u64 = 100;
+const LINE_HEIGHT: u64 = 22;
+const LABEL_WIDTH: u64 = 170;
+const COUNT_WIDTH: u64 = 100;
 
 impl Latencies<'_> {
     /// A document of SVG 1.1.
     pub(crate) fn picture(&self) -> String {
         let lines = |pair: &Pair<'_>| 3 + pair.buckets.len().max(1) as u64;
-        let height = 2 * MARGIN + LINE * self.pairs.iter().map(lines).sum::<u64>();
+        let height = 2 * MARGIN + LINE_HEIGHT * self.pairs.iter().map(lines).sum::<u64>();
         let mut svg = String::new();
         // Writing to a string does not fail.
         let _ = writeln!(
@@ -28,7 +28,7 @@ impl Latencies<'_> {
         let mut top = MARGIN;
         for pair in &self.pairs {
             chart(&mut svg, pair, top);
-            top += LINE * lines(pair);
+            top += LINE_HEIGHT * lines(pair);
         }
         svg.push_str("</svg>\n");
         svg
@@ -36,48 +36,48 @@ impl Latencies<'_> {
 }
 
 fn chart(svg: &mut String, pair: &Pair<'_>, top: u64) {
-    let mut line = top + LINE;
+    let mut baseline = top + LINE_HEIGHT;
     let title = format!("{} to {}", pair.start, pair.stop);
-    text(svg, MARGIN, line, "font-weight=\"bold\"", &title);
-    line += LINE;
-    text(svg, MARGIN, line, "fill=\"#555\"", &pair.summary());
+    text(svg, MARGIN, baseline, "font-weight=\"bold\"", &title);
+    baseline += LINE_HEIGHT;
+    text(svg, MARGIN, baseline, "fill=\"#555\"", &pair.summary());
     let most = pair.buckets.iter().map(|it| it.count).max().unwrap_or(0);
     for bucket in &pair.buckets {
-        line += LINE;
-        bar(svg, bucket, most.max(1), line);
+        baseline += LINE_HEIGHT;
+        bar(svg, bucket, most.max(1), baseline);
     }
 }
 
-fn bar(svg: &mut String, bucket: &Bucket, most: u64, line: u64) {
+fn bar(svg: &mut String, bucket: &Bucket, most: u64, baseline: u64) {
     let range = format!(
         "{} .. {}",
         of_nanoseconds(bucket.from_ns),
         of_nanoseconds(bucket.to_ns)
     );
-    let left = MARGIN + LABELS;
-    text(svg, left - 10, line, "text-anchor=\"end\"", &range);
-    let room = WIDTH - 2 * MARGIN - LABELS - COUNTS;
+    let left = MARGIN + LABEL_WIDTH;
+    text(svg, left - 10, baseline, "text-anchor=\"end\"", &range);
+    let room = WIDTH - 2 * MARGIN - LABEL_WIDTH - COUNT_WIDTH;
     let width = (bucket.count as f64 / most as f64) * room as f64;
-    let (y, height) = (line - LINE * 3 / 4, LINE - 4);
+    let (y, height) = (baseline - LINE_HEIGHT * 3 / 4, LINE_HEIGHT - 4);
     // Writing to a string does not fail.
     let _ = writeln!(
         svg,
         "<rect x=\"{left}\" y=\"{y}\" width=\"{width:.1}\" height=\"{height}\" fill=\"#c60\"/>"
     );
     let right = left + width.ceil() as u64 + 6;
-    text(svg, right, line, "", &bucket.count.to_string());
+    text(svg, right, baseline, "", &bucket.count.to_string());
 }
 
 fn text(svg: &mut String, x: u64, y: u64, attributes: &str, text: &str) {
-    let text = Quoted(text);
+    let text = Escaped(text);
     // Writing to a string does not fail.
     let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" {attributes}>{text}</text>");
 }
 
 /// Text with the characters escaped that XML uses for markup, or does not allow.
-struct Quoted<'a>(&'a str);
+struct Escaped<'a>(&'a str);
 
-impl fmt::Display for Quoted<'_> {
+impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for character in self.0.chars() {
             match character {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn markup_in_names_is_escaped() {
-        let quoted = Quoted("a<b>&\"c\"\u{1b}").to_string();
-        assert_eq!(quoted, "a&lt;b&gt;&amp;\"c\"\\u{1b}");
+        let escaped = Escaped("a<b>&\"c\"\u{1b}").to_string();
+        assert_eq!(escaped, "a&lt;b&gt;&amp;\"c\"\\u{1b}");
     }
 }

@@ -7,14 +7,14 @@ use super::plain::{arguments, function, site_state, source};
 use super::view::{Changes, Listing, ProbeView, Processes, state_word};
 use crate::text::{Escaped, number_of};
 
-pub(super) fn listing(listing: &Listing<'_>, sites: bool, several: bool) -> String {
-    let pid = listing.pid.filter(|_| several);
+pub(super) fn listing(listing: &Listing<'_>, sites: bool, names_process: bool) -> String {
+    let pid = listing.pid.filter(|_| names_process);
     let mut head: Vec<&str> = pid.map(|_| "pid").into_iter().collect();
     head.push("probe");
     if listing.pid.is_some() {
         head.extend(["state", "counter"]);
     }
-    let objects = listing.has_others();
+    let objects = listing.has_other_objects();
     if sites {
         head.push("what");
         head.extend(objects.then_some("object"));
@@ -38,12 +38,12 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool, several: bool) -> Stri
 }
 
 /// A probe with its state, if it has one, and the number of its sites.
-fn name_row(probe: &ProbeView<'_>, spell_out: bool) -> Vec<String> {
+fn name_row(probe: &ProbeView<'_>, with_sites: bool) -> Vec<String> {
     let mut row = vec![Escaped(probe.name).to_string()];
     if let (Some(state), Some(counter)) = (probe.state, probe.counter) {
         row.extend([state_word(state).to_owned(), counter.to_string()]);
     }
-    row.push(if spell_out {
+    row.push(if with_sites {
         number_of(probe.site_count, "site")
     } else {
         probe.site_count.to_string()
@@ -86,8 +86,8 @@ fn site_rows(probe: &ProbeView<'_>, objects: bool) -> Vec<Vec<String>> {
     sites.chain(semaphores).collect()
 }
 
-pub(super) fn changes(changes: &Changes<'_>, several: bool) -> String {
-    let pid = several.then(|| changes.pid.to_string());
+pub(super) fn changes(changes: &Changes<'_>, names_process: bool) -> String {
+    let pid = names_process.then(|| changes.pid.to_string());
     let rows = changes.changed.iter().map(|change| {
         let mut row: Vec<String> = pid.iter().cloned().collect();
         row.extend([
@@ -99,7 +99,7 @@ pub(super) fn changes(changes: &Changes<'_>, several: bool) -> String {
         row
     });
     let mut head = vec!["probe", "before", "after", "sites"];
-    if several {
+    if names_process {
         head.insert(0, "pid");
     }
     table(&head, rows)

@@ -3,13 +3,16 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
+use std::time::Duration;
 
 use probes_lib::{
-    FileAddr, Generation, LiveAddr, Object, Probe, ProbeChange, ProbeState, ProbeStates,
-    ProbeTable, Report, Site, SiteCode, SourceMap, State, Survey, SurveyedProcess, Target,
+    CodeDigest, FileAddr, Generation, LiveAddr, Object, ObserverProcess, Probe, ProbeChange,
+    ProbeState, ProbeStates, ProbeTable, Report, Site, SiteCode, SourceMap, State, Survey,
+    SurveyedProcess, Target,
 };
 use serde::{Serialize, Serializer};
 
+use super::counted::seconds;
 use super::format::VERSION;
 
 /// The probes of a process, or of a file that is not running: what only a process has is then `None`.
@@ -21,10 +24,39 @@ pub(crate) struct Listing<'t> {
     build_id: Option<String>,
     /// How many sites are observed now.
     observed_sites: Option<usize>,
+    /// Who observes them, or has left them so.
+    observer: Option<ObserverView<'t>>,
+    /// Whether closures that it marshals are accepted, if that depends on its probes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code_digest: Option<&'static str>,
     pub(super) probes: Vec<ProbeView<'t>>,
 }
 
-/// One name.
+/// The process that observes another one.
+#[derive(Debug, Serialize)]
+struct ObserverView<'t> {
+    /// `None` if it is one of another pid namespace.
+    pid: Option<i32>,
+    command: &'t str,
+    /// How long ago the observation began.
+    #[serde(serialize_with = "seconds")]
+    seconds: Duration,
+    /// Whether it still observes.
+    alive: bool,
+}
+
+impl<'t> ObserverView<'t> {
+    fn of(observer: &'t ObserverProcess) -> ObserverView<'t> {
+        ObserverView {
+            pid: observer.is_in_our_namespace.then_some(observer.pid),
+            command: &observer.command,
+            seconds: observer.age,
+            alive: observer.is_alive,
+        }
+    }
+}
+
+/// One probe: the sites and semaphores that have the same name.
 #[derive(Debug, Serialize)]
 pub(super) struct ProbeView<'t> {
     pub(super) name: &'t str,
@@ -82,6 +114,7 @@ impl<'t> Listing<'t> {
     pub(crate) fn of_process(
         target: &'t Target,
         states: &'t ProbeStates,
+        digest: CodeDigest,
         detail: &Detail,
     ) -> Listing<'t> {
         let view = |state| ProbeView::of_process(&state, states.objects(), detail);
@@ -94,6 +127,8 @@ impl<'t> Listing<'t> {
             program: target.program().to_string_lossy(),
             build_id: build_id.map(ToString::to_string),
             observed_sites: Some(states.observed_sites()),
+            observer: states.observer().map(ObserverView::of),
+            code_digest: digest_word(digest),
             probes: states.probes().map(view).collect(),
         }
     }
@@ -108,6 +143,8 @@ impl<'t> Listing<'t> {
             program: object.clone(),
             build_id: table.build_id().map(ToString::to_string),
             observed_sites: None,
+            observer: None,
+            code_digest: None,
             probes: table.probes().map(view).collect(),
         }
     }
@@ -115,7 +152,7 @@ impl<'t> Listing<'t> {
 
 impl Listing<'_> {
     /// Whether it shows sites or semaphores of other objects than the executable.
-    pub(super) fn has_others(&self) -> bool {
+    pub(super) fn has_other_objects(&self) -> bool {
         self.probes.iter().any(|probe| {
             let sites = probe.sites.iter().map(|site| &site.object);
             let semaphores = probe.semaphores.iter().map(|one| &one.object);
@@ -259,6 +296,9 @@ pub(crate) struct Changes<'r> {
     pub(super) changed: Vec<ChangeView<'r>>,
     passed_over: &'r [String],
     stopped_us: u128,
+    /// Whether closures that it marshals are accepted, if that depends on these probes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code_digest: Option<&'static str>,
 }
 
 /// What an update did to one name.
@@ -279,6 +319,7 @@ impl<'r> Changes<'r> {
             changed: report.changed.iter().map(ChangeView::of).collect(),
             passed_over: &report.skipped,
             stopped_us: report.stopped.as_micros(),
+            code_digest: digest_word(report.code_digest),
         }
     }
 }
@@ -291,6 +332,18 @@ impl<'r> ChangeView<'r> {
             after: change.after,
             sites: change.sites,
         }
+    }
+}
+
+fn digest_word(digest: CodeDigest) -> Option<&'static str> {
+    match digest {
+        CodeDigest::Unaffected => None,
+        CodeDigest::OfFile => Some("of_file"),
+        CodeDigest::Computed => Some("computed"),
+        CodeDigest::NotComputed => Some("not_computed"),
+        CodeDigest::Pending => Some("pending"),
+        CodeDigest::OfPatchedCode => Some("of_patched_code"),
+        CodeDigest::Unknown => Some("unknown"),
     }
 }
 

@@ -7,9 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the whole suite runs, in seconds; without it, each case runs its least number of
-/// rounds.
-const VARIABLE: &str = "CHAOS_SECONDS";
+use crate::SUITE;
 
 /// How long a case may take beyond its share. Far longer than it does on a busy machine: only a
 /// hang should reach it.
@@ -27,11 +25,14 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Waits until no other case runs. `percent` is its share of the time of the suite.
+    /// Waits until no other case runs, then begins this one. `percent` is the share of this case in
+    /// the seconds that the environment variable of the suite (`CHAOS_SECONDS`) says; without it,
+    /// each case runs its least number of rounds.
     pub(crate) fn begin(name: &'static str, percent: u32) -> Case {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let seconds = std::env::var(VARIABLE).unwrap_or_default();
+        let seconds =
+            std::env::var(format!("{}_SECONDS", SUITE.to_uppercase())).unwrap_or_default();
         let seconds: u64 = match seconds.as_str() {
             "" => 0,
             number => number.parse().expect("a number of seconds"),
@@ -40,7 +41,7 @@ impl Case {
         let (watchdog, dropped) = channel::<()>();
         thread::spawn(move || {
             if dropped.recv_timeout(share + DEADLINE) == Err(RecvTimeoutError::Timeout) {
-                eprintln!("chaos: {name}: has hung");
+                eprintln!("{SUITE}: {name}: has hung");
                 abort();
             }
         });
@@ -56,7 +57,7 @@ impl Case {
     }
 
     /// Whether another round is due after `done` of them.
-    pub(crate) fn is_due(&self, done: usize, least: usize) -> bool {
+    pub(crate) fn wants_another_round(&self, done: usize, least: usize) -> bool {
         done < least || self.has_time()
     }
 
@@ -70,7 +71,8 @@ impl Case {
         !self.share.is_zero()
     }
 
-    /// How many of something: all, or a tenth of them in the short form.
+    /// A number of repetitions: `all`, or a tenth of it if the case has no time beyond its
+    /// least number of rounds.
     pub(crate) fn part_of(&self, all: usize) -> usize {
         if self.is_long() { all } else { all / 10 }
     }
@@ -90,7 +92,8 @@ impl Case {
         self.counts.get(what).copied().unwrap_or(0)
     }
 
-    /// A number below `limit`, the same in every run: xorshift64, of Marsaglia's "Xorshift RNGs".
+    /// The next pseudo-random number below `limit`, of a sequence that is the same in every run:
+    /// xorshift64, of Marsaglia's "Xorshift RNGs".
     pub(crate) fn random(&mut self, limit: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -101,9 +104,9 @@ impl Case {
 
 impl Drop for Case {
     fn drop(&mut self) {
-        println!("chaos: {}, {:.1?}:", self.name, self.started.elapsed());
+        println!("{SUITE}: {}, {:.1?}:", self.name, self.started.elapsed());
         for (what, count) in &self.counts {
-            println!("chaos: {count:8} {what}");
+            println!("{SUITE}: {count:8} {what}");
         }
     }
 }

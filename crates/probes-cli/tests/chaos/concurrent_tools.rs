@@ -14,7 +14,7 @@ use test_support::process::state;
 use test_support::{Guard, eventually, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, after, all};
+use crate::subject::{Subject, all, state_after};
 use crate::tool;
 
 /// Updates of each tool.
@@ -28,10 +28,10 @@ struct Tools {
     named: Vec<i32>,
 }
 
-/// The result of a tool that enables every probe: if another tool kept it from doing so, its pid
-/// and name. If there are more threads than processors, some may not stop in time; then the pid is
-/// 0.
-fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
+/// Waits for a tool that enables every probe. If another tool kept it from doing so, the error is
+/// the other tool's pid and name. If there are more threads than processors, some may not stop in
+/// time; then the error is the pid 0 and the message.
+fn wait_for_enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     let mut error = String::new();
     let mut stderr = tool.child().stderr.take().unwrap();
     stderr.read_to_string(&mut error).unwrap();
@@ -43,8 +43,8 @@ fn enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     }
     let words = ["is being changed by pid ", "is already traced by pid "];
     let said = words.iter().find_map(|words| error.split_once(words));
-    let (_, who) = said.unwrap_or_else(|| panic!("{error}"));
-    let (pid, name) = who.split_once(" (").unwrap();
+    let (_, named) = said.unwrap_or_else(|| panic!("{error}"));
+    let (pid, name) = named.split_once(" (").unwrap();
     let (name, _) = name.split_once(')').unwrap();
     Err((pid.parse().unwrap(), name.to_owned()))
 }
@@ -53,25 +53,25 @@ fn spawn_enable(pid: i32) -> Guard {
     Guard::spawn(tool::attach(pid, Action::Enable, false).stderr(Stdio::piped()))
 }
 
-/// Runs one tool after the other, until this many have done their update.
-fn run_tools(pid: i32, others: &Mutex<Tools>) {
+/// Runs one tool after the other, until [`UPDATES`] of them have done their update.
+fn run_tools(pid: i32, ran: &Mutex<Tools>) {
     let mut done = 0;
     while done < UPDATES {
         let mut tool = spawn_enable(pid);
-        others.lock().unwrap().pids.push(tool.pid());
-        match enable(&mut tool) {
+        ran.lock().unwrap().pids.push(tool.pid());
+        match wait_for_enable(&mut tool) {
             Ok(()) => done += 1,
             Err((0, _)) => {}
             Err((tracer, name)) => {
                 assert!(!name.is_empty());
-                others.lock().unwrap().named.push(tracer);
+                ran.lock().unwrap().named.push(tracer);
             }
         }
     }
 }
 
-/// The same in this process.
-fn run_updates(pid: i32, others: &Mutex<Tools>) {
+/// Makes [`UPDATES`] updates in the same way, by this process itself.
+fn run_updates(pid: i32, ran: &Mutex<Tools>) {
     let mut done = 0;
     while done < UPDATES {
         let target = Target::open(pid).unwrap();
@@ -83,7 +83,7 @@ fn run_updates(pid: i32, others: &Mutex<Tools>) {
             ErrorKind::Process(ProcessError::Denied {
                 denial: Denial::Traced { tracer, .. } | Denial::BeingChanged { tracer, .. },
                 ..
-            }) => others.lock().unwrap().named.push(*tracer),
+            }) => ran.lock().unwrap().named.push(*tracer),
             ErrorKind::Process(ProcessError::Busy { .. })
             | ErrorKind::Process(ProcessError::ThreadsKeepStarting { .. }) => {}
             _ => panic!("{error}"),
@@ -95,18 +95,18 @@ fn run_updates(pid: i32, others: &Mutex<Tools>) {
 fn run_at_once(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usize) {
     let subject = Subject::start(file, args);
     let pid = subject.pid();
-    let others = Mutex::new(Tools::default());
+    let ran = Mutex::new(Tools::default());
     thread::scope(|scope| {
         for _ in 0..tools {
-            scope.spawn(|| run_tools(pid, &others));
+            scope.spawn(|| run_tools(pid, &ran));
         }
         for _ in 0..threads {
-            scope.spawn(|| run_updates(pid, &others));
+            scope.spawn(|| run_updates(pid, &ran));
         }
     });
-    let others = others.into_inner().unwrap();
-    let is_known = |who: &i32| others.pids.contains(who) || *who == std::process::id() as i32;
-    assert!(others.named.iter().all(is_known), "{:?}", others.named);
+    let ran = ran.into_inner().unwrap();
+    let is_known = |pid: &i32| ran.pids.contains(pid) || *pid == std::process::id() as i32;
+    assert!(ran.named.iter().all(is_known), "{:?}", ran.named);
     let updates = UPDATES * (tools + threads) as u16;
     subject.assert_all((updates, State::Enabled), "after all");
     for _ in 0..updates {
@@ -114,17 +114,17 @@ fn run_at_once(case: &mut Case, file: &Path, args: &[&str], tools: usize, thread
     }
     subject.assert_all((0, State::Disabled), "all undone");
     case.add("updates made by several at once", updates.into());
-    case.add("refused, naming the other tool", others.named.len() as u64);
+    case.add("refused, naming the other tool", ran.named.len() as u64);
     subject.end();
 }
 
 // promise: Other tracers and tools: Two or five tools at once: each does its whole update or names
 //    the one that holds the process, and the counters add up (840 updates)
 #[test]
-fn two_and_five_tools_at_once_all_count() {
+fn no_update_of_concurrent_tools_is_lost() {
     let mut case = Case::begin("two and five tools at once", 4);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for (tools, threads) in [(2, 0), (3, 2)] {
             for file in fixture_forms("gen_ocaml_2_static") {
                 run_at_once(&mut case, &file, &[], tools, threads);
@@ -146,7 +146,7 @@ fn two_and_five_tools_at_once_all_count() {
 fn tool_stopped_amid_its_update_is_named() {
     let mut case = Case::begin("one tool is stopped, others come", 2);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let mut stops = 0;
@@ -167,12 +167,12 @@ fn tool_stopped_amid_its_update_is_named() {
                 let mut others: Vec<Guard> = (0..3).map(|_| spawn_enable(subject.pid())).collect();
                 for other in &mut others {
                     let expected = (first.pid(), "ocaml-probes".to_owned());
-                    assert_eq!(enable(other), Err(expected), "{fault}");
+                    assert_eq!(wait_for_enable(other), Err(expected), "{fault}");
                     case.count("refused, naming the other tool");
                 }
                 kill(Pid::from_raw(first.pid()), Signal::SIGCONT).unwrap();
                 assert!(first.wait().success(), "{fault}");
-                subject.assert_all(after(Action::Enable), &fault);
+                subject.assert_all(state_after(Action::Enable), &fault);
                 assert!(subject.run() > 0);
                 subject.apply(&all(Action::Disable));
             }

@@ -1,6 +1,6 @@
-//! Observations that are cut short: the tool is killed before each of its calls, and at any moment.
-//! The process runs on, its probes are what they were, and the next observation removes what
-//! remains.
+//! Observations that are cut short: the tool is killed before each of its system calls in turn, and
+//! at random moments. The process runs on, its probes have the states they had, and the next
+//! observation removes what the killed tool left behind.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -12,17 +12,17 @@ use probes_lib::{Action, Observation, Options, Selector, State, Target};
 use test_support::{Guard, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, all, patient};
+use crate::subject::{Subject, all, options_with_long_deadline};
 use crate::tool;
 
-/// Killed at any moment; a tenth of them in the short form.
-const LEAST: usize = 500;
+/// How many tools are killed at a random moment; a tenth of them in the short form.
+const KILLS: usize = 500;
 
 /// Cycles under load; a tenth of them in the short form.
 const CYCLES: usize = 500;
 
 /// Mappings of code that belong to no file.
-pub(crate) fn strange_code(pid: i32) -> usize {
+pub(crate) fn anonymous_code_mappings(pid: i32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let lines = maps
         .lines()
@@ -30,25 +30,25 @@ pub(crate) fn strange_code(pid: i32) -> usize {
     lines.filter(|line| !line.contains("[v")).count()
 }
 
-/// Removes what remains, which leaves no trace.
+/// Removes what a killed tool left behind, and asserts that no trace of it is left.
 fn clean(case: &mut Case, subject: &mut Subject, states: (u16, State), what: &str) {
     subject.assert_released();
     subject.run();
     let target = Target::open(subject.pid()).unwrap();
-    // As usual, whatever remains.
+    // The states that are shown are the usual ones, whatever the killed tool left behind.
     let shown = target.states().unwrap();
     for probe in shown.probes() {
         let state = (probe.counter(), probe.state());
-        // A site across two pages is off while it is patched.
+        // A site across two pages is off while it is patched; a kill meanwhile leaves it off.
         let is_cut_short = what.contains("page_borders") && state.1 == State::Inconsistent;
         assert!(state == states || is_cut_short, "{what}: {state:?}");
     }
-    let left = target.clean(patient()).unwrap();
+    let left = target.clean(options_with_long_deadline()).unwrap();
     case.count(match left.sites {
         0 => "killed: no site was observed",
         _ => "killed: sites were observed, and are removed",
     });
-    assert_eq!(strange_code(subject.pid()), 0, "{what}");
+    assert_eq!(anonymous_code_mappings(subject.pid()), 0, "{what}");
     subject.assert_all(states, what);
     subject.run();
 }
@@ -73,15 +73,15 @@ fn kill_at_each(case: &mut Case, file: &Path, fault: &str, action: Action) {
     subject.end();
 }
 
-// promise: Observations: A tool killed before any of its system calls while it counts leaves what
-//    the next one removes (about 600 kills)
+// promise: Observations: What a tool leaves behind if it is killed before any of its system calls
+//    while it counts is removed by the next one (about 600 kills)
 #[test]
-fn counting_tool_killed_before_each_call_is_removed() {
+fn remains_of_killed_counting_tools_are_removed() {
     let mut case = Case::begin("killed while it counts", 4);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("page_borders") {
-            // Not within a write: the kernel does a write within a page as a whole.
+            // No kill takes effect within a write: the kernel completes a write within one page.
             kill_at_each(&mut case, &file, "kill-write", Action::Enable);
             kill_at_each(&mut case, &file, "kill-write", Action::Disable);
         }
@@ -102,9 +102,9 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
         .into_iter()
         .chain(program_forms("threads"))
         .collect();
-    let each = case.part_of(LEAST).div_ceil(files.len());
+    let each = case.part_of(KILLS).div_ceil(files.len());
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in &files {
             let subject = Subject::start(file, ["3"]);
             let line = format!("count -for 1ms -pid {}", subject.pid());
@@ -122,8 +122,8 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
                 subject.assert_released();
             }
             let target = Target::open(subject.pid()).unwrap();
-            target.clean(patient()).unwrap();
-            assert_eq!(strange_code(subject.pid()), 0);
+            target.clean(options_with_long_deadline()).unwrap();
+            assert_eq!(anonymous_code_mappings(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             subject.end();
         }
@@ -134,7 +134,7 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
 // promise: Observations: Counting starts and ends under full load, and every thread runs on (204
 //    observations)
 #[test]
-fn counting_under_load_starts_and_ends_without_loss() {
+fn counting_starts_and_ends_under_load() {
     let mut case = Case::begin("observed under load, over and over", 4);
     let files: Vec<PathBuf> = fixture_forms("threads_spin")
         .into_iter()
@@ -143,7 +143,7 @@ fn counting_under_load_starts_and_ends_without_loss() {
         .collect();
     let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in &files {
             let subject = Subject::start(file, [] as [&str; 0]);
             let target = Target::open(subject.pid()).unwrap();
@@ -151,7 +151,7 @@ fn counting_under_load_starts_and_ends_without_loss() {
             for cycle in 0..each {
                 let options = Options {
                     live: cycle % 2 == 0,
-                    ..patient()
+                    ..options_with_long_deadline()
                 };
                 let mut observer = target
                     .observe(&Observation::new().count(Selector::All), options)
@@ -163,7 +163,7 @@ fn counting_under_load_starts_and_ends_without_loss() {
             assert!(hits > 0);
             case.add("cycles", each as u64);
             case.add("hits counted", hits);
-            assert_eq!(strange_code(subject.pid()), 0);
+            assert_eq!(anonymous_code_mappings(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             subject.end();
         }

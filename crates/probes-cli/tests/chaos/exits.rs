@@ -1,5 +1,5 @@
-//! Processes that are killed, exit or exec just before each of the calls of an update: it succeeds
-//! or reports it, and nothing remains.
+//! A process is killed, exits or execs just before each system call of an update: the update
+//! succeeds or reports what happened, and no process or zombie remains.
 
 use std::io::Read;
 use std::path::Path;
@@ -14,12 +14,12 @@ use test_support::process::{children, processes, stat, state};
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, after, all, patient};
+use crate::subject::{Subject, all, options_with_long_deadline, state_after};
 use crate::tool;
 
 /// What happens to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum Event {
     Killed,
     Exit,
     Exec,
@@ -27,49 +27,49 @@ enum End {
 
 /// Asserts that there is no process with this pid, and no zombie.
 fn assert_gone(pid: i32) {
-    eventually("nothing is left of it", || {
+    eventually("the process is gone", || {
         (!processes().contains(&pid)).then_some(())
     });
 }
 
-/// Updates a process that meets `end` before the nth call; returns how many calls were made.
-fn end_before(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize) -> usize {
+/// Updates a process to which `event` happens before the nth call; returns how many calls were made.
+fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: usize) -> usize {
     let subject = Subject::start(file, args);
     let pid = subject.pid();
     let talker = Arc::new(Mutex::new(subject.talker));
-    let theirs = Arc::clone(&talker);
-    let lock = |talker: &Mutex<Talker>, line: &str| {
+    let event_talker = Arc::clone(&talker);
+    let send = |talker: &Mutex<Talker>, line: &str| {
         let mut talker = talker.lock().unwrap_or_else(PoisonError::into_inner);
         talker.send(line);
     };
-    faults::arm_event(nth, move || match end {
-        End::Killed => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
-        End::Exit => lock(&theirs, "quit"),
-        End::Exec => lock(&theirs, "exec"),
+    faults::arm_event(nth, move || match event {
+        Event::Killed => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
+        Event::Exit => send(&event_talker, "quit"),
+        Event::Exec => send(&event_talker, "exec"),
     });
     let result = probes_lib::Target::open(pid)
-        .map_err(|error| error.leaving(Effect::NothingChanged))
-        .and_then(|target| target.update_with(&all(Action::Enable), patient()));
+        .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
+        .and_then(|target| target.update_with(&all(Action::Enable), options_with_long_deadline()));
     let record = faults::disarm();
-    let is_met = record.calls.len() >= nth;
+    let has_happened = record.calls.len() >= nth;
     let what = format!(
-        "{end:?} before call {nth} of {}: {result:?}",
+        "{event:?} before call {nth} of {}: {result:?}",
         file.display()
     );
-    if is_met {
+    if has_happened {
         case.count(match &result {
-            Ok(_) => format!("{end:?}: done"),
+            Ok(_) => format!("{event:?}: done"),
             Err(error) => match error.kind() {
                 ErrorKind::Process(ProcessError::Exited)
                 | ErrorKind::Process(ProcessError::Zombie { .. })
                 | ErrorKind::Process(ProcessError::NotFound) => {
-                    assert_ne!(end, End::Exec, "{what}");
-                    format!("{end:?}: said to have exited")
+                    assert_ne!(event, Event::Exec, "{what}");
+                    format!("{event:?}: reported as exited")
                 }
                 ErrorKind::Process(ProcessError::Executed) => {
-                    assert_eq!(end, End::Exec, "{what}");
+                    assert_eq!(event, Event::Exec, "{what}");
                     assert_eq!(error.effect(), Effect::NothingChanged, "{what}");
-                    format!("{end:?}: said to have executed")
+                    format!("{event:?}: reported as exec'd")
                 }
                 _ => panic!("{what}"),
             },
@@ -78,7 +78,7 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize)
         assert!(result.is_ok(), "{what}");
     }
     let mut talker = talker.lock().unwrap();
-    if end == End::Exec && is_met {
+    if event == Event::Exec && has_happened {
         talker.expect("ready");
         let target = probes_lib::Target::open(pid).unwrap();
         let states = target.states().unwrap();
@@ -87,18 +87,18 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], end: End, nth: usize)
         let is_changed = result.is_ok() && has(State::Enabled);
         assert!(is_changed || has(State::Disabled), "{what}");
     }
-    talker.hang_up();
+    talker.close_input();
     let status = talker.guard().wait();
-    let is_killed = end == End::Killed && is_met;
+    let is_killed = event == Event::Killed && has_happened;
     assert_eq!(status.success(), !is_killed, "{what}: {status}");
     assert_gone(pid);
     record.calls.len()
 }
 
-/// Before the first call, the second, and so on, until an update makes fewer.
-fn sweep(case: &mut Case, file: &Path, args: &[&str], end: End) {
+/// Runs [`end_before`] for the first call, the second, and so on, until an update makes fewer.
+fn sweep(case: &mut Case, file: &Path, args: &[&str], event: Event) {
     for nth in 1.. {
-        if end_before(case, file, args, end, nth) < nth {
+        if end_before(case, file, args, event, nth) < nth {
             break;
         }
     }
@@ -117,18 +117,18 @@ fn zombies() -> Vec<i32> {
 fn exit_before_any_call_of_update_is_reported() {
     let mut case = Case::begin("exited before each call", 4);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("threads_spin") {
-            sweep(&mut case, &file, &["3"], End::Killed);
-            sweep(&mut case, &file, &["2"], End::Exit);
+            sweep(&mut case, &file, &["3"], Event::Killed);
+            sweep(&mut case, &file, &["2"], Event::Exit);
         }
         for file in program_forms("threads") {
-            sweep(&mut case, &file, &["2"], End::Killed);
+            sweep(&mut case, &file, &["2"], Event::Killed);
         }
         if case.is_long() {
             for file in fixture_forms("churn") {
-                sweep(&mut case, &file, &[], End::Killed);
-                sweep(&mut case, &file, &[], End::Exit);
+                sweep(&mut case, &file, &[], Event::Killed);
+                sweep(&mut case, &file, &[], Event::Exit);
             }
         }
         rounds += 1;
@@ -140,11 +140,11 @@ fn exit_before_any_call_of_update_is_reported() {
 //    reported, and the new program is not written to (before each call, about 110 in all)
 #[test]
 fn exec_before_any_call_of_update_is_reported() {
-    let mut case = Case::begin("executed before each call", 4);
+    let mut case = Case::begin("exec'd before each call", 4);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("exec_self") {
-            sweep(&mut case, &file, &[], End::Exec);
+            sweep(&mut case, &file, &[], Event::Exec);
         }
         rounds += 1;
     }
@@ -173,7 +173,7 @@ fn kill_second_before(file: &Path, nth: usize) -> Option<String> {
         return None;
     }
     second.guard().child().kill().unwrap();
-    // Not reaped: as long as the tool is stopped, its tracee cannot be reaped.
+    // It is not waited for: as long as the tool that traces it is stopped, it cannot be reaped.
     eventually("it is a zombie", || {
         (state(second.pid()) == Some('Z')).then_some(())
     });
@@ -195,7 +195,7 @@ fn kill_second_before(file: &Path, nth: usize) -> Option<String> {
     };
     let why = format!("ocaml-probes: {}: ", second.pid());
     assert_eq!(code == Some(0), !errors.contains(&why), "{errors}");
-    first.assert_all(after(action), &errors);
+    first.assert_all(state_after(action), &errors);
     first.end();
     Some(outcome.to_owned())
 }
@@ -206,7 +206,7 @@ fn kill_second_before(file: &Path, nth: usize) -> Option<String> {
 fn exit_of_one_of_several_processes_is_reported() {
     let mut case = Case::begin("one of two exited before each call", 2);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
             for nth in 1.. {
                 match kill_second_before(&file, nth) {
@@ -249,8 +249,8 @@ fn kill_container_before(case: &mut Case, file: &Path, nth: usize) -> usize {
         kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
     });
     let result = probes_lib::Target::open(pid)
-        .map_err(|error| error.leaving(Effect::NothingChanged))
-        .and_then(|target| target.update_with(&all(Action::Enable), patient()));
+        .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
+        .and_then(|target| target.update_with(&all(Action::Enable), options_with_long_deadline()));
     let calls = faults::disarm().calls.len();
     let what = format!("before call {nth} of {}: {result:?}", file.display());
     match &result {
@@ -266,10 +266,10 @@ fn kill_container_before(case: &mut Case, file: &Path, nth: usize) -> usize {
                     | ErrorKind::Process(ProcessError::NotFound)
             );
             assert!(calls >= nth && has_ended, "{what}");
-            case.count("said to have exited");
+            case.count("reported as exited");
         }
     }
-    outer.hang_up();
+    outer.close_input();
     outer.guard().wait();
     assert_gone(pid);
     calls
@@ -281,7 +281,7 @@ fn kill_container_before(case: &mut Case, file: &Path, nth: usize) -> usize {
 fn exit_of_a_container_during_update_is_reported() {
     let mut case = Case::begin("container exited before each call", 2);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("objects/host") {
             for nth in 1.. {
                 if kill_container_before(&mut case, &file, nth) < nth {
@@ -291,5 +291,5 @@ fn exit_of_a_container_during_update_is_reported() {
         }
         rounds += 1;
     }
-    assert!(case.counted("said to have exited") > 0);
+    assert!(case.counted("reported as exited") > 0);
 }

@@ -1,6 +1,6 @@
-//! Every call that an update makes fails in turn, with every error that it can give, alone or with
-//! every call after it: the process is changed, or unchanged, or the error says in what state it
-//! is.
+//! Every system call that an update makes is made to fail in turn, with every error that it can
+//! give: either this call alone, or this call and every later one. Afterwards, the process is
+//! changed or unchanged, or the error says in what state the process is.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,12 +11,15 @@ use test_support::process::{Image, settle};
 use test_support::{fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, after, all};
+use crate::subject::{Subject, all, state_after};
 
-/// A tracee that is reported as gone is waited for in vain, so keep it short.
+/// The deadline of an update. It is short, because an update waits in vain for a tracee that an
+/// injected error reports as gone.
 const DEADLINE: Duration = Duration::from_millis(200);
 
-/// What fails, and whether restoring can work.
+/// What fails (see probes-lib, faults.rs), and whether restoring can work: `error` is one call, `errors`
+/// that call and every later one; with `-write` only writes are counted and fail, with `-within` after
+/// half of a write.
 const SCRIPTS: [(&str, bool); 5] = [
     ("error", true),
     ("errors-write", false),
@@ -25,19 +28,19 @@ const SCRIPTS: [(&str, bool); 5] = [
     ("errors", false),
 ];
 
-/// Which of its memory does not change by itself.
+/// What the process does during a round, which decides what part of its memory stays the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Rest {
-    /// All: it waits for a line.
+enum Activity {
+    /// All of its memory stays the same: it waits for a line of input.
     Idle,
-    /// Code and counters: its threads never pause.
+    /// Only its code and counters stay the same: its threads never pause.
     Busy,
 }
 
 /// One update with a fault, after which the process is checked.
 struct Round<'s> {
     subject: &'s mut Subject,
-    rest: Rest,
+    activity: Activity,
     action: Action,
     live: bool,
     script: String,
@@ -46,14 +49,14 @@ struct Round<'s> {
 
 impl Round<'_> {
     fn image(&self) -> Image {
-        if self.rest == Rest::Idle {
+        if self.activity == Activity::Idle {
             settle(self.subject.pid());
         }
         Image::of(self.subject.pid())
     }
 
-    /// Returns the calls that were made.
-    fn make(mut self, case: &mut Case) -> Record {
+    /// Runs it; returns the calls that were made.
+    fn run(mut self, case: &mut Case) -> Record {
         let before = self.image();
         let options = Options {
             deadline: DEADLINE,
@@ -92,13 +95,13 @@ impl Round<'_> {
             Ok(_) => {
                 let expected = self.subject.switched(before, self.action);
                 self.assert_same(&after, &expected, what);
-                self.assert_hit(self.action, what);
+                self.assert_runs_on(self.action, what);
                 self.subject.apply(&all(undo));
                 "done nevertheless"
             }
             Err(Effect::HalfChanged) => {
                 assert!(!self.can_restore, "{what}");
-                // `states` compares what the process says itself with the bytes.
+                // `states` compares what the process itself reports with the bytes in its memory.
                 let states = self.subject.states();
                 let is_half = states
                     .values()
@@ -121,71 +124,74 @@ impl Round<'_> {
             }
             Err(effect) => {
                 self.assert_same(&after, before, what);
-                self.assert_hit(undo, what);
+                self.assert_runs_on(undo, what);
                 match effect {
                     Effect::Restored => "restored",
                     Effect::NothingChanged => "nothing changed",
-                    _ => "said to have exited",
+                    _ => "reported as exited",
                 }
             }
         }
     }
 
     fn assert_same(&self, found: &Image, expected: &Image, what: &str) {
-        match self.rest {
-            Rest::Idle => found.assert_same(expected, what),
-            Rest::Busy => {
+        match self.activity {
+            Activity::Idle => found.assert_same(expected, what),
+            Activity::Busy => {
                 found.text().assert_same(&expected.text(), what);
                 let (found, expected) = (
-                    self.subject.truth_of(found),
-                    self.subject.truth_of(expected),
+                    self.subject.states_in(found),
+                    self.subject.states_in(expected),
                 );
                 assert_eq!(found, expected, "{what}");
             }
         }
     }
 
-    /// The process runs on, and runs its handlers or not.
-    fn assert_hit(&mut self, state: Action, what: &str) {
-        if self.rest == Rest::Idle {
+    /// Asserts that the process runs on, and, if it is idle, that handlers run only if the `last` update
+    /// was `Enable`.
+    fn assert_runs_on(&mut self, last: Action, what: &str) {
+        if self.activity == Activity::Idle {
             let hits = self.subject.run();
-            assert_eq!(hits > 0, state == Action::Enable, "{what}: {hits} hits");
+            assert_eq!(hits > 0, last == Action::Enable, "{what}: {hits} hits");
         } else {
             self.subject.talker.ask("counters", "sem");
         }
     }
 }
 
-/// Makes the first call fail, the second, and so on, until an update makes fewer.
-fn sweep(case: &mut Case, subject: &mut Subject, rest: Rest, action: Action, live: bool) {
+/// Makes the first call of an update fail, then the second of another update, and so on, until an
+/// update makes fewer calls than that.
+fn sweep(case: &mut Case, subject: &mut Subject, activity: Activity, action: Action, live: bool) {
     // If threads never pause, everything takes long.
-    let few = rest == Rest::Busy && !case.is_long();
-    for &(what, can_restore) in &SCRIPTS[..if few { 2 } else { SCRIPTS.len() }] {
+    let few = activity == Activity::Busy && !case.is_long();
+    for &(fault, can_restore) in &SCRIPTS[..if few { 2 } else { SCRIPTS.len() }] {
         for nth in 1.. {
             let mut calls = 0;
             for error in 0.. {
                 let round = Round {
                     subject,
-                    rest,
+                    activity,
                     action,
                     live,
-                    script: format!("{what}:{nth}:#{error}"),
+                    script: format!("{fault}:{nth}:#{error}"),
                     can_restore,
                 };
-                let record = round.make(case);
-                calls = match what {
+                let record = round.run(case);
+                calls = match fault {
                     "error" | "errors" => record.calls.len(),
                     _ => record.calls.iter().filter(|call| call.is_write()).count(),
                 };
-                // What fails from then on fails with the first error of each; and where a write was
-                // cut short, the reason does not matter.
+                // In the short form, only the first error is tried if all later calls fail too or if a
+                // write is cut short.
                 if record.failed.is_none()
-                    || !(case.is_long() || matches!(what, "error" | "errors-write"))
+                    || !(case.is_long() || matches!(fault, "error" | "errors-write"))
                 {
                     break;
                 }
             }
-            // The number of calls that wait for a tracee varies.
+            // An update that makes fewer calls than that ends the sweep. Their number varies, as some wait
+            // for tracees.
             if calls < nth {
                 break;
             }
@@ -193,30 +199,31 @@ fn sweep(case: &mut Case, subject: &mut Subject, rest: Rest, action: Action, liv
     }
 }
 
-fn sweep_all(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, rest: Rest) {
-    let args: &[&str] = match rest {
-        Rest::Idle => &[],
-        Rest::Busy => &["2"],
+fn sweep_all(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, activity: Activity) {
+    let args: &[&str] = match activity {
+        Activity::Idle => &[],
+        Activity::Busy => &["2"],
     };
     for (number, file) in files.into_iter().enumerate() {
         if number > 0 && case.is_long() && !case.has_time() {
             break;
         }
         let mut subject = Subject::start(&file, args);
-        // Without a stop fewer calls are made.
-        let lives = [false, true].into_iter();
-        for live in lives.take(if case.is_long() || number % 2 == 0 {
+        // In the short form, only every second file is also updated without a stop (live), which
+        // makes fewer calls.
+        let live_modes = [false, true].into_iter();
+        for live in live_modes.take(if case.is_long() || number % 2 == 0 {
             2
         } else {
             1
         }) {
-            sweep(case, &mut subject, rest, Action::Enable, live);
+            sweep(case, &mut subject, activity, Action::Enable, live);
             subject.apply(&all(Action::Enable));
-            sweep(case, &mut subject, rest, Action::Disable, live);
-            subject.assert_all(after(Action::Enable), "at the end");
+            sweep(case, &mut subject, activity, Action::Disable, live);
+            subject.assert_all(state_after(Action::Enable), "at the end");
             subject.apply(&all(Action::Disable));
         }
-        if rest == Rest::Busy {
+        if activity == Activity::Busy {
             subject.wait_for_round();
         }
         subject.end();
@@ -224,10 +231,10 @@ fn sweep_all(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, rest: Re
 }
 
 // promise: All or nothing: If a system call of an update fails, the process is changed, unchanged,
-//    or the error says that it is half changed (about 5,000 failed calls, each alone with every
-//    error it can give)
+//    or the error says that it is half changed (about 5,000 failed calls: each call
+//    alone, with every error that it can give)
 #[test]
-fn every_failing_call_leaves_a_known_idle_process() {
+fn failing_calls_leave_idle_process_in_known_state() {
     let mut case = Case::begin("failing calls, idle process", 15);
     let mut files: Vec<PathBuf> = fixture_forms("multi_semaphore").into();
     files.extend(program_forms("twolibs"));
@@ -241,8 +248,8 @@ fn every_failing_call_leaves_a_known_idle_process() {
         files.extend(program_forms("many"));
     }
     let mut sweeps = 0;
-    while case.is_due(sweeps, 1) {
-        sweep_all(&mut case, files.clone(), Rest::Idle);
+    while case.wants_another_round(sweeps, 1) {
+        sweep_all(&mut case, files.clone(), Activity::Idle);
         sweeps += 1;
     }
     assert!(case.counted("calls failed: restored") > 0);
@@ -252,11 +259,11 @@ fn every_failing_call_leaves_a_known_idle_process() {
 // promise: All or nothing: If a system call of an update fails under busy threads, they run on, and
 //    the error names the state (about 1,100 failed calls)
 #[test]
-fn every_failing_call_leaves_a_known_busy_process() {
+fn failing_calls_leave_busy_process_in_known_state() {
     let mut case = Case::begin("failing calls, busy process", 10);
     let mut sweeps = 0;
-    while case.is_due(sweeps, 1) {
-        sweep_all(&mut case, fixture_forms("threads_spin"), Rest::Busy);
+    while case.wants_another_round(sweeps, 1) {
+        sweep_all(&mut case, fixture_forms("threads_spin"), Activity::Busy);
         sweeps += 1;
     }
 }

@@ -1,6 +1,6 @@
-//! `attach -follow` of processes that fork, exec, load and start threads all the time. It is killed
-//! or interrupted at any moment, or its calls fail: the process runs on, with all its children, and
-//! is not traced any more.
+//! `attach -follow` of processes that fork, exec, load objects and start threads all the time. The
+//! tool is killed or interrupted at a random moment, or its system calls fail: the process runs on,
+//! with all its children, and is not traced any more.
 
 use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
@@ -15,11 +15,11 @@ use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture, fixtur
 
 use crate::case::Case;
 use crate::storm::Storm;
-use crate::subject::{Subject, after, is_traced};
+use crate::subject::{Subject, is_traced, state_after};
 use crate::tool;
 
 /// Followers of each program that are killed or interrupted, in the short form.
-const LEAST: usize = 25;
+const FOLLOWERS: usize = 25;
 
 /// How long the longest of them follows.
 const LONGEST: Duration = Duration::from_millis(25);
@@ -53,7 +53,7 @@ fn wait_until_begun(pid: i32, tool: &mut Guard) {
     });
 }
 
-/// Ends a follower at any moment; `None` if it has failed to start.
+/// Ends a follower at a random moment; returns `None` if it has failed to start.
 fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
     let end = match case.random(3) {
         0 => End::Interrupted,
@@ -75,7 +75,7 @@ fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
     match (end, status.code()) {
         (End::Killed, None) => case.count("followers killed"),
         (End::Interrupted, Some(0)) => case.count("followers interrupted"),
-        // It did not stop in time.
+        // The process did not stop in time: the follower failed to start.
         (_, Some(1)) => {
             case.count("followers that could not start");
             return None;
@@ -89,14 +89,14 @@ fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
 fn follow_many_times(case: &mut Case, subject: &mut Subject, followers: usize) {
     let mut started = 0;
     while started < followers {
-        let states = subject.truth();
+        let states = subject.states_in_memory();
         let has = |expected| states.values().any(|&(_, state)| state == expected);
         let action = if has(State::Disabled) {
             Action::Enable
         } else {
             Action::Disable
         };
-        // Objects that were loaded unfollowed differ from the others.
+        // Objects that were loaded while no tool followed have other states, hence -force.
         let tool = start_follower(subject.pid(), action, true);
         if let Some(end) = end_at_random(case, subject.pid(), tool) {
             started += 1;
@@ -109,15 +109,19 @@ fn follow_many_times(case: &mut Case, subject: &mut Subject, followers: usize) {
         case.add("followers that left half an update", u64::from(is_half));
     }
     subject.wait_for_round();
-    // Whatever remains, the next one removes.
+    // The next follower removes whatever the earlier ones left behind.
     let mut last = Guard::spawn(&mut follow(subject.pid(), Action::Enable, true));
     eventually("its loader is hooked", || {
         (is_traced(subject.pid()) && is_loader_changed(subject.pid())).then_some(())
     });
     interrupt(&mut last);
     assert!(!is_loader_changed(subject.pid()), "its loader is as it was");
-    let states = subject.truth();
-    assert!(states.values().all(|&state| state == after(Action::Enable)));
+    let states = subject.states_in_memory();
+    assert!(
+        states
+            .values()
+            .all(|&state| state == state_after(Action::Enable))
+    );
     subject.wait_for_round();
 }
 
@@ -154,7 +158,8 @@ impl Executing {
         self.0.ask("go", "going");
     }
 
-    /// Pauses it: images so far, and those that have run no handler.
+    /// Pauses the program; returns how many images it has executed so far, and how many of
+    /// them have run no handler.
     fn halt(&mut self) -> [u64; 2] {
         let report = self.0.ask("report", "ready");
         assert_eq!(report, "ready");
@@ -163,7 +168,8 @@ impl Executing {
         [words.next().unwrap(), words.next().unwrap()]
     }
 
-    /// Pauses it when there have been this many more.
+    /// Pauses the program when it has executed at least `more` further images; returns what `halt`
+    /// returns.
     fn halt_after(&mut self, more: u64) -> [u64; 2] {
         let [then, _] = self.halt();
         eventually("it executes itself again and again", || {
@@ -182,25 +188,25 @@ impl Executing {
 fn processes_run_on_when_their_follower_ends() {
     let mut case = Case::begin("followers killed at any moment", 15);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for name in ["fork_storm", "churn"] {
             for file in fixture_forms(name) {
                 let mut subject = Subject::start(&file, [] as [&str; 0]);
-                follow_many_times(&mut case, &mut subject, LEAST);
+                follow_many_times(&mut case, &mut subject, FOLLOWERS);
                 subject.end();
             }
         }
         for file in fixture_forms("objects/host") {
             let folder = Scratch::new();
             let mut host = churning_host(&file, &folder);
-            follow_many_times(&mut case, &mut host, LEAST);
+            follow_many_times(&mut case, &mut host, FOLLOWERS);
             host.end();
         }
         for file in fixture_forms("exec_storm") {
             let folder = Scratch::new();
             let mut executing = Executing::start(&file, &folder);
             let pid = executing.0.pid();
-            for _ in 0..LEAST {
+            for _ in 0..FOLLOWERS {
                 let tool = start_follower(pid, Action::Enable, false);
                 eventually("its loader is hooked", || {
                     is_loader_changed(pid).then_some(())
@@ -209,7 +215,7 @@ fn processes_run_on_when_their_follower_ends() {
                 assert!(end_at_random(&mut case, pid, tool).is_some());
                 executing.halt_after(2);
             }
-            executing.0.hang_up();
+            executing.0.close_input();
             assert!(executing.0.guard().wait().success());
         }
         rounds += 1;
@@ -224,7 +230,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Of a process whose loader is not hooked.
+    /// Starts a follower of a process whose loader is not hooked yet, and waits until it is hooked.
     fn of(pid: i32) -> Follower {
         let mut follow = follow(pid, Action::Enable, true);
         let mut tool = Guard::spawn(follow.stdout(Stdio::piped()));
@@ -247,7 +253,7 @@ impl Follower {
     /// Asserts that it holds about what it held.
     #[track_caller]
     fn assert_holds(&self, (descriptors, resident): (usize, u64)) {
-        // Those of children whose events were not read yet.
+        // Up to 16 more may be open: those of children whose events have not been read yet.
         eventually("descriptors are closed", || {
             (self.holds().0 <= descriptors + 16).then_some(())
         });
@@ -274,12 +280,12 @@ const MANY: u64 = 1600;
 fn thousands_of_forks_loads_and_execs_are_followed() {
     let mut case = Case::begin("followed without an end", 10);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("fork_storm") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let follower = Follower::of(subject.pid());
             let held = follower.holds();
-            let many = rounds_of(&mut subject, MANY);
+            let many = wait_for_rounds(&mut subject, MANY);
             case.add("forks followed", many);
             follower.assert_holds(held);
             follower.end(subject.pid());
@@ -289,10 +295,11 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             let folder = Scratch::new();
             let mut host = churning_host(&file, &folder);
             let follower = Follower::of(host.pid());
-            // An object that was just being loaded is not counted.
+            // An object that was being loaded when the follower attached may be missed, but none that is
+            // loaded after the next round.
             host.wait_for_round();
             let (held, missed) = (follower.holds(), host.talker.ask("missed", "missed"));
-            case.add("loads followed", rounds_of(&mut host, MANY / 4));
+            case.add("loads followed", wait_for_rounds(&mut host, MANY / 4));
             assert_eq!(host.talker.ask("missed", "missed"), missed);
             follower.assert_holds(held);
             follower.end(host.pid());
@@ -309,15 +316,15 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             case.add("execs followed", images);
             follower.assert_holds(held);
             follower.end(executing.0.pid());
-            executing.0.hang_up();
+            executing.0.close_input();
             assert!(executing.0.guard().wait().success());
         }
         rounds += 1;
     }
 }
 
-/// Waits until a program has done this much more; returns how much it was.
-fn rounds_of(subject: &mut Subject, more: u64) -> u64 {
+/// Waits until a program has done at least `more` further rounds; returns how many it has done.
+fn wait_for_rounds(subject: &mut Subject, more: u64) -> u64 {
     let then = subject.rounds().iter().sum::<u64>();
     let started = Instant::now();
     loop {
@@ -330,13 +337,14 @@ fn rounds_of(subject: &mut Subject, more: u64) -> u64 {
     }
 }
 
-/// Follows a process that loads something, with a fault.
+/// Follows a process that loads an object, while system calls of the follower fail as `fault` says.
 fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
     let pid = host.pid();
     let mut tool = tool::start(follow(pid, Action::Enable, true), fault);
     wait_until_begun(pid, &mut tool);
     let plugin = fixture("objects/plugin.so");
-    // A follower that cannot even wait does nothing until it ends.
+    // A follower whose waiting calls fail may keep the process stopped until it ends, so the answer is
+    // only read after that.
     host.talker.send(&format!("churn 4 {}", plugin.display()));
     let started = Instant::now();
     while started.elapsed() < LONGEST && tool.is_running() {
@@ -350,7 +358,7 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
     });
     host.assert_released();
     host.talker.expect("churned 4");
-    host.truth();
+    host.states_in_memory();
     host.run();
 }
 
@@ -359,7 +367,7 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
 fn processes_run_on_when_a_follower_call_fails() {
     let mut case = Case::begin("failing calls of a follower", 5);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("objects/host") {
             let mut host = Subject::start(&file, [] as [&str; 0]);
             for fault in [
@@ -370,7 +378,8 @@ fn processes_run_on_when_a_follower_call_fails() {
                 "errors-write",
             ] {
                 for number in 0..FAULTS {
-                    // The more, the farther apart: an update comes first.
+                    // The calls that fail lie farther and farther apart: the first calls are those
+                    // of an update, of which more are tried.
                     let nth = 1 + number * number / 2 + case.random(1 + number);
                     let error = case.random(3);
                     follow_with_fault(&mut case, &mut host, &format!("{fault}:{nth}:#{error}"));
@@ -389,19 +398,19 @@ fn processes_run_on_when_a_follower_call_fails() {
 fn followers_under_a_signal_storm_lose_no_signal() {
     let mut case = Case::begin("followed under a storm of signals", 10);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("threads_spin") {
-            let (mut storm, mut subject) = Storm::over(&file, "8");
-            follow_many_times(&mut case, &mut subject, LEAST / 2);
+            let (mut storm, mut subject) = Storm::start(&file, "8");
+            follow_many_times(&mut case, &mut subject, FOLLOWERS / 2);
             storm.end(&mut case);
             subject.end();
         }
         // Some of the signals are received in the hook.
         for file in fixture_forms("objects/host") {
             let folder = Scratch::new();
-            let (mut storm, mut host) = Storm::over(&file, "0");
+            let (mut storm, mut host) = Storm::start(&file, "0");
             churn(&mut host, &folder);
-            follow_many_times(&mut case, &mut host, LEAST / 2);
+            follow_many_times(&mut case, &mut host, FOLLOWERS / 2);
             storm.end(&mut case);
             host.end();
         }

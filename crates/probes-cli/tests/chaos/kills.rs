@@ -1,5 +1,5 @@
-//! The tool is killed: before each of its calls, before and within each of its writes, and at any
-//! moment. The process runs on, `info` reports its state, and `attach -force` repairs it.
+//! The tool is killed: before each of its system calls, before and within each of its writes,
+//! and at any time. The process runs on, `info` reports its state, and `attach -force` repairs it.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,14 @@ use test_support::{DEADLINE, Guard, eventually, fixture_forms, program_forms};
 
 use crate::case::Case;
 use crate::storm::Storm;
-use crate::subject::{Subject, after, all, is_traced};
+use crate::subject::{Subject, all, is_traced, state_after};
 use crate::tool;
 
-/// Killed at any moment, in the short form.
-const LEAST: usize = 500;
+/// How many tools are killed at a random moment, at least, in the short form of the test.
+const MIN_KILLS: usize = 500;
+
+/// A fault that no tool reaches.
+const NEVER_KILLED: &str = "kill:1000000";
 
 /// Longer than an update takes.
 const UPDATE: Duration = Duration::from_micros(400);
@@ -28,8 +31,14 @@ fn opposite(action: Action) -> Action {
     }
 }
 
-/// Runs a tool that switches every probe, with `fault`; returns whether it was killed.
-fn is_killed(case: &mut Case, subject: &mut Subject, action: Action, fault: &str) -> bool {
+/// Runs a tool that switches every probe, with `fault`, checks the state that it leaves, repairs
+/// the process and undoes the change. Returns whether the tool was killed.
+fn kill_check_and_repair(
+    case: &mut Case,
+    subject: &mut Subject,
+    action: Action,
+    fault: &str,
+) -> bool {
     let what = format!("{fault} of {action:?} of {}", subject.file.display());
     let mut tool = tool::start(tool::attach(subject.pid(), action, false), fault);
     let status = tool.wait();
@@ -42,7 +51,7 @@ fn is_killed(case: &mut Case, subject: &mut Subject, action: Action, fault: &str
         .values()
         .any(|&(_, state)| state == State::Inconsistent);
     if status.success() {
-        assert!(has(after(action)), "{what}: {states:?}");
+        assert!(has(state_after(action)), "{what}: {states:?}");
     } else {
         assert_eq!(
             status.signal(),
@@ -51,21 +60,21 @@ fn is_killed(case: &mut Case, subject: &mut Subject, action: Action, fault: &str
         );
         case.count(match () {
             () if half => "killed: half changed",
-            () if has(after(action)) => "killed: done",
-            () if has(after(opposite(action))) => "killed: nothing changed",
+            () if has(state_after(action)) => "killed: done",
+            () if has(state_after(opposite(action))) => "killed: nothing changed",
             () => "killed: some probes changed, each whole",
         });
     }
     if half {
-        // No other update succeeds as if nothing were wrong.
-        let mut refused = tool::start(tool::attach(subject.pid(), action, false), "kill:1000000");
+        // An update without force is refused, and changes nothing.
+        let mut refused = tool::start(tool::attach(subject.pid(), action, false), NEVER_KILLED);
         assert_eq!(refused.wait().code(), Some(1), "{what}");
         assert_eq!(subject.states(), states, "{what}");
     }
     subject.run();
-    let mut repair = tool::start(tool::attach(subject.pid(), action, true), "kill:1000000");
+    let mut repair = tool::start(tool::attach(subject.pid(), action, true), NEVER_KILLED);
     assert!(repair.wait().success(), "{what}");
-    subject.assert_all(after(action), &what);
+    subject.assert_all(state_after(action), &what);
     assert_eq!(subject.run() > 0, action == Action::Enable, "{what}");
     subject.apply(&all(opposite(action)));
     !status.success()
@@ -76,7 +85,7 @@ fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault
         let mut subject = Subject::start(&file, [] as [&str; 0]);
         for action in [Action::Enable, Action::Disable] {
             let mut killed = 0;
-            while is_killed(
+            while kill_check_and_repair(
                 case,
                 &mut subject,
                 action,
@@ -97,7 +106,7 @@ fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault
 fn kill_before_each_call_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before each call", 5);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         kill_at_each(&mut case, fixture_forms("multi_semaphore"), "kill");
         if case.is_long() {
             kill_at_each(&mut case, program_forms("twolibs"), "kill");
@@ -107,13 +116,13 @@ fn kill_before_each_call_leaves_a_repairable_process() {
 }
 
 // promise: Death of the tool: A tool killed before or within any of its writes leaves a state that
-//    `info` shows, other updates refuse and `-force` repairs (96 kills, half of them leave half an
-//    update)
+//    `info` shows, other updates refuse and `-force` repairs (96 kills, half of them leave
+//    an update half done)
 #[test]
 fn kill_within_each_write_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before or within each write", 5);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for fault in ["kill-write", "kill-within"] {
             kill_at_each(&mut case, fixture_forms("segments"), fault);
             kill_at_each(&mut case, program_forms("many"), fault);
@@ -136,7 +145,8 @@ fn spin_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn spawn(subject: &Subject, states: &crate::subject::States) -> Guard {
+/// Starts a tool that switches all probes from their present state.
+fn spawn_switch(subject: &Subject, states: &crate::subject::States) -> Guard {
     let is_half = states
         .values()
         .any(|&(_, state)| state == State::Inconsistent);
@@ -149,18 +159,21 @@ fn spawn(subject: &Subject, states: &crate::subject::States) -> Guard {
     Guard::spawn(&mut tool::attach(subject.pid(), action, is_half))
 }
 
-/// Kills this many tools that change a process whose threads never pause: one somewhere in its run,
-/// the next somewhere in its update.
+/// Kills `tools` tools that change a process whose threads never pause: alternately at a random
+/// time of the tool's whole run, and at a random time after it has begun to trace the process.
 fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
     let pid = subject.pid();
     let started = Instant::now();
-    spawn(subject, &subject.states()).wait();
+    spawn_switch(subject, &subject.states()).wait();
     let run = started.elapsed();
     let (mut killed, mut tried) = (0, 0);
     while killed < tools {
         tried += 1;
-        assert!(tried < 20 * tools, "{killed} of {tried} tools were met");
-        let mut tool = spawn(subject, &subject.states());
+        assert!(
+            tried < 20 * tools,
+            "only {killed} of {tried} tools were killed before they exited"
+        );
+        let mut tool = spawn_switch(subject, &subject.states());
         let mut longest = run;
         if tried % 2 == 1 {
             spin_until("the tool traces the process, or ends", || {
@@ -171,11 +184,11 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
         let delay = Duration::from_nanos(case.random(longest.as_nanos() as u64));
         let started = Instant::now();
         spin_until("it is time", || started.elapsed() >= delay);
-        let is_met = is_traced(pid);
+        let is_in_update = is_traced(pid);
         tool.child().kill().unwrap();
         let status = tool.wait();
         subject.assert_released();
-        // An OCaml thread that never pauses lets others answer only now and then.
+        // Not each time: an OCaml thread that never pauses seldom lets the thread run that answers.
         if tried % 10 == 0 {
             subject.talker.ask("report", "report");
         }
@@ -186,7 +199,7 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
         }
         killed += 1;
         case.count("killed at random");
-        case.add("killed at random, in an update", u64::from(is_met));
+        case.add("killed at random, in an update", u64::from(is_in_update));
         let half = states
             .values()
             .any(|&(_, state)| state == State::Inconsistent);
@@ -201,7 +214,7 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
             let mut repair = Guard::spawn(&mut tool::attach(pid, action, true));
             repair.wait().success().then_some(())
         });
-        subject.assert_all(after(action), "forced");
+        subject.assert_all(state_after(action), "forced");
     }
 }
 
@@ -222,11 +235,11 @@ fn kill_at_any_moment_leaves_a_repairable_process() {
             .into_iter()
             .chain(fixture_forms("churn_1000"))
     };
-    let each = LEAST.div_ceil(stormy().len() + churning().count());
+    let each = MIN_KILLS.div_ceil(stormy().len() + churning().count());
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in stormy() {
-            let (mut storm, mut subject) = Storm::over(&file, "3");
+            let (mut storm, mut subject) = Storm::start(&file, "3");
             kill_at_random(&mut case, &mut subject, each);
             storm.end(&mut case);
             subject.end();

@@ -1,4 +1,4 @@
-//! Code that is changed while threads execute it: they never execute anything but whole
+//! Code that is changed while threads execute it: they execute only whole
 //! instructions.
 
 use std::path::{Path, PathBuf};
@@ -7,9 +7,10 @@ use probes_lib::{Action, Options, Target};
 use test_support::{fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, all, patient};
+use crate::subject::{Subject, all, options_with_long_deadline};
 
-/// Times that the probes are switched, in the short form, in each program.
+/// How often the probes of each program are switched in a round; the short form (without
+/// CHAOS_SECONDS) is one round.
 const UPDATES: usize = 1000;
 
 fn switch(case: &mut Case, file: &Path) {
@@ -17,7 +18,7 @@ fn switch(case: &mut Case, file: &Path) {
     let target = Target::open(subject.pid()).unwrap();
     let options = Options {
         live: true,
-        ..patient()
+        ..options_with_long_deadline()
     };
     let actions = [Action::Enable, Action::Disable];
     for action in actions.into_iter().cycle().take(UPDATES) {
@@ -26,7 +27,7 @@ fn switch(case: &mut Case, file: &Path) {
         let opcodes: usize = report.changed.iter().map(|change| change.sites).sum();
         case.add("opcodes changed under running threads", opcodes as u64);
     }
-    assert_eq!(subject.truth().len(), 2);
+    assert_eq!(subject.states_in_memory().len(), 2);
     subject.assert_released();
     // No thread was lost, and none has jumped astray.
     let sites = if file.to_string_lossy().contains("threads_spin") {
@@ -39,15 +40,15 @@ fn switch(case: &mut Case, file: &Path) {
     subject.end();
 }
 
-// promise: Live updates: No thread ever executes anything but a whole instruction (12,000 opcodes,
-//    under some hundred million executions)
+// promise: Live updates: Threads execute only whole instructions (12,000 opcodes changed, during
+//    some hundred million executions)
 #[test]
 fn threads_run_on_while_their_code_is_changed() {
     let mut case = Case::begin("switched without a stop", 6);
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in &files {
             switch(&mut case, file);
         }

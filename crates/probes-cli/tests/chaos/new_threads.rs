@@ -8,20 +8,21 @@ use test_support::process::children;
 use test_support::{eventually, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, after, all};
+use crate::subject::{Subject, all, state_after};
 
 /// Times that the probes are switched on and off again, in the short form.
 const CYCLES: usize = 500;
 
-/// Switches the probes of a process whose `rounds` are the threads, or processes, it has had.
-fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str) {
+/// Switches the probes of a process on and off, `cycles` times. Its `rounds` are the numbers of
+/// threads, or processes, that it has created.
+fn switch_repeatedly(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str) {
     let mut subject = Subject::start(file, args);
     let (started, born) = (Instant::now(), subject.rounds().iter().sum::<u64>());
     for cycle in 0..cycles {
         for action in [Action::Enable, Action::Disable] {
             let report = subject.apply(&all(action));
             assert!(report.changed.iter().all(|one| one.sites > 0));
-            subject.assert_all(after(action), &format!("cycle {cycle}"));
+            subject.assert_all(state_after(action), &format!("cycle {cycle}"));
             if cycle % 50 == 0 {
                 subject.wait_for_round();
             }
@@ -34,7 +35,7 @@ fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str
     println!("chaos: {}: {rate} {what} a second", file.display());
     subject.assert_released();
     subject.wait_for_round();
-    // Its threads hit the probes, or do not.
+    // Its threads hit the probes exactly while these are enabled.
     for action in [Action::Enable, Action::Disable] {
         subject.apply(&all(action));
         subject.wait_for_round();
@@ -53,18 +54,18 @@ fn cycles(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str
 fn threads_created_by_the_thousand_are_all_stopped() {
     let mut case = Case::begin("switched while threads are born and end", 8);
     let leaderless = || fixture_forms("churn").map(|file| (file, &["leader-exits"] as &[&str]));
-    let led = || {
+    let with_leader = || {
         let files = fixture_forms("churn")
             .into_iter()
             .chain(fixture_forms("churn_1000"))
             .chain(program_forms("newborn"));
         files.map(|file| (file, &[] as &[&str]))
     };
-    let each = CYCLES.div_ceil(leaderless().len() + led().count());
+    let each = CYCLES.div_ceil(leaderless().len() + with_leader().count());
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
-        for (file, args) in led().chain(leaderless()) {
-            cycles(&mut case, &file, args, each, "threads born");
+    while case.wants_another_round(rounds, 1) {
+        for (file, args) in with_leader().chain(leaderless()) {
+            switch_repeatedly(&mut case, &file, args, each, "threads born");
         }
         rounds += 1;
     }
@@ -76,14 +77,14 @@ fn threads_created_by_the_thousand_are_all_stopped() {
 fn forking_process_is_changed_and_children_run_on() {
     let mut case = Case::begin("switched while processes are forked", 4);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("fork_storm") {
             // A child that fails ends the program.
-            cycles(&mut case, &file, &[], 100, "children forked");
+            switch_repeatedly(&mut case, &file, &[], 100, "children forked");
         }
         rounds += 1;
     }
-    eventually("nothing is left of ours", || {
+    eventually("all children of the test have exited", || {
         children(std::process::id() as i32).is_empty().then_some(())
     });
 }

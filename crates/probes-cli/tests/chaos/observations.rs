@@ -3,13 +3,13 @@
 
 use probes_lib::{Events, Observation, ObservationReport, Selector, Target};
 
-/// Everything of every probe, and two pairs.
+/// Counts and shows the hits of all probes, and times two pairs.
 pub(crate) fn everything(target: &Target) -> Observation {
-    all_but_shown(target).watch(Selector::All)
+    all_but_watch(target).watch(Selector::All)
 }
 
 /// The same, without shown hits: if threads never pause, reading them takes long.
-pub(crate) fn all_but_shown(target: &Target) -> Observation {
+pub(crate) fn all_but_watch(target: &Target) -> Observation {
     let states = target.states().unwrap();
     let sites = states.probes().filter(|probe| probe.site_count() > 0);
     let names: Vec<String> = sites.map(|probe| probe.name().to_owned()).collect();
@@ -34,7 +34,7 @@ pub(crate) fn check(observed: &ObservationReport, events: &Events, what: &str) {
     check_times(observed, what);
 }
 
-/// The same for counts and times.
+/// Asserts that the counts and the times add up.
 pub(crate) fn check_times(observed: &ObservationReport, what: &str) {
     let counts = &observed.counts;
     for latency in &observed.latencies {

@@ -1,5 +1,5 @@
-//! Signals without a pause, to every thread of a process that is changed all the time: each arrives
-//! once, and in order.
+//! Signals are sent without a pause to every thread of a process while its probes are switched all
+//! the time: each signal arrives once, and in order.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,17 +8,17 @@ use probes_lib::Action;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, after};
+use crate::subject::{Subject, state_after};
 
 /// Signals sent to each process, at least.
 const SIGNALS: u64 = 10_000;
 
-/// Times that the probes are switched on and off again, in the short form.
+/// How often the probes are enabled and disabled again in one round, on all programs together.
 const CYCLES: usize = 1000;
 
-/// Every this many cycles the program is asked what its threads do: an OCaml thread that never
-/// pauses lets others run only now and then.
-const LOOK: usize = 100;
+/// Only once in this many cycles is the program times_asked what its threads do, as the thread that
+/// answers may have to wait: an OCaml thread that never pauses lets others run only now and then.
+const CYCLES_PER_CHECK: usize = 100;
 
 /// A storm of signals over one process.
 pub(crate) struct Storm {
@@ -29,11 +29,12 @@ pub(crate) struct Storm {
 
 impl Storm {
     /// Starts a program with this many threads, and the storm over it.
-    pub(crate) fn over(file: &Path, threads: &str) -> (Storm, Subject) {
+    pub(crate) fn start(file: &Path, threads: &str) -> (Storm, Subject) {
         let folder = Scratch::new();
         let shared = folder.file("storm");
         std::fs::write(&shared, [0; 4096]).unwrap();
-        // Threads that never pause would leave the tool the time slice of one of them.
+        // At the priority of these threads, which never pause, the tool would get no more processor
+        // time than one of them.
         let mut command = Command::new("nice");
         command.args(["-n", "5", "--"]).arg(file).arg(threads);
         command.env("STORM_FILE", &shared);
@@ -53,7 +54,7 @@ impl Storm {
 
     /// Ends the storm: every signal has arrived, once, in order.
     pub(crate) fn end(&mut self, case: &mut Case) {
-        self.sender.hang_up();
+        self.sender.close_input();
         let line = self.sender.expect("received");
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let received = words[1].parse().unwrap();
@@ -73,34 +74,36 @@ impl Storm {
 struct Workers {
     subject: Subject,
     hits: u64,
-    asked: u64,
+    times_asked: u64,
 }
 
 impl Workers {
-    /// How many handlers it has run, and, asked afterwards, how many it can have run.
+    /// How many handlers have run, and the most that can have run; the latter is times_asked for
+    /// afterwards, so it is never too low.
     fn hits(&mut self) -> (u64, u64) {
         if !self.subject.file.to_string_lossy().contains("threads_spin") {
             return self.hits_of_ocaml();
         }
         self.hits += self.subject.run();
         let rounds = self.subject.rounds();
-        self.asked += 1;
-        // Four sites, in rounds that may not be over; the thread that answers runs them too.
+        self.times_asked += 1;
+        // A round executes four sites, and the last one may not be over; the thread that answers
+        // executes the four sites, too, each time it is times_asked.
         let most = rounds.iter().map(|rounds| 4 * (rounds + 1)).sum::<u64>();
-        (self.hits, most + 4 * self.asked)
+        (self.hits, most + 4 * self.times_asked)
     }
 
     fn hits_of_ocaml(&mut self) -> (u64, u64) {
         self.subject.talker.send("report");
         let (mut hits, mut most) = (0, 0);
         loop {
-            let line = self.subject.talker.line().expect("it runs on");
+            let line = self.subject.talker.line().expect("the program still runs");
             if line == "report end" {
                 return (hits, most);
             }
             for word in line.split_ascii_whitespace() {
                 match word.split_once('=') {
-                    // One handler in every round, another in every second.
+                    // One handler runs in every iteration, another in every second iteration.
                     Some(("iterations", count)) => most += 2 * count.parse::<u64>().unwrap(),
                     Some((_, count)) => hits += count.parse::<u64>().unwrap(),
                     None => {}
@@ -109,19 +112,20 @@ impl Workers {
         }
     }
 
-    /// Its threads run handlers.
+    /// Asserts that its threads run handlers.
     fn assert_hit(&mut self) {
         let then = self.hits().0;
-        // More than the thread that answers runs itself.
+        // More handlers than the thread that answers can have run itself.
         eventually("a handler runs", || {
-            let asked = 4 * self.asked;
-            (self.hits().0 > then + asked).then_some(())
+            let times_asked = 4 * self.times_asked;
+            (self.hits().0 > then + times_asked).then_some(())
         });
     }
 
-    /// Its threads run none, and run on.
+    /// Asserts that its threads run no handlers, and still run.
     fn assert_not_hit(&mut self) {
-        // Handlers that had started may end first: every thread has done a round since.
+        // Handlers that had started may still end and be counted: wait until every thread has done
+        // another round.
         self.wait_for_progress();
         let (then, _) = self.hits();
         self.wait_for_progress();
@@ -140,11 +144,11 @@ impl Workers {
 }
 
 fn switch_in_storm(case: &mut Case, file: &Path, cycles: usize) {
-    let (mut storm, subject) = Storm::over(file, "8");
+    let (mut storm, subject) = Storm::start(file, "8");
     let mut workers = Workers {
         subject,
         hits: 0,
-        asked: 0,
+        times_asked: 0,
     };
     for cycle in 0..cycles {
         let what = format!("cycle {cycle}");
@@ -152,11 +156,11 @@ fn switch_in_storm(case: &mut Case, file: &Path, cycles: usize) {
             let report = workers.subject.switch(action, &what);
             assert_eq!(report.changed.len(), 2, "{what}");
             if cycle % 10 == 0 {
-                workers.subject.assert_all(after(action), &what);
+                workers.subject.assert_all(state_after(action), &what);
             }
             match action {
-                Action::Enable if cycle % LOOK == 0 => workers.assert_hit(),
-                Action::Disable if cycle % LOOK == 0 => workers.assert_not_hit(),
+                Action::Enable if cycle % CYCLES_PER_CHECK == 0 => workers.assert_hit(),
+                Action::Disable if cycle % CYCLES_PER_CHECK == 0 => workers.assert_not_hit(),
                 _ => {}
             }
         }
@@ -185,7 +189,7 @@ fn thousand_updates_under_a_signal_storm_lose_nothing() {
     files.extend(program_forms("threads"));
     let each = CYCLES.div_ceil(files.len());
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in &files {
             switch_in_storm(&mut case, file, each);
         }

@@ -38,8 +38,8 @@ pub(crate) fn all(action: Action) -> Actions {
     Actions::of(action, Selector::All)
 }
 
-/// With a deadline as long as a test waits for anything.
-pub(crate) fn patient() -> Options {
+/// Options whose deadline is [`DEADLINE`], the longest time that a test waits for anything.
+pub(crate) fn options_with_long_deadline() -> Options {
     Options {
         deadline: DEADLINE,
         ..Options::default()
@@ -84,25 +84,29 @@ impl Subject {
         options: Options,
     ) -> probes_lib::Result<Report> {
         Target::open(self.pid())
-            .map_err(|error| error.leaving(Effect::NothingChanged))?
+            .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))?
             .update_with(actions, options)
     }
 
-    /// The same, if nothing is in the way.
+    /// Does the same with the options of [`options_with_long_deadline`], and asserts that it succeeds.
     #[track_caller]
     pub(crate) fn apply(&self, actions: &Actions) -> Report {
-        self.try_apply(actions, patient()).unwrap()
+        self.try_apply(actions, options_with_long_deadline())
+            .unwrap()
     }
 
     /// Opens the process again, switches every probe, and compares with the states that the library
-    /// reads. If threads never pause, reading the bytes as well would take longer than all of this.
+    /// reads. Does not read the bytes as well, which would take longer than all of the rest if
+    /// threads never pause.
     #[track_caller]
     pub(crate) fn switch(&self, action: Action, what: &str) -> Report {
         let target = Target::open(self.pid()).unwrap();
-        let report = target.update_with(&all(action), patient()).unwrap();
+        let report = target
+            .update_with(&all(action), options_with_long_deadline())
+            .unwrap();
         let states = states_of(&target);
         assert!(
-            states.values().all(|&state| state == after(action)),
+            states.values().all(|&state| state == state_after(action)),
             "{}: {what}: {states:?}",
             self.file.display()
         );
@@ -112,12 +116,12 @@ impl Subject {
     /// The states according to the bytes in memory, where nothing may have changed but opcodes and
     /// counters.
     #[track_caller]
-    pub(crate) fn truth(&self) -> States {
-        self.truth_of(&Image::of(self.pid()))
+    pub(crate) fn states_in_memory(&self) -> States {
+        self.states_in(&Image::of(self.pid()))
     }
 
     #[track_caller]
-    pub(crate) fn truth_of(&self, image: &Image) -> States {
+    pub(crate) fn states_in(&self, image: &Image) -> States {
         let mut text = image.text();
         let mut states = States::new();
         for place in &self.places {
@@ -132,7 +136,7 @@ impl Subject {
             // Every prefix of the writes is safe: no counter says on while a site is off.
             assert!(
                 all_on || counters.iter().all(|&counter| counter == 0),
-                "{}: {counters:?} before its sites",
+                "{}: counters {counters:?} are set before all sites are enabled",
                 place.name
             );
             let state = match counters.iter().all(|&counter| counter > 0) {
@@ -150,7 +154,7 @@ impl Subject {
         states
     }
 
-    /// The states of a process whose memory was `before` once all its probes are switched.
+    /// The memory of a process, once all its probes are switched, if it was `before` until then.
     pub(crate) fn switched(&self, before: &Image, action: Action) -> Image {
         let mut after = before.clone();
         let (opcode, counter) = match action {
@@ -168,11 +172,11 @@ impl Subject {
         after
     }
 
-    /// The states that the library reads, which have to be the truth.
+    /// The states that the library reads, which have to be those in memory.
     #[track_caller]
     pub(crate) fn states(&self) -> States {
         let states = states_of(&Target::open(self.pid()).unwrap());
-        assert_eq!(states, self.truth(), "{}", self.file.display());
+        assert_eq!(states, self.states_in_memory(), "{}", self.file.display());
         states
     }
 
@@ -203,7 +207,7 @@ impl Subject {
     #[track_caller]
     pub(crate) fn force(&self, action: Action) {
         self.apply(&all(action).force(true));
-        self.assert_all(after(action), "forced");
+        self.assert_all(state_after(action), "forced");
     }
 
     /// Executes every site once, and returns how many handlers ran.
@@ -231,7 +235,7 @@ impl Subject {
         words.map(|word| word.parse().unwrap()).collect()
     }
 
-    /// Waits until each of them has done so once more.
+    /// Waits until each thread has executed all sites once more.
     pub(crate) fn wait_for_round(&mut self) {
         let then = self.rounds();
         eventually("every thread has run on", || {
@@ -243,7 +247,7 @@ impl Subject {
 
     /// Closes the program's input, and asserts that it exits with success.
     pub(crate) fn end(mut self) {
-        self.talker.hang_up();
+        self.talker.close_input();
         assert!(self.talker.guard().wait().success());
     }
 }
@@ -256,8 +260,8 @@ fn states_of(target: &Target) -> States {
     states.probes().map(one).collect()
 }
 
-/// The state of a probe that was off, once it was switched so.
-pub(crate) fn after(action: Action) -> (u16, State) {
+/// The counter and the state of a probe that was off, after `action`.
+pub(crate) fn state_after(action: Action) -> (u16, State) {
     match action {
         Action::Enable => (1, State::Enabled),
         Action::Disable => (0, State::Disabled),

@@ -1,4 +1,4 @@
-//! The command line, with faults.
+//! Runs the tool with injected faults.
 
 use std::process::{Command, Stdio};
 
@@ -10,8 +10,7 @@ use crate::subject::{States, Subject};
 use probes_lib::{Action, State};
 
 /// The tool with the words of `line`, which are separated by single spaces; its output is
-/// discarded.
-/// thrown away.
+/// discarded unless the caller redirects it.
 pub(crate) fn command(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocaml-probes"));
     command.args(line.split(' ')).stdin(Stdio::null());
@@ -29,7 +28,7 @@ pub(crate) fn attach(pid: i32, action: Action, force: bool) -> Command {
     command(&format!("attach -pid {pid} {action}{force}"))
 }
 
-/// Starts a command with a fault.
+/// Starts a command in which `fault` is injected.
 pub(crate) fn start(mut command: Command, fault: &str) -> Guard {
     Guard::spawn(command.env(faults::VARIABLE, fault))
 }

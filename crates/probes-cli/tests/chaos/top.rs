@@ -7,7 +7,8 @@ use test_support::tmux::Terminal;
 use crate::case::Case;
 use crate::subject::{Subject, all};
 
-/// System calls of ours: before the first screen there are far fewer, and each refresh makes some.
+/// The number of system calls of the tool after which it panics: far more than it makes before the
+/// first screen, and reached soon after, because each refresh makes some.
 const CALLS: u32 = 3000;
 
 // promise: top: After a panic, `top` leaves terminal and process as they were (2)
@@ -15,7 +16,7 @@ const CALLS: u32 = 3000;
 fn panic_of_the_screen_restores_terminal_and_process() {
     let mut case = Case::begin("panics of the screen", 1);
     let mut rounds = 0;
-    while case.is_due(rounds, 1) {
+    while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("gen_ocaml") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             subject.apply(&all(Action::Enable));

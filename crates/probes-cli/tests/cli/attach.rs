@@ -1,4 +1,4 @@
-//! Changes of running programs: counters, families, force, all or nothing.
+//! Changes of running programs: counters, kinds of flags, force, all or nothing.
 
 use serde_json::{Value, json};
 use test_support::{Talker, fixture, program, program_forms};
@@ -78,7 +78,7 @@ fn answer_lists_the_changes_in_every_format() {
 }
 
 #[test]
-fn sites_change_with_the_first_and_last_enable() {
+fn sites_change_at_first_enable_and_last_disable() {
     for target in both_forms("gen_ocaml_2") {
         assert_eq!(
             attach(&target, "-enable plain").answer(),
@@ -116,7 +116,7 @@ fn disabling_a_named_disabled_probe_changes_nothing() {
 }
 
 #[test]
-fn other_families_skip_disabled_probes_and_say_so() {
+fn other_flags_skip_disabled_probes_and_report_them() {
     let target = Talker::start(&program("service"));
     attach(&target, "-enable req_end").answer();
     let run = attach(&target, "-disable-regexp req_");
@@ -232,7 +232,7 @@ fn breakpoint_on_a_site_keeps_everything_unchanged() {
         let pid = target.pid();
         let json = run(&format!("info -json -pid {pid}")).json();
         let address = &probe(&json, "plain")["sites"][0]["address"];
-        let opcode = json!(format!("{:#x}", number(address) + 1));
+        let opcode_address = json!(format!("{:#x}", number(address) + 1));
         for (bytes, why, what) in [
             (
                 0xcc,
@@ -245,7 +245,7 @@ fn breakpoint_on_a_site_keeps_everything_unchanged() {
                 "something else has changed this code",
             ),
         ] {
-            poke(pid, &opcode, &[bytes]);
+            poke(pid, &opcode_address, &[bytes]);
             let before = image(pid);
             let error = attach(&target, "-enable watched,plain").failure();
             assert!(error.contains(address.as_str().unwrap()), "{error}");

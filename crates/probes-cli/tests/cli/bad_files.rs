@@ -1,4 +1,4 @@
-//! Files without probes, and damaged ones: each with its message, and nothing changed.
+//! Files without probes, and damaged files: each gives its error message, and nothing is changed.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use test_support::{Talker, fixture, fixture_forms};
 
 use crate::support::{golden, image, redacted, run, run_on};
 
-// promise: Bad input: Every damaged file gets its message, unless its probes can be determined all
-//    the same (all of `corrupt/`)
+// promise: Bad input: Every damaged file gives its error message, unless its probes can be
+//    determined nevertheless (all of `corrupt/`)
 #[test]
 fn every_damaged_file_gets_its_message() {
     let folder = fixture("corrupt");

@@ -48,7 +48,7 @@ fn pid_of_no_process_is_refused() {
     refused(
         4_194_305,
         "no process 4194305",
-        "it has exited, or the pid is one of another",
+        "it has exited, or the pid is one of another pid namespace (a container)",
     );
 }
 
@@ -56,7 +56,7 @@ fn pid_of_no_process_is_refused() {
 fn exited_process_is_refused() {
     let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();
-    target.hang_up();
+    target.close_input();
     target.guard().wait();
     refused(pid, &format!("no process {pid}"), "it has exited");
 }
@@ -65,7 +65,7 @@ fn exited_process_is_refused() {
 fn zombie_is_refused_with_its_parent() {
     let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();
-    target.hang_up();
+    target.close_input();
     let unreaped = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     waitid(Id::Pid(Pid::from_raw(pid)), unreaped).unwrap();
     let parent = std::process::id();
@@ -84,7 +84,7 @@ fn thread_id_is_refused_with_its_process() {
     refused(
         tid.parse().unwrap(),
         &why,
-        &format!("its process is -pid {pid}"),
+        &format!("give the pid of its process: -pid {pid}"),
     );
 }
 
@@ -110,7 +110,7 @@ fn process_of_another_user_is_refused() {
     if geteuid().is_root() {
         let target = Talker::start(&fixture("gen_ocaml_2.pie"));
         let before = image(target.pid());
-        // The user nobody may not be allowed into the build folder.
+        // The user `nobody` possibly cannot enter the build folder.
         let folder = Folder::new("nobody");
         let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
         for action in ["info", "attach"] {

@@ -1,4 +1,4 @@
-//! What a container lacks: each refusal names it, and the process stays unchanged.
+//! Containers: each refusal names what the container lacks, and the process stays unchanged.
 
 use std::fs;
 use std::io::Write;
@@ -12,8 +12,8 @@ use crate::support::{Folder, image, run, run_command, states};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
-/// A command of words that are separated by single spaces, followed by the tool with the words of
-/// `line`.
+/// The command that consists of the words of `command`, the tool, and the words of `line`; words
+/// are separated by single spaces.
 fn confined(command: &str, line: &str) -> Command {
     let mut words = command.split(' ');
     let mut command = Command::new(words.next().unwrap());
@@ -21,7 +21,8 @@ fn confined(command: &str, line: &str) -> Command {
     command
 }
 
-/// Asserts that `info` and `attach` fail with this, and change nothing.
+/// Asserts that `info` and `attach`, run by `command`, fail with the message `why` and the hint
+/// `hint`, and change nothing.
 #[track_caller]
 fn refused(command: &str, pid: i32, why: &str, hint: &str) {
     let before = image(pid);
@@ -37,8 +38,8 @@ fn refused(command: &str, pid: i32, why: &str, hint: &str) {
     assert!(image(pid) == before);
 }
 
-/// Starts a program by a command of words that are separated by single spaces.
-fn start_by(command: &str, program: &PathBuf) -> Talker {
+/// Starts a program by `command`, whose words are separated by single spaces.
+fn start_with_command(command: &str, program: &PathBuf) -> Talker {
     let mut words = command.split(' ');
     let mut command = Command::new(words.next().unwrap());
     let mut talker = Talker::spawn(command.args(words).arg(program));
@@ -46,8 +47,85 @@ fn start_by(command: &str, program: &PathBuf) -> Talker {
     talker
 }
 
+/// What is said of a process that cannot be observed, and its hint.
+fn unobservable(pid: i32, reason: &str, hint: &str) -> String {
+    format!(
+        "ocaml-probes: process {pid} has a seccomp filter{reason}; nothing was changed\nhint: {hint}\n"
+    )
+}
+
+const RISK: &str = "; or -despite-seccomp, if you know that it allows mmap and munmap: else it may kill the process";
+
+// promise: Observations: The tool says what a seccomp filter refuses, or why it cannot be read, with a
+//    hint (2 × 4)
+#[test]
+fn seccomp_filter_against_observing_has_a_hint() {
+    for file in fixture_forms("seccomp") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let call = "mmap of executable memory";
+        let refused = unobservable(
+            pid,
+            &format!(" that kills it for {call}, which observing injects"),
+            &format!(
+                "for this, its filter has to allow {call}; `attach` and `info` need nothing of it"
+            ),
+        );
+        let unreadable = unobservable(
+            pid,
+            ", which may kill it for the system calls that observing injects, and which only root can read, \
+             outside of containers",
+            &format!("use sudo, outside of containers, to read it{RISK}"),
+        );
+        let expected = if geteuid().is_root() {
+            &refused
+        } else {
+            &unreadable
+        };
+        for line in ["count", "watch -probe ping", "latency -pair ping,pong"] {
+            let said = run(&format!("{line} -for 1ms -pid {pid}")).failure();
+            assert_eq!(said, *expected);
+        }
+        if geteuid().is_root() {
+            let filter = fixture("without_ptrace.exe").display().to_string();
+            let line = format!("count -for 1ms -pid {pid}");
+            let reader = unobservable(
+                pid,
+                ", which may kill it for the system calls that observing injects, and which cannot be read from \
+                 here: ocaml-probes is under a seccomp filter itself",
+                &format!(
+                    "run ocaml-probes outside of the container or service that restricts it{RISK}"
+                ),
+            );
+            let said = run_command(&mut confined(&filter, &line)).failure();
+            assert_eq!(said, reader);
+        }
+        target.hits();
+    }
+}
+
+// promise: Observations: `-despite-seccomp` observes a process whose seccomp filter cannot be read (2 × 4)
+#[test]
+fn despite_seccomp_observes_under_unreadable_filters() {
+    let under = fixture("under_filters.exe").display().to_string();
+    let docker = fixture("filters/docker.bpf").display().to_string();
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut target = start_with_command(&format!("{under} {docker} --"), &file);
+        let pid = target.pid();
+        for line in ["count", "watch -probe plain", "latency -pair plain,watched"] {
+            let line = format!("{line} -quiet -despite-seccomp -for 1ms -pid {pid}");
+            run(&line).answer();
+        }
+        let cleaned = run(&format!(
+            "observe -clean -despite-seccomp -quiet -pid {pid}"
+        ));
+        assert_eq!(cleaned.answer(), format!("{pid} 0\n"));
+        target.hits();
+    }
+}
+
 // promise: Containers: Where a seccomp filter forbids ptrace, `info` and `-live` work, and the
-//    message names the filter (2)
+//    message names the filter (2 targets)
 #[test]
 fn info_and_live_work_where_seccomp_forbids_ptrace() {
     let filter = fixture("without_ptrace.exe").display().to_string();
@@ -65,7 +143,7 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
             refused,
             format!(
                 "ocaml-probes: cannot attach to {pid}: {WHY}; nothing was changed\n\
-                 hint: {HINT}; or use -live, which traces nothing\n"
+                 hint: {HINT}; or use -live, which does not use ptrace\n"
             )
         );
         assert!(image(pid) == before);
@@ -86,12 +164,12 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
 }
 
 // promise: Containers: A process in a user namespace that we may not enter is refused, and nothing
-//    is changed (2 × 6, byte by byte)
+//    is changed (2 targets × 6 commands, memory compared byte by byte)
 #[test]
 fn process_in_a_sibling_user_namespace_is_refused() {
     const HINT: &str = "run ocaml-probes inside that container, or as root outside of it";
     for file in fixture_forms("gen_ocaml_2") {
-        let target = start_by("unshare --user --map-root-user", &file);
+        let target = start_with_command("unshare --user --map-root-user", &file);
         let pid = target.pid();
         let why = format!("process {pid} is in another user namespace");
         refused("unshare --user --map-root-user", pid, &why, HINT);
@@ -102,7 +180,7 @@ fn process_in_a_sibling_user_namespace_is_refused() {
 }
 
 /// Starts a program as nobody in a user namespace that belongs to root.
-fn start_as_nobody_in_root_s_namespace(program: &PathBuf) -> Talker {
+fn start_as_nobody_in_namespace_of_root(program: &PathBuf) -> Talker {
     let mut unshare = Command::new("unshare");
     unshare.args(["--user", "sh", "-c"]);
     unshare.arg(r#"read line; exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0""#);
@@ -124,32 +202,33 @@ fn start_as_nobody_in_root_s_namespace(program: &PathBuf) -> Talker {
     talker
 }
 
-// promise: Containers: A container of root is refused to the user whose id runs in it, and nothing
-//    is changed (2 × 2, byte by byte)
+// promise: Containers: A process in a user namespace of root is refused to the user as whom it
+//    runs, and nothing is changed (2 targets × 2 commands, memory compared byte by byte)
 #[test]
-fn container_of_root_is_refused_to_its_user() {
+fn process_in_namespace_of_root_is_refused() {
     if !geteuid().is_root() {
-        // As seen from inside: everything outside belongs to other users.
+        // Only root can test this. An ordinary user tests the view from inside a user namespace:
+        // every process outside of it belongs to other users.
         let command = "unshare --user --map-root-user";
         let error = run_command(&mut confined(command, "info -pid 1")).failure();
         assert!(error.contains("1 is in another user namespace"), "{error}");
         return;
     }
-    // The user nobody may not be allowed into the build folder.
+    // The build folder may be inaccessible to the user `nobody`.
     let scratch = Scratch::new();
     let tool = scratch.copy(TOOL.as_ref(), "ocaml-probes");
     for file in fixture_forms("gen_ocaml_2") {
         let file = scratch.copy(&file, "program");
-        let target = start_as_nobody_in_root_s_namespace(&file);
+        let target = start_as_nobody_in_namespace_of_root(&file);
         let pid = target.pid();
         let before = image(pid);
-        for (action, end) in [("-quiet", ""), ("-enable-all", "; nothing was changed")] {
+        for (flag, end) in [("-quiet", ""), ("-enable-all", "; nothing was changed")] {
             let mut nobody = Command::new("setpriv");
             nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
             let subcommand = if end.is_empty() { "info" } else { "attach" };
             nobody
                 .arg(&tool)
-                .args([subcommand, action, "-pid", &pid.to_string()]);
+                .args([subcommand, flag, "-pid", &pid.to_string()]);
             assert_eq!(
                 run_command(&mut nobody).failure(),
                 format!(
@@ -163,14 +242,14 @@ fn container_of_root_is_refused_to_its_user() {
 }
 
 // promise: Containers: The message in a container without `CAP_SYS_PTRACE` names the missing
-//    capability (2 × 6, byte by byte)
+//    capability (2 targets × 6 commands, memory compared byte by byte)
 #[test]
 fn missing_ptrace_capability_of_a_container_is_named() {
     const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
     const LACKS: &str = "and this container lacks CAP_SYS_PTRACE";
     let folder = Folder::new("incapable");
     for file in fixture_forms("gen_ocaml_2") {
-        let target = start_by("unshare --user --map-root-user", &file);
+        let target = start_with_command("unshare --user --map-root-user", &file);
         let pid = target.pid();
         let inside = format!(
             "nsenter --user --preserve-credentials --target {pid} setpriv --bounding-set=-sys_ptrace"
@@ -181,7 +260,7 @@ fn missing_ptrace_capability_of_a_container_is_named() {
         if geteuid().is_root() {
             let file = folder.copy(&file, "program");
             let as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
-            let target = start_by(as_nobody, &file);
+            let target = start_with_command(as_nobody, &file);
             let pid = target.pid();
             let why = format!("process {pid} belongs to uid 65534 (nobody), {LACKS}");
             let hint = format!("{HINT}, or be that user: sudo -u nobody");
@@ -190,18 +269,19 @@ fn missing_ptrace_capability_of_a_container_is_named() {
     }
 }
 
-// promise: Containers: A pid that is a different one outside the container is reported with the
-//    outer pid (2)
+// promise: Containers: The error for a pid that exists only inside a container names the pid that
+//    the process has outside (2 targets)
 #[test]
-fn pid_inside_a_container_is_reported_from_outside() {
+fn error_for_pid_in_container_names_outer_pid() {
     // Half the pid range away from the pids that are being assigned out here.
-    let most: i32 = fs::read_to_string("/proc/sys/kernel/pid_max")
+    let pid_max: i32 = fs::read_to_string("/proc/sys/kernel/pid_max")
         .unwrap()
         .trim()
         .parse()
         .unwrap();
-    let first = 300 + (std::process::id() as i32 + most / 2) % (most - 400);
-    // A different one for each: the process with the first may take a while to exit.
+    let first = 300 + (std::process::id() as i32 + pid_max / 2) % (pid_max - 400);
+    // Each file gets a different pid: the process that had the previous one may take
+    // a while to exit.
     let mut files = fixture_forms("gen_ocaml_2").into_iter().peekable();
     for inside in first..first + 100 {
         let Some(file) = files.peek() else {

@@ -1,4 +1,4 @@
-//! Programs in their own namespaces, and the tool inside.
+//! Programs in namespaces of their own, and the tool inside and outside of these namespaces.
 
 use std::path::Path;
 
@@ -27,7 +27,8 @@ fn pids(ps: &Value) -> Vec<&Value> {
     processes.map(|process| &process["pid"]).collect()
 }
 
-// promise: Containers: A pid is the one that the caller sees, outside and inside a container (2)
+// promise: Containers: A pid is the one that the caller sees, outside and inside a container
+//    (2 programs)
 #[test]
 fn program_is_known_by_the_callers_pid() {
     for program in fixture_forms("objects/host") {
@@ -50,7 +51,7 @@ fn program_is_known_by_the_callers_pid() {
         let error = run_there(pid, &format!("info -pid {pid}")).failure();
         let expected = format!("ocaml-probes: no process {pid}");
         assert!(error.starts_with(&expected), "{error}");
-        talker.hang_up();
+        talker.close_input();
         assert!(talker.guard().wait().success());
     }
 }

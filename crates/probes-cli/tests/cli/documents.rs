@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 18] = [
+const SECTIONS: [&str; 19] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -25,6 +25,7 @@ const SECTIONS: [&str; 18] = [
     "Launching programs",
     "Following",
     "Observations",
+    "Closures",
     "top",
     "Own probes",
     "Bad input",
@@ -36,8 +37,8 @@ const INTRODUCTION: &str = "\
 Each promise, the test that tries to break it, and how often it tries in one `make test-all`. “2 ×” means once as a position
 independent program and once at a fixed address. [reliability.md](reliability.md) says the same in prose, and what is not promised.
 
-`live::…` and `unit::…` are tests of `probes-lib` (`--test live`, `--lib`), `cli::…`, `chaos::…` and `matrix::…` of
-`probes-cli`, `interface::…` of `probes-c`.
+`live::…` and `unit::…` are tests of `probes-lib` (`--test live`, `--lib`), `cli::…`, `chaos::…`, `adversary::…` and
+`matrix::…` of `probes-cli`, `interface::…` of `probes-c`.
 
 This page is generated from the `// promise:` comments above the tests; `UPDATE_GOLDEN=1 cargo test -p probes-cli --test cli
 documents::` rewrites it.
@@ -171,7 +172,7 @@ fn tests_named_by_pages_exist() {
 }
 
 #[test]
-fn supported_combinations_name_tests() {
+fn every_supported_combination_names_a_test() {
     let page = fs::read_to_string(root().join("docs/support.md")).unwrap();
     let rows = page.lines().filter(|line| line.starts_with("| "));
     let mut cells = 0;

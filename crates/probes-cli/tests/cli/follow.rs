@@ -34,7 +34,7 @@ impl Following {
         following
     }
 
-    /// Interrupts it.
+    /// Interrupts the tool, and waits until it has ended with success.
     fn end(mut self) {
         kill(Pid::from_raw(self.0.pid()), Signal::SIGTERM).unwrap();
         assert_eq!(self.0.guard().wait().code(), Some(0));
@@ -63,7 +63,7 @@ fn first_round(talker: &mut Talker) -> u64 {
     talker.hits().iter().map(|(_, hits)| hits).sum()
 }
 
-/// All ways in which `family` starts another program.
+/// Commands of `family` that start another program in a new process.
 const WAYS: [&str; 4] = ["spawn", "vfork", "shell exec", "grandchild"];
 
 // promise: Following: Every process that a followed one starts or executes has its probes set
@@ -77,7 +77,7 @@ fn started_processes_have_their_probes_before_they_run() {
             assert_eq!(talker.ask(line, "child"), "child hits ping=3 pong=1");
             talker.expect("started 0");
         }
-        // Static, dynamic, and with the probes in a library alone, which executes them immediately.
+        // Static, dynamic, and with all probes in a library, whose counts are those of its constructor.
         let programs = ["gen_ocaml_2_static", "idle_threads", "objects/linked"];
         for program in programs {
             for way in WAYS {
@@ -133,7 +133,7 @@ fn process_is_followed_through_several_execs() {
             talker.ask(&format!("{way} {}", program.display()), "ready");
             assert_eq!(first_round(&mut talker), 4);
         }
-        // The last has none, and is not changed.
+        // The last program has no probes, so its process is not changed.
         let without = fixture("no_probes.pie");
         talker.ask(&format!("{way} {}", without.display()), "ready");
         let mut tool = following.0;
@@ -275,14 +275,14 @@ fn followed_program_is_an_ordinary_job() {
         for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
             kill(Pid::from_raw(pid), signal).unwrap();
         }
-        let code = talker.hits().len();
-        assert!(code > 0);
+        let probes = talker.hits().len();
+        assert!(probes > 0);
         talker.send("exit 7");
         assert_eq!(talker.guard().wait().code(), Some(7));
     }
 }
 
-/// The program that a tool has started: its child that is not the tool.
+/// The program that a tool has started: the child of the tool that is not called `ocaml-probes`.
 fn program_of(tool: &Talker) -> i32 {
     let children = process::children(tool.pid());
     let is_program = |pid: &&i32| status(**pid, "Name") != "ocaml-probes";
@@ -418,7 +418,7 @@ fn followed_process_stops_as_usual_for_its_parent() {
         );
         following.end();
         assert_left_alone(talker.pid());
-        // A detached thread wakes up to stop again.
+        // A stopped thread that is detached wakes up for a moment before it stops again.
         eventually("it is stopped", || {
             (process::state(talker.pid()) == Some('T')).then_some(())
         });
@@ -479,13 +479,14 @@ fn vfork_and_exited_first_thread_are_followed() {
         let mut talker = Talker::start(&vforker);
         let following = Following::attach(talker.pid());
         talker.vfork();
-        // It cannot be stopped to be detached; its loader hook has no reader any more.
+        // It cannot be stopped to be detached: the hook stays in its loader, and reports to nobody.
         following.end();
         eventually("it is not traced", || {
             (status(talker.pid(), "TracerPid") == "0").then_some(())
         });
         talker.ask("go", "vforked");
-        // One that is already in vfork is reported as busy, in time.
+        // A process that is already in vfork when the tool attaches is reported as busy: the tool
+        // does not wait for the end of the vfork.
         talker.vfork();
         let pid = talker.pid();
         let failure = run(&format!(
@@ -515,7 +516,7 @@ fn vfork_and_exited_first_thread_are_followed() {
 // promise: Following: A program under seccomp is changed, and a warning says which loads cannot be
 //    seen (2)
 #[test]
-fn warning_if_the_loader_may_not_start_threads() {
+fn warning_if_seccomp_hides_later_loads() {
     for seccomp in fixture_forms("seccomp") {
         let mut talker = Talker::start(&seccomp);
         let mut tool = command(["attach", "-follow", "-enable-all", "-pid"]);
@@ -536,7 +537,7 @@ fn warning_if_the_loader_may_not_start_threads() {
     }
 }
 
-// promise: Following: A program is followed on when the process that started it is killed (2)
+// promise: Following: A program is still followed after the process that started it was killed (2)
 #[test]
 fn program_is_followed_after_its_parent_was_killed() {
     for family in fixture_forms("family") {
@@ -562,9 +563,9 @@ fn program_is_followed_after_its_parent_was_killed() {
     }
 }
 
-/// `dynhost`, whose plugin executes a site when it is loaded, does everything that OCaml's library
-/// can.
-fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
+/// Has `dynhost` fork, and start programs in every way that OCaml's library has; these programs
+/// load its plugin, which executes a site when it is loaded.
+fn start_programs_in_every_way(talker: &mut Talker, file: &Path) {
     let plugin = file.with_file_name("plug.cmxs");
     let load = format!("load {}", plugin.display());
     for way in ["create", "system", "exec"] {
@@ -576,7 +577,7 @@ fn start_all_that_ocaml_can(talker: &mut Talker, file: &Path) {
         assert_eq!(talker.expect("at exit"), "at exit");
         talker.expect("started 0");
         talker.ask(&format!("{way} {}", file.display()), "ready");
-        // The shell runs its command, and has no probes.
+        // `system` starts a shell, which has no probes: neither it nor its command is followed.
         let hits = u64::from(way != "system");
         talker.ask(&load, "loaded");
         let round = talker.ask("run", "round");
@@ -598,7 +599,7 @@ fn ocaml_programs_are_followed_with_their_plugins() {
     for file in program_forms("plugins/dynhost") {
         let mut talker = Talker::start(&file);
         let following = Following::attach(talker.pid());
-        start_all_that_ocaml_can(&mut talker, &file);
+        start_programs_in_every_way(&mut talker, &file);
         following.end();
         assert_left_alone(talker.pid());
         quit(talker);
@@ -612,7 +613,7 @@ fn ocaml_programs_are_followed_with_their_plugins() {
         ]);
         let mut talker = Talker::spawn(tool.arg(&file));
         talker.expect("ready");
-        start_all_that_ocaml_can(&mut talker, &file);
+        start_programs_in_every_way(&mut talker, &file);
         quit(talker);
     }
 }
@@ -641,21 +642,21 @@ fn several_are_followed_unless_one_is_already_traced() {
         let mut tool = command(line.split(' '));
         let mut tool = Guard::spawn(tool.stdout(Stdio::piped()));
         eventually("both are followed", || {
-            let are = pids.into_iter().all(process::is_loader_changed);
-            are.then_some(())
+            let are_hooked = pids.into_iter().all(process::is_loader_changed);
+            are_hooked.then_some(())
         });
         other.ask(&format!("exec {}", family.display()), "ready");
         assert_eq!(first_round(&mut other), 4);
         kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
         assert_eq!(tool.wait().code(), Some(0));
         let answers = read(tool.child().stdout.take().unwrap());
-        let set = answers.lines().map(|line| {
+        let reported = answers.lines().map(|line| {
             let answer: serde_json::Value = serde_json::from_str(line).unwrap();
             answer["pid"].as_i64().unwrap() as i32
         });
         // When both were first attached, and when the other had executed its program.
         assert_eq!(
-            set.collect::<Vec<_>>(),
+            reported.collect::<Vec<_>>(),
             [pids[0], pids[1], pids[1]],
             "{answers}"
         );
@@ -691,12 +692,12 @@ fn signal_handler_returns_into_the_loader_hook() {
             talker.expect("handling");
             following.end();
             assert_eq!(status(pid, "TracerPid"), "0");
-            // Or no thread was there, and it has been removed.
+            // If no thread was in the hook, the hook has been removed: try again.
             let is_left = process::is_loader_changed(pid);
             talker.ask("", "churned 1000");
             is_left.then_some(())
         });
-        // The next one removes what remains.
+        // The next tool that follows the process removes the hook that remains.
         let mut tool = command([
             "attach",
             "-follow",

@@ -48,6 +48,7 @@ fn json_has_exactly_the_documented_fields() {
             [
                 "build_id",
                 "observed_sites",
+                "observer",
                 "pid",
                 "probes",
                 "program",
@@ -213,7 +214,7 @@ fn info_changes_nothing() {
 }
 
 #[test]
-fn replaced_or_deleted_program_is_read_as_running() {
+fn running_program_is_read_after_deletion_or_replacement() {
     let folder = Folder::new("deleted");
     let file = folder.copy(&fixture("gen_ocaml_2.pie"), "prog");
     let target = Talker::start(&file);

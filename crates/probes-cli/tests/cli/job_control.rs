@@ -41,7 +41,7 @@ impl Shell {
             terminal: String::new(),
             shown: Vec::new(),
         };
-        // The echo of this line is not its output.
+        // The quotes in `I''am` distinguish the terminal's echo of this line from its output.
         shell
             .talker
             .send("stty -echo; ulimit -c 0; PS1=; echo; echo I''am $$ $(tty)");
@@ -53,7 +53,7 @@ impl Shell {
     }
 
     /// Types a line, and records what is shown up to a line that begins with `end`.
-    fn say(&mut self, line: &str, end: &str) {
+    fn type_line(&mut self, line: &str, end: &str) {
         self.talker.send(line);
         self.read_to(end);
     }
@@ -85,24 +85,26 @@ impl Shell {
         });
     }
 
-    /// The exit status of the last job. The shell's words about death by a signal do not matter:
-    /// the tool exits.
+    /// Records the exit status of the last job. What the shell says about a job that was killed by
+    /// a signal is left out: the tool exits with a status instead of being killed.
     fn note_status(&mut self) {
         let before = self.shown.len();
-        self.say("echo status $?", "status");
+        self.type_line("echo status $?", "status");
         let status = self.shown.pop().unwrap();
         self.shown.truncate(before);
         self.shown.push(status);
     }
 
-    /// Waits until the whole job is stopped, and the shell says so: it sees only its own children,
-    /// and a grandchild that still runs may read what is typed.
+    /// Waits until all processes of the job are stopped and the shell says that the job is. That
+    /// the shell says so is not enough: it sees only its own children, and a grandchild that still
+    /// runs may read what is typed.
     fn wait_for_stop(&mut self) {
         self.wait_for_states();
-        // In the background, it may just have been continued.
+        // The job may have been continued in the background just before, and the shell may learn late that
+        // it stopped again: both are waited for.
         eventually("the job is stopped", || {
             let before = self.shown.len();
-            self.say("jobs; echo listed", "listed");
+            self.type_line("jobs; echo listed", "listed");
             let listed: Vec<_> = self.shown.drain(before..).collect();
             let stopped = listed.iter().any(|line| line.contains("Stopped"));
             stopped.then_some(())
@@ -115,7 +117,7 @@ impl Shell {
         let of_job = |&pid: &i32| stat(pid, SESSION) == shell && stat(pid, GROUP) != shell;
         eventually("the whole job is stopped", || {
             let mut job = processes().into_iter().filter(of_job);
-            // A followed process is traced.
+            // The state of a stopped process is `t` if it is traced, as a followed process is.
             job.all(|pid| matches!(state(pid), Some('T' | 't')))
                 .then_some(())
         });
@@ -124,13 +126,14 @@ impl Shell {
     fn suspend(&mut self) {
         self.press(SUSPEND);
         self.wait_for_stop();
-        self.say("jobs; echo listed", "listed");
+        self.type_line("jobs; echo listed", "listed");
     }
 }
 
-/// Runs `template` with the program started directly, and with the tool, which must make no
-/// difference, whether it follows the program or not.
-fn both_ways(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
+/// Runs `scenario` with the command `template` three times, with PROGRAM replaced by the program,
+/// by the tool that starts it, and by the tool that starts and follows it. What the shell shows
+/// must be the same.
+fn check_same_as_direct(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
     let direct = file.display().to_string();
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
     let with_tool = |options| format!("{tool} trace {options} -quiet -disable-all -prog {direct}");
@@ -157,16 +160,16 @@ fn both_ways(file: &Path, template: &str, scenario: impl Fn(&mut Shell, &str)) {
 #[test]
 fn keys_and_window_sizes_reach_the_program_once() {
     for file in fixture_forms("job") {
-        both_ways(&file, "PROGRAM", |shell, command| {
-            shell.say(command, "ready");
+        check_same_as_direct(&file, "PROGRAM", |shell, command| {
+            shell.type_line(command, "ready");
             for signal in [2, 3, 20, 28] {
-                shell.say(&format!("catch {signal}"), "catching");
+                shell.type_line(&format!("catch {signal}"), "catching");
             }
-            shell.say(&format!("{INTERRUPT}{QUIT}{SUSPEND}caught"), "caught");
+            shell.type_line(&format!("{INTERRUPT}{QUIT}{SUSPEND}caught"), "caught");
             let mut stty = Command::new("stty");
             stty.args(["-F", &shell.terminal, "rows", "51"]);
             assert!(test_support::output(&mut stty).status.success());
-            shell.say("caught", "caught");
+            shell.type_line("caught", "caught");
             let caught = |line: &&String| line.starts_with("caught");
             let caught: Vec<_> = shell.shown.iter().filter(caught).collect();
             assert_eq!(
@@ -188,20 +191,20 @@ fn job_is_suspended_and_resumed_like_any_other() {
             "(PROGRAM; echo after $?)",
             "bash -c 'PROGRAM; echo after $?'",
         ] {
-            both_ways(&file, template, |shell, command| {
-                shell.say(command, "ready");
-                // More than once, as something may remain.
+            check_same_as_direct(&file, template, |shell, command| {
+                shell.type_line(command, "ready");
+                // More than once, as state may be left over from the time before.
                 for _ in 0..3 {
                     shell.suspend();
-                    shell.say("fg", "");
-                    shell.say("counters", "sem");
+                    shell.type_line("fg", "");
+                    shell.type_line("counters", "sem");
                 }
                 shell.suspend();
-                shell.say("bg", "[1]+");
-                // It reads from the terminal.
+                shell.type_line("bg", "[1]+");
+                // In the background, the program is stopped because it reads from the terminal.
                 shell.wait_for_stop();
-                shell.say("fg", "");
-                shell.say("counters", "sem");
+                shell.type_line("fg", "");
+                shell.type_line("counters", "sem");
                 shell.talker.send("exit 7");
                 shell.wait_for_prompt();
                 shell.note_status();
@@ -213,15 +216,15 @@ fn job_is_suspended_and_resumed_like_any_other() {
 #[test]
 fn program_that_stops_itself_is_a_stopped_job() {
     for file in fixture_forms("job") {
-        both_ways(&file, "PROGRAM", |shell, command| {
-            shell.say(command, "ready");
+        check_same_as_direct(&file, "PROGRAM", |shell, command| {
+            shell.type_line(command, "ready");
             // As top and nano do on Ctrl-Z.
             for signal in [19, 20, 21, 22] {
                 shell.talker.send(&format!("raise {signal}"));
                 shell.wait_for_prompt();
                 shell.wait_for_stop();
-                shell.say("fg", &format!("raised {signal}"));
-                shell.say("counters", "sem");
+                shell.type_line("fg", &format!("raised {signal}"));
+                shell.type_line("counters", "sem");
             }
             shell.talker.send("quit");
             shell.wait_for_prompt();
@@ -234,13 +237,13 @@ fn program_that_stops_itself_is_a_stopped_job() {
 #[test]
 fn shell_sees_the_exit_status_of_the_program() {
     for file in fixture_forms("job") {
-        both_ways(&file, "PROGRAM", |shell, command| {
+        check_same_as_direct(&file, "PROGRAM", |shell, command| {
             for key in [INTERRUPT, QUIT] {
-                shell.say(command, "ready");
+                shell.type_line(command, "ready");
                 shell.press(key);
                 shell.note_status();
             }
-            shell.say(command, "ready");
+            shell.type_line(command, "ready");
             shell.talker.send("exit 42");
             shell.wait_for_prompt();
             shell.note_status();
@@ -248,20 +251,20 @@ fn shell_sees_the_exit_status_of_the_program() {
             let folder = Scratch::new();
             let log = folder.file("log");
             let line = format!("{command} </dev/zero >'{}' &", log.display());
-            shell.say(&line, "");
+            shell.type_line(&line, "");
             shell.shown.pop();
             eventually("the program runs", || {
                 let printed = fs::read_to_string(&log).unwrap_or_default();
                 printed.contains("ready").then_some(())
             });
-            shell.say("kill %1; wait %1; echo status $?", "status");
+            shell.type_line("kill %1; wait %1; echo status $?", "status");
             shell.shown.retain(|line| !line.starts_with("[1]"));
         });
     }
 }
 
-/// A program that writes to a file and reads nothing, to distinguish a hang-up from the end of its
-/// input.
+/// Returns the arguments of `trace` for a program that writes to the file `log` and reads nothing,
+/// so that a hang-up is not mistaken for the end of its input.
 fn ticking(log: &Path) -> String {
     format!(
         "-prog {} -disable-all >'{}' 2>&1",
@@ -327,9 +330,9 @@ fn program_without_wait_stays_in_the_session() {
     let pid: i32 = pid.lines().next().unwrap().parse().unwrap();
     let _killed = Orphan(pid);
 
-    shell.say("jobs; echo listed", "listed");
+    shell.type_line("jobs; echo listed", "listed");
     assert_eq!(shell.shown.pop().unwrap(), "listed", "it is no job");
-    // Nor does it see what is typed.
+    // The program does not receive the signals of these keys, either.
     shell.press(&format!("{INTERRUPT}{QUIT}{SUSPEND}"));
     let before = ticks(&log);
     eventually("it runs on", || (ticks(&log) > before + 3).then_some(()));
@@ -338,7 +341,7 @@ fn program_without_wait_stays_in_the_session() {
     }
 }
 
-/// A process whose parent has exited.
+/// A process whose parent has exited; it is killed when this is dropped.
 struct Orphan(i32);
 
 impl Drop for Orphan {

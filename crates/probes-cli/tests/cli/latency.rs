@@ -43,7 +43,7 @@ fn pairs_are_timed_until_interrupted_then_all_restored() {
 }
 
 #[test]
-fn json_has_lines_and_the_picture_the_last() {
+fn json_has_every_line_picture_the_last_one() {
     let scratch = test_support::Scratch::new();
     for mut target in both_forms("timed") {
         let picture = scratch.file("times.svg");
@@ -82,7 +82,7 @@ fn json_has_lines_and_the_picture_the_last() {
             svg.starts_with("<svg ") && svg.ends_with("</svg>\n"),
             "{svg}"
         );
-        assert!(svg.contains(">start to stop</text>") && svg.contains("7 times: mean "));
+        assert!(svg.contains(">start to stop</text>") && svg.contains("7 latencies: mean "));
         assert_eq!(svg.matches("fill=\"#c60\"").count(), buckets.len());
     }
 }
@@ -99,13 +99,13 @@ fn table_has_a_chart_for_each_pair() {
         assert!(text.contains(" start | stop  | 1     | "), "{text}");
         assert!(text.contains("\nstart to stop:\n"), "{text}");
         assert!(text.contains(&format!("1 |{}|", "@".repeat(50))), "{text}");
-        // There are none of the other.
+        // The other pair has no times.
         assert!(!text.contains("stop to start:"), "{text}");
     }
 }
 
 #[test]
-fn latency_ends_with_its_time_or_the_process() {
+fn latency_ends_after_its_duration_or_the_process() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
         let line = format!("latency -quiet -for 1ms -pair start,stop -pid {pid}");

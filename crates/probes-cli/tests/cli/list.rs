@@ -54,7 +54,7 @@ fn named_values_are_arguments_in_registers() {
 }
 
 #[test]
-fn json_fields_equal_those_of_info_or_null() {
+fn json_has_the_fields_of_info_or_null() {
     for file in program_forms("twolibs") {
         let json = run_on("list -json", &file).json();
         assert_eq!(json["version"], 1);
@@ -103,6 +103,50 @@ fn all_generations_are_named_by_their_provider() {
     assert_eq!(generation("dot"), "ocaml.1");
     assert_eq!(generation("one"), "ocaml_1");
     assert_eq!(generation("two"), "ocaml_2");
+}
+
+// promise: Bad input: A stripped file that does not show where its counters are is refused (2)
+#[test]
+fn unknown_semaphore_layout_is_refused_with_a_hint() {
+    let folder = Folder::new("layouts");
+    for file in fixture_forms("gen_ocaml_4_11_1") {
+        let copy = folder.copy(&file, "copy");
+        assert_eq!(
+            run_on("list -quiet", &copy).answer(),
+            "only_alpha\nshared\n"
+        );
+        // Into other files: the copy can be read only.
+        let strip = |how: &str, name: &str| {
+            let stripped = copy.with_file_name(name);
+            let mut strip = std::process::Command::new("strip");
+            strip.args([how, "-o"]).args([&stripped, &copy]);
+            assert!(strip.status().unwrap().success());
+            stripped
+        };
+        let without_debug = strip("--strip-debug", "without_debug");
+        assert_eq!(
+            run_on("list -quiet", &without_debug).answer(),
+            "only_alpha\nshared\n"
+        );
+        let stripped = strip("--strip-all", "stripped");
+        let error = run_on("list -quiet", &stripped).failure();
+        let (before, after) = error.split_once(" at 0x").unwrap();
+        assert!(
+            before.ends_with("does not show whether the semaphore of probe shared"),
+            "{error}"
+        );
+        assert!(
+            after.ends_with(
+                " has 2 bytes or 4: it has no symbol for it\n\
+                 hint: do not strip its symbols (`strip --strip-debug` keeps them)\n"
+            ),
+            "{error}"
+        );
+        for file in [without_debug, stripped] {
+            std::fs::remove_file(file).unwrap();
+        }
+        std::fs::remove_file(&copy).unwrap();
+    }
 }
 
 #[test]

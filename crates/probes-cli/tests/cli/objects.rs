@@ -27,7 +27,8 @@ fn sites_name_their_object() {
         let (ping, rest) = plain.split_once("plug disabled\n").unwrap();
         let of_plugin = format!("\n  in {plugin}\n");
         assert!(ping.starts_with("ping disabled\n  site 0x"), "{plain}");
-        // Once before its site and once before its semaphore, after the program's.
+        // The line with the plugin is there twice, before the plugin's site and before its
+        // semaphore; both come after the program's.
         assert_eq!(ping.matches(&of_plugin).count(), 2, "{plain}");
         assert!(rest.starts_with(&of_plugin[1..]), "{plain}");
 
@@ -45,10 +46,10 @@ fn sites_name_their_object() {
         let table = run(&format!("info -format table -sites -pid {pid}")).answer();
         assert!(table.contains("| what      | object "), "{table}");
         assert!(table.contains(&format!("| {plugin} ")), "{table}");
-        let without = run(&format!("info -format table -pid {pid}")).answer();
+        let without_sites = run(&format!("info -format table -pid {pid}")).answer();
         assert!(
-            without.contains(" plug  | disabled | 0       | 2     "),
-            "{without}"
+            without_sites.contains(" plug  | disabled | 0       | 2     "),
+            "{without_sites}"
         );
     }
 }
@@ -84,8 +85,8 @@ fn damaged_plugin(scratch: &Scratch) -> PathBuf {
     copy
 }
 
-/// The error for it, and the hint.
-fn damage(path: &Path) -> [String; 2] {
+/// The error for a damaged plugin at `path`, and the hint.
+fn damage_messages(path: &Path) -> [String; 2] {
     let path = path.display();
     [
         format!("{path} is corrupt: probe note 0 at 0x0 is malformed (descsz 9 < 24)"),
@@ -99,7 +100,7 @@ fn damage(path: &Path) -> [String; 2] {
 fn damaged_library_is_named_and_others_are_changed() {
     let scratch = Scratch::new();
     let damaged = damaged_plugin(&scratch);
-    let [why, hint] = damage(&damaged);
+    let [why, hint] = damage_messages(&damaged);
     let warning = format!("ocaml-probes: warning: skipped: {why}\n{hint}");
     for mut target in hosts() {
         let pid = target.pid();
@@ -117,18 +118,18 @@ fn damaged_library_is_named_and_others_are_changed() {
             attach.answer(),
             "ping 0 -> 1, 4 sites\nplug 0 -> 1, 2 sites\npong 0 -> 1, 1 site\n"
         );
-        let run = target.ask("plugins", "plugins");
-        assert_eq!(run, "plugins 0:ping=1,plug=2 1:ping=0,plug=0");
+        let hits = target.ask("plugins", "plugins");
+        assert_eq!(hits, "plugins 0:ping=1,plug=2 1:ping=0,plug=0");
     }
 }
 
 // promise: Objects that come and go: A probe name found only in a damaged library is refused with
 //    the name of that library (2)
 #[test]
-fn name_in_a_damaged_library_alone_is_refused() {
+fn name_only_in_a_damaged_library_is_refused() {
     let scratch = Scratch::new();
     let damaged = damaged_plugin(&scratch);
-    let [why, hint] = damage(&damaged);
+    let [why, hint] = damage_messages(&damaged);
     for file in fixture_forms("objects/host") {
         let mut target = Talker::start(&file);
         target.ask(&format!("load {}", damaged.display()), "loaded");
@@ -159,7 +160,7 @@ fn name_in_a_damaged_library_alone_is_refused() {
 #[test]
 fn program_with_only_a_damaged_library_is_refused() {
     let scratch = Scratch::new();
-    let [why, hint] = damage(&damaged_plugin(&scratch));
+    let [why, hint] = damage_messages(&damaged_plugin(&scratch));
     for file in fixture_forms("objects/linked") {
         let copy = scratch.copy(&file, file.file_name().unwrap().to_str().unwrap());
         let target = Talker::start(&copy);
@@ -184,7 +185,7 @@ fn missing_files_of_a_program_are_named() {
         let target = Talker::start(&copy);
         fs::remove_file(&library).unwrap();
         let info = run(&format!("info -pid {}", target.pid()));
-        if process::sees_deleted_files() {
+        if process::can_open_map_files() {
             assert_eq!(info.stderr, "");
             assert_eq!(info.answer(), "ping disabled\nplug disabled\n");
         } else {
@@ -204,16 +205,16 @@ fn missing_files_of_a_program_are_named() {
         let [a, b] = names.map(|name| name.display().to_string());
         let warning = format!(
             "ocaml-probes: warning: skipped: cannot open files that were deleted or replaced: {a}, {b}\n\
-             hint: use sudo outside of containers: only root can open it through the kernel's own links\n"
+             hint: use sudo outside of containers: only root can open such a file, through /proc/PID/map_files\n"
         );
-        if process::sees_deleted_files() {
+        if process::can_open_map_files() {
             assert_eq!(info.stderr, "")
         } else {
             assert_eq!(info.stderr, warning)
         }
         assert_eq!(
             info.answer().contains("plug disabled"),
-            process::sees_deleted_files()
+            process::can_open_map_files()
         );
     }
 }
@@ -233,27 +234,27 @@ fn programs_of_musl_are_listed_started_and_switched() {
         assert_eq!(info, "ping disabled\nplug enabled\n");
         run(&format!("attach -pid {pid} -disable plug")).answer();
         assert_eq!(tool.ask("plugins", "plugins"), "plugins 0:ping=0,plug=2");
-        tool.hang_up();
+        tool.close_input();
         assert!(tool.guard().wait().success());
     }
 }
 
 #[test]
-fn ps_lists_processes_and_how_many_are_on() {
+fn ps_lists_processes_and_their_enabled_probe_counts() {
     let [host, other] = hosts();
     let dot1 = Talker::start(&fixture("gen_ocaml_dot1.pie"));
     run(&format!("attach -pid {} -enable plug", host.pid())).answer();
     let plain = run("ps").answer();
-    let line = |target: &Talker, rest: &str| {
+    let assert_line = |target: &Talker, rest: &str| {
         let start = format!("{} ", target.pid());
         let found = plain.lines().find(|line| line.starts_with(&start));
         let found = found.unwrap_or_else(|| panic!("{start}: {plain}"));
         let end = format!(" {rest} {}", program_of(target));
         assert!(found.ends_with(&end), "{found}");
     };
-    line(&host, "ocaml_2 3 1");
-    line(&other, "ocaml_2 3 0");
-    line(&dot1, "ocaml.1 2 0");
+    assert_line(&host, "ocaml_2 3 1");
+    assert_line(&other, "ocaml_2 3 0");
+    assert_line(&dot1, "ocaml.1 2 0");
     let pids: Vec<i32> = plain
         .lines()
         .map(|line| line.split(' ').next().unwrap().parse().unwrap())

@@ -1,4 +1,4 @@
-//! What a release build lacks.
+//! What a build without the feature `fault-injection` lacks: the injection of faults.
 
 use test_support::output;
 
@@ -9,13 +9,13 @@ use crate::support::command;
 const VARIABLE: &str = "OCAML_PROBES_FAULT";
 
 #[test]
-fn fault_injection_needs_a_build_for_chaos() {
+fn fault_injection_needs_its_feature() {
     let program = std::fs::read(env!("CARGO_BIN_EXE_ocaml-probes")).unwrap();
     let mut words = program.windows(VARIABLE.len());
     let knows = words.any(|word| word == VARIABLE.as_bytes());
     assert_eq!(knows, cfg!(feature = "fault-injection"));
 
-    // It is run on this process, and is killed or not.
+    // The tool is run on this process: with fault injection it is killed, so it has no exit code.
     let pid = std::process::id().to_string();
     let mut info = command(["info", "-pid", &pid]);
     let code = output(info.env(VARIABLE, "kill:1")).status.code();

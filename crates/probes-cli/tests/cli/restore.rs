@@ -1,5 +1,5 @@
-//! `attach -for`: what was before is restored when the time is over or sooner, whatever has
-//! happened to the process meanwhile; and `attach -live`.
+//! `attach -for`: the earlier state is restored when the time is over, or sooner on a signal,
+//! whatever has happened to the process meanwhile; and `attach -live`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ impl Waiting {
         Waiting::start_on(&format!("-pid {} {flags}", target.pid()))
     }
 
-    /// The same, with all flags.
+    /// Like `start`, but `flags` are all flags, including those that name the process.
     pub(crate) fn start_on(flags: &str) -> Waiting {
         let line = format!("attach {flags}");
         Waiting::spawn(&mut command(line.split(' ')))
@@ -41,8 +41,9 @@ impl Waiting {
         kill(Pid::from_raw(self.0.pid()), signal).unwrap();
     }
 
-    /// Its exit status, the rest of its output, and its standard error.
-    pub(crate) fn end(mut self) -> (Option<i32>, String, String) {
+    /// Waits until it exits; returns its exit status, the rest of its output, and its standard
+    /// error.
+    pub(crate) fn wait_for_exit(mut self) -> (Option<i32>, String, String) {
         let mut stdout = String::new();
         while let Some(line) = self.0.line() {
             stdout += &line;
@@ -55,14 +56,15 @@ impl Waiting {
     }
 }
 
-// promise: Updates for a time: What was before is restored when the time is over (4, byte by byte)
+// promise: Updates for a time: What was before is restored when the time is over (4 processes,
+//    compared byte by byte)
 #[test]
 fn state_is_restored_when_the_time_is_over() {
     for live in ["", " -live"] {
         for target in both_forms("gen_ocaml_2") {
             let before = image(target.pid());
             let flags = format!("-enable plain,flag -for 300ms{live}");
-            let (code, stdout, stderr) = Waiting::start(&target, &flags).end();
+            let (code, stdout, stderr) = Waiting::start(&target, &flags).wait_for_exit();
             assert_eq!(code, Some(0), "{stderr}");
             assert_eq!(
                 stdout,
@@ -94,7 +96,7 @@ fn state_is_restored_on_a_termination_signal() {
             assert!(states(target.pid()).contains("plain disabled"));
             waiting.send(signal);
             let expected = (Some(0), "plain 0 -> 1, 1 site\n".to_owned(), String::new());
-            assert_eq!(waiting.end(), expected);
+            assert_eq!(waiting.wait_for_exit(), expected);
             assert!(image(target.pid()) == before);
         }
     }
@@ -110,10 +112,10 @@ fn ignored_signal_does_not_end_the_wait() {
         shell.args(["-for", "1h", "-pid", &target.pid().to_string()]);
         let waiting = Waiting::spawn(&mut shell);
         waiting.send(Signal::SIGHUP);
-        // Signals are taken in order: by the second one, the first has been skipped.
+        // Signals are taken in order: when it takes the second one, it has skipped the first.
         assert!(states(target.pid()).contains("plain enabled"));
         waiting.send(Signal::SIGTERM);
-        let (code, stdout, _) = waiting.end();
+        let (code, stdout, _) = waiting.wait_for_exit();
         assert_eq!((code, &stdout[..]), (Some(0), "plain 1 -> 0, 1 site\n"));
     }
 }
@@ -121,7 +123,8 @@ fn ignored_signal_does_not_end_the_wait() {
 #[test]
 fn each_answer_is_a_line_of_json() {
     for target in both_forms("gen_ocaml_2") {
-        let (code, stdout, _) = Waiting::start(&target, "-json -enable plain -for 10ms").end();
+        let (code, stdout, _) =
+            Waiting::start(&target, "-json -enable plain -for 10ms").wait_for_exit();
         assert_eq!(code, Some(0));
         assert_eq!(stdout.matches('\n').count(), 1, "{stdout}");
         let back: Value = serde_json::from_str(&stdout).unwrap();
@@ -144,17 +147,17 @@ fn changes_by_other_tools_stay() {
         let waiting = Waiting::start(&target, "-enable plain -for 1h");
         attach("-enable plain");
         waiting.send(Signal::SIGINT);
-        let (code, stdout, stderr) = waiting.end();
+        let (code, stdout, stderr) = waiting.wait_for_exit();
         assert_eq!((code, &stdout[..]), (Some(0), "plain 2 -> 1, 0 sites\n"));
         assert!(stderr.contains("still on, because others"), "{stderr}");
 
         let waiting = Waiting::start(&target, "-enable plain -for 1h");
         attach("-force -disable plain");
         waiting.send(Signal::SIGINT);
-        let (code, stdout, stderr) = waiting.end();
+        let (code, stdout, stderr) = waiting.wait_for_exit();
         assert_eq!((code, &stdout[..]), (Some(0), ""));
         assert!(
-            stderr.contains("nothing is left to undo of plain\n"),
+            stderr.contains("no changes of plain are left to undo\n"),
             "{stderr}"
         );
         assert!(states(target.pid()).contains("plain disabled"));
@@ -169,7 +172,7 @@ fn nothing_is_restored_after_exit_or_exec() {
         let waiting = Waiting::start(&target, "-enable tick -for 1h");
         target.guard().child().kill().unwrap();
         target.guard().wait();
-        let (code, stdout, stderr) = waiting.end();
+        let (code, stdout, stderr) = waiting.wait_for_exit();
         assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
         let note = format!(
             "process {} has exited: there is nothing to undo\n",
@@ -183,7 +186,7 @@ fn nothing_is_restored_after_exit_or_exec() {
         target.ask("exec", "ready");
         let before = image(target.pid());
         waiting.send(Signal::SIGTERM);
-        let (code, stdout, stderr) = waiting.end();
+        let (code, stdout, stderr) = waiting.wait_for_exit();
         assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
         let note = "has executed a new program: there is nothing to undo\n";
         assert!(stderr.ends_with(note), "{stderr}");
@@ -191,7 +194,7 @@ fn nothing_is_restored_after_exit_or_exec() {
     }
 }
 
-/// Starts strace on a process, and waits until it traces it.
+/// Starts strace on a process, and waits until strace traces the process.
 fn strace(pid: i32) -> Guard {
     let mut strace = Command::new("strace");
     strace.args(["-f", "-e", "trace=none", "-p", &pid.to_string()]);
@@ -228,13 +231,13 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
         let waiting = Waiting::start(&target, "-enable ping -for 1h");
         let _tracer = strace(target.pid());
         waiting.send(Signal::SIGINT);
-        // The second must not be sent while the first is pending: they would be one.
+        // The tool reads all pending signals at once: the second one is sent when it has read the first.
         eventually("it has received the signal", || {
             let pending = process::status(waiting.0.pid(), "ShdPnd");
             (u64::from_str_radix(&pending, 16).unwrap() == 0).then_some(())
         });
         waiting.send(Signal::SIGTERM);
-        let (code, stdout, stderr) = waiting.end();
+        let (code, stdout, stderr) = waiting.wait_for_exit();
         assert_eq!((code, &stdout[..]), (Some(1), ""), "{stderr}");
         let why = format!(
             "ocaml-probes: cannot undo the temporary change: process {} is already traced by",
@@ -242,11 +245,11 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
         );
         assert!(stderr.contains(&why), "{stderr}");
         let hint = format!(
-            "hint: `ocaml-probes attach -pid {} -disable ping` does it by hand\n",
+            "hint: `ocaml-probes attach -pid {} -disable ping` undoes the changes\n",
             target.pid()
         );
         assert!(stderr.ends_with(&hint), "{stderr}");
-        // Which it restores, even now.
+        // With -live, the command of the hint works even now, while strace traces the process.
         let by_hand = format!("attach -live -pid {} -disable ping", target.pid());
         assert_eq!(run(&by_hand).answer(), "ping 1 -> 0, 3 sites\n");
     }
@@ -262,15 +265,15 @@ fn breakpoint_keeps_only_its_own_probe_from_restoring() {
         let site = &probe(&json, "plain")["sites"][0]["address"];
         poke(target.pid(), site, &[0xcc]);
         waiting.send(Signal::SIGTERM);
-        let (code, stdout, stderr) = waiting.end();
+        let (code, stdout, stderr) = waiting.wait_for_exit();
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stdout.contains("flag 1 -> 0, 0 sites\n"), "{stdout}");
         assert!(stdout.contains("watched 1 -> 0, 1 site\n"), "{stdout}");
         assert!(!stdout.contains("plain 1 -> 0"), "{stdout}");
-        let why = "ocaml-probes: cannot restore plain: something else, such as a breakpoint, is in";
+        let why = "ocaml-probes: cannot undo the changes of plain: something else, such as a breakpoint, is in";
         assert!(stderr.contains(why), "{stderr}");
         let hint = format!(
-            "attach -pid {} -disable plain` does it by hand\n",
+            "attach -pid {} -disable plain` undoes the changes\n",
             target.pid()
         );
         assert!(stderr.ends_with(&hint), "{stderr}");
@@ -280,7 +283,7 @@ fn breakpoint_keeps_only_its_own_probe_from_restoring() {
 }
 
 #[test]
-fn unchanged_processes_are_not_waited_for() {
+fn attach_that_changes_nothing_does_not_wait() {
     for target in both_forms("gen_ocaml_2") {
         let line = format!("attach -pid {} -disable-all -for 1h", target.pid());
         let run = run(&line);

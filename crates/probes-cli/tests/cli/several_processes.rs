@@ -52,8 +52,8 @@ fn each_process_is_changed_and_reported() {
     );
 }
 
-// promise: Objects that come and go: If one of several processes cannot be changed, none is (2,
-//    byte by byte)
+// promise: Objects that come and go: If one of several processes cannot be changed, none is (4
+//    processes, compared byte by byte)
 #[test]
 fn one_unsuitable_process_keeps_all_unchanged() {
     let mut targets = both_forms("gen_ocaml_2");
@@ -153,8 +153,11 @@ fn readable_processes_are_shown_though_another_is_not() {
     eventually("it is a zombie", || {
         (process::state(exited.pid()) == Some('Z')).then_some(())
     });
-    let (gone, line) = (4_194_305, pids(&targets));
-    let shown = run(&format!("info -pid {} -pid {gone} {line}", exited.pid()));
+    let (impossible_pid, line) = (4_194_305, pids(&targets));
+    let shown = run(&format!(
+        "info -pid {} -pid {impossible_pid} {line}",
+        exited.pid()
+    ));
     assert_eq!(shown.code, Some(1));
     assert_eq!(shown.stdout, run(&format!("info {line}")).answer());
     let zombie = format!(
@@ -163,7 +166,7 @@ fn readable_processes_are_shown_though_another_is_not() {
     );
     assert!(shown.stderr.starts_with(&zombie), "{}", shown.stderr);
     let end = format!(
-        "ocaml-probes: {gone}: no process {gone}\n\
+        "ocaml-probes: {impossible_pid}: no process {impossible_pid}\n\
          hint: it has exited, or the pid is one of another pid namespace (a container)\n\
          ocaml-probes: 2 of 4 processes failed\n"
     );
@@ -196,7 +199,7 @@ fn processes_are_selected_by_program_name() {
     let on = |target: &Talker| states(target.pid()).contains("plain enabled");
     assert_eq!(targets.each_ref().map(on), [true, true, false]);
 
-    // From the start of the name.
+    // `-name` has to match from the start of a program's name.
     for line in [
         format!("attach -enable plain -name {name}-c"),
         format!("attach -enable plain -name ked-{}", std::process::id()),
@@ -221,7 +224,7 @@ fn processes_are_selected_by_program_name() {
 }
 
 #[test]
-fn all_are_restored_when_the_time_is_over() {
+fn all_are_restored_when_the_tool_is_interrupted() {
     let targets = both_forms("gen_ocaml_2");
     let before: Vec<_> = targets.iter().map(|target| image(target.pid())).collect();
     let flags = format!("{} -enable plain -for 1h", pids(&targets));
@@ -229,7 +232,7 @@ fn all_are_restored_when_the_time_is_over() {
     let second = waiting.line();
     assert!(second.contains(" plain 0 -> 1, "), "{second}");
     waiting.send(Signal::SIGTERM);
-    let (code, stdout, stderr) = waiting.end();
+    let (code, stdout, stderr) = waiting.wait_for_exit();
     assert_eq!(code, Some(0), "{stderr}");
     assert_eq!(stdout.matches(" plain 1 -> 0, 1 site\n").count(), 2);
     for (target, before) in targets.iter().zip(before) {
@@ -238,7 +241,7 @@ fn all_are_restored_when_the_time_is_over() {
 }
 
 #[test]
-fn remaining_processes_are_waited_for() {
+fn wait_ends_when_all_processes_have_exited() {
     let targets = both_forms("gen_ocaml_2");
     let flags = format!("{} -enable plain -for 1h", pids(&targets));
     let mut waiting = Waiting::start_on(&flags);
@@ -246,7 +249,7 @@ fn remaining_processes_are_waited_for() {
     for target in &targets {
         kill(Pid::from_raw(target.pid()), Signal::SIGKILL).unwrap();
     }
-    let (code, stdout, stderr) = waiting.end();
+    let (code, stdout, stderr) = waiting.wait_for_exit();
     assert_eq!((code, &stdout[..]), (Some(0), ""), "{stderr}");
     assert_eq!(stderr.matches("there is nothing to undo\n").count(), 2);
 }

@@ -15,7 +15,7 @@ fn pipe() -> (File, File) {
     (reader.into(), writer.into())
 }
 
-/// Runs the program on a terminal; returns what it shows, with the terminal's line ends.
+/// Runs the tool on a terminal; returns what it shows, with the terminal's line ends.
 fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
     let mut script = Command::new("script");
@@ -27,7 +27,7 @@ fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
 }
 
 #[test]
-fn closed_pipe_ends_quietly() {
+fn tool_ends_quietly_if_its_pipe_is_closed() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let many = program("many");
     for line in [
@@ -105,7 +105,7 @@ fn format_is_table_on_terminals_and_plain_elsewhere() {
 }
 
 #[test]
-fn colours_are_for_terminals_without_no_color() {
+fn colours_are_for_terminals_unless_no_color_set() {
     assert!(!run("help").answer().contains('\u{1b}'));
     assert!(
         on_terminal("help", &[("TERM", "xterm")])

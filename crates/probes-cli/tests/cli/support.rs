@@ -33,7 +33,8 @@ impl Run {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Standard error of a run that has failed: one line why, and one what to do.
+    /// Standard error of a run that has failed: a line with the reason, and at most one with a
+    /// hint.
     #[track_caller]
     pub(crate) fn failure(self) -> String {
         assert_eq!(self.code, Some(1), "{self:?}");
@@ -92,7 +93,7 @@ pub(crate) fn golden_file(path: &Path, actual: &str) {
     let expected = fs::read_to_string(path).unwrap_or_default();
     assert!(
         expected == actual,
-        "not as in {}; UPDATE_GOLDEN=1 writes what it is now:\n{}",
+        "differs from {}; UPDATE_GOLDEN=1 writes the new text there:\n{}",
         path.display(),
         difference(&expected, actual)
     );
@@ -134,8 +135,8 @@ pub(crate) fn redacted(text: &str, path: &Path) -> String {
     redacted
 }
 
-/// Everything of its own file that a process of one thread has in memory: code, data, counters.
-/// Waits until it waits for a line, because it may change memory before.
+/// What a process of one thread has in memory of its executable: code, data, counters. First waits
+/// until the process waits for a line: before that, it may still change its memory.
 pub(crate) fn image(pid: i32) -> Vec<u8> {
     eventually(&format!("process {pid} waits"), || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -161,7 +162,8 @@ pub(crate) fn image(pid: i32) -> Vec<u8> {
     image
 }
 
-/// Writes into a process that is waiting for a line, without the program under test.
+/// Writes into the memory of a process that is waiting for a line; the program under test is not
+/// used.
 pub(crate) fn poke(pid: i32, address: &Value, bytes: &[u8]) {
     let memory = OpenOptions::new()
         .write(true)
@@ -184,7 +186,7 @@ pub(crate) fn probe<'j>(json: &'j Value, name: &str) -> &'j Value {
     probes.iter().find(|probe| probe["name"] == name).unwrap()
 }
 
-/// Whether it has code in its memory that belongs to no file.
+/// Whether the process has code in its memory that belongs to no file.
 pub(crate) fn is_observed(pid: i32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines()

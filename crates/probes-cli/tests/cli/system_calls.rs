@@ -1,9 +1,9 @@
-//! The program's system calls, one by one, as strace sees them: kept as a golden file, so that one
+//! The tool's system calls, one by one, as strace sees them: kept as a golden file, so that one
 //! more stop of the target, or one more write to it, shows in review.
 //!
-//! Calls that only concern the program itself (memory, signals, its output) are left out, and of
-//! calls that only read and are repeated at once, as waits are, all but the first. Every write is
-//! kept.
+//! Calls that only concern the tool itself (memory, signals, its output) are left out. If a call
+//! that only reads, or a wait, is repeated with no other call in between, only the first is kept.
+//! Every write is kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use test_support::{Scratch, Talker, eventually, fixture_forms};
 
 use crate::support::{Run, golden, run_command, states};
 
-/// Names that are left out. Unknown ones are kept, and so are noticed.
+/// Names of calls that are left out. Unknown calls are kept, so that they are noticed.
 const OWN: [&str; 34] = [
     "brk",
     "clock_nanosleep",
@@ -35,7 +35,7 @@ const OWN: [&str; 34] = [
     "munmap",
     "newfstatat",
     "prctl",
-    // A signal to itself, if it received one while it waited.
+    // Stands for a kill(2) of itself (see `run_under_strace`), if it received a signal while it waited.
     "raise",
     "rseq",
     "rt_sigaction",
@@ -52,13 +52,13 @@ const OWN: [&str; 34] = [
     "statx",
 ];
 
-/// Where it starts the thread that traces.
+/// What is kept instead of the call with which the tool starts the thread that traces.
 const TRACER: &str = "-- the tracer's thread --";
 
-/// Runs the program on process `pid` under strace until it succeeds: on a busy machine the process
+/// Runs the tool on process `pid` under strace until it succeeds: on a busy machine the process
 /// may not stop in time, and it is safe to try again. Returns its output and the system calls of
 /// each of its threads, the first thread first.
-fn traced(line: &str, pid: i32) -> (Run, Vec<String>) {
+fn run_under_strace(line: &str, pid: i32) -> (Run, Vec<String>) {
     eventually("the program succeeds", || {
         let scratch = Scratch::new();
         let prefix = scratch.file("calls");
@@ -121,7 +121,7 @@ impl<'t> Call<'t> {
     }
 
     /// How it is kept: its name, its object, and how many bytes are written.
-    fn essence(&self) -> String {
+    fn summary(&self) -> String {
         let Call {
             name,
             arguments,
@@ -156,8 +156,9 @@ impl<'t> Call<'t> {
     }
 }
 
-/// Whether a call only reads: of those that are repeated at once, the first is kept.
-fn is_look(name: &str) -> bool {
+/// Whether a call only reads or waits: if it is repeated with no other call kept in between, only
+/// the first is kept.
+fn only_reads(name: &str) -> bool {
     ["read", "pread64", "getdents64", "waitid"].contains(&name)
 }
 
@@ -175,13 +176,13 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
         }
         let line = match call.name {
             "clone" | "clone3" => TRACER.to_owned(),
-            _ => library(&essential(&call.essence(), program, pid)),
+            _ => with_library_names(&with_process_names(&call.summary(), program, pid)),
         };
-        // Its ancestors are read one after the other, and the libraries of the target; their number
-        // is not its choice.
+        // The tool reads its ancestors, and the libraries of the target, one after the other. How
+        // many there are is not up to the tool, so equal lines are kept only once.
         let is_other = line.contains("/proc/OTHER") || line.contains("LIBRARY");
         let is_known = is_other && kept.contains(&line);
-        let is_repeated = is_look(call.name) && kept.last() == Some(&line);
+        let is_repeated = only_reads(call.name) && kept.last() == Some(&line);
         if !is_known && !is_repeated {
             kept.push(line);
         }
@@ -190,7 +191,7 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
 }
 
 /// `text` with one name for all files except the target's own.
-fn library(text: &str) -> String {
+fn with_library_names(text: &str) -> String {
     let Some((name, rest)) = text.split_once('(') else {
         return text.to_owned();
     };
@@ -204,31 +205,31 @@ fn library(text: &str) -> String {
 }
 
 /// `text` with names for processes and for the target's file.
-fn essential(text: &str, program: &Path, pid: i32) -> String {
+fn with_process_names(text: &str, program: &Path, pid: i32) -> String {
     let text = text.replace(program.to_str().unwrap(), "FILE");
-    let mut essential = String::new();
+    let mut named = String::new();
     let mut digits = String::new();
     for character in text.chars().chain(['\n']) {
         if character.is_ascii_digit() {
             digits.push(character);
             continue;
         }
-        let is_process = essential.ends_with("/proc/") || essential.ends_with("/task/");
-        essential += match digits.as_str() {
+        let is_process = named.ends_with("/proc/") || named.ends_with("/task/");
+        named += match digits.as_str() {
             "" => "",
             number if number == pid.to_string() => "TARGET",
             _ if is_process => "OTHER",
             number => number,
         };
         digits.clear();
-        essential.push(character);
+        named.push(character);
     }
-    essential.pop();
-    essential
+    named.pop();
+    named
 }
 
-/// The system calls of all threads, the tracer's where it was started. How often they check the
-/// target until it is stopped is left out, as that is not their choice.
+/// The system calls of all threads; those of the tracer's thread follow the line of its start. How
+/// often the threads check the target until it is stopped is left out, as it is not up to them.
 fn all_calls(traces: &[String], program: &Path, pid: i32) -> String {
     // The first thread is the watchdog of the one that traces, and checks only if that takes long.
     let watches = |call: &str| {
@@ -267,7 +268,7 @@ fn attach_makes_exactly_the_necessary_calls() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();
-        let (run, traces) = traced("attach -quiet -enable-all", pid);
+        let (run, traces) = run_under_strace("attach -quiet -enable-all", pid);
         assert_eq!(
             run.answer(),
             "first 0 -> 1, 2 sites\nsecond 0 -> 1, 1 site\n"
@@ -285,7 +286,7 @@ fn live_attach_writes_one_byte_at_a_time() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();
-        let (run, traces) = traced("attach -live -quiet -enable-all", pid);
+        let (run, traces) = run_under_strace("attach -live -quiet -enable-all", pid);
         assert_eq!(
             run.answer(),
             "first 0 -> 1, 2 sites\nsecond 0 -> 1, 1 site\n"
@@ -333,7 +334,7 @@ fn info_traces_and_writes_nothing() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();
-        let (run, traces) = traced("info -quiet", pid);
+        let (run, traces) = run_under_strace("info -quiet", pid);
         assert_eq!(run.answer(), "first disabled\nsecond disabled\n");
         assert_eq!(traces.len(), 1, "no thread but its own");
         for call in traces[0].lines().filter_map(Call::parse) {
@@ -348,11 +349,11 @@ fn info_traces_and_writes_nothing() {
             assert!(
                 !harmful.iter().any(|name| call.name.starts_with(name)),
                 "{}",
-                call.essence()
+                call.summary()
             );
             let is_answer = call.arguments.starts_with(['1', '2']);
-            assert!(call.name != "write" || is_answer, "{}", call.essence());
-            assert!(!call.essence().contains("O_RDWR"), "{}", call.essence());
+            assert!(call.name != "write" || is_answer, "{}", call.summary());
+            assert!(!call.summary().contains("O_RDWR"), "{}", call.summary());
         }
         golden("system-calls-info.txt", &all_calls(&traces, &file, pid));
     }

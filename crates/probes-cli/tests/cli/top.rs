@@ -26,7 +26,8 @@ fn names(screen: &str) -> Vec<&str> {
     names.take_while(|name| !name.is_empty()).collect()
 }
 
-/// `top` on a terminal, once it shows something, with the terminal's state before and after it.
+/// `top` on a terminal, on which it has shown something. The shell prints a checksum of the
+/// terminal's settings before and after it.
 struct Top {
     terminal: Terminal,
     pid: i32,
@@ -35,11 +36,11 @@ struct Top {
 
 impl Top {
     fn start(pid: i32, flags: &str) -> Top {
-        Top::start_by(pid, flags, "")
+        Top::start_after(pid, flags, "")
     }
 
-    /// After a command of the shell.
-    fn start_by(pid: i32, flags: &str, before: &str) -> Top {
+    /// The same, after the shell has executed the command `before`.
+    fn start_after(pid: i32, flags: &str, before: &str) -> Top {
         let terminal = Terminal::open(100, 30);
         terminal.line(&format!(
             "{before} clear; stty -g | md5sum; {TOOL} top -pid {pid} {flags}; echo \"status $?\"; \
@@ -72,7 +73,7 @@ impl Top {
     }
 
     /// Waits until the tool has exited, and asserts that it has restored the process.
-    fn is_gone(&self) {
+    fn wait_until_gone(&self) {
         eventually("the tool ends", || {
             matches!(state(self.tool), None | Some('Z')).then_some(())
         });
@@ -147,7 +148,7 @@ fn times_of_pairs_are_shown_below() {
         }
         top.terminal.press(&["q"]);
         assert_eq!(top.wait_for_exit(), "");
-        top.is_gone();
+        top.wait_until_gone();
     }
     let target = Talker::start(&fixture("timed.pie"));
     let terminal = Terminal::open(100, 10);
@@ -182,7 +183,7 @@ fn keys_work_and_the_terminal_may_be_resized() {
         top.terminal.wait_for("1 with \"LY\"");
         top.terminal.press(&["/", "x"]);
         top.terminal.wait_for("filter: LYx_");
-        // What follows at once would be a key with Alt.
+        // A key that follows Escape at once would be read as that key with Alt.
         top.terminal.press(&["Escape"]);
         let screen = top.terminal.wait_for("q quit");
         assert_eq!(names(&screen), ["only_alpha"]);
@@ -223,7 +224,8 @@ fn probe_is_switched_by_key_and_restored_finally() {
         assert_eq!(top.wait_for_exit(), "restored: only_alpha, shared");
         assert_eq!(states(pid), "only_alpha disabled\nshared enabled\n");
 
-        // Twice is not at all; and what other tools want as well stays on.
+        // A probe that is switched twice is left as it is; what other tools have enabled too
+        // stays on.
         let top = Top::start(pid, "-interval 10ms");
         top.terminal.press(&["s", "s", "Down", "e"]);
         top.terminal.wait_for("only_alpha 0 -> 1");
@@ -242,7 +244,7 @@ fn failed_switch_is_reported_and_top_continues() {
     let target = Talker::start(&fixture("gen_ocaml.pie"));
     let pid = target.pid();
     let top = Top::start(pid, "-interval 10ms -probe shared");
-    // A debugger's breakpoint.
+    // A debugger that is attached makes the switch fail.
     let mut gdb = Command::new("gdb");
     gdb.args(["-q", "-nx", "-p", &pid.to_string()]);
     gdb.args(["-ex", "echo \\nattached\\n"]);
@@ -251,13 +253,13 @@ fn failed_switch_is_reported_and_top_continues() {
     top.terminal.press(&["Down", "Enter"]);
     top.terminal.wait_for("is already traced by");
     gdb.send("detach");
-    gdb.hang_up();
+    gdb.close_input();
     gdb.guard().wait();
     top.terminal.press(&["Enter"]);
     top.terminal.wait_for("shared 0 -> 1");
     top.terminal.press(&["q"]);
     assert_eq!(top.wait_for_exit(), "restored: shared");
-    top.is_gone();
+    top.wait_until_gone();
 }
 
 #[test]
@@ -268,7 +270,7 @@ fn shown_values_freeze_while_paused() {
         top.terminal.press(&["p"]);
         top.terminal.wait_for("PAUSED");
         target.hits();
-        // States are current: it has read the process since.
+        // States are current while paused: if `top` shows this one, it has read the process since.
         run(&format!("attach -quiet -enable shared -pid {pid}")).answer();
         let screen = top.terminal.wait_for("1 on");
         assert!(screen.contains("; 0 hits"), "{screen}");
@@ -294,7 +296,7 @@ fn termination_signals_restore_terminal_and_process() {
             assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
             top.signal(signal);
             assert!(top.wait_for_exit().starts_with("restored: "));
-            top.is_gone();
+            top.wait_until_gone();
             assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
         }
     }
@@ -305,13 +307,13 @@ fn termination_signals_restore_terminal_and_process() {
 fn lost_terminal_restores_the_process() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
-        // By SIGHUP, or where that is ignored, by the error of reading.
+        // It learns it by SIGHUP or, where that is ignored, by the error of a read.
         for before in ["", "trap '' HUP;"] {
-            let top = Top::start_by(pid, "-interval 10ms", before);
+            let top = Top::start_after(pid, "-interval 10ms", before);
             top.terminal.press(&["Down", "Enter"]);
             top.terminal.wait_for("0 -> 1");
             top.terminal.close();
-            top.is_gone();
+            top.wait_until_gone();
             assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
         }
     }
@@ -321,7 +323,7 @@ fn lost_terminal_restores_the_process() {
 //    tools)
 // promise: top: A terminal that accepts no output does not keep `top` from exiting
 #[test]
-fn terminal_without_flow_keeps_no_tool_alive() {
+fn terminal_accepting_no_output_keeps_no_tool_alive() {
     let target = Talker::start(&fixture("threads_spin.pie"));
     let pid = target.pid();
     for command in [
@@ -329,11 +331,11 @@ fn terminal_without_flow_keeps_no_tool_alive() {
         "count -interval 10ms",
         "latency -pair ping,pong -interval 10ms",
     ] {
-        ends_though_the_terminal_takes_nothing(command, pid);
+        assert_ends_though_terminal_accepts_no_output(command, pid);
     }
 }
 
-fn ends_though_the_terminal_takes_nothing(command: &str, pid: i32) {
+fn assert_ends_though_terminal_accepts_no_output(command: &str, pid: i32) {
     let scratch = Scratch::new();
     let typescript = scratch.file("typescript");
     let mut script = Command::new("script");
@@ -356,10 +358,10 @@ fn ends_though_the_terminal_takes_nothing(command: &str, pid: i32) {
         let call = std::fs::read_to_string(format!("/proc/{tool}/syscall")).unwrap();
         // poll(2), without a timeout.
         let words: Vec<&str> = call.split(' ').collect();
-        let is_without = words
+        let has_no_timeout = words
             .get(3)
             .is_some_and(|limit| limit.ends_with("ffffffff"));
-        (words[0] == "7" && words[2] == "0x2" && is_without).then_some(())
+        (words[0] == "7" && words[2] == "0x2" && has_no_timeout).then_some(())
     });
     kill(Pid::from_raw(tool), Signal::SIGTERM).unwrap();
     eventually("it has ended", || {
@@ -402,7 +404,7 @@ fn top_ends_at_an_exec_of_the_process() {
 
 // promise: top: What a killed `top` has left is removed by the next one (2)
 #[test]
-fn next_top_removes_a_killed_one() {
+fn next_top_removes_what_a_killed_one_left() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
         let top = Top::start(pid, "");
@@ -412,7 +414,7 @@ fn next_top_removes_a_killed_one() {
         let top = Top::start(pid, "");
         top.terminal.press(&["q"]);
         top.wait_for_exit();
-        top.is_gone();
+        top.wait_until_gone();
     }
 }
 
@@ -443,7 +445,7 @@ fn top_is_suspended_and_resumed_in_the_foreground() {
             assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
         }
         top.terminal.press(&["q"]);
-        top.is_gone();
+        top.wait_until_gone();
         assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "0 1");
     }
 }
@@ -477,7 +479,7 @@ fn top_without_a_terminal_suggests_other_commands() {
         ),
         (
             format!("TERM=dumb {TOOL} top -pid {pid}"),
-            "TERM says that it is dumb",
+            "TERM is \"dumb\"",
         ),
     ] {
         let mut script = Command::new("script");

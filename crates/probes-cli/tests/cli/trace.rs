@@ -1,4 +1,4 @@
-//! Programs started with their probes set.
+//! `trace`: programs that are started with their probes enabled or disabled as asked.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -179,7 +179,7 @@ fn verbose_prints_the_pid_and_quiet_nothing() {
 }
 
 #[test]
-fn reasons_against_execution_come_with_a_hint() {
+fn failures_to_execute_come_with_a_hint() {
     let folder = Folder::new("unexecutable");
     let copied = |name: &str| folder.copy(&fixture("gen_ocaml_2.pie"), name);
     let mode = |path: &Path, mode| {
@@ -199,7 +199,7 @@ fn reasons_against_execution_come_with_a_hint() {
         "{error}"
     );
 
-    // Also root, without the capability that permits it.
+    // Root cannot enter the folder either, without the capabilities that permit it.
     let closed = folder.0.join("closed");
     fs::create_dir(&closed).unwrap();
     copied("closed/program");
@@ -223,7 +223,7 @@ fn reasons_against_execution_come_with_a_hint() {
 }
 
 #[test]
-fn short_memory_is_an_error_or_no_obstacle() {
+fn memory_limit_is_an_error_or_no_obstacle() {
     const MIB: usize = 1 << 20;
     let program = program("terminating");
     let mut refused = 0;
@@ -260,5 +260,5 @@ fn short_memory_is_an_error_or_no_obstacle() {
             break;
         }
     }
-    assert!(refused > 0, "no limit was met by the tool");
+    assert!(refused > 0, "the tool reported no limit as an error");
 }

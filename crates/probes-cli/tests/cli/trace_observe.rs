@@ -47,7 +47,7 @@ fn hits_are_counted_from_first_to_last() {
             ("1", "finished"),
         ];
         assert_eq!(ends(&counted.stderr), hits, "{}", counted.stderr);
-        // Enabled ones are counted as well.
+        // The hits of enabled probes are counted as well.
         let enabled = trace(&file, "-count -enable-all", "");
         assert!(enabled.stdout != plain.stdout);
         assert_eq!(ends(&enabled.stderr), hits);
@@ -74,7 +74,7 @@ fn results_of_an_exited_program_are_printed() {
 }
 
 #[test]
-fn json_goes_to_standard_output_beside_the_program() {
+fn json_goes_to_standard_output_of_the_program() {
     for file in fixture_forms("timed") {
         let flags = "-json -count -latency start,stop -watch start";
         let run = trace(&file, flags, "run\nquit\n");

@@ -1,4 +1,4 @@
-//! Equal spellings, and senseless arguments.
+//! Different spellings of the same arguments, and senseless arguments.
 
 use test_support::{Talker, fixture, program};
 
@@ -54,7 +54,7 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "attach -pid 7 -enable a -live=yes",
         "info -pid 7 -live",
         "trace -prog x y",
-        // Observations of nothing.
+        // Observations, with missing, repeated or invalid arguments.
         "latency -pair a,b",
         "latency -pid 7",
         "latency -pid 7 -pair a",
@@ -67,12 +67,12 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "watch -pid 7 -probe a -rate fast",
         "observe -pid 7",
         "observe -clean",
-        // Flags of later versions.
+        // Flags and commands that do not exist here.
         "trace -prog x -wait=yes",
         "info -pid 7 -wait",
         "trace -prog x -force",
         "completion bash",
-        // Spelled in full.
+        // Flags that must be spelled in full.
         "attach -pid 7 -enabl a",
         "attach -pid 7 -enable-a",
         "attach -pid 7 --disable-regex a",
@@ -121,7 +121,7 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "attach -pid 7 -enable-all -follow -live",
         "attach -pid 7 -enable-all -follow -for 1s",
         "trace -prog x -disable-regexp [",
-        // A screen.
+        // The screen of `top`.
         "top",
         "top -pid 7 -pid 8",
         "top -pid 7 -probe a -regexp b",

@@ -21,24 +21,24 @@ const REAL_TIME: i32 = 34;
 
 const WAIT: [&str; 5] = ["trace", "-wait", "-quiet", "-disable-all", "-prog"];
 
-/// The tool waiting for a program that answers through it.
-struct Waiting {
+/// The tool, waiting for a program that has inherited its standard input and output.
+struct WaitingTool {
     tool: Talker,
     program: i32,
 }
 
-impl Waiting {
-    fn for_program(file: &Path) -> Waiting {
-        Waiting::started_by(command(WAIT).arg(file))
+impl WaitingTool {
+    fn for_program(file: &Path) -> WaitingTool {
+        WaitingTool::started_by(command(WAIT).arg(file))
     }
 
-    /// `command` is the tool, or becomes it.
-    fn started_by(command: &mut Command) -> Waiting {
+    /// `command` is the tool, or a program that becomes the tool with execve(2).
+    fn started_by(command: &mut Command) -> WaitingTool {
         let mut tool = Talker::spawn(command);
         tool.expect("ready");
         let program = children(tool.pid());
         assert_eq!(program.len(), 1, "the program is its only child");
-        Waiting {
+        WaitingTool {
             program: program[0],
             tool,
         }
@@ -57,8 +57,9 @@ impl Waiting {
             .collect()
     }
 
-    /// The signals that the program has caught once it has caught `count` of them, and any others
-    /// before a last signal, sent in the same manner, that shows that none is pending.
+    /// Waits until the program has caught `count` signals, then sends the tool another one, `last`,
+    /// and waits until the program has caught that, too, which shows that none is pending. Returns
+    /// all that it has caught before `last`.
     fn caught_all(&mut self, count: usize, last: i32) -> Vec<[i32; 4]> {
         let mut all = Vec::new();
         eventually("all signals are caught", || {
@@ -77,7 +78,7 @@ impl Waiting {
     }
 }
 
-/// Sends a signal that has a name to one process.
+/// Sends one process a signal that `Signal` has a name for: not a real-time signal.
 fn send(pid: i32, number: i32) {
     kill(Pid::from_raw(pid), Signal::try_from(number).unwrap()).unwrap();
 }
@@ -93,7 +94,7 @@ fn wait_for_state(pid: i32, wanted: char) {
 fn exit_status_is_passed_on() {
     for file in fixture_forms("job") {
         for code in [0, 1, 7, 255] {
-            let mut waiting = Waiting::for_program(&file);
+            let mut waiting = WaitingTool::for_program(&file);
             waiting.tool.send(&format!("exit {code}"));
             assert_eq!(waiting.tool.guard().wait().code(), Some(code));
         }
@@ -108,12 +109,12 @@ fn exit_status_is_passed_on() {
 // promise: Launching programs: The exit status for a program killed by a signal is 128 plus the
 //    signal (10 signals)
 #[test]
-fn program_killed_by_a_signal_gives_128_plus() {
+fn status_of_killed_program_is_128_plus_signal() {
     for file in fixture_forms("job") {
         for signal in [1, 2, 3, 6, 9, 11, 13, 15, REAL_TIME, 64] {
             let mut tool = Command::new("prlimit");
             tool.arg("--core=0").arg(env!("CARGO_BIN_EXE_ocaml-probes"));
-            let mut waiting = Waiting::started_by(tool.args(WAIT).arg(&file));
+            let mut waiting = WaitingTool::started_by(tool.args(WAIT).arg(&file));
             waiting.tool.send(&format!("raise {signal}"));
             let status = waiting.tool.guard().wait();
             assert_eq!(status.code(), Some(128 + signal), "{status}");
@@ -121,22 +122,22 @@ fn program_killed_by_a_signal_gives_128_plus() {
     }
 }
 
-// promise: Launching programs: Every signal sent to the tool is passed on once (2 × every signal,
-//    twice)
+// promise: Launching programs: Every signal sent to the tool is passed on once (2 programs × every
+//    catchable signal, by kill and queued)
 #[test]
 fn every_signal_to_the_tool_is_passed_once() {
     let mut sender = Talker::start(&fixture("job.pie"));
     for file in fixture_forms("job") {
-        let mut waiting = Waiting::for_program(&file);
+        let mut waiting = WaitingTool::for_program(&file);
         let tool = waiting.tool.pid();
-        // Uncatchable signals, those that continue a process, and those of the C library.
+        // Left out: uncatchable signals, one that continues a process, and those of the C library.
         let catchable = (1..=64).filter(|n| ![SIGKILL, SIGSTOP, SIGCONT, 32, 33, 64].contains(n));
         for number in catchable.clone() {
             waiting.tool.ask(&format!("catch {number}"), "catching");
             sender.ask(&format!("send {number} {tool}"), "sent");
             eventually(&format!("signal {number} is caught"), || {
                 let caught = waiting.caught();
-                // kill(2) cannot be sent with another sender's pid.
+                // The tool is the sender: kill(2) cannot send the pid of another one.
                 let expected = [[number, 0, tool, 0]];
                 (caught == expected).then_some(())
             });
@@ -160,7 +161,7 @@ fn thousand_queued_signals_arrive_in_order() {
     const COUNT: i32 = 1000;
     let mut sender = Talker::start(&fixture("job.pie"));
     for file in fixture_forms("job") {
-        let mut waiting = Waiting::for_program(&file);
+        let mut waiting = WaitingTool::for_program(&file);
         let tool = waiting.tool.pid();
         waiting.tool.ask(&format!("catch {REAL_TIME}"), "catching");
         sender.ask(&format!("queue {REAL_TIME} {tool} {COUNT}"), "queued");
@@ -173,7 +174,7 @@ fn thousand_queued_signals_arrive_in_order() {
 #[test]
 fn signals_to_the_parent_do_not_come_back() {
     for file in fixture_forms("job") {
-        let mut waiting = Waiting::for_program(&file);
+        let mut waiting = WaitingTool::for_program(&file);
         let tool = waiting.tool.pid();
         for number in [1, 2, 10, 15, REAL_TIME] {
             waiting.tool.ask(&format!("catch {number}"), "catching");
@@ -193,7 +194,7 @@ fn default_action_ends_the_program_and_the_tool() {
         let mut tool = Command::new("prlimit");
         tool.arg("--core=0").arg(env!("CARGO_BIN_EXE_ocaml-probes"));
         let file = fixture("job.nopie");
-        let mut waiting = Waiting::started_by(tool.args(WAIT).arg(&file));
+        let mut waiting = WaitingTool::started_by(tool.args(WAIT).arg(&file));
         send(waiting.tool.pid(), number);
         let status = waiting.tool.guard().wait();
         assert_eq!(status.code(), Some(128 + number), "{status}");
@@ -202,13 +203,13 @@ fn default_action_ends_the_program_and_the_tool() {
 }
 
 #[test]
-fn alarm_set_before_the_tool_reaches_the_program() {
+fn alarm_that_the_tool_inherits_ends_the_program() {
     let mut perl = Command::new("perl");
     perl.args(["-e", "alarm 1; exec @ARGV"])
         .arg(env!("CARGO_BIN_EXE_ocaml-probes"))
         .args(WAIT)
         .arg(fixture("job.pie"));
-    let mut waiting = Waiting::started_by(&mut perl);
+    let mut waiting = WaitingTool::started_by(&mut perl);
     assert_eq!(waiting.tool.guard().wait().code(), Some(128 + 14));
 }
 
@@ -216,11 +217,11 @@ fn alarm_set_before_the_tool_reaches_the_program() {
 #[test]
 fn program_runs_on_when_the_tool_is_killed() {
     for file in fixture_forms("job") {
-        let mut waiting = Waiting::for_program(&file);
+        let mut waiting = WaitingTool::for_program(&file);
         send(waiting.tool.pid(), SIGKILL);
         waiting.tool.guard().wait();
         assert_eq!(waiting.tool.ask("run", "hits"), "hits ping=0 pong=0");
-        waiting.tool.hang_up();
+        waiting.tool.close_input();
         eventually("the program ends", || {
             matches!(state(waiting.program), None | Some('Z')).then_some(())
         });
@@ -229,9 +230,9 @@ fn program_runs_on_when_the_tool_is_killed() {
 
 #[test]
 fn waiting_takes_no_processor_time() {
-    let mut waiting = Waiting::for_program(&fixture("job.pie"));
+    let mut waiting = WaitingTool::for_program(&fixture("job.pie"));
     let tool = waiting.tool.pid();
-    // It starts the program with the help of threads.
+    // The tool starts the program with the help of threads, which end first. 7 is poll(2).
     eventually("the tool does nothing but poll", || {
         let syscall = fs::read_to_string(format!("/proc/{tool}/syscall")).unwrap();
         (status(tool, "Threads") == "1" && syscall.starts_with("7 ")).then_some(())
@@ -247,9 +248,9 @@ fn waiting_takes_no_processor_time() {
 #[test]
 fn separate_job_stops_and_continues_as_one() {
     for file in fixture_forms("job") {
-        let mut waiting = Waiting::started_by(command(WAIT).arg(&file).process_group(0));
+        let mut waiting = WaitingTool::started_by(command(WAIT).arg(&file).process_group(0));
         let (tool, program) = (waiting.tool.pid(), waiting.program);
-        let stopped_by = |signal| {
+        let assert_stopped_by = |signal| {
             let by = eventually("the tool stops", || {
                 let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
                 match waitid(Id::Pid(Pid::from_raw(tool)), flags).unwrap() {
@@ -258,7 +259,11 @@ fn separate_job_stops_and_continues_as_one() {
                 }
             });
             assert_eq!(by, signal);
-            assert_eq!(state(program), Some('T'), "before the tool");
+            assert_eq!(
+                state(program),
+                Some('T'),
+                "the program stops before the tool"
+            );
         };
         // To the tool alone, as kill does; to the program alone; to both, as a shell does.
         for (signal, receiver) in [
@@ -270,12 +275,12 @@ fn separate_job_stops_and_continues_as_one() {
             (Signal::SIGTTOU, -tool),
         ] {
             kill(Pid::from_raw(receiver), signal).unwrap();
-            stopped_by(signal);
-            // To both, to the tool alone.
+            assert_stopped_by(signal);
+            // SIGCONT is sent to both; then, after another stop, to the tool alone.
             for continued in [-tool, tool] {
                 if continued == tool {
                     kill(Pid::from_raw(receiver), signal).unwrap();
-                    stopped_by(signal);
+                    assert_stopped_by(signal);
                 }
                 kill(Pid::from_raw(continued), Signal::SIGCONT).unwrap();
                 wait_for_state(tool, 'S');
@@ -291,10 +296,11 @@ fn separate_job_stops_and_continues_as_one() {
 fn last_continue_wins() {
     const ROUNDS: usize = 500;
     for file in fixture_forms("job") {
-        let mut waiting = Waiting::started_by(command(WAIT).arg(&file).process_group(0));
+        let mut waiting = WaitingTool::started_by(command(WAIT).arg(&file).process_group(0));
         let tool = Pid::from_raw(waiting.tool.pid());
         for _ in 0..ROUNDS {
-            // Sent by kill, the stop is passed on, too: not after the program was continued.
+            // The stop is sent with kill, so the tool passes it on, too: it must not do so after
+            // the program was continued.
             killpg(tool, Signal::SIGTSTP).unwrap();
             killpg(tool, Signal::SIGCONT).unwrap();
             waiting.tool.ask("counters", "sem");
@@ -308,7 +314,8 @@ fn last_continue_wins() {
 
 #[test]
 fn handler_of_sigtstp_decides_when_the_job_stops() {
-    let mut waiting = Waiting::started_by(command(WAIT).arg(fixture("job.pie")).process_group(0));
+    let mut waiting =
+        WaitingTool::started_by(command(WAIT).arg(fixture("job.pie")).process_group(0));
     let tool = waiting.tool.pid();
     waiting.tool.ask(&format!("catch {SIGTSTP}"), "catching");
     send(tool, SIGTSTP);
@@ -326,10 +333,11 @@ fn handler_of_sigtstp_decides_when_the_job_stops() {
 #[test]
 fn without_job_control_the_tool_does_not_stop() {
     for file in fixture_forms("job") {
-        let mut waiting = Waiting::for_program(&file);
+        let mut waiting = WaitingTool::for_program(&file);
         let (tool, program) = (waiting.tool.pid(), waiting.program);
         settle(program);
-        // A throttle, a debugger: it continues only what it has stopped.
+        // As a throttle or a debugger does: it continues only what it has stopped, the program, so
+        // the tool must not stop with it.
         for _ in 0..20 {
             send(program, SIGSTOP);
             wait_for_state(program, 'T');
@@ -337,13 +345,13 @@ fn without_job_control_the_tool_does_not_stop() {
             waiting.tool.ask("counters", "sem");
         }
         wait_for_state(tool, 'S');
-        // The program is stopped: a signal that continues the tool continues it.
+        // The program is stopped: a signal that continues the tool continues the program.
         send(program, SIGSTOP);
         wait_for_state(program, 'T');
         wait_for_state(tool, 'S');
         send(tool, SIGCONT);
         waiting.tool.ask("counters", "sem");
-        // The tool is stopped: no other signal does.
+        // A tool that is stopped by SIGSTOP does not stop the program, which still answers and exits.
         send(tool, SIGSTOP);
         wait_for_state(tool, 'T');
         waiting.tool.ask("counters", "sem");
@@ -354,11 +362,12 @@ fn without_job_control_the_tool_does_not_stop() {
     }
 }
 
-/// The signals of a process as /proc shows them, its group and session.
+/// The signal sets of a process as /proc shows them, and its session.
 fn inheritance(pid: i32) -> Vec<String> {
     let signals = ["SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd"].map(|name| {
         let set = u64::from_str_radix(&status(pid, name), 16).unwrap();
-        // Signals 32 and 33 are the C library's own, and it starts programs in two ways.
+        // Without signals 32 and 33: they are the C library's own, and may differ between the two
+        // ways in which it starts programs.
         format!("{name} {:x}", set & !(3 << 31))
     });
     let mut all = signals.to_vec();
@@ -375,16 +384,16 @@ fn program_inherits_signal_dispositions_as_usual() {
             vec!["--block-signal=INT,TERM,CHLD,CONT,USR2,SEGV"],
             vec!["--ignore-signal=CHLD,QUIT", "--block-signal=CHLD,HUP,TTOU"],
         ] {
-            let start = || {
+            let env_command = || {
                 let mut env = Command::new("env");
                 env.args(&signals);
                 env
             };
-            let mut direct = Talker::spawn(start().arg(&file));
+            let mut direct = Talker::spawn(env_command().arg(&file));
             direct.expect("ready");
-            let mut tool = start();
+            let mut tool = env_command();
             tool.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
-            let mut waiting = Waiting::started_by(tool.args(WAIT).arg(&file));
+            let mut waiting = WaitingTool::started_by(tool.args(WAIT).arg(&file));
             for pid in [direct.pid(), waiting.program] {
                 settle(pid);
             }
@@ -423,7 +432,7 @@ fn answer_is_printed_before_waiting() {
 }
 
 #[test]
-fn unread_answer_does_not_end_the_wait() {
+fn unwritable_answer_does_not_end_the_wait() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let mut tool = command(["trace", "-wait", "-json", "-prog"]);
     tool.arg(fixture("job.pie"))

@@ -1,14 +1,18 @@
 //! `watch`: hits of running programs, one by one, with their arguments.
 
+use std::io::Read;
+use std::process::Stdio;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use test_support::{Talker, program_forms};
+use test_support::{Guard, Talker, eventually, program_forms};
 
 use crate::count::{end, observing};
-use crate::support::{both_forms, image, is_observed, run};
+use crate::support::{both_forms, command, image, is_observed, run};
 
-/// The words after the source line of a plain line: the arguments.
+/// The name and the arguments in a line of plain output: the arguments are the words after the
+/// source file and line.
 fn arguments(line: &str) -> (&str, Vec<&str>) {
     let mut words = line.split(' ');
     let (time, thread, name) = (
@@ -165,7 +169,7 @@ fn clean_removes_a_killed_watch() {
 }
 
 #[test]
-fn watch_ends_on_a_signal_though_unread() {
+fn watch_ends_although_its_output_is_unread() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
         for how in ["-quiet", "-quiet -for 300ms"] {
@@ -179,5 +183,44 @@ fn watch_ends_on_a_signal_though_unread() {
             assert_eq!(tool.guard().wait().code(), Some(0));
             assert!(!is_observed(pid));
         }
+    }
+}
+
+// promise: Observations: Lines are whole when the time of `watch` is over while its output waits, and
+//    each hit is shown or counted as lost (2)
+#[test]
+fn lines_are_whole_when_time_is_over() {
+    for file in program_forms("shown") {
+        let mut program = Talker::start(&file);
+        let pid = program.pid();
+        let words = [
+            "watch", "-quiet", "-json", "-probe", "numbered", "-for", "2s",
+        ];
+        let mut tool = command(words);
+        tool.args(["-pid", &pid.to_string()]);
+        // More than a pipe holds, which nobody reads until the observation is over.
+        let mut tool = Guard::spawn(tool.stdout(Stdio::piped()));
+        let mut output = tool.child().stdout.take().unwrap();
+        // Not by its maps: sites are patched last.
+        eventually("its sites are observed, or have been", || {
+            let info = run(&format!("info -pid {pid}"));
+            (info.stderr.contains("observed") || !tool.is_running()).then_some(())
+        });
+        program.ask("hit numbered 2000", "done");
+        eventually("it is not observed", || (!is_observed(pid)).then_some(()));
+        let mut lines = String::new();
+        output.read_to_string(&mut lines).unwrap();
+        assert!(tool.wait().success());
+
+        let (mut shown, mut last, mut lost) = (0, 0, 0);
+        for line in lines.lines() {
+            let line: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+            lost += line["lost"].as_u64().unwrap_or(0);
+            if let Some(number) = line["arguments"][1]["int"].as_u64() {
+                assert!(number > last, "{number} after {last}");
+                (shown, last) = (shown + 1, number);
+            }
+        }
+        assert_eq!(shown + lost, last);
     }
 }

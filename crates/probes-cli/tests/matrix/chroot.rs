@@ -71,12 +71,12 @@ impl ChrootProgram {
 
     /// Closes its input, on which it exits, and asserts that it exits with 0.
     pub(crate) fn end(mut self) {
-        self.talker.hang_up();
+        self.talker.close_input();
         assert!(self.talker.guard().wait().success());
     }
 }
 
-/// Returns the path inside of a file in the chroot.
+/// Returns the path that a file in the chroot has for programs there.
 pub(crate) fn inside(file: &Path) -> PathBuf {
     let below = file.strip_prefix(chroot()).expect("a file in the chroot");
     Path::new("/").join(below)

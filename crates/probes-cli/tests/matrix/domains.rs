@@ -7,7 +7,7 @@ use test_support::{DEADLINE, Talker, eventually, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
 
-/// What a worker has counted, between two rounds.
+/// What a worker has counted so far, read while it waits between two rounds.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
     rounds: u64,
@@ -15,8 +15,8 @@ struct Counts {
     hits: [u64; 3],
 }
 
-/// The counts of all workers, read while they wait between two rounds. Asserts that nothing that
-/// lives across a site, or that a handler has made, was corrupted.
+/// The counts of all workers, read while they wait between two rounds. Asserts that no
+/// value was corrupted: neither one that lives across a site nor one that a handler has made.
 fn report(talker: &mut Talker) -> Vec<Counts> {
     talker.send("report");
     let mut workers = Vec::new();
@@ -53,8 +53,9 @@ fn span(talker: &mut Talker) -> Vec<(Counts, Counts)> {
     })
 }
 
-/// Switches all probes on and off `cycles` times, and checks some of these updates closely, half of
-/// them live: with the probes on, each round is one hit of each, and with them off, none.
+/// Switches all probes on and off `cycles` times, every second time live, and checks some of these
+/// cycles closely: with the probes on, each round hits each probe once; with them off, it hits
+/// none.
 fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {
     let ChrootProgram {
         mut talker, pid, ..
@@ -93,7 +94,7 @@ fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {
     for Counts { rounds, hits } in report(&mut talker) {
         assert!(hits.iter().all(|&hits| 0 < hits && hits < rounds));
     }
-    talker.hang_up();
+    talker.close_input();
     assert!(talker.guard().wait().success());
 }
 

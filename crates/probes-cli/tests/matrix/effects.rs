@@ -1,4 +1,4 @@
-//! Handlers that perform effects, and sites in handlers of effects.
+//! Probe handlers that perform effects, and sites in effect handlers.
 
 use test_support::program_forms;
 
@@ -9,7 +9,8 @@ use crate::support::run;
 const PROBES: [(&str, u64, u64); 8] = [
     ("asks", 1, 1),
     ("inner", 1, 1),
-    // At every effect that is handled: one of the work, and one of three other handlers.
+    // At every effect that is handled: one of the work, and one of each of three other probes'
+    // handlers.
     ("in_branch", 4, 1),
     ("gives_up", 1, 1),
     ("later", 1, 1),
@@ -22,7 +23,8 @@ fn attach(program: &ChrootProgram, actions: &str) {
     run(&format!("attach -pid {} {actions}", program.pid)).answer();
 }
 
-/// The round is the same, whatever is on, and `hits` are the handlers that ran in it.
+/// Asserts that the work of a round is the same, whatever probes are on, and that the handler of
+/// each probe ran as often as `hits` says.
 #[track_caller]
 fn check(program: &mut ChrootProgram, hits: impl Fn(&(&'static str, u64, u64)) -> u64) {
     let work = [("work".to_owned(), 207)];
@@ -31,8 +33,8 @@ fn check(program: &mut ChrootProgram, hits: impl Fn(&(&'static str, u64, u64)) -
     assert_eq!(program.round(), expected);
 }
 
-// promise: OCaml 5: Handlers perform effects and handle them, and sites may be in effect handlers
-//    (2 × 36 updates)
+// promise: OCaml 5: Probe handlers perform effects and handle them, and sites may be in effect
+//    handlers (2 × 36 updates)
 #[test]
 fn handlers_perform_effects_and_handle_them() {
     for file in program_forms("ocaml5/effects") {
@@ -48,7 +50,7 @@ fn handlers_perform_effects_and_handle_them() {
             attach(&program, &format!("-enable {name}"));
             check(
                 &mut program,
-                |&(its, _, alone)| if its == name { alone } else { 0 },
+                |&(probe, _, alone)| if probe == name { alone } else { 0 },
             );
             attach(&program, &format!("-disable {name}"));
         }
@@ -74,7 +76,7 @@ fn suspended_handler_continues_though_its_probe_is_off() {
             attach(&program, "-disable later");
             check(&mut program, |_| 0);
         }
-        // On another domain, through code that is as built again.
+        // The handlers continue on another domain, through code that is again as it was built.
         assert_eq!(program.talker.ask("resume", "resumed"), "resumed 20");
         program.end();
     }

@@ -1,5 +1,5 @@
-//! Domains and threads that are counted, timed and shown, over and over, while they collect
-//! garbage.
+//! The probe hits of domains and threads are counted, timed and recorded, over and over, while the
+//! domains and threads collect garbage.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -12,18 +12,20 @@ use test_support::{DEADLINE, Guard, Talker, eventually, program_forms, test_name
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::observations::{check, everything};
 
-/// Observations of domains, and of system threads in them, of both programs together.
+/// How often domains are observed, and system threads in domains: in both forms of the program
+/// together.
 const CYCLES: usize = 12;
 const CYCLES_OF_THREADS: usize = 6;
 
-/// Observers of each program that are killed.
+/// How many observers of each program are killed.
 const KILLS: usize = 4;
 
-/// The environment variable of a test that is run again as an observer: of which process.
+/// The environment variable that makes a test run as an observer: the pid of the process that it
+/// observes.
 const OBSERVED: &str = "MATRIX_OBSERVED";
 
 /// Small minor heaps, so that values are moved all the time.
-const RUNTIME: &str = "v=0,s=4k";
+const OCAMLRUNPARAM: &str = "v=0,s=4k";
 
 fn options() -> Options {
     Options {
@@ -52,7 +54,7 @@ fn rounds(talker: &mut Talker, ask: &str) -> u64 {
 fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
     let ChrootProgram {
         mut talker, pid, ..
-    } = ChrootProgram::start_with(Isolation::Chroot, file, args, RUNTIME);
+    } = ChrootProgram::start_with(Isolation::Chroot, file, args, OCAMLRUNPARAM);
     let target = Target::open(pid).unwrap();
     let observation = everything(&target);
     for cycle in 0..cycles {
@@ -65,15 +67,16 @@ fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
             let actions = Actions::of(action, Selector::All);
             target.update_with(&actions, options).unwrap();
         };
-        // On from before to after, on and off again meanwhile, or off.
+        // The probes are enabled during the whole observation, enabled and disabled in the
+        // middle of it, or stay disabled.
         if cycle % 3 == 0 {
             switch(Action::Enable);
         }
-        // Between two times when all wait, every round is a hit of each.
-        let is_whole = cycle % 5 == 0;
-        let first = is_whole.then(|| rounds(&mut talker, "stand"));
+        // If all workers pause when it begins and ends, every round is one hit of each probe.
+        let is_exact = cycle % 5 == 0;
+        let first = is_exact.then(|| rounds(&mut talker, "stand"));
         let mut observer = target.observe(&observation, options).unwrap();
-        if is_whole {
+        if is_exact {
             talker.ask("go", "going");
         }
         if cycle % 3 == 1 {
@@ -84,9 +87,9 @@ fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
             (observer.counts().unwrap().total() > 0).then_some(())
         });
         let mut events = observer.events().unwrap();
-        let last = is_whole.then(|| rounds(&mut talker, "stand"));
+        let last = is_exact.then(|| rounds(&mut talker, "stand"));
         let mut observed = observer.remove().unwrap();
-        if is_whole {
+        if is_exact {
             talker.ask("go", "going");
         }
         events.dropped += observed.events.dropped;
@@ -102,20 +105,20 @@ fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
         }
     }
     assert!(rounds(&mut talker, "report") > 0);
-    talker.hang_up();
+    talker.close_input();
     assert!(talker.guard().wait().success());
 }
 
 // promise: Observations: Counts of domains that collect garbage all the time agree to the last hit
-//    (100 observations of 8 domains in each chroot)
+//    (12 observations of 8 domains in each chroot)
 #[test]
-fn collecting_domains_are_observed_to_the_last_round() {
+fn domains_that_collect_garbage_are_counted_exactly() {
     for file in program_forms("ocaml5/domains") {
         observe_domains(&file, &["8", "1", "collect"], CYCLES / 2);
     }
 }
 
-// promise: Observations: Counts of system threads in domains agree to the last hit (40 observations
+// promise: Observations: Counts of system threads in domains agree to the last hit (6 observations
 //    in each chroot)
 #[test]
 fn system_threads_in_domains_are_observed() {
@@ -124,8 +127,8 @@ fn system_threads_in_domains_are_observed() {
     }
 }
 
-// promise: Observations: An observer killed at any moment leaves domains and threads waiting in
-//    handlers that run on (80 kills in each chroot)
+// promise: Observations: An observer killed at any moment leaves domains, and threads that wait in
+//    handlers, running (16 kills in each chroot)
 #[test]
 fn killed_observer_leaves_domains_and_parked_threads_running() {
     let name = test_name(killed_observer_leaves_domains_and_parked_threads_running);
@@ -143,7 +146,7 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
     for (file, args) in domains.into_iter().chain(parked) {
         let ChrootProgram {
             mut talker, pid, ..
-        } = ChrootProgram::start_with(Isolation::Chroot, &file, &args, RUNTIME);
+        } = ChrootProgram::start_with(Isolation::Chroot, &file, &args, OCAMLRUNPARAM);
         let target = Target::open(pid).unwrap();
         let actions = Actions::of(Action::Enable, Selector::All);
         target.update_with(&actions, options()).unwrap();
@@ -172,7 +175,27 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
         eventually("it runs on", || {
             (rounds(&mut talker, "report") > before).then_some(())
         });
-        talker.hang_up();
+        talker.close_input();
         assert!(talker.guard().wait().success());
+    }
+}
+
+// promise: Observations: Overflows of stacks that OCaml 5 checks itself are caught while they are
+//    observed (2 × 2 observations of 4 threads in each chroot)
+#[test]
+fn checked_overflows_are_caught_while_observed() {
+    for file in program_forms("overflow") {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let target = Target::open(pid).unwrap();
+        for action in [Action::Disable, Action::Enable] {
+            let actions = Actions::of(action, Selector::All);
+            target.update_with(&actions, options()).unwrap();
+            let mut observer = target.observe(&everything(&target), options()).unwrap();
+            let answer = talker.ask("overflow 3", "overflow");
+            assert_eq!(answer, "overflow caught=9 others=same");
+            observer.remove().unwrap();
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The programs that every compiler builds: their probes are those of the file, and their handlers
-//! run while they are on.
+//! The programs that every compiler builds: a process has the probes of its file, and the handlers
+//! of the probes run while these are enabled.
 
 use serde_json::Value;
 use test_support::{fixture, fixture_forms, program_forms};
@@ -28,7 +28,7 @@ fn programs_in_a_chroot_are_listed_and_switched() {
             assert_eq!(listed.len(), 11);
             let states = |state: &str| {
                 let info = run(&format!("info -json -pid {pid}")).json();
-                assert_eq!(info["pid"], pid, "as it is known here");
+                assert_eq!(info["pid"], pid, "the pid in the namespace of the caller");
                 let expected = listed
                     .iter()
                     .map(|(name, _)| (name.clone(), Some(state.into())));
@@ -52,7 +52,7 @@ fn programs_in_a_chroot_are_listed_and_switched() {
 }
 
 #[test]
-fn program_in_a_chroot_has_the_callers_pid() {
+fn program_in_a_chroot_has_its_outer_pid() {
     for file in program_forms("init") {
         let program = ChrootProgram::start(Isolation::Namespaces, &file, &[]);
         assert_eq!(program.ready, "ready pid=1");

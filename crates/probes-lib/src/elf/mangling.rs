@@ -1,4 +1,4 @@
-//! Linker symbol -> OCaml name, every compiler generation: `camlFoo.bar_269` -> `Foo.bar`.
+//! Linker symbol -> OCaml name, for the mangling of every compiler: `camlFoo.bar_269` -> `Foo.bar`.
 //!
 //! | compiler | symbol |
 //! |---|---|
@@ -92,7 +92,7 @@ mod tests {
     use super::demangle;
 
     #[test]
-    fn symbols_of_every_generation_become_ocaml_names() {
+    fn symbols_of_every_compiler_become_ocaml_names() {
         for (symbol, name) in [
             ("camlFoo__bar_269", "Foo.bar"),
             ("camlA__$2b$2b_7", "A.++"),

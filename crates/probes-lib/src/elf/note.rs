@@ -1,4 +1,5 @@
-//! Bytes of a `.note.stapsdt` section -> notes. Total: any bytes give notes or an error.
+//! Bytes of a `.note.stapsdt` section -> notes. Any bytes give notes or an error: there
+//! is no panic.
 //!
 //! ```text
 //! u32 namesz = 8   u32 descsz   u32 type = 3   "stapsdt\0"
@@ -40,8 +41,8 @@ pub struct Note<'a> {
 #[derive(Clone, Debug)]
 pub struct Notes<'a> {
     section: &'a [u8],
-    /// The offset of `section`, if it is a part of one.
-    base: usize,
+    /// The offset of `section` in the whole section, of which it may be only a part.
+    part_offset: usize,
     offset: usize,
     index: usize,
 }
@@ -63,7 +64,7 @@ pub fn notes(section: &[u8]) -> Notes<'_> {
 fn notes_from(section: &[u8], position: Position) -> Notes<'_> {
     Notes {
         section,
-        base: position.offset,
+        part_offset: position.offset,
         offset: 0,
         index: position.index,
     }
@@ -126,7 +127,7 @@ impl<'a> Iterator for Notes<'a> {
                     self.offset = self.section.len();
                     return Some(Err(MalformedNote {
                         index,
-                        offset: self.base + offset,
+                        offset: self.part_offset + offset,
                         defect,
                     }));
                 }
@@ -139,7 +140,7 @@ impl<'a> Iterator for Notes<'a> {
 impl<'a> Notes<'a> {
     fn position(&self) -> Position {
         Position {
-            offset: self.base + self.offset,
+            offset: self.part_offset + self.offset,
             index: self.index,
         }
     }
@@ -176,7 +177,7 @@ impl<'a> Notes<'a> {
         let (arguments, _) = split_string(strings, "argument string")?;
         Ok(Some(Note {
             index,
-            offset: self.base + start,
+            offset: self.part_offset + start,
             pc: long(addresses, 0),
             base: long(addresses, 8),
             semaphore: long(addresses, 16),

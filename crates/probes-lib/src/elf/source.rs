@@ -39,7 +39,7 @@ pub struct SourceMap {
 pub struct SourceLocation {
     /// The OCaml function, demangled: `Http.handle`.
     pub function: Option<String>,
-    /// The path of the source file as it was given to the compiler, where the file records that.
+    /// The path of the source file as it was given to the compiler, if the ELF file records that.
     pub file: Option<String>,
     /// The line in it, from 1.
     pub line: Option<u32>,
@@ -55,7 +55,7 @@ impl SourceMap {
         SourceMap::open(path.as_ref(), path.as_ref())
     }
 
-    /// Opens `path`; errors name `shown_as`.
+    /// Opens the file at `path`; error messages call it `shown_as`.
     pub(crate) fn open(path: &Path, shown_as: &Path) -> Result<SourceMap> {
         match Loader::new(path) {
             Ok(loader) => Ok(SourceMap { loader }),

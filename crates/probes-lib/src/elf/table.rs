@@ -5,6 +5,7 @@
 
 mod gather;
 mod probe;
+mod semaphore_layout;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use crate::address::FileAddr;
 use crate::build_id::BuildId;
 use crate::elf::{ElfFile, Linking, Segment};
 use crate::error::{ElfDefect, Error, FileError, Result};
-use crate::memory::spans;
+use crate::memory::runs;
 use crate::site::{SITE_LEN, SiteCode};
 
 use gather::FoundSemaphore;
@@ -22,7 +23,7 @@ pub use probe::{Probe, Semaphore, Site};
 /// Length of a counter in bytes.
 pub(crate) const COUNTER_LEN: u64 = 2;
 
-/// The form of probes that a compiler emits, which the provider of the note names.
+/// The form in which a compiler emits probes. The provider in a note says which form it is.
 ///
 /// ```
 /// use probes_lib::Generation;
@@ -32,9 +33,10 @@ pub(crate) const COUNTER_LEN: u64 = 2;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Generation {
-    /// Provider `ocaml`: one semaphore per compilation unit, shared with SystemTap.
+    /// Provider `ocaml`: one semaphore per compilation unit, shared with SystemTap, or the same as
+    /// `ocaml.1`.
     Ocaml,
-    /// Provider `ocaml.1`: SystemTap's semaphore, then OCaml's; one pair per linked object.
+    /// Provider `ocaml.1`: a semaphore is SystemTap's counter, then OCaml's; one per linked object.
     OcamlDot1,
     /// Provider `ocaml_1`: same as `ocaml.1`, and probes may be enabled at program start.
     Ocaml1,
@@ -64,7 +66,8 @@ impl Generation {
         }
     }
 
-    /// Returns the offset of OCaml's counter from the semaphore's address in the note, in bytes.
+    /// Returns the offset of OCaml's counter from the semaphore's address in the note, in bytes. For the
+    /// provider `ocaml`, it is the smaller of two ([`semaphore_layout`]).
     fn counter_offset(self) -> u64 {
         match self {
             Generation::Ocaml => 0,
@@ -97,7 +100,7 @@ pub struct ProbeTable {
     probes: Vec<ProbeEntry>,
     sites: Vec<SiteEntry>,
     semaphores: Vec<SemaphoreEntry>,
-    /// Indices of `sites`, by address.
+    /// Indices into `sites`, in the order of the sites' addresses.
     sites_by_address: Vec<u32>,
     /// The argument strings of the sites, each followed by a NUL.
     arguments: Vec<u8>,
@@ -111,7 +114,7 @@ struct ProbeEntry {
     semaphores: Range<usize>,
 }
 
-/// Small, as there are many.
+/// A site, as the table stores it. Kept small, because a table has many.
 #[derive(Clone, Copy, Debug)]
 struct SiteEntry {
     address: FileAddr,
@@ -162,17 +165,17 @@ impl ProbeTable {
             sites_by_address: Vec::new(),
             arguments: found.arguments,
         };
-        let probe_of = table.store_names(found.semaphores);
+        let probe_of = table.store_probes_and_semaphores(found.semaphores);
         table.sort_by_address();
         table.read_code(elf)?;
         table.sort_by_name(&probe_of);
-        table.refuse_foreign_sites(elf)?;
+        table.refuse_unexpected_code(elf)?;
         table.refuse_shared_addresses()?;
         Ok(table)
     }
 
     /// Lays out the probes and their semaphores by name; returns the probe of each semaphore.
-    fn store_names(&mut self, mut found: Vec<FoundSemaphore>) -> Vec<ProbeIndex> {
+    fn store_probes_and_semaphores(&mut self, mut found: Vec<FoundSemaphore>) -> Vec<ProbeIndex> {
         let mut order: Vec<usize> = (0..found.len()).collect();
         order.sort_unstable_by_key(|&index| {
             let one = &found[index];
@@ -194,13 +197,13 @@ impl ProbeTable {
                     semaphores: next..next,
                 });
             }
-            let id = self.probes.len() - 1;
-            let own = &mut self.probes[id].semaphores;
+            let probe = self.probes.len() - 1;
+            let own = &mut self.probes[probe].semaphores;
             // Objects of two compilers may share the symbol, and so the counter.
             let known = self.semaphores[own.clone()].last();
             if known.is_none_or(|known| known.counter != counter) {
                 own.end += 1;
-                probe_of.push(id);
+                probe_of.push(probe);
                 self.semaphores.push(SemaphoreEntry {
                     counter,
                     generation,
@@ -215,7 +218,7 @@ impl ProbeTable {
     }
 
     fn sort_by_address(&mut self) {
-        // The linker's order: usually sorted already.
+        // The sites are still in the order in which the linker put the notes: usually sorted already.
         self.sites
             .sort_by_key(|site| (site.address, site.semaphore));
         let all = &self.arguments;
@@ -232,12 +235,12 @@ impl ProbeTable {
     fn read_code(&mut self, elf: &ElfFile) -> Result<()> {
         let items = self.sites.iter().map(|site| {
             let mut segments = self.segments.iter();
-            let holds = |it: &Segment| it.executable && it.holds(site.address, 1);
+            let holds = |it: &Segment| it.executable && it.holds_in_file(site.address, 1);
             // `gather` refuses a site outside the executable segments.
             (site.address.0, segments.position(holds).unwrap_or(0))
         });
         let mut bytes = Vec::new();
-        for run in spans::runs(items, SITE_LEN as u64) {
+        for run in runs::group(items, SITE_LEN as u64) {
             let (start, len) = (run.start, run.len as usize);
             let segment = self.segments[run.zone];
             bytes.resize(len, 0);
@@ -260,7 +263,7 @@ impl ProbeTable {
         for probe in &mut self.probes {
             let start = end;
             end += probe.sites.end;
-            // The end is the place of its next site, and grows.
+            // Until all sites are placed, `end` is the place of the probe's next site.
             probe.sites = start..start;
         }
         let place = |site: &SiteEntry| {
@@ -279,7 +282,7 @@ impl ProbeTable {
         }
     }
 
-    fn refuse_foreign_sites(&self, elf: &ElfFile) -> Result<()> {
+    fn refuse_unexpected_code(&self, elf: &ElfFile) -> Result<()> {
         let Some(index) = self.sites.iter().position(|site| !site.code.is_pristine()) else {
             return Ok(());
         };
@@ -287,7 +290,7 @@ impl ProbeTable {
         Err(gather::not_a_site(elf, site))
     }
 
-    /// Refuses two sites that overlap, or a counter of two names: they cannot be changed independently.
+    /// Refuses sites that overlap, and counters that overlap: they cannot be changed independently.
     fn refuse_shared_addresses(&self) -> Result<()> {
         let by_address = self.sites_by_address.iter();
         let sites = by_address.map(|&index| (self.sites[index as usize].address, index as usize));
@@ -350,20 +353,20 @@ impl ProbeTable {
 
     /// Returns all probes, sorted by name.
     pub fn probes(&self) -> impl ExactSizeIterator<Item = Probe<'_>> {
-        (0..self.probes.len()).map(|id| Probe { table: self, id })
+        (0..self.probes.len()).map(|index| Probe { table: self, index })
     }
 
     /// Returns the probe of that name.
     pub fn probe(&self, name: &str) -> Option<Probe<'_>> {
-        let id = self
+        let index = self
             .probes
             .binary_search_by(|probe| (*probe.name).cmp(name))
             .ok()?;
-        Some(self.by_id(id))
+        Some(self.by_index(index))
     }
 
-    pub(crate) fn by_id(&self, id: usize) -> Probe<'_> {
-        Probe { table: self, id }
+    pub(crate) fn by_index(&self, index: usize) -> Probe<'_> {
+        Probe { table: self, index }
     }
 
     pub(crate) fn site_count(&self) -> usize {
@@ -394,7 +397,8 @@ fn string_at(strings: &[u8], start: u32) -> &[u8] {
     &rest[..memchr::memchr(0, rest).unwrap_or(rest.len())]
 }
 
-/// Returns the first two of sorted items of `len` bytes that overlap: the address, and their indices.
+/// Returns the first two items that overlap: the address of the second, and the indices of both.
+/// The items are sorted by address, and each has `len` bytes.
 fn first_overlap(
     mut items: impl Iterator<Item = (FileAddr, usize)>,
     len: u64,

@@ -75,7 +75,7 @@ fn good_file_has_its_sections_and_segments() {
 }
 
 #[test]
-fn directories_and_pipes_are_refused_without_waiting() {
+fn files_that_are_not_regular_are_refused() {
     for path in ["/", "/dev/null"] {
         let error = ElfFile::open(Path::new(path)).err().unwrap();
         assert_eq!(error.to_string(), format!("{path} is not a regular file"));
@@ -92,7 +92,7 @@ fn directories_and_pipes_are_refused_without_waiting() {
 }
 
 #[test]
-fn files_of_other_kinds_are_refused_by_name() {
+fn files_of_other_kinds_are_refused_with_reason() {
     for (edit, expected) in [
         ((0, &b"\x7fELG"[..]), ElfDefect::NotElf),
         ((EI_CLASS, &[1]), ElfDefect::Class32),
@@ -142,12 +142,12 @@ fn missing_section_headers_give_no_sections() {
 
 #[test]
 fn section_names_are_found_or_refused() {
-    let beyond = defect(&[(E_SHSTRNDX, &[5, 0])]);
+    let beyond = defect(&[(E_SHSTRNDX, &[9, 0])]);
     assert_eq!(beyond, ElfDefect::Table("the section names"));
     // elf(5): the real number and index are in the first section then.
     let numbers = [
         (E_SHNUM, &[0, 0][..]),
-        (section_field(0, SH_SIZE), &[5]),
+        (section_field(0, SH_SIZE), &[9]),
         (E_SHSTRNDX, &[0xff, 0xff]),
         (section_field(0, SH_LINK), &[4]),
     ];
@@ -256,15 +256,15 @@ fn build_id_equals_the_one_of_readelf() {
         .build_id()
         .unwrap()
         .to_string();
-    let watched = std::process::Command::new("readelf")
+    let output = std::process::Command::new("readelf")
         .arg("-n")
         .arg(&path)
         .output()
         .unwrap();
-    let watched = String::from_utf8(watched.stdout).unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
     assert!(
-        watched.contains(&format!("Build ID: {id}\n")),
-        "{id}\n{watched}"
+        output.contains(&format!("Build ID: {id}\n")),
+        "{id}\n{output}"
     );
 }
 

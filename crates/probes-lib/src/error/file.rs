@@ -1,4 +1,5 @@
-//! What can be wrong with a file. Each text names the file, or reads on from its path.
+//! What can be wrong with a file. Each message either names the file, or continues a sentence that
+//! begins with its path.
 
 use std::io;
 
@@ -48,10 +49,22 @@ pub enum FileError {
         /// What is wrong with it.
         defect: ProbeDefect,
     },
+    /// The provider `ocaml` has semaphores of 2 and of 4 bytes, and which one this is cannot be told.
+    #[error(
+        "does not show whether the semaphore of probe {name} at {address} has 2 bytes or 4: it has no symbol \
+         for it"
+    )]
+    UnknownLayout {
+        /// The probe's name.
+        name: String,
+        /// The semaphore's address.
+        address: FileAddr,
+    },
 }
 
 impl FileError {
-    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    /// Returns the message with `subject` in it, if the subject is not its first word; `None` for
+    /// the messages that continue a sentence which begins with the subject.
     pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
         let file = subject;
         Some(match self {
@@ -62,14 +75,15 @@ impl FileError {
             FileError::Read { what, source } => {
                 format!("cannot read {what} of {file}: {}", reason(source))
             }
-            FileError::Elf(_) | FileError::MalformedNote(_) | FileError::WrongNote { .. } => {
-                return None;
-            }
+            FileError::Elf(_)
+            | FileError::MalformedNote(_)
+            | FileError::WrongNote { .. }
+            | FileError::UnknownLayout { .. } => return None,
         })
     }
 }
 
-/// Why a file is not a program this crate can work on; reads on from the file's name.
+/// Why a file is not a program this crate can work on; the message follows the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElfDefect {
@@ -175,7 +189,8 @@ impl NoteDefect {
     }
 }
 
-/// Why what a note says cannot be true of its file; reads on from the note.
+/// Why what a note says cannot be true of its file; the message follows the words that name the
+/// note.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeDefect {

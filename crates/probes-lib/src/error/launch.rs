@@ -1,5 +1,5 @@
 //! What can keep a program from being started. Each text names the program as it was given, or
-//! reads on from it.
+//! continues a sentence that begins with its name.
 
 use std::io;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub enum LaunchError {
     /// It exited before its own code began.
     #[error("{}", self.with_subject("it").unwrap_or_default())]
     DiedLoading,
-    /// It may not be traced by the process that started it.
+    /// The process that started it is not permitted to trace it.
     #[error("{}", self.with_subject("it").unwrap_or_default())]
     Denied(Denial),
     /// It would run without the privilege that its file gives it.
@@ -44,13 +44,14 @@ pub enum LaunchError {
     /// Starting it was interrupted.
     #[error("{}", self.with_subject("it").unwrap_or_default())]
     Interrupted,
-    /// It is to be followed and observed from its start.
+    /// It was to be both followed and observed from its start, which cannot be done together.
     #[error("{}", self.with_subject("it").unwrap_or_default())]
     FollowedAndObserved,
 }
 
 impl LaunchError {
-    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    /// Returns the text if the subject is not its first word; `None` if the text continues a sentence that
+    /// begins with the subject.
     pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
         let program = subject;
         Some(match self {
@@ -78,7 +79,8 @@ impl LaunchError {
     }
 }
 
-/// Some reasons are about the process that is to be traced: this one, until it has executed the program.
+/// Some reasons are predicates and need a subject: the process that is to be traced. Until its execve,
+/// that is a copy of this process.
 fn denied(denial: &Denial) -> String {
     match denial {
         Denial::Traced { .. } | Denial::BeingChanged { .. } => format!("this process {denial}"),

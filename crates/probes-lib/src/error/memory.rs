@@ -33,13 +33,13 @@ pub enum MemoryError {
     },
     /// What was read back is not what was written.
     #[error("{}", self.with_subject("it"))]
-    NotHeld {
+    NotAsWritten {
         /// What is there.
         part: MemoryPart,
         /// The address.
         address: LiveAddr,
     },
-    /// Nothing is mapped where the file and the process's maps say that it is.
+    /// Nothing is mapped at the address where, by the file and the process's maps, this part is.
     #[error("{}", self.with_subject("it"))]
     NotMapped {
         /// What should be there.
@@ -49,7 +49,7 @@ pub enum MemoryError {
         /// The address.
         address: LiveAddr,
     },
-    /// It is mapped `MAP_SHARED`: a change would be one for other processes too, or fail.
+    /// It is mapped `MAP_SHARED`: a change would affect other processes too, or fail.
     #[error("{}", self.with_subject("it"))]
     Shared {
         /// What is there.
@@ -92,7 +92,7 @@ impl MemoryError {
                 reason(source),
                 write_obstacle(*part, source)
             ),
-            MemoryError::NotHeld { part, address } => {
+            MemoryError::NotAsWritten { part, address } => {
                 format!("{part} at {address} of {subject} does not hold the value just written")
             }
             MemoryError::NotMapped {
@@ -104,7 +104,7 @@ impl MemoryError {
                 object.display()
             ),
             MemoryError::Shared { part, address } => format!(
-                "{part} of {subject} at {address} is mapped shared, and cannot be changed in one process"
+                "{part} of {subject} at {address} is mapped shared, and cannot be changed for this process alone"
             ),
             MemoryError::UnknownLoadBias { object } => {
                 format!(
@@ -150,7 +150,7 @@ impl fmt::Display for MemoryPart {
     }
 }
 
-/// EIO is what /proc/PID/mem says where it must not write; ptrace was tried then, too.
+/// A write to /proc/PID/mem that the kernel refuses fails with EIO; ptrace was tried after that, too.
 fn write_obstacle(part: MemoryPart, error: &io::Error) -> &'static str {
     let is_code = matches!(
         part,

@@ -6,8 +6,9 @@ use crate::address::LiveAddr;
 use crate::build_id::BuildId;
 use crate::site::SiteCode;
 
-/// Why probes cannot be had, or not be changed as asked. If no probe is found, the text names the file;
-/// otherwise it names the probe, and the error has no subject.
+/// Why probes are not found, or cannot be changed as asked. If no probe is found, the message names
+/// the file, which is the subject of the error; otherwise it names the probe, and the error has no
+/// subject.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
@@ -16,7 +17,7 @@ pub enum ProbeError {
     NoProbes {
         /// The file's build-id, if it has one.
         build_id: Option<BuildId>,
-        /// If it runs, other files that are mapped and could not be read.
+        /// If the file runs in a process: other files that are mapped there and could not be read.
         unreadable: Vec<PathBuf>,
     },
     /// The program has no probe of that name.
@@ -63,9 +64,9 @@ pub enum ProbeError {
         /// The probe.
         name: String,
     },
-    /// A probe's counters differ, and one action would leave it partly on.
+    /// A probe's counters differ, and disabling it would leave some of its sites enabled.
     #[error(
-        "probe \"{name}\" has counters that differ ({smallest} to {largest}): another tool, such as SystemTap, counts some of its sites, and disabling it would leave those on"
+        "probe \"{name}\" has counters that differ ({smallest} to {largest}): another tool, such as SystemTap, has enabled some of its sites, and disabling it would leave those on"
     )]
     UnequalCounters {
         /// The probe.
@@ -121,7 +122,8 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
-    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    /// Returns the message if it has the subject (the file) in its middle; `None` for all other
+    /// errors, whose messages do not name it.
     pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
         let name_of_file = file_name(Path::new(subject));
         match self {
@@ -131,7 +133,7 @@ impl ProbeError {
             } => Some(format!(
                 "no OCaml probes in {subject}{}{}",
                 build_id_suffix(build_id),
-                unless_in(unreadable)
+                unreadable_suffix(unreadable)
             )),
             ProbeError::Unknown {
                 name,
@@ -139,7 +141,7 @@ impl ProbeError {
                 near,
             } => Some(format!(
                 "no probe \"{name}\" in {name_of_file}{}{}",
-                unless_in(unreadable),
+                unreadable_suffix(unreadable),
                 did_you_mean(near)
             )),
             ProbeError::NoMatch {
@@ -147,7 +149,7 @@ impl ProbeError {
                 unreadable,
             } => Some(format!(
                 "no probe in {name_of_file} matches {pattern}{}",
-                unless_in(unreadable)
+                unreadable_suffix(unreadable)
             )),
             _ => None,
         }
@@ -158,8 +160,8 @@ fn file_name(path: &Path) -> std::path::Display<'_> {
     path.file_name().map_or(path, Path::new).display()
 }
 
-/// Where else a probe may be.
-fn unless_in(unreadable: &[PathBuf]) -> String {
+/// Returns the end of a message, which names the unreadable files that may have the probe.
+fn unreadable_suffix(unreadable: &[PathBuf]) -> String {
     const FEW: usize = 3;
     let names = unreadable.iter().take(FEW);
     let names: Vec<String> = names.map(|path| file_name(path).to_string()).collect();
@@ -187,7 +189,7 @@ fn did_you_mean(near: &[String]) -> String {
     }
 }
 
-/// The last line of the regex crate's multi-line drawing, which says what is wrong.
+/// The last line of the regex crate's multi-line message, which says what is wrong.
 fn regex_reason(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default();
@@ -200,7 +202,7 @@ fn site_text(found: SiteCode, expected: SiteCode) -> String {
     } else {
         "file and process differ"
     };
-    // Either opcode would do.
+    // At offset 1, the opcode of an enabled site is as right as that of a disabled one.
     let is_wrong =
         |&at: &usize| found.0[at] != expected.0[at] && !(at == 1 && found.enabled().is_some());
     let differing: Vec<usize> = (0..found.0.len()).filter(is_wrong).collect();

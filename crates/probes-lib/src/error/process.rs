@@ -1,8 +1,10 @@
-//! What can keep a process from being worked on. Each text reads on from the process.
+//! Why a process cannot be worked on. Each message is the rest of a sentence that begins with the
+//! process.
 
 use super::{Operation, Subject};
 
-/// Why a process cannot be worked on; reads on from the process, or its thread.
+/// Why a process cannot be worked on; the message continues a sentence that begins with the process
+/// or its thread.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessError {
@@ -29,17 +31,23 @@ pub enum ProcessError {
         /// Its name.
         name: String,
     },
-    /// To stop this process itself, or one that waits for it, could never end. A program changes its
-    /// own probes with [`Target::current`](crate::Target::current).
+    /// A translator such as valgrind or qemu-user executes a translation of its code.
+    #[error(
+        "runs under {translator}, which executes a translation of its code: probes in the code itself have no effect"
+    )]
+    Translated {
+        /// The name of the translator.
+        translator: &'static str,
+    },
+    /// Stopping this process itself, or an ancestor that waits for it, would never come to an end.
+    /// A program changes its own probes with [`Target::current`](crate::Target::current).
     #[error("is {}, which cannot be stopped from here", if *.own { "this process itself" } else { "an ancestor of this process" })]
     SelfOrAncestor {
         /// Whether it is this process, and not an ancestor.
         own: bool,
     },
     /// A [`Target`](crate::Target) for the current process is used in a child of it.
-    #[error(
-        "cannot be changed from process {child}: that is a child of it, and has to open itself"
-    )]
+    #[error("cannot be changed from its child, process {child}, which has to open itself")]
     Forked {
         /// This process.
         child: i32,
@@ -80,7 +88,8 @@ pub enum ProcessError {
     KeepsChanging,
 }
 
-/// Why a process may not be traced or read; reads on from the process, or from what was tried.
+/// Why a process may not be traced or read; the message continues a sentence that begins with the
+/// process, or with what was tried.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
@@ -110,8 +119,8 @@ pub enum Denial {
     /// The process has capabilities that this process lacks.
     #[error("has capabilities that ocaml-probes lacks")]
     MorePrivileged,
-    /// For this reason, which `CAP_SYS_PTRACE` would overcome; no process of this container can have
-    /// it, because it is not in the bounding set.
+    /// The denial in the field. `CAP_SYS_PTRACE` would overcome it, but no process of this
+    /// container can have that capability, because it is not in the bounding set.
     #[error("{0}, and this container lacks CAP_SYS_PTRACE")]
     Incapable(Box<Denial>),
     /// A Linux security module.
@@ -141,7 +150,8 @@ pub enum Denial {
 }
 
 impl ProcessError {
-    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    /// Returns the whole message where the subject does not come first; `None` where the message
+    /// continues a sentence that begins with the subject.
     pub(super) fn with_subject(&self, subject: &Subject) -> Option<String> {
         match (self, subject) {
             (ProcessError::NotFound, Subject::Process(pid)) => Some(format!("no process {pid}")),

@@ -25,7 +25,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The process, if it is one or a thread of one.
+    /// Returns the pid if the subject is a process, or a thread of a process.
     pub fn pid(&self) -> Option<i32> {
         match self {
             Subject::Process(pid) | Subject::Thread { pid, .. } => Some(*pid),

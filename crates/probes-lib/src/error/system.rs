@@ -1,4 +1,4 @@
-//! What the operating system refused where nothing else explains it.
+//! Failures of the operating system that no other error type explains.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,8 @@ use super::reason;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SystemError {
-    /// A system call failed where no failure is expected; reads on from the process.
+    /// A system call failed where no failure is expected. On its own, the message calls the process
+    /// `it`.
     #[error("{}", self.with_subject("it").unwrap_or_default())]
     Call {
         /// What was tried.
@@ -17,22 +18,23 @@ pub enum SystemError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// This process may start no thread, which it takes to trace; without a subject.
+    /// This process cannot start another thread, which tracing needs. The message names no subject.
     #[error("cannot start a thread to trace from: {}", reason(source))]
     NoThread {
         /// What the kernel said.
         source: io::Error,
     },
-    /// /proc is of another pid namespace than this process's; without a subject.
+    /// /proc is of another pid namespace than this process's. The message names no subject.
     #[error("/proc shows another pid namespace than the one that this process is in")]
     ForeignProc,
-    /// There is no /proc; without a subject.
+    /// There is no /proc that shows this process. The message names no subject.
     #[error("/proc is not mounted, or does not show this process")]
     NoProc,
 }
 
 impl SystemError {
-    /// The texts in which the subject does not come first; `None` for those that read on from it.
+    /// Returns the message if it names `subject` in its middle; `None` if the message follows its
+    /// subject, or has none.
     pub(super) fn with_subject(&self, subject: &str) -> Option<String> {
         match self {
             SystemError::Call { operation, source } => {
@@ -43,7 +45,7 @@ impl SystemError {
     }
 }
 
-/// What was tried on a process; displayed so that it reads on from `cannot`.
+/// What was tried on a process; displayed as the words that follow `cannot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -66,7 +68,7 @@ impl fmt::Display for Operation {
             Operation::Attach => "attach to",
             Operation::Lock => "lock",
             Operation::InjectCall => "inject a call into",
-            Operation::StopAtEntry => "stop at its entry point",
+            Operation::StopAtEntry => "stop at the entry point of",
         })
     }
 }

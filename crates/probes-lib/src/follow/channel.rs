@@ -4,13 +4,14 @@
 //! EventSender (tracer thread)              EventReceiver (user)
 //! send     ──▶ event, event, event ──▶     next
 //!              eventfd, readable while     poll(2), epoll(7)
-//!              `next` has something to do
+//!              `next` should be called
 //! is_stopping                        ◀──   stop
 //! wait_until_received                ◀──   next, once more
 //! drop     ──▶ closed                      is_closed
 //! ```
 //!
-//! The queue is unbounded: the tracer thread never waits for the user, as tracees may wait for it.
+//! The queue is unbounded: `send` never waits for the user, as tracees may be waiting for the
+//! tracer thread.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,15 +29,16 @@ struct Channel<E> {
 
 struct ChannelState<E> {
     events: VecDeque<E>,
-    /// Whether `readable` is. It is made unreadable only by a `next` that finds no event: so it is
-    /// readable, too, while the tracer thread waits for a second `next`.
+    /// Whether the eventfd `readable` is readable. Only a `next` that finds no event makes it
+    /// unreadable. So it stays readable after the first event was returned, while the tracer thread
+    /// waits in `wait_until_first_is_done` for a second `next`.
     is_readable: bool,
     is_closed: bool,
     is_stopping: bool,
     has_returned_event: bool,
     /// Whether `next` was called again after it had returned the first event, so that the user is done
     /// with that one.
-    is_first_received: bool,
+    is_first_done: bool,
 }
 
 impl<E> Channel<E> {
@@ -44,7 +46,7 @@ impl<E> Channel<E> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and wakes a thread that waits for that.
+    /// Changes the state, and wakes the threads that wait for a change.
     fn change(&self, change: impl FnOnce(&mut ChannelState<E>)) {
         change(&mut self.lock());
         self.changed.notify_all();
@@ -53,7 +55,8 @@ impl<E> Channel<E> {
     fn set_readable(&self, state: &mut ChannelState<E>, is_readable: bool) {
         if state.is_readable != is_readable {
             state.is_readable = is_readable;
-            // eventfd(2): neither blocks, as the counter is 0 or 1.
+            // Neither the write nor the read would block: the counter is 0 before the write, and 1
+            // before the read.
             let _ = if is_readable {
                 self.readable.write(1).map(drop)
             } else {
@@ -63,13 +66,13 @@ impl<E> Channel<E> {
     }
 }
 
-/// The tracer thread's end. Dropping it closes the channel.
+/// The tracer thread's side. Dropping it closes the channel.
 pub(crate) struct EventSender<E>(Arc<Channel<E>>);
 
-/// The user's end. Dropping it asks the tracer thread to stop.
+/// The user's side. Dropping it asks the tracer thread to stop.
 pub(super) struct EventReceiver<E>(Arc<Channel<E>>);
 
-/// Returns both ends of a new channel.
+/// Returns both sides of a new channel.
 pub(super) fn channel<E>() -> Result<(EventSender<E>, EventReceiver<E>)> {
     let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
     let channel = Arc::new(Channel {
@@ -79,7 +82,7 @@ pub(super) fn channel<E>() -> Result<(EventSender<E>, EventReceiver<E>)> {
             is_closed: false,
             is_stopping: false,
             has_returned_event: false,
-            is_first_received: false,
+            is_first_done: false,
         }),
         changed: Condvar::new(),
         readable: EventFd::from_flags(flags)?,
@@ -102,8 +105,8 @@ impl<E> EventSender<E> {
     }
 
     /// Waits until the user is done with the first event, or asks to stop.
-    pub(crate) fn wait_until_received(&self) {
-        let waits = |state: &mut ChannelState<E>| !state.is_first_received && !state.is_stopping;
+    pub(crate) fn wait_until_first_is_done(&self) {
+        let waits = |state: &mut ChannelState<E>| !state.is_first_done && !state.is_stopping;
         drop(self.0.changed.wait_while(self.0.lock(), waits));
     }
 }
@@ -122,7 +125,7 @@ impl<E> EventReceiver<E> {
     /// closed and empty.
     pub(super) fn next(&self, timeout: Duration) -> Option<E> {
         self.0.change(|state| {
-            state.is_first_received |= state.has_returned_event;
+            state.is_first_done |= state.has_returned_event;
             if state.events.is_empty() && !state.is_closed {
                 self.0.set_readable(state, false);
             }
@@ -154,7 +157,8 @@ impl<E> Drop for EventReceiver<E> {
     }
 }
 
-/// Readable, as poll(2) says, while `next` has something to do.
+/// Readable for poll(2) from when an event is sent until `next` finds no event, and once the
+/// channel is closed.
 impl<E> AsFd for EventReceiver<E> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.readable.as_fd()
@@ -206,7 +210,7 @@ mod tests {
         let (sender, receiver) = channel().unwrap();
         sender.send(1);
         let waiting = std::thread::spawn(move || {
-            sender.wait_until_received();
+            sender.wait_until_first_is_done();
             sender.send(2);
         });
         assert_eq!(receiver.next(Duration::MAX), Some(1));
@@ -225,7 +229,7 @@ mod tests {
             } else {
                 receiver.stop();
             }
-            sender.wait_until_received();
+            sender.wait_until_first_is_done();
             assert!(sender.is_stopping());
         }
     }

@@ -48,7 +48,8 @@ pub enum FollowEvent {
         /// The program that it runs now.
         program: PathBuf,
     },
-    /// A process has no probes any more, and was detached from. Nothing in it was changed.
+    /// A process has executed a program that has no probes, nor have its libraries, and was detached from. That
+    /// program is left as it was.
     Detached {
         /// The process.
         pid: i32,

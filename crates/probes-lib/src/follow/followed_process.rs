@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use nix::fcntl::OFlag;
 
-use super::present::Present;
+use super::resolved_actions::ResolvedActions;
 use crate::error::{Error, Operation, ProcessError, Result};
 use crate::inject::loader_hook::LoaderHook;
 use crate::observe::shadow;
@@ -36,10 +36,10 @@ pub(super) struct FollowedProcess {
     /// The process that forked it, whose memory it may share until it executes a program (vfork(2));
     /// or 0.
     pub(super) parent: i32,
-    /// Whether its loader has not mapped everything that its program is linked with.
-    pub(super) is_loading: bool,
+    /// Whether its loader has yet to map some of what its program is linked with.
+    pub(super) is_starting: bool,
     /// Whether it is to be detached from as soon as possible.
-    pub(super) leaving: bool,
+    pub(super) is_to_be_detached: bool,
 }
 
 impl FollowedProcess {
@@ -50,13 +50,13 @@ impl FollowedProcess {
             hook: None,
             files: Arc::default(),
             parent: 0,
-            is_loading: false,
-            leaving: false,
+            is_starting: false,
+            is_to_be_detached: false,
         }
     }
 
-    /// Returns a process that was just forked. It is leaving if `parent` is, or was detached from before
-    /// the fork was seen.
+    /// Returns a process that was just forked. It is to be detached from if `parent` is, or if `parent`
+    /// is `None` because it was detached from before the fork was seen.
     pub(super) fn forked(process: Process, parent: Option<&FollowedProcess>) -> FollowedProcess {
         let mut forked = FollowedProcess::of(process);
         forked.hook = forked.inherited_hook(parent.and_then(|parent| parent.hook.as_ref()));
@@ -65,10 +65,10 @@ impl FollowedProcess {
                 forked.known = parent.known.clone();
                 forked.files = parent.files.clone();
                 forked.parent = parent.pid();
-                forked.is_loading = parent.is_loading;
-                forked.leaving = parent.leaving;
+                forked.is_starting = parent.is_starting;
+                forked.is_to_be_detached = parent.is_to_be_detached;
             }
-            None => forked.leaving = true,
+            None => forked.is_to_be_detached = true,
         }
         forked
     }
@@ -81,11 +81,12 @@ impl FollowedProcess {
         Image::of(&self.process, self.files.clone())
     }
 
-    pub(super) fn present(&self, actions: &Actions) -> Result<Present> {
-        Present::of(&self.process, self.files.clone(), actions)
+    pub(super) fn resolve(&self, actions: &Actions) -> Result<ResolvedActions> {
+        ResolvedActions::of(&self.process, self.files.clone(), actions)
     }
 
-    /// Returns the hook that was copied with its memory: that of its parent, if it is the same.
+    /// Returns the hook that the fork has copied with the memory: the parent's hook if the memory
+    /// contains that one, else the hook that is found in the memory, if any.
     fn inherited_hook(&self, of_parent: Option<&LoaderHook>) -> Option<LoaderHook> {
         let memory = self.memory().ok()?;
         match of_parent.filter(|hook| hook.is_in(&memory)) {
@@ -101,21 +102,23 @@ impl FollowedProcess {
 
     pub(super) fn has_loaded(&self) -> bool {
         let memory = self.memory();
-        // If that cannot be read, it must not count as loading for ever.
+        // If the loader's state cannot be read, the process must not count as loading for ever.
         memory
             .is_ok_and(|memory| dynamic_loader::has_loaded(&self.process, &memory).unwrap_or(true))
     }
 
-    /// Has it detached from as soon as possible, and closes its hook: no thread enters that any more.
-    pub(super) fn leave(&mut self) {
-        self.leaving = true;
+    /// Marks the process to be detached from as soon as possible, and restores the function that its hook is in, so that no
+    /// thread enters the hook any more.
+    pub(super) fn prepare_to_detach(&mut self) {
+        self.is_to_be_detached = true;
         if let (Some(hook), Ok(memory)) = (&self.hook, self.memory()) {
             // It fails only if the process has exited.
-            let _ = hook.close(&memory);
+            let _ = hook.restore_function(&memory);
         }
     }
 
-    /// Sets the probes of `image` as chosen; the process has to have that image.
+    /// Sets the probes of `image` as `choices` say; `image` has to be the current image of the
+    /// process.
     pub(super) fn set(
         &self,
         image: &Image,
@@ -131,10 +134,18 @@ impl FollowedProcess {
             memory: &memory,
         };
         let prepared = context.prepare(UpdateRequest::of(choices, options))?;
-        if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
+        if prepared.has_nothing_to_do() {
+            return Ok(prepared.report(stopped.stop_time()));
+        }
+        let digests = context.digests(choices);
+        let digest = digests.write(stopped, memory.bare());
+        if prepared.carry_out(stopped)? == Outcome::Outdated {
             let pid = self.pid();
             return Err(Error::of_process(pid, ProcessError::KeepsChanging));
         }
-        Ok(prepared.report(stopped.stop_time()))
+        Ok(Report {
+            code_digest: digest,
+            ..prepared.report(stopped.stop_time())
+        })
     }
 }

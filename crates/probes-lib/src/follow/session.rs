@@ -29,12 +29,13 @@ use crate::update::options::Options;
 use crate::update::report::Report;
 
 /// How long detaching from all processes may take.
-const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+const DETACH_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often to try it.
-const PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait between two attempts to detach.
+const DETACH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long a process that is to be detached from may take to stop, before it is the next one's turn.
+/// How long to wait until a process that is to be detached from has stopped, before the next process
+/// is tried.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
 
 /// Processes that are followed, and what is to be done to their probes.
@@ -72,7 +73,7 @@ impl<'f> FollowSession<'f> {
         match self.set_target(target, &mut followed) {
             Ok(report) => self.send(FollowEvent::Set(report)),
             Err(error) => {
-                self.failed(pid, error.leaving(Effect::NothingChanged));
+                self.failed(pid, error.with_effect_if_none(Effect::NothingChanged));
                 return self.tracees.give_up(pid);
             }
         }
@@ -84,30 +85,30 @@ impl<'f> FollowSession<'f> {
             Err(error) if error.is_missing_name() => {}
             checked => checked?,
         }
-        if let Some(error) = followed.present(self.actions)?.missing {
+        if let Some(error) = followed.resolve(self.actions)?.missing {
             let pid = followed.pid();
             self.send(FollowEvent::Missing { pid, error });
         }
         let deadline = Instant::now() + self.options.deadline;
         loop {
             // Its files are read here, so that they need not be while it is stopped.
-            followed.present(self.actions)?;
+            followed.resolve(self.actions)?;
             let held = self
                 .tracees
-                .hold(&followed.process, self.options.deadline)?;
+                .stop_and_keep(&followed.process, self.options.deadline)?;
             match self.set_all(followed, &held) {
-                // It was stopped while it loaded or unloaded the object: once more.
+                // The process was stopped while it loaded or unloaded an object: try once more.
                 Err(error) if target.opened.is_unloaded(&error) && Instant::now() < deadline => {
                     held.release();
                 }
-                changed => {
-                    // Before it loads anything more.
-                    let hook = match changed {
+                result => {
+                    // The loader is hooked before the process is resumed and loads anything more.
+                    let hook = match result {
                         Ok(_) => self.hook_loader(followed),
                         Err(_) => None,
                     };
                     self.tracees.resume(&followed.process, held);
-                    let (known, report) = changed?;
+                    let (known, report) = result?;
                     (followed.known, followed.hook) = (known, hook);
                     return Ok(report);
                 }
@@ -120,9 +121,9 @@ impl<'f> FollowSession<'f> {
         followed: &FollowedProcess,
         held: &Stopped<'_>,
     ) -> Result<(Vec<Object>, Report)> {
-        let present = followed.present(self.actions)?;
-        let report = followed.set(&present.image, &present.choices, self.options, held)?;
-        Ok((present.image.program.objects().to_vec(), report))
+        let resolved = followed.resolve(self.actions)?;
+        let report = followed.set(&resolved.image, &resolved.choices, self.options, held)?;
+        Ok((resolved.image.program.objects().to_vec(), report))
     }
 
     /// Follows a process whose probes were set, and which is stopped, traced by this thread.
@@ -145,7 +146,7 @@ impl<'f> FollowSession<'f> {
         };
         match hook {
             Ok(hook) => {
-                self.tracees.watch(pid, Some(hook.range()));
+                self.tracees.set_hook(pid, Some(hook.range()));
                 return Some(hook);
             }
             // It loads nothing.
@@ -157,7 +158,8 @@ impl<'f> FollowSession<'f> {
         None
     }
 
-    /// Follows the processes until all have exited, or are detached from as the user asks to stop.
+    /// Follows the processes until all have exited, or until they have been detached from because the
+    /// user asked to stop.
     pub(crate) fn run(&mut self) {
         let mut end = None;
         let mut next_try = Instant::now();
@@ -167,17 +169,19 @@ impl<'f> FollowSession<'f> {
                 self.handle(event);
             }
             if Instant::now() >= next_try {
-                self.detach_leaving();
+                self.detach_pending();
                 // Threads that are in the hook need a moment to leave it.
-                next_try = Instant::now() + PAUSE;
+                next_try = Instant::now() + DETACH_INTERVAL;
             }
             if self.tracees.is_empty() || end.is_some_and(|end| Instant::now() > end) {
                 // The kernel detaches from the others when this thread ends.
                 return;
             }
             if end.is_none() && self.events.is_stopping() {
-                end = Some(Instant::now() + LEAVING_LIMIT);
-                self.processes.values_mut().for_each(FollowedProcess::leave);
+                end = Some(Instant::now() + DETACH_LIMIT);
+                self.processes
+                    .values_mut()
+                    .for_each(FollowedProcess::prepare_to_detach);
                 continue;
             }
             self.tracees.wait();
@@ -194,7 +198,7 @@ impl<'f> FollowSession<'f> {
             }
             TraceEvent::Exited { pid } => {
                 let followed = self.processes.remove(&pid);
-                if followed.is_some_and(|followed| !followed.leaving) {
+                if followed.is_some_and(|followed| !followed.is_to_be_detached) {
                     self.send(FollowEvent::Exited { pid });
                 }
             }
@@ -211,10 +215,10 @@ impl<'f> FollowSession<'f> {
         };
         let mut followed = FollowedProcess::forked(process, self.processes.get(&parent));
         self.tracees
-            .watch(pid, followed.hook.as_ref().map(LoaderHook::range));
-        if followed.leaving {
-            // Its parent's hook may have been closed when it had been forked already.
-            followed.leave();
+            .set_hook(pid, followed.hook.as_ref().map(LoaderHook::range));
+        if followed.is_to_be_detached {
+            // The parent's hook may have been restored only after the fork: then that of the child is not.
+            followed.prepare_to_detach();
         } else {
             self.send(FollowEvent::Forked { parent, pid });
         }
@@ -231,7 +235,7 @@ impl<'f> FollowSession<'f> {
                 return self.cannot_follow(pid, error);
             }
         };
-        if before.is_none_or(|followed| followed.leaving) {
+        if before.is_none_or(|followed| followed.is_to_be_detached) {
             return self.detach_at_exec(&process);
         }
         let program = process
@@ -241,9 +245,9 @@ impl<'f> FollowSession<'f> {
         }
         let mut followed = FollowedProcess::of(process);
         followed.hook = self.hook_loader(&followed);
-        followed.is_loading = followed.hook.is_some();
+        followed.is_starting = followed.hook.is_some();
         self.set_new_objects(&mut followed, Moment::Exec);
-        if followed.known.is_empty() && !followed.is_loading {
+        if followed.known.is_empty() && !followed.is_starting {
             self.send(FollowEvent::Detached { pid });
             return self.detach_at_exec(&followed.process);
         }
@@ -262,13 +266,13 @@ impl<'f> FollowSession<'f> {
         let Some(mut followed) = self.processes.remove(&pid) else {
             return;
         };
-        if !followed.leaving {
+        if !followed.is_to_be_detached {
             self.set_new_objects(&mut followed, Moment::Loading);
         }
-        if followed.is_loading && followed.has_loaded() {
-            followed.is_loading = false;
+        if followed.is_starting && followed.has_loaded() {
+            followed.is_starting = false;
             if followed.known.is_empty() {
-                followed.leave();
+                followed.prepare_to_detach();
                 self.send(FollowEvent::Detached { pid });
             }
         }
@@ -316,7 +320,7 @@ impl<'f> FollowSession<'f> {
                 followed.set(image, &choices, self.options, &stopped)
             }
             Moment::Loading => {
-                let held = self.tracees.hold(process, self.options.deadline)?;
+                let held = self.tracees.stop_and_keep(process, self.options.deadline)?;
                 let report = followed.set(image, &choices, self.options, &held);
                 self.tracees.resume(process, held);
                 report
@@ -328,8 +332,8 @@ impl<'f> FollowSession<'f> {
         self.events.send(event);
     }
 
-    /// Reports that a process cannot be followed, as too many files are open; unless it was killed, which
-    /// is an event of its own.
+    /// Reports that a process cannot be followed, for example because too many files are open. If it was
+    /// killed, nothing is reported here, because that is an event of its own.
     fn cannot_follow(&self, pid: i32, error: Error) {
         if !matches!(error.kind(), ErrorKind::Process(ProcessError::NotFound)) {
             self.failed(pid, error);
@@ -340,24 +344,25 @@ impl<'f> FollowSession<'f> {
         self.send(FollowEvent::Failed { pid, error });
     }
 
-    /// Detaches from the processes that are leaving, and can.
-    fn detach_leaving(&mut self) {
-        // After vfork(2), a child has the memory of its parent, which may be in the hook.
-        let can_leave = |followed: &&FollowedProcess| {
-            followed.leaving && !self.processes.contains_key(&followed.parent)
+    /// Detaches from those of the processes to be detached from for which that is possible now.
+    fn detach_pending(&mut self) {
+        // After vfork(2), a child shares the memory of its parent, and the parent may be in the hook.
+        // So the parent is detached from first.
+        let can_detach = |followed: &&FollowedProcess| {
+            followed.is_to_be_detached && !self.processes.contains_key(&followed.parent)
         };
-        let leaving = self.processes.values().filter(can_leave);
-        let pids: Vec<i32> = leaving.map(FollowedProcess::pid).collect();
+        let pending = self.processes.values().filter(can_detach);
+        let pids: Vec<i32> = pending.map(FollowedProcess::pid).collect();
         for pid in pids {
             let Some(followed) = self.processes.get(&pid) else {
                 continue;
             };
-            let Ok(held) = self.tracees.hold(&followed.process, STOP_LIMIT) else {
+            let Ok(held) = self.tracees.stop_and_keep(&followed.process, STOP_LIMIT) else {
                 // It has exited, or executes a program, or is busy: later.
                 continue;
             };
             if let (Some(hook), Ok(memory)) = (&followed.hook, followed.memory()) {
-                if self.tracees.is_in_hook_code(pid, &held, &memory) {
+                if self.tracees.has_thread_in_hook(pid, &held, &memory) {
                     self.tracees.resume(&followed.process, held);
                     continue;
                 }
@@ -371,7 +376,7 @@ impl<'f> FollowSession<'f> {
     }
 }
 
-/// When objects are new.
+/// At which moment the new objects of a process are handled.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
     /// The process is stopped after an execve.

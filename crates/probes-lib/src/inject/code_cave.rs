@@ -1,4 +1,4 @@
-//! Finds a code cave: unused bytes at the end of a code page, in which injected calls are written.
+//! Finds a code cave: unused bytes at the end of a code page, into which remote calls are written.
 
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::error::{Error, ObserveError, Result};
@@ -46,7 +46,8 @@ pub(crate) fn find(
             }
         }
     }
-    // No file of a process that has been killed meanwhile can be opened.
+    // If the process has been killed meanwhile, none of its files could be opened: that is the
+    // error then.
     read_maps(process)?;
     let bytes = remote_call::MAX_LEN;
     Err(Error::of_process(pid, ObserveError::NoCodeCave { bytes }))

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::error::{Error, ErrorKind, MemoryPart, ObserveError, Operation, ProcessError, Result};
-use crate::inject::remote_call::{self, RemoteCall};
+use crate::inject::permissions::Permissions;
+use crate::inject::remote_call::{self, PlacedCall, RemoteCall};
 use crate::memory::WriteMemory;
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
@@ -24,13 +25,15 @@ pub(crate) struct Injector<'i> {
     pub(crate) code_cave: LiveAddr,
     /// How long it may take.
     pub(crate) limit: Duration,
+    /// Whether seccomp filters that cannot be read are taken to allow everything.
+    pub(crate) despite_seccomp: bool,
     pub(crate) mode: RedirectMode<'i>,
 }
 
 /// How a thread is redirected to the code.
 pub(crate) enum RedirectMode<'i> {
-    /// A thread of a running process: it may run on a little after it has returned.
-    AmongOthers,
+    /// A thread of a running process: after the calls it may execute a little of its own code.
+    RunningProcess,
     /// The only thread of a program that has not begun: it stops exactly where it was.
     BeforeStart(&'i AtExec),
 }
@@ -41,7 +44,7 @@ impl<'i> Injector<'i> {
     /// # Errors
     ///
     /// [`ProcessError::KeepsChanging`] if the process has mapped something else where they were to map
-    /// memory; [`ObserveError::MapRefused`].
+    /// memory; [`ObserveError::MapRefused`] if they have not mapped or unmapped what they were to.
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[RemoteCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
         let begun = Instant::now();
@@ -60,11 +63,25 @@ impl<'i> Injector<'i> {
                 error.kind(),
                 ErrorKind::Process(ProcessError::KeepsChanging)
             );
-            // The signal had to be received first.
+            // Otherwise try again: a signal has interrupted the thread, which had to receive it first.
             if is_occupied || !is_interrupted || begun.elapsed() > self.limit {
                 return Err(error);
             }
         }
+    }
+
+    /// Checks that some thread may make all these calls.
+    ///
+    /// # Errors
+    ///
+    /// See [`Permissions::refuse_all`].
+    pub(crate) fn refuse_forbidden(
+        &self,
+        stopped: &Stopped<'_>,
+        calls: &[PlacedCall],
+    ) -> Result<()> {
+        let permissions = Permissions::of(self.process, self.despite_seccomp);
+        permissions.refuse_all(stopped.tids(), calls)
     }
 
     /// Makes a thread run system calls once; returns whether a signal has interrupted it.
@@ -77,14 +94,16 @@ impl<'i> Injector<'i> {
         let pid = self.process.pid();
         let range = self.range();
         let mut stopped = stopped;
+        let permissions = Permissions::of(self.process, self.despite_seccomp);
+        let placed: Vec<PlacedCall> = remote_call::placed(calls, self.code_cave).collect();
         let (tid, before) = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
                 break stopped
                     .first()
                     .ok_or(Error::of_process(pid, ProcessError::Exited))?;
             }
-            // No thread may still run the calls of a tool that was killed.
-            let thread = stopped.pick_thread(self.memory)?;
+            // Wait while a thread still runs the calls of a tool that was killed.
+            let thread = stopped.pick_thread(self.memory, &permissions, &placed)?;
             let thread = thread.filter(|_| !stopped.leads_into(self.memory, &range));
             match thread {
                 Some(found) => break found,
@@ -104,7 +123,7 @@ impl<'i> Injector<'i> {
         self.write(&stopped, entry, code)?;
         let (memory, limit) = (self.memory, self.limit);
         match self.mode {
-            RedirectMode::AmongOthers => {
+            RedirectMode::RunningProcess => {
                 let thread = (tid, before);
                 self.tracer
                     .run_at(self.process, stopped, thread, entry, &range, limit)
@@ -128,7 +147,8 @@ impl<'i> Injector<'i> {
         calls: impl Iterator<Item = RemoteCall>,
     ) -> Result<Stopped<'i>> {
         if !orphaned.is_empty() {
-            // At any time, only the code in the cave records what they are about.
+            // All at once, because only the code in the cave records what they unmap: none of them may be
+            // missing there before it has run.
             stopped = self.run(stopped, orphaned)?;
         }
         for call in calls {
@@ -156,7 +176,7 @@ impl<'i> Injector<'i> {
     }
 
     /// Checks that calls have done what they were to do. All threads may have run meanwhile: what is
-    /// mapped there now may be neither what they have mapped nor what they were to unmap.
+    /// mapped there now may be neither what the calls have mapped nor what they were to unmap.
     fn check(&self, calls: &[RemoteCall], before: &[Mapping]) -> Result<()> {
         let pid = self.process.pid();
         let maps = read_maps(self.process)?;
@@ -171,6 +191,10 @@ impl<'i> Injector<'i> {
                     Error::of_process(pid, ObserveError::MapRefused)
                 };
                 return Err(error);
+            }
+            let is_split_off = |it: &Mapping| (it.start.0..it.end.0) == range;
+            if call.splits() && !maps.iter().any(is_split_off) {
+                return Err(Error::of_process(pid, ObserveError::MapRefused));
             }
             if call.unmaps() && maps.iter().any(was_there) {
                 return Err(Error::of_process(pid, ObserveError::MapRefused));

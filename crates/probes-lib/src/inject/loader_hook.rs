@@ -43,7 +43,7 @@ const JMP_LEN: usize = 5;
 /// The length of the hook's code in bytes.
 const HOOK_LEN: usize = 84;
 
-/// Follows the code: whose it is, and which version.
+/// Follows the code: identifies this tool and the version of the hook.
 const MARK: [u8; 4] = *b"o-p\x01";
 
 /// The hook's code.
@@ -52,8 +52,8 @@ static HOOK_CODE: LazyLock<[u8; HOOK_LEN]> = LazyLock::new(|| {
     code.unwrap_or_else(|| unreachable!("the code never changes"))
 });
 
-/// The code keeps all registers, as callers may rely on an empty function. The new thread shares the
-/// stack and does not touch it.
+/// The code preserves all registers, as callers may rely on the function to be empty. The new
+/// thread shares the stack and does not touch it.
 fn assemble() -> Result<Vec<u8>, IcedError> {
     /// Thread-local storage is shared, too: the new thread uses none.
     const CLONE_FLAGS: i32 = libc::CLONE_VM
@@ -115,7 +115,7 @@ fn assemble() -> Result<Vec<u8>, IcedError> {
 pub(crate) enum NoLoaderHook {
     /// The process has none: its program is static, or the loader was executed as its program.
     NoLoader,
-    /// The loader is not like those that we know, or cannot be changed: why.
+    /// The loader is not like those that we know, or cannot be changed; the text says why.
     Impossible(&'static str),
 }
 
@@ -123,8 +123,9 @@ impl NoLoaderHook {
     const UNKNOWN: NoLoaderHook =
         NoLoaderHook::Impossible("its dynamic loader is not like those of glibc and musl");
     /// The kernel may kill the process for the system calls of the hook.
-    const FILTERED: NoLoaderHook =
-        NoLoaderHook::Impossible("a seccomp filter may not allow what that takes");
+    const FILTERED: NoLoaderHook = NoLoaderHook::Impossible(
+        "a seccomp filter may forbid the system calls that hooking it takes",
+    );
     pub(crate) const UNCHANGEABLE: NoLoaderHook =
         NoLoaderHook::Impossible("the code of its dynamic loader cannot be changed");
 }
@@ -149,7 +150,8 @@ pub(crate) struct LoaderHook {
 }
 
 impl LoaderHook {
-    /// Installs the hook in a process. It may run: what its threads can reach changes by one byte.
+    /// Installs the hook in a process, which may run meanwhile: of the code that its threads can
+    /// reach, only one byte changes.
     pub(crate) fn install(
         process: &Process,
         memory: &ProcessMemory,
@@ -259,7 +261,7 @@ impl LoaderHook {
     }
 
     /// Restores the function: no thread can enter the hook any more.
-    pub(crate) fn close(&self, memory: &ProcessMemory) -> io::Result<()> {
+    pub(crate) fn restore_function(&self, memory: &ProcessMemory) -> io::Result<()> {
         let mut memory = memory.while_it_runs();
         memory.write_code(self.jump_at, &self.original[..1])?;
         memory.write_code(self.jump_at.plus(1), &self.original[1..])
@@ -267,7 +269,7 @@ impl LoaderHook {
 
     /// Removes the hook, which no thread may be in.
     pub(crate) fn remove(&self, memory: &ProcessMemory) -> io::Result<()> {
-        self.close(memory)?;
+        self.restore_function(memory)?;
         let mut memory = memory.while_it_runs();
         memory.write_code(self.code_at, &[0; HOOK_LEN])
     }
@@ -276,7 +278,8 @@ impl LoaderHook {
 /// Whether these are the first bytes of the padding that assemblers put between functions.
 fn is_padding(bytes: &[u8]) -> bool {
     let mut rest = bytes;
-    // `nop`, `int3` and zeroes, one by one; the first prefix or opcode of a longer nop.
+    // First `nop`, `int3` and zeroes, of one byte each; then perhaps a longer nop, which begins
+    // with one of these prefixes or opcodes.
     while let [0x90 | 0xcc | 0x00, after @ ..] = rest {
         rest = after;
     }
@@ -350,7 +353,7 @@ mod tests {
 
     // promise: Following: The loader hook's code is what objdump says it is
     #[test]
-    fn hook_code_is_what_objdump_shows() {
+    fn objdump_shows_the_intended_hook_code() {
         let folder = Scratch::new();
         let file = folder.file("hook");
         let (code, mark) = HOOK_CODE.split_at(HOOK_LEN - MARK.len());
@@ -370,7 +373,7 @@ mod tests {
             .collect();
         let code: Vec<&str> = lines.iter().map(|(_, code)| code.as_str()).collect();
         assert_eq!(code, LISTING);
-        // Where the thread continues that has started the other: after the exit of that one.
+        // The thread that has started the other continues after the code in which the other exits.
         assert_eq!((lines[25].1.as_str(), lines[26].0), ("syscall", "33"));
     }
 

@@ -1,5 +1,5 @@
 //! Redirects a thread of a stopped process to injected code ([`crate::inject::remote_call`]), and lets
-//! threads run until they have left code.
+//! threads run to leave given ranges of code.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,33 +10,37 @@ use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, Operation, ProcessError, Result};
-use crate::inject::remote_call::{NO_CALL, Registers};
+use crate::inject::permissions::Permissions;
+use crate::inject::remote_call::{NO_CALL, PlacedCall, Registers};
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::process::seccomp::OwnFilters;
 use crate::sys::ptrace::{self, Wait};
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
 
 /// About how long injected calls take.
-const RUNNING: Duration = Duration::from_micros(20);
+const CALL_TIME: Duration = Duration::from_micros(20);
 
 /// The code segment of 64-bit programs.
 const USER_64: u64 = 0x33;
 
 impl Stopped<'_> {
-    /// Returns a thread that can be redirected, and its registers: one that is in no system call, if
-    /// there is one.
+    /// Returns a thread that can be redirected to make these calls, and its registers: one that is in no
+    /// system call, if there is one.
     ///
     /// # Errors
     ///
-    /// See [`Stopped::refuse_filtered`].
-    pub(crate) fn pick_thread(&self, memory: &impl ReadMemory) -> Result<Option<(i32, Registers)>> {
+    /// See [`Permissions::refuse_all`].
+    pub(crate) fn pick_thread(
+        &self,
+        memory: &impl ReadMemory,
+        permissions: &Permissions<'_>,
+        calls: &[PlacedCall],
+    ) -> Result<Option<(i32, Registers)>> {
         let mut found = None;
-        let filters = OwnFilters::of(self.process());
         for tid in self.tids() {
             // A thread with a pending signal has to receive it first.
-            if !matches!(ptrace::peek(tid), Wait::Trapped | Wait::GroupStopped) {
+            if !matches!(ptrace::peek_wait(tid), Wait::Trapped | Wait::GroupStopped) {
                 continue;
             }
             let Ok(registers) = registers(tid) else {
@@ -47,7 +51,7 @@ impl Stopped<'_> {
             if !is_wanted || is_in_sequence(tid, registers.rip, memory) {
                 continue;
             }
-            if !matches!(filters.has(tid), Ok(false)) {
+            if !permissions.allow(tid, calls) {
                 continue;
             }
             found = Some((tid, registers));
@@ -56,22 +60,13 @@ impl Stopped<'_> {
             }
         }
         if found.is_none() {
-            self.refuse_filtered()?;
+            permissions.refuse_all(self.tids(), calls)?;
         }
         Ok(found)
     }
 
-    /// Checks that some thread may map and unmap memory.
-    ///
-    /// # Errors
-    ///
-    /// [`SeccompFiltered`](crate::ObserveError::SeccompFiltered) if each has set itself a seccomp filter:
-    /// for a system call that it forbids, the kernel may kill the process.
-    pub(crate) fn refuse_filtered(&self) -> Result<()> {
-        OwnFilters::of(self.process()).refuse_all(self.tids())
-    }
-
-    /// Returns the first thread and its registers: the only one of a process that has not begun.
+    /// Returns the first thread and its registers; for a process that has not begun, of which it is
+    /// the only thread.
     pub(crate) fn first(&self) -> Option<(i32, Registers)> {
         let tid = self.tids().next()?;
         Some((tid, registers(tid).ok()?))
@@ -79,13 +74,14 @@ impl Stopped<'_> {
 }
 
 impl Tracer<'_> {
-    /// Resumes a thread at `entry`, and stops all threads again once it has left `code`; returns whether
-    /// a signal was sent to it there. Then the thread is where it was before, with the registers it had:
-    /// the handler of the signal is to interrupt the system call that it was in.
+    /// Resumes a thread at `entry`, and stops all threads again once it has left `code` or a signal
+    /// was sent to it there; returns whether a signal was. Afterwards the thread is where it was
+    /// before, with the registers it had; if a signal was sent, its handler therefore interrupts
+    /// the system call that the thread was in.
     ///
     /// # Errors
     ///
-    /// See [`Tracer::stop`]. The thread returns from the code without us.
+    /// See [`Tracer::stop`]. The thread then returns from the code by itself.
     pub(crate) fn run_at<'p>(
         &self,
         process: &'p Process,
@@ -100,7 +96,7 @@ impl Tracer<'_> {
         set_registers(tid, &before.redirected_to(entry)).map_err(failed)?;
         let mut stopped = stopped;
         let begun = Instant::now();
-        let mut pause = RUNNING;
+        let mut pause = CALL_TIME;
         loop {
             let range = std::slice::from_ref(code);
             stopped = self.run_within(process, stopped, vec![tid], range, pause, limit)?;
@@ -109,7 +105,7 @@ impl Tracer<'_> {
                 return Ok((stopped, true));
             };
             let is_there = code.contains(&now.rip);
-            let is_interrupted = is_there && matches!(ptrace::peek(tid), Wait::Signal(_));
+            let is_interrupted = is_there && matches!(ptrace::peek_wait(tid), Wait::Signal(_));
             if is_interrupted || now.has_returned(&before) {
                 // A thread that has been killed needs no registers.
                 let _ = set_registers(tid, &before);
@@ -121,19 +117,21 @@ impl Tracer<'_> {
                 let pid = process.pid();
                 return Err(Error::of_process(pid, ProcessError::KeepsChanging));
             }
-            // If it were interrupted at once, it would stop before its first instruction.
+            // The pause grows: if the thread were stopped too early each time, it might never
+            // execute an instruction.
             pause *= 2;
         }
     }
 
-    /// Resumes the threads that are in `code` for `pause`, and stops all threads again. The others stay
-    /// stopped meanwhile, unless no thread is in `code` itself, but in a signal handler that returns there,
-    /// or one is about to receive a signal.
+    /// Resumes the threads that are in `code`, and stops all threads again after `pause`. The
+    /// others stay stopped meanwhile. But all threads are resumed if no thread is in `code` itself
+    /// (one may be in a signal handler that returns there), or if one in `code` is about to receive
+    /// a signal.
     ///
     /// # Errors
     ///
     /// See [`Tracer::stop`].
-    pub(crate) fn run_until_out<'p>(
+    pub(crate) fn run_threads_within<'p>(
         &self,
         process: &'p Process,
         stopped: Stopped<'p>,
@@ -145,9 +143,9 @@ impl Tracer<'_> {
         self.run_within(process, stopped, tids, code, pause, limit)
     }
 
-    /// Resumes these threads, which are in `code`, for a while, and stops all threads again. If there are
-    /// none, or one is not in `code` or is about to receive a signal, all threads are resumed, as signal
-    /// handlers may wait for others.
+    /// Resumes these threads for `pause`, and stops all threads again. If there are none, or one of
+    /// them is not in `code` or is about to receive a signal, all threads are resumed, as a signal
+    /// handler may wait for other threads.
     fn run_within<'p>(
         &self,
         process: &'p Process,
@@ -157,13 +155,14 @@ impl Tracer<'_> {
         pause: Duration,
         limit: Duration,
     ) -> Result<Stopped<'p>> {
-        let is_free =
-            |tid: &i32| is_within(*tid, code) && !matches!(ptrace::peek(*tid), Wait::Signal(_));
-        let others_too = tids.is_empty() || !tids.iter().all(is_free);
+        let can_run_alone = |tid: &i32| {
+            is_within(*tid, code) && !matches!(ptrace::peek_wait(*tid), Wait::Signal(_))
+        };
+        let others_too = tids.is_empty() || !tids.iter().all(can_run_alone);
         if others_too {
             stopped.release();
         } else {
-            stopped.leave();
+            stopped.keep_stopped();
         }
         tids.retain(|_| !others_too);
         for tid in &tids {
@@ -171,11 +170,12 @@ impl Tracer<'_> {
         }
         let begun = Instant::now();
         while begun.elapsed() < pause {
-            std::thread::sleep(if others_too { pause } else { RUNNING });
+            std::thread::sleep(if others_too { pause } else { CALL_TIME });
             // A group stop that begins or ends is reported before the next instruction, perhaps
             // repeatedly.
             for tid in &tids {
-                let is_reported = matches!(ptrace::peek(*tid), Wait::Trapped | Wait::GroupStopped);
+                let is_reported =
+                    matches!(ptrace::peek_wait(*tid), Wait::Trapped | Wait::GroupStopped);
                 if is_reported && is_within(*tid, code) {
                     ptrace::resume(*tid, 0);
                 }
@@ -191,20 +191,24 @@ fn is_within(tid: i32, code: &[Range<u64>]) -> bool {
     at.is_ok_and(|at| code.iter().any(|code| code.contains(&at)))
 }
 
-/// Whether a thread that is stopped at `at` is in a restartable sequence (rseq(2)). When it is resumed, it
-/// has to restart that, which the kernel would not do after injected code.
+/// Whether a thread that is stopped at `at` is in a restartable sequence (rseq(2)). When it is resumed,
+/// it has to restart the sequence; the kernel would not make it do so after injected code.
 fn is_in_sequence(tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
     // struct rseq_cs: version and flags, start, length.
     let mut sequence = [0; 24];
     let mut place = [0; 8];
-    let is_read = ptrace::rseq_cs_address(tid).is_some_and(|at| {
-        let is_any = memory.read(at, &mut place).is_ok() && place != [0; 8];
+    let is_read = ptrace::rseq_cs_address(tid).is_some_and(|pointer| {
+        let is_any = memory.read(pointer, &mut place).is_ok() && place != [0; 8];
         is_any
             && memory
                 .read(LiveAddr(u64::from_le_bytes(place)), &mut sequence)
                 .is_ok()
     });
-    let number = |at: usize| sequence[at..][..8].try_into().map_or(0, u64::from_le_bytes);
+    let number = |offset: usize| {
+        sequence[offset..][..8]
+            .try_into()
+            .map_or(0, u64::from_le_bytes)
+    };
     is_read && at.wrapping_sub(number(8)) < number(16)
 }
 

@@ -1,5 +1,5 @@
-//! Injected calls: system calls that a thread of a stopped process is made to run, and back to where
-//! it was. Pure.
+//! Remote calls: the code that makes a thread of a stopped process execute system calls, and then
+//! return to where it was. The functions here only compute: they access no process.
 //!
 //! ```text
 //! mark     whose code this is
@@ -19,8 +19,9 @@ use iced_x86::code_asm::{
 
 use crate::address::LiveAddr;
 use crate::process::maps::Mapping;
+use crate::process::seccomp::filter::SystemCall;
 
-/// The registers of a thread that injected calls change.
+/// The registers of a thread that are changed by remote calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Registers {
     pub(crate) rax: u64,
@@ -49,6 +50,7 @@ pub(crate) struct RemoteCall {
 
 const MAP: u32 = libc::SYS_mmap as u32;
 const UNMAP: u32 = libc::SYS_munmap as u32;
+const ADVISE: u32 = libc::SYS_madvise as u32;
 
 impl RemoteCall {
     /// Maps anonymous private memory at an address where nothing is mapped.
@@ -61,6 +63,25 @@ impl RemoteCall {
         RemoteCall {
             number: MAP,
             arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
+        }
+    }
+
+    /// Maps anonymous private memory, readable and writable, over memory that an earlier call has mapped.
+    pub(crate) fn map_over(at: LiveAddr, len: u64) -> RemoteCall {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        RemoteCall {
+            number: MAP,
+            arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
+        }
+    }
+
+    /// Has a part of private memory cleared in forked children. The rest of the memory tells whether it was
+    /// done: it is a mapping of its own then.
+    pub(crate) fn wipe_on_fork(at: LiveAddr, len: u64) -> RemoteCall {
+        RemoteCall {
+            number: ADVISE,
+            arguments: [at.0, len, libc::MADV_WIPEONFORK as u64, 0, 0, 0],
         }
     }
 
@@ -83,13 +104,31 @@ impl RemoteCall {
         }
     }
 
-    /// Unmaps memory whose first mapping has this protection. munmap(2) takes no third argument: it is
-    /// for a tool that finds the call in the code of a killed one ([`orphaned_mappings`]).
+    /// Unmaps memory whose first mapping has this protection. The protection is the third argument,
+    /// which munmap(2) does not have: it is there for a tool that finds the call in the code of a
+    /// killed tool ([`orphaned_mappings`]).
     pub(crate) fn unmap(range: &Range<u64>, protection: i32) -> RemoteCall {
         let len = range.end.saturating_sub(range.start);
         RemoteCall {
             number: UNMAP,
             arguments: [range.start, len, protection as u64, 0, 0, 0],
+        }
+    }
+
+    /// Returns the protection of the memory that it maps or unmaps.
+    pub(crate) fn protection(&self) -> i32 {
+        let [_, _, protection, ..] = self.arguments;
+        protection as i32
+    }
+
+    /// What it is called in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self.number {
+            MAP if self.protection() & libc::PROT_EXEC != 0 => "mmap of executable memory",
+            MAP => "mmap of writable memory",
+            UNMAP => "munmap",
+            ADVISE => "madvise",
+            _ => "close",
         }
     }
 
@@ -103,7 +142,12 @@ impl RemoteCall {
         self.number == UNMAP
     }
 
-    /// The addresses that it maps or unmaps.
+    /// Whether it splits a mapping.
+    pub(crate) fn splits(&self) -> bool {
+        self.number == ADVISE
+    }
+
+    /// The addresses that it maps, unmaps or splits off.
     pub(crate) fn range(&self) -> Range<u64> {
         let [at, len, ..] = self.arguments;
         at..at.saturating_add(len)
@@ -131,6 +175,34 @@ impl RemoteCall {
     }
 }
 
+/// A call at its place in the code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlacedCall {
+    pub(crate) call: RemoteCall,
+    /// The address after its `syscall` instruction.
+    returns_to: LiveAddr,
+}
+
+impl PlacedCall {
+    /// Returns the call as seccomp filters see it.
+    pub(crate) fn as_filters_see_it(&self) -> SystemCall {
+        SystemCall {
+            number: self.call.number,
+            instruction_pointer: self.returns_to.0,
+            arguments: self.call.arguments,
+        }
+    }
+}
+
+/// Returns where calls are in their code, which is written at `at`.
+pub(crate) fn placed(calls: &[RemoteCall], at: LiveAddr) -> impl Iterator<Item = PlacedCall> {
+    let calls = calls.iter().copied().zip(1..);
+    calls.map(move |(call, index)| PlacedCall {
+        call,
+        returns_to: entry(at).plus(CALL_LEN as u64 * index),
+    })
+}
+
 /// Precedes the code; never executed.
 const MARK: [u8; 8] = *b"o-p goes";
 
@@ -146,7 +218,7 @@ pub(crate) fn entry(at: LiveAddr) -> LiveAddr {
     at.plus(MARK_LEN as u64)
 }
 
-/// Whether code may be written over these bytes: nothing, or code of a tool that was killed.
+/// Whether code may be written over these bytes: they are zero, or code of a tool that was killed.
 pub(crate) fn is_free(bytes: &[u8]) -> bool {
     let (mark, code) = bytes.split_at(MARK_LEN.min(bytes.len()));
     let is_part = mark
@@ -156,8 +228,8 @@ pub(crate) fn is_free(bytes: &[u8]) -> bool {
     mark == MARK || is_part && code.iter().all(|&byte| byte == 0)
 }
 
-/// Returns the calls that unmap what the code in these bytes maps, or unmaps for another killed tool:
-/// its own tool was killed if it is still there.
+/// Returns calls that unmap the memory that the code in these bytes maps, or unmaps for another
+/// killed tool. If the code is still there, the tool that wrote it was killed.
 pub(crate) fn orphaned_mappings(bytes: &[u8]) -> Vec<RemoteCall> {
     let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
     let operand = |call: &[u8], index: usize| {
@@ -167,12 +239,12 @@ pub(crate) fn orphaned_mappings(bytes: &[u8]) -> Vec<RemoteCall> {
     let is_call = |call: &&[u8]| call.ends_with(&SYSCALL);
     let calls = calls.chunks_exact(CALL_LEN).take_while(is_call);
     let of_memory = [MAP, UNMAP].map(u64::from);
-    let maps = calls.filter(|call| of_memory.contains(&operand(call, 6)));
+    let memory_calls = calls.filter(|call| of_memory.contains(&operand(call, 6)));
     let unmap = |call: &[u8]| {
         let (at, len) = (operand(call, 0), operand(call, 1));
         RemoteCall::unmap(&(at..at.saturating_add(len)), operand(call, 2) as i32)
     };
-    maps.map(unmap).collect()
+    memory_calls.map(unmap).collect()
 }
 
 /// `movabs $operand,%register`, with the operand in its last eight bytes.
@@ -180,7 +252,7 @@ const MOV_LEN: usize = 10;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Every call has this length: [`orphaned_mappings`] reads it by that.
+/// The length of the code of every call, by which [`orphaned_mappings`] tells the calls apart.
 const CALL_LEN: usize = 7 * MOV_LEN + SYSCALL.len();
 
 /// Returns the code of `calls` for a thread with these registers. It can be written anywhere.
@@ -210,7 +282,7 @@ fn assemble(calls: &[RemoteCall], after: &Registers) -> Result<Vec<u8>, IcedErro
         set(&mut a, &arguments)?;
         a.syscall()?;
     }
-    let before = [
+    let restored = [
         (rdi, after.rdi),
         (rsi, after.rsi),
         (rdx, after.rdx),
@@ -221,7 +293,7 @@ fn assemble(calls: &[RemoteCall], after: &Registers) -> Result<Vec<u8>, IcedErro
         (rcx, after.rcx),
         (r11, after.r11),
     ];
-    set(&mut a, &before)?;
+    set(&mut a, &restored)?;
     let mut address = a.create_label();
     a.jmp(qword_ptr(address))?;
     a.set_label(&mut address)?;
@@ -240,7 +312,8 @@ impl Registers {
         }
     }
 
-    /// Whether they are those of a thread that has just returned from the code, having been as `before`.
+    /// Whether these are the registers of a thread that has just returned from the code, if it had the
+    /// registers `before` when it was stopped.
     pub(crate) fn has_returned(&self, before: &Registers) -> bool {
         let after = before.resumed();
         *self == after.redirected_to(LiveAddr(after.rip))
@@ -305,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn returned_thread_is_about_to_make_its_call() {
+    fn returned_thread_restarts_its_interrupted_call() {
         let sent = IN_READ.redirected_to(LiveAddr(0x5000));
         assert_eq!((sent.rip, sent.orig_rax), (0x5000, NO_CALL));
         assert!(!sent.has_returned(&IN_READ) && !IN_READ.has_returned(&IN_READ));
@@ -323,6 +396,11 @@ mod tests {
         let one = super::code(&[call], &IN_READ);
         assert_eq!((code.len() - one.len(), CALL_LEN), (72, 72));
         assert!(is_free(&code) && is_free(&[0; MAX_LEN]));
+        for (placed, index) in placed(&[call, call], LiveAddr(0)).zip(1..) {
+            let end = placed.returns_to.0 as usize;
+            assert_eq!(end, MARK_LEN + CALL_LEN * index);
+            assert_eq!(code[end - SYSCALL.len()..end], SYSCALL);
+        }
         assert!(is_free(b"o-p \0\0\0\0\0") && is_free(b"\0\0\0\0goes\0"));
         assert!(!is_free(b"o-p hash\0") && !is_free(b"o-p \0\0\0\0x"));
         assert!(code.ends_with(&IN_READ.resumed().rip.to_le_bytes()));
@@ -331,6 +409,25 @@ mod tests {
         assert_eq!(orphaned_mappings(&[0; MAX_LEN]), []);
         let code = super::code(&[unmaps; 2], &IN_READ);
         assert_eq!(orphaned_mappings(&code), [unmaps; 2]);
+    }
+
+    #[test]
+    fn orphaned_advice_unmaps_nothing() {
+        let at = LiveAddr(0x40_0000);
+        let over = RemoteCall::map_over(at, 0x2000);
+        let wipe = RemoteCall::wipe_on_fork(at, 0x1000);
+        assert_eq!(
+            [over, wipe].map(|call| (call.maps(), call.splits(), call.unmaps())),
+            [(true, false, false), (false, true, false)]
+        );
+        assert_eq!(
+            (over.range(), wipe.range()),
+            (0x40_0000..0x40_2000, 0x40_0000..0x40_1000)
+        );
+        let code = code(&[wipe], &IN_READ);
+        assert!(code.len() <= MAX_LEN && orphaned_mappings(&code).is_empty());
+        let line = b"400000-402000 rw-p 00000000 00:00 0 ";
+        assert!(over.is_about(&maps::parse(line)[0]));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What can be known of a program's file before anything is started: what is wrong with it, or with the
-//! names of probes, is better found then. The file that counts is the one that the kernel executes.
+//! Checks of a program's file before anything is started, so that what is wrong with the file, or with the
+//! names of probes, is found early. The file that is checked is the one that the kernel executes.
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
@@ -61,13 +61,13 @@ pub(super) fn refuse_setuid(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Chooses among the probes of a file, so that a wrong name is found before anything is started.
-/// What is not found may be in a library.
+/// Looks the names up among the probes of a file, so that a wrong name is found before anything is started.
+/// A name that is not found is no error if the program is dynamically linked: it may be in a library.
 pub(super) fn check_names(file: &Path, actions: &Actions) -> Result<()> {
     let elf = ElfFile::open(file)?;
-    let is_loaded = elf.interpreter().is_some();
+    let is_dynamic = elf.interpreter().is_some();
     match choose_in(elf, actions) {
-        Err(error) if is_loaded && error.is_missing_name() => Ok(()),
+        Err(error) if is_dynamic && error.is_missing_name() => Ok(()),
         checked => checked,
     }
 }
@@ -102,7 +102,7 @@ pub(super) fn refuse_shell(process: &Process, file: Option<&Path>, program: &Pat
 pub(super) fn error_of_launch(error: Error, program: PathBuf, file: Option<&Path>) -> Error {
     match error.kind() {
         ErrorKind::System(SystemError::NoThread { source }) => {
-            // From clone(2), so it has a number.
+            // The error is from clone(2), so it has an errno.
             let errno = source.raw_os_error().unwrap_or(libc::EAGAIN);
             let source = io::Error::from_raw_os_error(errno);
             Error::of_program(&program, LaunchError::Exec { source })

@@ -15,7 +15,7 @@ use nix::fcntl::OFlag;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, LaunchError, Operation, ProcessError, Result, SystemError};
-use crate::follow::present::Present;
+use crate::follow::resolved_actions::ResolvedActions;
 use crate::memory::shadow::{Shadow, Shadowed};
 use crate::process::Process;
 use crate::process::denial;
@@ -27,6 +27,7 @@ use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
+use crate::update::code_digest::CodeDigest;
 use crate::update::options::Options;
 use crate::update::patch::Outcome;
 use crate::update::prepare::{StopMode, UpdateContext, UpdateRequest};
@@ -39,8 +40,8 @@ pub(super) struct SetUp<'s> {
     pub(super) program: &'s Path,
     pub(super) actions: &'s Actions,
     pub(super) options: Options,
-    /// Whether it may lack what the actions name.
-    pub(super) may_lack: bool,
+    /// Whether the program may lack what the actions name.
+    pub(super) allow_missing_names: bool,
 }
 
 /// A program whose probes are set, and which is stopped before any of its code.
@@ -52,7 +53,7 @@ pub(super) struct Ready<'s> {
 }
 
 impl<'s> SetUp<'s> {
-    /// Sets the probes of the program, and leaves it stopped, perhaps further on.
+    /// Sets the probes of the program, and leaves it stopped, perhaps at a later place than before.
     ///
     /// # Errors
     ///
@@ -73,7 +74,7 @@ impl<'s> SetUp<'s> {
         }
         let (report, missing) = self.set_probes(memory, &stopped)?;
         if self.tracer.is_interrupted() {
-            // A Ctrl-C before there was a child has reached this process alone.
+            // A Ctrl-C that came before the child existed has reached only this process.
             let program = self.program.to_owned();
             return Err(Error::of_program(&program, LaunchError::Interrupted));
         }
@@ -88,8 +89,8 @@ impl<'s> SetUp<'s> {
         self.at_exec.process()
     }
 
-    /// Runs a program until its loader has mapped everything that it is linked with, of which nothing
-    /// has run then; if the loader has no function to stop it at, to its `entry`.
+    /// Runs a program until its loader has mapped everything that the program is linked with; none of
+    /// that has run by then. If the loader has no function to stop at, runs the program up to `entry`.
     fn run_until_loaded(
         &self,
         mut stopped: Stopped<'s>,
@@ -142,38 +143,48 @@ impl<'s> SetUp<'s> {
         stopped: &Stopped<'_>,
     ) -> Result<(Report, Option<Error>)> {
         let process = self.process();
-        let present = Present::of(process, Arc::default(), self.actions)?;
-        let missing = match present.missing {
-            Some(error) if !self.may_lack => return Err(error),
+        let resolved = ResolvedActions::of(process, Arc::default(), self.actions)?;
+        let missing = match resolved.missing {
+            Some(error) if !self.allow_missing_names => return Err(error),
             missing => missing,
         };
         // A program that has not run is not observed.
         let memory = Shadowed::new(memory, Shadow::default());
         let context = UpdateContext {
             process,
-            image: &present.image,
+            image: &resolved.image,
             memory: &memory,
         };
         let prepared = context.prepare(UpdateRequest {
-            choices: &present.choices,
+            choices: &resolved.choices,
             stop_mode: StopMode::Stopped,
             gigatext: self.options.gigatext,
         })?;
-        if !prepared.is_done() && prepared.carry_out(stopped)? == Outcome::Outdated {
+        if !prepared.has_nothing_to_do() && prepared.carry_out(stopped)? == Outcome::Outdated {
             return Err(Error::of_process(
                 process.pid(),
                 ProcessError::KeepsChanging,
             ));
         }
-        Ok((prepared.report(Duration::ZERO), missing))
+        let digest = if prepared.has_nothing_to_do() {
+            CodeDigest::Unaffected
+        } else {
+            // The runtime has not started.
+            context.digests(&resolved.choices).unwritten()
+        };
+        let report = Report {
+            code_digest: digest,
+            ..prepared.report(Duration::ZERO)
+        };
+        Ok((report, missing))
     }
 }
 
-/// Returns the entry of a program that a loader starts; `None` if the kernel has done all there is to
-/// do.
+/// Returns the entry point of a program that a loader starts; `None` if there is no loader, so that
+/// the kernel has mapped all of the program.
 fn loader_entry(process: &Process) -> Result<Option<LiveAddr>> {
     let auxv = process
-        .read_program("auxv")
+        .read_of_living_thread("auxv")
         .map_err(|source| process.exited_or(source))?;
     let has_loader = load_bias::auxv_value(&auxv, load_bias::AT_BASE).is_some_and(|base| base != 0);
     let entry = load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).filter(|_| has_loader);

@@ -9,8 +9,9 @@
 //! is the program's parent               ◀── RUNS ────   resumes it, follows it
 //! ```
 //!
-//! One process cannot be both: the tracer of its own child is not notified, as the parent, that the
-//! child stops; and Ctrl-Z would stop it with the program, while what it follows waits for it.
+//! One process cannot be both parent and tracer of the program: a parent that traces its child is not
+//! notified, as its parent, that the child stops; and Ctrl-Z would stop the tracer together with the
+//! program, while the processes that it follows wait for it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -23,7 +24,7 @@ use super::set_up::{Ready, SetUp};
 use super::{Launch, Launched};
 use crate::error::{Effect, Error, LaunchError, Result};
 use crate::follow::session::FollowSession;
-use crate::follow::{Follow, FollowEvent, TracerEnd};
+use crate::follow::{Follow, FollowEvent, TracerSide};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::fork;
@@ -61,7 +62,7 @@ use crate::update::report::Report;
 pub enum Split {
     /// The process that called: it becomes the parent of the program.
     Starter(Box<Starter>),
-    /// A copy of it, which traces the program and what that forks.
+    /// A copy of that process, which traces the program and the processes that the program forks.
     Follower(Follower),
 }
 
@@ -70,7 +71,7 @@ pub struct Starter {
     launch: Launch,
     file: Option<PathBuf>,
     signals: SignalsAtLaunch,
-    ends: ChildPipes,
+    pipes: ChildPipes,
     verdict: File,
     follower: i32,
 }
@@ -80,7 +81,7 @@ pub struct Starter {
 #[derive(Debug)]
 pub struct Follower {
     tracing: Arc<Tracing>,
-    ends: Option<TracerPipes>,
+    pipes: Option<TracerPipes>,
 }
 
 /// What a follower and its tracer thread share.
@@ -97,8 +98,8 @@ struct Tracing {
 const RUNS: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Where a follower sends its starter, once, what has become of the program: if it is dropped without
-/// that, it has failed.
+/// The pipe through which a follower tells its starter, once, what has become of the program. If it is
+/// dropped before a verdict was sent or withheld, it sends [`FAILED`].
 #[derive(Debug)]
 struct VerdictPipe(Mutex<Option<File>>);
 
@@ -128,28 +129,29 @@ impl Launch {
         if let Some(file) = &file {
             refuse_setuid(file)?;
             match check_names(file, &self.actions) {
-                // It may come with what the program executes and loads.
+                // The missing name may be in what the program executes and loads later.
                 Err(error) if error.is_missing_name() => {}
                 checked => checked?,
             }
         }
         let failed = |source| Error::of_program(&program, LaunchError::Exec { source });
-        let (childs, tracers) = spawn::pipes().map_err(failed)?;
+        let (child_pipes, tracer_pipes) = spawn::pipes().map_err(failed)?;
         let (reader, writer) = spawn::pipe().map_err(failed)?;
-        // Before the fork, so that both processes hold them back.
+        // Made before the fork, so that the signals are blocked in both processes.
         let signals = SignalsAtLaunch::new(self.attended);
-        Ok(match fork::split().map_err(failed)? {
+        Ok(match fork::fork_into_new_session().map_err(failed)? {
             Some(follower) => Split::Starter(Box::new(Starter {
                 launch: self,
                 file,
                 signals,
-                ends: childs,
+                pipes: child_pipes,
                 verdict: reader,
                 follower,
             })),
             None => {
-                // The user of the follower reads those that are to end it; others are not for it.
-                signals.keep();
+                // They stay blocked here: the follower's caller reads those that are to end the
+                // following, and the program's parent handles all others.
+                signals.keep_blocked();
                 let tracing = Arc::new(Tracing {
                     program,
                     file,
@@ -159,7 +161,7 @@ impl Launch {
                 });
                 Split::Follower(Follower {
                     tracing,
-                    ends: Some(tracers),
+                    pipes: Some(tracer_pipes),
                 })
             }
         })
@@ -173,8 +175,8 @@ impl Starter {
     }
 
     /// Starts the program, and returns once it runs with its probes set. Its [`Launched::report`] is
-    /// empty, as the report is an event of the follower. Returns `None` if the follower has failed,
-    /// which has an error that says why.
+    /// empty, as the report is an event of the follower. Returns `None` if the follower has failed; the
+    /// follower then has an error that says why.
     ///
     /// # Errors
     ///
@@ -184,7 +186,7 @@ impl Starter {
             launch,
             file,
             signals,
-            ends,
+            pipes,
             mut verdict,
             follower,
         } = self;
@@ -193,21 +195,21 @@ impl Starter {
             let error = Error::of_program(&program, kind);
             error_of_launch(error, program.clone(), file.as_deref()).with_effect(Effect::NotStarted)
         };
-        let by = TracedBy::Other { pid: follower };
-        let mut child = spawn::spawn(launch.command, ends, by, signals.inherited())
+        let traced_by = TracedBy::Other { pid: follower };
+        let mut child = spawn::spawn(launch.command, pipes, traced_by, signals.inherited())
             .map_err(|source| of_launch(LaunchError::Exec { source }))?;
         let mut sent = [0];
         // Nothing is sent if the follower was killed.
         let _ = verdict.read_exact(&mut sent);
         if sent == [RUNS] {
             if launch.attended {
-                signals.keep();
+                signals.keep_blocked();
             }
             let report = Report::of_nothing(child.id() as i32);
             return Ok(Some(Launched {
                 child,
                 report,
-                observed: None,
+                observer: None,
             }));
         }
         let status = at_exec::kill_and_reap(&mut child);
@@ -220,10 +222,11 @@ impl Starter {
 }
 
 impl Follower {
-    /// Sets the probes of the program and follows it, same as [`Follow`]. What was done to the program
-    /// is the first event, after [`FollowEvent::Missing`] if there is one. The program begins to run
-    /// when [`Follow::next`] is called again after that has returned the first event: so what the
-    /// caller prints about it comes before what the program prints.
+    /// Sets the probes of the program and follows it, same as [`Follow`]. The first event is
+    /// [`FollowEvent::Set`], which says what was done to the program; only [`FollowEvent::Missing`] may
+    /// come before it. The program begins to run when [`Follow::next`] is called again after it has
+    /// returned [`FollowEvent::Set`]: so what the caller prints about that event comes before what the
+    /// program prints.
     ///
     /// If the program cannot be executed, [`Starter::spawn`] has the error, and there is nothing to
     /// follow here: no event comes.
@@ -233,9 +236,9 @@ impl Follower {
     /// Same as [`Launch::spawn`]; the program has not run then. The starter waits until this is dropped.
     pub fn start(&mut self) -> Result<Follow> {
         let tracing = self.tracing.clone();
-        let ends = self.ends.take();
-        Follow::spawn(move |end| match ends {
-            Some(ends) => with_tracer(&[], |tracer| tracing.follow(tracer, ends, end)),
+        let pipes = self.pipes.take();
+        Follow::spawn(move |tracer_side| match pipes {
+            Some(pipes) => with_tracer(&[], |tracer| tracing.follow(tracer, pipes, tracer_side)),
             None => Ok(()),
         })
         .map_err(|error| error.with_effect(Effect::NotStarted))
@@ -243,8 +246,13 @@ impl Follower {
 }
 
 impl Tracing {
-    fn follow(&self, tracer: &Tracer<'_>, ends: TracerPipes, end: &TracerEnd) -> Result<()> {
-        let pid = match at_exec::trace_to_exec(tracer, ends) {
+    fn follow(
+        &self,
+        tracer: &Tracer<'_>,
+        pipes: TracerPipes,
+        tracer_side: &TracerSide,
+    ) -> Result<()> {
+        let pid = match at_exec::trace_to_exec(tracer, pipes) {
             Ok(pid) => pid,
             Err(Untraced::Exited) => {
                 self.verdict.withhold();
@@ -263,21 +271,22 @@ impl Tracing {
             program: &self.program,
             actions: &self.actions,
             options: self.options,
-            may_lack: true,
+            allow_missing_names: true,
         };
         let Ready {
             stopped,
             report,
             missing,
         } = set_up.run()?;
-        end.has_begun();
+        tracer_side.report_begun();
         if let Some(error) = missing {
-            end.events.send(FollowEvent::Missing { pid, error });
+            tracer_side.events.send(FollowEvent::Missing { pid, error });
         }
-        end.events.send(FollowEvent::Set(report));
-        end.events.wait_until_received();
+        tracer_side.events.send(FollowEvent::Set(report));
+        tracer_side.events.wait_until_first_is_done();
         self.verdict.send(RUNS);
-        let mut session = FollowSession::new(tracer, &self.actions, self.options, &end.events);
+        let mut session =
+            FollowSession::new(tracer, &self.actions, self.options, &tracer_side.events);
         session.adopt(process, stopped);
         session.run();
         Ok(())
@@ -289,7 +298,7 @@ impl VerdictPipe {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends it, unless that was done.
+    /// Sends the verdict, unless one was already sent or withheld.
     fn send(&self, verdict: u8) {
         if let Some(mut file) = self.file().take() {
             // It fails if the starter was killed; the program runs on.
@@ -297,7 +306,8 @@ impl VerdictPipe {
         }
     }
 
-    /// Sends none: the starter knows.
+    /// Closes the pipe without sending a verdict: the starter learns by itself that the program has
+    /// exited.
     fn withhold(&self) {
         self.file().take();
     }

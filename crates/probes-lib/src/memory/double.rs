@@ -68,7 +68,7 @@ impl SliceMemory {
         }
     }
 
-    /// Returns a copy whose writes `fail` fail, counted from now on.
+    /// Returns a copy in which the writes with a number in `fail` fail; they are counted from now on.
     pub(crate) fn failing(&self, fail: Range<usize>, fault: WriteFault) -> SliceMemory {
         SliceMemory {
             writes: 0,

@@ -2,10 +2,13 @@
 //! reads and switches probes need not know of observations.
 //!
 //! ```text
-//!                    in memory              shown
-//! site               nop; call trampoline   nop; cmp or call wrapper
-//! trampoline's tail  ret, or jmp wrapper    (decides which of the two)
+//!                      in memory              shown
+//! site, tail is ret    nop; call trampoline   nop; cmp wrapper
+//! site, tail is jmp    nop; call trampoline   nop; call wrapper
 //! ```
+//!
+//! The tail is the last instruction of the site's trampoline: `ret` if the site is disabled,
+//! `jmp wrapper` if it is enabled.
 
 use std::io;
 use std::sync::Arc;
@@ -19,19 +22,21 @@ use crate::site::{CALL, CMP, JMP, OPCODE_OFFSET, RET, SITE_LEN};
 pub(crate) struct ShadowedSite {
     /// The address of its nop.
     pub(crate) site: LiveAddr,
-    /// The operand of its call to the trampoline: if it has another one, it is not observed.
-    pub(crate) call: [u8; 4],
-    /// Its operand when it is not observed.
-    pub(crate) operand: [u8; 4],
-    /// The first byte of the trampoline's tail: [`RET`] if the site is disabled, [`JMP`] if enabled.
+    /// The operand of the site's call to the trampoline. If the site has another operand, this
+    /// trampoline does not observe it.
+    pub(crate) trampoline_operand: [u8; 4],
+    /// The operand of the site when it is not observed.
+    pub(crate) unobserved_operand: [u8; 4],
+    /// The address of the trampoline's tail: the byte there is [`RET`] if the site is disabled,
+    /// [`JMP`] if it is enabled.
     pub(crate) tail: LiveAddr,
 }
 
 /// The sites of a process that may be observed.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
-    /// By address. A site has several if an earlier observation has left its memory mapped: the one
-    /// that the site calls counts.
+    /// Sorted by address. A site has several entries if an earlier observation has left its memory
+    /// mapped; the entry whose trampoline the site calls is the valid one.
     sites: Vec<ShadowedSite>,
 }
 
@@ -68,7 +73,7 @@ impl Shadow {
                 continue;
             };
             for (address, byte) in (shadowed.site.0..).zip(shown) {
-                // Out of range also if the address is below `at`.
+                // If the address is below `at`, the index wraps around and is out of range as well.
                 let index = address.wrapping_sub(at.0) as usize;
                 if let Some(place) = bytes.get_mut(index) {
                     *place = byte;
@@ -79,7 +84,7 @@ impl Shadow {
     }
 
     /// Returns what to write so that `bytes` are shown at `at`.
-    fn behind(
+    fn plan_write(
         &self,
         at: LiveAddr,
         bytes: &[u8],
@@ -118,7 +123,8 @@ impl Shadow {
 }
 
 impl ShadowedSite {
-    /// Returns what to show of the site; `None` if it is not observed, or not as it should be.
+    /// Returns what to show of the site; `None` if it does not call this trampoline, or if the
+    /// trampoline's tail holds an unexpected byte.
     fn shown(&self, memory: &impl ReadMemory) -> io::Result<Option<[u8; SITE_LEN]>> {
         let mut real = [0; SITE_LEN];
         memory.read(self.site, &mut real)?;
@@ -132,12 +138,12 @@ impl ShadowedSite {
         let [nop, CALL, call @ ..] = real else {
             return Ok(None);
         };
-        let [a, b, c, d] = self.operand;
-        Ok((call == self.call).then_some([nop, opcode, a, b, c, d]))
+        let [a, b, c, d] = self.unobserved_operand;
+        Ok((call == self.trampoline_operand).then_some([nop, opcode, a, b, c, d]))
     }
 }
 
-/// Memory whose observed sites are shown as if they were not observed, and are written so.
+/// Memory whose observed sites are read and written as if they were not observed.
 #[derive(Debug)]
 pub(crate) struct Shadowed<M> {
     memory: M,
@@ -151,7 +157,8 @@ impl<M> Shadowed<M> {
         Shadowed { memory, shadow }
     }
 
-    /// Returns the same shadow over another access to the same memory.
+    /// Returns `memory`, which is another way to access the same process memory, with the same
+    /// shadow over it.
     pub(crate) fn over<N>(&self, memory: N) -> Shadowed<N> {
         let shadow = self.shadow.clone();
         Shadowed { memory, shadow }
@@ -176,9 +183,9 @@ impl<M: ReadMemory> ReadMemory for Shadowed<M> {
 }
 
 impl<M: WriteMemory> Shadowed<M> {
-    /// Writes so that `bytes` are shown at `at`: first at the sites, then their tails. Stops where
-    /// `write` returns false, and returns that.
-    fn write_behind(
+    /// Writes so that `bytes` are shown at `at`: first the bytes at `at`, then the tails. Stops at
+    /// the first `write` that returns false, and returns false.
+    fn write_shown(
         &mut self,
         at: LiveAddr,
         bytes: &[u8],
@@ -187,13 +194,13 @@ impl<M: WriteMemory> Shadowed<M> {
         if self.shadow.sites.is_empty() {
             return write(&mut self.memory, at, bytes);
         }
-        let behind = self.shadow.behind(at, bytes, &self.memory)?;
-        if let Some(bytes) = behind.bytes {
+        let plan_write = self.shadow.plan_write(at, bytes, &self.memory)?;
+        if let Some(bytes) = plan_write.bytes {
             if !write(&mut self.memory, at, &bytes)? {
                 return Ok(false);
             }
         }
-        for (tail, byte) in behind.tails {
+        for (tail, byte) in plan_write.tails {
             if !write(&mut self.memory, tail, &[byte])? {
                 return Ok(false);
             }
@@ -205,11 +212,11 @@ impl<M: WriteMemory> Shadowed<M> {
 impl<M: WriteMemory> WriteMemory for Shadowed<M> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
         let write = |memory: &mut M, at, bytes: &[u8]| memory.write_code(at, bytes).map(|()| true);
-        self.write_behind(at, bytes, write).map(drop)
+        self.write_shown(at, bytes, write).map(drop)
     }
 
     fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
-        self.write_behind(at, bytes, M::write_code_at_once)
+        self.write_shown(at, bytes, M::write_code_at_once)
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
@@ -233,14 +240,15 @@ mod tests {
             (0x1000, vec![9, 9, 0x90, CALL, 5, 6, 7, 8, 9, 9]),
             (TAIL.0, vec![tail]),
         ]);
-        let shadow = |call| ShadowedSite {
+        let entry = |trampoline_operand| ShadowedSite {
             site: SITE,
-            call,
-            operand: OPERAND,
+            trampoline_operand,
+            unobserved_operand: OPERAND,
             tail: TAIL,
         };
-        // That of an earlier observation, too.
-        Shadowed::new(memory, Shadow::of(vec![shadow([0; 4]), shadow(TRAMPOLINE)]))
+        // The first entry is one that an earlier observation has left: its trampoline is not
+        // called.
+        Shadowed::new(memory, Shadow::of(vec![entry([0; 4]), entry(TRAMPOLINE)]))
     }
 
     fn shown<const N: usize>(memory: &impl ReadMemory, at: u64) -> [u8; N] {

@@ -4,10 +4,12 @@
 use std::io;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
+use crate::error::{Error, MemoryPart, ObserveError, ObserverProcess, ProcessError, Result};
 use crate::memory::ReadMemory;
-use crate::memory::spans;
+use crate::memory::runs;
 use crate::observe::layout::arena::Arena;
+use crate::observe::layout::observer_record::{ObserverRecord, RECORD_LEN};
+use crate::observe::observer_lock::{is_held, observer_of};
 use crate::observe::point::{PATCH_LEN, Point};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
@@ -28,23 +30,99 @@ pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
     found.filter_map(|arena| arena.ok().flatten()).collect()
 }
 
-/// Checks that arenas are still mapped: another observer removes them when it begins.
+/// Returns who observes a process, or has left these arenas in it: rather one that is still there.
+pub(crate) fn observer_in(process: &Process, arenas: &[Arena]) -> Option<ObserverProcess> {
+    let records = arenas.iter().filter_map(Arena::observer);
+    let observers = records.map(|record| observer_of(process, record));
+    observers.max_by_key(|observer| observer.is_alive)
+}
+
+/// Returns whether the observer of an arena is still there. One of an earlier version cannot be seen.
+pub(crate) fn has_observer(process: &Process, arena: &Arena) -> bool {
+    arena
+        .observer()
+        .is_some_and(|record| is_held(process, record))
+}
+
+/// Checks that no live observer observes the process.
+///
+/// # Errors
+///
+/// [`ObserveError::AlreadyObserved`], or if the process has exited.
+pub(crate) fn refuse_observed(process: &Process, memory: &ProcessMemory) -> Result<()> {
+    let arenas = find(memory, &read_maps(process)?);
+    match observer_in(process, &arenas).filter(|observer| observer.is_alive) {
+        None => Ok(()),
+        Some(observer) => {
+            let error = ObserveError::AlreadyObserved { observer };
+            Err(Error::of_process(process.pid(), error))
+        }
+    }
+}
+
+/// Checks that arenas are still mapped, and that no other tool has begun to remove them.
 ///
 /// # Errors
 ///
 /// [`ObserveError::Replaced`], or if the process has exited.
-pub(crate) fn refuse_replaced(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<()> {
+pub(crate) fn refuse_replaced(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: &[Arena],
+) -> Result<()> {
+    let pid = process.pid();
     for arena in arenas {
         match arena.is_there(|at, bytes| memory.read(at, bytes)) {
-            Ok(true) => {}
+            Ok(true) => refuse_succeeded(process, memory, arena)?,
             Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
                 return Err(Error::of_process(pid, ProcessError::Exited));
             }
             // Memory that cannot be read is not mapped.
-            Ok(false) | Err(_) => return Err(Error::of_process(pid, ObserveError::Replaced)),
+            Ok(false) | Err(_) => {
+                let observer = other_observer(process, memory, arena);
+                return Err(Error::of_process(pid, ObserveError::Replaced { observer }));
+            }
         }
     }
     Ok(())
+}
+
+/// Checks that no other tool has begun to remove an arena, by its data.
+///
+/// # Errors
+///
+/// [`ObserveError::Replaced`].
+pub(crate) fn refuse_succeeded(
+    process: &Process,
+    data: &impl ReadMemory,
+    arena: &Arena,
+) -> Result<()> {
+    let mut bytes = [0; RECORD_LEN];
+    let read = arena.successor_at().map(|at| data.read(at, &mut bytes));
+    // If it cannot be read, the next look at the arena says why.
+    let written = matches!(read, Some(Ok(())));
+    match ObserverRecord::parse_written(&bytes).filter(|_| written) {
+        None => Ok(()),
+        Some(record) => {
+            let observer = Some(observer_of(process, &record));
+            Err(Error::of_process(
+                process.pid(),
+                ObserveError::Replaced { observer },
+            ))
+        }
+    }
+}
+
+/// Returns who observes a process instead of the observer of `arena`.
+fn other_observer(
+    process: &Process,
+    memory: &ProcessMemory,
+    arena: &Arena,
+) -> Option<ObserverProcess> {
+    let lock = |arena: &Arena| arena.observer().map(|record| record.lock);
+    let mut arenas = find(memory, &read_maps(process).ok()?);
+    arenas.retain(|other| lock(other) != lock(arena));
+    observer_in(process, &arenas).filter(|observer| observer.is_alive)
 }
 
 /// Returns the points of an arena that are patched, or half patched or half restored: their indices
@@ -87,7 +165,7 @@ fn read_patches(
     if let Ok(all) = read_each(pid, memory, &places) {
         return Ok(all.into_iter().map(Some).collect());
     }
-    // The process may have exited.
+    // Fails if the process has exited; otherwise some object has been unloaded.
     read_maps(process)?;
     let one = |place: &LiveAddr| {
         let found = read_each(pid, memory, std::slice::from_ref(place));
@@ -96,7 +174,7 @@ fn read_patches(
     Ok(places.iter().map(one).collect())
 }
 
-/// Reads so many bytes at each of these addresses, in few calls.
+/// Reads `LEN` bytes at each of these addresses, in few calls.
 ///
 /// # Errors
 ///
@@ -111,7 +189,7 @@ pub(crate) fn read_each<const LEN: usize>(
     let by_address = order.iter().map(|&index| (addresses[index].0, 0));
     let mut found = vec![[0; LEN]; addresses.len()];
     let mut bytes = Vec::new();
-    for run in &spans::runs(by_address, LEN as u64) {
+    for run in &runs::group(by_address, LEN as u64) {
         bytes.resize(run.len as usize, 0);
         let start = LiveAddr(run.start);
         let read = memory.read(start, &mut bytes);

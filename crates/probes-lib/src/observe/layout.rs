@@ -1,5 +1,7 @@
-//! The memory that an observation maps into a process, as offsets and bytes. Pure.
+//! The memory that an observation maps into a process, as offsets and bytes. Pure functions
+//! only: no system calls.
 
 pub(crate) mod arena;
+pub(crate) mod observer_record;
 pub(crate) mod readable_pages;
 pub(crate) mod shared;

@@ -35,8 +35,8 @@ impl Observation {
     }
 
     /// Also measures the times from the hits of `start` to those of `stop` in the same thread: a stop
-    /// belongs to the last start that has no stop yet. They may be the same probe: then from each hit
-    /// to the next.
+    /// belongs to the last start that has no stop yet. If `start` and `stop` are the same probe,
+    /// the times are those from each hit to the next.
     #[must_use]
     pub fn time(mut self, start: impl Into<String>, stop: impl Into<String>) -> Observation {
         self.pairs.push((start.into(), stop.into()));

@@ -3,7 +3,8 @@
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, Result};
-use crate::observe::layout::arena::{Arena, new_id};
+use crate::observe::layout::arena::{Arena, HeaderVersion, new_id};
+use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::ObservationPlan;
 use crate::process::maps::Mapping;
@@ -14,11 +15,12 @@ const REACH: u64 = (1 << 31) - (1 << 20);
 /// Kept unmapped around an arena, so that the kernel does not merge it with an adjacent mapping.
 const GAP: u64 = 1 << 20;
 
-/// The distance from one address that is tried to the next.
+/// The distance between two addresses that are tried one after the other.
 const STEP: u64 = 16 << 20;
 
-/// Returns the arenas of a plan, whose trampolines are `trampoline_len` bytes long: one for all points
-/// that are near each other, by address. The first one has the shared data.
+/// Returns the arenas of a plan, whose trampolines are `trampoline_len` bytes long: one arena for
+/// each group of points that are near each other, in the order of their addresses. The first arena
+/// has the shared data, and each says that `observer` observes.
 ///
 /// # Errors
 ///
@@ -28,6 +30,7 @@ pub(crate) fn place(
     plan: &ObservationPlan,
     trampoline_len: u64,
     maps: &[Mapping],
+    observer: &ObserverRecord,
 ) -> Result<Vec<Arena>> {
     let mut occupied: Vec<(u64, u64)> = maps.iter().map(|it| (it.start.0, it.end.0)).collect();
     let mut arenas = Vec::new();
@@ -35,8 +38,8 @@ pub(crate) fn place(
     while let Some(first) = rest.first() {
         let first = first.point.address.0;
         // Half of the reach, so that there is room on both sides.
-        let near = rest.partition_point(|it| it.point.address.0 - first < REACH / 2);
-        let (these, others) = rest.split_at(near);
+        let near_count = rest.partition_point(|it| it.point.address.0 - first < REACH / 2);
+        let (these, others) = rest.split_at(near_count);
         rest = others;
         let is_first = arenas.is_empty();
         let mut arena = Arena {
@@ -49,6 +52,7 @@ pub(crate) fn place(
                 SharedLayout::default()
             },
             id: new_id(),
+            version: HeaderVersion::Current(observer.clone()),
         };
         let no_room = || Error::of_process(pid, ObserveError::NoRoom);
         arena.code = address_for(&arena, &occupied).ok_or_else(no_room)?;
@@ -75,7 +79,8 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
             .iter()
             .all(|&(begin, end)| end <= from || begin >= to)
     };
-    // Below first: the heap grows upwards from the executable.
+    // Addresses below the points are tried first, because the heap grows upwards from the
+    // executable.
     let below = (1..REACH / STEP).map(|step| first.wrapping_sub(step * STEP + len));
     let above = (1..REACH / STEP)
         .rev()
@@ -88,4 +93,162 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
     let starts = below.chain(above).map(|start| start & !(PAGE - 1));
     let mut fit = starts.filter(|&start| is_reached(start) && is_free(start));
     fit.next().map(LiveAddr)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::observe::layout::arena::LINE;
+    use crate::observe::plan::PlannedPoint;
+    use crate::observe::point::{Point, Role};
+    use crate::process::maps::parse;
+    use crate::testing::program_with_probes;
+
+    const MIB: u64 = 1 << 20;
+    /// Where a PIE may be loaded.
+    const HIGH: u64 = 0x5555_5555_0000;
+    /// The length of an arena of one point that shares nothing: a page of code, 16 of counters, and one for
+    /// the successor.
+    const LEN: u64 = 18 * PAGE;
+
+    /// Returns a plan with points at these addresses, each with the address of its wrapper.
+    fn plan(points: &[(u64, u64)], shared: SharedLayout) -> ObservationPlan {
+        let point = |&(address, wrapper): &(u64, u64)| PlannedPoint {
+            point: Point {
+                address: LiveAddr(address),
+                operand: (wrapper.wrapping_sub(address + 6) as u32).to_le_bytes(),
+            },
+            role: Role::default(),
+            site: 0,
+        };
+        ObservationPlan {
+            program: Arc::new(program_with_probes(&["a"])),
+            points: points.iter().map(point).collect(),
+            pairs: Vec::new(),
+            shared,
+        }
+    }
+
+    fn maps(ranges: &[Range<u64>]) -> Vec<Mapping> {
+        let line = |range: &Range<u64>| {
+            let Range { start, end } = range;
+            format!("{start:x}-{end:x} r-xp 00000000 fe:01 7 /bin/it\n")
+        };
+        parse(ranges.iter().map(line).collect::<String>().as_bytes())
+    }
+
+    /// Returns where the arena of one point begins; `None` if there is no room.
+    fn placed(point: u64, wrapper: u64, occupied: &[Range<u64>]) -> Option<u64> {
+        let plan = plan(&[(point, wrapper)], SharedLayout::default());
+        match place(1, &plan, LINE, &maps(occupied), &ObserverRecord::default()) {
+            Ok(arenas) => {
+                assert_eq!(arenas.len(), 1);
+                let range = arenas[0].range();
+                assert_eq!((range.start % PAGE, range.end - range.start), (0, LEN));
+                Some(range.start)
+            }
+            Err(error) => {
+                assert!(matches!(
+                    error.kind(),
+                    ErrorKind::Observe(ObserveError::NoRoom)
+                ));
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn nearest_free_place_below_is_taken_first() {
+        let own = HIGH..HIGH + MIB;
+        let at_step = |step: u64| HIGH - step * 16 * MIB - LEN;
+        let with = |other: Range<u64>| placed(HIGH + 8, HIGH + 0x500, &[own.clone(), other]);
+        // The address of a point need not be that of a page.
+        assert_eq!(with(own.clone()), Some(at_step(1)));
+        assert_eq!(placed(HIGH + 0x500, HIGH, &[]), Some(at_step(1)));
+        // One MiB on both sides stays unmapped.
+        let (start, end) = (at_step(1), at_step(1) + LEN);
+        assert_eq!(with(start - 2 * MIB..start - MIB), Some(start));
+        assert_eq!(with(end + MIB..end + 2 * MIB), Some(start));
+        for taken in [
+            start - 2 * MIB..start - MIB + PAGE,
+            end + MIB - PAGE..end + 2 * MIB,
+            start + PAGE..end - PAGE,
+            start - MIB..end + MIB,
+        ] {
+            assert_eq!(with(taken.clone()), Some(at_step(2)), "{taken:x?}");
+        }
+    }
+
+    #[test]
+    fn farthest_free_place_above_is_taken_last() {
+        let last = HIGH + MIB + 0x1000;
+        let above = |step: u64| last + step * 16 * MIB;
+        let lower = HIGH - 4096 * MIB..last + PAGE;
+        let with = |other: Range<u64>| placed(HIGH, last, &[lower.clone(), other]);
+        assert_eq!(with(lower.clone()), Some(above(126)));
+        assert_eq!(with(above(126)..above(127)), Some(above(125)));
+        assert_eq!(with(above(0)..above(200)), None);
+    }
+
+    #[test]
+    fn low_addresses_and_the_end_stay_free() {
+        // Executables that are not position independent are at 4 MiB.
+        for first in [4 * MIB, 18 * MIB] {
+            let above = first + 126 * 16 * MIB;
+            assert_eq!(placed(first, first, &[]), Some(above));
+        }
+        let at_16_mib = 32 * MIB + LEN;
+        assert_eq!(placed(at_16_mib, at_16_mib, &[]), Some(16 * MIB));
+        // User space ends one page before 1 << 47.
+        let end = 1 << 47;
+        let last = end - 16 * MIB - LEN;
+        let lower = last - 4096 * MIB..last + PAGE;
+        assert_eq!(placed(last, last, std::slice::from_ref(&lower)), None);
+        let last = last - PAGE;
+        assert_eq!(placed(last, last, &[lower]), Some(last + 16 * MIB));
+    }
+
+    #[test]
+    fn arena_is_near_points_and_wrappers() {
+        // From the arena to the wrapper, or from the point to the arena.
+        let spanning = |span: u64| placed(HIGH, HIGH + span - 16 * MIB - LEN, &[]);
+        assert_eq!(spanning(2047 * MIB), None);
+        assert_eq!(spanning(2047 * MIB - PAGE), Some(HIGH - 16 * MIB - LEN),);
+    }
+
+    #[test]
+    fn distant_points_get_arenas_of_their_own() {
+        let near = 2047 * MIB / 2;
+        let addresses = [HIGH, HIGH + near - 1, HIGH + near, HIGH + 2 * near - 1];
+        let shared = SharedLayout {
+            pairs: 1,
+            record_len: 0,
+        };
+        let plan = plan(&addresses.map(|at| (at, at)), shared);
+        let arenas = place(1, &plan, LINE, &[], &ObserverRecord::default()).unwrap();
+        let of = |arena: &Arena| -> Vec<u64> {
+            arena.points.iter().map(|point| point.address.0).collect()
+        };
+        let points: Vec<_> = arenas.iter().map(of).collect();
+        assert_eq!(points, [&addresses[..2], &addresses[2..]]);
+        // The first one has the shared data.
+        assert_eq!(arenas[0].shared, shared);
+        assert!(arenas[1].shared.is_empty());
+        let (one, other) = (arenas[0].range(), arenas[1].range());
+        assert!(one.end + MIB <= other.start || other.end + MIB <= one.start);
+    }
+
+    #[test]
+    fn nothing_to_observe_is_an_error() {
+        let none = plan(&[], SharedLayout::default());
+        let error = place(1, &none, LINE, &[], &ObserverRecord::default()).unwrap_err();
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::Observe(ObserveError::NoSites)
+        ));
+    }
 }

@@ -13,7 +13,7 @@ use crate::site::SiteCode;
 /// What an observation records in a process.
 pub(crate) struct ObservationPlan {
     pub(crate) program: Arc<Program>,
-    /// By address.
+    /// Sorted by address.
     pub(crate) points: Vec<PlannedPoint>,
     /// The names of the probes that start and stop each pair.
     pub(crate) pairs: Vec<(String, String)>,
@@ -25,7 +25,7 @@ pub(crate) struct ObservationPlan {
 pub(crate) struct PlannedPoint {
     pub(crate) point: Point,
     pub(crate) role: Role,
-    /// The index in the program of the probe's site that it is.
+    /// The index of this point's site among the sites of the program.
     pub(crate) site: usize,
 }
 
@@ -130,4 +130,122 @@ fn selected(program: &Program, selectors: &[Selector]) -> Result<Vec<usize>> {
     let choices = choose(program, &actions.fold(Actions::new(), Actions::enable))?;
     let probes = choices.iter().map(|choice| program.by_id(choice.probe));
     Ok(probes.flat_map(|probe| probe.sites()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::Register;
+
+    use super::*;
+    use crate::address::LoadBias;
+    use crate::error::ErrorKind;
+    use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
+
+    const AGAIN: LoadBias = LoadBias(0x1000_0000);
+
+    /// Three probes, each with a site in each of two objects.
+    fn program() -> Arc<Program> {
+        let seven = ["8@%rdi"; 7].join(" ");
+        let probes = [("a", "8@%rdi"), ("b", "8@%rax 4@8(%rsp)"), ("c", &seven)];
+        Arc::new(loaded_twice(&program_with_arguments(&probes), AGAIN))
+    }
+
+    fn plan(observation: &Observation) -> ObservationPlan {
+        ObservationPlan::of(observation, program()).unwrap()
+    }
+
+    #[test]
+    fn points_are_the_observed_sites_by_address() {
+        let observation = Observation::new()
+            .count(Selector::name("a"))
+            .time("a", "b")
+            .time("b", "b")
+            .watch(Selector::name("b"));
+        let plan = plan(&observation);
+        let a = Role {
+            is_counted: true,
+            ends: vec![PairEnd::Start(0)],
+            watched: None,
+        };
+        let b = |point| Role {
+            is_counted: false,
+            ends: vec![PairEnd::Stop(0), PairEnd::Stop(1), PairEnd::Start(1)],
+            watched: Some(WatchRole {
+                point,
+                arguments: vec![
+                    ArgumentSource::Register(Register::RAX),
+                    ArgumentSource::Stack(8),
+                ],
+            }),
+        };
+        let expected = [
+            (ProgramSpec::TEXT, a.clone()),
+            (ProgramSpec::TEXT + 8, b(1)),
+            (ProgramSpec::TEXT + AGAIN.0, a),
+            (ProgramSpec::TEXT + 8 + AGAIN.0, b(3)),
+        ];
+        assert_eq!(plan.points.len(), expected.len());
+        for (planned, (address, role)) in plan.points.iter().zip(expected) {
+            assert_eq!((planned.point.address.0, &planned.role), (address, &role));
+            assert_eq!(plan.program.site(planned.site).address().0, address);
+        }
+        let record_len = record::len(2);
+        assert_eq!(
+            plan.shared,
+            SharedLayout {
+                pairs: 2,
+                record_len
+            }
+        );
+        assert_eq!(plan.pairs[0], ("a".to_owned(), "b".to_owned()));
+    }
+
+    #[test]
+    fn counting_needs_no_time_and_no_record() {
+        let counted = plan(&Observation::new().count(Selector::All));
+        assert_eq!(counted.points.len(), 6);
+        assert!(!counted.is_timed() && counted.shared.is_empty());
+        assert!(plan(&Observation::new().time("a", "c")).is_timed());
+        assert!(plan(&Observation::new().watch(Selector::name("a"))).is_timed());
+    }
+
+    #[test]
+    fn at_most_six_arguments_are_recorded() {
+        let plan = plan(&Observation::new().watch(Selector::name("c")));
+        let watched = plan.points[0].role.watched.as_ref().unwrap();
+        assert_eq!(watched.arguments.len(), MOST_ARGUMENTS);
+        assert_eq!(plan.shared.record_len, record::len(MOST_ARGUMENTS));
+    }
+
+    #[test]
+    fn more_pairs_than_possible_are_refused() {
+        let pairs = |many| (0..many).fold(Observation::new(), |all, _| all.time("a", "b"));
+        assert_eq!(plan(&pairs(64)).shared.pairs, 64);
+        let refusal = ObservationPlan::of(&pairs(65), program()).err().unwrap();
+        assert!(matches!(
+            refusal.kind(),
+            ErrorKind::Observe(ObserveError::TooManyPairs {
+                given: 65,
+                most: 64
+            })
+        ));
+    }
+
+    #[test]
+    fn unexpected_code_is_reported_with_its_probe() {
+        let plan = plan(&Observation::new().count(Selector::All));
+        let found = SiteCode([0xcc; 6]);
+        let point = &plan.points[4];
+        let ProbeError::UnexpectedSite {
+            name,
+            address,
+            found: reported,
+            expected,
+        } = plan.unexpected(point, found)
+        else {
+            panic!("another error");
+        };
+        assert_eq!((&name[..], address), ("b", point.point.address));
+        assert_eq!((reported, expected.operand()), (found, [1, 0, 0, 0]));
+    }
 }

@@ -1,5 +1,5 @@
-//! [`Point`]: a place in the code of a process where executions, its hits, can be observed; and
-//! [`Role`]: what is recorded of them. Pure.
+//! [`Point`]: a place in the code of a process whose executions, called hits, can be observed; and
+//! [`Role`]: what is recorded of each hit. Only computes: no access to processes or files.
 //!
 //! A point is patched by a call of its trampoline. The trampoline records the hit, does what the
 //! displaced bytes did, and continues where they continue. The only kind of point so far is the site
@@ -27,13 +27,13 @@ pub(crate) const PATCH_LEN: usize = 5;
 pub(crate) struct Point {
     /// Where it begins: at the nop of a probe's site.
     pub(crate) address: LiveAddr,
-    /// The displaced operand: the displacement of the wrapper. Whether the displaced opcode was `cmp` or
-    /// `call` is recorded in the tail of the trampoline.
+    /// The operand of the displaced instruction: the distance (rel32) from the end of the site to the
+    /// wrapper. Whether the displaced opcode was `cmp` or `call` is recorded in the tail of the trampoline.
     pub(crate) operand: [u8; 4],
 }
 
 impl Point {
-    /// Returns the point that the site of a probe is.
+    /// Returns the point for the site of a probe.
     pub(crate) fn probe_site(address: LiveAddr, code: SiteCode) -> Point {
         let operand = code.operand();
         Point { address, operand }
@@ -56,7 +56,7 @@ impl Point {
         self.next().plus(displacement as u64)
     }
 
-    /// Returns the bytes of its patch: a call of the trampoline, which is within reach.
+    /// Returns the bytes of its patch: a call of the trampoline, which must be within reach of a rel32.
     pub(crate) fn patched(&self, trampoline: LiveAddr) -> [u8; PATCH_LEN] {
         let displacement = trampoline.0.wrapping_sub(self.next().0) as u32;
         let [a, b, c, d] = displacement.to_le_bytes();
@@ -69,14 +69,15 @@ impl Point {
         [if enabled { CALL } else { CMP }, a, b, c, d]
     }
 
-    /// Returns whether the site in memory is the one of this point, not observed.
+    /// Returns whether the code found in memory is the site of this point, without a patch.
     pub(crate) fn is_unpatched(&self, found: SiteCode) -> bool {
         found.is_pristine() && found.operand() == self.operand
     }
 
-    /// Returns whether the patch is `found` half written: disabled, with a displacement that is in
-    /// part its own and in part `patched`. It may still be all its own where patches are always
-    /// written in steps, across the border of two pages.
+    /// Returns whether `found` is a half written patch: the opcode is that of a disabled probe, and each
+    /// byte of the displacement is either the displaced one or that of `patched`. The displacement may
+    /// still be the displaced one as a whole only if the patch crosses the border of two pages, where
+    /// patches are always written in steps.
     pub(crate) fn is_half_patched(&self, found: [u8; PATCH_LEN], patched: [u8; PATCH_LEN]) -> bool {
         let [opcode, displacement @ ..] = found;
         let mut bytes = displacement.iter().zip(self.operand).zip(&patched[1..]);
@@ -128,8 +129,8 @@ pub(crate) enum ArgumentSource {
     Unknown,
 }
 
-/// The offsets from the stack pointer that are read are below this, in bytes: frames are smaller.
-const STACK: i32 = 1 << 16;
+/// Only offsets from the stack pointer below this many bytes are read: frames are smaller.
+const STACK_OFFSET_LIMIT: i32 = 1 << 16;
 
 impl Role {
     /// Returns whether nothing is recorded.
@@ -147,18 +148,18 @@ impl ArgumentSource {
     /// Returns the source of an argument of a note; `None` is one that could not be parsed.
     pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
         match argument.map(|argument| &argument.operand) {
-            Some(Operand::Register(name)) => named(name),
+            Some(Operand::Register(name)) => register_source(name),
             Some(&Operand::Memory {
                 offset,
                 base: "rsp",
-            }) if (0..STACK).contains(&offset) => ArgumentSource::Stack(offset as u32),
+            }) if (0..STACK_OFFSET_LIMIT).contains(&offset) => ArgumentSource::Stack(offset as u32),
             _ => ArgumentSource::Unknown,
         }
     }
 }
 
-/// Returns the source that a register of this name is.
-fn named(name: &str) -> ArgumentSource {
+/// Returns the source for a register of this name.
+fn register_source(name: &str) -> ArgumentSource {
     if let Some(register) = general(name) {
         return ArgumentSource::Register(register);
     }
@@ -226,7 +227,7 @@ mod tests {
         assert!(is_half(POINT, [CMP, 0, 0x0f, 0, 0]));
         assert!(!is_half(POINT, [CALL, 0, 0x0f, 0, 0]));
         assert!(!is_half(POINT, [CMP, 1, 0x0f, 0, 0]));
-        // All its own: only a patch on two pages is written so.
+        // Still all displaced bytes: half written only if the patch crosses the border of two pages.
         let own = POINT.unpatched(false);
         assert!(!is_half(POINT, own));
         for (address, crosses) in [(0xffa, false), (0xffb, true), (0xffe, true), (0xfff, false)] {
@@ -266,7 +267,37 @@ mod tests {
     }
 
     #[test]
-    fn roles_are_empty_or_timed() {
+    fn register_is_known_by_all_its_names() {
+        for (names, register) in [
+            ("rax eax ax al", Register::RAX),
+            ("rbx ebx bx bl", Register::RBX),
+            ("rcx ecx cx cl", Register::RCX),
+            ("rdx edx dx dl", Register::RDX),
+            ("rsi esi si sil", Register::RSI),
+            ("rdi edi di dil", Register::RDI),
+            ("rbp ebp bp bpl", Register::RBP),
+            ("r8 r8d r8w r8b", Register::R8),
+            ("r15 r15d r15w r15b", Register::R15),
+        ] {
+            for name in names.split(' ') {
+                assert_eq!(general(name), Some(register), "{name}");
+            }
+        }
+        for name in ["r7", "r16", "rsp", "esp", "r", ""] {
+            assert_eq!(general(name), None, "{name}");
+        }
+        assert_eq!(
+            register_source("ymm0"),
+            ArgumentSource::Vector(Register::XMM0)
+        );
+        assert_eq!(
+            register_source("zmm15"),
+            ArgumentSource::Vector(Register::XMM15)
+        );
+    }
+
+    #[test]
+    fn role_tells_if_it_is_empty_or_timed() {
         let counted = Role {
             is_counted: true,
             ..Role::default()

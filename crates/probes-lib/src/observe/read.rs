@@ -10,16 +10,20 @@ pub(crate) mod value;
 use self::data_source::SharedData;
 use self::events::EventReader;
 use crate::observe::layout::arena::Arena;
+use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
-use crate::sys::ticks::Ticks;
+use crate::sys::ticks::TickMeasurement;
 
 /// An observation that is installed in a process.
 pub(crate) struct ActiveObservation {
     pub(crate) plan: ObservationPlan,
-    /// The points of the plan, in the same order, are those of the first arena, then of the second...
+    /// Together they hold the points of the plan in its order: first those of the first arena, then those of
+    /// the second, and so on.
     pub(crate) arenas: Vec<Arena>,
     /// The recorded data, if they are in a file that the process shares with us.
     pub(crate) data: Option<SharedData>,
-    pub(crate) ticks: Ticks,
+    pub(crate) ticks: TickMeasurement,
     pub(crate) events: EventReader,
+    /// Tells other tools that we observe; `None` once we do not any more.
+    pub(crate) lock: Option<ObserverLock>,
 }

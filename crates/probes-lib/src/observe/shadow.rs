@@ -1,12 +1,13 @@
-//! Hides the observations of a process from those that read and switch its probes: the shadow of what
-//! is found to be installed.
+//! Hides the observations of a process from the code that reads and switches its probes: makes the
+//! [`Shadow`] of the arenas that are found installed in it.
 
 use crate::memory::shadow::{Shadow, Shadowed, ShadowedSite};
-use crate::observe::installed::{find, patched_points};
+use crate::observe::installed::{find, observer_in, patched_points};
 use crate::observe::layout::arena::Arena;
 use crate::process::Process;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
+use crate::update::report::ObservedSites;
 
 /// Returns the memory of a process with its observed sites shown as if they were not observed.
 pub(crate) fn shadowed_memory(memory: ProcessMemory, maps: &[Mapping]) -> Shadowed<ProcessMemory> {
@@ -19,11 +20,11 @@ pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
     let of_arena = |arena: &Arena| -> Vec<ShadowedSite> {
         let points = arena.points.iter().enumerate();
         let shadowed = points.map(|(index, point)| {
-            let [_, call @ ..] = arena.patch(index);
+            let [_, trampoline_operand @ ..] = arena.patch(index);
             ShadowedSite {
                 site: point.address,
-                call,
-                operand: point.operand,
+                trampoline_operand,
+                unobserved_operand: point.operand,
                 tail: arena.tail(index),
             }
         });
@@ -32,9 +33,19 @@ pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
     Shadow::of(arenas.iter().flat_map(of_arena).collect())
 }
 
-/// Returns how many sites of a process are observed just now.
-pub(crate) fn count_observed(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> usize {
+/// Returns how many sites of a process are observed just now, and by whom.
+pub(crate) fn observed_sites(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: Vec<Arena>,
+) -> ObservedSites {
     // What cannot be read is not observed.
-    let observed = |arena| patched_points(process, memory, arena).map_or(0, |points| points.len());
-    arenas.iter().map(observed).sum()
+    let observed = |arena: &Arena| patched_points(process, memory, arena).map_or(0, |it| it.len());
+    let counted = arenas.into_iter().map(|arena| (observed(&arena), arena));
+    let (counts, arenas): (Vec<usize>, Vec<Arena>) =
+        counted.filter(|(sites, _)| *sites > 0).unzip();
+    ObservedSites {
+        count: counts.iter().sum(),
+        observer: observer_in(process, &arenas),
+    }
 }

@@ -3,16 +3,24 @@
 //!
 //! ```text
 //! point        call trampoline
-//! trampoline   save registers
-//!              count    add one to the point's counter of this group of threads
-//!              pair     push the time to the stack of this thread, or pop it (trampoline/pair.rs)
+//! trampoline   save registers in MMX registers
+//!              count    add one to the point's hit counter of this thread's group (see `spread`)
+//!              pair     push the time to this thread's stack of times in the shared data, or
+//!                       pop it (trampoline/pair.rs)
 //!              watch    write a record into the ring of this group (trampoline/record.rs)
 //!              restore registers
 //!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
 //! ```
 //!
-//! It preserves all registers except the flags, which are dead at a point. It uses a few words of the
-//! stack below the return address, calls nothing, and accesses no memory that may not be mapped.
+//! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit. It
+//! calls nothing, and accesses no memory that might be unmapped.
+//!
+//! It does not store below the return address. There may be no more stack: OCaml 4 raises
+//! `Stack_overflow` if the fault is in OCaml code, and the process dies if it is in a trampoline. The
+//! call's own push is in OCaml code or, at the sites of ppx_probe, in 16 bytes of which the upper half
+//! holds a return address. So registers are saved in MMX registers, which belong to the thread, and
+//! are saved for signal handlers like all others. They are those of the x87 unit, which is empty at
+//! a site: ocamlopt emits no x87 instruction, and the psABI (3.2.1) leaves none in use at a call.
 
 mod pair;
 mod record;
@@ -20,8 +28,8 @@ mod record;
 use std::collections::HashMap;
 
 use iced_x86::code_asm::{
-    AsmRegister32, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r9, rax, rbx, rcx,
-    rdi, rdx, rsi,
+    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, dword_ptr, ecx, mm0, mm1, mm2, mm3,
+    mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
 };
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
@@ -31,24 +39,39 @@ use crate::observe::layout::shared::{GROUP_BITS, SharedLayout};
 use crate::observe::point::Role;
 use crate::site::{NOP, RET};
 
-/// The registers that a trampoline with time stamps uses.
-const NEEDED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
+/// A register that a trampoline uses, and the one that it is saved in.
+type Saved = (AsmRegister64, AsmRegisterMm);
+
+/// Those of a trampoline that only counts.
+const FOR_COUNT: [Saved; 1] = [(rcx, mm0)];
+
+/// Those of a trampoline with time stamps.
+const FOR_TIMES: [Saved; 8] = [
+    (rax, mm0),
+    (rcx, mm1),
+    (rdx, mm2),
+    (rbx, mm3),
+    (rsi, mm4),
+    (rdi, mm5),
+    (r8, mm6),
+    (r9, mm7),
+];
 
 /// How a trampoline finds the data that it writes.
 #[derive(Clone, Copy, Debug)]
 struct Pointers {
-    /// Where the address of the counters is in memory.
+    /// The place in memory that holds the address of the hit counters.
     counters: LiveAddr,
     /// Binary logarithm of the bytes of a group's counters.
     row_bits: u32,
     /// The offset of the counter of the point among those of a group, in bytes.
     counter: u32,
-    /// Where the address of the shared data is in memory.
+    /// The place in memory that holds the address of the shared data.
     shared: LiveAddr,
     layout: SharedLayout,
 }
 
-/// A trampoline that cannot be: the data are too far away, or it is longer than its place.
+/// A trampoline cannot be made: the data are too far away, or it is longer than its place.
 #[derive(Debug)]
 pub(crate) struct DoesNotFit;
 
@@ -140,7 +163,7 @@ fn trampoline(
 ) -> Result<Vec<u8>, DoesNotFit> {
     let mut code = recording(at, role, pointers)?;
     let tail = len.saturating_sub(TAIL_LEN) as usize;
-    // A trampoline that were cut off would crash the thread that executes it.
+    // A trampoline that was cut off would crash the thread that executes it.
     let gap = tail.checked_sub(code.len()).ok_or(DoesNotFit)?;
     let jump = |kind, from: usize, to: LiveAddr| {
         let mut encoder = Encoder::new(64);
@@ -155,7 +178,8 @@ fn trampoline(
         _ => code.extend(jump(Code::Jmp_rel32_64, code.len(), tail_at)?),
     }
     code.resize(tail, NOP);
-    // Of the two instructions that a tail can be, the first byte alone differs.
+    // The two instructions that a tail can be, `jmp wrapper` and `ret`, differ in the first byte
+    // only.
     code.extend(jump(Code::Jmp_rel32_64, tail, wrapper)?);
     code[tail] = RET;
     code.resize(len as usize, NOP);
@@ -165,9 +189,13 @@ fn trampoline(
 /// Returns the code of a trampoline without its tail.
 fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
-    let saved: &[AsmRegister64] = if role.is_timed() { &NEEDED } else { &[rcx] };
-    for register in saved {
-        a.push(*register)?;
+    let saved: &[Saved] = if role.is_timed() {
+        &FOR_TIMES
+    } else {
+        &FOR_COUNT
+    };
+    for (register, copy) in saved {
+        a.movq(*copy, *register)?;
     }
     if role.is_counted {
         count(&mut a, pointers)?;
@@ -185,9 +213,10 @@ fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, 
     if let Some(watched) = &role.watched {
         record::record(&mut a, watched, saved, pointers.layout)?;
     }
-    for register in saved.iter().rev() {
-        a.pop(*register)?;
+    for (register, copy) in saved {
+        a.movq(*register, *copy)?;
     }
+    a.emms()?;
     a.assemble(at.0)
 }
 
@@ -200,21 +229,21 @@ fn count(a: &mut CodeAssembler, pointers: &Pointers) -> Result<(), IcedError> {
     a.lock().inc(qword_ptr(rcx + pointers.counter))
 }
 
-/// Hashes to so many bits the low half of the address of a thread's control block, to which `fs:0`
-/// points (x86-64 psABI, ELF Handling for Thread-Local Storage).
+/// Hashes the low half of the address of a thread's control block to `bits` bits. `fs:0` holds that
+/// address (x86-64 psABI, ELF Handling for Thread-Local Storage).
 fn spread(a: &mut CodeAssembler, register: AsmRegister32, bits: u32) -> Result<(), IcedError> {
-    /// 2³² by the golden ratio: Knuth's multiplicative hashing.
+    /// 2³² divided by the golden ratio: Knuth's multiplicative hashing.
     const SPREAD: i32 = 0x9e37_79b9_u32 as i32;
     a.imul_3(register, register, SPREAD)?;
     a.shr(register, 32 - bits)
 }
 
-/// Loads the word at an address, relative to the instruction.
+/// Loads the word at an address, by RIP-relative addressing.
 fn load(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Result<(), IcedError> {
     by_address(a, Code::Mov_r64_rm64, to, at)
 }
 
-/// Adds the word at an address, relative to the instruction.
+/// Adds the word at an address, by RIP-relative addressing.
 fn add(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Result<(), IcedError> {
     by_address(a, Code::Add_r64_rm64, to, at)
 }
@@ -225,12 +254,12 @@ fn by_address(
     to: AsmRegister64,
     at: LiveAddr,
 ) -> Result<(), IcedError> {
-    // The displacement from RIP is an address to this assembler.
+    // This assembler takes the target address as the displacement of an operand with base RIP.
     let operand = MemoryOperand::with_base_displ(Register::RIP, at.0 as i64);
     a.add_instruction(Instruction::with2(code, Register::from(to), operand)?)
 }
 
-/// Returns an offset of the shared data, as a displacement.
+/// Converts an offset in the shared data to the type of a displacement.
 fn offset(of: u64) -> i32 {
     // The shared data are smaller than 2 GiB.
     of as i32

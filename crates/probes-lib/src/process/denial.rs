@@ -59,7 +59,8 @@ pub(crate) fn traced(process: &Process, operation: Operation, tracer: i32) -> Er
     )
 }
 
-/// Returns the denial for a tracer: its process, as TracerPid is the id of a thread.
+/// Returns the denial if thread `tid` is the tracer. The denial names the process of that thread,
+/// as TracerPid is the id of a thread.
 fn by_tracer(tid: i32) -> Denial {
     let thread = Process::open(tid).ok();
     let status = thread.as_ref().and_then(|thread| thread.status().ok());
@@ -89,12 +90,12 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
     }
     if !privileged {
         if let Some(denial) = of_credentials(process, &theirs, &ours) {
-            return or_incapable(denial, &ours);
+            return add_incapable(denial, &ours);
         }
     }
     match yama_scope() {
         Some(scope) if scope == 3 || (scope > 0 && !privileged) => {
-            or_incapable(Denial::Yama { scope }, &ours)
+            add_incapable(Denial::Yama { scope }, &ours)
         }
         // The files in /proc fail with EACCES whatever the reason; from the initial namespace they can be
         // opened.
@@ -123,8 +124,9 @@ fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<D
         .then_some(Denial::NotDumpable)
 }
 
-/// Adds to a denial which CAP_SYS_PTRACE would overcome that no process here can have it.
-fn or_incapable(denial: Denial, ours: &Status) -> Denial {
+/// If CAP_SYS_PTRACE would overcome a denial, and no process here can have that capability, adds
+/// this to the denial.
+fn add_incapable(denial: Denial, ours: &Status) -> Denial {
     let is_overcome = !matches!(denial, Denial::Yama { scope: 3 });
     if ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {
         Denial::Incapable(Box::new(denial))
@@ -140,13 +142,13 @@ pub(crate) fn of_own_child(errno: Errno) -> Denial {
         _ if ptrace::is_filtered() => Denial::Seccomp,
         // Our tracer may trace our children as well.
         _ if ours.tracer != 0 => by_tracer(ours.tracer),
-        Some(scope) if scope > 1 => or_incapable(Denial::Yama { scope }, &ours),
+        Some(scope) if scope > 1 => add_incapable(Denial::Yama { scope }, &ours),
         _ if errno == Errno::EACCES => Denial::Policy,
         _ => Denial::Unexplained,
     }
 }
 
-fn own_status() -> Status {
+pub(crate) fn own_status() -> Status {
     let own = Process::open(std::process::id() as i32).ok();
     own.and_then(|own| own.status().ok()).unwrap_or_default()
 }

@@ -45,7 +45,7 @@ pub(crate) enum NoDynamicLoader {
 impl DynamicLoader {
     /// Finds the dynamic loader of a process.
     pub(crate) fn of(process: &Process) -> Result<DynamicLoader, NoDynamicLoader> {
-        let auxv = process.read_program("auxv");
+        let auxv = process.read_of_living_thread("auxv");
         let auxv = auxv.map_err(|_| NoDynamicLoader::Unknown)?;
         let base = load_bias::auxv_value(&auxv, load_bias::AT_BASE).filter(|&base| base != 0);
         let base = LiveAddr(base.ok_or(NoDynamicLoader::Absent)?);
@@ -53,12 +53,13 @@ impl DynamicLoader {
     }
 
     fn at(process: &Process, base: LiveAddr) -> Option<DynamicLoader> {
-        let maps = maps::parse(&process.read_program("maps").ok()?);
+        let maps = maps::parse(&process.read_of_living_thread("maps").ok()?);
         let elf = objects::elf_of(process, &maps, maps::find(&maps, base, 1)?)?;
         let first = elf.loaded().map(|one| one.start.0 & !(PAGE - 1)).min();
         let bias = LoadBias::between(FileAddr(first.unwrap_or(0)), base);
         let debug_function = elf.exported(DEBUG_FUNCTION)?;
-        let has_it = |it: &Segment| it.executable && it.holds(debug_function, DEBUG_FUNCTION_LEN);
+        let has_it =
+            |it: &Segment| it.executable && it.holds_in_file(debug_function, DEBUG_FUNCTION_LEN);
         let segment = elf.loaded().find(has_it)?;
         Some(DynamicLoader {
             maps,
@@ -83,7 +84,7 @@ pub(crate) fn has_loaded(process: &Process, memory: &impl ReadMemory) -> Option<
     const RT_CONSISTENT: u32 = 0;
     /// The offset of the state in struct r_debug: version, list of objects, function, state (link.h).
     const STATE: u64 = 24;
-    let auxv = process.read_program("auxv").ok()?;
+    let auxv = process.read_of_living_thread("auxv").ok()?;
     let debug = r_debug(&auxv, memory)?;
     if debug.0 == 0 {
         return Some(false);

@@ -26,6 +26,7 @@ use crate::process::objects::{
     self, Files, KnownFile, OtherObjects, has_no_probes, without_deleted_mark,
 };
 use crate::process::program::Program;
+use crate::process::translator;
 
 const GIGABYTE: u64 = 1 << 30;
 
@@ -38,14 +39,15 @@ pub(crate) struct Image {
     executable: FileId,
     files: Arc<Files>,
     /// The lines of the maps for files with code: while they stay the same, so do the objects.
-    code: Vec<Vec<u8>>,
-    /// The load biases that our own loader reports, for our own process: an object that it is just
-    /// mapping is not among them.
+    code_lines: Vec<Vec<u8>>,
+    /// Only if this process is our own: the load biases of the objects that its dynamic loader
+    /// reports as loaded. An object that the loader is still mapping is not among them.
     loaded: Option<Vec<LoadBias>>,
 }
 
 impl Image {
-    /// Reads the objects of `process`, except those that `files` knows, and finds where they are loaded.
+    /// Reads the objects of `process` and finds where they are loaded. Files that `files` knows are
+    /// not read again.
     ///
     /// # Errors
     ///
@@ -62,7 +64,7 @@ impl Image {
     /// # Errors
     ///
     /// If the executable cannot be read.
-    pub(crate) fn even_without(process: &Process, files: Arc<Files>) -> Result<Image> {
+    pub(crate) fn even_without_probes(process: &Process, files: Arc<Files>) -> Result<Image> {
         Ok(Image::read(process, files)?.0)
     }
 
@@ -75,7 +77,8 @@ impl Image {
         let path = without_deleted_mark(name.clone(), metadata.nlink());
         let (known, no_probes) = read_executable(file, &metadata, &path, &files)?;
         let maps = read_maps(process)?;
-        // If it has executed another program meanwhile, these are of two programs.
+        // If the process has executed another program meanwhile, the executable and the maps are
+        // those of two different programs.
         if read_auxv(process)? != auxv {
             return Err(Error::of_process(process.pid(), ProcessError::Executed));
         }
@@ -94,32 +97,36 @@ impl Image {
             });
         }
         objects.extend(others);
+        let translator = translator::translator(&path, &maps);
         let program = Program::of(path, objects);
-        let (program, error) = if program.objects().is_empty() {
+        let (program, error) = if let Some(translator) = translator {
+            let kind = ProcessError::Translated { translator };
+            (program, Some(Error::of_process(process.pid(), kind)))
+        } else if program.objects().is_empty() {
             (program, Some(error_without_probes(unreadable, no_probes)))
         } else {
-            (program.beside(unreadable), None)
+            (program.with_unreadable(unreadable), None)
         };
         let image = Image {
             program: Arc::new(program),
             auxv,
             executable,
             files,
-            code: code(&maps),
+            code_lines: code_lines(&maps),
             loaded: None,
         };
         Ok((image, error))
     }
 
-    /// Returns the image as it is now, if objects have been loaded or unloaded since. If the load biases
-    /// of the `loaded` objects are known, it has no others.
+    /// Returns the image as it is now, if objects have been loaded or unloaded since. If `loaded`
+    /// gives the load biases of the loaded objects, the image has no other objects.
     pub(crate) fn renewed(
         &self,
         process: &Process,
         maps: &[Mapping],
         loaded: Option<Vec<LoadBias>>,
     ) -> Option<Image> {
-        if self.is_as_in(maps) && loaded == self.loaded {
+        if self.still_matches(maps) && loaded == self.loaded {
             return None;
         }
         let known = self.program.objects();
@@ -134,11 +141,11 @@ impl Image {
         let objects = of_executable.cloned().chain(objects).collect();
         let program = Program::of(self.program.path().to_owned(), objects);
         Some(Image {
-            program: Arc::new(program.beside(unreadable)),
+            program: Arc::new(program.with_unreadable(unreadable)),
             auxv: self.auxv.clone(),
             executable: self.executable,
             files: self.files.clone(),
-            code: code(maps),
+            code_lines: code_lines(maps),
             loaded,
         })
     }
@@ -150,23 +157,50 @@ impl Image {
             auxv: self.auxv.clone(),
             executable: self.executable,
             files: self.files.clone(),
-            code: self.code.clone(),
+            code_lines: self.code_lines.clone(),
             loaded: self.loaded.clone(),
         }
     }
 
     /// Returns whether the same objects are still loaded at the same places.
-    pub(crate) fn is_as_in(&self, maps: &[Mapping]) -> bool {
-        code(maps) == self.code
+    pub(crate) fn still_matches(&self, maps: &[Mapping]) -> bool {
+        code_lines(maps) == self.code_lines
     }
 
     /// Returns whether the process has executed another program, or this one again, since.
     pub(crate) fn is_replaced(&self, process: &Process) -> bool {
-        let auxv = process.read_program("auxv");
+        let auxv = process.read_of_living_thread("auxv");
         auxv.is_ok_and(|auxv| auxv != self.auxv)
     }
 
-    /// Returns the mappings that hold these ranges, each page of which is to be changed.
+    /// Reads the executable if it has no probes, and is not among the objects therefore; returns its load
+    /// bias, too.
+    pub(crate) fn executable_without_probes(
+        &self,
+        process: &Process,
+    ) -> Option<(ElfFile, LoadBias)> {
+        let mut objects = self.program.objects().iter();
+        if objects.any(|object| object.file == self.executable) {
+            return None;
+        }
+        let (_, file) = open_executable(process).ok()?;
+        let elf = ElfFile::read(file, self.program.path().to_owned()).ok()?;
+        let segments: Vec<_> = elf.loaded().collect();
+        let maps = read_maps(process).ok()?;
+        let is_file = |mapping: &Mapping| self.executable.is_of(mapping);
+        let bias = load_bias::of_executable(
+            elf.linking(),
+            elf.entry(),
+            &segments,
+            &self.auxv,
+            &maps,
+            is_file,
+        )?;
+        Some((elf, bias))
+    }
+
+    /// Returns the mappings that hold these ranges. Every page of the ranges is to be changed.
+    /// Unless `gigatext`, mappings on huge pages of 1 GiB are refused.
     ///
     /// # Errors
     ///
@@ -180,7 +214,7 @@ impl Image {
         let maps = read_maps(process)?;
         let mut found: Vec<&Mapping> = Vec::new();
         for (address, len, part) in ranges {
-            // Each of its pages is mapped, so its mappings are adjacent.
+            // Each page of the range has to be mapped, so the range's mappings have to be adjacent.
             let mut at = address;
             while at.0 < address.0.saturating_add(len) {
                 let mapping = maps::find(&maps, at, 1).ok_or_else(|| {
@@ -211,8 +245,9 @@ impl Image {
         Ok(found.into_iter().cloned().collect())
     }
 
-    /// Returns whether another object may be mapped at this address at any time.
-    pub(crate) fn is_unloadable(&self, address: LiveAddr) -> bool {
+    /// Returns whether the object at this address can be unloaded, so that another one may be
+    /// mapped there at any time. True also if no known object is there.
+    pub(crate) fn can_be_unloaded(&self, address: LiveAddr) -> bool {
         let object = self.program.object_at(address);
         object.is_none_or(|object| self.program.can_unload(object))
     }
@@ -222,19 +257,19 @@ impl Image {
         object.map_or(self.program.path(), Object::path).to_owned()
     }
 
-    /// Checks that these mappings are not on huge pages of 1 GiB. Only code that is not mapped from its
-    /// file can be: some programs move their text there. For the page size of a mapping, the kernel walks
-    /// all its pages, so no other mapping is checked.
+    /// Checks that these mappings are not on huge pages of 1 GiB. Only code that is not mapped from
+    /// its file can be on them: some programs move their text to such pages. To tell the page size
+    /// of a mapping, the kernel walks all its pages, so no other mapping is checked.
     fn refuse_gigatext(&self, process: &Process, mappings: &[&Mapping]) -> Result<()> {
         let objects = self.program.objects();
-        let of_file = |mapping: &Mapping| objects.iter().any(|object| object.is_mapped(mapping));
+        let of_file = |mapping: &Mapping| objects.iter().any(|object| object.is_mapped_by(mapping));
         let moved = |mapping: &&&Mapping| mapping.executable && !of_file(mapping);
         let mut moved = mappings.iter().filter(moved).peekable();
         if moved.peek().is_none() {
             return Ok(());
         }
         let smaps = process
-            .read_program("smaps")
+            .read_of_living_thread("smaps")
             .map_err(|source| process.exited_or(source))?;
         let mut sizes = moved.filter_map(|mapping| maps::page_size(&smaps, mapping.start));
         if sizes.any(|size| size >= GIGABYTE) {
@@ -252,7 +287,7 @@ impl Image {
 /// If the process is just executing a program: the vector is empty then, and the program not mapped yet.
 fn read_auxv(process: &Process) -> Result<Vec<u8>> {
     let auxv = process
-        .read_program("auxv")
+        .read_of_living_thread("auxv")
         .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))?;
     if load_bias::auxv_value(&auxv, load_bias::AT_ENTRY).is_none() {
         return Err(Error::of_process(process.pid(), ProcessError::Executed));
@@ -269,8 +304,8 @@ fn open_executable(process: &Process) -> io::Result<(PathBuf, File)> {
     })
 }
 
-/// Reads the probes of the executable, unless `files` knows them; returns the error to report if no
-/// object has any, too.
+/// Reads the probes of the executable, unless `files` knows them. Also returns the error to report
+/// if no object has probes.
 fn read_executable(
     file: File,
     metadata: &Metadata,
@@ -298,8 +333,8 @@ fn read_executable(
     Ok((known, no_probes))
 }
 
-/// Returns what distinguishes the mappings of the executable. Its inode number may be that of another
-/// file on another device.
+/// Returns what tells the mappings of the executable from those of other files. Its inode number
+/// alone does not: a file on another device may have the same.
 fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> FileId {
     let is_it = |mapping: &&Mapping| {
         mapping.inode == inode && mapping.path() == name.as_os_str().as_encoded_bytes()
@@ -313,11 +348,15 @@ fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> FileId {
 /// Returns the error for a process in which no probe was found, in view of the files that could not be
 /// read.
 fn error_without_probes(mut unreadable: Vec<UnreadableObject>, mut no_probes: Error) -> Error {
-    // Only a file that has notes of probes can have damaged ones.
+    // A file with notes that cannot be used has notes, so its error says more than "no probes".
     let damaged = unreadable.iter().position(|one| {
         matches!(
             one.why.kind(),
-            ErrorKind::File(FileError::MalformedNote(_) | FileError::WrongNote { .. })
+            ErrorKind::File(
+                FileError::MalformedNote(_)
+                    | FileError::WrongNote { .. }
+                    | FileError::UnknownLayout { .. }
+            )
         )
     });
     let damaged = damaged.map(|index| unreadable.swap_remove(index));
@@ -359,7 +398,7 @@ fn bias_of_executable(
 }
 
 /// Returns the lines of `maps` for files with code.
-fn code(maps: &[Mapping]) -> Vec<Vec<u8>> {
+fn code_lines(maps: &[Mapping]) -> Vec<Vec<u8>> {
     let file = |mapping: &Mapping| (mapping.device, mapping.inode);
     let is_code = |mapping: &&Mapping| mapping.executable && mapping.inode != 0;
     let with_code: HashSet<_> = maps.iter().filter(is_code).map(file).collect();

@@ -103,7 +103,7 @@ fn is_in_place(
     })
 }
 
-/// Returns the bias with which the mapping shows one of the segments.
+/// Returns the bias at which the mapping is the beginning of one of the segments; `None` if it is of none.
 pub(crate) fn of_mapping(segments: &[Segment], mapping: &Mapping) -> Option<LoadBias> {
     let segment = segments
         .iter()
@@ -186,8 +186,8 @@ mod tests {
         let pie = Linking::PositionIndependent;
         assert_eq!(bias(pie, &auxv(entry), MAPS), Some(BIAS));
         // Its text may have been moved to huge pages, which come from another file.
-        let (elsewhere, _) = MAPS.split_at(0);
-        assert_eq!(bias(pie, &auxv(entry), elsewhere), Some(BIAS));
+        let (no_maps, _) = MAPS.split_at(0);
+        assert_eq!(bias(pie, &auxv(entry), no_maps), Some(BIAS));
     }
 
     #[test]
@@ -197,7 +197,8 @@ mod tests {
             of_object(&segments(), &maps, |mapping| mapping.inode == 4711).collect()
         };
         assert_eq!(biases(MAPS), [BIAS]);
-        // Its data are about to be mapped over what the first mapping has there.
+        // Its data are not mapped yet: `dlopen` is about to map them over its first mapping, which is of
+        // the whole file.
         let half = b"\
 5637d2a00000-5637d2a12000 r--p 00000000 fe:01 4711   /srv/server.exe\n\
 5637d2a12000-5637d2a5d000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
@@ -217,6 +218,21 @@ mod tests {
 7f0000077000-7f00000a0000 rw-p 00076000 fe:01 4711   /srv/server.exe\n",
         ];
         assert_eq!(biases(&twice.concat()), [BIAS, LoadBias(0x7f00_0000_0000)]);
+    }
+
+    #[test]
+    fn every_mapping_of_a_segment_gives_the_bias() {
+        for mapping in maps::parse(MAPS).iter().filter(|it| it.inode == 4711) {
+            assert_eq!(of_mapping(&segments(), mapping), Some(BIAS), "{mapping:?}");
+        }
+        // No segment begins at this offset, or has this protection.
+        for line in [
+            "5637d2a00000-5637d2a12000 r--p 00001000 fe:01 4711   /srv/server.exe\n",
+            "5637d2a00000-5637d2a12000 r-xp 00000000 fe:01 4711   /srv/server.exe\n",
+        ] {
+            let mapping = &maps::parse(line.as_bytes())[0];
+            assert_eq!(of_mapping(&segments(), mapping), None, "{line}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Mapping {
     pub(crate) shared: bool,
     /// Offset of `start` in the file, in bytes.
     pub(crate) offset: u64,
-    /// The device as written, `major:minor` in hex.
+    /// Major and minor number of the device, as maps shows them.
     pub(crate) device: (u32, u32),
     /// 0 for memory that is not mapped from a file.
     pub(crate) inode: u64,
@@ -90,7 +90,7 @@ pub(crate) fn parse(maps: &[u8]) -> Vec<Mapping> {
 /// Reads the mappings of a process.
 pub(crate) fn read_maps(process: &Process) -> Result<Vec<Mapping>> {
     let maps = process
-        .read_program("maps")
+        .read_of_living_thread("maps")
         .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))?;
     Ok(parse(&maps))
 }

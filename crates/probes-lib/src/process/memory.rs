@@ -10,7 +10,7 @@ use nix::fcntl::OFlag;
 use crate::address::LiveAddr;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::Process;
-use crate::sys::{can_fail, can_fail_within};
+use crate::sys::{fault_point, fault_point_within};
 
 /// The address space that a process had when this was opened. After the process has executed another
 /// program, reads and writes fail; they never reach the new program.
@@ -24,7 +24,8 @@ impl ProcessMemory {
     pub(crate) fn open(process: &Process, flags: OFlag) -> io::Result<ProcessMemory> {
         let file = process.with_thread_folder(|folder| {
             let file = process.open_file(&format!("{folder}/mem"), flags)?;
-            // That of a thread which had exited cannot be read at any address, this one neither.
+            // `mem` of a thread that had exited before the open reads 0 bytes at every address; that of a live
+            // thread gives bytes or an error at address 0.
             match file.read_at(&mut [0], 0) {
                 Ok(0) => Ok(None),
                 Ok(_) | Err(_) => Ok(Some(file)),
@@ -35,7 +36,7 @@ impl ProcessMemory {
 
     /// Writes `bytes` at `at`, whatever the protection of the page.
     pub(crate) fn write(&self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
-        can_fail_within!(WriteMemory, bytes.len(), |part: usize| {
+        fault_point_within!(WriteMemory, bytes.len(), |part: usize| {
             self.file.write_all_at(&bytes[..part], at.0)
         });
         self.file
@@ -60,7 +61,7 @@ impl ProcessMemory {
         Ok(())
     }
 
-    /// Returns the memory as one to be changed while the process runs.
+    /// Returns the same memory as a [`WriteMemory`], for changes while the process runs.
     pub(crate) fn while_it_runs(&self) -> RunningMemory<'_> {
         RunningMemory(self)
     }
@@ -68,13 +69,13 @@ impl ProcessMemory {
 
 impl ReadMemory for ProcessMemory {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
-        can_fail!(ReadMemory);
+        fault_point!(ReadMemory);
         self.file.read_exact_at(bytes, at.0)
     }
 }
 
 /// The memory of a process that runs. All writes go through /proc/PID/mem, which stays with the
-/// program that it was opened for: nothing else keeps them from reaching the next one.
+/// program that it was opened for: only this keeps them from reaching a program that is executed later.
 #[derive(Debug)]
 pub(crate) struct RunningMemory<'m>(&'m ProcessMemory);
 

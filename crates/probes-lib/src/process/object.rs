@@ -38,7 +38,7 @@ pub struct UnreadableObject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
     /// Major and minor number in the maps: on some file systems (btrfs, overlayfs), stat(2) returns
-    /// others. `None` if only those are known.
+    /// others. `None` if only the numbers of stat(2) are known.
     pub(crate) device: Option<(u32, u32)>,
     pub(crate) inode: u64,
 }
@@ -91,7 +91,7 @@ impl Object {
     }
 
     /// Returns whether the mapping is of this object's file.
-    pub(crate) fn is_mapped(&self, mapping: &Mapping) -> bool {
+    pub(crate) fn is_mapped_by(&self, mapping: &Mapping) -> bool {
         self.file.is_of(mapping)
     }
 }

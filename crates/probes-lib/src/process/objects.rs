@@ -24,10 +24,11 @@ use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::{FileId, Object, UnreadableObject};
 
-/// A file with probes, read.
+/// A file with probes that has been read.
 pub(crate) type KnownFile = (Arc<ElfFile>, Arc<ProbeTable>);
 
-/// What is known of a file: nothing yet, or its probes; the inner `None` if it has none.
+/// What is known of a file: the outer `None` if it has not been read yet, the inner `None` if
+/// it has no probes.
 type CacheEntry = Arc<Mutex<Option<Option<KnownFile>>>>;
 
 /// The files that have been read, by device and inode, so that each is read once, however many
@@ -58,7 +59,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The objects of a process beside its executable.
+/// The objects of a process other than its executable.
 #[derive(Default)]
 pub(crate) struct OtherObjects {
     pub(crate) objects: Vec<Object>,
@@ -131,12 +132,12 @@ fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option
     let elf = match ElfFile::read(file, path) {
         Ok(elf) => elf,
         // Code that a program has generated, written to a file and mapped from there.
-        Err(error) if is_no_object(error.kind()) => return Ok(None),
+        Err(error) if is_not_elf_or_has_no_probes(error.kind()) => return Ok(None),
         Err(error) => return Err(error),
     };
     match ProbeTable::of(&elf) {
         Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
-        Err(error) if is_no_object(error.kind()) => Ok(None),
+        Err(error) if is_not_elf_or_has_no_probes(error.kind()) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -151,7 +152,7 @@ pub(crate) fn has_no_probes(kind: &ErrorKind) -> bool {
 }
 
 /// Returns whether the error says that a file is no ELF file or has no probes.
-fn is_no_object(kind: &ErrorKind) -> bool {
+fn is_not_elf_or_has_no_probes(kind: &ErrorKind) -> bool {
     has_no_probes(kind) || matches!(kind, ErrorKind::File(FileError::Elf(ElfDefect::NotElf)))
 }
 
@@ -161,7 +162,8 @@ fn open(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<(File,
     let path = mapped_path(mapping);
     // By its path, which may lead to another file by now.
     let file = process.open_mapped(&path, is_it).or_else(|error| {
-        // The kernel's own link takes a privilege, and finds files without a name, such as deleted ones.
+        // A link in /proc/PID/map_files needs a privilege to be opened, and leads also to files
+        // without a name, such as deleted ones.
         let range = format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0);
         let linked = process.open_file(&range, OFlag::O_RDONLY | OFlag::O_NONBLOCK);
         let found = linked.ok().or_else(|| process.open_held(is_it));
@@ -252,7 +254,8 @@ pub(crate) fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
     }
 }
 
-/// Removes the mark " (deleted)" that the kernel appends to the path of a file that has been deleted.
+/// Returns the path without the mark " (deleted)" that the kernel appends to the path of a file
+/// that has been deleted; `None` if it has no such mark.
 fn without_mark(path: &Path) -> Option<&OsStr> {
     let name = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
     name.map(OsStr::from_bytes)

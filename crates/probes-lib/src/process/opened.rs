@@ -15,12 +15,12 @@ use crate::process::image::Image;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects::Files;
-use crate::sys::loaded::{loaded, while_nothing_is_unloaded};
+use crate::sys::loaded::{load_biases, while_nothing_is_unloaded};
 
 /// How long a process may keep executing new programs before opening it fails.
 const EXECUTING: Duration = Duration::from_secs(1);
 
-/// How long to wait before checking again whether a process has executed its program.
+/// How long to wait before checking again whether a process has exec'd its program.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A process that has been opened.
@@ -33,23 +33,24 @@ pub(crate) struct OpenedProcess {
 }
 
 impl OpenedProcess {
-    /// Opens a process, which must have probes. One that was forked within the last second and has
-    /// executed nothing since is waited for until it is older.
+    /// Opens a process, which must have probes. If it has none, but was forked within the last
+    /// second and has not exec'd since, waits until it has, or is older.
     ///
     /// # Errors
     ///
     /// See [`Target::open`](crate::Target::open).
     pub(crate) fn open(pid: i32) -> Result<OpenedProcess> {
-        let process = open_workable(pid)?;
+        let process = open_with_program(pid)?;
         let begun = Instant::now();
-        let mut is_grown = false;
+        let mut is_last_try = false;
         loop {
             match Image::of(&process, Arc::default()) {
                 Ok(image) => return Ok(OpenedProcess::new(process, image, None)),
                 Err(error) => match error.kind() {
-                    // The program that it executed before this check is the one read next.
-                    ErrorKind::Probe(ProbeError::NoProbes { .. }) if !is_grown => {
-                        is_grown = !process.was_just_forked()
+                    // Read once more: it may have exec'd a program with probes just before
+                    // this check.
+                    ErrorKind::Probe(ProbeError::NoProbes { .. }) if !is_last_try => {
+                        is_last_try = !process.was_just_forked()
                     }
                     ErrorKind::Process(ProcessError::Executed) if begun.elapsed() < EXECUTING => {}
                     _ => return Err(error),
@@ -65,8 +66,8 @@ impl OpenedProcess {
     ///
     /// See [`Target::open_any`](crate::Target::open_any).
     pub(crate) fn open_any(pid: i32) -> Result<OpenedProcess> {
-        let process = open_workable(pid)?;
-        let image = Image::even_without(&process, Arc::default())?;
+        let process = open_with_program(pid)?;
+        let image = Image::even_without_probes(&process, Arc::default())?;
         Ok(OpenedProcess::new(process, image, None))
     }
 
@@ -75,8 +76,8 @@ impl OpenedProcess {
     /// # Errors
     ///
     /// See [`Target::open`](crate::Target::open).
-    pub(crate) fn open_among(pid: i32, files: Arc<Files>) -> Result<OpenedProcess> {
-        let process = open_workable(pid)?;
+    pub(crate) fn open_with_files(pid: i32, files: Arc<Files>) -> Result<OpenedProcess> {
+        let process = open_with_program(pid)?;
         let image = Image::of(&process, files)?;
         Ok(OpenedProcess::new(process, image, None))
     }
@@ -135,7 +136,7 @@ impl OpenedProcess {
     /// Returns the image of the process as it is now, with these mappings.
     pub(crate) fn renew_image(&self, maps: &[Mapping]) -> Arc<Image> {
         let before = self.image();
-        let loaded = self.own.map(|_| loaded());
+        let loaded = self.own.map(|_| load_biases());
         let Some(now) = before.renewed(&self.process, maps, loaded) else {
             return before;
         };
@@ -149,12 +150,12 @@ impl OpenedProcess {
     ///
     /// # Errors
     ///
-    /// [`ProcessError::Forked`] if this was the current process before a fork(2): the child's probes are not
-    /// its parent's.
+    /// [`ProcessError::Forked`] if this was opened as the current process, and that has called
+    /// fork(2) since, and this is called in the child: the child's probes are not its parent's.
     pub(crate) fn maps(&self) -> Result<Vec<Mapping>> {
-        let child = std::process::id();
-        if self.own.is_some_and(|own| own != child) {
-            let (pid, child) = (self.pid(), child as i32);
+        let current = std::process::id();
+        if self.own.is_some_and(|own| own != current) {
+            let (pid, child) = (self.pid(), current as i32);
             return Err(Error::of_process(pid, ProcessError::Forked { child }));
         }
         read_maps(&self.process)
@@ -189,21 +190,22 @@ impl OpenedProcess {
 
     /// Replaces an error by [`ProcessError::Executed`] if the process has executed a new program: to a tool that
     /// has opened the old one, an exec looks like an exit.
-    pub(crate) fn or_executed(&self, error: Error) -> Error {
+    pub(crate) fn executed_or(&self, error: Error) -> Error {
         if self.image().is_replaced(&self.process) {
             let pid = self.pid();
-            return Error::of_process(pid, ProcessError::Executed).leaving(error.effect());
+            return Error::of_process(pid, ProcessError::Executed)
+                .with_effect_if_none(error.effect());
         }
         error
     }
 
     /// Opens the memory to write it. What was patched for observations is not hidden.
-    pub(crate) fn bare_memory(&self) -> Result<ProcessMemory> {
+    pub(crate) fn unshadowed_memory(&self) -> Result<ProcessMemory> {
         self.bare_memory_for(Operation::Attach, OFlag::O_RDWR)
     }
 
     /// Opens the memory to read it. What was patched for observations is not hidden.
-    pub(crate) fn bare_memory_to_read(&self) -> Result<ProcessMemory> {
+    pub(crate) fn unshadowed_memory_to_read(&self) -> Result<ProcessMemory> {
         self.bare_memory_for(Operation::Read, OFlag::O_RDONLY)
     }
 
@@ -219,8 +221,8 @@ impl OpenedProcess {
 }
 
 /// Opens a process; refuses one without a program, such as a zombie or a kernel thread.
-fn open_workable(pid: i32) -> Result<Process> {
+fn open_with_program(pid: i32) -> Result<Process> {
     let process = Process::open(pid)?;
-    process.refuse_unworkable()?;
+    process.refuse_without_program()?;
     Ok(process)
 }

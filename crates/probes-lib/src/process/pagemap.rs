@@ -21,7 +21,8 @@ const OF_FILE: u64 = 1 << 61;
 const SWAPPED: u64 = 1 << 62;
 const PRESENT: u64 = 1 << 63;
 
-/// The mappings of a process that show the code of its files where no page has been written to.
+/// The private mappings of code from the files of a process, and the pagemap, which tells which of
+/// their pages have not been written to.
 pub(crate) struct UnwrittenPages {
     pagemap: File,
     mappings: Vec<Mapping>,
@@ -39,7 +40,7 @@ impl UnwrittenPages {
             process.open_file(&path, OFlag::O_RDONLY).map(Some)
         });
         mappings.retain(|mapping| {
-            let mut objects = objects.iter().filter(|object| object.is_mapped(mapping));
+            let mut objects = objects.iter().filter(|object| object.is_mapped_by(mapping));
             !mapping.shared
                 && objects.any(|object| {
                     load_bias::of_mapping(object.table.segments(), mapping) == Some(object.bias)
@@ -62,12 +63,12 @@ impl UnwrittenPages {
             .pagemap
             .read_exact_at(&mut entries, first * size_of::<u64>() as u64);
         let mut entries = entries.chunks_exact(size_of::<u64>());
-        read.is_ok() && entries.all(|entry| entry.try_into().is_ok_and(is_the_files))
+        read.is_ok() && entries.all(|entry| entry.try_into().is_ok_and(is_unwritten))
     }
 }
 
 /// Returns whether this is the entry of a page of which the process has no copy.
-fn is_the_files(entry: [u8; 8]) -> bool {
+fn is_unwritten(entry: [u8; 8]) -> bool {
     let bits = u64::from_le_bytes(entry);
     bits & SWAPPED == 0 && (bits & PRESENT == 0 || bits & OF_FILE != 0)
 }
@@ -81,19 +82,19 @@ mod tests {
     use test_support::{Talker, fixture};
 
     #[test]
-    fn absent_and_file_pages_are_untouched_copies_not() {
-        let is_the_files = |bits: u64| is_the_files(bits.to_le_bytes());
-        // Anonymous memory, written to and not, swapped out and moving.
+    fn absent_and_file_pages_are_unwritten() {
+        let is_unwritten = |bits: u64| is_unwritten(bits.to_le_bytes());
+        // Anonymous memory without and with the soft-dirty bit, swapped out, and being migrated.
         for bits in [PRESENT, PRESENT | 1 << 55, SWAPPED, SWAPPED | OF_FILE] {
-            assert!(!is_the_files(bits), "{bits:#x}");
+            assert!(!is_unwritten(bits), "{bits:#x}");
         }
         for bits in [0, PRESENT | OF_FILE, PRESENT | OF_FILE | 0x1234] {
-            assert!(is_the_files(bits), "{bits:#x}");
+            assert!(is_unwritten(bits), "{bits:#x}");
         }
     }
 
     #[test]
-    fn page_is_touched_from_its_first_write() {
+    fn page_is_unwritten_until_its_first_write() {
         for fixture in ["page_borders.pie", "page_borders.nopie"].map(fixture) {
             let talker = Talker::start(&fixture);
             let process = Process::open(talker.pid()).unwrap();

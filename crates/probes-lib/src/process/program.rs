@@ -28,9 +28,9 @@ pub(crate) struct Program {
     names: Vec<Range<usize>>,
     /// Object and index in its table.
     parts: Vec<(usize, usize)>,
-    /// Index of the first site of each object, and of the one after the last.
+    /// Index of the first site of each object; then the number of all sites.
     sites: Vec<usize>,
-    /// Index of the first semaphore of each object, and of the one after the last.
+    /// Index of the first semaphore of each object; then the number of all semaphores.
     semaphores: Vec<usize>,
 }
 
@@ -42,7 +42,7 @@ impl Program {
         for (index, table) in tables().enumerate() {
             parts.extend((0..table.probes().len()).map(|probe| (index, probe)));
         }
-        let name = |&(object, probe): &(usize, usize)| objects[object].table.by_id(probe).name();
+        let name = |&(object, probe): &(usize, usize)| objects[object].table.by_index(probe).name();
         if objects.len() > 1 {
             parts.sort_by_key(|part| (name(part), part.0));
         }
@@ -67,7 +67,7 @@ impl Program {
     }
 
     /// Returns the program with the files that could not be read.
-    pub(crate) fn beside(self, unreadable: Vec<UnreadableObject>) -> Program {
+    pub(crate) fn with_unreadable(self, unreadable: Vec<UnreadableObject>) -> Program {
         Program { unreadable, ..self }
     }
 
@@ -105,12 +105,12 @@ impl Program {
     }
 
     /// All names, in order.
-    pub(crate) fn probes(&self) -> impl ExactSizeIterator<Item = Member<'_>> {
+    pub(crate) fn probes(&self) -> impl ExactSizeIterator<Item = MergedProbe<'_>> {
         (0..self.names.len()).map(|id| self.by_id(id))
     }
 
     /// Returns the probe of that name.
-    pub(crate) fn probe(&self, name: &str) -> Option<Member<'_>> {
+    pub(crate) fn probe(&self, name: &str) -> Option<MergedProbe<'_>> {
         let id = self
             .names
             .binary_search_by(|parts| self.name_of(parts).cmp(name))
@@ -118,13 +118,13 @@ impl Program {
         Some(self.by_id(id))
     }
 
-    pub(crate) fn by_id(&self, id: ProbeId) -> Member<'_> {
-        Member { program: self, id }
+    pub(crate) fn by_id(&self, id: ProbeId) -> MergedProbe<'_> {
+        MergedProbe { program: self, id }
     }
 
     fn name_of(&self, parts: &Range<usize>) -> &str {
         let (object, probe) = self.parts[parts.start];
-        self.objects[object].table.by_id(probe).name()
+        self.objects[object].table.by_index(probe).name()
     }
 
     pub(crate) fn site_count(&self) -> usize {
@@ -171,7 +171,7 @@ impl Program {
         self.objects.iter().find(|object| {
             let address = object.bias.file(address);
             let mut segments = object.table.segments().iter();
-            segments.any(|segment| segment.covers(address, 1))
+            segments.any(|segment| segment.holds_in_memory(address, 1))
         })
     }
 }
@@ -197,12 +197,12 @@ fn number_of(starts: &[usize], index: usize) -> usize {
 
 /// A name of a program, with its sites and semaphores in all objects.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Member<'p> {
+pub(crate) struct MergedProbe<'p> {
     program: &'p Program,
     id: ProbeId,
 }
 
-/// What one object has of a name.
+/// The sites and semaphores of one name in one object.
 #[derive(Clone, Debug)]
 pub(crate) struct Part<'p> {
     pub(crate) object: &'p Object,
@@ -241,7 +241,7 @@ pub(crate) struct LiveSite<'p> {
     pub(crate) site: Site<'p>,
 }
 
-impl<'p> Member<'p> {
+impl<'p> MergedProbe<'p> {
     pub(crate) fn id(self) -> ProbeId {
         self.id
     }
@@ -250,13 +250,13 @@ impl<'p> Member<'p> {
         self.program.name_of(&self.program.names[self.id])
     }
 
-    /// What each object has of it.
+    /// Returns its sites and semaphores in each object that has it.
     pub(crate) fn parts(self) -> impl Iterator<Item = Part<'p>> {
         let program = self.program;
         let parts = program.parts[program.names[self.id].clone()].iter();
         parts.map(move |&(number, probe)| {
             let object = &program.objects[number];
-            let probe = object.table.by_id(probe);
+            let probe = object.table.by_index(probe);
             let shifted = |range: Range<usize>, by: usize| range.start + by..range.end + by;
             Part {
                 object,

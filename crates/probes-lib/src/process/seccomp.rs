@@ -1,21 +1,28 @@
 //! [`OwnFilters`]: which threads of a process have set themselves a seccomp filter (seccomp(2)), so that
-//! the kernel may kill the process for a system call that is injected into them.
+//! the kernel may kill the process for a system call that is injected into them: as far as /proc shows it.
 //!
-//! A filter that a process has from its parent, that of a container or a service, allows programs to be
-//! loaded and memory to be mapped. A thread has no filter of its own if it has as many as the parent.
+//! A filter that a program was executed with, that of a container or a service, allows programs to be
+//! loaded and memory to be mapped. A thread has no filter of its own if it has as many as the parent of its
+//! process; if that was forked and has not executed a program since, of the nearest ancestor that has.
+
+pub(crate) mod filter;
 
 use std::cell::OnceCell;
 use std::io;
 
-use crate::error::{Error, ObserveError, ProcessError, Result};
+use crate::error::Result;
 use crate::process::status::Status;
 use crate::process::{Process, is_gone};
 
-/// The filters of a process's threads, compared with its parent's.
+/// How many ancestors are looked at that have not executed a program since they were forked.
+const MOST_FORKS: usize = 64;
+
+/// The filters of a process's threads, compared with those that it was executed with.
 pub(crate) struct OwnFilters<'p> {
     process: &'p Process,
-    /// The parent's mode and number of filters, read once it is needed; `None` if they cannot be read.
-    parent: OnceCell<Option<(u32, u32)>>,
+    /// The mode and number of filters that the program was executed with, read once they are needed; `None`
+    /// if they are not known.
+    inherited: OnceCell<Option<(u32, u32)>>,
 }
 
 fn filters(status: &Status) -> (u32, u32) {
@@ -26,7 +33,7 @@ impl OwnFilters<'_> {
     pub(crate) fn of(process: &Process) -> OwnFilters<'_> {
         OwnFilters {
             process,
-            parent: OnceCell::new(),
+            inherited: OnceCell::new(),
         }
     }
 
@@ -36,11 +43,8 @@ impl OwnFilters<'_> {
         if status.seccomp == 0 {
             return Ok(false);
         }
-        let of_parent = self.parent.get_or_init(|| {
-            let parent = Process::open(status.ppid).ok()?;
-            Some(filters(&parent.status().ok()?))
-        });
-        let is_inherited = *of_parent == Some(filters(&status));
+        let inherited = self.inherited.get_or_init(|| executed_with(self.process));
+        let is_inherited = *inherited == Some(filters(&status));
         Ok(status.seccomp == 1 || status.filters == 0 || !is_inherited)
     }
 
@@ -57,26 +61,32 @@ impl OwnFilters<'_> {
         Ok(false)
     }
 
-    /// Checks that a system call can be injected into one of these threads.
-    ///
-    /// # Errors
-    ///
-    /// [`ObserveError::SeccompFiltered`] if each has set itself a filter.
-    pub(crate) fn refuse_all(&self, tids: impl IntoIterator<Item = i32>) -> Result<()> {
-        let mut is_any = false;
-        for tid in tids {
-            match self.has(tid) {
-                Ok(true) => is_any = true,
-                Ok(false) => return Ok(()),
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(self.process.exited_or(error)),
-            }
-        }
-        let pid = self.process.pid();
-        Err(if is_any {
-            Error::of_process(pid, ObserveError::SeccompFiltered)
-        } else {
-            Error::of_process(pid, ProcessError::Exited)
-        })
+    /// Returns whether some thread has no filter at all.
+    pub(crate) fn is_any_unfiltered(&self) -> Result<bool> {
+        let process = self.process;
+        let tids = process.threads().and_then(|mut list| list.read());
+        let mut tids = tids
+            .map_err(|source| process.exited_or(source))?
+            .into_iter();
+        Ok(tids.any(|tid| {
+            let status = process.thread_status(tid);
+            status.is_ok_and(|status| status.seccomp == 0)
+        }))
     }
+}
+
+/// Returns the mode and number of filters that the program of a process was executed with: those of its
+/// parent.
+fn executed_with(process: &Process) -> Option<(u32, u32)> {
+    let parent_of = |process: &Process| Process::open(process.status().ok()?.ppid).ok();
+    let mut parent = parent_of(process)?;
+    let mut was_forked = process.was_only_forked();
+    for _ in 0..MOST_FORKS {
+        if !was_forked {
+            return Some(filters(&parent.status().ok()?));
+        }
+        was_forked = parent.was_only_forked();
+        parent = parent_of(&parent)?;
+    }
+    None
 }

@@ -12,7 +12,7 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 const TICKS: f64 = 100.0;
 
 /// For how many seconds after its fork a process may be about to execute a program.
-const YOUTH: f64 = 1.0;
+const JUST_FORKED_SECONDS: f64 = 1.0;
 
 /// The fields of `/proc/…/status` that are used here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) struct Status {
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
     pub(crate) threads: usize,
-    /// In how many pid namespaces it has an id, from that of this /proc on.
+    /// In how many pid namespaces it has an id, counted inwards from the namespace of this /proc.
     pub(crate) levels: usize,
     /// Its id in the innermost of them, which is the one that it knows.
     pub(crate) innermost: i32,
@@ -92,7 +92,12 @@ pub(super) fn is_kernel_thread(stat: &[u8]) -> bool {
 /// nothing so far. `now` is the time since boot in seconds.
 pub(super) fn was_just_forked(stat: &[u8], now: f64) -> bool {
     let age = field(stat, STARTTIME).map(|start| now - start as f64 / TICKS);
-    has_flag(stat, PF_FORKNOEXEC) && age.is_some_and(|age| age < YOUTH)
+    was_only_forked(stat) && age.is_some_and(|age| age < JUST_FORKED_SECONDS)
+}
+
+/// Returns whether `stat` is that of a process which was forked and has executed nothing since.
+pub(super) fn was_only_forked(stat: &[u8]) -> bool {
+    has_flag(stat, PF_FORKNOEXEC)
 }
 
 fn has_flag(stat: &[u8], flag: u64) -> bool {

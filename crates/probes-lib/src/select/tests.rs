@@ -1,9 +1,9 @@
 use super::*;
 use crate::error::ErrorKind;
-use crate::testing::named;
+use crate::testing::program_with_probes;
 
-fn table() -> Program {
-    named(&[
+fn program() -> Program {
+    program_with_probes(&[
         "cache_hit",
         "cache_miss",
         "gc",
@@ -15,27 +15,27 @@ fn table() -> Program {
 
 /// `name action named stage` of each choice.
 fn chosen(actions: &Actions) -> Vec<String> {
-    let table = table();
-    let choices = choose(&table, actions).unwrap();
+    let program = program();
+    let choices = choose(&program, actions).unwrap();
     let text = |choice: &Choice| {
         let Choice {
             probe,
             ref aim,
-            named,
+            fails_if_disabled,
             stage,
         } = *choice;
-        let name = table.by_id(probe).name();
+        let name = program.by_id(probe).name();
         let Aim::Count(action) = aim else {
             panic!("{aim:?}");
         };
-        let named = if named { " named" } else { "" };
+        let named = if fails_if_disabled { " named" } else { "" };
         format!("{name} {action:?}{named} {stage}")
     };
     choices.iter().map(text).collect()
 }
 
 fn message(actions: &Actions) -> String {
-    choose(&table(), actions).unwrap_err().to_string()
+    choose(&program(), actions).unwrap_err().to_string()
 }
 
 fn pair(start: &str, stop: &str) -> Selector {
@@ -44,11 +44,11 @@ fn pair(start: &str, stop: &str) -> Selector {
 }
 
 fn near(name: &str) -> Vec<String> {
-    near_names(&table(), name)
+    near_names(&program(), name)
 }
 
 #[test]
-fn all_selects_every_probe_once_without_names() {
+fn all_selects_every_probe_once() {
     let all = chosen(&Actions::new().enable(Selector::All));
     assert_eq!(all.len(), 6);
     assert!(all.iter().all(|choice| choice.ends_with(" Enable 0")));
@@ -90,7 +90,8 @@ fn regexp_is_anchored_at_the_start_only() {
     assert_eq!(by("req_"), ["req_start", "req_stop"]);
     assert_eq!(by("re.*t$"), ["req_start", "request"]);
     assert_eq!(by("cache_(hit|miss)"), ["cache_hit", "cache_miss"]);
-    // An alternative that matches further on does not count, nor one that hides a match at 0.
+    // An alternative that matches further on does not count, nor does it hide one that matches at
+    // the start.
     assert_eq!(by("hit|gc"), ["gc"]);
     assert_eq!(by("it|cache_hit"), ["cache_hit"]);
     assert_eq!(by("").len(), 6);
@@ -192,7 +193,7 @@ fn typing_mistakes_are_recognised() {
     assert_eq!(near("REQUEST"), ["request"]);
     assert_eq!(near("cache-hit"), ["cache_hit"]);
     assert_eq!(near("cache_hits")[0], "cache_hit");
-    // A beginning of several names, or one name too long.
+    // The beginning of several names, or a name with something appended.
     assert_eq!(near("req_st"), ["req_start", "req_stop"]);
     assert_eq!(near("request_done"), ["request"]);
     assert_eq!(near("gc_start"), ["gc"]);
@@ -210,12 +211,12 @@ fn nonsense_gets_no_suggestion() {
 #[test]
 fn suggestions_are_three_at_most_nearest_first() {
     let names = ["probe_10", "probe_11", "probe_1", "probe_2", "probe_100"];
-    let table = named(&names);
+    let program = program_with_probes(&names);
     assert_eq!(
-        near_names(&table, "probe_12"),
+        near_names(&program, "probe_12"),
         ["probe_1", "probe_10", "probe_11"]
     );
-    let error = choose(&table, &Actions::new().enable(Selector::name("probe_12"))).unwrap_err();
+    let error = choose(&program, &Actions::new().enable(Selector::name("probe_12"))).unwrap_err();
     assert!(
         error
             .to_string()
@@ -225,14 +226,14 @@ fn suggestions_are_three_at_most_nearest_first() {
 
 #[test]
 fn selectors_are_printed_as_written() {
-    let watched = [
+    let cases = [
         (Selector::All, "All"),
         (Selector::name("gc"), "Name(\"gc\")"),
         (pair("a", "b"), "Pair(\"a\", \"b\")"),
         (Selector::regexp("a.").unwrap(), "Regexp(\"a.\")"),
         (Selector::predicate(|_| true), "Predicate(..)"),
     ];
-    for (selector, text) in watched {
+    for (selector, text) in cases {
         assert_eq!(format!("{selector:?}"), text);
     }
 }
@@ -240,7 +241,7 @@ fn selectors_are_printed_as_written() {
 #[test]
 fn refusals_name_the_objects_that_were_unreadable() {
     let path = PathBuf::from("/srv/damaged.so");
-    let program = table().beside(vec![UnreadableObject {
+    let program = program().with_unreadable(vec![UnreadableObject {
         path: path.clone(),
         why: Arc::new(Selector::regexp("(").unwrap_err()),
     }]);
@@ -254,4 +255,33 @@ fn refusals_name_the_objects_that_were_unreadable() {
         };
         assert_eq!(unreadable, std::slice::from_ref(&path));
     }
+}
+
+#[test]
+fn later_programs_need_not_have_all_probes() {
+    let program = program();
+    let present = |actions: Actions| -> Vec<(String, bool, u8)> {
+        let choices = choose_present(&program, &actions).unwrap().into_iter();
+        let name = |probe| program.by_id(probe).name().to_owned();
+        choices
+            .map(|choice| (name(choice.probe), choice.fails_if_disabled, choice.stage))
+            .collect()
+    };
+    let of = |selector| Actions::of(Action::Disable, selector);
+    let gc = || ("gc".to_owned(), false, 0);
+    assert_eq!(present(of(Selector::name("gc"))), [gc()]);
+    assert_eq!(present(of(Selector::name("plug"))), []);
+    assert_eq!(present(of(Selector::regexp("plug").unwrap())), []);
+    assert_eq!(present(of(pair("gc", "plug"))), [gc()]);
+    assert_eq!(present(of(pair("plug", "plug_end"))), []);
+    // All other errors are the same.
+    let twice = of(Selector::name("gc")).disable(Selector::All);
+    assert!(choose_present(&program, &twice).is_err());
+}
+
+#[test]
+fn names_are_compared_up_to_200_bytes() {
+    let long = |len: usize| format!("request{}", "x".repeat(len - 7));
+    assert_eq!(near(&long(200)), ["request"]);
+    assert_eq!(near(&long(201)), [""; 0]);
 }

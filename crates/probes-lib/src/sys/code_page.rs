@@ -11,7 +11,7 @@
 //! ```
 //!
 //! To other threads, the move is one step: the kernel holds the lock of the address space from the
-//! unmapping of the old page to the mapping of the new one, and a thread that misses the page
+//! unmapping of the old page to the mapping of the new one, and a thread that faults on the page
 //! meanwhile waits for that lock.
 
 use std::io;
@@ -35,8 +35,8 @@ pub(crate) struct FilePage<'f> {
     pub(crate) offset: u64,
 }
 
-/// Replaces the page of our own code that starts at `start`, which is mapped from `page`, by `code`:
-/// what it holds, but for the bytes to change.
+/// Replaces the page of our own code at `start`, which is mapped from `page`, by `code`: what
+/// the page holds now, with the bytes to change already changed.
 pub(crate) fn replace(
     page: FilePage<'_>,
     start: LiveAddr,

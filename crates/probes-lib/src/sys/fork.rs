@@ -11,13 +11,13 @@ use nix::unistd::{ForkResult, fork, setsid};
 ///
 /// If this process has several threads: the copy would have one, and what the others had locked
 /// would stay locked.
-pub(crate) fn split() -> io::Result<Option<i32>> {
+pub(crate) fn fork_into_new_session() -> io::Result<Option<i32>> {
     if fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other(
-            "the process that is to follow it has several threads",
+            "the process that is to follow the program has several threads",
         ));
     }
-    // SAFETY: with one thread, the copy has all that this process has.
+    // SAFETY: this process has one thread, so the child lacks no thread that could hold a lock.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(Some(child.as_raw())),
         ForkResult::Child => {

@@ -23,8 +23,9 @@ pub(crate) fn while_nothing_is_unloaded<T>(mut work: impl FnMut() -> T) -> T {
         work: &mut work,
         result: None,
     };
-    // A thread's first use of its thread-local storage takes the loader's lock of dlopen(3), under
-    // which dlopen takes ours: so this thread uses its storage before.
+    // A thread's first use of its thread-local storage takes a lock of the loader. dlopen(3) takes the
+    // same lock first, and then the lock of dl_iterate_phdr. The other order could be a deadlock: so
+    // this thread uses its storage before.
     let _ = thread::current();
     // SAFETY: `run` has the required type, and takes the pointer for what it is: `call` lives, and no
     // other code uses it, until dl_iterate_phdr returns.
@@ -48,7 +49,7 @@ unsafe extern "C" fn run<T>(_object: *mut dl_phdr_info, _len: usize, call: *mut 
 
 /// Returns the load bias of each object that is loaded completely: not of those that are being mapped,
 /// nor of those of another namespace than ours (dlmopen(3)).
-pub(crate) fn loaded() -> Vec<LoadBias> {
+pub(crate) fn load_biases() -> Vec<LoadBias> {
     let mut loaded: Vec<LoadBias> = Vec::new();
     // SAFETY: `add` has the required type, and takes the pointer for what it is: a list that lives, and
     // that no other code uses, until dl_iterate_phdr returns.

@@ -8,10 +8,16 @@ use nix::sys::ptrace::{self, Options};
 use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
-use crate::sys::can_fail;
+use crate::sys::fault_point;
 
 /// `PTRACE_EVENT_STOP` of linux/ptrace.h.
 const EVENT_STOP: i32 = 128;
+
+/// `PTRACE_SECCOMP_GET_FILTER` of linux/ptrace.h, since Linux 4.4.
+const SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
+
+/// How many instructions a seccomp filter has at most: `BPF_MAXINSNS` of linux/bpf_common.h.
+const MAX_FILTER_LEN: usize = 4096;
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION` of linux/ptrace.h, since Linux 5.13.
 const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
@@ -63,7 +69,7 @@ impl Scope {
 /// `PTRACE_SEIZE`, not `PTRACE_ATTACH`: if we die, the kernel resumes it as if it had not been traced.
 pub(crate) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
     let options = scope.options();
-    can_fail!(Seize);
+    fault_point!(Seize);
     ptrace::seize(Pid::from_raw(tid), options)
 }
 
@@ -71,19 +77,19 @@ pub(crate) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
 /// die before the program runs, the kernel kills it, so that it never runs without its probes set.
 pub(crate) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
     let options = Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL;
-    can_fail!(SeizeForExec);
+    fault_point!(SeizeForExec);
     ptrace::seize(Pid::from_raw(pid), options)
 }
 
-/// Changes what is traced of a stopped tracee.
+/// Changes which of the threads and processes that a stopped tracee will start are traced too.
 pub(crate) fn set_scope(tid: i32, scope: Scope) -> Result<(), Errno> {
-    can_fail!(SeizeForExec);
+    fault_point!(SeizeForExec);
     ptrace::setoptions(Pid::from_raw(tid), scope.options())
 }
 
 /// Stops a tracee.
 pub(crate) fn interrupt(tid: i32) -> Result<(), Errno> {
-    can_fail!(Interrupt);
+    fault_point!(Interrupt);
     ptrace::interrupt(Pid::from_raw(tid))
 }
 
@@ -105,7 +111,7 @@ pub(crate) fn listen(tid: i32) {
 }
 
 fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
-    can_fail!(Restart);
+    fault_point!(Restart);
     // SAFETY: both requests take no pointers; the address is ignored, the data is a number.
     let result = unsafe {
         libc::ptrace(
@@ -125,11 +131,11 @@ pub(crate) fn is_at_exec(tid: i32) -> bool {
 
 /// Returns the program counter of a stopped thread.
 pub(crate) fn program_counter(tid: i32) -> Result<u64, Errno> {
-    Ok(counter_and_stack(tid)?.0)
+    Ok(program_counter_and_stack_pointer(tid)?.0)
 }
 
 /// Returns the program counter and the stack pointer of a stopped thread.
-pub(crate) fn counter_and_stack(tid: i32) -> Result<(u64, LiveAddr), Errno> {
+pub(crate) fn program_counter_and_stack_pointer(tid: i32) -> Result<(u64, LiveAddr), Errno> {
     let registers = ptrace::getregs(Pid::from_raw(tid))?;
     Ok((registers.rip, LiveAddr(registers.rsp)))
 }
@@ -157,7 +163,7 @@ pub(crate) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Err
 pub(crate) fn rseq_cs_address(tid: i32) -> Option<LiveAddr> {
     /// Offset of `rseq_cs` in struct rseq.
     const RSEQ_CS: u64 = 8;
-    // struct ptrace_rseq_configuration: where the struct rseq is comes first.
+    // struct ptrace_rseq_configuration: its first field is the address of the struct rseq.
     let mut configuration = [0_u64; 3];
     // SAFETY: ptrace(2): the kernel writes no more than the given length.
     let written = unsafe {
@@ -172,13 +178,44 @@ pub(crate) fn rseq_cs_address(tid: i32) -> Option<LiveAddr> {
     (written > 0 && area != 0).then(|| LiveAddr(area.wrapping_add(RSEQ_CS)))
 }
 
+/// Returns one of the seccomp filters of a stopped thread; `None` if it has fewer.
+///
+/// # Errors
+///
+/// EACCES without `CAP_SYS_ADMIN` in the initial user namespace, and if we are under seccomp ourselves;
+/// EINVAL or EIO if the kernel was built without `CONFIG_CHECKPOINT_RESTORE`; EMEDIUMTYPE if it is not a
+/// classic BPF program.
+pub(crate) fn seccomp_filter(
+    tid: i32,
+    index: usize,
+) -> Result<Option<Vec<libc::sock_filter>>, Errno> {
+    let none = libc::sock_filter {
+        code: 0,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let mut filter = vec![none; MAX_FILTER_LEN];
+    // SAFETY: ptrace(2): the kernel writes the instructions of one filter, of which it accepts no more
+    // than these; the index is a number.
+    let len = unsafe { libc::ptrace(SECCOMP_GET_FILTER, tid, index, filter.as_mut_ptr()) };
+    match Errno::result(len) {
+        Ok(len) => {
+            filter.truncate(usize::try_from(len).unwrap_or_default());
+            Ok(Some(filter))
+        }
+        Err(Errno::ENOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
 fn signal_info(tid: i32) -> Result<libc::siginfo_t, Errno> {
-    can_fail!(SignalInfo);
+    fault_point!(SignalInfo);
     ptrace::getsiginfo(Pid::from_raw(tid))
 }
 
 fn event_message(tid: i32) -> Result<libc::c_long, Errno> {
-    can_fail!(EventMessage);
+    fault_point!(EventMessage);
     ptrace::getevent(Pid::from_raw(tid))
 }
 
@@ -192,7 +229,7 @@ pub(crate) fn is_filtered() -> bool {
 ///
 /// WNOWAIT matters: a wait that consumes a signal-delivery-stop takes the signal off the tracee,
 /// and if we die before we give it back, it is lost.
-pub(crate) fn peek(tid: i32) -> Wait {
+pub(crate) fn peek_wait(tid: i32) -> Wait {
     match wait(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(info)) => decode(tid, &info),
         Ok(None) => Wait::Running,
@@ -201,7 +238,7 @@ pub(crate) fn peek(tid: i32) -> Wait {
     }
 }
 
-/// Returns one of the tracees of this thread that do not run (see `peek`); the same one until it is
+/// Returns one of the tracees of this thread that do not run (see `peek_wait`); the same one until it is
 /// resumed or reaped.
 pub(crate) fn next_stopped() -> Option<i32> {
     // Not children of other threads of ours.
@@ -212,8 +249,9 @@ pub(crate) fn next_stopped() -> Option<i32> {
 }
 
 /// Consumes an exec stop that `peek` has reported, which carries no signal that could be lost. Until
-/// then, the kernel refuses all requests if it was not the first thread that has executed the program:
-/// they may have been meant for the first, which is gone (`looks_like_a_spurious_pid`).
+/// then, the kernel refuses all requests if another thread than the first one of the process has
+/// executed the program: they may have been meant for the first thread, which is gone (see
+/// `looks_like_a_spurious_pid` in the kernel).
 pub(crate) fn consume_exec(tid: i32) {
     // If it has been killed meanwhile, that is reported next.
     let _ = wait(tid, libc::WSTOPPED);
@@ -234,7 +272,7 @@ fn wait_for(
     id: libc::id_t,
     options: i32,
 ) -> Result<Option<libc::siginfo_t>, Errno> {
-    can_fail!(Wait);
+    fault_point!(Wait);
     // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: `info` outlives the call, which writes nothing else.
@@ -283,12 +321,12 @@ pub(crate) fn poke_text(tid: i32, at: LiveAddr, bytes: &[u8]) -> io::Result<()> 
     while !rest.is_empty() {
         let word_at = at & !(word_len - 1);
         let skip = (at - word_at) as usize;
-        can_fail!(PeekText);
+        fault_point!(PeekText);
         let mut word = ptrace::read(tid, word_at as ptrace::AddressType)?.to_le_bytes();
         let count = rest.len().min(word.len() - skip);
         word[skip..skip + count].copy_from_slice(&rest[..count]);
         let value = libc::c_long::from_le_bytes(word);
-        can_fail!(PokeText);
+        fault_point!(PokeText);
         ptrace::write(tid, word_at as ptrace::AddressType, value)?;
         rest = &rest[count..];
         at += count as u64;

@@ -5,19 +5,19 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 /// While this lives, the thread that made it, and threads that it starts, receive no signals but faults.
-pub(crate) struct SignalsHeldBack {
+pub(crate) struct BlockedSignals {
     before: libc::sigset_t,
 }
 
-impl SignalsHeldBack {
-    pub(crate) fn new() -> SignalsHeldBack {
-        let mut held_back = empty();
+impl BlockedSignals {
+    pub(crate) fn new() -> BlockedSignals {
+        let mut blocked = empty();
         let mut before = empty();
         // SAFETY: both sets are initialised and outlive the calls; a thread may always change its
         // own mask.
         unsafe {
-            libc::sigfillset(&raw mut held_back);
-            // A fault in this thread has to end it: held back, it would loop for ever.
+            libc::sigfillset(&raw mut blocked);
+            // A fault in this thread has to end it: blocked, it would loop for ever.
             for fault in [
                 libc::SIGSEGV,
                 libc::SIGBUS,
@@ -27,15 +27,15 @@ impl SignalsHeldBack {
                 libc::SIGABRT,
                 libc::SIGSYS,
             ] {
-                libc::sigdelset(&raw mut held_back, fault);
+                libc::sigdelset(&raw mut blocked, fault);
             }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const held_back, &raw mut before);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut before);
         }
-        SignalsHeldBack { before }
+        BlockedSignals { before }
     }
 }
 
-impl Drop for SignalsHeldBack {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // SAFETY: `before` was filled by pthread_sigmask.
         unsafe {
@@ -48,57 +48,59 @@ impl Drop for SignalsHeldBack {
     }
 }
 
-/// The signals of a thread while it starts a program: held back, from before there is a child.
+/// The signals of a thread while it starts a program. They are blocked from before the child
+/// exists.
 pub(crate) struct SignalsAtLaunch {
-    held_back: SignalsHeldBack,
+    blocked: BlockedSignals,
     /// Whether SIGCHLD was ignored, and is not any more.
-    ignored_children: bool,
+    ignored_sigchld: bool,
 }
 
 impl SignalsAtLaunch {
-    /// Holds signals back. With `wait`, also makes children waitable if SIGCHLD is ignored.
+    /// Blocks signals. With `wait`, also makes children waitable if SIGCHLD is ignored.
     pub(crate) fn new(wait: bool) -> SignalsAtLaunch {
         SignalsAtLaunch {
-            held_back: SignalsHeldBack::new(),
+            blocked: BlockedSignals::new(),
             // waitpid(2): while SIGCHLD is ignored, no status of a child is kept for its parent.
-            ignored_children: wait && stop_ignoring_children(),
+            ignored_sigchld: wait && stop_ignoring_sigchld(),
         }
     }
 
-    /// Returns what the program would have inherited.
+    /// Returns what the program would have inherited without these changes.
     pub(crate) fn inherited(&self) -> InheritedSignals {
         InheritedSignals {
-            mask: self.held_back.before,
-            ignores_children: self.ignored_children,
+            mask: self.blocked.before,
+            ignores_sigchld: self.ignored_sigchld,
         }
     }
 
-    /// Keeps the signals held back for good.
-    pub(crate) fn keep(self) {
+    /// Leaves the signals blocked for good.
+    pub(crate) fn keep_blocked(self) {
         std::mem::forget(self);
     }
 }
 
 impl Drop for SignalsAtLaunch {
     fn drop(&mut self) {
-        if self.ignored_children {
-            ignore_children();
+        if self.ignored_sigchld {
+            ignore_sigchld();
         }
     }
 }
 
-/// What a program inherits from the thread that asked for its start, not from the one that starts it.
+/// What a program is to inherit: the signals of the thread that asked for its start, not of the one
+/// that starts it.
 #[derive(Clone, Copy)]
 pub(crate) struct InheritedSignals {
     mask: libc::sigset_t,
-    ignores_children: bool,
+    ignores_sigchld: bool,
 }
 
 impl InheritedSignals {
     /// Restores the inherited signals, in the child before its execve; makes only system calls.
     pub(crate) fn restore(&self) {
-        if self.ignores_children {
-            ignore_children();
+        if self.ignores_sigchld {
+            ignore_sigchld();
         }
         // SAFETY: the mask was filled by pthread_sigmask; the child has this one thread.
         unsafe {
@@ -111,7 +113,7 @@ impl InheritedSignals {
     }
 }
 
-fn ignore_children() {
+fn ignore_sigchld() {
     // SAFETY: no handler is installed.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
@@ -119,7 +121,7 @@ fn ignore_children() {
 }
 
 /// Gives SIGCHLD its default action if it is ignored; returns whether it was.
-fn stop_ignoring_children() -> bool {
+fn stop_ignoring_sigchld() -> bool {
     // SAFETY: sigaction is plain data, for which all zeroes is a valid value; it is filled by the
     // first call, and no handler is installed.
     unsafe {
@@ -133,7 +135,8 @@ fn stop_ignoring_children() -> bool {
     }
 }
 
-/// A signal that this process has received: sigaction(2) has what the fields of its siginfo_t mean.
+/// A signal that this process has received, with fields of its siginfo_t, which sigaction(2)
+/// explains.
 ///
 /// ```no_run
 /// use std::process::Command;
@@ -174,7 +177,7 @@ pub(crate) fn pass_on(pid: i32, signal: &ReceivedSignal) -> Result<(), Errno> {
         rest: [u64; 12],
     }
     const { assert!(size_of::<Queued>() == size_of::<libc::siginfo_t>()) };
-    // rt_sigqueueinfo(2): others' codes must be negative, and not that of tgkill(2).
+    // rt_sigqueueinfo(2): to send to another process, the code must be negative and not SI_TKILL.
     if signal.code >= 0 || signal.code == libc::SI_TKILL {
         // SAFETY: a system call on numbers.
         return Errno::result(unsafe { libc::kill(pid, signal.number) }).map(drop);
@@ -201,7 +204,7 @@ pub(crate) fn pass_on(pid: i32, signal: &ReceivedSignal) -> Result<(), Errno> {
     Errno::result(result).map(drop)
 }
 
-/// Waits up to `limit` for a SIGCHLD, which has to be held back; returns whether one came.
+/// Waits up to `limit` for a SIGCHLD, which has to be blocked; returns whether one came.
 pub(crate) fn take_sigchld(limit: Duration) -> bool {
     let timeout = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,
@@ -217,7 +220,7 @@ pub(crate) fn take_sigchld(limit: Duration) -> bool {
     }
 }
 
-/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending, which have to be held back.
+/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending; all four have to be blocked.
 pub(crate) fn is_interrupted() -> bool {
     let mut pending = empty();
     // SAFETY: the set is initialised and outlives the calls.

@@ -1,4 +1,4 @@
-//! Starts a program whose child process waits before its execve, until its tracer is there.
+//! Starts a program in a child process that waits before its execve until its tracer lets it go on.
 //!
 //! ```text
 //! spawning thread       child                        tracer thread
@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 
-use crate::sys::can_fail;
+use crate::sys::fault_point;
 use crate::sys::signals::InheritedSignals;
 
 /// The child's ends of the pipes to and from its tracer.
@@ -38,15 +38,16 @@ pub(crate) struct TracerPipes {
 /// The tracer of a child.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TracedBy {
-    /// A thread of its parent, whose end of the pipe the child inherits.
+    /// A thread of the child's parent. The descriptor is the tracer's end of the pipe `go`, which
+    /// the child inherits.
     SameProcess(RawFd),
     /// Another process.
     Other { pid: i32 },
 }
 
 impl TracerPipes {
-    /// Returns the tracer, if it is a thread of this process.
-    pub(crate) fn of_same_process(&self) -> TracedBy {
+    /// Returns the [`TracedBy`] for a tracer that is a thread of this process.
+    pub(crate) fn traced_by_same_process(&self) -> TracedBy {
         TracedBy::SameProcess(self.go.as_raw_fd())
     }
 
@@ -75,25 +76,25 @@ impl TracerPipes {
 pub(crate) fn pipes() -> io::Result<(ChildPipes, TracerPipes)> {
     let (pid_reader, pid_writer) = pipe()?;
     let (go_reader, go_writer) = pipe()?;
-    let childs = ChildPipes {
+    let child_pipes = ChildPipes {
         pid: pid_writer,
         go: go_reader,
     };
-    let tracers = TracerPipes {
+    let tracer_pipes = TracerPipes {
         pid: pid_reader,
         go: go_writer,
     };
-    Ok((childs, tracers))
+    Ok((child_pipes, tracer_pipes))
 }
 
 /// Makes a pipe that no program inherits; returns the end to read from and the end to write to.
 pub(crate) fn pipe() -> io::Result<(File, File)> {
-    can_fail!(Pipe);
+    fault_point!(Pipe);
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
     Ok((reader.into(), writer.into()))
 }
 
-/// Makes the program that `command` starts inherit a descriptor under its number.
+/// Lets the program that `command` starts inherit a descriptor, which keeps its number.
 pub(crate) fn inherit(command: &mut Command, descriptor: RawFd) {
     // SAFETY: `fcntl` is a plain system call, and the caller keeps the descriptor open until the program
     // has been started.
@@ -105,42 +106,43 @@ pub(crate) fn inherit(command: &mut Command, descriptor: RawFd) {
     }
 }
 
-/// Starts `command`, whose child waits for its tracer before its execve.
+/// Starts `command` in a child process that waits for its tracer before its execve.
 pub(crate) fn spawn(
     mut command: Command,
     pipes: ChildPipes,
-    by: TracedBy,
+    traced_by: TracedBy,
     signals: InheritedSignals,
 ) -> io::Result<Child> {
     let fds = (pipes.pid.as_raw_fd(), pipes.go.as_raw_fd());
     // SAFETY: `wait_to_be_traced` makes only system calls on descriptors that are open in the child,
     // a copy of this process, and allocates nothing.
     unsafe {
-        command.pre_exec(move || wait_to_be_traced(fds, by, &signals));
+        command.pre_exec(move || wait_to_be_traced(fds, traced_by, &signals));
     }
     command.spawn()
 }
 
-/// Runs in the child, before its execve: writes our pid for the tracer, waits for its answer, and
-/// restores the signal mask, which the program would inherit.
+/// Runs in the child, before its execve: writes our pid for the tracer, waits for the tracer's
+/// answer, and restores the signal mask, because the program inherits it.
 fn wait_to_be_traced(
     (pid_fd, go_fd): (i32, i32),
-    by: TracedBy,
+    traced_by: TracedBy,
     signals: &InheritedSignals,
 ) -> io::Result<()> {
     let pid = std::process::id().to_le_bytes();
     let mut go = 0_u8;
-    // SAFETY: plain system calls on buffers that outlive them. Our copy of the tracer's end is
-    // closed, so that the read ends should the tracer die.
+    // SAFETY: plain system calls on buffers that outlive them. We close our copy of the tracer's
+    // end of the pipe, so that the read returns if the tracer dies.
     unsafe {
-        match by {
-            TracedBy::SameProcess(go) => libc::close(go),
-            // Yama may allow only our ancestors; where there is no Yama, it fails.
+        match traced_by {
+            TracedBy::SameProcess(tracers_end) => libc::close(tracers_end),
+            // Yama may allow only our ancestors to trace us. Without Yama, the call fails; its
+            // result is not needed.
             TracedBy::Other { pid } => libc::prctl(libc::PR_SET_PTRACER, pid),
         };
         Errno::result(libc::write(pid_fd, pid.as_ptr().cast(), pid.len()))?;
         if libc::read(go_fd, (&raw mut go).cast(), 1) != 1 {
-            // The tracer has died or may not trace us; no process is left to report that to.
+            // The tracer has died, or has no permission to trace us; who started us learns that from the tracer.
             libc::_exit(127);
         }
     }

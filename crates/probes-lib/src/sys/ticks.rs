@@ -4,11 +4,11 @@
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long the counter's rate is measured, at least: a reading takes about 0.1 µs.
-const LEAST: Duration = Duration::from_millis(20);
+/// The shortest time over which the counter's rate is measured; one reading takes about 0.1 µs.
+const MIN_MEASUREMENT: Duration = Duration::from_millis(20);
 
 /// Reads the counter.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     // SAFETY: every x86-64 processor has this instruction, and Linux lets every program use it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
@@ -65,7 +65,7 @@ impl Reading {
 
 /// Measures how long a tick is: the more exactly, the longer ago it was begun.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticks {
+pub(crate) struct TickMeasurement {
     begun: Reading,
 }
 
@@ -74,37 +74,37 @@ pub(crate) struct Ticks {
 pub(crate) struct Clock {
     ticks: u64,
     time: SystemTime,
-    nanoseconds: f64,
+    nanoseconds_per_tick: f64,
 }
 
-impl Ticks {
-    pub(crate) fn begin() -> Ticks {
-        Ticks {
+impl TickMeasurement {
+    pub(crate) fn begin() -> TickMeasurement {
+        TickMeasurement {
             begun: Reading::take(),
         }
     }
 
     /// Returns how many nanoseconds a tick is. Waits if the measurement has only just begun.
-    pub(crate) fn nanoseconds(&self) -> f64 {
-        std::thread::sleep(LEAST.saturating_sub(self.begun.at.elapsed()));
+    pub(crate) fn nanoseconds_per_tick(&self) -> f64 {
+        std::thread::sleep(MIN_MEASUREMENT.saturating_sub(self.begun.at.elapsed()));
         let end = Reading::take();
         let ticks = end.ticks.saturating_sub(self.begun.ticks).max(1);
         (end.at - self.begun.at).as_nanos() as f64 / ticks as f64
     }
 
-    /// Returns what the counter will be after `later`.
-    pub(crate) fn ahead(&self, later: Duration) -> u64 {
-        now().saturating_add((later.as_nanos() as f64 / self.nanoseconds()) as u64)
+    /// Returns how many ticks a time is.
+    pub(crate) fn of(&self, time: Duration) -> u64 {
+        (time.as_nanos() as f64 / self.nanoseconds_per_tick()) as u64
     }
 
     /// Returns a clock for recent ticks.
     pub(crate) fn clock(&self) -> Clock {
-        let nanoseconds = self.nanoseconds();
+        let nanoseconds_per_tick = self.nanoseconds_per_tick();
         let (ticks, time) = read_with(SystemTime::now);
         Clock {
             ticks,
             time,
-            nanoseconds,
+            nanoseconds_per_tick,
         }
     }
 }
@@ -112,7 +112,8 @@ impl Ticks {
 impl Clock {
     /// Returns when the counter had this value.
     pub(crate) fn time(&self, ticks: u64) -> SystemTime {
-        let between = |ticks: u64| Duration::from_nanos((ticks as f64 * self.nanoseconds) as u64);
+        let between =
+            |ticks: u64| Duration::from_nanos((ticks as f64 * self.nanoseconds_per_tick) as u64);
         let time = match ticks.checked_sub(self.ticks) {
             Some(later) => self.time.checked_add(between(later)),
             None => self.time.checked_sub(between(self.ticks - ticks)),
@@ -127,11 +128,11 @@ mod tests {
 
     #[test]
     fn ticks_are_converted_to_time() {
-        let ticks = Ticks::begin();
+        let ticks = TickMeasurement::begin();
         let (from, begun) = (now(), Instant::now());
         std::thread::sleep(Duration::from_millis(50));
         let (to, elapsed) = (now(), begun.elapsed().as_nanos() as f64);
-        let converted = (to - from) as f64 * ticks.nanoseconds();
+        let converted = (to - from) as f64 * ticks.nanoseconds_per_tick();
         assert!(
             (converted / elapsed - 1.0).abs() < 0.01,
             "{converted} {elapsed}"

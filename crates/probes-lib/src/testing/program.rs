@@ -55,7 +55,7 @@ impl NoteSpec {
 /// An ELF file with its headers at the start and the code at the end:
 ///
 /// ```text
-/// header, 2 segments, 5 sections, their names | notes | base | .probes | text
+/// header, 2 segments, 9 sections, their names | notes | base | .probes | text | symbols
 /// ```
 #[derive(Clone, Debug)]
 pub(crate) struct ProgramSpec {
@@ -66,6 +66,10 @@ pub(crate) struct ProgramSpec {
     pub(crate) text_address: u64,
     /// How long the text segment claims to be; as long as it is, if `None`.
     pub(crate) text_len: Option<u64>,
+    /// Symbols that a stripped file does not have, and their addresses.
+    pub(crate) symbols: Vec<(String, u64)>,
+    /// Symbols that the file exports.
+    pub(crate) exported: Vec<(String, u64)>,
 }
 
 impl ProgramSpec {
@@ -73,20 +77,23 @@ impl ProgramSpec {
     pub(crate) const PROBES: u64 = 0x40_3000;
     pub(crate) const BASE: u64 = 0x40_2000;
 
-    const NAMES: &[u8] = b"\0.note.stapsdt\0.stapsdt.base\0.probes\0.shstrtab\0";
-    const HEADERS: usize = 64 + 2 * 56 + 5 * 64;
+    const NAMES: &[u8] = b"\0.note.stapsdt\0.stapsdt.base\0.probes\0.shstrtab\0\
+        .symtab\0.strtab\0.dynsym\0.dynstr\0";
+    const HEADERS: usize = 64 + 2 * 56 + 9 * 64;
 
     pub(crate) fn new(notes: &[NoteSpec], text: &[u8]) -> ProgramSpec {
-        let noted = notes.iter().map(|note| NoteSpec {
+        let notes_with_base = notes.iter().map(|note| NoteSpec {
             base: ProgramSpec::BASE,
             ..note.clone()
         });
         ProgramSpec {
-            notes: noted.flat_map(|note| note.bytes()).collect(),
+            notes: notes_with_base.flat_map(|note| note.bytes()).collect(),
             probes: 16,
             text: text.to_vec(),
             text_address: ProgramSpec::TEXT,
             text_len: None,
+            symbols: Vec::new(),
+            exported: Vec::new(),
         }
     }
 
@@ -103,6 +110,14 @@ impl ProgramSpec {
         let probes_at = base_at + 1;
         let text_at = probes_at + self.probes as u64;
         let text_len = self.text_len.unwrap_or(self.text.len() as u64);
+        let tables = [&self.symbols, &self.exported].map(|symbols| symbol_table(symbols));
+        let mut table_at = text_at + self.text.len() as u64;
+        let table_places = tables.each_ref().map(|parts| {
+            parts.each_ref().map(|part| {
+                table_at += part.len() as u64;
+                (table_at - part.len() as u64, part.len() as u64)
+            })
+        });
 
         let mut file = b"\x7fELF\x02\x01\x01".to_vec();
         file.resize(16, 0);
@@ -111,7 +126,7 @@ impl ProgramSpec {
             file.extend(u64::to_le_bytes(word));
         }
         file.extend([0, 0, 0, 0]);
-        for half in [64u16, 56, 2, 64, 5, 4] {
+        for half in [64u16, 56, 2, 64, 9, 4] {
             file.extend(half.to_le_bytes());
         }
         // PT_LOAD, flags, offset, address twice, length in the file and in memory, alignment
@@ -127,7 +142,9 @@ impl ProgramSpec {
         }
         file.resize(file.len() + 64, 0);
         let probes = self.probes as u64;
-        let sections: [(&[u8], u32, [u64; 3]); 4] = [
+        let [symtab, dynsym] = table_places;
+        let loose = |(at, len)| [0, at, len];
+        let sections: [(&[u8], u32, [u64; 3]); 8] = [
             (
                 b".note.stapsdt\0",
                 7,
@@ -140,6 +157,10 @@ impl ProgramSpec {
                 3,
                 [0, names_at, ProgramSpec::NAMES.len() as u64],
             ),
+            (b".symtab\0", 2, loose(symtab[0])),
+            (b".strtab\0", 3, loose(symtab[1])),
+            (b".dynsym\0", 11, loose(dynsym[0])),
+            (b".dynstr\0", 3, loose(dynsym[1])),
         ];
         for (label, kind, [address, offset, len]) in sections {
             file.extend((name(label) as u32).to_le_bytes());
@@ -154,8 +175,26 @@ impl ProgramSpec {
         file.push(0);
         file.resize(file.len() + self.probes, 0);
         file.extend(&self.text);
+        file.extend(tables.iter().flatten().flatten());
         file
     }
+}
+
+/// Returns a symbol table of absolute symbols, and the names; nothing if there are none.
+fn symbol_table(symbols: &[(String, u64)]) -> [Vec<u8>; 2] {
+    if symbols.is_empty() {
+        return [Vec::new(), Vec::new()];
+    }
+    let (mut table, mut names) = (vec![0; 24], vec![0]);
+    for (name, address) in symbols {
+        table.extend((names.len() as u32).to_le_bytes());
+        table.extend([0, 0, 0xf1, 0xff]);
+        table.extend(address.to_le_bytes());
+        table.extend([0; 8]);
+        names.extend(name.as_bytes());
+        names.push(0);
+    }
+    [table, names]
 }
 
 /// A file with these bytes, in memory and without a name.

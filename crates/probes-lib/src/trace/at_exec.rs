@@ -9,8 +9,9 @@
 //! ```
 //!
 //! If we die here, the program does not run.
-//! `Command::spawn` returns the exact error of a failed execve, but blocks until it is known, so it
-//! needs a thread besides the tracer's. The tracer never reaps: the child is the spawner's.
+//! `Command::spawn` returns the exact error of a failed execve, but blocks until the execve has
+//! succeeded or failed. So it is called in a thread besides the tracer's, the spawner. The tracer
+//! never reaps: the child is the spawner's.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -34,7 +35,8 @@ use crate::trace::run_to::{self, NotReached};
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
 
-/// A program that has been executed and has not run yet. Dropping it kills and reaps it.
+/// A program whose execve is done, but which has not executed an instruction yet. Dropping this
+/// value kills and reaps the program.
 pub(crate) struct AtExec {
     /// `None` if it is another process's child, and after `keep`.
     child: Option<Child>,
@@ -55,8 +57,8 @@ impl AtExec {
         &self.process
     }
 
-    /// Returns the stopped process; the calling thread has to be its tracer. It is killed unless it is
-    /// released.
+    /// Returns the stopped process; the calling thread has to be its tracer. Dropping the returned
+    /// value kills the process, unless it has been released.
     pub(crate) fn stopped(&self, _: &Tracer<'_>) -> Stopped<'_> {
         Stopped::adopt(&self.process).killed_on_drop()
     }
@@ -76,7 +78,7 @@ impl AtExec {
         limit: Duration,
     ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
         // Not released: it must not run untraced.
-        stopped.leave();
+        stopped.keep_stopped();
         let pid = self.process.pid();
         let reached = run_to::run_to(tracer, pid, memory, places)?;
         let failed = |error: Error| NotReached::Failed(io::Error::other(error.to_string()));
@@ -116,7 +118,7 @@ impl AtExec {
     }
 
     /// Returns the program as a child like any other, which is not killed when it is dropped.
-    pub(crate) fn keep(mut self) -> Result<Child> {
+    pub(crate) fn into_child(mut self) -> Result<Child> {
         let pid = self.process.pid();
         self.child
             .take()
@@ -143,20 +145,22 @@ pub(crate) fn kill_and_reap(child: &mut Child) -> Option<ExitStatus> {
 /// # Errors
 ///
 /// If the program cannot be executed or traced; no child is left behind then.
-pub(crate) fn at_exec(
+pub(crate) fn spawn_to_exec(
     tracer: &Tracer<'_>,
     command: Command,
     signals: InheritedSignals,
 ) -> Result<AtExec> {
     let program: PathBuf = command.get_program().into();
     let exec_error = |source: io::Error| Error::of_program(&program, LaunchError::Exec { source });
-    let (childs, tracers) = spawn::pipes().map_err(&exec_error)?;
-    let by = tracers.of_same_process();
+    let (child_pipes, tracer_pipes) = spawn::pipes().map_err(&exec_error)?;
+    let traced_by = tracer_pipes.traced_by_same_process();
     std::thread::scope(|scope| {
         let spawner = std::thread::Builder::new()
-            .spawn_scoped(scope, move || spawn::spawn(command, childs, by, signals))
+            .spawn_scoped(scope, move || {
+                spawn::spawn(command, child_pipes, traced_by, signals)
+            })
             .map_err(&exec_error)?;
-        let traced = trace_to_exec(tracer, tracers);
+        let traced = trace_to_exec(tracer, tracer_pipes);
         let spawned = match spawner.join() {
             Ok(spawned) => spawned,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -213,7 +217,7 @@ pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut pipes: TracerPipes) -> Resu
     }
     pipes.go().map_err(|_| Untraced::Exited)?;
     loop {
-        match ptrace::peek(pid) {
+        match ptrace::peek_wait(pid) {
             Wait::Executed => return Ok(pid),
             Wait::Exited | Wait::Gone => return Err(Untraced::Exited),
             Wait::Running => {

@@ -11,7 +11,7 @@ use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::memory::ProcessMemory;
-use crate::sys::{can_end_early, ptrace};
+use crate::sys::{ptrace, short_write_point};
 
 /// `IOV_MAX`: process_vm_writev(2) fails with EINVAL above it.
 const MAX_IOVECS: usize = 1024;
@@ -25,7 +25,7 @@ pub(crate) struct StoppedMemory<'m> {
 }
 
 impl<'m> StoppedMemory<'m> {
-    /// `tid` has to be in a ptrace-stop of the calling thread's.
+    /// The thread `tid` has to be in a ptrace-stop, with the calling thread as its tracer.
     pub(crate) fn new(memory: &'m ProcessMemory, tid: i32) -> StoppedMemory<'m> {
         StoppedMemory { memory, tid }
     }
@@ -63,9 +63,9 @@ impl<'m> StoppedMemory<'m> {
     }
 }
 
-/// Returns whether /proc/PID/mem may not be written there, though ptrace may: from Linux 6.12 on,
-/// proc_mem.force_override=never keeps it from read-only pages.
-fn is_for_ptrace_alone(error: &io::Error) -> bool {
+/// Returns whether the error means that only ptrace can write there: from Linux 6.12 on, with
+/// proc_mem.force_override=never, read-only pages cannot be written through /proc/PID/mem.
+fn needs_ptrace(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EIO)
 }
 
@@ -74,7 +74,7 @@ fn write_vm(tid: i32, bytes: &[u8], remote: &[RemoteIoVec]) -> nix::Result<usize
     let write = |bytes: &[u8], remote| {
         process_vm_writev(Pid::from_raw(tid), &[IoSlice::new(bytes)], remote)
     };
-    can_end_early!(WriteVm, remote.len(), |part: usize| {
+    short_write_point!(WriteVm, remote.len(), |part: usize| {
         write(&bytes[..part * COUNTER_LEN as usize], &remote[..part])
     });
     write(bytes, remote)
@@ -89,7 +89,7 @@ impl ReadMemory for StoppedMemory<'_> {
 impl WriteMemory for StoppedMemory<'_> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
         match self.memory.write(at, bytes) {
-            Err(error) if is_for_ptrace_alone(&error) => {
+            Err(error) if needs_ptrace(&error) => {
                 ptrace::poke_text(self.tid, at, bytes).map_err(|_| error)
             }
             result => result,
@@ -98,7 +98,7 @@ impl WriteMemory for StoppedMemory<'_> {
 
     fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         match self.memory.write(at, bytes) {
-            Err(error) if is_for_ptrace_alone(&error) => Ok(false),
+            Err(error) if needs_ptrace(&error) => Ok(false),
             result => result.map(|()| true),
         }
     }

@@ -1,5 +1,5 @@
-//! Runs a program that is stopped at its exec on to a place: where its loader has mapped all
-//! libraries and none of their code has run, or to its entry.
+//! Lets a program that is stopped at its exec run up to a place: to where its loader has mapped all
+//! libraries and none of their code has run, or to the program's entry.
 //!
 //! ```text
 //! PTRACE_EVENT_EXEC   only the program and its loader are mapped
@@ -29,7 +29,8 @@ pub(crate) enum NotReached {
 }
 
 /// Lets the program `pid`, which is stopped and has one thread, run to the first of `places` that it
-/// comes to; returns which. The program is about to stop again then, before the instruction there.
+/// comes to; returns which. On return, the program has been resumed, and is about to stop again
+/// before the instruction at that place.
 pub(crate) fn run_to(
     tracer: &Tracer<'_>,
     pid: i32,
@@ -51,7 +52,7 @@ pub(crate) fn run_to(
     };
     ptrace::resume(pid, 0);
     let reached = loop {
-        match ptrace::peek(pid) {
+        match ptrace::peek_wait(pid) {
             Wait::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
                 Some(place) => break place,
                 // Sent from outside, or raised by an initialiser.
@@ -74,7 +75,8 @@ pub(crate) fn run_to(
         .try_for_each(|(place, instruction)| code.write_code(*place, instruction))
         .and_then(|()| Ok(ptrace::set_program_counter(pid, reached)?))
         .map_err(NotReached::Failed)?;
-    // It is stopped by the trap's signal, which must not be delivered: so it is stopped once more.
+    // It is stopped by the trap's SIGTRAP, which must not be delivered. So it is resumed without
+    // that signal, and interrupted first, so that it stops again at once.
     ptrace::interrupt(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
     ptrace::resume(pid, 0);
     Ok(reached)

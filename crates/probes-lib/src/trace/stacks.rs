@@ -9,12 +9,12 @@ use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 
 /// How many bytes of a stack are searched for signal frames.
-const STACK: u64 = 1 << 20;
+const MAX_SEARCHED: u64 = 1 << 20;
 
 /// Where a stack may be if the maps cannot be read.
 const ANYWHERE: Range<u64> = 0..u64::MAX;
 
-/// How many stacks of one thread are searched: more than signals that interrupt each other use.
+/// How many stacks of one thread are searched: more than nested signal handlers use.
 const MOST_STACKS: usize = 16;
 
 /// In a signal frame, what follows the stack pointer, the program counter and the flags of a
@@ -35,8 +35,8 @@ impl Stacks {
         }
     }
 
-    /// Takes adjacent mappings for one stack: a part of it may be locked, or have a name. It ends at its
-    /// guard page.
+    /// Treats adjacent mappings as one stack, because a part of a stack may be locked, or have a
+    /// name, and then is a mapping of its own. A stack ends at its guard page.
     fn among(maps: &[Mapping]) -> Stacks {
         let mut stacks: Vec<Range<u64>> = Vec::new();
         for mapping in maps.iter().filter(|mapping| mapping.is_writable()) {
@@ -48,8 +48,8 @@ impl Stacks {
         Stacks(stacks)
     }
 
-    /// Returns what is searched of the stack whose stack pointer is `top`: not the stacks behind it,
-    /// which belong to other threads.
+    /// Returns what is searched of the stack whose stack pointer is `top`: not the stacks at higher
+    /// addresses, which belong to other threads.
     fn above(&self, top: u64) -> Range<u64> {
         let index = self.0.partition_point(|stack| stack.end <= top);
         let Some(stack) = self.0.get(index) else {
@@ -57,12 +57,13 @@ impl Stacks {
         };
         // The stack pointer may be in memory that is mapped only when it is written to.
         let start = top.max(stack.start);
-        let end = top.saturating_add(STACK).min(stack.end);
+        let end = top.saturating_add(MAX_SEARCHED).min(stack.end);
         (start & !7)..end
     }
 
-    /// Returns whether a word on the stack above `top` is an address of `code`, or a word on the stack
-    /// that a signal has interrupted: its handler may have a stack of its own (sigaltstack(2)).
+    /// Returns whether a word on the stack above `top` is an address of `code`. If that stack has a
+    /// signal frame, the stack that the signal has interrupted is searched too: a signal handler
+    /// may have a stack of its own (sigaltstack(2)).
     pub(crate) fn lead_into(
         &self,
         memory: &impl ReadMemory,
@@ -95,12 +96,12 @@ impl Stacks {
     }
 }
 
-/// Passes the words of a stack to `is_wanted`, from the stack pointer up, until that returns false;
+/// Passes the words of a stack to `visit`, from the stack pointer up, until that returns false;
 /// returns their range.
 fn each_word(
     memory: &impl ReadMemory,
     stack: Range<u64>,
-    mut is_wanted: impl FnMut(u64) -> bool,
+    mut visit: impl FnMut(u64) -> bool,
 ) -> Range<u64> {
     let mut at = stack.start;
     let mut page = [0; PAGE as usize];
@@ -112,7 +113,7 @@ fn each_word(
         }
         let mut words = rest.chunks_exact(8);
         let word = |word: &[u8]| word.try_into().map_or(0, u64::from_le_bytes);
-        if !words.all(|bytes| is_wanted(word(bytes))) {
+        if !words.all(|bytes| visit(word(bytes))) {
             break;
         }
         at = at.saturating_add(rest.len() as u64);
@@ -161,15 +162,19 @@ mod tests {
             let stacks = Stacks(vec![one..one + PAGE, other..other + PAGE]);
             stacks.lead_into(&memory, LiveAddr(one + 0x20), &CODE)
         };
-        let left = || frame(one + 0x100, other + 0x80, 0x1234);
+        let frame_to_other = || frame(one + 0x100, other + 0x80, 0x1234);
         assert!(!leads(vec![], vec![]));
         assert!(leads(frame(one + 0x100, 0, 0x5008), vec![]));
-        assert!(leads(left(), frame(other + 0x100, 0, 0x5008)));
-        // Words below the stack pointer do not count, nor those of a stack that was not left.
-        assert!(!leads(left(), frame(other + 0x10, 0, 0x5008)));
+        assert!(leads(frame_to_other(), frame(other + 0x100, 0, 0x5008)));
+        // Words below the stack pointer do not count, nor those of a stack that no signal frame
+        // leads to.
+        assert!(!leads(frame_to_other(), frame(other + 0x10, 0, 0x5008)));
         assert!(!leads(vec![], frame(other + 0x100, 0, 0x5008)));
         // Frames that lead to each other in a circle.
-        assert!(!leads(left(), frame(other + 0x100, one + 0x20, 0)));
+        assert!(!leads(
+            frame_to_other(),
+            frame(other + 0x100, one + 0x20, 0)
+        ));
         assert!(!leads(frame(one + 0x100, u64::MAX, 0), vec![]));
     }
 
@@ -229,11 +234,11 @@ mod tests {
         let stacks = many_stacks();
         let end = end_of(3);
         assert_eq!(stacks.above(end - 0x20), end - 0x20..end);
-        assert_eq!(stacks.above(end - LEN), end - LEN..end - LEN + STACK);
+        assert_eq!(stacks.above(end - LEN), end - LEN..end - LEN + MAX_SEARCHED);
         // The stack pointer is in the guard page, or below the stack.
         assert_eq!(stacks.above(end + 8).start, end + PAGE);
         assert_eq!(stacks.above(START - 16).start, START + PAGE);
-        assert!(stacks.above(START - STACK).is_empty());
+        assert!(stacks.above(START - MAX_SEARCHED).is_empty());
         assert!(stacks.above(end_of(THREADS)).is_empty());
         assert!(stacks.above(u64::MAX).is_empty());
     }

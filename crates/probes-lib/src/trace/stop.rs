@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! SEIZE + INTERRUPT each tid of /proc/PID/task
-//! wait for each, consuming nothing
+//! wait for each, without consuming its wait status
 //! again, until as many are stopped as /proc/PID/status says there are
 //! Stopped: change what is to be changed
 //! DETACH each, giving back its signal
@@ -21,8 +21,8 @@ use crate::sys::signals;
 use crate::trace::stopped::{Stopped, Tracee};
 use crate::trace::tracer::{TICK, Tracer, reap, reap_if_exited};
 
-/// How long a thread takes to stop, at least, when it is its turn.
-const STOPPING: Duration = Duration::from_micros(4);
+/// The least time that a thread takes to stop; threads stop one after the other.
+const MIN_THREAD_STOP: Duration = Duration::from_micros(4);
 
 /// How many unexplained refusals of the kernel are retried.
 const MAX_REFUSALS: usize = 10;
@@ -40,7 +40,11 @@ impl Tracer<'_> {
 
     /// Does the same, and traces what the process starts from now on. Its threads stay traced when the
     /// result is dropped, and even on an error.
-    pub(crate) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
+    pub(crate) fn stop_and_keep<'p>(
+        &self,
+        process: &'p Process,
+        limit: Duration,
+    ) -> Result<Stopped<'p>> {
         self.stop_all(process, limit, Scope::Descendants)
     }
 
@@ -69,16 +73,16 @@ impl Tracer<'_> {
     }
 }
 
-/// Returns whether this thread traces a thread, and if so makes it stop.
+/// Returns whether the calling thread already traces the thread `tid`, and if so makes `tid` stop.
 ///
-/// To be called before `PTRACE_SEIZE`, which waits for an execve in progress even if it is to be
-/// refused: for one that waits for us to reap its siblings, perhaps, and the watchdog knows only
-/// the processes that were there at the beginning.
-fn is_traced(tid: i32) -> bool {
-    match ptrace::peek(tid) {
+/// To be called before `PTRACE_SEIZE`: that waits for an execve in progress, even if the seize will
+/// then be refused. The execve may be waiting for us to reap sibling threads, and then neither
+/// would end; the watchdog knows only the processes that were there at the beginning.
+fn interrupt_if_traced(tid: i32) -> bool {
+    match ptrace::peek_wait(tid) {
         Wait::Gone => false,
         Wait::Trapped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => true,
-        // Or a child of our own that is not traced.
+        // Or it is a child of our own that is not traced, which cannot be interrupted.
         Wait::Running | Wait::Signal(_) | Wait::Exited => ptrace::interrupt(tid).is_ok(),
     }
 }
@@ -110,15 +114,17 @@ impl Stopping<'_, '_> {
             self.wait_for_all()?;
             passes += 1;
             // A pass that finds no new thread does not prove that there is none: the walk through
-            // /proc/PID/task ends early at a thread that exits meanwhile. The count proves it, without
-            // such a pass: stopped threads are alive, so if they are as many as live, none runs.
+            // /proc/PID/task ends early at a thread that exits meanwhile. The count proves it, and
+            // no such pass is needed: stopped threads are alive, so if their number is the number
+            // of living threads, none runs.
             if self.stopped_count() == self.living_count()? {
                 break;
             }
             if !has_new {
                 self.reap_exited();
             }
-            // Those of the first pass are stopped: a second one takes no time, if they are all.
+            // The threads of the first pass are stopped in time. If they are all threads, a second
+            // pass takes no time, so it is made even after the deadline.
             if passes > 1 && Instant::now() > self.deadline {
                 return Err(Error::of_process(
                     process.pid(),
@@ -131,8 +137,8 @@ impl Stopping<'_, '_> {
         if ptrace::is_at_exec(process.pid()) {
             return Err(self.executed());
         }
-        let any = |tracee: &Tracee| matches!(tracee, Tracee::Stopped(_));
-        if self.stopped.tracees.values().any(any) {
+        let is_stopped = |tracee: &Tracee| matches!(tracee, Tracee::Stopped(_));
+        if self.stopped.tracees.values().any(is_stopped) {
             Ok(())
         } else {
             Err(Error::of_process(process.pid(), ProcessError::Exited))
@@ -152,7 +158,7 @@ impl Stopping<'_, '_> {
                 continue;
             }
             has_new = true;
-            if self.scope == Scope::Descendants && is_traced(tid) {
+            if self.scope == Scope::Descendants && interrupt_if_traced(tid) {
                 self.add(tid, Tracee::Running);
                 continue;
             }
@@ -188,7 +194,7 @@ impl Stopping<'_, '_> {
         if status.tracer == nix::unistd::gettid().as_raw() {
             // We have traced it before, or its creator, so that it was traced from its start.
             self.add(tid, Tracee::Running);
-            if ptrace::peek(tid) == Wait::Running {
+            if ptrace::peek_wait(tid) == Wait::Running {
                 // If it has just exited, the wait reports that.
                 let _ = ptrace::interrupt(tid);
             }
@@ -221,11 +227,11 @@ impl Stopping<'_, '_> {
                 if Instant::now() > self.deadline {
                     return Err(self.busy(tid));
                 }
-                let behind = (self.order.len() - next) as u32;
-                if behind > 0 && !rested {
+                let remaining = (self.order.len() - next) as u32;
+                if remaining > 0 && !rested {
                     // Each that stops sends a signal; woken by it, we would delay the next.
                     rested = true;
-                    std::thread::sleep(TICK.min(STOPPING * behind));
+                    std::thread::sleep(TICK.min(MIN_THREAD_STOP * remaining));
                     continue;
                 }
                 if !self.tracer.wait_for_event() {
@@ -239,7 +245,7 @@ impl Stopping<'_, '_> {
 
     /// Records the new state of a running thread; returns false if it still runs.
     fn has_stopped(&mut self, tid: i32) -> Result<bool> {
-        let tracee = match ptrace::peek(tid) {
+        let tracee = match ptrace::peek_wait(tid) {
             Wait::Running => return Ok(false),
             Wait::Signal(signal) => self.stopped_with(tid, signal),
             Wait::Trapped | Wait::GroupStopped => self.stopped_with(tid, 0),
@@ -281,7 +287,7 @@ impl Stopping<'_, '_> {
         let process = self.stopped.process();
         let known = self.stopped.tracees.iter_mut();
         for (&tid, tracee) in known.filter(|(_, tracee)| **tracee != Tracee::Gone) {
-            let is_gone = match ptrace::peek(tid) {
+            let is_gone = match ptrace::peek_wait(tid) {
                 // waitid(2) does not report a leader that has exited before its other threads.
                 Wait::Running => tid == process.pid() && process.is_exiting(tid),
                 Wait::Exited => {
@@ -306,7 +312,7 @@ impl Stopping<'_, '_> {
         self.order.push(tid);
     }
 
-    /// How many threads are stopped, and a zombie leader.
+    /// How many threads are stopped; a zombie leader is counted, too.
     fn stopped_count(&self) -> usize {
         let leader = self.stopped.process().pid();
         let counts = |(&tid, tracee): (&i32, &Tracee)| match tracee {
@@ -321,7 +327,7 @@ impl Stopping<'_, '_> {
             .count()
     }
 
-    /// How many threads are alive, and a zombie leader.
+    /// How many threads are alive; a zombie leader is counted, too.
     fn living_count(&self) -> Result<usize> {
         let process = self.stopped.process();
         let status = process

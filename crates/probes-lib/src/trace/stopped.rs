@@ -1,4 +1,4 @@
-//! [`Stopped`]: a process all of whose threads are in ptrace-stops of this thread. Dropping it
+//! [`Stopped`]: a process all of whose threads are traced by this thread, and stopped. Dropping it
 //! detaches them, so that no early return leaves a thread stopped.
 
 use std::cell::OnceCell;
@@ -26,7 +26,8 @@ pub(crate) enum Tracee {
     Running,
     /// Stopped, and to be given this signal (0 for none) when it resumes.
     Stopped(i32),
-    /// As `Stopped`, but of another process: a child made by clone(2), seized for us.
+    /// As `Stopped`, but of another process: a child made by clone(2), which the kernel has
+    /// attached to this tracer by itself.
     Foreign(i32),
     Gone,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Stopped<'p> {
     /// Whether dropping it leaves the threads as they are.
     stays_traced: bool,
     /// Whether dropping it kills the process, which must not run as it is.
-    is_doomed: bool,
+    kills_on_drop: bool,
     /// Where its stacks are, once they have been looked up: no thread maps memory meanwhile.
     stacks: OnceCell<Stacks>,
     not_send: PhantomData<*const ()>,
@@ -53,23 +54,23 @@ impl<'p> Stopped<'p> {
             tracees: HashMap::new(),
             since: Instant::now(),
             stays_traced,
-            is_doomed: false,
+            kills_on_drop: false,
             stacks: OnceCell::new(),
             not_send: PhantomData,
         }
     }
 
-    /// A process whose only thread is in a ptrace-stop of this thread.
+    /// A process whose only thread is traced by this thread, and stopped.
     pub(crate) fn adopt(process: &'p Process) -> Stopped<'p> {
-        Stopped::adopt_to(process, false)
+        Stopped::adopt_with(process, false)
     }
 
     /// The same for a process that stays traced.
     pub(crate) fn adopt_traced(process: &'p Process) -> Stopped<'p> {
-        Stopped::adopt_to(process, true)
+        Stopped::adopt_with(process, true)
     }
 
-    fn adopt_to(process: &'p Process, stays_traced: bool) -> Stopped<'p> {
+    fn adopt_with(process: &'p Process, stays_traced: bool) -> Stopped<'p> {
         let mut stopped = Stopped::none_yet(process, stays_traced);
         stopped.tracees.insert(process.pid(), Tracee::Stopped(0));
         stopped
@@ -77,7 +78,7 @@ impl<'p> Stopped<'p> {
 
     /// Makes dropping it kill the process, unless it is released first.
     pub(crate) fn killed_on_drop(mut self) -> Stopped<'p> {
-        self.is_doomed = true;
+        self.kills_on_drop = true;
         self
     }
 
@@ -110,7 +111,7 @@ impl<'p> Stopped<'p> {
         code: &Range<u64>,
     ) -> bool {
         let returns = |stack| self.stacks().lead_into(memory, stack, code);
-        ptrace::counter_and_stack(tid)
+        ptrace::program_counter_and_stack_pointer(tid)
             .is_ok_and(|(counter, stack)| code.contains(&counter) || returns(stack))
     }
 
@@ -132,7 +133,7 @@ impl<'p> Stopped<'p> {
     }
 
     /// Leaves the threads as they are, traced and stopped; returns which they are.
-    pub(crate) fn leave(mut self) -> Vec<i32> {
+    pub(crate) fn keep_stopped(mut self) -> Vec<i32> {
         let stopped = |(tid, tracee)| {
             matches!(tracee, Tracee::Stopped(_) | Tracee::Foreign(_)).then_some(tid)
         };
@@ -164,7 +165,7 @@ impl Drop for Stopped<'_> {
         if self.stays_traced {
             return;
         }
-        if self.is_doomed && !self.tracees.is_empty() {
+        if self.kills_on_drop && !self.tracees.is_empty() {
             // It fails only if the process has been killed already.
             let _ = kill(Pid::from_raw(self.process.pid()), Signal::SIGKILL);
         }

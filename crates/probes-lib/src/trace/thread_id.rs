@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usual_offset_is_preferred_and_chance_is_none() {
+    fn usual_offset_is_preferred_and_ambiguity_gives_none() {
         let with = |offsets: &[usize]| {
             let mut block = [0; BLOCK];
             for &at in offsets {

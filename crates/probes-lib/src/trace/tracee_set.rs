@@ -32,14 +32,16 @@ use crate::trace::tracer::Tracer;
 /// SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// The name of the tracing thread from then on: unlike other tracers of ours, it goes on tracing.
+/// The name of the tracing thread once it has a tracee set: unlike other tracers of ours, it goes
+/// on tracing.
 const FOLLOWER_NAME: &std::ffi::CStr = c"probes-follower";
 
 /// How long a thread that a loader hook has started may take to exit.
-const EXITING: Duration = Duration::from_millis(100);
+const HOOK_THREAD_EXIT_LIMIT: Duration = Duration::from_millis(100);
 
-/// How long a process may take to stop before other processes that keep it from that are resumed.
-const STOPPING: Duration = Duration::from_millis(20);
+/// How long a process may take to stop before other processes, which may keep it from stopping, are
+/// resumed.
+const FIRST_STOP_LIMIT: Duration = Duration::from_millis(20);
 
 /// Processes that are traced by this thread until it ends.
 pub(crate) struct TraceeSet<'t> {
@@ -74,7 +76,8 @@ pub(crate) enum TraceEvent {
 
 impl<'t> TraceeSet<'t> {
     pub(crate) fn new(tracer: &'t Tracer<'t>) -> TraceeSet<'t> {
-        // So that others do not wait for it to detach. It fails only for names that are too long.
+        // The name tells other tools not to wait for this thread to detach. Setting it fails only
+        // for names that are too long.
         let _ = prctl::set_name(FOLLOWER_NAME);
         TraceeSet {
             tracer,
@@ -99,11 +102,18 @@ impl<'t> TraceeSet<'t> {
     /// # Errors
     ///
     /// See [`Tracer::stop`]. Threads that have been stopped resume in [`TraceeSet::next`].
-    pub(crate) fn hold<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
-        match self.tracer.hold(process, limit.min(STOPPING)) {
+    pub(crate) fn stop_and_keep<'p>(
+        &self,
+        process: &'p Process,
+        limit: Duration,
+    ) -> Result<Stopped<'p>> {
+        match self
+            .tracer
+            .stop_and_keep(process, limit.min(FIRST_STOP_LIMIT))
+        {
             Err(error) if error.is_stop_timeout() => {
                 self.resume_others(process.pid());
-                self.tracer.hold(process, limit)
+                self.tracer.stop_and_keep(process, limit)
             }
             done => done,
         }
@@ -113,7 +123,7 @@ impl<'t> TraceeSet<'t> {
     /// executed a program, and the child may wait for us.
     fn resume_others(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
-            match ptrace::peek(tid) {
+            match ptrace::peek_wait(tid) {
                 Wait::Signal(signal) => ptrace::resume(tid, signal),
                 Wait::Trapped => ptrace::resume(tid, 0),
                 // They have something to report, or are not stopped.
@@ -133,18 +143,18 @@ impl<'t> TraceeSet<'t> {
         self.given_up.insert(pid);
     }
 
-    /// Resumes a process that `hold` has stopped.
+    /// Resumes a process that `stop_and_keep` has stopped.
     pub(crate) fn resume(&mut self, process: &Process, held: Stopped<'_>) {
         let pid = process.pid();
         // Threads that are not among `held` have exited, and were reaped when it was stopped.
         self.threads.retain(|_, other| *other != pid);
         self.threads
-            .extend(held.leave().into_iter().map(|tid| (tid, pid)));
+            .extend(held.keep_stopped().into_iter().map(|tid| (tid, pid)));
     }
 
     /// Adds a stopped process that this thread traces without its descendants, and resumes it.
     pub(crate) fn adopt(&mut self, process: &Process, stopped: Stopped<'_>) {
-        for tid in stopped.leave() {
+        for tid in stopped.keep_stopped() {
             // It fails only if the process has been killed.
             let _ = ptrace::set_scope(tid, Scope::Descendants);
             if ptrace::is_at_exec(tid) {
@@ -164,8 +174,9 @@ impl<'t> TraceeSet<'t> {
         ptrace::resume(tid, 0);
     }
 
-    /// Takes the threads that code in `hook` starts for reports of the loader; `None` for no hook.
-    pub(crate) fn watch(&mut self, pid: i32, hook: Option<Range<u64>>) {
+    /// Treats the threads that code in `hook` starts as reports of the loader; `None` if there is
+    /// no hook.
+    pub(crate) fn set_hook(&mut self, pid: i32, hook: Option<Range<u64>>) {
         match hook {
             Some(hook) => self.hooks.insert(pid, hook),
             None => self.hooks.remove(&pid),
@@ -174,7 +185,7 @@ impl<'t> TraceeSet<'t> {
 
     /// Returns whether any thread of a stopped process executes the loader hook, or the handler of a
     /// signal that it has received there.
-    pub(crate) fn is_in_hook_code(
+    pub(crate) fn has_thread_in_hook(
         &self,
         pid: i32,
         held: &Stopped<'_>,
@@ -198,8 +209,8 @@ impl<'t> TraceeSet<'t> {
     }
 
     /// Returns what has happened, if anything has. All threads resume but those that the event reports
-    /// as stopped. Returns `None` after `end`: where things happen all the time, there is always
-    /// something.
+    /// as stopped. Returns `None` after `end`, even if more has happened: otherwise this
+    /// might never return `None` for busy processes.
     pub(crate) fn next(&mut self, end: Instant) -> Option<TraceEvent> {
         while Instant::now() < end {
             let tid = self.next_stopped()?;
@@ -214,7 +225,7 @@ impl<'t> TraceeSet<'t> {
     /// Resumes a stopped thread, or reaps it; returns an event if its stop is one.
     fn handle(&mut self, tid: i32) -> Option<TraceEvent> {
         let pid = self.threads.get(&tid).copied();
-        let wait = ptrace::peek(tid);
+        let wait = ptrace::peek_wait(tid);
         if pid.is_none() && self.is_given_up(tid) {
             detach_or_reap(tid, wait);
             return None;
@@ -253,8 +264,8 @@ impl<'t> TraceeSet<'t> {
             return Some(TraceEvent::AtLoader { pid, tid });
         }
         self.threads.remove(&child);
-        // It may have been detached, if this thread took its time to stop.
-        let is_traced = ptrace::peek(child) != Wait::Gone;
+        // The child may have been detached already, if thread `tid` took its time to stop.
+        let is_traced = ptrace::peek_wait(child) != Wait::Gone;
         let event = is_traced.then(|| self.register(child)).flatten();
         ptrace::resume(tid, 0);
         event
@@ -263,7 +274,8 @@ impl<'t> TraceeSet<'t> {
     /// Removes a thread that has exited; returns an event if its process has, too.
     fn gone(&mut self, pid: Option<i32>, tid: i32) -> Option<TraceEvent> {
         self.threads.remove(&tid);
-        // The first thread is reported last, but it may not have been traced any more.
+        // The exit of the first thread is reported last, unless that thread was not traced any
+        // more.
         let pid = pid.filter(|pid| *pid == tid || !self.has(*pid))?;
         self.forget(pid);
         Some(TraceEvent::Exited { pid })
@@ -280,14 +292,14 @@ impl<'t> TraceeSet<'t> {
         if !self.unreaped.contains(&tid) {
             return Some(tid);
         }
-        if ptrace::peek(tid) != Wait::Exited {
+        if ptrace::peek_wait(tid) != Wait::Exited {
             // A new process with the pid of a child that has been waited for.
             self.unreaped.remove(&tid);
             return Some(tid);
         }
-        // It hides the others until it is waited for.
+        // The exited child hides the others until it is waited for.
         let mut tids = self.threads.keys().copied();
-        tids.find(|tid| !self.unreaped.contains(tid) && ptrace::peek(*tid) != Wait::Running)
+        tids.find(|tid| !self.unreaped.contains(tid) && ptrace::peek_wait(*tid) != Wait::Running)
     }
 
     /// Adds a thread that is new; returns an event if its process is, too.
@@ -313,8 +325,8 @@ impl<'t> TraceeSet<'t> {
     /// Lets a thread that a loader hook has started exit, which is all that it does, and reaps it.
     fn reap_hook_thread(&mut self, tid: i32) {
         let begun = Instant::now();
-        while begun.elapsed() < EXITING {
-            match ptrace::peek(tid) {
+        while begun.elapsed() < HOOK_THREAD_EXIT_LIMIT {
+            match ptrace::peek_wait(tid) {
                 wait @ (Wait::Exited | Wait::Gone) => {
                     if wait == Wait::Exited {
                         ptrace::reap(tid);

@@ -25,14 +25,15 @@ use crate::error::{Result, SystemError};
 use crate::process::Process;
 use crate::process::denial::TRACER_NAME;
 use crate::sys::ptrace::{self, Scope, Wait};
-use crate::sys::signals::{self, SignalsHeldBack};
+use crate::sys::signals::{self, BlockedSignals};
 
-/// How often to look where no signal may come: the watchdog at the tracer, and the tracer at tracees
-/// whose SIGCHLD another thread of this process may have received.
+/// How often to look if there may be no signal: how often the watchdog, which is the caller's
+/// thread, looks at the tracer; and how often the tracer looks at its tracees, as another thread of
+/// this process may have received their SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 /// How often the watchdog looks while no thread is being seized.
-const AT_REST: Duration = Duration::from_millis(20);
+const IDLE_TICK: Duration = Duration::from_millis(20);
 
 /// The right to make ptrace calls, which belongs to one thread.
 pub(crate) struct Tracer<'a> {
@@ -42,20 +43,22 @@ pub(crate) struct Tracer<'a> {
     not_send: PhantomData<*const ()>,
 }
 
-/// Runs `work` on a new thread, which may trace, and watches over `targets` meanwhile.
+/// Runs `work` on a new thread, which may make ptrace calls. Meanwhile, reaps exited threads of
+/// `targets` if the new thread hangs in `PTRACE_SEIZE`.
 ///
-/// Signals that could end or stop us halfway are held back until `work` is done.
+/// Signals that could end or stop us halfway are blocked until `work` is done.
 pub(crate) fn with_tracer<T: Send>(
     targets: &[&Process],
     work: impl FnOnce(&Tracer<'_>) -> Result<T> + Send,
 ) -> Result<T> {
     let sigchld_taken = AtomicBool::new(false);
     let result = {
-        let _held_back = SignalsHeldBack::new();
+        let _blocked = BlockedSignals::new();
         run_watched(targets, &sigchld_taken, work)
     };
     if sigchld_taken.load(Ordering::Relaxed) {
-        // It may have been for a child of our caller's as well: signals of one kind merge.
+        // The SIGCHLD may have been for another child of this process as well, as pending signals of
+        // one kind merge.
         signals::raise_sigchld();
     }
     result
@@ -89,7 +92,7 @@ fn run_watched<T: Send>(
                 targets.iter().copied().for_each(reap_for_exec);
             }
             tick = if is_same && !is_seizing {
-                AT_REST
+                IDLE_TICK
             } else {
                 TICK
             };
@@ -115,7 +118,7 @@ fn reap_for_exec(target: &Process) {
 
 /// Reaps a tracee of `target` if it has exited.
 pub(crate) fn reap_if_exited(target: &Process, tid: i32) {
-    if ptrace::peek(tid) == Wait::Exited {
+    if ptrace::peek_wait(tid) == Wait::Exited {
         reap(target, tid);
     }
 }
@@ -143,12 +146,13 @@ impl Tracer<'_> {
         has_come
     }
 
-    /// Returns whether a signal that ends us is pending until `work` is done.
+    /// Returns whether a signal that would end this process is pending. It is blocked until `work`
+    /// is done.
     pub(crate) fn is_interrupted(&self) -> bool {
         signals::is_interrupted()
     }
 
-    /// Starts to trace a thread, watched over.
+    /// Starts to trace a thread; the watchdog looks whether that hangs.
     pub(crate) fn seize(&self, tid: i32, scope: Scope) -> Result<(), Errno> {
         self.seizes.fetch_add(1, Ordering::Relaxed);
         let result = ptrace::seize(tid, scope);

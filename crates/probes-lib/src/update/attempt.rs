@@ -47,12 +47,12 @@ impl Updater<'_> {
         if self.stop_mode() == StopMode::Stopped {
             process.refuse_self_and_ancestors()?;
         }
-        let _first = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + self.options.deadline;
         let _lock = UpdateLock::wait(process, deadline)?;
         loop {
             match self.try_repeatedly(choose) {
-                // Its lock cannot be seen, from outside its container.
+                // Another update is in progress, in a container: we cannot see its lock.
                 Err(error) if error.is_being_changed() && Instant::now() < deadline => {
                     lock::pause()
                 }
@@ -126,7 +126,7 @@ impl Updater<'_> {
     /// Opens the memory to write it, with observed sites hidden.
     fn memory(&self) -> Result<Shadowed<ProcessMemory>> {
         let maps = read_maps(self.opened.process())?;
-        Ok((self.hide)(self.opened.bare_memory()?, &maps))
+        Ok((self.hide)(self.opened.unshadowed_memory()?, &maps))
     }
 
     fn try_repeatedly(&self, choose: Choose<'_>) -> Result<Report> {
@@ -174,43 +174,48 @@ fn update_stopped(
     limit: Duration,
 ) -> Result<Option<Report>> {
     let process = context.process;
-    // Reading looks the same while another process writes, or while an object is being loaded.
+    // These errors also occur while another process writes, or while an object is being loaded.
     let is_transient = |kind: &ErrorKind| match kind {
         ErrorKind::Probe(ProbeError::Inconsistent { .. }) => true,
         ErrorKind::Probe(ProbeError::UnexpectedSite { address, .. }) => {
-            context.image.is_unloadable(*address)
+            context.image.can_be_unloaded(*address)
         }
         _ => false,
     };
     let prepared = match context.prepare(request) {
-        // Judged once the process is stopped.
+        // Prepared again when the process is stopped, and only then an error.
         Err(error) if is_transient(error.kind()) => None,
         prepared => Some(prepared?),
     };
     match prepared {
-        Some(prepared) if prepared.is_done() => {
+        Some(prepared) if prepared.has_nothing_to_do() => {
             return Ok(Some(prepared.report(Duration::ZERO)));
         }
         Some(ref prepared) => prepared.break_copy_on_write(),
         None => {}
     }
+    let digests = context.digests(request.choices);
     let done = with_tracer(&[process], |tracer| {
-        let stopped = tracer.stop(process, limit)?;
+        let stopped = digests.stop(tracer, process, context.memory.bare(), limit)?;
+        let digest = digests.write(&stopped, context.memory.bare());
         if let Some(prepared) = prepared {
             if prepared.carry_out(&stopped)? == Outcome::Done {
-                return Ok(Some((prepared, stopped.release())));
+                return Ok(Some((prepared, digest, stopped.release())));
             }
         }
         // An object has been unloaded, or is loaded in part.
-        if !context.image.is_as_in(&read_maps(process)?) {
+        if !context.image.still_matches(&read_maps(process)?) {
             return Ok(None);
         }
         // The states have changed since they were read; now that the process is stopped, they cannot.
         let prepared = context.prepare(request)?;
         let done = prepared.carry_out(&stopped)? == Outcome::Done;
-        Ok(done.then(|| (prepared, stopped.release())))
+        Ok(done.then(|| (prepared, digest, stopped.release())))
     })?;
-    Ok(done.map(|(prepared, stop_time)| prepared.report(stop_time)))
+    Ok(done.map(|(prepared, digest, stop_time)| Report {
+        code_digest: digest,
+        ..prepared.report(stop_time)
+    }))
 }
 
 /// Updates the process while it runs; returns `None` if it has changed since it was read.
@@ -220,6 +225,14 @@ fn update_running<'a>(
     carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<Outcome>,
 ) -> Result<Option<Report>> {
     let prepared = context.prepare(request)?;
-    let done = prepared.is_done() || carry_out(&prepared)? == Outcome::Done;
-    Ok(done.then(|| prepared.report(Duration::ZERO)))
+    if prepared.has_nothing_to_do() {
+        return Ok(Some(prepared.report(Duration::ZERO)));
+    }
+    // They are written only while no thread can be computing them.
+    let digest = context.digests(request.choices).unwritten();
+    let done = carry_out(&prepared)? == Outcome::Done;
+    Ok(done.then(|| Report {
+        code_digest: digest,
+        ..prepared.report(Duration::ZERO)
+    }))
 }

@@ -25,7 +25,7 @@ pub(crate) fn find(objects: &[Object], code: &[CodeRun]) -> Result<Vec<LiveAddr>
         // A run may reach from one segment into the next.
         while from < bytes.len() {
             let address = bias.file(start.plus(from as u64));
-            let holding = segments().find(|segment| segment.holds(address, 1));
+            let holding = segments().find(|segment| segment.holds_in_file(address, 1));
             let len = match holding {
                 Some(segment) => {
                     let rest = segment.file_len - (address.0 - segment.start.0);

@@ -1,5 +1,6 @@
 //! [`UpdateLock`]: one update of a process at a time. If two updates added one to a counter at the same
-//! time, one of them could be lost: only a tracer can stop the process meanwhile, and there is only one.
+//! time, one of them could be lost. Two that stop the process exclude each other, as a process has at most
+//! one tracer; updates without a stop would exclude nothing.
 //!
 //! It is a lock (flock(2)) on the process's `mem` in /proc: opening that needs the permission to change the
 //! process, no lock file is left behind, and the lock is released when its holder exits.
@@ -16,9 +17,9 @@ use nix::sys::stat::{major, minor};
 use crate::error::{Denial, Error, Operation, ProcessError, Result};
 use crate::process::{Process, name_of};
 
-/// How often the lock is tried after the deadline while /proc/locks names no holder: one holder may just
-/// have released it, and so may the next.
-const TRIES_UNSEEN: usize = 20;
+/// How many times the lock is tried after the deadline if /proc/locks names no holder: a holder may have
+/// released it just before /proc/locks was read, and so may the next holder.
+const TRIES_WITHOUT_HOLDER: usize = 20;
 
 /// The lock, held while a process is updated or observed.
 pub(crate) struct UpdateLock {
@@ -37,7 +38,7 @@ impl UpdateLock {
         let mut file = lock_file(process).map_err(|source| {
             crate::process::denial::denied_or_exited(process, operation, source)
         })?;
-        let mut unseen = 0;
+        let mut tries_without_holder = 0;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(UpdateLock { _lock: lock }),
@@ -45,8 +46,8 @@ impl UpdateLock {
                     if Instant::now() >= deadline {
                         let holder = holder_of(&same);
                         // It has just been released, or its holder is in another pid namespace.
-                        unseen += usize::from(holder.is_none());
-                        if holder.is_none() && unseen < TRIES_UNSEEN {
+                        tries_without_holder += usize::from(holder.is_none());
+                        if holder.is_none() && tries_without_holder < TRIES_WITHOUT_HOLDER {
                             file = same;
                             pause();
                             continue;
@@ -76,8 +77,8 @@ pub(crate) fn pause() {
     std::thread::sleep(Duration::from_micros(300 + 150 * own));
 }
 
-/// Opens the file that is locked, the same for all tools: `mem` of the thread group leader. If the leader
-/// has exited, that may belong to root; then it is the folder of the threads.
+/// Opens the file that is locked, the same for all tools: `mem` of the thread group leader or, if the
+/// leader has exited, the folder of the threads (`task`), because `mem` may then belong to root.
 fn lock_file(process: &Process) -> io::Result<File> {
     let flags = OFlag::O_RDONLY;
     let has_exited = || process.is_exiting(process.pid());
@@ -133,7 +134,7 @@ mod tests {
 5: FLOCK";
         let device = nix::sys::stat::makedev(0, 0x15);
         assert_eq!(holder(locks, device, 2_881_552), Some(14));
-        // In another pid namespace.
+        // The pid of a holder in another pid namespace is 0; on 78 there is no lock.
         assert_eq!(holder(locks, device, 77), None);
         assert_eq!(holder(locks, device, 78), None);
     }

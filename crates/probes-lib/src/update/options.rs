@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How long stopping every thread may take before all are resumed, and how long to wait for another
-    /// process that updates this one; 500 ms by default. Threads of the caller that use the same
+    /// process that updates the same target; 500 ms by default. Threads of the caller that use the same
     /// [`Target`](crate::Target) wait for each other without a limit.
     pub deadline: Duration,
     /// Whether to update the process while it runs, without stopping any of its threads; off by
@@ -28,6 +28,15 @@ pub struct Options {
     /// Whether to write to text on 1 GiB huge pages, where the first write to a page copies a gigabyte;
     /// off by default.
     pub gigatext: bool,
+    /// Whether to observe a process whose seccomp filters cannot be read
+    /// ([`ObserveError::SeccompUnreadable`](crate::ObserveError::SeccompUnreadable)); off by default. If they
+    /// forbid `mmap`, `munmap` or `prctl`, the kernel may kill the process. Filters that can be read and do
+    /// not allow these calls are respected all the same.
+    pub despite_seccomp: bool,
+    /// Whether [`Target::observe`](crate::Target::observe) and [`Target::clean`](crate::Target::clean)
+    /// also remove the observation of a process that still observes; off by default. That one fails
+    /// with [`ObserveError::Replaced`](crate::ObserveError::Replaced). Updates ignore this.
+    pub take_over: bool,
 }
 
 impl Default for Options {
@@ -36,6 +45,8 @@ impl Default for Options {
             deadline: Duration::from_millis(500),
             live: false,
             gigatext: false,
+            despite_seccomp: false,
+            take_over: false,
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) enum Outcome {
     Outdated,
 }
 
-/// Carries out `plan` in `memory`, in which nothing else may change what is written meanwhile.
+/// Carries out `plan` in `memory`. Meanwhile, nothing else may change what the plan writes.
 ///
 /// # Errors
 ///
@@ -30,7 +30,7 @@ pub(crate) fn apply(
 ) -> Result<Outcome> {
     let unchanged = layout
         .is_unchanged(pid, memory, &plan.before)
-        .map_err(|error| error.leaving(Effect::NothingChanged))?;
+        .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))?;
     if !unchanged {
         return Ok(Outcome::Outdated);
     }
@@ -50,7 +50,7 @@ pub(crate) fn apply(
             } else {
                 Effect::HalfChanged
             };
-            Err(error.leaving(effect))
+            Err(error.with_effect_if_none(effect))
         }
     }
 }
@@ -145,32 +145,35 @@ fn is_restored(journal: &[Written<'_>], before: &Snapshot, found: &Snapshot) -> 
     })
 }
 
-/// Checks that memory holds what was written. The code between is not compared: debuggers may set
-/// breakpoints there, even now.
+/// Checks that memory holds what was written. The code between the changed opcodes is not compared:
+/// debuggers may set breakpoints there, even now.
 fn read_back(
     plan: &UpdatePlan,
     layout: &Layout,
     pid: i32,
     memory: &impl WriteMemory,
 ) -> Result<()> {
-    let not_kept = |part, address| {
+    let not_as_written = |part, address| {
         Err(Error::of_process(
             pid,
-            MemoryError::NotHeld { part, address },
+            MemoryError::NotAsWritten { part, address },
         ))
     };
     let mut opcode_changes = plan.opcode_changes.iter().peekable();
     layout.visit_code(pid, memory, |_, start, bytes| {
-        let is_kept = |change: &OpcodeChange| {
+        let is_as_written = |change: &OpcodeChange| {
             let offset = change.at.0.wrapping_sub(start.0) as usize;
             bytes.get(offset) == Some(&change.new)
         };
-        while opcode_changes.next_if(|change| is_kept(change)).is_some() {}
-        // The next is in another run, or was not kept.
+        while opcode_changes
+            .next_if(|change| is_as_written(change))
+            .is_some()
+        {}
+        // The next change is in another run, or does not hold.
         true
     })?;
     if let Some(change) = opcode_changes.next() {
-        return not_kept(MemoryPart::Site, change.at);
+        return not_as_written(MemoryPart::Site, change.at);
     }
     let counters = layout.read_counters(pid, memory)?;
     let mut writes = plan.steps.iter().flat_map(|step| match step {
@@ -178,7 +181,7 @@ fn read_back(
         Step::Code(_) => &[],
     });
     match writes.find(|write| counters[write.index] != write.new) {
-        Some(write) => not_kept(MemoryPart::Semaphore, write.at),
+        Some(write) => not_as_written(MemoryPart::Semaphore, write.at),
         None => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{ProbeError, Result};
-use crate::process::program::{Member, ProbeId, Program};
+use crate::process::program::{MergedProbe, ProbeId, Program};
 use crate::select::{Action, Aim, AppliedChange, Choice};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::update::snapshot::{CodeRun, ProbeReading, Snapshot, State};
@@ -15,7 +15,8 @@ use crate::update::snapshot::{CodeRun, ProbeReading, Snapshot, State};
 ///
 /// The order makes every prefix safe: an enabled site has a handler to call at any time, and a
 /// counter is above 0 only while its sites are enabled. So sites are enabled before their counters and
-/// disabled after them, and the probes of a pair one after the other.
+/// disabled after them. Of a pair, the stop probe is enabled first and disabled last: the stop of a start that
+/// is counted is counted, too.
 #[derive(Debug)]
 pub(crate) struct UpdatePlan {
     pub(crate) steps: Vec<Step>,
@@ -24,7 +25,8 @@ pub(crate) struct UpdatePlan {
     /// The state that memory must have before the first write.
     pub(crate) before: Snapshot,
     pub(crate) changes: Vec<PlannedChange>,
-    /// Probes to disable that are disabled already.
+    /// Probes for which there is nothing to do: to be disabled and disabled already, or to be undone with
+    /// nothing left to undo.
     pub(crate) skipped: Vec<ProbeId>,
     /// Probes that cannot be undone, because one of their sites holds foreign bytes.
     pub(crate) not_undone: Vec<ProbeId>,
@@ -37,9 +39,10 @@ pub(crate) enum Step {
     Counters(Vec<CounterWrite>),
 }
 
-/// When a write is made: by the number of the choice's stage, and in each stage first what is disabled.
+/// When a write is made: writes are ordered by the stage of their choice, and within a stage those that
+/// disable come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct WriteStage {
+struct WriteOrder {
     number: u8,
     enable: bool,
 }
@@ -49,7 +52,7 @@ struct WriteStage {
 pub(crate) struct OpcodeChange {
     pub(crate) at: LiveAddr,
     pub(crate) new: u8,
-    stage: WriteStage,
+    order: WriteOrder,
 }
 
 /// Code to be written in one piece: one opcode, or several of one page with what lies between.
@@ -59,7 +62,7 @@ pub(crate) struct CodeWrite {
     pub(crate) len: usize,
     /// The opcodes in it that change, in this stage or another, as indices of the plan's opcode changes.
     opcode_changes: Range<usize>,
-    stage: WriteStage,
+    order: WriteOrder,
 }
 
 impl UpdatePlan {
@@ -74,25 +77,25 @@ impl UpdatePlan {
 
     /// Sets `bytes` to the code that a write replaces.
     pub(crate) fn old_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
-        self.code_where(write, |stage| stage < write.stage, bytes);
+        self.code_where(write, |order| order < write.order, bytes);
     }
 
     /// Sets `bytes` to the code that a write leaves.
     pub(crate) fn new_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
-        self.code_where(write, |stage| stage <= write.stage, bytes);
+        self.code_where(write, |order| order <= write.order, bytes);
     }
 
     fn code_where(
         &self,
         write: &CodeWrite,
-        is_made: impl Fn(WriteStage) -> bool,
+        is_made: impl Fn(WriteOrder) -> bool,
         bytes: &mut Vec<u8>,
     ) {
         bytes.clear();
         // Every write lies in one run of the snapshot.
         bytes.extend(self.before.code_at(write.at, write.len).unwrap_or_default());
         for change in &self.opcode_changes[write.opcode_changes.clone()] {
-            if is_made(change.stage) {
+            if is_made(change.order) {
                 bytes[(change.at.0 - write.at.0) as usize] = change.new;
             }
         }
@@ -123,14 +126,14 @@ pub(crate) struct PlannedChange {
 }
 
 impl PlannedChange {
-    fn is_none(&self) -> bool {
+    fn changes_nothing(&self) -> bool {
         self.sites == 0 && self.added.iter().all(|&(_, added)| added == 0)
     }
 }
 
 impl Aim {
     /// Returns the new value of the counter at `at`; `None` if it can hold no more.
-    fn of_counter(&self, counter: u16, at: LiveAddr) -> Option<u16> {
+    fn new_counter(&self, counter: u16, at: LiveAddr) -> Option<u16> {
         match self {
             Aim::Set(Action::Enable) => Some(1),
             Aim::Set(Action::Disable) => Some(0),
@@ -150,7 +153,8 @@ pub(crate) struct PlanInputs<'a> {
     pub(crate) program: &'a Program,
     /// Breakpoints in the code that was read, by address.
     pub(crate) breakpoints: &'a [LiveAddr],
-    /// Whether each opcode is a write of its own, as the process runs and executes the code between them.
+    /// Whether each opcode is written on its own, because the process runs meanwhile and executes the code
+    /// between them.
     pub(crate) one_by_one: bool,
 }
 
@@ -184,7 +188,7 @@ impl PlanInputs<'_> {
             if let Aim::Count(action) = choice.aim {
                 refuse_inconsistent(probe, reading)?;
                 if action == Action::Disable && reading.state == State::Disabled {
-                    if choice.named {
+                    if choice.fails_if_disabled {
                         let name = probe.name().to_owned();
                         return Err(ProbeError::NotEnabled { name }.into());
                     }
@@ -194,18 +198,18 @@ impl PlanInputs<'_> {
             }
             let change = self.draft(probe, choice, &before, &mut draft)?;
             match choice.aim {
-                Aim::Undo(_) if change.is_none() => skipped.push(choice.probe),
+                Aim::Undo(_) if change.changes_nothing() => skipped.push(choice.probe),
                 _ => changes.push(change),
             }
         }
         let opcode_changes = self.opcode_changes(&draft.opcodes);
         let mut steps = Vec::with_capacity(2 * draft.counters.len());
-        for (stage, mut counters) in draft.counters {
+        for (order, mut counters) in draft.counters {
             counters.sort_unstable_by_key(|write| write.at);
-            let code = self.group(stage, &opcode_changes, &before.code);
+            let code = self.group(order, &opcode_changes, &before.code);
             let code = (!code.is_empty()).then_some(Step::Code(code));
             let counters = (!counters.is_empty()).then_some(Step::Counters(counters));
-            let in_order = if stage.enable {
+            let in_order = if order.enable {
                 [code, counters]
             } else {
                 [counters, code]
@@ -225,7 +229,7 @@ impl PlanInputs<'_> {
     /// Adds the writes for one probe to `draft`.
     fn draft(
         &self,
-        probe: Member<'_>,
+        probe: MergedProbe<'_>,
         choice: &Choice,
         before: &Snapshot,
         draft: &mut Draft,
@@ -233,7 +237,7 @@ impl PlanInputs<'_> {
         let write = |index: usize| {
             let at = self.program.counter(index);
             let old = before.counters[index];
-            let new = choice.aim.of_counter(old, at);
+            let new = choice.aim.new_counter(old, at);
             let name = || probe.name().to_owned();
             let new = new.ok_or_else(|| ProbeError::CounterFull { name: name() })?;
             Ok(CounterWrite {
@@ -255,7 +259,7 @@ impl PlanInputs<'_> {
             }
             .into());
         }
-        let stage = WriteStage {
+        let order = WriteOrder {
             number: choice.stage,
             enable,
         };
@@ -269,7 +273,7 @@ impl PlanInputs<'_> {
                 let opcode = Opcode::of(own[site.semaphore_index() - base].new > 0);
                 let found = before.sites[index];
                 if found.with(opcode) != found {
-                    draft.opcodes[index] = Some((stage, opcode));
+                    draft.opcodes[index] = Some((order, opcode));
                     sites += 1;
                 }
             }
@@ -284,29 +288,29 @@ impl PlanInputs<'_> {
             sites,
         };
         let changed = writes.into_iter().filter(|write| write.new != write.old);
-        draft.counters.entry(stage).or_default().extend(changed);
+        draft.counters.entry(order).or_default().extend(changed);
         Ok(change)
     }
 
     /// Returns the opcodes to change, by address.
-    fn opcode_changes(&self, opcodes: &[Option<(WriteStage, Opcode)>]) -> Vec<OpcodeChange> {
+    fn opcode_changes(&self, opcodes: &[Option<(WriteOrder, Opcode)>]) -> Vec<OpcodeChange> {
         let sites = self.program.sites_by_address();
         let mut opcode_changes: Vec<OpcodeChange> = sites
             .filter_map(|site| {
-                let (stage, opcode) = opcodes[site.index()]?;
+                let (order, opcode) = opcodes[site.index()]?;
                 Some(OpcodeChange {
                     at: site.address.plus(OPCODE_OFFSET),
                     new: opcode.byte(),
-                    stage,
+                    order,
                 })
             })
             .collect();
-        // Object by object so far.
+        // Until here they are sorted within each object only.
         opcode_changes.sort_unstable_by_key(|change| change.at);
         opcode_changes
     }
 
-    fn refuse_foreign_code(&self, probe: Member<'_>, snapshot: &Snapshot) -> Result<()> {
+    fn refuse_foreign_code(&self, probe: MergedProbe<'_>, snapshot: &Snapshot) -> Result<()> {
         for index in probe.sites() {
             let found = snapshot.sites[index];
             let site = self.program.site(index);
@@ -328,7 +332,7 @@ impl PlanInputs<'_> {
     /// the process.
     fn group(
         &self,
-        stage: WriteStage,
+        order: WriteOrder,
         opcode_changes: &[OpcodeChange],
         code: &[CodeRun],
     ) -> Vec<CodeWrite> {
@@ -336,17 +340,18 @@ impl PlanInputs<'_> {
         let mut run = 0;
         for (index, change) in opcode_changes.iter().enumerate() {
             let at = change.at;
-            if change.stage != stage {
+            if change.order != order {
                 continue;
             }
-            // Every site lies in a run of the layout the snapshot was read by.
+            // Every site lies in a run: the layout by which the snapshot was read covers all sites.
             while code[run].start.0 + code[run].bytes.len() as u64 <= at.0 {
                 run += 1;
             }
             let start = code[run].start;
             let grown = writes.last_mut().filter(|write| {
                 !self.one_by_one && write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
-                    // Opcodes that change in another stage are no breakpoints, neither before nor after.
+                    // An opcode between them that changes in another stage is not a breakpoint, neither with
+                    // its old byte nor with its new one.
                     let from = write.at.0 + write.len as u64;
                     !self.holds_breakpoint(LiveAddr(from), at)
                 }
@@ -360,7 +365,7 @@ impl PlanInputs<'_> {
                     at,
                     len: 1,
                     opcode_changes: index..index + 1,
-                    stage,
+                    order,
                 }),
             }
         }
@@ -374,7 +379,7 @@ impl PlanInputs<'_> {
     }
 }
 
-fn refuse_inconsistent(probe: Member<'_>, reading: ProbeReading) -> Result<()> {
+fn refuse_inconsistent(probe: MergedProbe<'_>, reading: ProbeReading) -> Result<()> {
     if reading.state != State::Inconsistent {
         return Ok(());
     }
@@ -390,9 +395,9 @@ fn refuse_inconsistent(probe: Member<'_>, reading: ProbeReading) -> Result<()> {
 /// The writes of a plan, collected probe by probe.
 struct Draft {
     /// The counters of each stage.
-    counters: BTreeMap<WriteStage, Vec<CounterWrite>>,
+    counters: BTreeMap<WriteOrder, Vec<CounterWrite>>,
     /// The new opcode of each site of the program that changes, and when it is written.
-    opcodes: Vec<Option<(WriteStage, Opcode)>>,
+    opcodes: Vec<Option<(WriteOrder, Opcode)>>,
 }
 
 #[cfg(test)]

@@ -18,15 +18,16 @@ use crate::select::Choice;
 use crate::sys::code_page::FilePage;
 use crate::trace::stopped::Stopped;
 use crate::update::breakpoints;
+use crate::update::code_digest::{self, CodeDigest, CodeDigests};
 use crate::update::options::Options;
-use crate::update::own::OwnMemory;
+use crate::update::own_process::OwnMemory;
 use crate::update::patch::{self, Outcome};
 use crate::update::plan::{OpcodeChange, PlanInputs, Step, UpdatePlan};
 use crate::update::report::{ProbeChange, Report};
 use crate::update::snapshot::Layout;
 
-/// How long pages are copied before the stop: enough for 300 of them at 2 µs each.
-const COPYING: Duration = Duration::from_micros(600);
+/// The time limit for copying pages before the stop: enough for 300 of them at 2 µs each.
+const COPY_TIME_LIMIT: Duration = Duration::from_micros(600);
 
 /// The process that is updated, and what is known of it.
 #[derive(Clone, Copy)]
@@ -123,8 +124,17 @@ impl<'a> UpdateContext<'a> {
 }
 
 impl UpdateContext<'_> {
-    /// Writes one byte of code that is already there: the kernel copies its page for the process
-    /// now, and not while the process is stopped, or refuses the write.
+    /// Finds out which digests of code are to be written before the sites of these probes are patched.
+    pub(crate) fn digests(&self, choices: &[Choice]) -> CodeDigests {
+        let program = &self.image.program;
+        let probes = choices.iter().map(|choice| program.by_id(choice.probe));
+        let sites = probes.flat_map(|probe| probe.sites());
+        let sites = sites.map(|site| program.site(site).address());
+        code_digest::prepare(self.process, self.image, self.memory.bare(), sites)
+    }
+
+    /// Writes one byte of code over itself, so that the kernel copies its page for the process now,
+    /// and not while the process is stopped. Fails if the kernel refuses the write.
     fn touch(&self, at: LiveAddr, byte: u8) -> io::Result<()> {
         if self.memory.covers(at) {
             // The page is the process's own already.
@@ -136,19 +146,19 @@ impl UpdateContext<'_> {
 
 impl PreparedUpdate<'_> {
     /// Whether the process already is as requested.
-    pub(crate) fn is_done(&self) -> bool {
+    pub(crate) fn has_nothing_to_do(&self) -> bool {
         self.plan.steps.is_empty()
     }
 
-    /// Makes the kernel copy the pages of code that will be written now, and not while the process
-    /// is stopped: 2 µs a page, but seconds for one of 1 GiB.
+    /// Makes the kernel copy the pages of code that the plan writes: now, and not while the process
+    /// is stopped. That takes 2 µs for a page, but seconds for a page of 1 GiB.
     ///
     /// One byte of an operand is written over itself: debuggers and uprobes set their breakpoints on the
     /// nop or the opcode before it.
     ///
-    /// Each copy interrupts the processors that the process runs on. In a virtual machine that takes
-    /// five times as long as the copy, which is cheap while the process is stopped: so this has a time
-    /// limit, unless pages are known to be huge.
+    /// Each copy interrupts the processors that the process runs on. In a virtual machine these
+    /// interrupts take five times as long as the copy itself. A copy while the process is stopped
+    /// is cheap: so this has a time limit, unless pages are known to be huge.
     ///
     /// The process runs, and may have unmapped code since it was read. So only code of the executable,
     /// which stays mapped, is written, and it is read once more right before. (In the microsecond
@@ -165,9 +175,9 @@ impl PreparedUpdate<'_> {
         let image = self.context.image;
         for write in code
             .flatten()
-            .filter(|write| !image.is_unloadable(write.at))
+            .filter(|write| !image.can_be_unloaded(write.at))
         {
-            if !self.gigatext && begun.elapsed() > COPYING {
+            if !self.gigatext && begun.elapsed() > COPY_TIME_LIMIT {
                 break;
             }
             let operand = write.at.plus(1);
@@ -201,7 +211,7 @@ impl PreparedUpdate<'_> {
         }
         let mut memory = memory.over(stopped.memory(memory.bare())?);
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
-            .map_err(|error| error.leaving(Effect::NothingChanged))
+            .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
     }
 
     /// Same as [`PreparedUpdate::carry_out`], while the process runs.
@@ -228,7 +238,7 @@ impl PreparedUpdate<'_> {
         }
         let mut memory = memory.over(memory.bare().while_it_runs());
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
-            .map_err(|error| error.leaving(Effect::NothingChanged))
+            .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
     }
 
     /// Same as [`PreparedUpdate::carry_out`], in the current process, while none of its objects can be
@@ -247,7 +257,7 @@ impl PreparedUpdate<'_> {
         let running = memory.over(memory.bare().while_it_runs());
         let mut memory = OwnMemory::new(running, |at| self.file_page(at));
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
-            .map_err(|error| error.leaving(Effect::NothingChanged))
+            .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
     }
 
     /// Returns the part of a file that is mapped in the page at `at`, if that is code of an object.
@@ -255,7 +265,7 @@ impl PreparedUpdate<'_> {
         let mut mappings = self.mappings.iter();
         let mapping = mappings.find(|it| it.contains(at, PAGE) && it.is_plain_code())?;
         let mut objects = self.context.image.program.objects().iter();
-        let object = objects.find(|object| object.is_mapped(mapping))?;
+        let object = objects.find(|object| object.is_mapped_by(mapping))?;
         Some(FilePage {
             file: object.elf.as_fd(),
             offset: mapping.offset + (at.0 - mapping.start.0),
@@ -297,6 +307,7 @@ impl PreparedUpdate<'_> {
             skipped: self.plan.skipped.into_iter().map(name).collect(),
             not_undone: self.plan.not_undone.into_iter().map(name).collect(),
             stopped,
+            code_digest: CodeDigest::Unaffected,
         }
     }
 }

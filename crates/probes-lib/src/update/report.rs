@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::elf::table::{Semaphore, Site};
+use crate::error::ObserverProcess;
 use crate::process::object::Object;
-use crate::process::program::{Member, Program};
+use crate::process::program::{MergedProbe, Program};
 use crate::select::AppliedChange;
 use crate::site::SiteCode;
+use crate::update::code_digest::CodeDigest;
 use crate::update::snapshot::{ProbeReading, Snapshot, State};
 
 /// The state of every probe of a process at one moment.
@@ -29,17 +31,25 @@ pub struct ProbeStates {
     pub(crate) snapshot: Snapshot,
     /// By id of the probe.
     readings: Vec<ProbeReading>,
-    observed_sites: usize,
+    observed: ObservedSites,
+}
+
+/// The sites of a process that are observed.
+#[derive(Debug, Default)]
+pub(crate) struct ObservedSites {
+    pub(crate) count: usize,
+    /// `None` if there are none, or if it was not recorded who observes.
+    pub(crate) observer: Option<ObserverProcess>,
 }
 
 impl ProbeStates {
     pub(crate) fn of(
         program: Arc<Program>,
         snapshot: Snapshot,
-        observed_sites: usize,
+        observed: ObservedSites,
     ) -> ProbeStates {
         ProbeStates {
-            observed_sites,
+            observed,
             readings: program
                 .probes()
                 .map(|probe| snapshot.reading(probe))
@@ -67,7 +77,20 @@ impl ProbeStates {
     /// Returns how many sites are observed ([`Target::observe`](crate::Target::observe)), by a running tool or
     /// one that was killed.
     pub fn observed_sites(&self) -> usize {
-        self.observed_sites
+        self.observed.count
+    }
+
+    /// Returns who observes the process, or has left it observed: [`ObserverProcess::is_alive`]. `None` if
+    /// no site is observed, or by an earlier version of this crate.
+    pub fn observer(&self) -> Option<&ObserverProcess> {
+        self.observed.observer.as_ref()
+    }
+
+    /// Whether any site does not hold the bytes of its file.
+    pub(crate) fn is_any_site_patched(&self) -> bool {
+        let mut sites = self.snapshot.sites.iter().enumerate();
+        let in_file = |index| self.program.site(index).site.code();
+        self.observed.count > 0 || sites.any(|(index, code)| *code != in_file(index))
     }
 
     /// Whether every probe is either enabled or disabled.
@@ -88,7 +111,7 @@ impl ProbeStates {
         objects.any(|object| program.can_unload(object))
     }
 
-    fn state<'s>(&'s self, probe: Member<'s>) -> ProbeState<'s> {
+    fn state<'s>(&'s self, probe: MergedProbe<'s>) -> ProbeState<'s> {
         ProbeState {
             states: self,
             probe,
@@ -110,7 +133,7 @@ impl ProbeStates {
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeState<'s> {
     states: &'s ProbeStates,
-    probe: Member<'s>,
+    probe: MergedProbe<'s>,
     reading: ProbeReading,
 }
 
@@ -232,16 +255,19 @@ pub struct Report {
     pub pid: i32,
     /// The selected probes that were not skipped, in the order of the actions.
     pub changed: Vec<ProbeChange>,
-    /// Probes to disable that were disabled already, or to undo with nothing left to undo.
+    /// Probes that were to be disabled and were so already, or were to be undone and had nothing left to undo.
     pub skipped: Vec<String>,
     /// Probes that [`Target::undo`](crate::Target::undo) has not undone, because one of their sites holds
     /// foreign bytes: a breakpoint, perhaps.
     pub not_undone: Vec<String>,
     /// What can be undone, in the order in which it was done.
     pub(crate) applied: Vec<AppliedChange>,
-    /// How long a thread of the process was stopped, at most: from the first thread's stop to the last
-    /// one's release. Zero if nothing had to be changed.
+    /// The longest time that a thread of the process can have been stopped: from the stop of the first
+    /// thread until the last one ran again. Zero if nothing had to be changed.
     pub stopped: Duration,
+    /// Whether closures that the process marshals are accepted by others of its program, as far as the
+    /// selected probes matter; [`CodeDigest::Unaffected`] if nothing had to be changed.
+    pub code_digest: CodeDigest,
 }
 
 impl Report {
@@ -254,6 +280,7 @@ impl Report {
             not_undone: Vec::new(),
             applied: Vec::new(),
             stopped: Duration::ZERO,
+            code_digest: CodeDigest::Unaffected,
         }
     }
 }

@@ -5,8 +5,8 @@ use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
-use crate::memory::spans::{self, Run};
-use crate::process::program::{Member, PlacedSite, Program};
+use crate::memory::runs::{self, Run};
+use crate::process::program::{MergedProbe, PlacedSite, Program};
 use crate::site::{SITE_LEN, SiteCode};
 
 /// Whether a probe is enabled, disabled, or neither.
@@ -29,10 +29,10 @@ pub enum State {
     Inconsistent,
 }
 
-/// Which sites and counters to read, and in which runs.
+/// Which sites and counters to read, and in which runs (ranges of addresses that are read at once).
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// By address.
+    /// Sorted by address.
     sites: Vec<PlacedSite>,
     counters: Vec<usize>,
     site_runs: Vec<Run>,
@@ -44,10 +44,13 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Returns the layout of the sites and counters of `probes`.
-    pub(crate) fn of<'p>(program: &'p Program, probes: impl Iterator<Item = Member<'p>>) -> Layout {
+    pub(crate) fn of<'p>(
+        program: &'p Program,
+        probes: impl Iterator<Item = MergedProbe<'p>>,
+    ) -> Layout {
         let mut counters = Vec::new();
         let mut wanted = vec![false; program.site_count()];
-        for part in probes.flat_map(Member::parts) {
+        for part in probes.flat_map(MergedProbe::parts) {
             wanted[part.sites].fill(true);
             counters.extend(part.semaphores);
         }
@@ -63,10 +66,10 @@ impl Layout {
         let counter_address = |&one: &usize| program.counter(one).0;
         counters.sort_unstable_by_key(counter_address);
         let counter_addresses: Vec<u64> = counters.iter().map(counter_address).collect();
-        let zoned = |site: &PlacedSite| (site.address.0, site.object());
+        let address_and_object = |site: &PlacedSite| (site.address.0, site.object());
         Layout {
-            site_runs: spans::runs(sites.iter().map(zoned), SITE_LEN as u64),
-            counter_runs: spans::runs(counter_addresses.iter().map(|&at| (at, 0)), COUNTER_LEN),
+            site_runs: runs::group(sites.iter().map(address_and_object), SITE_LEN as u64),
+            counter_runs: runs::group(counter_addresses.iter().map(|&at| (at, 0)), COUNTER_LEN),
             sites,
             counters,
             counter_addresses,
@@ -170,8 +173,8 @@ impl Layout {
     }
 
     /// Reads run after run of the code, by address, and calls `visit` with the index, address and bytes of
-    /// each, as long as it returns true. All are read into the same buffer: the page faults of a new one
-    /// take longer than reading.
+    /// each, as long as it returns true. All runs are read into the same buffer: the page faults of
+    /// a new buffer for each would take longer than reading.
     pub(crate) fn visit_code(
         &self,
         pid: i32,
@@ -207,7 +210,7 @@ impl Layout {
     }
 }
 
-/// Reads a run into `bytes`, a buffer that is used again.
+/// Reads a run into `bytes`, which is resized, so that callers can reuse one buffer.
 fn read_run(
     pid: i32,
     memory: &impl ReadMemory,
@@ -225,8 +228,8 @@ fn read_run(
 
 /// The bytes that were read; sites and counters outside the layout are zero.
 ///
-/// Two snapshots of one layout are equal if no byte of the code between its sites, and no counter,
-/// has changed.
+/// Two snapshots of one layout are equal if no byte of its sites or of the code between them, and
+/// no counter, differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     /// The runs of code that hold the sites, by address, the bytes between them included.
@@ -250,7 +253,7 @@ pub(crate) struct CodeRun {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProbeReading {
     pub(crate) state: State,
-    /// The smallest counter; a probe without semaphores does not occur.
+    /// The smallest of the probe's counters; every probe has at least one.
     pub(crate) counter: u16,
     /// How many sites call their handler.
     pub(crate) enabled_sites: usize,
@@ -265,7 +268,7 @@ impl Snapshot {
     }
 
     /// Returns the state of `probe`, which must be in the snapshot's layout.
-    pub(crate) fn reading(&self, probe: Member<'_>) -> ProbeReading {
+    pub(crate) fn reading(&self, probe: MergedProbe<'_>) -> ProbeReading {
         let (mut sites, mut enabled_sites, mut foreign) = (0, 0, false);
         let (mut smallest, mut largest) = (u16::MAX, 0);
         for part in probe.parts() {
@@ -279,7 +282,7 @@ impl Snapshot {
                 .probe
                 .sites()
                 .zip(codes)
-                .any(|(site, code)| !is_own(*code, site.code()));
+                .any(|(site, code)| !matches_file(*code, site.code()));
             for &counter in &self.counters[part.semaphores] {
                 smallest = smallest.min(counter);
                 largest = largest.max(counter);
@@ -300,9 +303,9 @@ impl Snapshot {
     }
 }
 
-/// Whether the bytes are those of the file except for the opcode. A breakpoint on the nop, which is there
-/// for debuggers and uprobes, is accepted.
-fn is_own(found: SiteCode, in_file: SiteCode) -> bool {
+/// Whether the bytes are those of the file except for the opcode. A breakpoint on the nop is
+/// accepted: the nop is there for the breakpoints of debuggers and uprobes.
+fn matches_file(found: SiteCode, in_file: SiteCode) -> bool {
     found.same_but_for_opcode(in_file)
         || found.has_breakpoint() && {
             let mut without_breakpoint = found;

@@ -1,5 +1,5 @@
-//! Reads the states of all probes of a running process: again and again, until it has not changed
-//! meanwhile.
+//! Reads the states of all probes of a running process, and repeats that until the process has not
+//! changed during a reading.
 
 use crate::error::{Error, ErrorKind, ProcessError, Result};
 use crate::memory::shadow::Shadowed;
@@ -9,16 +9,16 @@ use crate::process::opened::OpenedProcess;
 use crate::process::pagemap::UnwrittenPages;
 use crate::update::attempt::ATTEMPTS;
 use crate::update::lock;
-use crate::update::report::ProbeStates;
+use crate::update::report::{ObservedSites, ProbeStates};
 use crate::update::snapshot::Layout;
 
-/// The memory of a process with observed sites hidden, and how many there are.
-pub(crate) type Unobserved = (Shadowed<ProcessMemory>, usize);
+/// The memory of a process with observed sites hidden, and what there is to hide.
+pub(crate) type Unobserved = (Shadowed<ProcessMemory>, ObservedSites);
 
 /// Reads the states of the probes of one process.
 pub(crate) struct StatesReader<'r, H> {
     pub(crate) opened: &'r OpenedProcess,
-    /// Hides observed sites of the memory, which has these mappings.
+    /// Hides the observed sites of a memory; gets the memory and the mappings of its process.
     pub(crate) hide: H,
 }
 
@@ -31,7 +31,7 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
     pub(crate) fn read(&self) -> Result<ProbeStates> {
         let opened = self.opened;
         for _ in 0..ATTEMPTS {
-            match opened.while_nothing_unloads(|| self.read_consistent()) {
+            match opened.while_nothing_unloads(|| self.read_settled()) {
                 // An object has just been unloaded or loaded.
                 Err(error) if opened.is_unloaded(&error) => {}
                 Err(error)
@@ -45,25 +45,27 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
         self.keeps_changing()
     }
 
-    /// Reads inconsistent states again: they also look so while they are being written, or while an
-    /// object is being loaded, so that one reading proves nothing.
-    fn read_consistent(&self) -> Result<ProbeStates> {
+    /// Reads the states, and reads them again if they are inconsistent: states that are just being
+    /// written, or whose object is just being loaded, look inconsistent too, so one reading proves
+    /// nothing. Returns inconsistent states only if they stay inconsistent.
+    fn read_settled(&self) -> Result<ProbeStates> {
         let mut states = self.read_once()?;
         let mut always_the_same = true;
         for _ in 1..ATTEMPTS {
             if states.is_consistent() {
                 return Ok(states);
             }
-            let is_fixed = !states.can_lose_objects();
-            if !is_fixed {
-                // Reading the maps waits for a thread that changes them, and may keep in step with it.
+            let keeps_objects = !states.can_lose_objects();
+            if !keeps_objects {
+                // Reading the maps waits for a thread that is changing them, so without a pause
+                // each reading may come at the same point of what that thread repeats.
                 lock::pause();
             }
             let again = self.read_once()?;
             let is_same = again.has_objects_of(&states) && again.snapshot == states.snapshot;
             always_the_same &= is_same;
             states = again;
-            if is_same && is_fixed && !self.is_traced() {
+            if is_same && keeps_objects && !self.is_traced() {
                 return Ok(states);
             }
         }
@@ -75,11 +77,11 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
 
     fn read_once(&self) -> Result<ProbeStates> {
         let opened = self.opened;
-        let maps = opened.maps().map_err(|error| opened.or_executed(error))?;
+        let maps = opened.maps().map_err(|error| opened.executed_or(error))?;
         let image = opened.renew_image(&maps);
         let program = &image.program;
-        // Opened afterwards: that is when an exec is noticed.
-        let (memory, observed) = (self.hide)(opened.bare_memory_to_read()?, &maps);
+        // The memory is opened after the maps are read, because opening it is what notices an exec.
+        let (memory, observed) = (self.hide)(opened.unshadowed_memory_to_read()?, &maps);
         let unwritten = UnwrittenPages::of(opened.process(), program.objects(), maps);
         let is_from_file = |start, len| {
             let unwritten = unwritten.as_ref();
@@ -88,9 +90,9 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
         let layout = Layout::of(program, program.probes());
         let snapshot = layout
             .read_states(opened.pid(), &memory, program, is_from_file)
-            .map_err(|error| opened.or_executed(error))?;
+            .map_err(|error| opened.executed_or(error))?;
         let states = ProbeStates::of(program.clone(), snapshot, observed);
-        if !states.is_consistent() && !image.is_as_in(&read_maps(opened.process())?) {
+        if !states.is_consistent() && !image.still_matches(&read_maps(opened.process())?) {
             return self.keeps_changing();
         }
         Ok(states)

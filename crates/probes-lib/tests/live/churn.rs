@@ -1,5 +1,5 @@
 //! Threads that are created and exit all the time, none of which runs during an update; and tools
-//! that are interrupted at any moment. (The chaos suite kills them.)
+//! that are interrupted at any moment. (The chaos suite kills tools.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,14 +16,14 @@ use test_support::process;
 use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms};
 
 use crate::examples::example;
-use crate::session::{Session, all, busy};
+use crate::session::{Session, all, heavy_test_lock};
 
 const UPDATES: usize = 200;
 
 /// Tools interrupted, on each of four targets.
-const TOOLS_OF_EACH: u32 = 50;
+const TOOLS_PER_TARGET: u32 = 50;
 
-/// Moments at which a signal is sent, within a run or within an update.
+/// How many different moments within a run, or within an update, signals are sent at.
 const STEPS: u32 = 25;
 
 /// How long a thread of `churn` lives.
@@ -32,14 +32,14 @@ const LIFE: Duration = Duration::from_micros(200);
 /// About as long as an update takes.
 const UPDATE: Duration = Duration::from_micros(200);
 
-/// How often each thread, or chain of threads, has executed all sites.
+/// How often each thread, or chain of threads that start one another, has executed all sites.
 fn rounds(session: &mut Session) -> Vec<u64> {
     let line = session.talker.ask("report", "report");
     let words = line.split_ascii_whitespace().skip(1);
     words.map(|word| word.parse().unwrap()).collect()
 }
 
-/// Waits until each thread, or chain of threads, has executed all sites again.
+/// Waits until each thread, or chain of threads that start one another, has executed all sites again.
 fn wait_for_round(session: &mut Session) {
     let then = rounds(session);
     eventually("every thread has run on", || {
@@ -57,7 +57,7 @@ struct Watch {
     first: u64,
     last: u64,
     /// The number of threads that each chain has had.
-    lives: File,
+    thread_counts: File,
 }
 
 impl Watch {
@@ -69,7 +69,7 @@ impl Watch {
             memory: File::open(format!("/proc/{}/mem", session.pid())).unwrap(),
             first: sites.map(|site| site.address.0).min().unwrap() + 1,
             last: semaphores.map(|one| one.address.0).max().unwrap(),
-            lives: File::open(lives).unwrap(),
+            thread_counts: File::open(lives).unwrap(),
         }
     }
 
@@ -85,9 +85,9 @@ impl Watch {
         counter != [0; 2]
     }
 
-    fn lives(&self) -> [u8; 32] {
+    fn thread_counts(&self) -> [u8; 32] {
         let mut lives = [0; 32];
-        self.lives.read_exact_at(&mut lives, 0).unwrap();
+        self.thread_counts.read_exact_at(&mut lives, 0).unwrap();
         lives
     }
 
@@ -99,10 +99,10 @@ impl Watch {
                 return Duration::ZERO;
             }
         }
-        let (started, then) = (Instant::now(), self.lives());
+        let (started, then) = (Instant::now(), self.thread_counts());
         let mut stop_time = Duration::ZERO;
         loop {
-            let (now, elapsed) = (self.lives(), started.elapsed());
+            let (now, elapsed) = (self.thread_counts(), started.elapsed());
             // Read afterwards, so the samples above were taken before the last write.
             if self.has_ended() {
                 return stop_time;
@@ -117,7 +117,7 @@ impl Watch {
 //    (2 × 200 updates, watched from outside)
 #[test]
 fn no_thread_runs_between_first_and_last_write() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     let folder = Scratch::new();
     let mut stop_time = Duration::ZERO;
     for file in fixture_forms("churn_1000") {
@@ -137,7 +137,7 @@ fn no_thread_runs_between_first_and_last_write() {
         }
         session.end();
     }
-    println!("stop_time for {stop_time:?} that were seen");
+    println!("stopped for {stop_time:?}, as seen from outside");
     assert!(
         stop_time > LIFE * 10,
         "{stop_time:?}: too short to see a thread run"
@@ -179,8 +179,8 @@ fn toggle(pid: i32) -> Guard {
 }
 
 /// Sends `signal` to this many tools that update the process, one after the other: to one somewhere
-/// in its run, to the next somewhere in its update, a little later each time. Returns how many were
-/// hit during an update.
+/// in its run, to the next somewhere in its update, a little later each time. Returns how many got
+/// it during an update.
 fn signal_tools(
     pid: i32,
     tools: u32,
@@ -193,12 +193,15 @@ fn signal_tools(
     let run = started.elapsed();
     afterwards(0, tool.wait());
 
-    let (mut sent, mut met) = (0, 0);
+    let (mut sent, mut during_update) = (0, 0);
     for number in 0.. {
         if sent == tools {
             break;
         }
-        assert!(number < 20 * tools, "{sent} of {number} tools were met");
+        assert!(
+            number < 20 * tools,
+            "only {sent} of {number} tools still ran when they were signalled"
+        );
         let step = number / 2 % STEPS;
         let mut tool = toggle(pid);
         let mut delay = run * step / STEPS;
@@ -211,13 +214,13 @@ fn signal_tools(
         let started = Instant::now();
         spin_until("it is time", || started.elapsed() >= delay);
         if tool.is_running() {
-            met += u32::from(is_traced(pid));
+            during_update += u32::from(is_traced(pid));
             sent += 1;
             kill(Pid::from_raw(tool.pid()), signal).unwrap();
         }
         afterwards(number, tool.wait());
     }
-    met
+    during_update
 }
 
 /// The fixtures that are never idle.
@@ -231,7 +234,7 @@ fn targets() -> impl Iterator<Item = (PathBuf, &'static [&'static str])> {
 fn assert_running(session: &mut Session, number: u32) -> State {
     assert_released(session.pid());
     session.talker.ask("counters", "sem");
-    // Takes a while if there are more threads than processors.
+    // Not for each tool: it takes a while if there are more threads than processors.
     if number % 10 == 0 {
         wait_for_round(session);
     }
@@ -243,12 +246,12 @@ fn assert_running(session: &mut Session, number: u32) -> State {
 // promise: All or nothing: Ctrl-C at any moment leaves the whole update or none of it (200 tools)
 #[test]
 fn interrupted_tool_leaves_all_or_nothing() {
-    let _busy = busy();
-    let (mut met, mut interrupted) = (0, 0);
+    let _lock = heavy_test_lock();
+    let (mut during_update, mut interrupted) = (0, 0);
     for (file, args) in targets() {
         let mut session = Session::of(Talker::start_with(&file, args));
         let pid = session.pid();
-        met += signal_tools(pid, TOOLS_OF_EACH, Signal::SIGINT, |number, status| {
+        during_update += signal_tools(pid, TOOLS_PER_TARGET, Signal::SIGINT, |number, status| {
             interrupted += u32::from(status.signal() == Some(Signal::SIGINT as i32));
             let state = assert_running(&mut session, number);
             assert_ne!(state, State::Inconsistent, "tool {number}: {status}");
@@ -256,6 +259,9 @@ fn interrupted_tool_leaves_all_or_nothing() {
         wait_for_round(&mut session);
         session.end();
     }
-    println!("{interrupted} interrupted, {met} signals came in an update");
-    assert!(met > 0, "{interrupted} were interrupted, none in an update");
+    println!("{interrupted} interrupted, {during_update} signals came in an update");
+    assert!(
+        during_update > 0,
+        "{interrupted} were interrupted, none in an update"
+    );
 }

@@ -10,7 +10,7 @@ use probes_lib::{Action, Effect, LiveAddr, Selector, State};
 use test_support::process::{peek, poke};
 use test_support::{Scratch, fixture_forms, output};
 
-use crate::session::{Session, all, busy, named};
+use crate::session::{Session, all, heavy_test_lock, named};
 
 // promise: Processes that are hard to change: Sealed code (mseal) is changed (2)
 #[test]
@@ -51,7 +51,7 @@ fn code_in_huge_pages_is_changed_there() {
 //    least 200 updates)
 #[test]
 fn code_that_comes_and_goes_is_changed_whole() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for file in fixture_forms("remapped") {
         let mut session = Session::start(&file);
         session.talker.ask("travel", "travelling");
@@ -88,7 +88,8 @@ enum Breakpoint {
 }
 
 impl Breakpoint {
-    /// At `at` in process `pid`, which is `offset` in the file `link` leads to.
+    /// Sets one at the address `at` of process `pid`. In the file that `link` leads to, this
+    /// address has the offset `offset`.
     fn set(pid: i32, at: LiveAddr, link: &Path, offset: u64) -> Breakpoint {
         let folder = PathBuf::from("/sys/kernel/tracing");
         let event = format!("ocaml_probes_{pid}/at_{offset:x}");
@@ -106,7 +107,7 @@ impl Breakpoint {
         }
         let byte = peek(pid, at.0, 1)[0];
         poke(pid, at.0, &[0xcc]);
-        // The kernel restores what the file has.
+        // Restore later what the kernel restores for a uprobe: what the file has.
         let byte = if byte == 0xe8 { 0x3d } else { byte };
         Breakpoint::Poked {
             pid,
@@ -141,8 +142,8 @@ impl Drop for Breakpoint {
 #[test]
 fn uprobe_on_a_site_keeps_its_probe_unchanged() {
     for file in fixture_forms("gen_ocaml_1") {
-        // A uprobe belongs to a file: this copy, which no other process runs. Its path may have no
-        // space.
+        // A uprobe belongs to a file: this copy, which no other process runs. The path that the
+        // kernel is given must not contain a space, so it is that of a link.
         let scratch = Scratch::new();
         let copy = scratch.copy(&file, "program");
         let link = std::env::temp_dir().join(format!("ocaml-probes-{}", std::process::id()));
@@ -163,7 +164,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
         let offset = file_offset(&copy, in_file);
         session.image();
 
-        // On the nop, where tracers put it that know only the note.
+        // On the nop, where tracers that know only the note put it.
         let refused = |bytes: &str| {
             let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
             let message = error.to_string();

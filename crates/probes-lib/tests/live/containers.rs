@@ -24,7 +24,7 @@ fn start(container: &Container, plugin: &Path) -> Session {
     let (mut talker, pid) = container.start(Path::new("/host"));
     talker.ask(&format!("load {}", plugin.display()), "loaded");
     // The pid here differs from the one inside.
-    Session::inside(talker, Target::open(pid).unwrap())
+    Session::with_target(talker, Target::open(pid).unwrap())
 }
 
 fn plugins(session: &mut Session) -> String {
@@ -54,7 +54,7 @@ fn program_in_its_own_namespaces_is_changed() {
 }
 
 #[test]
-fn threads_of_a_container_have_our_tids() {
+fn events_in_a_container_have_the_hosts_tids() {
     let plugin = Path::new("/plugin.so");
     for program in fixture_forms("objects/host") {
         let container = container(&program, plugin);

@@ -10,13 +10,13 @@ use test_support::{Talker, fixture_forms, program_forms};
 
 use crate::session::{Session, all, named};
 
-/// Bytes that another tool writes over a site, what the error says of them, and what they look
-/// like.
+/// Bytes that another tool writes over a site, what the error says of them, and whether the state
+/// of the probe can still be read.
 struct Foreign {
     offset: u64,
     bytes: &'static [u8],
     reason: &'static str,
-    /// Whether an enabled probe with these bytes is still recognised as such.
+    /// Whether a probe with these bytes is still recognised as enabled or disabled.
     readable: bool,
 }
 
@@ -113,11 +113,11 @@ fn foreign_bytes_at_one_site_refuse_the_update() {
         // Checked with the probe on and off.
         for on in [false, true] {
             let site = *sites(&session, name).last().unwrap();
-            let own: [u8; 6] = peek(session.pid(), site.0, 6).try_into().unwrap();
+            let original: [u8; 6] = peek(session.pid(), site.0, 6).try_into().unwrap();
             for foreign in &FOREIGN {
                 session.image();
                 poke(session.pid(), site.0 + foreign.offset, foreign.bytes);
-                let mut found = own;
+                let mut found = original;
                 let at = foreign.offset as usize;
                 found[at..at + foreign.bytes.len()].copy_from_slice(foreign.bytes);
 
@@ -156,7 +156,7 @@ fn foreign_bytes_at_one_site_refuse_the_update() {
                     let end = format!("{}; nothing was changed", foreign.reason);
                     assert!(message.ends_with(&end), "{message}");
                 }
-                poke(session.pid(), site.0, &own);
+                poke(session.pid(), site.0, &original);
             }
             // Once it is restored, everything works as usual, as do the probes beside the damaged
             // one.
@@ -173,13 +173,13 @@ fn probe_beside_a_damaged_one_is_changed() {
     for file in fixture_forms("multi_semaphore") {
         let session = Session::start(&file);
         let site = sites(&session, "many")[0];
-        let own = peek(session.pid(), site.0, 6);
+        let original = peek(session.pid(), site.0, 6);
         poke(session.pid(), site.0 + 1, &[0xcc]);
         let before = session.image();
         session.apply(&named(Action::Enable, "single")).unwrap();
         session.apply(&named(Action::Disable, "single")).unwrap();
         session.image().assert_same(&before, "the breakpoint stays");
-        poke(session.pid(), site.0, &own);
+        poke(session.pid(), site.0, &original);
     }
 }
 
@@ -202,8 +202,8 @@ fn code_mapped_shared_is_refused_others_are_changed() {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "a site of process {} at {page} is mapped shared, and cannot be changed in \
-                     one process; nothing was changed",
+                    "a site of process {} at {page} is mapped shared, and cannot be changed for \
+                     this process alone; nothing was changed",
                     session.pid()
                 )
             );
@@ -230,7 +230,8 @@ fn full_counter_is_refused_and_can_count_down() {
         let name = &names[0];
         let all_counters = counters(&session, name);
         let set = |at: LiveAddr, value: u16| poke(session.pid(), at.0, &value.to_le_bytes());
-        // Only the last of its counters: the smallest one does not show it.
+        // Only the last of its counters is full: the smallest one, which is reported, does not show
+        // that.
         set(*all_counters.last().unwrap(), u16::MAX);
         let error = refused_unchanged(&session, &all(Action::Enable));
         assert!(matches!(
@@ -319,11 +320,11 @@ fn breakpoint_beside_a_site_survives_its_writes() {
         // Between the sites of one page, where the code is not executed meanwhile.
         let site = sites(&session, "probe_0")[3];
         let at = site.0 + 6;
-        let own = peek(session.pid(), at, 1);
+        let original = peek(session.pid(), at, 1);
         poke(session.pid(), at, &[0xcc]);
         session.update(Action::Enable, Selector::All, |_| true);
         assert_eq!(peek(session.pid(), at, 1), [0xcc]);
-        poke(session.pid(), at, &own);
+        poke(session.pid(), at, &original);
         session.update(Action::Disable, Selector::All, |_| true);
     }
 }

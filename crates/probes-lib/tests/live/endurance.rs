@@ -24,7 +24,7 @@ struct Belongings {
 
 impl Belongings {
     fn of(pid: i32) -> Belongings {
-        let masks = [
+        let status_lines = [
             "SigBlk",
             "SigIgn",
             "SigCgt",
@@ -36,7 +36,7 @@ impl Belongings {
             descriptors: descriptors(pid),
             threads: threads(pid),
             children: children(pid),
-            signals: masks.map(|name| process::status(pid, name)).into(),
+            signals: status_lines.map(|name| process::status(pid, name)).into(),
         }
     }
 }
@@ -66,7 +66,7 @@ fn service_survives_a_thousand_updates() {
                 );
                 // Now and then, let it hit the probes, and check that it does.
                 if round % 100 == 0 {
-                    watch(&mut session, &mut hits, "tick", "probe");
+                    read_until(&mut session, &mut hits, "tick", "probe");
                 }
                 let report = session.apply(&all(Action::Disable)).unwrap();
                 assert!(
@@ -76,7 +76,7 @@ fn service_survives_a_thousand_updates() {
                         .all(|one| (one.before, one.after) == (1, 0))
                 );
                 if round % 100 == 0 {
-                    watch(&mut session, &mut hits, "tick", "tick");
+                    read_until(&mut session, &mut hits, "tick", "tick");
                 }
             }
 
@@ -92,7 +92,7 @@ fn service_survives_a_thousand_updates() {
             // Every handler that ran has printed its line, and none was counted without running.
             kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
             let counts = loop {
-                let line = session.talker.line().expect("it runs on");
+                let line = session.talker.line().expect("the service still runs");
                 if let Some(counts) = line.strip_prefix("handlers ") {
                     break counts.to_owned();
                 }
@@ -110,9 +110,10 @@ fn service_survives_a_thousand_updates() {
     });
 }
 
-/// Reads up to a line that begins with `last`, which may or may not have a watched last tick before
-/// it.
-fn watch(session: &mut Session, hits: &mut BTreeMap<String, u64>, last: &str, first: &str) {
+/// Reads up to a line that begins with `last`, once one that begins with `first` has been seen (it
+/// may be the same). The last line says that requests are being watched exactly if `first` is
+/// "probe".
+fn read_until(session: &mut Session, hits: &mut BTreeMap<String, u64>, last: &str, first: &str) {
     let mut started = false;
     loop {
         let line = session.talker.line().expect("it keeps ticking");

@@ -11,17 +11,19 @@ use probes_lib::{
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms};
 
-use crate::observe::{options, strange_code};
+use crate::observe::{anonymous_code, options};
 use crate::session::all;
 
-/// Observations for each number of threads, of both programs together.
+/// Observations for each number of threads: half of them of the program's PIE form, half of
+/// the other form.
 const CYCLES: usize = 100;
 
 /// What a thread reports about itself.
 #[derive(Clone, Copy, Debug)]
-struct Own {
+struct ThreadCounts {
     rounds: u64,
-    /// How often the sites called a trampoline or handler: while observed, or enabled.
+    /// How often the sites of `start` called a trampoline (while observed) or a handler (while
+    /// enabled); `stops` likewise.
     starts: u64,
     stops: u64,
 }
@@ -36,12 +38,12 @@ fn start(file: &Path, threads: usize) -> Talker {
 }
 
 /// What each thread reports, once all wait between two rounds.
-fn rest(talker: &mut Talker) -> Vec<Own> {
+fn pause_and_report(talker: &mut Talker) -> Vec<ThreadCounts> {
     let line = talker.ask("stand", "standing");
     let words = line.split_ascii_whitespace().skip(1);
     let of = |word: &str| {
         let numbers: Vec<u64> = word.split('/').map(|it| it.parse().unwrap()).collect();
-        Own {
+        ThreadCounts {
             rounds: numbers[0],
             starts: numbers[1],
             stops: numbers[2],
@@ -51,9 +53,9 @@ fn rest(talker: &mut Talker) -> Vec<Own> {
 }
 
 /// What a thread did between two reports.
-fn since(before: &[Own], after: &[Own]) -> Vec<Own> {
+fn since(before: &[ThreadCounts], after: &[ThreadCounts]) -> Vec<ThreadCounts> {
     let both = before.iter().zip(after);
-    both.map(|(before, after)| Own {
+    both.map(|(before, after)| ThreadCounts {
         rounds: after.rounds - before.rounds,
         starts: after.starts - before.starts,
         stops: after.stops - before.stops,
@@ -61,13 +63,13 @@ fn since(before: &[Own], after: &[Own]) -> Vec<Own> {
     .collect()
 }
 
-fn sum(own: &[Own], of: impl Fn(&Own) -> u64) -> u64 {
+fn sum(own: &[ThreadCounts], of: impl Fn(&ThreadCounts) -> u64) -> u64 {
     own.iter().map(of).sum()
 }
 
 /// How an observation is made.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct Scenario {
     /// Whether all threads wait between rounds when it starts, and when it ends.
     begins_at_rest: bool,
     ends_at_rest: bool,
@@ -80,13 +82,14 @@ struct Plan {
     hits: u64,
 }
 
-impl Plan {
-    fn of(cycle: usize) -> Plan {
-        Plan {
+impl Scenario {
+    fn of(cycle: usize) -> Scenario {
+        Scenario {
             begins_at_rest: cycle % 3 == 1,
             ends_at_rest: cycle % 5 % 2 == 1,
             switches: cycle % 7 >= 4,
-            // If threads never pause (every fourth time), reading takes long.
+            // In every fourth cycle, threads do not sleep, and reading their hits takes long: in every
+            // second one of these, hits are not shown.
             shows: cycle % 8 != 4,
             reads: cycle % 9 < 5,
             hits: [1, 100, 1000, 3000][cycle % 5 % 4],
@@ -104,43 +107,43 @@ impl Plan {
     }
 }
 
-/// All threads wait before and after. Returns the results, and all events, including those that
-/// were read meanwhile.
+/// Makes an observation. All threads of the program wait before and after. Returns the report, all
+/// events, including those that were read meanwhile, and what each thread reports at the end.
 fn observe(
     talker: &mut Talker,
     target: &Target,
-    plan: Plan,
-) -> (ObservationReport, Events, Vec<Own>) {
-    let mut observer = if plan.begins_at_rest {
-        let observer = target.observe(&plan.observation(), options()).unwrap();
+    scenario: Scenario,
+) -> (ObservationReport, Events, Vec<ThreadCounts>) {
+    let mut observer = if scenario.begins_at_rest {
+        let observer = target.observe(&scenario.observation(), options()).unwrap();
         talker.ask("go", "going");
         observer
     } else {
         talker.ask("go", "going");
-        target.observe(&plan.observation(), options()).unwrap()
+        target.observe(&scenario.observation(), options()).unwrap()
     };
     let mut events = Events::default();
     eventually("there are hits", || {
-        if plan.reads {
+        if scenario.reads {
             let new = observer.events().unwrap();
             events.dropped += new.dropped;
             events.events.extend(new.events);
         }
         let total = observer.counts().unwrap().total();
-        (total >= plan.hits).then_some(())
+        (total >= scenario.hits).then_some(())
     });
-    if plan.switches {
+    if scenario.switches {
         for (action, live) in [(Action::Enable, false), (Action::Disable, true)] {
             let options = Options { live, ..options() };
             target.update_with(&all(action), options).unwrap();
         }
     }
-    let (mut observed, own) = if plan.ends_at_rest {
-        let own = rest(talker);
+    let (mut observed, own) = if scenario.ends_at_rest {
+        let own = pause_and_report(talker);
         (observer.remove().unwrap(), own)
     } else {
         let observed = observer.remove().unwrap();
-        (observed, rest(talker))
+        (observed, pause_and_report(talker))
     };
     events.dropped += observed.events.dropped;
     events.events.append(&mut observed.events.events);
@@ -148,7 +151,7 @@ fn observe(
 }
 
 /// Each hit is shown once, in its thread's order, or counted as dropped.
-fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
+fn check_events(events: &Events, before: &[ThreadCounts], own: &[ThreadCounts], what: &str) {
     assert_eq!(
         events.events.len() as u64 + events.dropped,
         sum(own, |own| own.starts),
@@ -183,14 +186,20 @@ fn check_events(events: &Events, before: &[Own], own: &[Own], what: &str) {
     }
 }
 
-fn check(plan: Plan, before: &[Own], after: &[Own], observed: &ObservationReport, events: &Events) {
+fn check(
+    scenario: Scenario,
+    before: &[ThreadCounts],
+    after: &[ThreadCounts],
+    observed: &ObservationReport,
+    events: &Events,
+) {
     let own = since(before, after);
     let (starts, stops) = (sum(&own, |own| own.starts), sum(&own, |own| own.stops));
-    let what = format!("{plan:?}: {own:?}");
+    let what = format!("{scenario:?}: {own:?}");
     let counts = &observed.counts;
     assert_eq!(counts.hits("start"), Some(starts), "{what}");
     assert_eq!(counts.hits("stop"), Some(stops), "{what}");
-    if plan.begins_at_rest && plan.ends_at_rest {
+    if scenario.begins_at_rest && scenario.ends_at_rest {
         for own in &own {
             assert_eq!((own.starts, own.stops), (own.rounds, own.rounds), "{what}");
         }
@@ -202,9 +211,9 @@ fn check(plan: Plan, before: &[Own], after: &[Own], observed: &ObservationReport
     assert_eq!(latency.count() + unmatched.1, stops, "{what}");
     assert_eq!(latency.dropped(), 0, "{what}");
     let most = |at_rest| if at_rest { 0 } else { own.len() as u64 };
-    assert!(unmatched.0 <= most(plan.ends_at_rest), "{what}");
-    assert!(unmatched.1 <= most(plan.begins_at_rest), "{what}");
-    if plan.shows {
+    assert!(unmatched.0 <= most(scenario.ends_at_rest), "{what}");
+    assert!(unmatched.1 <= most(scenario.begins_at_rest), "{what}");
+    if scenario.shows {
         check_events(events, before, &own, &what);
     }
 }
@@ -218,21 +227,21 @@ fn observation_equals_the_programs_own_count() {
             let mut talker = start(&file, threads);
             let text = Image::of(talker.pid()).text();
             let target = Target::open(talker.pid()).unwrap();
-            let mut before = rest(&mut talker);
+            let mut before = pause_and_report(&mut talker);
             let mut lossless = 0;
             for cycle in 0..CYCLES / 2 {
                 // If threads sleep, no hit is dropped.
                 let sleep = if cycle % 4 == 0 { 0 } else { 1 };
                 talker.ask(&format!("sleep {sleep}"), "sleeping");
-                let plan = Plan::of(cycle);
-                let (observed, events, after) = observe(&mut talker, &target, plan);
-                check(plan, &before, &after, &observed, &events);
+                let scenario = Scenario::of(cycle);
+                let (observed, events, after) = observe(&mut talker, &target, scenario);
+                check(scenario, &before, &after, &observed, &events);
                 lossless += usize::from(events.dropped == 0);
                 before = after;
             }
             assert!(lossless > 0);
             text.assert_same(&Image::of(talker.pid()).text(), "the program");
-            assert_eq!(strange_code(talker.pid()), [""; 0]);
+            assert_eq!(anonymous_code(talker.pid()), [""; 0]);
         }
     }
 }
@@ -245,7 +254,7 @@ fn observation_equals_the_handlers_count() {
         for threads in [1, 4, 16] {
             let mut talker = start(&file, threads);
             let target = Target::open(talker.pid()).unwrap();
-            let mut before = rest(&mut talker);
+            let mut before = pause_and_report(&mut talker);
             for cycle in 0..10 {
                 let options = Options {
                     live: cycle % 2 == 0,
@@ -253,15 +262,15 @@ fn observation_equals_the_handlers_count() {
                 };
                 let handled: BTreeMap<_, _> = talker.hits().into_iter().collect();
                 target.update_with(&all(Action::Enable), options).unwrap();
-                let plan = Plan {
+                let scenario = Scenario {
                     begins_at_rest: true,
                     ends_at_rest: true,
                     switches: false,
-                    ..Plan::of(cycle)
+                    ..Scenario::of(cycle)
                 };
-                let (observed, events, after) = observe(&mut talker, &target, plan);
+                let (observed, events, after) = observe(&mut talker, &target, scenario);
                 target.update_with(&all(Action::Disable), options).unwrap();
-                check(plan, &before, &after, &observed, &events);
+                check(scenario, &before, &after, &observed, &events);
                 for (name, hits) in talker.hits() {
                     let counted = observed.counts.hits(&name);
                     assert_eq!(counted, Some(hits - handled[&name]), "{name}");

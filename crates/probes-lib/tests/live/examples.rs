@@ -1,4 +1,4 @@
-//! The examples do what their first lines say.
+//! The examples do what the first lines of their source say.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -78,7 +78,7 @@ fn own_switches_a_probe_of_a_loaded_object() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains(error), "{said}");
     }
-    let without = output(Command::new(example("own")).arg("plug"));
-    let said = String::from_utf8(without.stderr).unwrap();
+    let without_plugin = output(Command::new(example("own")).arg("plug"));
+    let said = String::from_utf8(without_plugin.stderr).unwrap();
     assert!(said.contains("NoProbes"), "{said}");
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use test_support::{fixture_forms, program_forms};
 
-/// One program, in one form.
+/// One program, in one form: position independent or fixed.
 pub(crate) struct Subject {
     pub(crate) file: PathBuf,
     pub(crate) probes: BTreeMap<String, Expected>,
@@ -14,7 +14,7 @@ pub(crate) struct Subject {
     pub(crate) sum_only: bool,
 }
 
-/// One name.
+/// What is expected of the probes of one name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected {
     pub(crate) sites: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Expected {
 impl Subject {
     /// The expected hits of one run, if `hits` gives the number for each name.
     pub(crate) fn hits(&self, hits: impl Fn(&str, &Expected) -> u64) -> BTreeMap<String, u64> {
-        // A name with neither sites nor tests of its counter is not counted by its program.
+        // A program does not report a name that has no hits even with all probes on.
         let each = self.probes.iter().filter(|(_, probe)| probe.on > 0);
         if self.sum_only {
             let sum = each.map(|(name, probe)| hits(name, probe)).sum();
@@ -58,15 +58,15 @@ pub(crate) fn fixture_subjects(fixture: &str) -> Vec<Subject> {
     let mut probes: BTreeMap<String, Expected> = BTreeMap::new();
     for row in rows().filter(|row| row[0] == fixture) {
         let number = |column: usize| row[column].parse::<u64>().unwrap_or(0);
-        let one = |share: u64| Expected {
-            sites: (number(3) / share) as usize,
-            semaphores: (number(7) / share) as usize,
-            built: number(5) / share,
-            on: number(6) / share,
-            alone: number(6) / share,
+        let one = |names: u64| Expected {
+            sites: (number(3) / names) as usize,
+            semaphores: (number(7) / names) as usize,
+            built: number(5) / names,
+            on: number(6) / names,
+            alone: number(6) / names,
         };
         if row[2] == "*" {
-            // As many names as semaphores, all alike.
+            // The row stands for as many names as it has semaphores, with equal numbers.
             let names = number(7);
             probes.extend((0..names).map(|i| (format!("probe_{i}"), one(names))));
             continue;
@@ -97,7 +97,7 @@ fn rows() -> impl Iterator<Item = Vec<&'static str>> {
 }
 
 /// The OCaml programs that run a round on request, in both forms.
-pub(crate) fn rounds() -> Vec<Subject> {
+pub(crate) fn round_programs() -> Vec<Subject> {
     // Name, sites, hits as built, with all on, alone.
     let handlers = [
         ("alloc", 1, 0, 1, 1),

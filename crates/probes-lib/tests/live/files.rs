@@ -1,4 +1,5 @@
-//! The program's file is the one that runs, whatever has happened to its path since.
+//! The file that is read is the one that the process executes, whatever has happened to its
+//! path since.
 
 use std::fs;
 
@@ -28,28 +29,28 @@ fn program_with_deleted_file_is_controlled() {
 }
 
 // promise: Processes that are hard to change: A program whose file was deleted or replaced is
-//    controlled by the notes of the file that runs (2)
+//    switched according to the notes of the file that it executes (2)
 #[test]
 fn program_with_replaced_file_uses_its_own_notes() {
     for subject in expected::fixture_subjects("multi_semaphore") {
         let other = expected::fixture_subjects("mixed_generations");
         let scratch = Scratch::new();
         let file = scratch.copy(&subject.file, "program");
-        let mut opened_before = Session::start(&file);
+        let mut started_before = Session::start(&file);
         // As an installer does it: a new file of the same name.
         scratch.copy(&other[0].file, "program");
-        let mut opened_after = Session::of(Talker::start(&file));
-        assert!(opened_after.object().table().probe("zero").is_some());
-        opened_after.update(Action::Enable, Selector::All, |_| true);
-        assert_eq!(opened_after.run(), other[0].hits(|_, probe| probe.on));
+        let mut started_after = Session::of(Talker::start(&file));
+        assert!(started_after.object().table().probe("zero").is_some());
+        started_after.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(started_after.run(), other[0].hits(|_, probe| probe.on));
 
-        opened_before.target = Target::open(opened_before.pid()).unwrap();
-        assert!(opened_before.object().table().probe("many").is_some());
-        opened_before.update(Action::Enable, Selector::All, |_| true);
-        assert_eq!(opened_before.run(), subject.hits(|_, probe| probe.on));
-        opened_before.update(Action::Disable, Selector::All, |_| true);
-        opened_before.end();
-        opened_after.end();
+        started_before.target = Target::open(started_before.pid()).unwrap();
+        assert!(started_before.object().table().probe("many").is_some());
+        started_before.update(Action::Enable, Selector::All, |_| true);
+        assert_eq!(started_before.run(), subject.hits(|_, probe| probe.on));
+        started_before.update(Action::Disable, Selector::All, |_| true);
+        started_before.end();
+        started_after.end();
     }
 }
 

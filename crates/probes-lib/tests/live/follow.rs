@@ -1,4 +1,4 @@
-//! Following, from the process that started the followed program.
+//! Following a program from the process that started it.
 
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
@@ -10,14 +10,14 @@ use nix::unistd::Pid;
 use probes_lib::{Action, Actions, Follow, Options, Selector, Target};
 use test_support::{DEADLINE, Talker, fixture_forms};
 
-/// Follows a process whose probes are enabled.
+/// Follows a process, and enables all its probes.
 fn follow(talker: &Talker) -> Follow {
     let target = Target::open_any(talker.pid()).unwrap();
     let actions = Actions::of(Action::Enable, Selector::All);
     Follow::start(vec![target], actions, Options::default()).unwrap()
 }
 
-/// The next event, in the words of `Debug`, without its data; `None` if it is over.
+/// The name of the next event, as `Debug` prints it; `None` if following is over.
 fn next(follow: &Follow) -> Option<String> {
     let event = follow.next(DEADLINE);
     assert!(event.is_some() || follow.is_over(), "an event in time");
@@ -46,7 +46,7 @@ fn status_of_our_own_child_is_not_consumed() {
             } else {
                 talker.send("quit");
             }
-            // It is over, as no process is left.
+            // Following ends, because no process is left.
             let events: Vec<String> = std::iter::from_fn(|| next(&follow)).collect();
             assert_eq!(events, ["Set", "Forked", "Exited", "Exited"]);
             let status = talker.guard().wait();

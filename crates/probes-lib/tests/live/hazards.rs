@@ -15,9 +15,9 @@ use probes_lib::{Action, Effect, ErrorKind, Options, ProcessError, Selector, Sta
 use test_support::process::{self, Image};
 use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
 
-use crate::own_process::{again, role};
+use crate::own_process::{rerun_command, role};
 use crate::refusals::toggle_as_nobody;
-use crate::session::{Session, all, busy, patient};
+use crate::session::{Session, all, heavy_test_lock, patient};
 
 fn all_threads_are(pid: i32, state: char) -> Option<()> {
     let mut threads = process::threads(pid).into_iter();
@@ -29,7 +29,8 @@ fn all_threads_are(pid: i32, state: char) -> Option<()> {
 //    exit, and nothing else (2 × 4 signals × 40 updates, under a parent that polls)
 #[test]
 fn parent_of_a_stopped_process_sees_nothing_else() {
-    // In the role of the tool: stops by another process's ptrace are not seen by our waits.
+    // This process is the tool, started below. The parent is another process, whose waits do not
+    // see the ptrace-stops.
     if let Some(pid) = role() {
         let target = Target::open(pid.parse().unwrap()).unwrap();
         for action in [Action::Enable, Action::Disable]
@@ -42,8 +43,8 @@ fn parent_of_a_stopped_process_sees_nothing_else() {
         return;
     }
     let this_test = || ();
-    let _busy = busy();
-    let news = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
+    let _lock = heavy_test_lock();
+    let wait_options = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
     let stops = [
         Signal::SIGSTOP,
         Signal::SIGTSTP,
@@ -56,13 +57,13 @@ fn parent_of_a_stopped_process_sees_nothing_else() {
         talker.expect("ready");
         let mut session = Session::of(talker);
         let pid = Pid::from_raw(session.pid());
-        let seen = || waitid(Id::Pid(pid), news).unwrap();
+        let seen = || waitid(Id::Pid(pid), wait_options).unwrap();
         for signal in stops {
             kill(pid, signal).unwrap();
             eventually("its parent sees that it has stopped", || {
                 (seen() == WaitStatus::Stopped(pid, signal)).then_some(())
             });
-            let mut command = again(&this_test, &pid.to_string());
+            let mut command = rerun_command(&this_test, &pid.to_string());
             let mut tool = Guard::spawn(command.stdout(Stdio::null()));
             let mut polls = 0;
             while tool.is_running() {
@@ -105,7 +106,7 @@ fn process_under_strict_seccomp_is_changed_from_outside() {
 // promise: Stopping and resuming: Every one of a thousand threads is stopped and resumed (2 × 10
 //    updates)
 #[test]
-fn every_one_of_a_thousand_threads_is_changed() {
+fn a_thousand_threads_are_stopped_and_resumed() {
     for file in fixture_forms("idle_threads") {
         let mut session = Session::start(&file);
         assert_eq!(process::threads(session.pid()).len(), 1001);
@@ -113,7 +114,7 @@ fn every_one_of_a_thousand_threads_is_changed() {
             session.run();
             session.talker.ask("round", "round");
             let hits = session.run();
-            // One of the rounds is the first thread's.
+            // Each of the thousand threads and the first thread execute the sites once.
             (hits["ping"], hits["pong"])
         };
         for _ in 0..5 {
@@ -134,11 +135,11 @@ fn every_one_of_a_thousand_threads_is_changed() {
 
 /// What keeps a process from running.
 enum Hold {
-    Signal(i32),
+    Stopped(i32),
     /// A control group of version 2, that can be frozen.
     Frozen(PathBuf),
-    /// One of the freezer of version 1.
-    FrozenFirst(PathBuf),
+    /// A control group of the freezer of version 1.
+    FrozenV1(PathBuf),
 }
 
 impl Hold {
@@ -156,20 +157,20 @@ impl Hold {
         };
         let second = find(&|it| it.starts_with("cgroup2 ")).map(Hold::Frozen);
         let first = find(&|it| it.starts_with("cgroup ") && it.contains("freezer"));
-        let mut holds = vec![Hold::Signal(pid)];
+        let mut holds = vec![Hold::Stopped(pid)];
         holds.extend(second);
-        holds.extend(first.map(Hold::FrozenFirst));
+        holds.extend(first.map(Hold::FrozenV1));
         holds
     }
 
     fn hold(&self, pid: i32) {
         match self {
-            Hold::Signal(pid) => kill(Pid::from_raw(*pid), Signal::SIGSTOP).unwrap(),
+            Hold::Stopped(pid) => kill(Pid::from_raw(*pid), Signal::SIGSTOP).unwrap(),
             Hold::Frozen(group) => {
                 fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
                 fs::write(group.join("cgroup.freeze"), "1").unwrap();
             }
-            Hold::FrozenFirst(group) => {
+            Hold::FrozenV1(group) => {
                 fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
                 fs::write(group.join("freezer.state"), "FROZEN").unwrap();
             }
@@ -184,24 +185,24 @@ impl Hold {
             text.lines().any(|line| line == what)
         };
         match self {
-            Hold::Signal(_) => all_threads_are(pid, 'T').is_some(),
+            Hold::Stopped(_) => all_threads_are(pid, 'T').is_some(),
             Hold::Frozen(group) => holds(group, "cgroup.events", "frozen 1"),
-            Hold::FrozenFirst(group) => holds(group, "freezer.state", "FROZEN"),
+            Hold::FrozenV1(group) => holds(group, "freezer.state", "FROZEN"),
         }
     }
 
     fn release(&self) {
         match self {
-            Hold::Signal(pid) => kill(Pid::from_raw(*pid), Signal::SIGCONT).unwrap(),
+            Hold::Stopped(pid) => kill(Pid::from_raw(*pid), Signal::SIGCONT).unwrap(),
             Hold::Frozen(group) => fs::write(group.join("cgroup.freeze"), "0").unwrap(),
-            Hold::FrozenFirst(group) => fs::write(group.join("freezer.state"), "THAWED").unwrap(),
+            Hold::FrozenV1(group) => fs::write(group.join("freezer.state"), "THAWED").unwrap(),
         }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let (Hold::Frozen(group) | Hold::FrozenFirst(group)) = &*self else {
+        let (Hold::Frozen(group) | Hold::FrozenV1(group)) = &*self else {
             return;
         };
         self.release();
@@ -216,14 +217,14 @@ impl Drop for Hold {
     }
 }
 
-/// Root has control groups at hand on most machines, and other users on none: for those the same is
-/// asserted of a process that is stopped.
+/// Root can create control groups on most machines, other users on none. For other users only a
+/// process that SIGSTOP has stopped is tested, of which the same is asserted.
 // promise: Stopping and resuming: A process frozen by a cgroup stays frozen: changed in version 2,
 //    reported as busy in version 1 (2 × 41 updates each; users who may create no cgroup use
 //    SIGSTOP)
 #[test]
 fn frozen_process_stays_frozen_or_is_reported_busy() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     let options = Options {
         deadline: Duration::from_millis(100),
         ..Options::default()
@@ -233,7 +234,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
         let pid = session.pid();
         for hold in Hold::all(pid) {
             hold.hold(pid);
-            if matches!(hold, Hold::FrozenFirst(_)) {
+            if matches!(hold, Hold::FrozenV1(_)) {
                 // In uninterruptible sleep, where it cannot be stopped.
                 let enable = all(Action::Enable);
                 let error = session.target.update_with(&enable, options).unwrap_err();
@@ -246,7 +247,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                 session.assert_all((0, State::Disabled));
             } else {
                 session.apply(&all(Action::Enable)).unwrap();
-                // With the hits that its threads would count if they ran.
+                // This includes the hits, which its threads would count if they ran.
                 let image = Image::of(pid);
                 for _ in 0..20 {
                     session.apply(&all(Action::Disable)).unwrap();
@@ -263,7 +264,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
             let report = |session: &mut Session| session.talker.ask("report", "report");
             let then = report(&mut session);
             eventually(
-                "its threads run on, and reach the probes if they are on",
+                "its threads continue, and hit the probes that are enabled",
                 || {
                     let has_gone_on = report(&mut session) != then;
                     (has_gone_on && (!is_on || session.run()["ping"] > 3)).then_some(())
@@ -338,14 +339,14 @@ fn start_as(file: &Path, pid: i32) -> Talker {
 }
 
 /// A process is opened and exits, and `next` may start another one with its pid.
-fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
+fn assert_exited_process_is_not_mistaken(next: impl Fn(&Path, i32) -> Option<Talker>) {
     for file in fixture_forms("gen_ocaml_2") {
         let mut session = Session::start(&file);
         let pid = session.pid();
         session.apply(&all(Action::Enable)).unwrap();
-        session.talker.hang_up();
+        session.talker.close_input();
         session.talker.guard().wait();
-        // Even the same program.
+        // The other process even runs the same program.
         let mut other = next(&file, pid);
         let image = other.as_ref().map(|_| {
             process::settle(pid);
@@ -373,7 +374,7 @@ fn outlive(next: impl Fn(&Path, i32) -> Option<Talker>) {
 fn reused_pid_is_not_mistaken() {
     // The part that runs where pids can be chosen.
     if role().is_some() {
-        return outlive(|file, pid| Some(start_as(file, pid)));
+        return assert_exited_process_is_not_mistaken(|file, pid| Some(start_as(file, pid)));
     }
     let unshare = || {
         let mut unshare = Command::new("unshare");
@@ -384,10 +385,10 @@ fn reused_pid_is_not_mistaken() {
         unshare
     };
     if !output(unshare().arg("true")).status.success() {
-        return outlive(|_, _| None);
+        return assert_exited_process_is_not_mistaken(|_, _| None);
     }
     let this_test = || ();
-    let test = again(&this_test, "in a namespace");
+    let test = rerun_command(&this_test, "in a namespace");
     let mut unshare = unshare();
     unshare.arg(test.get_program()).args(test.get_args());
     let variables = test.get_envs();

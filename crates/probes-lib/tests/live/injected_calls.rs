@@ -1,5 +1,5 @@
-//! Signals that arrive while a thread executes an injected call to map or unmap memory, and what
-//! the process does then.
+//! Injected calls that map or unmap memory, while the process maps memory itself, receives signals,
+//! or is in a restartable sequence.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use probes_lib::{Observation, Selector, Target};
 use test_support::process::Image;
 use test_support::{Talker, fixture_forms};
 
-use crate::observe::{options, strange_code};
+use crate::observe::{anonymous_code, options};
 
 /// The numbers in a line, by name.
 fn numbers(line: &str) -> BTreeMap<String, u64> {
@@ -41,21 +41,21 @@ fn memory_mapped_meanwhile_is_not_written_or_unmapped() {
             }
         }
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
-        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        assert_eq!(anonymous_code(talker.pid()), [""; 0]);
     }
 }
 
 /// How often each call is interrupted while the process is observed, and while it is not.
 const TIMES: u64 = 100;
-const TIMES_WITHOUT: u64 = 20;
+const TIMES_UNOBSERVED: u64 = 20;
 
-/// A call that the kernel restarts, as it does after every stop, and that has not started again
-/// when the signal arrives, is not interrupted by the signal: sigsuspend(2) exists for programs
-/// that cannot bear that (signal(7)). The same happens with SIGSTOP and SIGCONT.
+/// How many signals may fail to interrupt a call. After every stop, the kernel restarts the call; a
+/// signal that arrives before it has started again does not interrupt it. The same happens with
+/// SIGSTOP and SIGCONT; programs that cannot allow it use sigsuspend(2) (signal(7)).
 const MOST_SWALLOWED: u64 = 3;
 
-/// What happened to a process's calls that signals interrupt, while it is observed all the time, or
-/// not observed.
+/// Has the process make `times` calls that signals interrupt, and returns what it counted. With a
+/// `target`, the process is observed again and again meanwhile.
 fn interrupt(
     talker: &mut Talker,
     (call, times): (&str, u64),
@@ -81,7 +81,7 @@ fn signals_interrupt_calls_during_an_injected_call() {
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
         for call in ["pause", "sigsuspend", "read", "nanosleep", "wait"] {
-            for (target, times) in [(None, TIMES_WITHOUT), (Some(&target), TIMES)] {
+            for (target, times) in [(None, TIMES_UNOBSERVED), (Some(&target), TIMES)] {
                 let counts = interrupt(&mut talker, (call, times), target);
                 let most = match (target, call) {
                     (None, _) | (_, "sigsuspend") => 0,
@@ -96,7 +96,7 @@ fn signals_interrupt_calls_during_an_injected_call() {
             }
         }
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
-        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        assert_eq!(anonymous_code(talker.pid()), [""; 0]);
         talker.hits();
     }
 }

@@ -12,9 +12,9 @@ use crate::session::{Session, all};
 
 const UPDATES: usize = 200;
 
-/// The threads of `blocking_calls` whose call fails with `EINTR` when it is stopped, which is the
-/// kernel's doing and which no tool that stops threads can prevent. signal(7) lists them under
-/// "Interruption of system calls and library functions by stop signals".
+/// The threads of `blocking_calls` whose call fails with `EINTR` when the thread is stopped. The
+/// kernel does that, and no tool that stops threads can prevent it. signal(7) lists these calls
+/// under "Interruption of system calls and library functions by stop signals".
 const INTERRUPTED: [&str; 14] = [
     "accept_limited",
     "connect_limited",
@@ -36,10 +36,10 @@ const INTERRUPTED: [&str; 14] = [
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Returns {
     interrupted: usize,
-    /// Too early, or though nothing had happened.
+    /// Before its timeout was over, or although nothing had happened that ends it.
     early: usize,
     /// Its timeout was over.
-    over: usize,
+    timed_out: usize,
 }
 
 /// How each thread's call returned; `None` for those that this kernel does not allow.
@@ -50,10 +50,10 @@ fn report(session: &mut Session) -> BTreeMap<String, Option<Returns>> {
         let (name, returns) = word.split_once('=').unwrap();
         let counts: Vec<usize> = returns.split('/').filter_map(|n| n.parse().ok()).collect();
         let returns = match counts[..] {
-            [interrupted, early, over] => Some(Returns {
+            [interrupted, early, timed_out] => Some(Returns {
                 interrupted,
                 early,
-                over,
+                timed_out,
             }),
             _ => {
                 assert_eq!(returns, "unavailable");
@@ -87,7 +87,8 @@ fn update_while_all_wait(session: &mut Session) -> BTreeMap<String, Option<Retur
     report(session)
 }
 
-/// Exactly these were interrupted, and none returned for another reason than its timeout.
+/// Asserts that exactly the calls for which `is_expected` is true were interrupted, and that no
+/// call returned for a reason other than that or its timeout.
 #[track_caller]
 fn assert_interrupted(
     returns: &BTreeMap<String, Option<Returns>>,
@@ -101,13 +102,14 @@ fn assert_interrupted(
             "{name}: {returns:?}"
         );
         assert_eq!(returns.early, 0, "{name}: {returns:?}");
-        // One that is interrupted again and again may never end.
-        let may_end = name.ends_with("_short");
-        let has_to_end = may_end && returns.interrupted == 0;
-        let is_right = if returns.over > 0 {
-            may_end
+        // A call with a short timeout that is interrupted again and again may never reach its
+        // timeout.
+        let may_time_out = name.ends_with("_short");
+        let must_time_out = may_time_out && returns.interrupted == 0;
+        let is_right = if returns.timed_out > 0 {
+            may_time_out
         } else {
-            !has_to_end
+            !must_time_out
         };
         assert!(is_right, "{name}: {returns:?}");
     }
@@ -132,7 +134,7 @@ fn interrupted_calls_are_exactly_the_documented_ones() {
 // promise: Signals: A waiting call of OCaml's library is restarted, except for those that
 //    docs/eintr.md lists (2 × 200 updates, 17 calls)
 #[test]
-fn only_recv_with_timeout_returns_in_ocaml() {
+fn only_recv_with_timeout_is_interrupted_in_ocaml() {
     for file in program_forms("waiting") {
         let mut session = Session::of(Talker::start(&file));
         let returns = update_while_all_wait(&mut session);
@@ -149,7 +151,7 @@ fn without_a_stop_no_call_is_interrupted() {
         .into_iter()
         .chain(program_forms("waiting"))
     {
-        let mut session = Session::start(&file).unstopped();
+        let mut session = Session::start(&file).live();
         let returns = update_while_all_wait(&mut session);
         assert_interrupted(&returns, |_| false);
         session.end();

@@ -13,7 +13,7 @@ fn observe(target: &Target) -> Observer {
     target.observe(&observation, options()).unwrap()
 }
 
-/// What a program prints in nanoseconds.
+/// Sends `line` to a program, and returns the time that it answers, which is in nanoseconds.
 fn took(talker: &mut Talker, line: &str) -> Duration {
     let word = line.split_ascii_whitespace().next().unwrap();
     let answer = talker.ask(line, if word == "do" { "done" } else { word });
@@ -45,7 +45,7 @@ fn latencies_equal_the_time_that_passed() {
             assert_eq!(latency.count(), 20);
             let shortest = latency.times().next().unwrap().0;
             assert!(shortest >= Duration::from_micros(998), "{latency:?}");
-            // The time that the program itself measured includes all of it.
+            // The time that the program itself measured includes all latencies.
             let sum = latency.mean() * 20;
             assert!(sum <= all + all / 100 && sum > Duration::from_millis(20));
             assert!(latency.max() <= all && latency.max() >= latency.quantile(0.99));
@@ -60,8 +60,9 @@ fn latencies_equal_the_time_that_passed() {
     }
 }
 
-/// Count, starts and stops without the other, and dropped times.
-fn ends(latency: &Latency) -> [u64; 4] {
+/// The numbers of pairs timed, of starts without a stop, of stops without a start, and of
+/// dropped times.
+fn outcomes(latency: &Latency) -> [u64; 4] {
     let unmatched = [latency.unmatched_starts(), latency.unmatched_stops()];
     [
         latency.count(),
@@ -85,7 +86,7 @@ fn pairs_are_matched_as_a_stack() {
             ([")", "()"], [1, 0, 1, 0]),
             (["(()", ""], [1, 1, 0, 0]),
             ([")", ")"], [0, 0, 2, 0]),
-            // The innermost are timed, however deep.
+            // Of pairs that are nested too deep, the innermost 64 are timed, the others dropped.
             ([&down, &up], [64, 0, 1, 66]),
             ([&down, "()()"], [2, 130, 0, 0]),
         ] {
@@ -94,16 +95,16 @@ fn pairs_are_matched_as_a_stack() {
                 talker.ask(&format!("do {words}"), "done");
             }
             let latency = observer.remove().unwrap().latencies.remove(0);
-            assert_eq!(ends(&latency), expected, "{words:?}");
+            assert_eq!(outcomes(&latency), expected, "{words:?}");
         }
         // The inner takes a millisecond, the outer three.
         let mut observer = observe(&target);
         talker.ask("do (.(.).)", "done");
         let latency = observer.remove().unwrap().latencies.remove(0);
         let times: Vec<Duration> = latency.times().map(|(time, _)| time).collect();
-        let about = |milliseconds: u64| Duration::from_micros(998 * milliseconds);
+        let just_under = |milliseconds: u64| Duration::from_micros(998 * milliseconds);
         assert!(
-            times[0] >= about(1) && times[1] >= times[0] + about(2),
+            times[0] >= just_under(1) && times[1] >= times[0] + just_under(2),
             "{times:?}"
         );
     }
@@ -121,7 +122,7 @@ fn starts_of_exited_threads_are_not_matched() {
         talker.ask("starts 50", "starts");
         talker.ask("pairs 1 10", "pairs");
         let latency = observer.remove().unwrap().latencies.remove(0);
-        assert_eq!(ends(&latency), [10, 50, 0, 0]);
+        assert_eq!(outcomes(&latency), [10, 50, 0, 0]);
     }
 }
 
@@ -147,10 +148,10 @@ fn every_pair_is_timed_with_many_threads() {
             let [to, back, round] = &observed.latencies[..] else {
                 panic!("{:?}", observed.latencies);
             };
-            assert_eq!(ends(to), [all, 0, 0, 0], "{threads} threads");
+            assert_eq!(outcomes(to), [all, 0, 0, 0], "{threads} threads");
             // A start comes first, and a stop last.
-            assert_eq!(ends(back), [all - threads, threads, threads, 0]);
-            assert_eq!(ends(round), [all - threads, threads, threads, 0]);
+            assert_eq!(outcomes(back), [all - threads, threads, threads, 0]);
+            assert_eq!(outcomes(round), [all - threads, threads, threads, 0]);
             assert!(round.mean() >= to.mean(), "{round:?} {to:?}");
         }
     }
@@ -169,7 +170,7 @@ fn times_beyond_the_slots_are_counted_as_dropped() {
         let latency = observer.remove().unwrap().latencies.remove(0);
         let lost = latency.dropped();
         assert!(lost > 0 && lost % each == 0, "{lost}");
-        assert_eq!(ends(&latency), [threads * each - lost, 0, 0, lost]);
+        assert_eq!(outcomes(&latency), [threads * each - lost, 0, 0, lost]);
     }
 }
 
@@ -181,13 +182,14 @@ fn pair_observations_start_and_end_under_load() {
         let target = Target::open(talker.pid()).unwrap();
         let mut observer = observe(&target);
         talker.send("pairs 4 3000000");
-        // They may be done before the next observation.
-        eventually("pairs are taken", || {
+        // All pairs may be done before a later observation begins: only the first has to see some.
+        eventually("pairs are timed", || {
             (observer.latencies().unwrap()[0].count() > 0).then_some(())
         });
         for _ in 0..20 {
             let latency = observer.remove().unwrap().latencies.remove(0);
-            // Threads are between the two at the start and at the end.
+            // When an observation starts or ends, each of the 4 threads may be between a start
+            // and a stop.
             assert!(latency.unmatched_stops() <= 4, "{latency:?}");
             assert!(latency.unmatched_starts() <= 4, "{latency:?}");
             observer = observe(&target);

@@ -1,5 +1,5 @@
-//! Programs started with their probes set: before their first instruction, and otherwise exactly as
-//! without us; or not at all.
+//! Programs that are started with their probes set before their first instruction, and otherwise
+//! run exactly as without us. If their probes cannot be set, they are not started at all.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::expected;
 use crate::own_process::alone;
 use crate::session::{Session, all, named};
 
-fn talk(program: &Path, actions: Actions) -> (Talker, Report) {
+fn launch(program: &Path, actions: Actions) -> (Talker, Report) {
     let mut command = Command::new(program);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let launched = Launch::new(command).actions(actions).spawn();
@@ -76,7 +76,7 @@ fn terminating_program_runs_exactly_the_enabled_handlers() {
 #[test]
 fn initially_enabled_probes_can_be_off_from_start() {
     for file in program_forms("init") {
-        let (talker, report) = talk(&file, all(Action::Disable));
+        let (talker, report) = launch(&file, all(Action::Disable));
         assert_eq!(report.skipped, ["starts_off", "tested_only"]);
         let mut session = Session::of(talker);
         assert_eq!(session.run().values().sum::<u64>(), 0);
@@ -86,7 +86,7 @@ fn initially_enabled_probes_can_be_off_from_start() {
             "{states:?}"
         );
 
-        let (talker, _) = talk(&file, all(Action::Enable));
+        let (talker, _) = launch(&file, all(Action::Enable));
         let session = Session::of(talker);
         let counters: Vec<u16> = session.states().values().map(|state| state.0).collect();
         assert_eq!(counters, [1, 2, 2, 1], "off, on, on twice, tested only");
@@ -97,7 +97,8 @@ fn initially_enabled_probes_can_be_off_from_start() {
 fn every_fixture_starts_with_all_its_probes_on() {
     for subject in expected::fixtures() {
         let stem = subject.file.file_stem().unwrap().to_str().unwrap();
-        // The first maps its code anew when it starts; the sites of the others never pause.
+        // The first maps its code anew when it starts; the others execute their sites without a
+        // pause.
         if [
             "shared_text",
             "threads_spin",
@@ -112,7 +113,7 @@ fn every_fixture_starts_with_all_its_probes_on() {
             continue;
         }
         let force = stem == "interrupted";
-        let (talker, report) = talk(&subject.file, all(Action::Enable).force(force));
+        let (talker, report) = launch(&subject.file, all(Action::Enable).force(force));
         assert_eq!(report.pid, talker.pid());
         assert_eq!(report.changed.len(), subject.probes.len());
         assert!(report.stopped.is_zero(), "it did not run yet");
@@ -136,7 +137,7 @@ fn every_fixture_starts_with_all_its_probes_on() {
 #[test]
 fn launched_program_is_controlled_like_any_other() {
     for subject in expected::fixture_subjects("gen_ocaml_2") {
-        let (talker, _) = talk(&subject.file, named(Action::Enable, "plain"));
+        let (talker, _) = launch(&subject.file, named(Action::Enable, "plain"));
         let mut session = Session::of(talker);
         session.update(Action::Enable, Selector::All, |_| true);
         session.update(Action::Disable, Selector::All, |_| true);
@@ -159,7 +160,7 @@ fn refused(mut command: Command, actions: Actions) -> Error {
     };
     assert_eq!(error.effect(), Effect::NotStarted, "{error}");
     assert_eq!(children(own), [] as [i32; 0], "{error}");
-    // One was the program's output.
+    // One fewer than before: the file for the program's output is closed.
     assert_eq!(descriptors(own).len(), before.len() - 1, "{error}");
     let printed = fs::read_to_string(scratch.file("output")).unwrap();
     assert_eq!(printed, "", "{error}: it ran");
@@ -192,7 +193,7 @@ fn program_whose_probes_cannot_be_set_never_runs() {
                 "{error}"
             );
         }
-        // Found only when it is stopped before its first instruction.
+        // This is found only when the program is stopped before its first instruction.
         for file in fixture_forms("interrupted") {
             let error = refused(Command::new(&file), all(Action::Enable));
             assert!(
@@ -207,7 +208,7 @@ fn program_whose_probes_cannot_be_set_never_runs() {
 }
 
 #[test]
-fn files_without_probes_are_refused_by_name() {
+fn files_without_probes_are_refused_and_named() {
     alone(|| {
         let scratch = Scratch::new();
         let text = scratch.script("text", "plain text\n");
@@ -359,7 +360,7 @@ fn program_is_found_on_path_like_a_shell() {
         for folder in [&first, &second] {
             fs::create_dir_all(folder).unwrap();
         }
-        // Skipped: it may not be executed.
+        // Skipped, because it is not executable.
         fs::write(first.join("prog"), "not a program").unwrap();
         scratch.copy(&file, "two/prog");
         let path = std::env::join_paths([Path::new("/nowhere"), &first, &second]).unwrap();
@@ -406,12 +407,14 @@ fn inheritance(pid: i32) -> Vec<(String, String)> {
     .into();
     for (name, signals) in &mut all {
         if name.starts_with("Sig") {
-            // Signals 32 and 33 are glibc's own, and it starts programs in two ways.
+            // Signals 32 and 33 are glibc's own. It has two ways of starting programs, which may
+            // differ in them.
             let set = u64::from_str_radix(signals, 16).unwrap() & !(3 << 31);
             *signals = format!("{set:x}");
         }
     }
-    // proc(5): of the group, session, priority, nice, real-time priority and policy.
+    // proc(5): the fields of the process group, session, priority, nice value, real-time priority
+    // and policy.
     for (field, name) in [
         (5, "pgrp"),
         (6, "session"),
@@ -478,7 +481,7 @@ fn launched_program_equals_one_started_directly() {
             drop((direct, launched));
             assert!(
                 own.parse::<usize>().unwrap() <= 6,
-                "no thread of ours is left: {own}"
+                "launching left threads behind: {own}"
             );
         }
     });
@@ -507,14 +510,14 @@ fn exit_status_of_a_launched_program_is_kept() {
 
 #[test]
 fn signal_is_not_passed_on_after_the_exit() {
-    const END: i32 = 15;
+    const SIGTERM: i32 = 15;
     for file in fixture_forms("job") {
         let mut command = Command::new(&file);
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         let mut launched = Launch::new(command).spawn().unwrap();
         for queued in [false, true] {
             let signal = ReceivedSignal {
-                number: END,
+                number: SIGTERM,
                 code: -i32::from(queued),
                 sender: 7,
                 uid: 0,
@@ -523,7 +526,7 @@ fn signal_is_not_passed_on_after_the_exit() {
             launched.pass_on(&signal).unwrap();
             let status = eventually("the program exits", || launched.child().try_wait().unwrap());
             let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-            assert_eq!(signal, Some(END));
+            assert_eq!(signal, Some(SIGTERM));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Files mapped under names that belong to other files here, or to none: in their own mount
-//! namespaces, on overlays, below other mounts.
+//! Mapped files whose names, in the mount namespace of this process, belong to other files or to
+//! none: files in other mount namespaces, on overlays, below other mounts.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,20 +11,20 @@ use test_support::{Scratch, Talker, fixture, fixture_forms, output, process};
 
 use crate::session::{Session, all, named};
 
-/// Starts a program in its own user and mount namespaces, in which `script` has mounted something
-/// in the empty folder `$1` before; the folder with the plugin is `$2`.
+/// Starts a program in its own user and mount namespaces, after `script` has mounted something
+/// there on the empty folder `$1`; the folder with the plugin is `$2`.
 fn start(script: &str, scratch: &Scratch, program: &Path) -> Talker {
     let mut unshare = Command::new("unshare");
     unshare.args(["--user", "--map-root-user", "--mount", "sh", "-euc"]);
     unshare.arg(format!("{script}\nexec \"$0\"")).arg(program);
-    unshare.arg(mounted(scratch)).arg(scratch.path());
+    unshare.arg(mount_point(scratch)).arg(scratch.path());
     let mut talker = Talker::spawn(&mut unshare);
     talker.expect("ready");
     talker
 }
 
 /// Where something is mounted. Its path has no space.
-fn mounted(scratch: &Scratch) -> PathBuf {
+fn mount_point(scratch: &Scratch) -> PathBuf {
     let folder = scratch.file("mounted");
     fs::create_dir_all(&folder).unwrap();
     folder
@@ -46,7 +46,7 @@ fn mapped(pid: i32, path: &Path) -> (u64, u64) {
 // promise: Containers: A file on an overlay, for which maps and stat(2) report different devices,
 //    is known by its first page (2)
 #[test]
-fn file_on_an_overlay_is_known_by_content() {
+fn file_on_an_overlay_is_identified_by_content() {
     // For layers on several file systems, stat(2) reports another device than maps.
     let script = r#"
         mount -t tmpfs tmpfs "$1"; cd "$1"; mkdir upper work merged; mkdir ../lower; cp ../plugin.so ../lower
@@ -55,7 +55,7 @@ fn file_on_an_overlay_is_known_by_content() {
         let scratch = Scratch::new();
         scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
         let mut talker = start(script, &scratch, &program);
-        let plugin = mounted(&scratch).join("merged/plugin.so");
+        let plugin = mount_point(&scratch).join("merged/plugin.so");
         talker.ask(&format!("load {}", plugin.display()), "loaded");
         let seen = format!("/proc/{}/root{}", talker.pid(), plugin.display());
         let (device, inode) = mapped(talker.pid(), &plugin);
@@ -82,15 +82,16 @@ fn same_inode_number_elsewhere_is_not_mistaken() {
         let scratch = Scratch::new();
         scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
         let mut talker = start(script, &scratch, &program);
-        let plugin = mounted(&scratch).join("plugin.so");
+        let plugin = mount_point(&scratch).join("plugin.so");
         talker.ask(&format!("load {}", plugin.display()), "loaded");
-        // Another file of that name on another device, with the first one also there.
+        // Another file of that name on another device. It too is the first file there, and so has
+        // the same inode number.
         let mut cover = Command::new("nsenter");
         cover.args(["--user", "--mount", "--preserve-credentials", "--target"]);
         cover
             .arg(talker.pid().to_string())
             .args(["sh", "-euc", COVER]);
-        let covered = output(cover.arg(mounted(&scratch)).arg(&program));
+        let covered = output(cover.arg(mount_point(&scratch)).arg(&program));
         assert!(covered.status.success(), "{covered:?}");
         let seen = format!("/proc/{}/root{}", talker.pid(), plugin.display());
         let (device, inode) = mapped(talker.pid(), &plugin);
@@ -100,7 +101,7 @@ fn same_inode_number_elsewhere_is_not_mistaken() {
         let mut session = Session::of(talker);
         let enabled = session.apply(&named(Action::Enable, "plug"));
         let hits = session.talker.ask("plugins", "plugins");
-        if process::sees_deleted_files() {
+        if process::can_open_map_files() {
             enabled.unwrap();
             assert_eq!(hits, "plugins 0:ping=0,plug=2");
         } else {

@@ -14,7 +14,7 @@ fn load_plugin(session: &mut Session) {
     session.talker.ask(&line, "loaded");
 }
 
-fn plugins(session: &mut Session) -> String {
+fn plugin_hits(session: &mut Session) -> String {
     session.talker.ask("plugins", "plugins")
 }
 
@@ -36,10 +36,10 @@ fn musl_program_is_switched_with_its_plugin() {
         let mut session = Session::start(&file);
         load_plugin(&mut session);
         session.apply(&all(Action::Enable)).unwrap();
-        assert_eq!(plugins(&mut session), "plugins 0:ping=1,plug=2");
+        assert_eq!(plugin_hits(&mut session), "plugins 0:ping=1,plug=2");
         assert_eq!(session.run()["ping"], 3);
         session.apply(&all(Action::Disable)).unwrap();
-        assert_eq!(plugins(&mut session), "plugins 0:ping=1,plug=2");
+        assert_eq!(plugin_hits(&mut session), "plugins 0:ping=1,plug=2");
         assert_eq!(session.run()["ping"], 0);
         session.end();
     }
@@ -48,7 +48,7 @@ fn musl_program_is_switched_with_its_plugin() {
 #[test]
 fn musl_program_is_changed_live_without_its_plugin() {
     for file in fixture_forms("objects/musl/host") {
-        let mut session = Session::start(&file).unstopped();
+        let mut session = Session::start(&file).live();
         load_plugin(&mut session);
         session.apply(&named(Action::Enable, "pong")).unwrap();
         assert_eq!(session.run()["pong"], 1);
@@ -69,9 +69,9 @@ fn musl_program_is_changed_live_without_its_plugin() {
 fn library_probes_are_set_before_musl_programs_start() {
     for file in fixture_forms("objects/musl/linked") {
         let mut session = launch(&file);
-        assert_eq!(plugins(&mut session), "plugins 0:ping=0,plug=2");
+        assert_eq!(plugin_hits(&mut session), "plugins 0:ping=0,plug=2");
         session.apply(&all(Action::Enable)).unwrap();
-        assert_eq!(plugins(&mut session), "plugins 0:ping=1,plug=4");
+        assert_eq!(plugin_hits(&mut session), "plugins 0:ping=1,plug=4");
         session.end();
     }
 }

@@ -1,5 +1,5 @@
 //! Probes in shared objects: linked, loaded late, loaded more than once, unloaded, deleted,
-//! replaced and without a name; a name is one probe in all of them.
+//! replaced and without a name. Probes of one name are one probe, in however many objects they are.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use test_support::{
     DEADLINE, Guard, Scratch, Talker, fixture, fixture_forms, process, program, program_forms,
 };
 
-use crate::session::{Session, all, busy, named};
+use crate::session::{Session, all, heavy_test_lock, named};
 
 /// The programs that load objects.
 fn hosts() -> [Session; 2] {
@@ -27,13 +27,13 @@ fn plugin() -> String {
 }
 
 /// Executes every site of the objects, and returns how often the handlers of each have run.
-fn run(session: &mut Session) -> Vec<String> {
+fn run_plugins(session: &mut Session) -> Vec<String> {
     let line = session.talker.ask("plugins", "plugins");
     let words = line.split_ascii_whitespace().skip(1);
     words.map(str::to_owned).collect()
 }
 
-/// How many sites each name has, in which objects.
+/// For each probe name, the file name of the object of each of its sites.
 fn sites(target: &Target) -> BTreeMap<String, Vec<String>> {
     let states = target.states().unwrap();
     let of_probe = |probe: probes_lib::ProbeState<'_>| {
@@ -58,12 +58,12 @@ fn library_probes_are_switched_in_a_plain_program() {
         assert_eq!(found["plug"], plugin);
         assert_eq!(found["ping"], plugin[1..]);
         session.apply(&named(Action::Enable, "plug")).unwrap();
-        assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
         session.apply(&all(Action::Enable)).unwrap();
-        assert_eq!(run(&mut session), ["0:ping=1,plug=4"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=1,plug=4"]);
         session.apply(&named(Action::Disable, "plug")).unwrap();
         session.apply(&all(Action::Disable)).unwrap();
-        assert_eq!(run(&mut session), ["0:ping=1,plug=4"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=1,plug=4"]);
     }
 }
 
@@ -74,7 +74,7 @@ fn objects_loaded_and_unloaded_later_come_and_go() {
         load(&mut session, "load", &plugin());
         assert_eq!(session.state("plug"), State::Disabled);
         session.apply(&all(Action::Enable)).unwrap();
-        assert_eq!(run(&mut session), ["0:ping=1,plug=2"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=1,plug=2"]);
         assert_eq!(session.run()["ping"], 3);
 
         // Loaded again, it is as built: it has its own counters, which differ from the program's.
@@ -94,7 +94,7 @@ fn objects_loaded_and_unloaded_later_come_and_go() {
         );
         let repair = named(Action::Enable, "ping").force(true);
         session.apply(&repair).unwrap();
-        assert_eq!(run(&mut session), ["0:ping=1,plug=0"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=1,plug=0"]);
         session.end();
     }
 }
@@ -112,9 +112,9 @@ fn object_loaded_twice_has_two_sets_of_counters() {
         let report = session.apply(&named(Action::Enable, "plug")).unwrap();
         assert_eq!(report.changed[0].sites, 6);
         let places = |hits: &str| [0, 1, 2].map(|i| format!("{i}:{hits}"));
-        assert_eq!(run(&mut session), places("ping=0,plug=2"));
+        assert_eq!(run_plugins(&mut session), places("ping=0,plug=2"));
         session.target.undo(&report, session.options).unwrap();
-        assert_eq!(run(&mut session), places("ping=0,plug=2"));
+        assert_eq!(run_plugins(&mut session), places("ping=0,plug=2"));
         session.end();
     }
 }
@@ -157,11 +157,11 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
             load(&mut session, "load", copy.to_str().unwrap());
             change(&copy);
             let target = Target::open(session.pid()).unwrap();
-            if process::sees_deleted_files() {
+            if process::can_open_map_files() {
                 assert_eq!(sites(&target)["plug"].len(), 2);
                 assert!(target.unreadable().is_empty());
                 session.apply(&named(Action::Enable, "plug")).unwrap();
-                assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+                assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
             } else {
                 assert!(!sites(&target).contains_key("plug"));
                 let passed_over = target.unreadable();
@@ -194,15 +194,15 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
     }
 }
 
-// promise: Objects that come and go: An object in memory alone (memfd) is switched, or named if it
-//    cannot be opened (4)
+// promise: Objects that come and go: An object in memory alone (memfd) is switched, or
+//    reported if it cannot be opened (4)
 #[test]
 fn object_in_memory_alone_is_switched_if_possible() {
     for mut session in hosts() {
         load(&mut session, "held", &plugin());
         assert_eq!(sites(&session.target)["plug"].len(), 2);
         session.apply(&named(Action::Enable, "plug")).unwrap();
-        assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
         let object = session.target.objects().pop().unwrap();
         assert_eq!(object.path(), "/memfd:copy");
         session.end();
@@ -210,9 +210,9 @@ fn object_in_memory_alone_is_switched_if_possible() {
     for mut session in hosts() {
         load(&mut session, "memory", &plugin());
         let enabled = session.apply(&named(Action::Enable, "plug"));
-        if process::sees_deleted_files() {
+        if process::can_open_map_files() {
             enabled.unwrap();
-            assert_eq!(run(&mut session), ["0:ping=0,plug=2"]);
+            assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
         } else {
             let passed_over = session.target.unreadable();
             let [one] = &passed_over[..] else {
@@ -225,7 +225,7 @@ fn object_in_memory_alone_is_switched_if_possible() {
             let error = enabled.unwrap_err().to_string();
             let why = ", and memfd:copy could not be read; nothing was changed";
             assert!(error.ends_with(why), "{error}");
-            assert_eq!(run(&mut session), ["0:ping=0,plug=0"]);
+            assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=0"]);
         }
         session.end();
     }
@@ -243,7 +243,7 @@ fn program_started_through_its_loader_is_found() {
         session.apply(&all(Action::Enable)).unwrap();
         let hits = session.talker.ask("run", "hits");
         assert_eq!(hits, "hits ping=3 pong=1");
-        session.talker.hang_up();
+        session.talker.close_input();
         assert!(session.talker.guard().wait().success());
     }
 }
@@ -252,7 +252,7 @@ fn program_started_through_its_loader_is_found() {
 //    changed as a whole or not at all (2 × at least 200 updates, 3,000 times loaded and unloaded)
 #[test]
 fn objects_that_come_and_go_are_changed_whole() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for mut session in hosts() {
         let line = format!("churn 3000 {}", plugin());
         session.talker.send(&line);
@@ -265,7 +265,7 @@ fn objects_that_come_and_go_are_changed_whole() {
             match session.apply(&named(action, "plug").force(true)) {
                 Ok(_) => {}
                 Err(error) => {
-                    // It was not loaded, or unloaded again, each time.
+                    // At each attempt, the object was not loaded, or was unloaded again.
                     let expected = matches!(
                         error.kind(),
                         ErrorKind::Probe(ProbeError::Unknown { .. })
@@ -281,7 +281,7 @@ fn objects_that_come_and_go_are_changed_whole() {
         session.talker.expect("churned 3000");
         session.apply(&all(Action::Disable)).unwrap();
         load(&mut session, "load", &plugin());
-        assert_eq!(run(&mut session), ["0:ping=0,plug=0"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=0"]);
         assert_eq!(session.run()["pong"], 0);
         session.end();
     }
@@ -315,7 +315,7 @@ fn half_loaded_object_is_left_alone() {
 //    without a pause)
 #[test]
 fn objects_that_come_and_go_are_shown_whole() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for mut session in hosts() {
         let line = format!("churn {} {}", i32::MAX, plugin());
         session.talker.send(&line);
@@ -367,7 +367,7 @@ fn regular_expression_selects_names_of_all_objects() {
         let report = session.apply(&actions).unwrap();
         let names: Vec<&str> = report.changed.iter().map(|it| &it.name[..]).collect();
         assert_eq!(names, ["ping", "plug"]);
-        assert_eq!(run(&mut session), ["0:ping=1,plug=2"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=1,plug=2"]);
     }
 }
 
@@ -439,7 +439,7 @@ fn linked_library_is_set_before_the_program_starts() {
         assert_eq!(talker.ask("plugins", "plugins"), "plugins 0:ping=0,plug=2");
         let mut session = Session::of(talker);
         session.apply(&all(Action::Enable)).unwrap();
-        assert_eq!(run(&mut session), ["0:ping=1,plug=4"]);
+        assert_eq!(run_plugins(&mut session), ["0:ping=1,plug=4"]);
         session.end();
     }
 }
@@ -459,7 +459,7 @@ fn linked_library_is_set_before_its_initialisers() {
             assert!(!process::is_loader_changed(talker.pid()));
             let mut session = Session::of(talker);
             session.apply(&all(Action::Disable)).unwrap();
-            assert_eq!(run(&mut session), ["0:ping=0,plug=4"]);
+            assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=4"]);
             session.end();
         }
     }
@@ -501,9 +501,9 @@ fn missing_library_is_reported_as_exit_during_loading() {
 // promise: Objects that come and go: An object that could be unloaded during the update is not
 //    changed with `-live` (2 × 2)
 #[test]
-fn unloadable_objects_are_not_changed_live() {
+fn live_updates_refuse_objects_that_may_be_unloaded() {
     for session in hosts() {
-        let mut session = session.unstopped();
+        let mut session = session.live();
         load(&mut session, "load", &plugin());
         let before = session.image();
         for name in ["plug", "ping"] {
@@ -518,7 +518,7 @@ fn unloadable_objects_are_not_changed_live() {
             assert_eq!(error.effect(), Effect::NothingChanged);
         }
         session.image().assert_same(&before, "refused");
-        // The program's own probe stays unchanged.
+        // The program's own probe can be changed.
         session.apply(&named(Action::Enable, "pong")).unwrap();
         assert_eq!(session.run()["pong"], 1);
         session.end();

@@ -38,7 +38,7 @@ fn hex(digits: &str) -> u64 {
     u64::from_str_radix(digits.trim_start_matches("0x"), 16).unwrap()
 }
 
-/// All targets; of the large ones only the smallest.
+/// The fixtures, except the largest (`spin_10000`), and the programs.
 fn files() -> Vec<std::path::PathBuf> {
     let names = [
         "terminating",
@@ -119,7 +119,7 @@ fn gdb_lists_the_same_sites_of_files() {
             // Type, provider, name, address, semaphore; notes without a site have an address too.
             .filter(|words| words.len() >= 5 && words[0] == "stap" && PROVIDERS.contains(&words[1]))
             .map(|words| (words[2].to_owned(), hex(words[3])))
-            // That is 0, or what remains of it when gdb has adjusted it like any other.
+            // That address is 0, or negative if gdb has adjusted it like any other.
             .filter(|(_, address)| (*address as i64) > 0)
             .collect();
         let expected: BTreeSet<(String, u64)> = sites(&file)
@@ -135,15 +135,15 @@ fn gdb_lists_the_same_sites_of_files() {
 fn gdb_reads_the_same_bytes_in_memory() {
     for name in ["gen_ocaml_2", "segments"] {
         for subject in expected::fixture_subjects(name) {
-            gdb_agrees(&Session::start(&subject.file));
+            assert_gdb_agrees(&Session::start(&subject.file));
         }
     }
     for file in program_forms("init") {
-        gdb_agrees(&Session::start(&file));
+        assert_gdb_agrees(&Session::start(&file));
     }
 }
 
-fn gdb_agrees(session: &Session) {
+fn assert_gdb_agrees(session: &Session) {
     session.apply(&all(Action::Enable)).unwrap();
     let states = session.target.states().unwrap();
     let mut gdb = Command::new("gdb");

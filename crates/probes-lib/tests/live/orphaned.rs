@@ -11,7 +11,8 @@ use probes_lib::{
 use test_support::process::{Image, peek, poke, stat};
 use test_support::{Talker, fixture_forms};
 
-use crate::observe::{options, refused_as_filtered, strange_code};
+use crate::observe::{anonymous_code, options};
+use crate::seccomp::{killed, refused};
 use crate::session::all;
 
 /// The address of the trampoline that an observed site of a probe calls.
@@ -43,7 +44,7 @@ fn mapped(pid: i32) -> u64 {
         let number = |text| u64::from_str_radix(text, 16).unwrap();
         number(start)..number(end)
     };
-    let code: Vec<_> = strange_code(pid).iter().map(|line| range(line)).collect();
+    let code: Vec<_> = anonymous_code(pid).iter().map(|line| range(line)).collect();
     let is_of_it = |line: &&str| {
         let range = range(line);
         let mut code = code.iter();
@@ -72,7 +73,7 @@ fn stack_of_another_thread_keeps_nothing_mapped() {
             poke(pid, end, &trampoline.to_le_bytes());
         }
         observer.remove().unwrap();
-        assert_eq!(strange_code(pid), [""; 0]);
+        assert_eq!(anonymous_code(pid), [""; 0]);
         before.assert_same(&Image::of(pid).text(), "the program");
         talker.ask("round", "round");
     }
@@ -133,7 +134,7 @@ fn memory_still_in_use_stays_mapped_until_free() {
         let observed = first.remove().unwrap();
         assert_eq!(observed.still_mapped, len);
         assert_eq!(mapped(pid), len);
-        // No site is patched any more, whatever happens to it.
+        // No site is patched any more, whether it is enabled or disabled.
         assert_eq!(target.states().unwrap().observed_sites(), 0);
         all_are(&target, State::Enabled);
         target.update(&all(Action::Disable)).unwrap();
@@ -144,7 +145,7 @@ fn memory_still_in_use_stays_mapped_until_free() {
         assert_eq!(target.clean(options()).unwrap(), kept);
         all_are(&target, State::Disabled);
 
-        // The next one has its own place, and the remaining mapping does not disturb it.
+        // The next observation has its own memory, and the remaining mapping does not disturb it.
         let mut second = target.observe(&observation, options()).unwrap();
         let sites = target.states().unwrap().observed_sites();
         assert!(sites > 0);
@@ -163,9 +164,44 @@ fn memory_still_in_use_stays_mapped_until_free() {
         assert_eq!(mapped(pid), len);
         keeper.put(0);
         assert_eq!(target.clean(options()).unwrap(), CleanReport::default());
-        assert_eq!(strange_code(pid), [""; 0]);
+        assert_eq!(anonymous_code(pid), [""; 0]);
         before.assert_same(&Image::of(pid).text(), "the program");
         keeper.talker.hits();
+    }
+}
+
+// promise: Observations: An observer whose memory stays mapped after a take-over still learns of it
+//    (2)
+#[test]
+fn observer_taken_over_in_kept_memory_learns_it() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut keeper = Keeper::start(&file);
+        let pid = keeper.talker.pid();
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new().count(Selector::name("plain"));
+        let mut first = target.observe(&observation, options()).unwrap();
+        keeper.put(trampoline_of(pid, &first.counts().unwrap(), "plain"));
+        let take_over = Options {
+            take_over: true,
+            ..options()
+        };
+        let cleaned = target.clean(take_over).unwrap();
+        assert_eq!((cleaned.sites, cleaned.still_mapped), (1, mapped(pid)));
+        keeper.talker.hits();
+        for error in [first.counts().unwrap_err(), first.remove().unwrap_err()] {
+            let kind = error.kind();
+            let own = std::process::id() as i32;
+            assert!(
+                matches!(kind, ErrorKind::Observe(ObserveError::Replaced { observer: Some(by) })
+                    if by.pid == own),
+                "{error}"
+            );
+        }
+        // Its memory is what a killed tool would have left.
+        drop(first);
+        keeper.put(0);
+        assert_eq!(target.clean(options()).unwrap(), CleanReport::default());
+        assert_eq!(anonymous_code(pid), [""; 0]);
     }
 }
 
@@ -200,7 +236,7 @@ fn failure_says_that_orphaned_memory_stays_mapped() {
         poke(pid, site, &own);
         keeper.put(0);
         assert_eq!(target.clean(options()).unwrap(), CleanReport::default());
-        assert_eq!(strange_code(pid), [""; 0]);
+        assert_eq!(anonymous_code(pid), [""; 0]);
     }
 }
 
@@ -243,10 +279,7 @@ fn orphaned_observation_in_filtered_process_is_removed() {
         let observation = Observation::new().count(Selector::All);
         drop(target.observe(&observation, options()).unwrap());
         talker.ask("forbid", "forbidden");
-        assert_eq!(
-            refused_as_filtered(&target).effect(),
-            Effect::NothingChanged
-        );
+        assert_eq!(refused(&target, &killed()).effect(), Effect::NothingChanged);
         assert_eq!(target.states().unwrap().observed_sites(), 4);
         let cleaned = target.clean(options()).unwrap();
         assert_eq!((cleaned.sites, cleaned.still_mapped), (4, mapped(pid)));
@@ -287,7 +320,7 @@ fn observation_that_cannot_be_removed_is_removed_later() {
         assert_eq!(observed.latencies[0].count(), 2);
         assert_eq!(observed.events.events.len(), 8);
         before.assert_same(&Image::of(pid).text(), "the program");
-        assert_eq!(strange_code(pid), [""; 0]);
+        assert_eq!(anonymous_code(pid), [""; 0]);
         // The observation has ended.
         let is_over = |error: probes_lib::Error| {
             assert!(

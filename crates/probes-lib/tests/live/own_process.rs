@@ -12,7 +12,7 @@ pub(crate) fn alone<F: FnOnce()>(body: F) {
     if role().is_some() {
         return body();
     }
-    let output = test_support::output(&mut again(&body, "alone"));
+    let output = test_support::output(&mut rerun_command(&body, "alone"));
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && stdout.contains("1 passed"),
@@ -27,7 +27,7 @@ pub(crate) fn role() -> Option<String> {
 }
 
 /// A command that runs the test to which the closure `of` belongs, with a role.
-pub(crate) fn again<F>(_of: &F, role: &str) -> Command {
+pub(crate) fn rerun_command<F>(_of: &F, role: &str) -> Command {
     let path = type_name::<F>();
     let (_, test) = path.split_once("::").expect("crate::module::test");
     let test = test.strip_suffix("::{{closure}}").expect("a closure");

@@ -6,11 +6,11 @@ use test_support::{eventually, process, program_forms};
 
 use crate::expected;
 use crate::fixtures::{check_table, each_alone, on_and_off};
-use crate::session::{Session, all, busy, named};
+use crate::session::{Session, all, heavy_test_lock, named};
 
 #[test]
 fn programs_have_their_probes_and_run_the_handlers() {
-    for subject in expected::rounds() {
+    for subject in expected::round_programs() {
         let mut session = Session::start(&subject.file);
         check_table(&subject, &session);
         on_and_off(&subject, &mut session);
@@ -20,9 +20,9 @@ fn programs_have_their_probes_and_run_the_handlers() {
 
 #[test]
 fn each_name_alone_runs_only_its_handlers() {
-    for subject in expected::rounds() {
+    for subject in expected::round_programs() {
         if subject.sum_only {
-            continue; // `many` follows below, with fewer of its names
+            continue; // `many` has its own test below, which selects fewer names
         }
         let mut session = Session::start(&subject.file);
         each_alone(&subject, &mut session);
@@ -48,7 +48,7 @@ fn regexp_selects_names_of_many_units() {
 }
 
 #[test]
-fn handlers_do_anything_while_all_are_switched() {
+fn handlers_may_allocate_raise_and_recurse_when_switched() {
     for file in program_forms("handlers") {
         let mut session = Session::start(&file);
         for _ in 0..20 {
@@ -70,7 +70,7 @@ fn handlers_do_anything_while_all_are_switched() {
 }
 
 #[test]
-fn nested_probe_counts_only_in_a_running_handler() {
+fn inner_probe_is_hit_in_the_outer_handler() {
     for file in program_forms("handlers") {
         let mut session = Session::start(&file);
         session.apply(&named(Action::Enable, "inner")).unwrap();
@@ -95,7 +95,7 @@ fn probe_is_enabled_follows_the_counter() {
             printed(&mut session),
             "enabled starts_on=true starts_on_twice=true starts_off=true tested_only=true"
         );
-        // Those that are on from the start count from 1.
+        // The counters of the probes that are on from the start begin at 1.
         session.apply(&all(Action::Disable)).unwrap();
         assert_eq!(session.states()["starts_on"], (1, State::Enabled));
         let report = session.apply(&all(Action::Disable)).unwrap();
@@ -124,7 +124,7 @@ fn sites_of_programs_have_source_lines() {
 //    afterwards (2 × 200 updates)
 #[test]
 fn system_threads_survive_two_hundred_updates() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for file in program_forms("threads") {
         let mut session = Session::start(&file);
         let text = process::Image::of(session.pid()).text();

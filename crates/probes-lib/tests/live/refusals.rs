@@ -13,7 +13,7 @@ use test_support::{
     Guard, Scratch, Talker, eventually, fixture, fixture_forms, output, program_forms,
 };
 
-use crate::session::{Session, all, busy};
+use crate::session::{Session, all, heavy_test_lock};
 
 fn refused(pid: i32) -> Error {
     match Target::open(pid) {
@@ -39,13 +39,32 @@ fn pid_of_no_process_is_refused() {
     assert_eq!(error.to_string(), format!("no process {}", guard.pid()));
 }
 
+// promise: Bad input: A process under valgrind is refused with the name of the translator (2)
+#[test]
+fn translated_process_is_refused_by_name() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--tool=none", "--quiet", "--vgdb=no"]);
+        let mut talker = Talker::spawn(valgrind.arg(&file));
+        talker.expect("ready");
+        let error = refused(talker.pid());
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::Process(ProcessError::Translated { .. })
+        ));
+        let message = format!("process {} runs under valgrind, which", talker.pid());
+        assert!(error.to_string().starts_with(&message), "{error}");
+        talker.hits();
+    }
+}
+
 // promise: Exit, exec and fork of the process: A process that exits after it was opened is reported
 //    as exited (2)
 #[test]
 fn exit_after_opening_is_reported() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut session = Session::start(&file);
-        session.talker.hang_up();
+        session.talker.close_input();
         session.talker.guard().wait();
         let pid = session.pid();
         let error = session.target.states().unwrap_err();
@@ -56,8 +75,8 @@ fn exit_after_opening_is_reported() {
 }
 
 #[test]
-fn thread_is_refused_with_its_process() {
-    let _busy = busy();
+fn thread_is_refused_naming_its_process() {
+    let _lock = heavy_test_lock();
     for file in fixture_forms("threads_spin") {
         let talker = Talker::start(&file);
         let tid = *process::threads(talker.pid()).last().unwrap();
@@ -73,12 +92,12 @@ fn thread_is_refused_with_its_process() {
 }
 
 #[test]
-fn zombie_is_refused_with_its_parent() {
+fn zombie_is_refused_naming_its_parent() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut talker = Talker::start(&file);
         let pid = talker.pid();
         let target = Target::open(pid).unwrap();
-        talker.hang_up();
+        talker.close_input();
         eventually("it is a zombie", || {
             (process::state(pid) == Some('Z')).then_some(())
         });
@@ -100,15 +119,16 @@ fn zombie_is_refused_with_its_parent() {
 }
 
 #[test]
-fn kernel_threads_are_refused_by_name() {
-    // Where a container hides them, there is init, which an ordinary user cannot change.
+fn kernel_threads_are_refused_and_named() {
+    // Where a container hides kernel threads, the test opens init instead, which an ordinary user
+    // cannot change.
     const PF_KTHREAD: u64 = 0x0020_0000;
-    let is_kernel_s = |pid: &i32| {
+    let is_kernel_thread = |pid: &i32| {
         let flags = process::stat(*pid, 9).parse::<u64>();
         flags.is_ok_and(|flags| flags & PF_KTHREAD != 0)
     };
     let pids = process::processes().into_iter();
-    let threads: Vec<i32> = pids.filter(is_kernel_s).collect();
+    let threads: Vec<i32> = pids.filter(is_kernel_thread).collect();
     for &pid in threads.iter().take(5) {
         let name = process::status(pid, "Name");
         let error = refused(pid);
@@ -169,7 +189,7 @@ pub(crate) fn toggle_as_nobody(pid: i32) -> String {
 }
 
 #[test]
-fn another_users_process_is_refused_with_its_owner() {
+fn another_users_process_is_refused_naming_its_owner() {
     if geteuid().is_root() {
         for file in fixture_forms("forker") {
             let talker = Talker::start(&file);
@@ -197,7 +217,7 @@ fn another_users_process_is_refused_with_its_owner() {
 }
 
 #[test]
-fn root_changes_any_process_users_their_own() {
+fn root_can_change_any_process_users_their_own() {
     let scratch = Scratch::new();
     for file in fixture_forms("forker") {
         let mut command = if geteuid().is_root() {
@@ -218,7 +238,7 @@ fn root_changes_any_process_users_their_own() {
     }
 }
 
-/// Starts a tool on process `pid` and waits until it traces it.
+/// Starts a tool on process `pid` and waits until the tool traces the process.
 pub(crate) fn traced_by(pid: i32, tool: &mut Command) -> Guard {
     let tool = tool
         .stdin(Stdio::piped())
@@ -275,7 +295,7 @@ fn debugged_process_is_refused_with_the_debuggers_name() {
 //    and stays with it (4)
 #[test]
 fn process_under_strace_is_refused_and_runs_on() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for file in fixture_forms("threads_spin")
         .into_iter()
         .chain(program_forms("service"))
@@ -299,7 +319,7 @@ fn process_under_strace_is_refused_and_runs_on() {
 }
 
 #[test]
-fn program_without_the_prelink_section_was_not_prelinked() {
+fn program_without_base_section_counts_as_not_prelinked() {
     for file in fixture_forms("corrupt/base_section_renamed") {
         let mut session = Session::start(&file);
         let before = session.image();
@@ -361,11 +381,11 @@ fn damaged_running_program_is_refused_with_its_defect() {
     }
 }
 
-/// What is said of each, besides its file; the second words are what the message ends with.
+/// What the error message for a damaged program contains, besides its file, and what it ends with.
 fn defect(stem: &str) -> (&'static str, &'static str) {
     const NOT_A_SITE: &str = "expected 90 3d or 90 e8 and four more bytes";
     const SECOND: &str = "probe note 1 at 0x40 is malformed (";
-    const SECOND_OF_MANY: &str = "probe note 1 at 0x40 (many) has its ";
+    const NOTE_1_OF_PROBE_MANY: &str = "probe note 1 at 0x40 (many) has its ";
     match stem {
         "note_descsz_9" => (SECOND, "(descsz 9 < 24)"),
         "note_descsz_huge" => (SECOND, "(needs 4294967301 bytes, 484 left)"),
@@ -377,12 +397,12 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
             "bytes, 548 left)",
         ),
         "note_pc_in_data" | "note_pc_outside_segments" => (
-            SECOND_OF_MANY,
+            NOTE_1_OF_PROBE_MANY,
             "outside the executable segments of the file",
         ),
         "note_semaphore_outside_segments"
         | "note_semaphore_outside_probes"
-        | "note_semaphore_half_outside_probes" => (SECOND_OF_MANY, "outside .probes"),
+        | "note_semaphore_half_outside_probes" => (NOTE_1_OF_PROBE_MANY, "outside .probes"),
         "note_semaphore_zero" => ("probe note 1 at 0x40 (many) has no semaphore", ""),
         "probes_section_renamed" => ("probe note 0 at 0x0 (many) has its", "outside .probes"),
         "note_section_removed" => ("no OCaml probes in ", ")"),
@@ -410,7 +430,8 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
 #[test]
 fn forked_process_is_opened_after_its_exec() {
     for file in fixture_forms("gen_ocaml") {
-        // Its pid is known before the program is executed, which exits when its input ends.
+        // The pid is known before the process executes the program; the program exits when its
+        // input ends.
         let late = "exec 3<&0; (sleep 0.2; exec \"$0\" <&3) & echo $!; wait";
         let mut shell = Command::new("sh");
         let mut shell = Talker::spawn(shell.args(["-c", late]).arg(&file));

@@ -28,8 +28,8 @@ pub(crate) fn named(action: Action, name: &str) -> Actions {
     Actions::of(action, Selector::name(name))
 }
 
-/// Waits for a thread to stop as long as a test waits for anything: on a busy machine it may take a
-/// while until it runs, and so stops.
+/// Options to wait for a thread to stop for as long as a test waits for anything: on a busy machine
+/// it may take a while until the thread runs, and it stops only then.
 pub(crate) fn patient() -> Options {
     Options {
         deadline: DEADLINE,
@@ -37,8 +37,9 @@ pub(crate) fn patient() -> Options {
     }
 }
 
-/// Held by the tests whose targets use all the processor time they get, so that few run at once.
-pub(crate) fn busy() -> MutexGuard<'static, ()> {
+/// Held by the tests whose targets use all the processor time they get, so that only one of them
+/// runs at a time.
+pub(crate) fn heavy_test_lock() -> MutexGuard<'static, ()> {
     static BUSY: Mutex<()> = Mutex::new(());
     BUSY.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -50,11 +51,11 @@ impl Session {
 
     pub(crate) fn of(talker: Talker) -> Session {
         let target = Target::open(talker.pid()).unwrap();
-        Session::inside(talker, target)
+        Session::with_target(talker, target)
     }
 
-    /// `target` is a process that the talker's process has started, and that answers.
-    pub(crate) fn inside(talker: Talker, target: Target) -> Session {
+    /// `target` is a process that the talker's process has started, and that answers the talker.
+    pub(crate) fn with_target(talker: Talker, target: Target) -> Session {
         Session {
             talker,
             target,
@@ -64,7 +65,7 @@ impl Session {
     }
 
     /// Makes updates while the process runs, from now on.
-    pub(crate) fn unstopped(mut self) -> Session {
+    pub(crate) fn live(mut self) -> Session {
         self.options.live = true;
         self
     }
@@ -112,7 +113,8 @@ impl Session {
         self.states()[name].1
     }
 
-    /// Runs all sites once and returns the hits of each of our names in that run.
+    /// Runs all sites once and returns the hits, in that run, of each name that the executable has
+    /// a probe of.
     pub(crate) fn run(&mut self) -> BTreeMap<String, u64> {
         self.talker.send("run");
         let line = loop {
@@ -213,7 +215,7 @@ impl Session {
 
     /// Closes the program's input, and asserts that it exits with success.
     pub(crate) fn end(mut self) {
-        self.talker.hang_up();
+        self.talker.close_input();
         assert!(self.talker.guard().wait().success());
     }
 }

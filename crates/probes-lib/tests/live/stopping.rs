@@ -1,5 +1,5 @@
 //! Stopping: threads that come and go, pending signals, processes that are already stopped, and
-//! those that exec, fork or wait in vfork meanwhile.
+//! those that exec, fork or wait in vfork during an update.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use probes_lib::{
 use test_support::process;
 use test_support::{Talker, eventually, fixture_forms};
 
-use crate::session::{Session, all, busy, patient};
+use crate::session::{Session, all, heavy_test_lock, patient};
 
 // promise: Stopping and resuming: A process whose first thread has exited is changed through
 //    another thread (2 × 101 updates)
@@ -37,14 +37,14 @@ fn process_without_first_thread_is_changed() {
 //    it (2 × 2 signals × 41 updates)
 #[test]
 fn stopped_process_stays_stopped_and_is_changed() {
-    let report = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
+    let flags = WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
     for file in fixture_forms("gen_ocaml_2") {
         for signal in [Signal::SIGSTOP, Signal::SIGTSTP] {
             let mut session = Session::of(Talker::start_job(&file));
             let pid = Pid::from_raw(session.pid());
             kill(pid, signal).unwrap();
             eventually("its parent sees that it has stopped", || {
-                let status = waitpid(pid, Some(report)).unwrap();
+                let status = waitpid(pid, Some(flags)).unwrap();
                 (status == WaitStatus::Stopped(pid, signal)).then_some(())
             });
             for _ in 0..20 {
@@ -56,12 +56,12 @@ fn stopped_process_stays_stopped_and_is_changed() {
             eventually("it is stopped again", || {
                 (process::state(session.pid()) == Some('T')).then_some(())
             });
-            let seen = waitpid(pid, Some(report)).unwrap();
+            let seen = waitpid(pid, Some(flags)).unwrap();
             assert_eq!(seen, WaitStatus::StillAlive, "its parent notices nothing");
 
             kill(pid, Signal::SIGCONT).unwrap();
             eventually("its parent sees that it continues", || {
-                let status = waitpid(pid, Some(report)).unwrap();
+                let status = waitpid(pid, Some(flags)).unwrap();
                 (status == WaitStatus::Continued(pid)).then_some(())
             });
             assert!(session.run().values().all(|&hits| hits > 0));
@@ -70,24 +70,24 @@ fn stopped_process_stays_stopped_and_is_changed() {
     }
 }
 
-// promise: Stopping and resuming: Single threads that were stopped before an update stay stopped
-//    after it (2)
+// promise: Stopping and resuming: Each thread of a process that was stopped before an update is
+//    stopped again after it (2 targets)
 #[test]
 fn stopped_threads_stay_stopped_and_are_changed() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for file in fixture_forms("threads_spin") {
         let mut session = Session::start(&file);
         let pid = Pid::from_raw(session.pid());
         kill(pid, Signal::SIGSTOP).unwrap();
-        let all_stand = || {
+        let all_stopped = || {
             let standing = process::threads(pid.as_raw())
                 .into_iter()
                 .all(|tid| process::status(tid, "State").starts_with('T'));
             standing.then_some(())
         };
-        eventually("every thread is stopped", all_stand);
+        eventually("every thread is stopped", all_stopped);
         session.apply(&all(Action::Enable)).unwrap();
-        eventually("every thread is stopped again", all_stand);
+        eventually("every thread is stopped again", all_stopped);
         kill(pid, Signal::SIGCONT).unwrap();
         eventually("its threads reach the probes", || {
             session.run().values().all(|&hits| hits > 0).then_some(())
@@ -99,7 +99,7 @@ fn stopped_threads_stay_stopped_and_are_changed() {
 //    200 updates, at least 2,000 signals)
 #[test]
 fn queued_signals_arrive_once_and_in_order() {
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for file in fixture_forms("signals") {
         let mut session = Session::start(&file);
         session.talker.ask("send", "sending");
@@ -116,7 +116,8 @@ fn queued_signals_arrive_once_and_in_order() {
     }
 }
 
-/// The result of an update at the time of an exec, which may have been before, during or after it.
+/// Updates a process that executes a program; the exec may come before, during or after the update.
+/// Returns true if the update succeeded, false if it failed because of the exec.
 fn update_across_exec(program: &Path, target: &Target) -> bool {
     match target.update_with(&all(Action::Enable), patient()) {
         Ok(_) => true,
@@ -133,23 +134,24 @@ fn update_across_exec(program: &Path, target: &Target) -> bool {
 }
 
 // promise: Exit, exec and fork of the process: An exec during an update gives success or an error
-//    that says so, and the new program is as built (2 × 100 execs)
+//    that names the exec, and the new program is unmodified (2 × 100 execs)
 #[test]
 fn exec_during_update_is_success_or_reported() {
-    let (mut before, mut met) = (0, 0);
+    let (mut succeeded, mut failed_by_exec) = (0, 0);
     for file in fixture_forms("exec_self") {
         let mut session = Session::start(&file);
-        let on = [("ping".to_owned(), 0), ("pong".to_owned(), 0)];
+        let no_hits = [("ping".to_owned(), 0), ("pong".to_owned(), 0)];
         for _ in 0..100 {
             session.target = Target::open(session.pid()).unwrap();
             session.talker.send("exec");
             if update_across_exec(&file, &session.target) {
-                before += 1
+                succeeded += 1
             } else {
-                met += 1
+                failed_by_exec += 1
             }
             session.talker.expect("ready");
-            // Another update of the old program notices it, and writes nothing.
+            // Another update through the target that was opened before the exec notices the exec,
+            // and writes nothing.
             let error = session.apply(&all(Action::Enable)).unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::Process(ProcessError::Executed)),
@@ -161,17 +163,17 @@ fn exec_during_update_is_success_or_reported() {
                 states.values().all(|&state| state == (0, State::Disabled)),
                 "{states:?}"
             );
-            assert_eq!(session.talker.hits(), on);
+            assert_eq!(session.talker.hits(), no_hits);
         }
         session.end();
     }
-    assert_eq!(before + met, 200);
+    assert_eq!(succeeded + failed_by_exec, 200);
 }
 
 // promise: Exit, exec and fork of the process: A child keeps the state that its parent had, and
 //    neither changes the other (2 × 60 updates)
 #[test]
-fn child_keeps_the_parents_state_and_its_own() {
+fn child_inherits_the_probe_states_and_keeps_them() {
     for file in fixture_forms("forker") {
         let mut session = Session::start(&file);
         session.update(Action::Enable, Selector::name("pong"), |name| {
@@ -184,7 +186,7 @@ fn child_keeps_the_parents_state_and_its_own() {
         let child = session.talker.ask("fork", "child hits");
         assert_eq!(child, "child hits ping=3 pong=1");
         session.talker.expect("forked");
-        // Forks while it is changed: each child has all or nothing of each name.
+        // The process forks during updates: in each child, all sites of a name are enabled or none.
         for _ in 0..30 {
             session.talker.send("fork");
             session.apply(&all(Action::Disable)).unwrap();
@@ -201,7 +203,7 @@ fn child_keeps_the_parents_state_and_its_own() {
 }
 
 // promise: Stopping and resuming: A thread that cannot be stopped in time (vfork) is resumed, and
-//    the error names it and the reason (2)
+//    the error names it and the reason (2 targets)
 #[test]
 fn process_in_vfork_is_busy_and_resumed_soon() {
     let deadline = Duration::from_millis(100);
@@ -217,7 +219,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         let started = Instant::now();
         let enable = all(Action::Enable);
         let error = session.target.update_with(&enable, options).unwrap_err();
-        // Far less than a test's deadline; on a busy machine, more than the update's.
+        // The limit is far below a test's deadline; it is above the update's, for busy machines.
         assert!(started.elapsed() < deadline * 30, "{:?}", started.elapsed());
         match error.kind() {
             ErrorKind::Process(ProcessError::Busy {

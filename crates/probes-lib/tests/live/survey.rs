@@ -11,9 +11,9 @@ use test_support::{Guard, fixture_forms, program_forms};
 use crate::session::{Session, all, named};
 
 /// How many processes of each file.
-const EACH: usize = 12;
+const PROCESSES_PER_FILE: usize = 12;
 
-/// What the survey finds of the processes with these ids.
+/// The processes with these ids that the survey finds, by id.
 fn found(pids: &[i32]) -> BTreeMap<i32, SurveyedProcess> {
     let all = survey().unwrap().processes.into_iter();
     let ours = all.filter(|one| pids.contains(&one.pid));
@@ -24,11 +24,11 @@ fn found(pids: &[i32]) -> BTreeMap<i32, SurveyedProcess> {
 //    (48 processes of 4 files, half of which exit)
 #[test]
 fn all_processes_with_probes_are_found_once() {
-    // Without input they wait for a line that never comes.
-    let (input, end) = pipe().unwrap();
+    // The programs wait for a line of input, which never comes.
+    let (input, write_end) = pipe().unwrap();
     let mut processes: Vec<Guard> = Vec::new();
     let files = [fixture_forms("gen_ocaml_2"), program_forms("init")].concat();
-    for _ in 0..EACH {
+    for _ in 0..PROCESSES_PER_FILE {
         for file in &files {
             let mut command = Command::new(file);
             let input = Stdio::from(input.try_clone().unwrap());
@@ -43,7 +43,8 @@ fn all_processes_with_probes_are_found_once() {
         assert_eq!(before[pid].program, file.canonicalize().unwrap());
     }
 
-    // One after the other exits, and is found or not.
+    // The processes with an even pid exit, one after the other: meanwhile each of them may be found
+    // or not, but those that stay are always found.
     let (mut ending, staying): (Vec<_>, Vec<_>) =
         processes.into_iter().partition(|one| one.pid() % 2 == 0);
     let staying_pids: Vec<i32> = staying.iter().map(Guard::pid).collect();
@@ -65,7 +66,7 @@ fn all_processes_with_probes_are_found_once() {
     killer.join().unwrap();
     let left = found(&pids).into_keys().collect::<Vec<_>>();
     assert_eq!(left, sorted(&staying_pids));
-    drop(end);
+    drop(write_end);
 }
 
 fn sorted(pids: &[i32]) -> Vec<i32> {

@@ -7,7 +7,7 @@ use probes_lib::{Events, Latency, Observation, Observer, Selector, Target};
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms};
 
-use crate::observe::{options, strange_code};
+use crate::observe::{anonymous_code, options};
 
 fn observe(target: &Target) -> Observer {
     let observation = Observation::new()
@@ -41,7 +41,8 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
             let observed = observer.remove().unwrap();
             let rest = observed.events;
             let seen = events.len() as u64 + dropped + rest.events.len() as u64 + rest.dropped;
-            // A hit whose handler jumped out of a trampoline may have been counted, and not shown.
+            // If a signal handler jumped out of a trampoline, the hit may have been counted, and
+            // not shown.
             let counted = observed.counts.total();
             assert!(seen <= counted, "{seen} of {counted}");
             unseen += counted - seen;
@@ -55,7 +56,7 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
         assert!(unseen <= met["jumped"], "{unseen}: {met:?}");
         target.clean(options()).unwrap();
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
-        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        assert_eq!(anonymous_code(talker.pid()), [""; 0]);
         talker.hits();
     }
 }
@@ -74,12 +75,12 @@ fn long_signal_handler_returns_into_its_trampoline() {
             assert_eq!(talker.ask(stay, "parked"), "parked 2");
             observer.remove().unwrap();
             // No thread can enter any more, but those inside have to leave.
-            assert_eq!(strange_code(talker.pid()).len(), 1, "{stay}, {leave}");
+            assert_eq!(anonymous_code(talker.pid()).len(), 1, "{stay}, {leave}");
             before.assert_same(&Image::of(talker.pid()).text(), "the program");
             talker.ask(leave, "gone on");
             eventually("it is removed", || {
                 target.clean(options()).unwrap();
-                strange_code(talker.pid()).is_empty().then_some(())
+                anonymous_code(talker.pid()).is_empty().then_some(())
             });
             before.assert_same(&Image::of(talker.pid()).text(), "the program");
             talker.hits();
@@ -87,7 +88,8 @@ fn long_signal_handler_returns_into_its_trampoline() {
     }
 }
 
-/// Their sites have no arguments, one or two, in turn: probes 1 and 5 the same two, 2 and 6 none.
+/// The sites of the fixture have no arguments, one or two, in turn: probes 1 and 5 have the same
+/// two, 2 and 6 have none.
 // promise: Observations: Every trampoline is complete, whatever is observed at other sites (2 × 3)
 #[test]
 fn sites_with_different_roles_have_complete_trampolines() {
@@ -95,9 +97,10 @@ fn sites_with_different_roles_have_complete_trampolines() {
     let time = |observation: Observation, (start, stop)| observation.time(name(start), name(stop));
     let watch = |observation: Observation, number| observation.watch(Selector::name(name(number)));
     let timed = |pairs: &[(u32, u32)]| pairs.iter().copied().fold(Observation::new(), time);
-    // What three runs make of it: hits that are counted, times of each pair, hits that are shown.
+    // Each observation, and what it has after three runs: the number of hits that are counted, of
+    // times of each pair, and of hits that are shown.
     let observations: [(Observation, u64, &[u64], u64); 3] = [
-        // One that is only counted comes before one that is shown, though without arguments.
+        // Sites that are only counted come before one that is shown, which has no arguments.
         (
             watch(Observation::new().count(Selector::All), 6),
             30,

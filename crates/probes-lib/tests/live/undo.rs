@@ -17,9 +17,9 @@ fn undo(session: &Session, report: &Report) -> Report {
 
 #[test]
 fn changes_are_undone_to_the_last_byte() {
-    for subject in ordinary().chain(expected::rounds()) {
+    for subject in ordinary().chain(expected::round_programs()) {
         let stopped = Session::start(&subject.file);
-        for session in [stopped, Session::start(&subject.file).unstopped()] {
+        for session in [stopped, Session::start(&subject.file).live()] {
             let what = subject.file.display();
             let before = session.image();
             let states = session.states();
@@ -123,7 +123,7 @@ fn nothing_is_undone_after_exit_or_exec() {
 }
 
 #[test]
-fn update_of_another_program_is_not_undone_here() {
+fn update_is_not_undone_in_another_program() {
     let [file, _] = fixture_forms("gen_ocaml_2");
     let [other, _] = fixture_forms("forker");
     let session = Session::start(&file);

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use probes_lib::{
     Event, Events, Launch, Observation, ObservationReport, Observer, Selector, Target, Value,
 };
 use test_support::process::Image;
 use test_support::{Guard, Scratch, Talker, fixture_forms};
 
-use crate::observe::{options, strange_code};
+use crate::observe::{anonymous_code, options};
 
 fn watch(target: &Target, selector: Selector) -> Observer {
     let observation = Observation::new().watch(selector);
@@ -42,7 +44,7 @@ fn arguments_are_shown_from_every_place() {
         talker.hits();
         let events = observer.events().unwrap();
         let ended = SystemTime::now();
-        // As target.h says what they are.
+        // The expected values are those in target.h.
         let hello = Value::String {
             bytes: b"hello".to_vec(),
             is_whole: true,
@@ -75,7 +77,7 @@ fn arguments_are_shown_from_every_place() {
         assert!(matches!(second[0][0], Value::Int(index) if index / 1000 == 2));
         assert_eq!(rest.events.len(), events.events.len());
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
-        assert_eq!(strange_code(talker.pid()), [""; 0]);
+        assert_eq!(anonymous_code(talker.pid()), [""; 0]);
     }
 }
 
@@ -100,7 +102,7 @@ fn every_hit_is_shown_or_counted_as_dropped() {
             talker.expect("pairs");
             take(observer.remove().unwrap().events);
             assert_eq!(all.len() as u64 + lost, threads * each, "{lost} lost");
-            // For each thread, in order: each thread prints its number.
+            // In order for each thread: the number that is the first argument ascends.
             let mut by_thread = std::collections::BTreeMap::<i32, Vec<i64>>::new();
             for event in &all {
                 let Value::Int(number) = event.arguments[0] else {
@@ -118,15 +120,15 @@ fn every_hit_is_shown_or_counted_as_dropped() {
     }
 }
 
-// promise: Observations: Memory that is mapped meanwhile is read, and memory that is unmapped is
-//    not touched (2 × 10,000 pages)
+// promise: Observations: Memory that is mapped during an observation is read, and memory that is
+//    unmapped is not touched (2 × 10,000 pages)
 #[test]
 fn mapped_memory_is_read_unmapped_is_not() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
         let mut observer = watch(&target, Selector::name("start"));
-        let is_fresh = |event: &Event| match &event.arguments[0] {
+        let was_read = |event: &Event| match &event.arguments[0] {
             Value::String { bytes, is_whole } => {
                 assert_eq!((&bytes[..], *is_whole), (&b"fresh"[..], true));
                 true
@@ -141,7 +143,7 @@ fn mapped_memory_is_read_unmapped_is_not() {
         for _ in 0..200 {
             talker.ask("fresh 50", "fresh");
             for event in observer.events().unwrap().events {
-                if is_fresh(&event) {
+                if was_read(&event) {
                     read += 1
                 } else {
                     unread += 1
@@ -155,18 +157,18 @@ fn mapped_memory_is_read_unmapped_is_not() {
     }
 }
 
-/// Runs a program, with its commands on standard input, to its exit, observed from its start.
-fn observe_all(file: &Path, observation: Observation, words: &str) -> ObservationReport {
+/// Observes a program from its start to its exit; the program reads its commands from `words`.
+fn observe_to_exit(file: &Path, observation: Observation, commands: &str) -> ObservationReport {
     let scratch = Scratch::new();
     let (input, output) = (scratch.file("words"), scratch.file("said"));
-    fs::write(&input, words).unwrap();
+    fs::write(&input, commands).unwrap();
     let mut command = Command::new(file);
     command.stdin(File::open(&input).unwrap());
     command.stdout(File::create(&output).unwrap());
     let launch = Launch::new(command).options(options()).observe(observation);
     let mut launched = launch.spawn().unwrap();
-    let mut observer = launched.observed().unwrap();
-    assert!(launched.observed().is_none());
+    let mut observer = launched.take_observer().unwrap();
+    assert!(launched.take_observer().is_none());
     assert!(launched.child().wait().unwrap().success());
     let said = fs::read_to_string(output).unwrap();
     assert!(!said.is_empty());
@@ -180,7 +182,7 @@ fn programs_are_observed_from_first_to_last_hit() {
         for file in fixture_forms(name) {
             let observation = Observation::new().count(Selector::All).watch(Selector::All);
             // They have exited by the time the events are read.
-            let observed = observe_all(&file, observation, "run\nrun\nrun\nquit\n");
+            let observed = observe_to_exit(&file, observation, "run\nrun\nrun\nquit\n");
             let name = file.display();
             for (probe, hits) in observed.counts.probes() {
                 let sites = observed.counts.sites(probe).count() as u64;
@@ -199,7 +201,7 @@ fn pairs_of_an_exited_program_are_complete() {
         let observation = Observation::new()
             .count(Selector::All)
             .time("start", "stop");
-        let observed = observe_all(&file, observation, "pairs 4 50000\ndo (\nquit\n");
+        let observed = observe_to_exit(&file, observation, "pairs 4 50000\ndo (\nquit\n");
         let latency = &observed.latencies[0];
         assert_eq!(latency.count(), 4 * 50_000);
         assert_eq!((latency.unmatched_starts(), latency.dropped()), (1, 0));
@@ -216,7 +218,7 @@ fn observation_from_launch_is_removed_like_any_other() {
             .options(options())
             .observe(Observation::new().count(Selector::All));
         let mut launched = launch.spawn().unwrap();
-        let mut observer = launched.observed().unwrap();
+        let mut observer = launched.take_observer().unwrap();
         let target = observer.target().clone();
         let mut talker = Talker::of(Guard::from(launched.into_child()));
         for descriptor in fs::read_dir(format!("/proc/{}/fd", target.pid())).unwrap() {
@@ -227,7 +229,7 @@ fn observation_from_launch_is_removed_like_any_other() {
         assert_eq!(observer.counts().unwrap().total(), 2);
         let observed = observer.remove().unwrap();
         assert_eq!(observed.counts.total(), 2);
-        assert_eq!(strange_code(target.pid()), [""; 0]);
+        assert_eq!(anonymous_code(target.pid()), [""; 0]);
         let maps = fs::read_to_string(format!("/proc/{}/maps", target.pid())).unwrap();
         assert!(!maps.contains("memfd"), "{maps}");
         talker.hits();
@@ -237,25 +239,107 @@ fn observation_from_launch_is_removed_like_any_other() {
 /// How long trampolines rely on the table of readable pages, and a little more.
 const PAGES_VALID_FOR: Duration = Duration::from_millis(1100);
 
-// promise: Observations: No values are read once the observer is gone (2)
+// promise: Observations: No values are read once the observer is gone, or while it is stopped, also if
+//    the process is stopped meanwhile (4)
 #[test]
 fn values_are_not_read_without_an_observer() {
     for file in fixture_forms("arguments") {
-        let mut talker = Talker::start(&file);
-        let target = Target::open(talker.pid()).unwrap();
-        let mut observer = watch(&target, Selector::name("places"));
-        talker.hits();
-        // As if the observer were dead, it does not renew the table of readable pages meanwhile.
-        std::thread::sleep(PAGES_VALID_FOR);
-        talker.hits();
-        let hits = values(&observer.events().unwrap(), "places");
-        let is_read = |hit: &[Value]| matches!(hit[2], Value::String { .. });
-        assert!(is_read(&hits[0]), "{hits:?}");
-        assert!(matches!(hits[2][2], Value::Unread(_)), "{hits:?}");
-        assert_eq!(hits[2][1], Value::Int(-2));
-        talker.hits();
-        let hits = values(&observer.events().unwrap(), "places");
-        assert!(is_read(&hits[0]), "{hits:?}");
-        observer.remove().unwrap();
+        expect_expiry(&file, |_| std::thread::sleep(PAGES_VALID_FOR));
+        expect_expiry(&file, |pid| {
+            kill(pid, Signal::SIGSTOP).unwrap();
+            std::thread::sleep(PAGES_VALID_FOR);
+            kill(pid, Signal::SIGCONT).unwrap();
+        });
+    }
+}
+
+/// Checks that no values are read after `idle`, in which the observer does nothing, as if it were dead, so
+/// that the table of readable pages is not renewed.
+fn expect_expiry(file: &Path, idle: impl Fn(Pid)) {
+    let mut talker = Talker::start(file);
+    let target = Target::open(talker.pid()).unwrap();
+    let mut observer = watch(&target, Selector::name("places"));
+    talker.hits();
+    idle(Pid::from_raw(talker.pid()));
+    talker.hits();
+    let hits = values(&observer.events().unwrap(), "places");
+    let is_read = |hit: &[Value]| matches!(hit[2], Value::String { .. });
+    assert!(is_read(&hits[0]), "{hits:?}");
+    assert!(matches!(hits[2][2], Value::Unread(_)), "{hits:?}");
+    assert_eq!(hits[2][1], Value::Int(-2));
+    talker.hits();
+    let hits = values(&observer.events().unwrap(), "places");
+    assert!(is_read(&hits[0]), "{hits:?}");
+    observer.remove().unwrap();
+}
+
+/// Starts a program and observes it from its first instruction.
+fn launch_observed(file: &Path, observation: Observation) -> (Talker, Observer) {
+    let mut command = Command::new(file);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let launch = Launch::new(command).options(options()).observe(observation);
+    let mut launched = launch.spawn().unwrap();
+    let observer = launched.take_observer().unwrap();
+    (Talker::of(Guard::from(launched.into_child())), observer)
+}
+
+/// Returns a program with each of the two ways to observe it.
+fn observed_both_ways(file: &Path, selector: fn() -> Selector) -> [(Talker, Observer); 2] {
+    let talker = Talker::start(file);
+    let observer = watch(&Target::open(talker.pid()).unwrap(), selector());
+    let launched = launch_observed(file, Observation::new().watch(selector()));
+    [(talker, observer), launched]
+}
+
+/// The string that the program passes.
+fn fresh() -> Value {
+    Value::String {
+        bytes: b"fresh".to_vec(),
+        is_whole: true,
+    }
+}
+
+/// Has the program execute a site with a string until the string is read.
+fn hold(talker: &mut Talker, observer: &mut Observer) {
+    test_support::eventually("the string is read", || {
+        talker.ask("hold", "held");
+        let hits = values(&observer.events().unwrap(), "start");
+        let last = hits.last()?;
+        (last[0] == fresh()).then_some(())
+    });
+}
+
+// promise: Observations: A forked child that unmaps a page does not read it, though its parent does (4)
+#[test]
+fn forked_child_reads_no_values() {
+    for file in fixture_forms("timed") {
+        for (mut talker, mut observer) in observed_both_ways(&file, || Selector::name("start")) {
+            hold(&mut talker, &mut observer);
+            // The table of pages has just been renewed, and is renewed again and again.
+            for _ in 0..20 {
+                assert_eq!(talker.ask("fork", "forked"), "forked 0");
+                observer.events().unwrap();
+            }
+            talker.ask("hold", "held");
+            let hits = values(&observer.events().unwrap(), "start");
+            assert_eq!(hits.last().unwrap()[0], fresh());
+            observer.remove().unwrap();
+            talker.hits();
+        }
+    }
+}
+
+// promise: Observations: A child that shares the memory of its parent (vfork) reads values like it (4)
+#[test]
+fn child_that_shares_memory_reads_values() {
+    for file in fixture_forms("timed") {
+        for (mut talker, mut observer) in observed_both_ways(&file, || Selector::name("start")) {
+            hold(&mut talker, &mut observer);
+            talker.ask("vfork", "vforked");
+            let hits = values(&observer.events().unwrap(), "start");
+            assert_eq!(hits.len(), 1);
+            assert_eq!(hits[0][0], fresh());
+            observer.remove().unwrap();
+        }
     }
 }

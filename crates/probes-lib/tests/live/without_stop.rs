@@ -1,5 +1,5 @@
-//! Updates without a stop: they write the same memory as the others, and work on processes that
-//! cannot be stopped.
+//! Live updates, which are made without a stop: they write the same memory as updates with a stop,
+//! and also work on processes that cannot be stopped.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,14 +15,14 @@ use test_support::{Guard, Talker, eventually, fixture_forms, program_forms};
 use crate::expected;
 use crate::fixtures::{on_and_off, ordinary};
 use crate::refusals::traced_by;
-use crate::session::{Session, all, busy, named, patient};
+use crate::session::{Session, all, heavy_test_lock, named, patient};
 
 // promise: Live updates: A live update writes the same memory as an update with a stop (6 updates
 //    of each)
 #[test]
 fn all_probes_are_switched_twice_without_a_stop() {
-    for subject in ordinary().chain(expected::rounds()) {
-        let mut session = Session::start(&subject.file).unstopped();
+    for subject in ordinary().chain(expected::round_programs()) {
+        let mut session = Session::start(&subject.file).live();
         on_and_off(&subject, &mut session);
         session.end();
     }
@@ -31,7 +31,7 @@ fn all_probes_are_switched_twice_without_a_stop() {
 #[test]
 fn pair_is_switched_without_a_stop() {
     for file in fixture_forms("gen_ocaml_2") {
-        let session = Session::start(&file).unstopped();
+        let session = Session::start(&file).live();
         let pair = || Selector::Pair {
             start: "plain".to_owned(),
             stop: "watched".to_owned(),
@@ -46,7 +46,7 @@ fn pair_is_switched_without_a_stop() {
 #[test]
 fn process_in_vfork_is_changed_live() {
     for file in fixture_forms("vforker") {
-        let mut session = Session::start(&file).unstopped();
+        let mut session = Session::start(&file).live();
         session.talker.vfork();
         session.apply(&all(Action::Enable)).unwrap();
         session.assert_all((1, State::Enabled));
@@ -60,7 +60,7 @@ fn process_in_vfork_is_changed_live() {
 #[test]
 fn stopped_process_is_changed_live_and_stays_stopped() {
     for file in fixture_forms("gen_ocaml_2") {
-        let mut session = Session::start(&file).unstopped();
+        let mut session = Session::start(&file).live();
         let pid = Pid::from_raw(session.pid());
         kill(pid, Signal::SIGSTOP).unwrap();
         eventually("it is stopped", || {
@@ -87,15 +87,15 @@ fn traced_process_is_changed_live() {
         strace.args(["-f", "-e", "trace=none", "-p", pid]);
         strace
     };
-    let ends_with_its_input = |tracer: &mut Guard| drop(tracer.child().stdin.take());
-    let ends_when_told = |tracer: &mut Guard| {
+    let close_input = |tracer: &mut Guard| drop(tracer.child().stdin.take());
+    let send_sigterm = |tracer: &mut Guard| {
         kill(Pid::from_raw(tracer.pid()), Signal::SIGTERM).unwrap();
     };
     type Tool<'a> = (&'a dyn Fn(&str) -> Command, &'a dyn Fn(&mut Guard));
-    let tools: [Tool<'_>; 2] = [(&gdb, &ends_with_its_input), (&strace, &ends_when_told)];
+    let tools: [Tool<'_>; 2] = [(&gdb, &close_input), (&strace, &send_sigterm)];
     for (tool, end) in tools {
         for file in fixture_forms("forker") {
-            let mut session = Session::start(&file).unstopped();
+            let mut session = Session::start(&file).live();
             let pid = session.pid();
             let mut tracer = traced_by(pid, &mut tool(&pid.to_string()));
             session.apply(&all(Action::Enable)).unwrap();
@@ -113,11 +113,11 @@ fn traced_process_is_changed_live() {
 #[test]
 fn threads_that_never_pause_run_on() {
     const UPDATES: usize = 300;
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     let mut targets: Vec<_> = fixture_forms("threads_spin").map(|it| (it, "8")).into();
     targets.extend(program_forms("threads").map(|it| (it, "8")));
     for (file, threads) in targets {
-        let session = Session::of(Talker::start_with(&file, [threads])).unstopped();
+        let session = Session::of(Talker::start_with(&file, [threads])).live();
         let text = Image::of(session.pid()).text();
         for _ in 0..UPDATES {
             let report = session.apply(&all(Action::Enable)).unwrap();
@@ -137,11 +137,11 @@ fn threads_that_never_pause_run_on() {
 #[test]
 fn exec_during_live_update_is_noticed() {
     for file in fixture_forms("exec_self") {
-        let mut session = Session::start(&file).unstopped();
+        let mut session = Session::start(&file).live();
         for _ in 0..100 {
             session.target = Target::open(session.pid()).unwrap();
             session.talker.send("exec");
-            executed_or_done(&session);
+            update_until_executed(&session);
             session.talker.expect("ready");
             let error = session.apply(&all(Action::Enable)).unwrap_err();
             assert!(
@@ -155,8 +155,9 @@ fn exec_during_live_update_is_noticed() {
     }
 }
 
-/// Updates a process that is about to exec itself, on and off again until it has.
-fn executed_or_done(session: &Session) {
+/// Enables and disables the probes of a process that is about to exec itself, again and again until
+/// an update fails because it has.
+fn update_until_executed(session: &Session) {
     for action in [Action::Enable, Action::Disable].into_iter().cycle() {
         if let Err(error) = session.apply(&all(action)) {
             assert!(
@@ -172,7 +173,7 @@ fn executed_or_done(session: &Session) {
 #[test]
 fn unexpected_state_is_refused_before_any_write() {
     for file in fixture_forms("gen_ocaml_2") {
-        let session = Session::start(&file).unstopped();
+        let session = Session::start(&file).live();
         let site = session.target.states().unwrap();
         let site = site.probe("plain").unwrap().sites().next().unwrap();
         process::poke(session.pid(), site.address.0, &[0xcc]);
@@ -194,7 +195,7 @@ fn unexpected_state_is_refused_before_any_write() {
 }
 
 fn refused_as_shared(file: &Path) {
-    let session = Session::start(file).unstopped();
+    let session = Session::start(file).live();
     let error = session.apply(&all(Action::Enable)).unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::Memory(MemoryError::Shared { .. })),
@@ -205,9 +206,9 @@ fn refused_as_shared(file: &Path) {
 // promise: Other tracers and tools: Updates with and without `-live` at the same time all count (2
 //    × 240 updates)
 #[test]
-fn updates_with_and_without_a_stop_all_count() {
+fn simultaneous_updates_with_and_without_stop_take_effect() {
     const UPDATES: u16 = 60;
-    let _busy = busy();
+    let _lock = heavy_test_lock();
     for file in fixture_forms("threads_spin") {
         let session = Session::of(Talker::start_with(&file, ["2"]));
         let pid = session.pid();

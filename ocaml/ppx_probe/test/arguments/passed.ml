@@ -1,5 +1,5 @@
 (* Values that sites pass: none to six, from registers, the stack and the heap,
-   during collections. *)
+   also during garbage collections. *)
 
 module Outer = struct
   module Inner = struct
@@ -19,15 +19,16 @@ let ints a b c d e f =
     [@probe.args a, b, c, d, e, f]];
   a + b + c + d + e + f
 
-(* In reverse order, so that none is in its register already. *)
+(* In reverse order, so that no value is already in the register that it is
+   passed in. *)
 let strings a b c d e =
   [%probe "strings"
     (List.iter print_endline [ a; b; c; d; e ])
     [@probe.args e, d, c, b, a]];
   String.length (a ^ b ^ c ^ d ^ e)
 
-(* Values that the compiler keeps in no OCaml form: an int in a loop, a sum, a
-   constant. *)
+(* Values that the compiler does not keep as tagged OCaml values: an int in a
+   loop, a sum, a constant. *)
 let computed n =
   let seven = 7 in
   let sum = ref 0 in
@@ -60,7 +61,8 @@ let polymorphic (type a) (show : a -> string) (value : a) =
   [%probe "polymorphic" (print_endline (show value)) [@probe.args value]];
   value
 
-(* The values live longer than the handler, which makes the collector move them. *)
+(* The handler makes the collector move the values, which are used again after
+   it. *)
 let collecting n =
   let fresh = String.make n 'x' and list = List.init n string_of_int in
   let float = Sys.opaque_identity (float_of_int n) in
@@ -72,7 +74,7 @@ let collecting n =
   && list = List.init n string_of_int
   && float = float_of_int n
 
-(* A site that is off allocates nothing. *)
+(* A disabled site allocates nothing. *)
 let allocated () =
   let text = Sys.opaque_identity "text" and list = Sys.opaque_identity [ 1 ] in
   let cell = Outer.cell in
@@ -84,7 +86,8 @@ let allocated () =
   done;
   Gc.minor_words () -. before
 
-(* But an unboxed float is boxed, in two words. *)
+(* But an unboxed float is boxed for a disabled site, too: that allocates two
+   machine words. *)
 let boxed () =
   let before = Gc.minor_words () in
   for i = 1 to 1000 do

@@ -37,7 +37,8 @@ let six_values a b c d e =
   done;
   ignore (opaque (a, b, c, d, e))
 
-(* The compiler keeps it in a register: it is boxed each time. *)
+(* The compiler keeps the float [half] in a register, so it has to be boxed in each
+   iteration. *)
 let unboxed_float a b c d e =
   for i = 1 to hits do
     let half = float_of_int (opaque i) /. 2. in

@@ -44,7 +44,7 @@ let f x = [%probe "name" (g x; g x [@probe.args x])]
 let f x = [%probe_is_enabled "name" [@probe.args x]]
 let f x = g x [@probe.args x]
 
-(* One name, two values, in one file; the second one is wrong. *)
+(* One name with two values of [enabled_at_init]: the last use is wrong. *)
 
 let f x = [%probe "twice" ~enabled_at_init:true (g x)]
 let f x = [%probe "twice" ~enabled_at_init:true (g x)]

@@ -21,7 +21,7 @@ let rec countdown n =
       [%probe "one_armed" ~enabled_at_init:true (Printf.printf "even %d\n" n)];
     countdown (n - 1))
 
-(* The same name in two functions, and twice on one line. *)
+(* The same name twice on one line. (silent, above, is in two functions.) *)
 let again () = [%probe "again" (ignore 1)]; [%probe "again" (ignore 2)]
 
 let tested () = [%probe_is_enabled "operator"], [%probe_is_enabled "nowhere"]

@@ -82,7 +82,7 @@ impl<'e> Inputs<'e> {
             let Some(is_ready) = self.poll(left)? else {
                 continue;
             };
-            if is_ready.termination && self.termination.is_interrupted() {
+            if is_ready.termination && self.termination.take_interrupt() {
                 return Ok(Input::End(End::Interrupted));
             }
             if is_ready.exit {
@@ -168,20 +168,21 @@ struct Ready {
 /// Which processes stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// All of the job, as if the terminal had made a signal of Ctrl-Z.
+    /// All processes of the job, as if the terminal had turned Ctrl-Z into SIGTSTP.
     Job,
     /// Only this process, which was sent the signal.
-    Own,
+    ThisProcess,
 }
 
-/// Stops as Ctrl-Z does. Where no shell could continue it, the kernel does not stop it either (setpgid(2),
-/// orphaned process groups). Returns when it is continued.
+/// Stops this process as Ctrl-Z does, and returns when it is continued. In an orphaned process group
+/// (setpgid(2)), where no shell could continue it, the kernel does not stop it.
 pub(super) fn stop(which: Stop) {
     let stopping = SigSet::from(Signal::SIGTSTP);
-    // The signal is blocked until the terminal has been restored, which it is now. These do not fail.
+    // SIGTSTP stays blocked until the terminal has been restored. The caller has done that by now, so
+    // it is unblocked here, which stops us. These calls do not fail.
     let _ = match which {
         Stop::Job => kill(Pid::from_raw(0), Signal::SIGTSTP),
-        Stop::Own => raise(Signal::SIGTSTP),
+        Stop::ThisProcess => raise(Signal::SIGTSTP),
     };
     let _ = stopping.thread_unblock();
     let _ = stopping.thread_block();

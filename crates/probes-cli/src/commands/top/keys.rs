@@ -1,7 +1,7 @@
 //! Keys, as a terminal sends them: bytes in, keys out.
 //!
-//! Read here and not by crossterm, whose loop never comes back when the terminal is gone (its issue
-//! 793) or only half of a sequence has come: signals are blocked meanwhile.
+//! Decoded here and not by crossterm, whose loop never returns when the terminal is gone (its issue
+//! 793) or only half of a sequence has come, and signals are blocked while it runs.
 
 use std::str;
 
@@ -50,7 +50,8 @@ impl Keys {
         !self.pending.is_empty()
     }
 
-    /// Returns the key if nothing more comes: Esc, with which the sequences begin, too.
+    /// Drops the pending bytes, because no more come. Returns Esc if they are only its byte, with
+    /// which the sequences begin as well.
     pub(super) fn give_up(&mut self) -> Option<Key> {
         let is_escape = self.pending == [ESCAPE];
         self.pending.clear();
@@ -58,12 +59,12 @@ impl Keys {
     }
 
     fn take(&mut self, keys: &mut Vec<Key>) {
-        match Read::of(&self.pending) {
-            Read::More if self.pending.len() < LONGEST => return,
-            Read::More | Read::Nothing => {}
-            Read::Key(key) => keys.push(key),
+        match Decoded::of(&self.pending) {
+            Decoded::More if self.pending.len() < LONGEST => return,
+            Decoded::More | Decoded::Nothing => {}
+            Decoded::Key(key) => keys.push(key),
             // The second one may begin a sequence.
-            Read::EscapeTwice => {
+            Decoded::EscapeTwice => {
                 keys.push(Key::Escape);
                 self.pending = vec![ESCAPE];
                 return;
@@ -74,7 +75,7 @@ impl Keys {
 }
 
 /// What bytes mean.
-enum Read {
+enum Decoded {
     Key(Key),
     EscapeTwice,
     /// A key without a meaning here.
@@ -83,41 +84,46 @@ enum Read {
     More,
 }
 
-impl Read {
-    fn of(bytes: &[u8]) -> Read {
+impl Decoded {
+    fn of(bytes: &[u8]) -> Decoded {
         match bytes {
-            [] | [ESCAPE] | [ESCAPE, b'[' | b'O'] => Read::More,
-            [ESCAPE, ESCAPE] => Read::EscapeTwice,
+            [] | [ESCAPE] | [ESCAPE, b'[' | b'O'] => Decoded::More,
+            [ESCAPE, ESCAPE] => Decoded::EscapeTwice,
             // ECMA-48, 5.4: parameters and intermediate bytes, then a final one.
-            [ESCAPE, b'[', .., 0x20..=0x3f] => Read::More,
-            [ESCAPE, b'[', parameters @ .., end @ 0x40..=0x7e] => Read::sequence(parameters, *end),
-            [ESCAPE, b'O', end] => Read::sequence(&[], *end),
+            [ESCAPE, b'[', .., 0x20..=0x3f] => Decoded::More,
+            [ESCAPE, b'[', parameters @ .., end @ 0x40..=0x7e] => {
+                Decoded::sequence(parameters, *end)
+            }
+            [ESCAPE, b'O', end] => Decoded::sequence(&[], *end),
             // With Alt, or what is no sequence.
-            [ESCAPE, ..] => Read::Nothing,
-            [b'\r' | b'\n'] => Read::Key(Key::Enter),
-            [0x7f | 0x08] => Read::Key(Key::Backspace),
-            [byte @ 1..=26] => Read::Key(Key::Control(char::from(byte - 1 + b'a'))),
-            [0..=0x1f] => Read::Nothing,
+            [ESCAPE, ..] => Decoded::Nothing,
+            [b'\r' | b'\n'] => Decoded::Key(Key::Enter),
+            [0x7f | 0x08] => Decoded::Key(Key::Backspace),
+            [byte @ 1..=26] => Decoded::Key(Key::Control(char::from(byte - 1 + b'a'))),
+            [0..=0x1f] => Decoded::Nothing,
             bytes => match str::from_utf8(bytes) {
-                Ok(text) => text.chars().next().map_or(Read::Nothing, Read::character),
-                Err(error) if error.error_len().is_none() => Read::More,
-                Err(_) => Read::Nothing,
+                Ok(text) => text
+                    .chars()
+                    .next()
+                    .map_or(Decoded::Nothing, Decoded::character),
+                Err(error) if error.error_len().is_none() => Decoded::More,
+                Err(_) => Decoded::Nothing,
             },
         }
     }
 
-    fn character(character: char) -> Read {
+    fn character(character: char) -> Decoded {
         if character.is_control() {
-            Read::Nothing
+            Decoded::Nothing
         } else {
-            Read::Key(Key::Character(character))
+            Decoded::Key(Key::Character(character))
         }
     }
 
     /// The sequences of xterm and of the Linux console. Modifier keys (`1;5A`) are ignored.
-    fn sequence(parameters: &[u8], end: u8) -> Read {
+    fn sequence(parameters: &[u8], end: u8) -> Decoded {
         let number = parameters.split(|&byte| byte == b';').next();
-        Read::Key(match (end, number) {
+        Decoded::Key(match (end, number) {
             (b'A', _) => Key::Up,
             (b'B', _) => Key::Down,
             (b'H', _) | (b'~', Some(b"1" | b"7")) => Key::Home,
@@ -125,7 +131,7 @@ impl Read {
             (b'~', Some(b"5")) => Key::PageUp,
             (b'~', Some(b"6")) => Key::PageDown,
             (b'M', _) if parameters.is_empty() => Key::Enter,
-            _ => return Read::Nothing,
+            _ => return Decoded::Nothing,
         })
     }
 }

@@ -9,7 +9,7 @@ use probes_lib::State;
 use super::keys::Key;
 
 /// How many samples back a sparkline goes.
-pub(super) const HISTORY: usize = 60;
+pub(super) const HISTORY_LEN: usize = 60;
 
 /// The longest filter that can be typed.
 const LONGEST_FILTER: usize = 64;
@@ -28,7 +28,7 @@ pub(super) struct Model {
     is_reversed: bool,
     filter: String,
     /// The filter before it was changed, while it is typed.
-    typing: Option<String>,
+    filter_before_typing: Option<String>,
     /// The indices of the probes that the filter lets pass, in the order in which they are shown.
     shown: Vec<usize>,
     /// The index of the selected probe, which stays selected when the order changes.
@@ -128,7 +128,7 @@ impl Model {
             sort: Sort::Rate,
             is_reversed: false,
             filter: String::new(),
-            typing: None,
+            filter_before_typing: None,
             shown: Vec::new(),
             selected: None,
             has_help: false,
@@ -139,7 +139,7 @@ impl Model {
     }
 
     /// Takes the counts at `at`; both are since the beginning.
-    pub(super) fn count(&mut self, at: Duration, hits: impl Fn(&str) -> Option<u64>) {
+    pub(super) fn set_counts(&mut self, at: Duration, hits: impl Fn(&str) -> Option<u64>) {
         let seconds = at.saturating_sub(self.at).as_secs_f64();
         let mut total = 0.0;
         for (probe, figures) in self.probes.iter().zip(&mut self.now.figures) {
@@ -147,7 +147,7 @@ impl Model {
             let new = hits.saturating_sub(figures.hits) as f64;
             figures.hits = hits;
             figures.rate = new / seconds.max(0.001);
-            if figures.history.len() == HISTORY {
+            if figures.history.len() == HISTORY_LEN {
                 figures.history.pop_front();
             }
             figures.history.push_back(figures.rate);
@@ -163,7 +163,7 @@ impl Model {
     }
 
     /// Takes the times of all pairs.
-    pub(super) fn time(&mut self, times: Vec<Times>) {
+    pub(super) fn set_times(&mut self, times: Vec<Times>) {
         self.now.times = times;
     }
 
@@ -186,7 +186,7 @@ impl Model {
             Key::Control('c') => return Some(Request::Quit),
             Key::Control('z') => return Some(Request::Suspend),
             Key::Control('l') => return Some(Request::Redraw),
-            _ if self.typing.is_some() => self.type_filter(key),
+            _ if self.filter_before_typing.is_some() => self.type_filter(key),
             Key::Character('q') | Key::Escape => return Some(Request::Quit),
             Key::Character('e' | ' ') | Key::Enter => return self.switch(),
             Key::Character('s') => {
@@ -198,7 +198,7 @@ impl Model {
                 self.is_reversed = !self.is_reversed;
                 self.arrange();
             }
-            Key::Character('/') => self.typing = Some(self.filter.clone()),
+            Key::Character('/') => self.filter_before_typing = Some(self.filter.clone()),
             Key::Character('p') => {
                 self.frozen = match self.frozen {
                     None => Some(self.now.clone()),
@@ -214,8 +214,8 @@ impl Model {
 
     fn type_filter(&mut self, key: Key) {
         match key {
-            Key::Enter => self.typing = None,
-            Key::Escape => self.filter = self.typing.take().unwrap_or_default(),
+            Key::Enter => self.filter_before_typing = None,
+            Key::Escape => self.filter = self.filter_before_typing.take().unwrap_or_default(),
             Key::Backspace => drop(self.filter.pop()),
             Key::Control('u') => self.filter.clear(),
             Key::Character(character) if self.filter.chars().count() < LONGEST_FILTER => {
@@ -280,7 +280,7 @@ impl Model {
         });
         self.shown = shown;
         if self.selected_row().is_none() {
-            // It was filtered out: the one that is in its row now.
+            // The selected probe was filtered out: select the one that is in its row now.
             let last = self.shown.len().checked_sub(1);
             let row = before.and_then(|row| Some(row.min(last?)));
             self.selected = row.map(|row| self.shown[row]);
@@ -293,7 +293,7 @@ impl Model {
     }
 
     /// How many of them are on.
-    pub(super) fn enabled(&self) -> usize {
+    pub(super) fn enabled_count(&self) -> usize {
         let is_on = |probe: &&Probe| probe.state == Some(State::Enabled);
         self.probes.iter().filter(is_on).count()
     }
@@ -307,7 +307,7 @@ impl Model {
     }
 
     /// How many probes the filter lets pass.
-    pub(super) fn shown(&self) -> usize {
+    pub(super) fn shown_count(&self) -> usize {
         self.shown.len()
     }
 
@@ -346,7 +346,7 @@ impl Model {
     }
 
     pub(super) fn is_typing(&self) -> bool {
-        self.typing.is_some()
+        self.filter_before_typing.is_some()
     }
 
     pub(super) fn is_paused(&self) -> bool {

@@ -11,7 +11,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use self::cells::{GAP, clipped, grouped, rate_text, sparkline};
-use super::model::{HISTORY, Model, Sort};
+use super::model::{HISTORY_LEN, Model, Sort};
 use crate::text::{Escaped, number_of};
 
 const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p pause  ? keys";
@@ -25,8 +25,8 @@ const HELP: [&str; 4] = [
 
 /// The program that is shown.
 #[derive(Debug)]
-pub(super) struct Head {
-    pub(super) program: String,
+pub(super) struct ShownProgram {
+    pub(super) name: String,
     pub(super) pid: i32,
 }
 
@@ -56,19 +56,24 @@ const COLUMNS: [(Column, u16, &str); 6] = [
     (Column::Hits, 13, "HITS"),
     (Column::Rate, 13, "HITS/S"),
     (Column::Share, 6, "SHARE"),
-    (Column::History, HISTORY_WIDTH, "LATEST RATES"),
+    (Column::History, LEAST_HISTORY_WIDTH, "LATEST RATES"),
 ];
 
 const LEAST_IMPORTANT_FIRST: [Column; 4] =
     [Column::History, Column::Share, Column::Hits, Column::State];
 
 /// The least width of a sparkline.
-const HISTORY_WIDTH: u16 = 20;
+const LEAST_HISTORY_WIDTH: u16 = 20;
 
 /// Draws the whole screen.
-pub(super) fn draw(frame: &mut Frame<'_>, head: &Head, model: &Model, scroll: &mut Scroll) {
+pub(super) fn draw(
+    frame: &mut Frame<'_>,
+    program: &ShownProgram,
+    model: &Model,
+    scroll: &mut Scroll,
+) {
     let foot = foot(model, frame.area().width);
-    // Below an empty line, in no more than half of the screen.
+    // The lines of the pairs: below an empty line, and in no more than half of the screen.
     let pairs = match model.times().len() {
         0 => 0,
         pairs => pairs
@@ -82,17 +87,17 @@ pub(super) fn draw(frame: &mut Frame<'_>, head: &Head, model: &Model, scroll: &m
         Constraint::Length(foot.len() as u16),
     ];
     let [top, middle, below, bottom] = Layout::vertical(heights).areas(frame.area());
-    frame.render_widget(Paragraph::new(title(head, model)), top);
+    frame.render_widget(Paragraph::new(title(program, model)), top);
     draw_table(frame, middle, model, scroll);
     pairs::draw(frame, below, model.times());
     frame.render_widget(Paragraph::new(foot), bottom);
 }
 
-fn title(head: &Head, model: &Model) -> Text<'static> {
-    let program = Escaped(&head.program).to_string();
+fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
+    let name = Escaped(&program.name).to_string();
     let mut first = Line::from(vec![
         "top".bold(),
-        format!(" {program}, process {}", head.pid).into(),
+        format!(" {name}, process {}", program.pid).into(),
     ]);
     if model.is_paused() {
         first.push_span("  PAUSED".bold());
@@ -108,13 +113,13 @@ fn title(head: &Head, model: &Model) -> Text<'static> {
     let probes = number_of(model.len(), "probe");
     let mut second = format!(
         "{probes}, {} on; {} hits, {}/s; by {by}{reversed}",
-        model.enabled(),
+        model.enabled_count(),
         grouped(hits),
         rate_text(rate),
     );
     if !model.filter().is_empty() {
         let filter = Escaped(model.filter());
-        second += &format!("; {} with \"{filter}\"", model.shown());
+        second += &format!("; {} with \"{filter}\"", model.shown_count());
     }
     Text::from(vec![first, second.into()])
 }
@@ -143,7 +148,7 @@ fn foot(model: &Model, width: u16) -> Vec<Line<'static>> {
 
 /// Breaks a message into lines between its words; a very long one is cut.
 fn wrapped(message: &str, width: usize) -> Vec<String> {
-    const MOST: usize = 4;
+    const MAX_LINES: usize = 4;
     let mut lines = vec![String::new()];
     for word in message.split(' ') {
         let Some(line) = lines.last_mut() else { break };
@@ -154,7 +159,7 @@ fn wrapped(message: &str, width: usize) -> Vec<String> {
         };
         if line.is_empty() || Line::from(joined.as_str()).width() <= width {
             *line = joined;
-        } else if lines.len() < MOST {
+        } else if lines.len() < MAX_LINES {
             lines.push(word.to_owned());
         } else {
             break;
@@ -164,16 +169,16 @@ fn wrapped(message: &str, width: usize) -> Vec<String> {
 }
 
 fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scroll) {
-    // Below the titles of the columns.
+    // The first line of the area has the titles of the columns.
     scroll.page = usize::from(area.height.saturating_sub(1));
     scroll.first = first_row(model, *scroll);
     let columns = columns(area.width);
-    let heads = COLUMNS
+    let shown = COLUMNS
         .iter()
         .filter(|(column, ..)| columns.contains(column));
     let history = history_width(area.width);
     let (mut widths, mut titles) = (Vec::new(), Vec::new());
-    for (column, width, title) in heads {
+    for (column, width, title) in shown {
         widths.push(match column {
             Column::Name => Constraint::Fill(1),
             Column::History => Constraint::Length(history),
@@ -219,7 +224,7 @@ fn first_row(model: &Model, scroll: Scroll) -> usize {
     let Some(selected) = model.selected_row() else {
         return 0;
     };
-    let last = model.shown().saturating_sub(scroll.page);
+    let last = model.shown_count().saturating_sub(scroll.page);
     let least = (selected + 1).saturating_sub(scroll.page);
     scroll.first.clamp(least, selected.max(least)).min(last)
 }
@@ -247,17 +252,20 @@ fn needed(columns: &[Column]) -> u16 {
 fn name_width(width: u16, columns: &[Column]) -> usize {
     let (_, least, _) = COLUMNS[0];
     let history = if columns.contains(&Column::History) {
-        history_width(width) - HISTORY_WIDTH
+        history_width(width) - LEAST_HISTORY_WIDTH
     } else {
         0
     };
     usize::from((width + least).saturating_sub(needed(columns) + history))
 }
 
-/// The width of sparklines: half of what a wide terminal has beyond 100 columns is added.
+/// The width of sparklines: the least width, and half of the columns that the terminal has beyond
+/// 100, but no more than [`HISTORY_LEN`].
 fn history_width(width: u16) -> u16 {
     let spare = width.saturating_sub(100) / 2;
-    HISTORY_WIDTH.saturating_add(spare).min(HISTORY as u16)
+    LEAST_HISTORY_WIDTH
+        .saturating_add(spare)
+        .min(HISTORY_LEN as u16)
 }
 
 fn aligned(column: Column, text: String) -> Text<'static> {

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Actions, Counts, Latency, Observation, Observer, Options, ProbeStates, Report, Result,
-    Selector, Target,
+    Action, Actions, CodeDigest, Counts, Latency, Observation, Observer, Options, ProbeStates,
+    Report, Result, Selector, Target,
 };
 
-use crate::commands::restore::{refuse_leftovers, restore, retry};
+use crate::commands::undo::{fail_unless_all_undone, retry, undo_changes};
 use crate::failure::Failure;
 use crate::say::Messages;
 use crate::signals::TerminationSignals;
@@ -19,29 +19,39 @@ pub(super) struct Session<'t> {
     /// `None` once it was removed.
     observer: Option<Observer>,
     begun: Instant,
-    /// What was switched and not back again, in that order.
+    /// The updates that have switched a probe and are still to be undone, in the order they were made.
     switched: Vec<Report>,
 }
 
 impl<'t> Session<'t> {
     /// Begins to observe.
-    pub(super) fn begin(target: &'t Target, observation: &Observation) -> Result<Session<'t>> {
+    pub(super) fn begin(
+        target: &'t Target,
+        observation: &Observation,
+        options: Options,
+    ) -> Result<Session<'t>> {
         Ok(Session {
-            observer: Some(target.observe(observation, Options::default())?),
+            observer: Some(target.observe(observation, options)?),
             target,
             begun: Instant::now(),
             switched: Vec::new(),
         })
     }
 
-    /// How long the process was stopped, at most.
+    /// How long the process was stopped in order to observe it: an upper bound.
     pub(super) fn stopped(&self) -> Duration {
         let observer = self.observer.as_ref();
         observer.map_or(Duration::ZERO, Observer::stopped)
     }
 
-    /// The counts and times of pairs so far, and how long that is; `None` if the process has exited or
-    /// executed a new program.
+    /// Whether closures that the process marshals are accepted by others of its program.
+    pub(super) fn code_digest(&self) -> CodeDigest {
+        let observer = self.observer.as_ref();
+        observer.map_or(CodeDigest::Unaffected, Observer::code_digest)
+    }
+
+    /// How long the observation has run, the counts, and the times of pairs so far; `None` if the process
+    /// has exited or executed a new program.
     pub(super) fn sample(&self) -> Option<(Duration, Counts, Vec<Latency>)> {
         let observer = self.observer.as_ref()?;
         let (counts, latencies) = (observer.counts().ok()?, observer.latencies().ok()?);
@@ -59,7 +69,7 @@ impl<'t> Session<'t> {
         let actions = Actions::of(action, Selector::name(name));
         let report = self.target.update(&actions)?;
         let (before, after) = counters(&report, name);
-        // If it undoes an earlier switch, nothing is left to undo of either.
+        // If this update reverses an earlier one, neither must be undone in the end.
         let undone = self.switched.iter().rposition(|earlier| {
             let (was, is) = counters(earlier, name);
             was != is && (is > was) != on
@@ -80,10 +90,10 @@ impl<'t> Session<'t> {
         let mut names = Vec::new();
         let mut outcome = Ok(());
         while let Some(report) = self.switched.pop() {
-            match restore(self.target, &report, Options::default(), signals, messages) {
+            match undo_changes(self.target, &report, Options::default(), signals, messages) {
                 Ok(Some(undone)) => {
                     names.extend(undone.changed.iter().map(|change| change.name.clone()));
-                    outcome = outcome.and(refuse_leftovers(&report, &undone));
+                    outcome = outcome.and(fail_unless_all_undone(&report, &undone));
                 }
                 Ok(None) => {}
                 Err(failure) => outcome = outcome.and(Err(failure)),
@@ -108,7 +118,7 @@ impl<'t> Session<'t> {
         Ok(removed.still_mapped)
     }
 
-    /// Undoes nothing any more: the process is gone.
+    /// Forgets all that would be undone: the process is gone.
     pub(super) fn forget(&mut self) {
         self.observer = None;
         self.switched.clear();

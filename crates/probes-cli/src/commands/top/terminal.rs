@@ -20,13 +20,13 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
 use crate::say::open_terminal;
 
-/// How long restoring a terminal may take: one whose output is not read takes nothing.
+/// How long restoring a terminal may take: a terminal whose output is not read accepts no bytes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where a terminal does not know its size: that of the VT100.
-const USUAL: (u16, u16) = (80, 24);
+/// The size that is used if a terminal does not know its own: that of the VT100.
+const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
-/// A terminal may claim any size, and each cell takes memory.
+/// The largest size that is used: a terminal may claim any size, and each cell takes memory.
 const LARGEST: (u16, u16) = (1000, 400);
 
 /// Whether the terminal is taken over.
@@ -40,7 +40,7 @@ pub(super) struct Screen {
 impl Screen {
     /// Takes the terminal over. Once `interrupt` is readable, writes do not wait for the terminal any more.
     pub(super) fn take(interrupt: BorrowedFd<'_>) -> io::Result<Screen> {
-        restore_in_a_panic();
+        restore_on_panic();
         let output = Output::open(Some(interrupt.try_clone_to_owned()?))?;
         take()?;
         let viewport = Viewport::Fixed(area()?);
@@ -61,7 +61,7 @@ impl Screen {
     }
 
     /// Restores the terminal while `meanwhile` runs, and takes it over again.
-    pub(super) fn leave_for<T>(&mut self, meanwhile: impl FnOnce() -> T) -> io::Result<T> {
+    pub(super) fn leave_while<T>(&mut self, meanwhile: impl FnOnce() -> T) -> io::Result<T> {
         restore();
         let done = meanwhile();
         take()?;
@@ -69,7 +69,7 @@ impl Screen {
         Ok(done)
     }
 
-    /// Restores the terminal; returns whether it took that.
+    /// Restores the terminal; returns whether that succeeded.
     pub(super) fn restore(self) -> bool {
         restore()
     }
@@ -92,19 +92,20 @@ fn take() -> io::Result<()> {
     })
 }
 
-/// Does nothing if it was done before. If the terminal is gone, there is no place to report that.
+/// Restores the terminal, unless that was done before. If the terminal is gone, there is no place
+/// to report that.
 fn restore() -> bool {
     if !IS_TAKEN.swap(false, Ordering::SeqCst) {
         return true;
     }
     let shown = Output::open(None)
         .and_then(|mut output| execute!(output, ResetColor, LeaveAlternateScreen, Show));
-    let is_cooked = disable_raw_mode();
-    shown.is_ok() && is_cooked.is_ok()
+    let raw_mode_disabled = disable_raw_mode();
+    shown.is_ok() && raw_mode_disabled.is_ok()
 }
 
-/// So that the message of a panic can be read.
-fn restore_in_a_panic() {
+/// Makes a panic restore the terminal first, so that its message can be read.
+fn restore_on_panic() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         restore();
@@ -115,7 +116,7 @@ fn restore_in_a_panic() {
 fn area() -> io::Result<Rect> {
     let size = window_size()?;
     let (width, height) = match (size.columns, size.rows) {
-        (0, _) | (_, 0) => USUAL,
+        (0, _) | (_, 0) => DEFAULT_SIZE,
         size => size,
     };
     Ok(Rect::new(0, 0, width.min(LARGEST.0), height.min(LARGEST.1)))
@@ -178,7 +179,8 @@ impl Write for Output {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // When ratatui ends it shows the cursor again, which was done, and would wait without end.
+        // When ratatui's terminal is dropped, it shows the cursor again. That was done already, and
+        // with an `interrupt` the writing could wait without end.
         let is_late = self.interrupt.is_some() && !IS_TAKEN.load(Ordering::SeqCst);
         let written = if is_late { Ok(()) } else { self.write_out() };
         self.unwritten.clear();

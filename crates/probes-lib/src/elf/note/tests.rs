@@ -15,7 +15,7 @@ fn good(section: &[u8]) -> Vec<Note<'_>> {
     notes(section).collect::<Result<_, _>>().unwrap()
 }
 
-/// The good notes before the malformed one, after which nothing may come.
+/// How many good notes come before the malformed one, and that one, which has to be the last.
 fn bad(section: &[u8]) -> (usize, MalformedNote) {
     let mut all: Vec<_> = notes(section).collect();
     let last = all.pop().unwrap().unwrap_err();

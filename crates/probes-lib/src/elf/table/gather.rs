@@ -10,7 +10,7 @@ use crate::elf::{ElfFile, Segment, within};
 use crate::error::{ElfDefect, Error, FileError, ProbeDefect, ProbeError, Result};
 use crate::site::{SITE_LEN, SiteCode};
 
-use super::{COUNTER_LEN, Generation, SiteEntry};
+use super::{COUNTER_LEN, Generation, SiteEntry, semaphore_layout};
 
 const NOTE_SECTION: &str = ".note.stapsdt";
 const BASE_SECTION: &str = ".stapsdt.base";
@@ -61,12 +61,15 @@ fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Re
     })
 }
 
-/// Returns an upper bound of the number of notes. Memory that is reserved and not used costs nothing.
+/// Returns for how many notes memory is to be reserved: an upper bound of their number, but at most
+/// `MANY`. Memory that is reserved and not used costs nothing.
 fn expected_notes(elf: &ElfFile) -> usize {
     const SHORTEST: usize = 12 + 8 + 24 + 3;
     const MANY: usize = 1 << 16;
-    let len = elf.contents(NOTE_SECTION).ok().flatten();
-    len.map_or(0, |section| section.len / SHORTEST).min(MANY)
+    let section = elf.contents(NOTE_SECTION).ok().flatten();
+    section
+        .map_or(0, |section| section.len / SHORTEST)
+        .min(MANY)
 }
 
 /// Reads and checks the notes.
@@ -74,16 +77,23 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
     let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
     let mut found = Found::default();
+    let mut foreign: Vec<FileAddr> = Vec::new();
     let mut recent = Recent::of(semaphore_section);
-    // The index of the last argument string: often the next is the same.
+    // The offset of the last argument string in `found.arguments`: often the next string is the same.
     let mut last_arguments = 0;
     found.sites.reserve(expected_notes(elf));
     each_note(elf, |note| {
+        let shift = prelink_shift(&note, base);
         let Some(generation) = Generation::of_provider(note.provider) else {
+            let semaphore = FileAddr(note.semaphore.wrapping_add(shift));
+            let is_inside = |(start, len)| within(start, len, semaphore, COUNTER_LEN);
+            let is_semaphore = note.semaphore != 0 && semaphore_section.is_some_and(is_inside);
+            if is_semaphore && foreign.last() != Some(&semaphore) {
+                foreign.push(semaphore);
+            }
             return Ok(());
         };
         let fail = |defect| wrong_note(elf, &note, defect);
-        let shift = prelink_shift(&note, base);
         let counter =
             counter_address(&note, shift, generation, segments, semaphore_section).map_err(fail)?;
         let last = recent.at(counter);
@@ -122,18 +132,21 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
         }
         Ok(())
     })?;
+    if let Some(section) = semaphore_section {
+        semaphore_layout::adjust(elf, &mut found.semaphores, &foreign, section)?;
+    }
     Ok(found)
 }
 
-/// Returns the error of a site that does not have the bytes of one. Its note is searched for only now, as
-/// nothing else needs its offset.
+/// Returns the error for a site that a note names but that does not hold the bytes of a site. The note
+/// is searched for only now, because nothing else needs the note's offset.
 pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::error::Error {
     let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
     let found = each_note(elf, |note| {
-        let is_its = note.pc != 0
+        let is_note_of_site = note.pc != 0
             && note.pc.wrapping_add(prelink_shift(&note, base)) == site.address.0
             && Generation::of_provider(note.provider) == Some(site.generation);
-        if is_its {
+        if is_note_of_site {
             let (address, found) = (site.address, site.code);
             let defect = ProbeDefect::NotASite { address, found };
             return Err(wrong_note(elf, &note, defect));
@@ -149,15 +162,16 @@ pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::error::Error
     }
 }
 
-/// The last semaphore found at each address of the semaphore section: nearly always that of the next note
-/// with the same address, so that no name has to be searched for.
+/// For each address of the semaphore section, the semaphore that was found there last. The next note with
+/// this address nearly always names the same semaphore, so that no name has to be searched for.
 struct Recent {
     start: FileAddr,
     indices: Vec<u32>,
 }
 
 impl Recent {
-    /// In larger sections, addresses share an index, and a semaphore may be found again.
+    /// In larger sections, several addresses share an element of `indices`, and a semaphore may be added to
+    /// the found ones several times.
     const MOST: u64 = 1 << 16;
 
     fn of(section: Option<(FileAddr, u64)>) -> Recent {
@@ -182,7 +196,8 @@ fn prelink_shift(note: &Note<'_>, base: Option<FileAddr>) -> u64 {
     base.map_or(0, |base| base.0.wrapping_sub(note.base))
 }
 
-/// Returns the address of the site; `None` if the note may have none and has none. A zero pc is never shifted.
+/// Returns the address of the site; `None` if the note has none and its
+/// generation allows that. A zero pc is never shifted.
 fn site_address(
     note: &Note<'_>,
     shift: u64,
@@ -199,12 +214,13 @@ fn site_address(
     let address = FileAddr(note.pc.wrapping_add(shift));
     segments
         .iter()
-        .any(|segment| segment.executable && segment.holds(address, SITE_LEN as u64))
+        .any(|segment| segment.executable && segment.holds_in_file(address, SITE_LEN as u64))
         .then_some(Some(address))
         .ok_or(ProbeDefect::SiteOutside(address))
 }
 
-/// Returns the address of the counter that OCaml reads.
+/// Returns the address of the counter that OCaml reads; of a semaphore of the provider `ocaml`, the address of the
+/// semaphore.
 fn counter_address(
     note: &Note<'_>,
     shift: u64,
@@ -222,7 +238,7 @@ fn counter_address(
     }
     segments
         .iter()
-        .any(|segment| segment.writable && segment.covers(counter, COUNTER_LEN))
+        .any(|segment| segment.writable && segment.holds_in_memory(counter, COUNTER_LEN))
         .then_some(counter)
         .ok_or(ProbeDefect::SemaphoreNotWritable(counter))
 }

@@ -21,13 +21,13 @@ use super::{Generation, ProbeIndex, ProbeTable, SiteEntry, string_at};
 #[derive(Clone, Copy, Debug)]
 pub struct Probe<'t> {
     pub(super) table: &'t ProbeTable,
-    pub(super) id: ProbeIndex,
+    pub(super) index: ProbeIndex,
 }
 
 impl<'t> Probe<'t> {
     /// Returns its name.
     pub fn name(&self) -> &'t str {
-        &self.table.probes[self.id].name
+        &self.table.probes[self.index].name
     }
 
     /// Returns its sites, by address; none if there are only semaphores.
@@ -44,11 +44,11 @@ impl<'t> Probe<'t> {
     }
 
     pub(crate) fn site_range(&self) -> Range<usize> {
-        self.table.probes[self.id].sites.clone()
+        self.table.probes[self.index].sites.clone()
     }
 
     pub(crate) fn semaphore_range(&self) -> Range<usize> {
-        self.table.probes[self.id].semaphores.clone()
+        self.table.probes[self.index].semaphores.clone()
     }
 }
 

@@ -1,4 +1,5 @@
 mod damage;
+mod layouts;
 mod oracle;
 
 use super::*;
@@ -8,8 +9,8 @@ use crate::testing::{NoteSpec, ProgramSpec, read_table};
 
 const SITE: [u8; 6] = [0x90, 0x3d, 1, 0, 0, 0];
 
-/// A note whose site is number `site` in a text of sites, and whose semaphore is number
-/// `semaphore` in a section of pairs.
+/// A note whose site is number `site` in a .text that consists of sites, and whose semaphore is
+/// number `semaphore` in a .probes section that consists of semaphore pairs.
 fn note(provider: &str, name: &str, site: u64, semaphore: u64) -> NoteSpec {
     NoteSpec::new(provider, name, "8@%rax").at(
         ProgramSpec::TEXT + 6 * site,
@@ -82,9 +83,12 @@ fn probes_are_sorted_by_name_sites_by_address() {
 }
 
 #[test]
-fn each_generation_has_its_counter_by_its_rule() {
+fn each_generation_has_its_counter_at_its_offset() {
     for (provider, offset) in [("ocaml", 0), ("ocaml.1", 2), ("ocaml_1", 2), ("ocaml_2", 2)] {
-        let table = read(&[note(provider, "tick", 0, 1)]).unwrap();
+        let mut made = program(&[note(provider, "tick", 0, 1)]);
+        let symbol = "camlServer__semaphore_tick".to_owned();
+        made.symbols = vec![(symbol, ProgramSpec::PROBES + 4)];
+        let table = read_table(&made.bytes()).unwrap();
         let probe = table.probe("tick").unwrap();
         assert_eq!(counters(probe), [ProgramSpec::PROBES + 4 + offset]);
         let site = probe.sites().next().unwrap();
@@ -95,7 +99,7 @@ fn each_generation_has_its_counter_by_its_rule() {
 }
 
 #[test]
-fn generations_with_one_symbol_share_one_counter() {
+fn generations_with_the_same_semaphore_share_one_counter() {
     let table = read(&[
         note("ocaml.1", "tick", 0, 1),
         note("ocaml_2", "tick", 1, 1),
@@ -122,7 +126,7 @@ fn generations_with_one_symbol_share_one_counter() {
 }
 
 #[test]
-fn only_the_fourth_generation_may_lack_a_site() {
+fn only_ocaml_2_notes_may_lack_a_site() {
     let table = read(&[without_site("ocaml_2", "flag", 0)]).unwrap();
     let flag = table.probe("flag").unwrap();
     assert_eq!((flag.sites().len(), flag.semaphores().len()), (0, 1));
@@ -150,12 +154,14 @@ fn prelinked_note_is_shifted_unless_pc_is_0() {
         made.notes = [
             shifted(note("ocaml_2", "moved", 1, 0), by),
             shifted(without_site("ocaml_2", "flag", 1), by),
-            // An object may have been linked with another base, or none moved.
+            // Notes of one file may have different bases: this one was not moved.
             shifted(note("ocaml", "still", 2, 2), 0),
         ]
         .iter()
         .flat_map(NoteSpec::bytes)
         .collect();
+        let symbol = "camlServer__semaphore_still".to_owned();
+        made.symbols = vec![(symbol, ProgramSpec::PROBES + 8)];
         let table = read_table(&made.bytes()).unwrap();
         let moved = table.probe("moved").unwrap();
         assert_eq!(
@@ -322,11 +328,20 @@ fn counters_that_share_a_byte_are_a_contradiction() {
             at("ocaml_2", "tick", 0, 0),
             at(provider, "tock", 1, semaphore),
         ];
-        let text = contradiction(read(&pair));
+        let mut made = program(&pair);
+        let symbol = "camlServer__semaphore_tock".to_owned();
+        made.symbols = vec![(symbol, ProgramSpec::PROBES + semaphore)];
+        let text = contradiction(read_table(&made.bytes()));
         assert!(text.starts_with("the semaphores of probes ti"), "{text}");
     }
     // SystemTap's half of a pair is not OCaml's counter.
-    read(&[at("ocaml_2", "tick", 0, 0), at("ocaml", "tock", 1, 4)]).unwrap();
+    read(&[
+        at("ocaml_2", "tick", 0, 0),
+        at("ocaml", "tock", 1, 4),
+        at("ocaml", "tack", 2, 6),
+        at("ocaml_2", "toll", 3, 8),
+    ])
+    .unwrap();
 }
 
 #[test]

@@ -3,23 +3,23 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
-use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::error::{ObserveError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
-use crate::observe::install::prepare::Prepared;
+use crate::observe::install::prepare::{Installed, Prepared};
 use crate::observe::observation::Observation;
 use crate::observe::plan::ObservationPlan;
-use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
+use crate::process::image::Image;
 use crate::process::memory::ProcessMemory;
-use crate::process::program::Program;
 use crate::sys::spawn;
 use crate::trace::at_exec::AtExec;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
+use crate::update::code_digest;
 use crate::update::options::Options;
 
 /// What is to be observed of a program that is not started yet, and the file for the recorded data.
@@ -58,11 +58,13 @@ impl AtLaunch {
         at_exec: &'s AtExec,
         stopped: Stopped<'s>,
         memory: &'s ProcessMemory,
-        program: Arc<Program>,
+        image: &Image,
         options: Options,
-    ) -> Result<(Stopped<'s>, ActiveObservation)> {
+    ) -> Result<(Stopped<'s>, Installed)> {
         let process = at_exec.process();
-        let plan = ObservationPlan::of(&self.observation, program)?;
+        let plan = ObservationPlan::of(&self.observation, image.program.clone())?;
+        let sites = plan.points.iter().map(|planned| planned.point.address);
+        let digests = code_digest::prepare(process, image, memory, sites);
         let mut prepared = Prepared::of(process, memory, plan)?;
         let injector = Injector {
             tracer,
@@ -70,11 +72,17 @@ impl AtLaunch {
             memory,
             code_cave: prepared.code_cave,
             limit: options.deadline,
+            despite_seccomp: options.despite_seccomp,
             mode: RedirectMode::BeforeStart(at_exec),
         };
         let data = SharedData::of(self.file, prepared.arenas());
         let data = data.map_err(|source| ObserveError::NoSharedMemory { source })?;
         let stopped = prepared.install(&injector, stopped, Some(&data))?;
-        Ok((stopped, prepared.into_active(Some(data))))
+        let installed = Installed {
+            active: prepared.into_active(Some(data)),
+            code_digest: digests.unwritten(),
+            stop_time: Duration::ZERO,
+        };
+        Ok((stopped, installed))
     }
 }

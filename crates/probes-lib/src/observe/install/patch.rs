@@ -1,6 +1,7 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
-//! All patches within a page are one write, which is made or not, even if we are killed meanwhile.
+//! All patches within a page are made by one write, which happens as a whole or not at all, even if
+//! we are killed meanwhile.
 //! A patch across the border of two pages is written in steps, and so is one across the border of two
 //! words if the kernel lets code be written only word by word: the site is disabled first, and while its
 //! opcode is `cmp`, its displacement has no effect and can be written in two parts.
@@ -56,10 +57,10 @@ pub(crate) fn write_all(pid: i32, memory: &mut impl WriteMemory, patches: &[Patc
     }
     try_to_write(pid, memory, patches).map_err(|error| {
         let reversed: Vec<Patch> = patches.iter().map(Patch::reverse).collect();
-        // Whether it succeeded is seen by what is read afterwards.
+        // Its result is ignored: the points are read again below to see whether they are restored.
         let _ = write_pages(pid, memory, &reversed);
         let is_restored = holds(pid, memory, patches, |patch| patch.before);
-        error.leaving(match is_restored {
+        error.with_effect_if_none(match is_restored {
             Ok(true) => Effect::Restored,
             _ => Effect::HalfChanged,
         })
@@ -71,7 +72,7 @@ fn try_to_write(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> R
     if holds(pid, memory, patches, |patch| patch.after)? {
         return Ok(());
     }
-    let not_held = MemoryError::NotHeld {
+    let not_held = MemoryError::NotAsWritten {
         part: MemoryPart::Site,
         address: patches.first().map_or(LiveAddr(0), |patch| patch.at),
     };
@@ -156,7 +157,8 @@ mod tests {
     const START: u64 = 0x10000;
     const PAGES: u64 = 4;
 
-    /// Memory that keeps a copy of itself after each write that is made as a whole or not at all.
+    /// Memory that splits writes as the kernel does, into parts each of which is made as a whole or
+    /// not at all, and keeps a copy of itself after each part.
     struct Steps {
         memory: SliceMemory,
         is_by_words: bool,
@@ -164,7 +166,7 @@ mod tests {
     }
 
     impl Steps {
-        /// One write of the kernel's: a page of it at once, or a word.
+        /// Writes as the kernel does: the bytes within one page at once, or those within one word.
         fn write(&mut self, at: LiveAddr, bytes: &[u8]) {
             let border = if self.is_by_words { WORD } else { PAGE };
             let mut rest = (at, bytes);
@@ -241,8 +243,8 @@ mod tests {
         steps
     }
 
-    /// Patches a site of each of two pages, in memory where the writes of these numbers go wrong;
-    /// returns the error's effect, and whether the memory is as it was.
+    /// Patches one site in each of two pages, in memory where the writes with the numbers `writes`
+    /// go wrong; returns the error's effect, and whether the memory is as it was.
     fn effect_of(writes: Range<usize>, fault: WriteFault) -> (Effect, bool) {
         let patch = |at| Patch {
             at: LiveAddr(at),
@@ -262,7 +264,7 @@ mod tests {
     #[test]
     fn failed_write_is_undone_or_reported() {
         for fault in [WriteFault::Refused, WriteFault::Dropped] {
-            // The second write fails alone, or the one that restores the first site as well.
+            // Only the second write fails, or the writes that restore the sites fail as well.
             assert_eq!(effect_of(1..2, fault), (Effect::Restored, true));
             assert_eq!(effect_of(1..4, fault), (Effect::HalfChanged, false));
         }
@@ -300,7 +302,8 @@ mod tests {
                 }
             }
         }
-        // Two at once; three steps, the second of one of them in two; two at once.
+        // The first two sites by one write; the third in three steps, the second of which takes two
+        // writes; the fourth in three steps of one write each; the last two by one write.
         assert_eq!(check(&sites, true, false).seen.len(), 1 + 4 + 3 + 1);
     }
 
@@ -311,7 +314,8 @@ mod tests {
         for at in 0..WORD {
             for enabled in [false, true] {
                 let steps = check(&[START + at], enabled, true);
-                // It is in one word, or disabled while it is written in two.
+                // The patch lies in one word and is one write, or it is written in steps while the
+                // site is disabled.
                 assert_eq!(steps.seen.len() > 1, (3..7).contains(&at), "{at}");
             }
         }

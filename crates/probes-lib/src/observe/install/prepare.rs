@@ -8,77 +8,122 @@
 
 use std::time::{Duration, Instant};
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
 use crate::inject::code_cave;
 use crate::inject::injector::{Injector, RedirectMode};
-use crate::inject::remote_call::RemoteCall;
+use crate::inject::permissions::{Permissions, why_unreadable};
+use crate::inject::remote_call::{PlacedCall, RemoteCall, placed};
 use crate::memory::WriteMemory;
 use crate::observe::install::patch::{self, Patch};
+use crate::observe::install::remove::unmap_call;
 use crate::observe::install::write_code;
 use crate::observe::installed::read_each;
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::readable_pages::ReadablePages;
-use crate::observe::layout::shared;
+use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
+use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
-use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds, pages_valid_until};
+use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
 use crate::observe::{placement, trampoline};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::{JMP, SiteCode};
-use crate::sys::ticks::{self, Ticks};
+use crate::sys::ticks::{self, TickMeasurement};
 use crate::trace::stopped::Stopped;
-use crate::trace::tracer::with_tracer;
+use crate::trace::tracer::{Tracer, with_tracer};
+use crate::update::code_digest::{CodeDigest, CodeDigests};
+use crate::update::options::Options;
 
 /// An observation that is ready to be installed.
 pub(crate) struct Prepared {
     plan: ObservationPlan,
     arenas: Vec<Arena>,
-    /// Of each arena.
+    /// The code of each arena.
     codes: Vec<Vec<u8>>,
-    /// The pages that trampolines may read, and until when, in ticks.
+    /// The pages that trampolines may read.
     pages: ReadablePages,
-    pages_valid_until: u64,
+    /// Since when `pages` are valid, and for how long, in ticks.
+    pages_since: u64,
+    pages_ticks: u64,
     is_in_our_namespace: bool,
     /// Known once it is installed.
     thread_ids: ThreadIds,
-    ticks: Ticks,
-    /// Where the code of injected calls is written.
+    ticks: TickMeasurement,
+    /// Held before any arena says that we observe.
+    lock: ObserverLock,
+    /// Where the code of remote calls is written.
     pub(crate) code_cave: LiveAddr,
 }
 
-/// Installs an observation in a running process, which is stopped meanwhile; returns how long. The
-/// caller holds the update lock.
+/// An observation that has been installed in a running process.
+pub(crate) struct Installed {
+    pub(crate) active: ActiveObservation,
+    pub(crate) code_digest: CodeDigest,
+    /// How long the process was stopped, at most.
+    pub(crate) stop_time: Duration,
+}
+
+/// Installs an observation in a running process, which is stopped meanwhile; before it patches sites, it
+/// writes the `digests` of their code. The caller holds the update lock.
 ///
 /// # Errors
 ///
-/// Same as [`Target::observe`](crate::Target::observe). Parts of the observation may be left then: they
-/// can be removed as those of a tool that was killed.
+/// Same as [`Target::observe`](crate::Target::observe). After an error, parts of the observation
+/// may be left in the process: they can be removed like those of a tool that was killed.
 pub(crate) fn install(
     process: &Process,
     memory: &ProcessMemory,
     plan: ObservationPlan,
-    deadline: Duration,
-) -> Result<(ActiveObservation, Duration)> {
+    digests: &CodeDigests,
+    options: Options,
+) -> Result<Installed> {
     let mut prepared = Prepared::of(process, memory, plan)?;
-    let stop_time = with_tracer(&[process], |tracer| {
+    let (code_digest, stop_time) = with_tracer(&[process], |tracer| {
         let begun = Instant::now();
-        let injector = Injector {
-            tracer,
-            process,
-            memory,
-            code_cave: prepared.code_cave,
-            limit: deadline,
-            mode: RedirectMode::AmongOthers,
-        };
-        let stopped = tracer.stop(process, deadline)?;
+        let injector = prepared.injector(tracer, process, memory, options);
+        let stopped = digests.stop(tracer, process, memory, options.deadline)?;
+        // Before anything is written: nothing is to be left that could not be removed.
+        injector.refuse_forbidden(&stopped, &prepared.calls())?;
+        let code_digest = digests.write(&stopped, memory);
         prepared.install(&injector, stopped, None)?.release();
-        Ok(begun.elapsed())
+        Ok((code_digest, begun.elapsed()))
     })?;
-    Ok((prepared.into_active(None), stop_time))
+    Ok(Installed {
+        active: prepared.into_active(None),
+        code_digest,
+        stop_time,
+    })
+}
+
+/// Checks that a process all of whose threads have seccomp filters can be observed. If they can be read,
+/// it is stopped for that; returns how long.
+///
+/// # Errors
+///
+/// See [`Permissions::refuse_all`]; and if it cannot be prepared or stopped.
+pub(crate) fn refuse_forbidden(
+    process: &Process,
+    memory: &ProcessMemory,
+    plan: ObservationPlan,
+    options: Options,
+) -> Result<Duration> {
+    if let Some(why) = why_unreadable() {
+        let permissions = Permissions::of(process, options.despite_seccomp);
+        return permissions.refuse_all_unread(why).map(|()| Duration::ZERO);
+    }
+    let prepared = Prepared::of(process, memory, plan)?;
+    with_tracer(&[process], |tracer| {
+        let begun = Instant::now();
+        let injector = prepared.injector(tracer, process, memory, options);
+        let stopped = tracer.stop(process, options.deadline)?;
+        injector.refuse_forbidden(&stopped, &prepared.calls())?;
+        stopped.release();
+        Ok(begun.elapsed())
+    })
 }
 
 impl Prepared {
@@ -93,7 +138,7 @@ impl Prepared {
         plan: ObservationPlan,
     ) -> Result<Prepared> {
         let pid = process.pid();
-        let ticks = Ticks::begin();
+        let ticks = TickMeasurement::begin();
         if plan.is_timed() && !ticks::is_tsc_invariant() {
             return Err(ObserveError::NoInvariantTsc.into());
         }
@@ -101,7 +146,8 @@ impl Prepared {
         let no_room = |_| Error::of_process(pid, ObserveError::NoRoom);
         let roles = || plan.points.iter().map(|planned| &planned.role);
         let trampoline_len = trampoline::longest(roles(), plan.shared).map_err(no_room)?;
-        let arenas = placement::place(pid, &plan, trampoline_len, &maps)?;
+        let lock = ObserverLock::take(process)?;
+        let arenas = placement::place(pid, &plan, trampoline_len, &maps, &lock.record())?;
         let code_cave = code_cave::find(process, memory, &maps)?;
         let no_sites = || Error::of_process(pid, ObserveError::NoSites);
         let sharing = arenas.first().ok_or_else(no_sites)?;
@@ -112,20 +158,24 @@ impl Prepared {
         });
         let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
         let codes = codes.map_err(no_room)?;
-        let (pages, pages_valid_until) = if plan.shared.record_len == 0 {
-            (ReadablePages::default(), 0)
-        } else {
-            (ReadablePages::of(&maps), ticks.ahead(PAGES_VALID_FOR))
-        };
+        let (mut pages, mut pages_since, mut pages_ticks) = (ReadablePages::default(), 0, 0);
+        if plan.shared.has_pages() {
+            pages_ticks = ticks.of(PAGES_VALID_FOR);
+            pages_since = ticks::now();
+            // Read again, because they may have changed since.
+            pages = ReadablePages::of(&read_maps(process)?);
+        }
         Ok(Prepared {
             plan,
             arenas,
             codes,
             pages,
-            pages_valid_until,
+            pages_since,
+            pages_ticks,
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
             thread_ids: ThreadIds::Unknown,
             ticks,
+            lock,
             code_cave,
         })
     }
@@ -134,12 +184,46 @@ impl Prepared {
         &self.arenas
     }
 
-    /// Installs the observation in a stopped process. If there is a file for its `data`, they are mapped
-    /// from there.
+    fn injector<'i>(
+        &self,
+        tracer: &'i Tracer<'i>,
+        process: &'i Process,
+        memory: &'i ProcessMemory,
+        options: Options,
+    ) -> Injector<'i> {
+        Injector {
+            tracer,
+            process,
+            memory,
+            code_cave: self.code_cave,
+            limit: options.deadline,
+            despite_seccomp: options.despite_seccomp,
+            mode: RedirectMode::RunningProcess,
+        }
+    }
+
+    /// Returns all system calls that it takes to install the observation in a running process and to
+    /// remove it, even if only a part of it is installed.
+    fn calls(&self) -> Vec<PlacedCall> {
+        let of_arena = |arena: &Arena| {
+            let mapped = map_calls(arena, None);
+            let unmapped = mapped.map(|call| RemoteCall::unmap(&call.range(), call.protection()));
+            let one_by_one = wipe_calls(arena, None).into_iter().map(|call| vec![call]);
+            let together = [mapped.to_vec(), unmapped.to_vec(), vec![unmap_call(arena)]];
+            let together = together.into_iter().chain(one_by_one);
+            together
+                .flat_map(|calls| placed(&calls, self.code_cave).collect::<Vec<_>>())
+                .collect::<Vec<_>>()
+        };
+        self.arenas.iter().flat_map(of_arena).collect()
+    }
+
+    /// Installs the observation in a stopped process. If `data` is given, the data of each arena
+    /// are mapped from its file.
     ///
     /// # Errors
     ///
-    /// If the process cannot map memory, or a point does not hold what its file says;
+    /// If the process cannot map memory, or a point does not hold the code that its ELF file says;
     /// [`ProcessError::KeepsChanging`] if something else has been mapped where an arena is to be.
     pub(crate) fn install<'s>(
         &mut self,
@@ -150,7 +234,8 @@ impl Prepared {
         for (arena, code) in self.arenas.iter().zip(&self.codes) {
             refuse_occupied(injector.process, arena)?;
             stopped = injector.run(stopped, &map_calls(arena, data))?;
-            // The header comes last: until then, the code in the cave says what was mapped.
+            // The header is written last: until then, the code in the code cave shows what was
+            // mapped.
             let (header, rest) = code.split_at(HEADER_LEN.min(code.len()));
             write_code(
                 injector,
@@ -159,6 +244,9 @@ impl Prepared {
                 rest,
             )?;
             write_code(injector, &stopped, arena.code, header)?;
+            for call in wipe_calls(arena, data) {
+                stopped = injector.run(stopped, &[call])?;
+            }
         }
         if let Some(data) = data {
             stopped = injector.run(stopped, &[data.close()])?;
@@ -169,7 +257,7 @@ impl Prepared {
         Ok(stopped)
     }
 
-    /// Writes what the trampolines read in the shared data.
+    /// Writes into the shared data what the trampolines read there.
     fn write_shared_data(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let (process, memory) = (injector.process, injector.memory);
         let mut tid_offset = None;
@@ -187,13 +275,23 @@ impl Prepared {
         let tid_offset = tid_offset.map(|offset| (shared::TID_AT, offset.to_le_bytes().to_vec()));
         let pages = self.pages.writes().into_iter();
         let pages = pages.map(|write| (sharing.shared.pages() + write.at, write.bytes));
-        let has_shared = !sharing.shared.is_empty();
-        let until = has_shared.then(|| pages_valid_until(self.pages_valid_until));
-        let writes: Vec<_> = tid_offset.into_iter().chain(pages).chain(until).collect();
+        let at = sharing.shared.validity();
+        let validity = [
+            (at + validity::SINCE, self.pages_since),
+            (at + validity::TICKS, self.pages_ticks),
+        ];
+        let validity = validity.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
+        let validity = validity.into_iter().filter(|_| sharing.shared.has_pages());
+        let writes: Vec<_> = tid_offset
+            .into_iter()
+            .chain(pages)
+            .chain(validity)
+            .collect();
         write_shared(process.pid(), memory, sharing, &writes)
     }
 
-    /// Patches the points; before, it sets the tails of those whose probes are enabled.
+    /// Patches the points. Before that, it writes a jump into the tails of the trampolines whose
+    /// sites are enabled.
     fn patch_points(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let pid = injector.process.pid();
         let mut patches = Vec::new();
@@ -226,7 +324,7 @@ impl Prepared {
         patch::write_all(pid, &mut stopped.memory(injector.memory)?, &patches)
     }
 
-    /// Returns the observation once it is installed.
+    /// Turns the observation, which has been installed, into an active one.
     pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
         ActiveObservation {
@@ -235,6 +333,7 @@ impl Prepared {
             arenas: self.arenas,
             data,
             ticks: self.ticks,
+            lock: Some(self.lock),
         }
     }
 }
@@ -250,7 +349,8 @@ fn refuse_occupied(process: &Process, arena: &Arena) -> Result<()> {
     Ok(())
 }
 
-/// Returns the calls that map an arena; if there is a file for its `data`, they are mapped from there.
+/// Returns the calls that map an arena. If `data` is given, the arena's data are mapped from its
+/// file.
 fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [RemoteCall; 2] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [
@@ -262,11 +362,21 @@ fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [RemoteCall; 2] {
     ]
 }
 
-/// Writes into the shared data, at offsets.
+/// Returns the calls that have the time until which the table of pages is valid cleared in forked children.
+fn wipe_calls(arena: &Arena, data: Option<&SharedData>) -> Vec<RemoteCall> {
+    let Some(at) = arena.validity_at() else {
+        return Vec::new();
+    };
+    let over = data.map(|_| RemoteCall::map_over(at, VALIDITY_LEN));
+    let wipe = RemoteCall::wipe_on_fork(at, PAGE);
+    over.into_iter().chain([wipe]).collect()
+}
+
+/// Writes bytes into the shared data, each at its offset.
 ///
 /// # Errors
 ///
-/// If they cannot be written.
+/// If the shared data cannot be written.
 pub(crate) fn write_shared(
     pid: i32,
     memory: &ProcessMemory,

@@ -1,5 +1,6 @@
 //! Removes observations: restores the points, and unmaps the arenas once no thread is in a trampoline.
 
+use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -9,20 +10,23 @@ use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::ReadMemory;
 use crate::observe::install::patch::{self, Patch};
+use crate::observe::install::prepare::write_shared;
 use crate::observe::install::write_code;
-use crate::observe::installed::{self, patched_points, refuse_replaced};
+use crate::observe::installed::{self, has_observer, patched_points, refuse_replaced};
 use crate::observe::layout::arena::Arena;
+use crate::observe::layout::observer_record::ObserverRecord;
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::JMP;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::with_tracer;
+use crate::update::options::Options;
 
-/// How long threads have to leave the trampolines.
+/// How much time threads get to leave the trampolines.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// How long they run before the first look.
+/// How long the threads run, the first time, until it is checked whether they have left.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// What was removed of observations.
@@ -38,14 +42,15 @@ const PAUSE: Duration = Duration::from_micros(100);
 pub struct CleanReport {
     /// How many sites were restored.
     pub sites: usize,
-    /// How many bytes stay mapped in the process, which does no harm: as far as its stack shows, a
-    /// thread may still return to a trampoline from a signal handler, or the process has set a seccomp
-    /// filter since. [`Target::clean`](crate::Target::clean) unmaps them when that is over.
+    /// How many bytes stay mapped in the process, which does no harm. The cause is that, as far as
+    /// its stack shows, a thread may still return to a trampoline from a signal handler, or that
+    /// the process has set a seccomp filter since they were mapped.
+    /// [`Target::clean`](crate::Target::clean) unmaps them when that is over.
     pub still_mapped: u64,
 }
 
 impl CleanReport {
-    /// Adds what was removed later: only what is mapped in the end stays mapped.
+    /// Adds a later report: the sites add up, and only the later `still_mapped` counts.
     pub(crate) fn add(&mut self, later: CleanReport) {
         self.sites += later.sites;
         self.still_mapped = later.still_mapped;
@@ -56,7 +61,7 @@ impl CleanReport {
     fn if_pending(self, pid: i32) -> Result<CleanReport> {
         if self.still_mapped == 0 {
             let error = Error::of_process(pid, ProcessError::KeepsChanging);
-            return Err(error.leaving(Effect::StillMapped));
+            return Err(error.with_effect_if_none(Effect::StillMapped));
         }
         Ok(self)
     }
@@ -107,7 +112,19 @@ impl OrphanedMappings {
     }
 }
 
-/// Removes the observations that tools which were killed have left. The caller holds the update lock.
+/// Who removes an observation.
+#[derive(Clone, Copy)]
+enum Remover<'r> {
+    /// Its own observer.
+    Observer,
+    /// Another tool. An observer that is still there learns who its successor is.
+    Other {
+        successor: Option<&'r ObserverRecord>,
+    },
+}
+
+/// Removes the observations that tools which were killed have left; if there is a `successor`, also
+/// those of live observers. The caller holds the update lock.
 ///
 /// # Errors
 ///
@@ -115,7 +132,8 @@ impl OrphanedMappings {
 pub(crate) fn remove_stale(
     process: &Process,
     memory: &ProcessMemory,
-    deadline: Duration,
+    options: Options,
+    successor: Option<&ObserverRecord>,
 ) -> Result<CleanReport> {
     let begun = Instant::now();
     let mut cleaned = CleanReport::default();
@@ -124,18 +142,22 @@ pub(crate) fn remove_stale(
         let arenas = installed::find(memory, &maps);
         let orphaned = OrphanedMappings::find(process, memory, &maps, &arenas);
         let is_cave_empty = orphaned.is_none();
-        if !is_cave_empty && begun.elapsed() > deadline {
+        if !is_cave_empty && begun.elapsed() > options.deadline {
             return cleaned.if_pending(process.pid());
         }
         cleaned.still_mapped = 0;
+        let is_stale = |arena: &Arena| successor.is_some() || !has_observer(process, arena);
+        let arenas: Vec<Arena> = arenas.into_iter().filter(is_stale).collect();
         if !arenas.is_empty() || !is_cave_empty {
             let calls = orphaned.map_or_else(Vec::new, |orphaned| orphaned.calls);
-            let removed = remove_all(process, memory, &arenas, &calls, deadline, || Ok(()));
+            let remover = Remover::Other { successor };
+            let read = || Ok(());
+            let removed = remove_all(process, memory, &arenas, &calls, options, remover, read);
             let removed = removed.map_err(|error| {
                 if cleaned.sites == 0 {
                     error
                 } else {
-                    error.leaving(Effect::Restored)
+                    error.with_effect_if_none(Effect::Restored)
                 }
             })?;
             cleaned.add(CleanReport {
@@ -157,7 +179,8 @@ pub(crate) struct Removed<T> {
     sites: usize,
     /// How many bytes stay mapped.
     pub(crate) still_mapped: u64,
-    /// How long the process was stopped, all in all.
+    /// How long the removal took from the first stop on, with the time in which threads ran to
+    /// leave the trampolines.
     pub(crate) stop_time: Duration,
 }
 
@@ -174,22 +197,23 @@ impl<T> Removed<T> {
 }
 
 /// Restores the points of `arenas`, waits until no thread is in a trampoline, and unmaps the arenas;
-/// `read` reads the results just before. If it fails, `read` has not been called or has failed, and it
-/// can be tried again. The caller holds the update lock.
+/// `read` reads the results just before they are unmapped. If the removal fails, `read` has not
+/// been called or has failed, and the removal can be tried again. The caller holds the update lock.
 ///
 /// # Errors
 ///
 /// If the process cannot be stopped or written to, has exited or executed another program. Once the
-/// points are restored, only that the process has exited is an error: memory that cannot be unmapped
-/// stays mapped.
+/// points are restored, it is an error only if the process has exited or executed another program,
+/// or if `read` fails: memory that cannot be unmapped stays mapped.
 pub(crate) fn remove<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
     arenas: &[Arena],
-    deadline: Duration,
+    options: Options,
     read: impl FnOnce() -> Result<T> + Send,
 ) -> Result<Removed<T>> {
-    remove_all(process, memory, arenas, &[], deadline, read)
+    let remover = Remover::Observer;
+    remove_all(process, memory, arenas, &[], options, remover, read)
 }
 
 /// Same as [`remove`], and executes the calls that unmap what is `orphaned`.
@@ -198,7 +222,8 @@ fn remove_all<T: Send>(
     memory: &ProcessMemory,
     arenas: &[Arena],
     orphaned: &[RemoteCall],
-    deadline: Duration,
+    options: Options,
+    remover: Remover<'_>,
     read: impl FnOnce() -> Result<T> + Send,
 ) -> Result<Removed<T>> {
     let maps = read_maps(process)?;
@@ -209,21 +234,42 @@ fn remove_all<T: Send>(
             process,
             memory,
             code_cave,
-            limit: deadline,
-            mode: RedirectMode::AmongOthers,
+            limit: options.deadline,
+            despite_seccomp: options.despite_seccomp,
+            mode: RedirectMode::RunningProcess,
         };
         let since = Instant::now();
-        let stopped = tracer.stop(process, deadline)?;
-        refuse_replaced(process.pid(), memory, arenas)?;
-        let patches = restoring_patches(&injector, &stopped, arenas)?;
-        patch::write_all(process.pid(), &mut stopped.memory(memory)?, &patches)?;
+        let stopped = tracer.stop(process, options.deadline)?;
+        let successor = match remover {
+            Remover::Observer => {
+                refuse_replaced(process, memory, arenas)?;
+                None
+            }
+            Remover::Other { successor } => {
+                refuse_missing(process, memory, arenas)?;
+                successor
+            }
+        };
+        let restore = || -> Result<Vec<Patch>> {
+            // Before its observer misses a hit: we may be killed at any moment.
+            write_successor(process, memory, arenas, successor)?;
+            let patches = restoring_patches(&injector, &stopped, arenas)?;
+            patch::write_all(process.pid(), &mut stopped.memory(memory)?, &patches)?;
+            Ok(patches)
+        };
+        let patches = restore().inspect_err(|error| {
+            if error.effect() != Effect::HalfChanged && successor.is_some() {
+                // Its observer goes on. If that cannot be written, the observer ends.
+                let _ = write_successor(process, memory, arenas, Some(&ObserverRecord::default()));
+            }
+        })?;
         let marked = mark_restored(&injector, &stopped, arenas);
         let emptied = match marked.and_then(|()| wait_until_left(&injector, stopped, arenas)) {
             Err(error) if is_gone(&error) => return Err(error),
             Err(_) => None,
             Ok(emptied) => emptied,
         };
-        let results = read().map_err(|error| error.leaving(Effect::StillMapped))?;
+        let results = read().map_err(|error| error.with_effect_if_none(Effect::StillMapped))?;
         let unmap = |stopped| injector.unmap_all(stopped, orphaned, arenas.iter().map(unmap_call));
         let still_mapped = match emptied.map(unmap) {
             Some(Ok(unmapped)) => {
@@ -241,6 +287,37 @@ fn remove_all<T: Send>(
             stop_time: since.elapsed(),
         })
     })
+}
+
+/// Checks that arenas are still mapped: tools that see another /proc have another update lock.
+fn refuse_missing(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> Result<()> {
+    for arena in arenas {
+        let error = match arena.is_there(|at, bytes| memory.read(at, bytes)) {
+            Ok(true) => continue,
+            Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => ProcessError::Exited,
+            Ok(false) | Err(_) => ProcessError::KeepsChanging,
+        };
+        return Err(Error::of_process(process.pid(), error));
+    }
+    Ok(())
+}
+
+/// Writes who takes over, if anybody does, into the data of each arena, for its observer.
+fn write_successor(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: &[Arena],
+    successor: Option<&ObserverRecord>,
+) -> Result<()> {
+    let Some(successor) = successor else {
+        return Ok(());
+    };
+    let bytes = successor.to_bytes();
+    for arena in arenas.iter().filter(|arena| has_observer(process, arena)) {
+        let write = (arena.shared.len(), bytes.to_vec());
+        write_shared(process.pid(), memory, arena, &[write])?;
+    }
+    Ok(())
 }
 
 /// Returns the patches that restore the points; a point that holds neither its patch nor a part of it is
@@ -266,7 +343,7 @@ fn restoring_patches(
     Ok(patches)
 }
 
-/// Returns the first bytes of the tails of all trampolines.
+/// Returns the first byte of the tail of each trampoline.
 fn read_tails(injector: &Injector<'_>, stopped: &Stopped<'_>, arena: &Arena) -> Result<Vec<u8>> {
     // In few calls, but not all at once.
     const PIECE: u64 = 1 << 20;
@@ -289,7 +366,7 @@ fn read_tails(injector: &Injector<'_>, stopped: &Stopped<'_>, arena: &Arena) -> 
     (0..arena.points.len()).map(tail).collect()
 }
 
-/// Sets the flags that all points are restored.
+/// Sets the flag of each arena that says that all its points are restored.
 fn mark_restored(injector: &Injector<'_>, stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<()> {
     let mut arenas = arenas.iter();
     arenas.try_for_each(|arena| write_code(injector, stopped, arena.restored_flag(), &[1]))
@@ -314,14 +391,16 @@ fn wait_until_left<'s>(
             return Ok(None);
         }
         let (tracer, limit) = (injector.tracer, injector.limit);
-        stopped = tracer.run_until_out(injector.process, stopped, &trampolines, pause, limit)?;
+        stopped =
+            tracer.run_threads_within(injector.process, stopped, &trampolines, pause, limit)?;
         // If there are many threads, it takes a while until a given one is scheduled.
         pause = (pause * 2).min(LEAVING / 8);
     }
     Ok(Some(stopped))
 }
 
-fn unmap_call(arena: &Arena) -> RemoteCall {
+/// Returns the call that unmaps an arena.
+pub(crate) fn unmap_call(arena: &Arena) -> RemoteCall {
     RemoteCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
 }
 

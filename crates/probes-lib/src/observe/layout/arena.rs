@@ -1,40 +1,54 @@
-//! [`Arena`]: the memory that an observation maps into a process, as bytes. Pure.
+//! [`Arena`]: the memory that an observation maps into a process, as bytes. Nothing here accesses a
+//! process by itself.
 //!
 //! ```text
-//! code, R-X   header        magic, version, how many points, where the data are
+//! code, R-X   header        magic, version, how many points, where the data are, who observes
 //!             table         of each point: its address, its displaced operand, its trampoline
 //!             trampolines   all of the same length (trampoline.rs)
-//! data, RW-   counters      a row of one u64 a point for each of 16 groups of threads
+//! data, RW-   counters      for each of 16 groups of threads, a row with one u64 for each point
 //!             shared data   of all points, in the first arena (shared.rs)
+//!             successor     who takes the process over from a live observer
 //! ```
 //!
 //! The code part has all that is needed to remove the observation: if the tool is killed, the next one
-//! does it. Only two things are written there again: the tails of trampolines, and the flag that all
-//! points are restored.
+//! does it. Only two things are written there again: the tails of trampolines, and the flag that
+//! says that all points are restored.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use crate::address::{LiveAddr, PAGE};
+use crate::observe::layout::observer_record::{ObserverRecord, RECORD_LEN};
 use crate::observe::layout::shared::{GROUPS, SharedLayout};
 use crate::observe::point::{PATCH_LEN, Point};
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
-const VERSION: u32 = 2;
+const VERSION: u32 = 4;
 
-pub(crate) const HEADER_LEN: usize = 128;
+/// The versions of tools that do not record who observes. What such a tool has left is removed as well.
+const VERSIONS_WITHOUT_RECORD: RangeInclusive<u32> = 2..=3;
+
+/// The length of the header in bytes; without the record of who observes, [`BASE_LEN`].
+pub(crate) const HEADER_LEN: usize = BASE_LEN + RECORD_LEN;
+const BASE_LEN: usize = 80;
+const BASE_LEN_WITHOUT_RECORD: usize = 128;
 const ENTRY_LEN: usize = 24;
 
-/// In the header: the addresses of the counters and of the shared data, which the trampolines read.
-const DATA_AT: u64 = 32;
-const SHARED_AT: u64 = 48;
-
-/// In the header: the id.
+/// Where the fields of the header begin.
+const VERSION_AT: usize = 16;
+const COUNT_AT: usize = 20;
+const TRAMPOLINE_LEN_AT: usize = 24;
+const PAIRS_AT: usize = 28;
+/// The addresses of the counters and of the shared data, which the trampolines read.
+const DATA_AT: usize = 32;
+const DATA_LEN_AT: usize = 40;
+const SHARED_AT: usize = 48;
+const EVENT_LEN_AT: usize = 56;
 const ID_AT: usize = 64;
+/// 1 once all points are restored.
+const RESTORED_AT: usize = 72;
+const RECORD_AT: usize = BASE_LEN;
 
-/// In the header: 1 once all points are restored.
-const RESTORED_AT: u64 = 72;
-
-/// A cache line: the length of trampolines is a multiple of it, in bytes.
+/// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
 pub(crate) const LINE: u64 = 64;
 
 /// The bytes of the tail, with which a trampoline ends. Its first byte decides what the trampoline does
@@ -44,25 +58,51 @@ pub(crate) const TAIL_LEN: u64 = 8;
 /// More points than any program has.
 const MAX_POINTS: usize = 1 << 22;
 
-/// More than all trampolines of an arena take: calls reach 2 GiB.
+/// More bytes than the code of an arena takes: a call does not reach further than 2 GiB.
 const MAX_CODE_LEN: u64 = 1 << 31;
+
+/// More bytes than the data of an arena take.
+const MAX_DATA_LEN: u64 = 1 << 40;
 
 /// Longer than any trampoline.
 const MAX_TRAMPOLINE_LEN: u64 = 1 << 16;
+
+/// The version of this tool that has written a header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum HeaderVersion {
+    /// One that does not say who observes.
+    WithoutRecord {
+        /// The length of the data in bytes, which that version may have laid out otherwise.
+        data_len: u64,
+    },
+    /// This one.
+    Current(ObserverRecord),
+}
+
+impl HeaderVersion {
+    /// Returns the length of a header in bytes.
+    fn len(&self) -> usize {
+        match self {
+            HeaderVersion::WithoutRecord { .. } => BASE_LEN_WITHOUT_RECORD,
+            HeaderVersion::Current(_) => HEADER_LEN,
+        }
+    }
+}
 
 /// The memory of an observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arena {
     /// Where its code begins, at a page.
     pub(crate) code: LiveAddr,
-    /// By address.
+    /// Sorted by address.
     pub(crate) points: Vec<Point>,
-    /// The bytes of a trampoline.
+    /// The length of a trampoline in bytes.
     pub(crate) trampoline_len: u64,
     /// The layout of the shared data: empty if another arena has them.
     pub(crate) shared: SharedLayout,
     /// Random: an arena that is mapped later at the same address has another.
     pub(crate) id: u64,
+    pub(crate) version: HeaderVersion,
 }
 
 impl Arena {
@@ -84,7 +124,13 @@ impl Arena {
 
     /// Returns the length of the data in bytes, whole pages.
     pub(crate) fn data_len(&self) -> u64 {
-        (self.counters_len() + self.shared.len()).next_multiple_of(PAGE)
+        match self.version {
+            HeaderVersion::WithoutRecord { data_len } => data_len,
+            HeaderVersion::Current(_) => {
+                let successor = self.counters_len() + self.shared.len();
+                (successor + RECORD_LEN as u64).next_multiple_of(PAGE)
+            }
+        }
     }
 
     /// Returns the length of the counters in bytes, whole pages.
@@ -97,7 +143,20 @@ impl Arena {
         self.data().plus(self.counters_len())
     }
 
-    /// Returns the binary logarithm of the bytes of a group's counters.
+    /// Returns where the validity of the table of readable pages is, a page; `None` if it has none.
+    pub(crate) fn validity_at(&self) -> Option<LiveAddr> {
+        let has_pages = self.shared.has_pages();
+        has_pages.then(|| self.shared_at().plus(self.shared.validity()))
+    }
+
+    /// Returns where another tool writes who it is, before it removes the observation of an observer
+    /// that is still there; `None` if there is no place.
+    pub(crate) fn successor_at(&self) -> Option<LiveAddr> {
+        self.observer()?;
+        Some(self.shared_at().plus(self.shared.len()))
+    }
+
+    /// Returns the binary logarithm of the length of a row in bytes: the counters of one group.
     pub(crate) fn row_bits(&self) -> u32 {
         let len = (self.points.len() as u64 * 8).max(PAGE);
         len.next_power_of_two().trailing_zeros()
@@ -105,7 +164,7 @@ impl Arena {
 
     /// Returns where the trampoline of a point begins.
     pub(crate) fn trampoline(&self, index: usize) -> LiveAddr {
-        let table = HEADER_LEN + ENTRY_LEN * self.points.len();
+        let table = self.version.len() + ENTRY_LEN * self.points.len();
         let trampolines = (table as u64).next_multiple_of(LINE);
         self.code
             .plus(trampolines + self.trampoline_len * index as u64)
@@ -130,18 +189,28 @@ impl Arena {
     /// `sharing` has the shared data.
     pub(crate) fn header_and_table(&self, sharing: &Arena) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
-        bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.extend((self.points.len() as u32).to_le_bytes());
-        bytes.extend((self.trampoline_len as u32).to_le_bytes());
-        bytes.extend(self.shared.pairs.to_le_bytes());
-        bytes.extend(self.data().0.to_le_bytes());
-        bytes.extend(self.data_len().to_le_bytes());
-        bytes.extend(sharing.shared_at().0.to_le_bytes());
-        bytes.extend(self.shared.record_len.to_le_bytes());
-        bytes.resize(ID_AT, 0);
-        bytes.extend(self.id.to_le_bytes());
-        bytes.resize(HEADER_LEN, 0);
+        bytes.resize(self.version.len(), 0);
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(COUNT_AT, &(self.points.len() as u32).to_le_bytes());
+        put(
+            TRAMPOLINE_LEN_AT,
+            &(self.trampoline_len as u32).to_le_bytes(),
+        );
+        put(PAIRS_AT, &self.shared.pairs.to_le_bytes());
+        put(DATA_AT, &self.data().0.to_le_bytes());
+        put(DATA_LEN_AT, &self.data_len().to_le_bytes());
+        put(SHARED_AT, &sharing.shared_at().0.to_le_bytes());
+        put(EVENT_LEN_AT, &self.shared.record_len.to_le_bytes());
+        put(ID_AT, &self.id.to_le_bytes());
+        let version = match &self.version {
+            HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_RECORD.start(),
+            HeaderVersion::Current(record) => {
+                put(RECORD_AT, &record.to_bytes());
+                VERSION
+            }
+        };
+        put(VERSION_AT, &version.to_le_bytes());
         for (index, point) in self.points.iter().enumerate() {
             bytes.extend(point.address.0.to_le_bytes());
             bytes.extend(point.operand);
@@ -155,51 +224,71 @@ impl Arena {
 
     /// Returns where the header has the address of the counters, for the trampolines.
     pub(crate) fn data_pointer(&self) -> LiveAddr {
-        self.code.plus(DATA_AT)
+        self.code.plus(DATA_AT as u64)
     }
 
     /// Returns where the header has the address of the shared data, for the trampolines.
     pub(crate) fn shared_pointer(&self) -> LiveAddr {
-        self.code.plus(SHARED_AT)
+        self.code.plus(SHARED_AT as u64)
     }
 
-    /// Returns how many points a header says that there are; `None` if it is not one of ours.
-    fn count_in(header: &[u8; HEADER_LEN]) -> Option<usize> {
-        let word =
-            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default());
-        let count = word(20) as usize;
-        let is_ours = header.starts_with(&MAGIC) && word(16) == VERSION;
-        (is_ours && (1..=MAX_POINTS).contains(&count)).then_some(count)
+    /// Returns who observes, if the header says it.
+    pub(crate) fn observer(&self) -> Option<&ObserverRecord> {
+        match &self.version {
+            HeaderVersion::WithoutRecord { .. } => None,
+            HeaderVersion::Current(record) => Some(record),
+        }
     }
 
-    /// Returns the arena whose code begins at `code`, if there is one; `read` reads memory, and `len`
-    /// bytes are mapped there.
+    /// Returns how many points a header says that there are, and its version; `None` if it is not one
+    /// of ours.
+    fn count_in(header: &[u8; BASE_LEN]) -> Option<(usize, u32)> {
+        let (count, version) = (
+            number(header, COUNT_AT) as usize,
+            number(header, VERSION_AT),
+        );
+        let is_known = version == VERSION || VERSIONS_WITHOUT_RECORD.contains(&version);
+        let is_ours = header.starts_with(&MAGIC) && is_known;
+        (is_ours && (1..=MAX_POINTS).contains(&count)).then_some((count, version))
+    }
+
+    /// Returns the arena whose code begins at `code`, if there is one; `len` bytes are mapped
+    /// there, and `read` reads memory.
     pub(crate) fn find<E>(
         code: LiveAddr,
         len: u64,
         read: impl Fn(LiveAddr, &mut [u8]) -> Result<(), E>,
     ) -> Result<Option<Arena>, E> {
-        let mut header = [0; HEADER_LEN];
+        let mut header = [0; BASE_LEN];
         read(code, &mut header)?;
-        let Some(count) = Arena::count_in(&header) else {
+        let Some((count, version)) = Arena::count_in(&header) else {
             return Ok(None);
         };
-        if (HEADER_LEN + ENTRY_LEN * count) as u64 > len {
+        let says = |at: usize| word(&header, at);
+        let version = if version == VERSION {
+            let mut record = [0; RECORD_LEN];
+            read(code.plus(RECORD_AT as u64), &mut record)?;
+            HeaderVersion::Current(ObserverRecord::parse(&record))
+        } else {
+            let data_len = says(DATA_LEN_AT);
+            HeaderVersion::WithoutRecord { data_len }
+        };
+        let header_len = version.len() as u64;
+        if header_len + (ENTRY_LEN * count) as u64 > len {
             return Ok(None);
         }
         let mut table = vec![0; ENTRY_LEN * count];
-        read(code.plus(HEADER_LEN as u64), &mut table)?;
-        let number =
-            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default());
+        read(code.plus(header_len), &mut table)?;
         let arena = Arena {
             code,
             points: table.chunks_exact(ENTRY_LEN).map(parse_entry).collect(),
-            trampoline_len: u64::from(number(24)),
+            trampoline_len: u64::from(number(&header, TRAMPOLINE_LEN_AT)),
             shared: SharedLayout {
-                pairs: number(28),
-                record_len: number(56),
+                pairs: number(&header, PAIRS_AT),
+                record_len: number(&header, EVENT_LEN_AT),
             },
-            id: word(&header, ID_AT),
+            id: says(ID_AT),
+            version,
         };
         let is_valid = (LINE..=MAX_TRAMPOLINE_LEN).contains(&arena.trampoline_len);
         let addresses = || arena.points.iter().map(|point| point.address);
@@ -208,11 +297,12 @@ impl Arena {
         if !is_valid || arena.trampoline_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
-        // The header repeats what follows from its other numbers.
-        let says = |at: usize| word(&header, at);
+        // Some numbers of the header follow from its other numbers, and have to agree with them.
         let is_whole = arena.code_len() <= len.min(MAX_CODE_LEN)
-            && says(32) == arena.data().0
-            && says(40) == arena.data_len();
+            && says(DATA_AT) == arena.data().0
+            && says(DATA_LEN_AT) == arena.data_len()
+            && (arena.counters_len()..MAX_DATA_LEN).contains(&arena.data_len())
+            && arena.data_len() % PAGE == 0;
         Ok(is_whole.then_some(arena))
     }
 
@@ -221,15 +311,15 @@ impl Arena {
         &self,
         read: impl Fn(LiveAddr, &mut [u8]) -> Result<(), E>,
     ) -> Result<bool, E> {
-        let mut header = [0; HEADER_LEN];
+        let mut header = [0; BASE_LEN];
         read(self.code, &mut header)?;
         Ok(Arena::count_in(&header).is_some() && word(&header, ID_AT) == self.id)
     }
 
-    /// Returns the address of the flag that all its points are restored: what is found at the points
-    /// later was not written by this observation.
+    /// Returns the address of the flag that says that all its points are restored: what is found at
+    /// the points later was not written by this observation.
     pub(crate) fn restored_flag(&self) -> LiveAddr {
-        self.code.plus(RESTORED_AT)
+        self.code.plus(RESTORED_AT as u64)
     }
 
     /// Returns whether that flag is set.
@@ -265,7 +355,11 @@ fn parse_entry(bytes: &[u8]) -> Point {
     }
 }
 
-fn word(header: &[u8; HEADER_LEN], at: usize) -> u64 {
+fn number(header: &[u8; BASE_LEN], at: usize) -> u32 {
+    u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default())
+}
+
+fn word(header: &[u8; BASE_LEN], at: usize) -> u64 {
     u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default())
 }
 
@@ -297,10 +391,23 @@ mod tests {
                 record_len: record::len(3),
             },
             id: new_id(),
+            version: HeaderVersion::Current(ObserverRecord {
+                pid: 4711,
+                namespace: 0xefff_fffc,
+                proc_device: 21,
+                begun: 12_000_000_000,
+                lock: new_id(),
+                command: "ocaml-probes count -pid 4242".to_owned(),
+            }),
         };
-        let mut bytes = arena.header_and_table(&arena);
-        bytes.resize(arena.code_len() as usize, 0);
+        let bytes = bytes_of(&arena);
         (arena, bytes)
+    }
+
+    fn bytes_of(arena: &Arena) -> Vec<u8> {
+        let mut bytes = arena.header_and_table(arena);
+        bytes.resize(arena.code_len() as usize, 0);
+        bytes
     }
 
     fn find(arena: &Arena, bytes: &[u8]) -> Option<Arena> {
@@ -312,6 +419,166 @@ mod tests {
         };
         let found = Arena::find(arena.code, bytes.len() as u64, read);
         found.ok().flatten()
+    }
+
+    /// Returns an arena like that of `arena`, at the same place, with other points.
+    fn with_points(addresses: impl Iterator<Item = u64>, trampoline_len: u64) -> Arena {
+        let point = |address| Point {
+            address: LiveAddr(address),
+            operand: [0; 4],
+        };
+        Arena {
+            points: addresses.map(point).collect(),
+            trampoline_len,
+            ..arena().0
+        }
+    }
+
+    #[test]
+    fn parts_follow_each_other() {
+        let (arena, header) = arena();
+        let base = arena.code.0;
+        // The header and the table of 100 points take 42 lines, the trampolines 400.
+        assert_eq!(arena.trampolines(), base + 2688..base + 28288);
+        assert_eq!(arena.trampoline(1).0, base + 2688 + 256);
+        assert_eq!(arena.tail(1).0, base + 2688 + 2 * 256 - 8);
+        assert_eq!((arena.code_len(), arena.data().0), (0x7000, base + 0x7000));
+        // A row of counters takes a page, or as many as 600 counters need.
+        assert_eq!((arena.row_bits(), arena.counters_len()), (12, 16 * 0x1000));
+        assert_eq!(arena.shared_at().0, base + 0x17000);
+        let successor = arena.shared_at().plus(arena.shared.len());
+        assert_eq!(arena.successor_at(), Some(successor));
+        let data_len = 0x10000 + (arena.shared.len() + 176).next_multiple_of(PAGE);
+        assert_eq!(arena.data_len(), data_len);
+        assert_eq!(arena.range(), base..base + 0x7000 + data_len);
+        let validity = arena.shared_at().plus(arena.shared.validity());
+        assert_eq!(arena.validity_at(), Some(validity));
+        let larger = with_points(1..601, LINE);
+        assert_eq!(
+            (larger.row_bits(), larger.counters_len()),
+            (13, 16 * 0x2000)
+        );
+        // The trampolines find their data by the header.
+        for (pointer, value) in [
+            (arena.data_pointer(), arena.data()),
+            (arena.shared_pointer(), arena.shared_at()),
+        ] {
+            let at = (pointer.0 - base) as usize;
+            assert_eq!(header[at..at + 8], value.0.to_le_bytes());
+        }
+        let patch = arena.patch(3);
+        let distance = arena.trampoline(3).0 - arena.points[3].next().0;
+        assert_eq!(
+            (patch[0], &patch[1..]),
+            (0xe8, &distance.to_le_bytes()[..4])
+        );
+    }
+
+    #[test]
+    fn hits_are_summed_over_all_groups() {
+        let arena = with_points([8, 16, 24].into_iter(), LINE);
+        let mut counters = vec![0; arena.counters_len() as usize];
+        for (group, point, hits) in [(0, 0, 1_u64), (1, 0, 2), (15, 1, 1 << 40), (0, 3, 9)] {
+            let at = group * 0x1000 + point * 8;
+            counters[at..at + 8].copy_from_slice(&hits.to_le_bytes());
+        }
+        assert_eq!(arena.hits(&counters), [3, 1 << 40, 0]);
+    }
+
+    #[test]
+    fn impossible_arenas_are_not_found() {
+        let (arena, bytes) = arena();
+        assert!(find(&arena, &bytes).is_some());
+        let shared = |pairs, record_len| Arena {
+            shared: SharedLayout { pairs, record_len },
+            ..arena.clone()
+        };
+        let most = record::len(6);
+        assert!(found_by_header(&shared(64, most)));
+        assert!(found_by_header(&with_points(1..3, LINE)));
+        assert!(found_by_header(&with_points(1..3, 1 << 16)));
+        for impossible in [
+            with_points(1..3, 0),
+            with_points(1..3, LINE / 2),
+            with_points(1..3, LINE + 1),
+            with_points(1..3, (1 << 16) + LINE),
+            with_points(0..2, LINE),
+            with_points(0..0, LINE),
+            with_points([2, 1].into_iter(), LINE),
+            with_points([1, 1].into_iter(), LINE),
+            // More code than calls reach.
+            with_points(1..40_000, 1 << 16),
+            shared(65, most),
+            shared(64, most + 64),
+            shared(64, 65),
+        ] {
+            assert!(!found_by_header(&impossible), "{:?}", impossible.shared);
+        }
+        // In the header: magic, version, where the data are, and their length.
+        for at in [0, 15, 16, 32, 40] {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 1;
+            assert_eq!(find(&arena, &bytes), None, "{at}");
+        }
+    }
+
+    /// Returns whether the arena is found if all its code is mapped.
+    fn found_by_header(arena: &Arena) -> bool {
+        let bytes = arena.header_and_table(arena);
+        let read = |at: LiveAddr, to: &mut [u8]| -> Result<(), ()> {
+            let start = (at.0 - arena.code.0) as usize;
+            to.copy_from_slice(&bytes[start..start + to.len()]);
+            Ok(())
+        };
+        let found = Arena::find(arena.code, u64::MAX, read).unwrap();
+        assert!(found.is_none() || found.as_ref() == Some(arena));
+        found.is_some()
+    }
+
+    #[test]
+    fn more_points_than_possible_are_not_read() {
+        let (arena, mut bytes) = arena();
+        bytes[20..24].copy_from_slice(&(MAX_POINTS as u32 + 1).to_le_bytes());
+        let read = |at: LiveAddr, to: &mut [u8]| {
+            assert_eq!(at, arena.code);
+            to.copy_from_slice(&bytes[..to.len()]);
+            Ok::<(), ()>(())
+        };
+        assert_eq!(Arena::find(arena.code, u64::MAX, read), Ok(None));
+    }
+
+    #[test]
+    fn mapped_arena_is_known_by_header_and_id() {
+        let (arena, bytes) = arena();
+        let is_there = |bytes: &[u8]| {
+            arena.is_there(|at, to: &mut [u8]| {
+                assert_eq!(at, arena.code);
+                to.copy_from_slice(&bytes[..to.len()]);
+                Ok::<(), ()>(())
+            })
+        };
+        assert_eq!(is_there(&bytes), Ok(true));
+        // Another arena, and other memory.
+        for at in [ID_AT, 0] {
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            assert_eq!(is_there(&other), Ok(false));
+        }
+        assert_eq!(arena.is_there(|_, _| Err(())), Err(()));
+    }
+
+    #[test]
+    fn restored_flag_is_one_byte_of_the_header() {
+        let (arena, mut bytes) = arena();
+        for (byte, is_restored) in [(0, false), (1, true), (2, false)] {
+            bytes[RESTORED_AT] = byte;
+            let read = |at: LiveAddr, to: &mut [u8]| {
+                assert_eq!((at, to.len()), (arena.restored_flag(), 1));
+                to[0] = bytes[(at.0 - arena.code.0) as usize];
+                Ok::<(), ()>(())
+            };
+            assert_eq!(arena.is_restored(read), Ok(is_restored));
+        }
     }
 
     #[test]
@@ -326,7 +593,10 @@ mod tests {
         };
         let table_end = (HEADER_LEN + ENTRY_LEN * arena.points.len()) as u64;
         assert_eq!(Arena::find(arena.code, table_end - 1, read), Ok(None));
-        assert_eq!(reads.get(), 1);
+        // The header and the record, but not the table.
+        assert_eq!(reads.get(), 2);
+        assert_eq!(Arena::find(arena.code, table_end, read), Ok(None));
+        assert_eq!(reads.get(), 5);
     }
 
     #[test]
@@ -338,6 +608,32 @@ mod tests {
         // A part of an arena is not an arena.
         for len in [0, HEADER_LEN - 1, HEADER_LEN, 1000, bytes.len() - 1] {
             assert_eq!(find(&arena, &bytes[..len]), None);
+        }
+    }
+
+    #[test]
+    fn arena_without_a_record_is_found() {
+        let (mut arena, _) = arena();
+        // Other versions may have more data, or less.
+        for data_len in [arena.data_len() + PAGE, arena.data_len() - PAGE] {
+            arena.version = HeaderVersion::WithoutRecord { data_len };
+            let bytes = bytes_of(&arena);
+            assert_eq!(bytes[VERSION_AT..][..4], [2, 0, 0, 0]);
+            // The table follows a header of 128 bytes.
+            assert_eq!(bytes[128..][..8], arena.points[0].address.0.to_le_bytes());
+            let found = find(&arena, &bytes).unwrap();
+            assert_eq!(found, arena);
+            assert_eq!(found.range().end, found.data().0 + data_len);
+            assert_eq!(found.observer(), None);
+        }
+        for data_len in [
+            0,
+            arena.counters_len() - PAGE,
+            arena.data_len() + 1,
+            1 << 40,
+        ] {
+            arena.version = HeaderVersion::WithoutRecord { data_len };
+            assert_eq!(find(&arena, &bytes_of(&arena)), None, "{data_len}");
         }
     }
 

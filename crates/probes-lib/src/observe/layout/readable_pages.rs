@@ -4,11 +4,11 @@
 //! ```text
 //! address   63 .. 17   16 .. 12   11 .. 0
 //!           key        page       offset
-//! entry     key, 32 bits │ a bit for each of 32 pages     at the key's low bits in the table
+//! entry     key, 32 bits │ a bit for each of 32 pages     index in the table: the key's low bits
 //! ```
 //!
-//! An entry is read by one instruction. It is changed in three steps, each of which leaves a true entry:
-//! no page, the other key, its pages.
+//! An entry is read by one instruction. It is changed in three steps, each of which leaves a valid
+//! entry: clear the pages, write the new key, write the pages of that key.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -104,7 +104,8 @@ impl ReadablePages {
         writes
     }
 
-    /// Returns the writes that make the table of `before` this one, in their order: it is true after each.
+    /// Returns the writes that turn the table of `before` into this one, in the order in which they
+    /// are to be made: the table is valid after each.
     pub(crate) fn changes(&self, before: &ReadablePages) -> Vec<TableWrite> {
         let mut indices: Vec<u32> = before
             .entries
@@ -230,6 +231,49 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
         ] {
             assert!(!may_read(&table, address), "{address:x}");
         }
+    }
+
+    #[test]
+    fn table_holds_no_entry_without_a_page() {
+        let writes = |line: &str| ReadablePages::of(&parse(line.as_bytes())).writes();
+        // From one border of a key to another.
+        let keys = writes("40000-80000 rw-p 00000000 00:00 0 \n");
+        let bytes = [u32::MAX, 2, u32::MAX, 3].map(u32::to_le_bytes).concat();
+        assert_eq!(keys, [TableWrite { at: 16, bytes }]);
+        // The last page of one key, and the first of another.
+        let two = writes("5f000-61000 rw-p 00000000 00:00 0 \n");
+        let bytes = [1 << 31, 2, 1, 3].map(u32::to_le_bytes).concat();
+        assert_eq!(two, [TableWrite { at: 16, bytes }]);
+        assert_eq!(writes(""), []);
+    }
+
+    #[test]
+    fn whole_address_space_fills_the_table_once() {
+        let line = "0-8000000000000000 rw-p 00000000 00:00 0 \n";
+        let writes = ReadablePages::of(&parse(line.as_bytes())).writes();
+        assert_eq!(writes.len(), 1);
+        assert_eq!((writes[0].at, writes[0].bytes.len() as u64), (0, LEN));
+        // Nothing above user space may be read.
+        let line = "7ffffffff000-800000001000 rw-p 00000000 00:00 0 \n";
+        let top = ReadablePages::of(&parse(line.as_bytes()));
+        assert_eq!(
+            top,
+            ReadablePages {
+                ranges: top.ranges.clone(),
+                ..ReadablePages::covering(std::iter::once(END - PAGE..END).collect())
+            }
+        );
+        assert_eq!((END, LEN, top.entries.len()), (1 << 47, 8 << 20, 1));
+    }
+
+    #[test]
+    fn same_mappings_need_no_renewal() {
+        let maps = parse(BEFORE.as_bytes());
+        let pages = ReadablePages::of(&maps);
+        assert_eq!(pages.renewed(&maps), None);
+        let renewed = pages.renewed(&maps[1..]).unwrap();
+        assert_eq!(renewed, ReadablePages::of(&maps[1..]));
+        assert_eq!(renewed.changes(&renewed), []);
     }
 
     #[test]

@@ -1,16 +1,23 @@
-//! [`SharedLayout`]: the layout of the data that all points of an observation share, as offsets. Pure.
+//! [`SharedLayout`]: the layout of the data that all points of an observation share, as offsets.
+//! Pure functions only: no system calls.
 //!
 //! ```text
-//! header   64 bytes: the offset of the thread id in a thread's control block, until when the pages
-//!          are valid
-//! pairs    of each: a header, a slot for each thread, a histogram for each group of threads
-//! rings    one for each group of threads: how many records were begun, and the last of them
+//! header   64 bytes: the offset of the thread id in a thread's control block
+//! pairs    for each pair of a start point and a stop point: a header, a slot for each thread, a
+//!          histogram for each group of threads
+//! rings    one for each group of threads: how many records were begun, and the last records
 //! pages    which pages may be read (readable_pages.rs)
+//! validity two pages, the second unused: since when the table of pages is valid, and for how long
 //! ```
+//!
+//! The validity is always the process's own, even if the rest is shared with the observer, and the
+//! kernel clears it in a forked child (`MADV_WIPEONFORK`): the table does not describe the mappings
+//! of the child. A child that shares the memory of its parent (vfork(2)) shares these mappings, too.
 //!
 //! Only the thread that owns a slot writes there; what several threads write is written by locked
 //! instructions.
 
+use crate::address::PAGE;
 use crate::observe::layout::readable_pages;
 
 /// Groups of threads: each has counters, histograms and a ring of its own, so that threads do not
@@ -24,9 +31,19 @@ pub(crate) const HEADER_LEN: u64 = 64;
 /// In the header, four bytes: the offset from `fs` of the thread's id.
 pub(crate) const TID_AT: u64 = 0;
 
-/// In the header: until when the table of pages is valid, in ticks. The tool that keeps it up to date
-/// may be killed.
-pub(crate) const PAGES_VALID_UNTIL: u64 = 8;
+/// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
+/// The observer, which keeps the table up to date, may be stopped or killed.
+pub(crate) mod validity {
+    /// When the observer read the mappings that the table describes, in ticks. Not until when it is
+    /// valid: a counter that starts from 0 again, as after a suspend, must not make it valid for long.
+    pub(crate) const SINCE: u64 = 0;
+    /// For how many ticks it is valid from then on.
+    pub(crate) const TICKS: u64 = 8;
+}
+
+/// The length of the validity in bytes. Only its first page is cleared in children, so that it is a mapping
+/// of its own: that shows that it will be cleared.
+pub(crate) const VALIDITY_LEN: u64 = 2 * PAGE;
 
 /// The most pairs of an observation.
 pub(crate) const MAX_PAIRS: u32 = 64;
@@ -37,8 +54,9 @@ pub(crate) const MOST_ARGUMENTS: usize = 6;
 /// Slots of a pair.
 pub(crate) const SLOTS: u64 = 1 << SLOT_BITS;
 pub(crate) const SLOT_BITS: u32 = 10;
-/// How many slots a thread tries, from the one that its hash selects: so many more follow the last.
-pub(crate) const SEEK: u64 = 16;
+/// How many slots a thread tries, from the one that its hash selects. The table has this many extra
+/// slots at its end, so that a thread need not wrap around.
+pub(crate) const SLOTS_TRIED: u64 = 16;
 /// Binary logarithm of the bytes of a slot.
 pub(crate) const SLOT_LEN_BITS: u32 = 11;
 pub(crate) const SLOT_LEN: u64 = 1 << SLOT_LEN_BITS;
@@ -51,20 +69,20 @@ pub(crate) mod slot {
     pub(crate) const TID: u64 = 8;
     /// How many starts wait for their stop.
     pub(crate) const DEPTH: u64 = 16;
-    /// Starts without a stop of earlier threads with the same control block.
-    pub(crate) const LEFT: u64 = 24;
+    /// How many starts of earlier threads with the same control block had no stop.
+    pub(crate) const ABANDONED_STARTS: u64 = 24;
     /// Stops without a start.
-    pub(crate) const STOPS: u64 = 32;
+    pub(crate) const UNMATCHED_STOPS: u64 = 32;
     /// Stops whose start was overwritten, because too many other starts came after it.
-    pub(crate) const DEEP: u64 = 40;
+    pub(crate) const OVERWRITTEN_STARTS: u64 = 40;
     /// The sum of all times, in ticks.
     pub(crate) const SUM: u64 = 48;
     /// The longest time, in ticks.
     pub(crate) const MAX: u64 = 56;
     /// The innermost of the starts that wait: of each its depth and its time.
     pub(crate) const STARTS: u64 = 64;
-    /// How many of them are kept, a power of two.
-    pub(crate) const ROOM: u64 = 64;
+    /// How many starts are kept, a power of two.
+    pub(crate) const STARTS_KEPT: u64 = 64;
     /// Binary logarithm of the bytes of each.
     pub(crate) const START_LEN_BITS: u32 = 4;
 }
@@ -72,7 +90,8 @@ pub(crate) mod slot {
 /// In the header of a pair: stops of threads for which there was no slot.
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;
 
-/// How many bits of a time, from the highest that is set, select its bucket: buckets are a thousandth wide.
+/// How many bits of a time, after the highest that is set, select its bucket together with the
+/// position of that bit: a bucket is at most 1/512 of its least time wide.
 pub(crate) const PRECISION: u32 = 9;
 /// Binary logarithm of the longest time, in ticks: longer ones are counted as that.
 pub(crate) const LONGEST_BITS: u32 = 48;
@@ -80,7 +99,7 @@ pub(crate) const BUCKETS: u64 = ((LONGEST_BITS - PRECISION + 1) as u64) << PRECI
 pub(crate) const HISTOGRAM_LEN: u64 = BUCKETS * 8;
 
 const SLOTS_AT: u64 = HEADER_LEN;
-const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SEEK) * SLOT_LEN;
+const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SLOTS_TRIED) * SLOT_LEN;
 pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 
 /// About how many bytes of records a ring holds.
@@ -88,7 +107,7 @@ const RING: u64 = 1 << 20;
 
 /// The fields of a record.
 pub(crate) mod record {
-    /// Once the record is complete, one more than its position in the ring.
+    /// Once the record is complete, one more than the number of records begun in its ring before it.
     pub(crate) const NUMBER: u64 = 0;
     /// The time of the hit, in ticks.
     pub(crate) const TIME: u64 = 8;
@@ -105,7 +124,8 @@ pub(crate) mod record {
     pub(crate) const VALUE: u64 = 0;
     pub(crate) const BLOCK: u64 = 8;
     pub(crate) const COPY: u64 = 16;
-    /// In words: one more than is shown, for the end of a string that just fits.
+    /// Words of the block that are copied: one more than is shown, because a string that just fits
+    /// in those has its end in the next word.
     pub(crate) const COPY_WORDS: u64 = 9;
     pub(crate) const ARGUMENT_LEN: u64 = COPY + COPY_WORDS * 8;
 
@@ -170,18 +190,31 @@ impl SharedLayout {
         self.pair(self.pairs) + self.ring_len() * group as u64
     }
 
+    /// Returns whether there is a table of pages that may be read, and its validity.
+    pub(crate) fn has_pages(self) -> bool {
+        self.record_len > 0
+    }
+
     /// Returns the offset of the table of pages that may be read.
     pub(crate) fn pages(self) -> u64 {
         self.ring(GROUPS)
     }
 
-    /// Returns its length in bytes.
+    /// Returns the offset of the validity of that table, in whole pages.
+    pub(crate) fn validity(self) -> u64 {
+        (self.pages() + readable_pages::LEN).next_multiple_of(PAGE)
+    }
+
+    /// Returns the length of all shared data in bytes.
     pub(crate) fn len(self) -> u64 {
         if self.is_empty() {
             return 0;
         }
-        let has_pages = self.record_len > 0;
-        self.pages() + if has_pages { readable_pages::LEN } else { 0 }
+        if self.has_pages() {
+            self.validity() + VALIDITY_LEN
+        } else {
+            self.pages()
+        }
     }
 }
 
@@ -193,7 +226,7 @@ pub(crate) fn bucket(ticks: u64) -> u64 {
     (u64::from(shift) << PRECISION) + (ticks >> shift)
 }
 
-/// Returns the times that are counted in a bucket: the least, and how many.
+/// Returns which times, in ticks, belong to a bucket: the least, and how many different ones.
 pub(crate) fn times_of(bucket: u64) -> (u64, u64) {
     let shift = (bucket >> PRECISION).saturating_sub(1);
     let top = bucket - (shift << PRECISION);
@@ -219,6 +252,47 @@ mod tests {
     }
 
     #[test]
+    fn parts_have_known_lengths() {
+        assert_eq!((GROUPS, SLOTS, SLOT_LEN), (16, 1024, 2048));
+        assert_eq!((BUCKETS, HISTOGRAM_LEN), (40 * 512, 40 * 512 * 8));
+        assert_eq!(HISTOGRAMS_AT, 64 + 1040 * 2048);
+        assert_eq!(PAIR_LEN, HISTOGRAMS_AT + 16 * HISTOGRAM_LEN);
+        let lens = [0, 1, 2, 3, 4, 5, 6].map(record::len);
+        assert_eq!(lens, [64, 128, 256, 320, 384, 512, 576]);
+        let shared = |pairs, record_len| SharedLayout { pairs, record_len };
+        let both = shared(3, 320);
+        assert_eq!((both.pair(0), both.pair(2)), (64, 64 + 2 * PAIR_LEN));
+        assert_eq!(
+            (both.slots(1), both.histograms(1)),
+            (both.pair(1) + 64, both.pair(1) + HISTOGRAMS_AT,)
+        );
+        // A ring is a header and about 1 MiB of records, whose number is a power of two.
+        assert_eq!((shared(0, 64).records(), both.records()), (16384, 2048));
+        assert_eq!(both.ring_len(), 64 + 2048 * 320);
+        assert_eq!(both.ring(2), both.pair(3) + 2 * both.ring_len());
+        assert_eq!(both.pages(), both.ring(16));
+        // The validity begins at a page, after the table.
+        let end = both.pages() + (8 << 20);
+        assert_eq!(
+            (both.validity(), both.len()),
+            (end + 4096 - end % 4096, both.validity() + 8192)
+        );
+        // Without records there are neither rings nor a table.
+        let timed = shared(3, 0);
+        assert_eq!((timed.ring_len(), timed.len()), (0, timed.pair(3)));
+        for (pairs, record_len, is_possible) in [
+            (64, 576, true),
+            (65, 64, false),
+            (0, 640, false),
+            (0, 65, false),
+        ] {
+            assert_eq!(shared(pairs, record_len).is_possible(), is_possible);
+        }
+        let is_empty = |pairs, record_len| shared(pairs, record_len).is_empty();
+        assert!(is_empty(0, 0) && !is_empty(1, 0) && !is_empty(0, 64));
+    }
+
+    #[test]
     fn parts_follow_each_other() {
         assert_eq!(SharedLayout::default().len(), 0);
         for arguments in 0..=6 {
@@ -231,7 +305,10 @@ mod tests {
             assert!(shared.slots(2) > shared.pair(2) && shared.histograms(2) > shared.slots(2));
             assert_eq!(shared.pair(3), shared.ring(0));
             assert!(shared.ring(1) - shared.ring(0) <= RING + HEADER_LEN);
-            assert!(shared.len() > shared.pages() && shared.len() < 1 << 31);
+            assert!(shared.validity() >= shared.pages() + readable_pages::LEN);
+            assert_eq!(shared.validity() % PAGE, 0);
+            assert_eq!(shared.len(), shared.validity() + VALIDITY_LEN);
+            assert!(shared.len() < 1 << 31);
         }
     }
 }

@@ -61,11 +61,11 @@ impl Counts {
     ) -> Result<Counts> {
         let program = plan.program.clone();
         let mut hits = vec![None; program.site_count()];
-        let mut planned = plan.points.iter();
+        let mut points = plan.points.iter();
         for arena in arenas {
             let data = data_source::read(pid, source, arena.data(), arena.counters_len())?;
-            for (count, planned) in arena.hits(&data).into_iter().zip(planned.by_ref()) {
-                hits[planned.site] = planned.role.is_counted.then_some(count);
+            for (count, point) in arena.hits(&data).into_iter().zip(points.by_ref()) {
+                hits[point.site] = point.role.is_counted.then_some(count);
             }
         }
         Ok(Counts { program, hits })
@@ -108,5 +108,72 @@ impl Counts {
     pub fn total(&self) -> u64 {
         let hits = self.hits.iter().flatten();
         hits.fold(0, |sum, hits| sum.saturating_add(*hits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::LoadBias;
+    use crate::memory::double::SliceMemory;
+    use crate::observe::layout::arena::{HeaderVersion, LINE};
+    use crate::observe::layout::observer_record::ObserverRecord;
+    use crate::observe::layout::shared::SharedLayout;
+    use crate::observe::observation::Observation;
+    use crate::select::Selector;
+    use crate::testing::{ProgramSpec, loaded_twice, program_with_probes};
+
+    /// Returns the counts of `a`, which is counted, and `b`, which is watched only, in two arenas with
+    /// these hits of their points.
+    fn counts(hits: [[u64; 2]; 2]) -> Counts {
+        let program = program_with_probes(&["a", "b"]);
+        let program = Arc::new(loaded_twice(&program, LoadBias(0x1000_0000)));
+        let observation = Observation::new()
+            .count(Selector::name("a"))
+            .watch(Selector::name("b"));
+        let plan = ObservationPlan::of(&observation, program).unwrap();
+        let arena = |(number, planned): (u64, &[crate::observe::plan::PlannedPoint])| Arena {
+            code: LiveAddr(0x10_0000 + number * 0x10_0000),
+            points: planned.iter().map(|planned| planned.point).collect(),
+            trampoline_len: LINE,
+            shared: SharedLayout::default(),
+            id: number,
+            version: HeaderVersion::Current(ObserverRecord::default()),
+        };
+        let arenas: Vec<Arena> = (0..).zip(plan.points.chunks(2)).map(arena).collect();
+        let pieces = arenas.iter().zip(hits).map(|(arena, hits)| {
+            let mut bytes = vec![0; arena.counters_len() as usize];
+            bytes[..8].copy_from_slice(&hits[0].to_le_bytes());
+            bytes[8..16].copy_from_slice(&hits[1].to_le_bytes());
+            (arena.data().0, bytes)
+        });
+        let memory = SliceMemory::new(pieces);
+        Counts::read(1, &memory, &plan, &arenas).unwrap()
+    }
+
+    #[test]
+    fn hits_are_summed_by_site_probe_and_program() {
+        let counts = counts([[12, 3], [10, 4]]);
+        assert_eq!(counts.hits("a"), Some(22));
+        // It is not counted, and there is none of that name.
+        assert_eq!((counts.hits("b"), counts.hits("c")), (None, None));
+        assert_eq!(counts.probes().collect::<Vec<_>>(), [("a", 22)]);
+        assert_eq!((counts.total(), counts.objects().len()), (22, 2));
+        let sites: Vec<(u64, u64)> = counts
+            .sites("a")
+            .map(|site| (site.address.0, site.hits))
+            .collect();
+        let first = ProgramSpec::TEXT;
+        assert_eq!(sites, [(first, 12), (first + 0x1000_0000, 10)]);
+        assert_eq!(counts.sites("b").count() + counts.sites("c").count(), 0);
+    }
+
+    #[test]
+    fn any_counters_can_be_summed() {
+        let counts = counts([[u64::MAX, 0], [2, 0]]);
+        assert_eq!(
+            (counts.total(), counts.hits("a")),
+            (u64::MAX, Some(u64::MAX))
+        );
     }
 }

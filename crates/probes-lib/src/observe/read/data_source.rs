@@ -94,6 +94,57 @@ impl SharedData {
 mod tests {
     use super::*;
     use crate::memory::double::SliceMemory;
+    use crate::observe::layout::arena::{HeaderVersion, LINE};
+    use crate::observe::layout::observer_record::ObserverRecord;
+    use crate::observe::layout::shared::SharedLayout;
+    use crate::observe::point::Point;
+    use crate::testing::memory_file;
+
+    /// An arena of one point.
+    fn arena(code: u64) -> Arena {
+        let point = Point {
+            address: LiveAddr(code),
+            operand: [0; 4],
+        };
+        Arena {
+            code: LiveAddr(code),
+            points: vec![point],
+            trampoline_len: LINE,
+            shared: SharedLayout::default(),
+            id: 1,
+            version: HeaderVersion::Current(ObserverRecord::default()),
+        }
+    }
+
+    #[test]
+    fn shared_data_of_arenas_follow_each_other() {
+        let file = memory_file(&[]);
+        let descriptor = file.as_raw_fd();
+        let writer = file.try_clone().unwrap();
+        let arenas = [arena(0x80_0000), arena(0x20_0000)];
+        let [one, other] = arenas.each_ref().map(Arena::data);
+        let len = arenas[0].data_len();
+        let data = SharedData::of(file, &arenas).unwrap();
+        assert_eq!(writer.metadata().unwrap().len(), 2 * len);
+        writer.write_all_at(b"one", 8).unwrap();
+        writer.write_all_at(b"other", len + 16).unwrap();
+        writer.write_all_at(b"!", 2 * len - 1).unwrap();
+        let source = DataSource::Shared(&data);
+        let text = |at: LiveAddr, len| read(1, &source, at, len);
+        assert_eq!(text(one.plus(8), 3).unwrap(), b"one");
+        assert_eq!(text(other.plus(16), 5).unwrap(), b"other");
+        assert_eq!(text(other.plus(len - 1), 1).unwrap(), b"!");
+        for (at, len) in [(one.plus(len - 1), 2), (other.plus(len - 1), 2)] {
+            assert!(text(at, len).is_err(), "{at}");
+        }
+        for at in [LiveAddr(one.0 - 1), LiveAddr(other.0 - 1), LiveAddr(0)] {
+            assert!(text(at, 1).is_err(), "{at}");
+        }
+        let map = |at, offset| RemoteCall::map_shared(at, len, descriptor, offset);
+        assert_eq!(data.map(&arenas[0]), map(one, 0));
+        assert_eq!(data.map(&arenas[1]), map(other, len));
+        assert_eq!(data.close(), RemoteCall::close(descriptor));
+    }
 
     #[test]
     fn recorded_data_are_read_from_their_address() {

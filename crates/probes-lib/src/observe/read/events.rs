@@ -9,7 +9,7 @@ use crate::elf::table::Site;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::observe::layout::readable_pages::ReadablePages;
-use crate::observe::layout::shared::{self, SharedLayout, record};
+use crate::observe::layout::shared::{SharedLayout, record, validity};
 use crate::observe::plan::{ObservationPlan, PlannedPoint};
 use crate::observe::point::ArgumentSource;
 use crate::observe::read::ring::{Rings, word};
@@ -60,8 +60,8 @@ pub struct Events {
 pub struct Event {
     /// Its time.
     pub time: SystemTime,
-    /// The thread's id in our pid namespace; `None` if it is unknown, or the thread, of another
-    /// namespace, has exited.
+    /// The thread's id in our pid namespace; `None` if it is unknown, or if the thread is of
+    /// another namespace and has exited.
     pub thread: Option<i32>,
     /// Its arguments, decoded, at most six: the note of the site says where they are.
     pub arguments: Vec<Value>,
@@ -101,16 +101,16 @@ impl Event {
     }
 }
 
-/// How often the mappings are read anew, at most.
+/// The shortest time between two readings of the mappings, once [`YOUNG_FOR`] is over.
 const RENEWAL: Duration = Duration::from_millis(100);
 
-/// How long they are read anew whenever hits are read.
-const YOUNG: Duration = Duration::from_secs(1);
+/// For how long after the beginning the mappings are read anew whenever hits are read.
+const YOUNG_FOR: Duration = Duration::from_secs(1);
 
-/// How long the table of pages is valid once it is written.
+/// How long the table of readable pages is valid, from when the mappings were read.
 pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
 
-/// More kinds of custom blocks than a program has.
+/// How many kinds of custom blocks are remembered at most: more than any program has.
 const MOST_KINDS: usize = 1024;
 
 /// Makes events of records.
@@ -124,9 +124,10 @@ pub(crate) struct EventReader {
     points: HashMap<usize, WatchedPoint>,
     /// The kinds of custom blocks, by the address of their operations.
     kinds: HashMap<u64, Custom>,
-    /// The ids of threads in our pid namespace, by those in theirs; `None` if a thread is not found.
+    /// The ids of threads in our pid namespace, by their ids in the namespace of the process;
+    /// `None` if a thread is not found.
     threads: HashMap<i32, Option<i32>>,
-    /// What the table of pages holds.
+    /// What the table of readable pages in the process holds.
     pages: ReadablePages,
     begun: Instant,
     renewed: Instant,
@@ -143,7 +144,7 @@ pub(crate) enum ThreadIds {
     OfAnotherNamespace,
 }
 
-/// A point that is watched: the probe's site that it is, and the arguments that are recorded.
+/// A point that is watched: its probe, its site, and the arguments that are recorded.
 #[derive(Debug)]
 struct WatchedPoint {
     probe: ProbeId,
@@ -160,8 +161,8 @@ struct ArgumentShape {
 }
 
 impl EventReader {
-    /// Begins to read the events of a plan, whose shared data are at an address; `pages` is what the
-    /// table of pages holds.
+    /// Begins to read the events of a plan; `shared` is the address of its shared data, and `pages`
+    /// is what the table of readable pages holds.
     pub(crate) fn begin(
         plan: &ObservationPlan,
         shared: LiveAddr,
@@ -244,13 +245,13 @@ impl EventReader {
         })
     }
 
-    /// Returns the kind of a custom block, from the address of its operations: the first of them is the
-    /// address of their name.
+    /// Returns the kind of a custom block, from the address of its operations: the first word there
+    /// is the address of a name.
     fn custom(&mut self, memory: Option<&ProcessMemory>, operations: u64) -> Custom {
         if let Some(known) = self.kinds.get(&operations) {
             return *known;
         }
-        let name = || {
+        let read_kind = || {
             let mut at = [0; 8];
             memory?.read(LiveAddr(operations), &mut at).ok()?;
             let mut name = [0; 3];
@@ -258,7 +259,7 @@ impl EventReader {
             memory?.read(at, &mut name).ok()?;
             Some(Custom::of(&name))
         };
-        let custom = name();
+        let custom = read_kind();
         if let Some(custom) = custom.filter(|_| self.kinds.len() < MOST_KINDS) {
             self.kinds.insert(operations, custom);
         }
@@ -280,21 +281,22 @@ impl EventReader {
                 self.threads.insert(status.innermost, Some(thread));
             }
         }
-        // A thread that has exited is not looked for again until the pages are renewed: its id may be
-        // reused.
+        // A thread that has exited is not found. Its id is looked for again only after the table of
+        // pages is renewed: by then another thread may have it.
         *self.threads.entry(tid).or_insert(None)
     }
 
-    /// Returns whether it is time to renew the table of pages: a program that has just started maps its
-    /// heap.
-    pub(crate) fn is_due(&self) -> bool {
-        let is_young = self.begun.elapsed() < YOUNG;
-        self.layout.record_len > 0 && (is_young || self.renewed.elapsed() > RENEWAL)
+    /// Returns whether it is time, at `now`, to renew the table of readable pages. At the beginning
+    /// this is more often so, because a program that has just started maps its heap.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        let since = |earlier| now.saturating_duration_since(earlier);
+        let is_young = since(self.begun) < YOUNG_FOR;
+        self.layout.record_len > 0 && (is_young || since(self.renewed) > RENEWAL)
     }
 
-    /// Returns what to write into the shared data, at which offsets, to renew the table of pages, which is
-    /// then valid `until` a time.
-    pub(crate) fn renew(&mut self, maps: &[Mapping], until: u64) -> Vec<(u64, Vec<u8>)> {
+    /// Returns what to write into the shared data, at which offsets, to renew the table of readable
+    /// pages for the mappings that were read at the time `since`, in ticks.
+    pub(crate) fn renew(&mut self, maps: &[Mapping], since: u64) -> Vec<(u64, Vec<u8>)> {
         self.renewed = Instant::now();
         self.threads.retain(|_, thread| thread.is_some());
         let mut writes = Vec::new();
@@ -304,7 +306,8 @@ impl EventReader {
             writes.extend(changes.map(|write| (table + write.at, write.bytes)));
             self.pages = pages;
         }
-        writes.push(pages_valid_until(until));
+        let validity = self.layout.validity();
+        writes.push((validity + validity::SINCE, since.to_le_bytes().to_vec()));
         writes
     }
 }
@@ -364,8 +367,201 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
     }
 }
 
-/// Returns what to write into the shared data, at which offset, so that the table of pages is valid `until`
-/// a time.
-pub(crate) fn pages_valid_until(until: u64) -> (u64, Vec<u8>) {
-    (shared::PAGES_VALID_UNTIL, until.to_le_bytes().to_vec())
+#[cfg(test)]
+mod tests {
+    use nix::fcntl::OFlag;
+    use nix::unistd::gettid;
+
+    use super::*;
+    use crate::address::LoadBias;
+    use crate::memory::double::SliceMemory;
+    use crate::observe::layout::shared::{GROUPS, HEADER_LEN};
+    use crate::observe::observation::Observation;
+    use crate::process::maps::parse;
+    use crate::select::Selector;
+    use crate::sys::ticks::TickMeasurement;
+    use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
+
+    const BASE: LiveAddr = LiveAddr(0x10_0000);
+    const AGAIN: LoadBias = LoadBias(0x1000_0000);
+
+    /// A plan of two probes with a site in each of two objects: the points 1 and 3 are watched.
+    fn plan() -> ObservationPlan {
+        let program = program_with_arguments(&[("a", ""), ("b", "8@%rdi -4@8(%rsp)")]);
+        let observation = Observation::new()
+            .count(Selector::name("a"))
+            .watch(Selector::name("b"));
+        ObservationPlan::of(&observation, Arc::new(loaded_twice(&program, AGAIN))).unwrap()
+    }
+
+    fn reader(thread_ids: ThreadIds) -> EventReader {
+        EventReader::begin(&plan(), BASE, thread_ids, ReadablePages::default())
+    }
+
+    /// Returns a record with these words at these offsets.
+    fn record_of(words: &[(u64, u64)]) -> Vec<u8> {
+        let mut bytes = vec![0; record::len(2) as usize];
+        for (at, word) in words {
+            bytes[*at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn event_has_the_fields_of_its_record() {
+        let process = Process::own().unwrap();
+        let clock = TickMeasurement::begin().clock();
+        let mut reader = reader(ThreadIds::OfOurNamespace);
+        let mut event = |point: u64| {
+            let bytes = record_of(&[
+                (record::TIME, 1 << 40),
+                (record::TID, point << 32 | 77),
+                (record::ARGUMENTS + record::VALUE, 85),
+                (record::ARGUMENTS + record::ARGUMENT_LEN, 0xffff_ffff),
+            ]);
+            reader.event(&process, None, &clock, &bytes)
+        };
+        for (point, object) in [(1, 0), (3, 1)] {
+            let event = event(point).unwrap();
+            assert_eq!((event.name(), event.thread), ("b", Some(77)));
+            assert_eq!(event.time, clock.time(1 << 40));
+            assert_eq!(event.arguments, [Value::Int(42), Value::Int(-1)]);
+            assert_eq!(event.object_index(), object);
+            let address = ProgramSpec::TEXT + 8;
+            assert_eq!(event.site().address().0, address);
+            assert_eq!(event.address().0, address + object as u64 * AGAIN.0);
+            assert_eq!(event.object().load_bias().0, object as u64 * AGAIN.0);
+        }
+        for point in [0, 2, 4, u64::from(u32::MAX)] {
+            assert!(event(point).is_none(), "{point}");
+        }
+    }
+
+    #[test]
+    fn records_of_no_point_are_dropped() {
+        let layout = plan().shared;
+        let mut bytes = vec![0; layout.ring(GROUPS) as usize];
+        let ring = layout.ring(0) as usize;
+        bytes[ring] = 3;
+        for (index, point) in [1_u64, 0, 3].into_iter().enumerate() {
+            let words = [
+                (record::NUMBER, index as u64 + 1),
+                (record::TID, point << 32),
+            ];
+            let at = ring + HEADER_LEN as usize + index * layout.record_len as usize;
+            bytes[at..][..layout.record_len as usize].copy_from_slice(&record_of(&words));
+        }
+        let memory = SliceMemory::new([(BASE.0, bytes)]);
+        let process = Process::own().unwrap();
+        let clock = TickMeasurement::begin().clock();
+        let mut reader = reader(ThreadIds::Unknown);
+        let events = reader.read(&process, &memory, None, &clock, false).unwrap();
+        assert_eq!((events.events.len(), events.dropped), (2, 1));
+        assert_eq!(events.events[0].thread, None);
+    }
+
+    #[test]
+    fn recorded_argument_has_its_copied_words() {
+        let shape = ArgumentShape {
+            source: ArgumentSource::Stack(8),
+            size: 4,
+            signed: true,
+        };
+        let at = record::ARGUMENTS + record::ARGUMENT_LEN;
+        let mut words = vec![
+            (at + record::VALUE, 11),
+            (at + record::BLOCK, 22),
+            (at + record::COPY, 33),
+            (at + record::COPY + 8 * 8, 44),
+        ];
+        // Of the argument before it, all words were copied.
+        for (copied, len) in [(0, None), (1, Some(0)), (3, Some(2)), (255, Some(9))] {
+            words.push((record::COPIED, copied << 8 | 10));
+            let bytes = record_of(&words);
+            let recorded = recorded(&bytes, 1, shape);
+            assert_eq!((recorded.value, recorded.header), (11, 22));
+            assert_eq!((recorded.size, recorded.signed), (4, true));
+            assert_eq!(recorded.words.map(|words| words.len() / 8), len);
+            if let Some(words @ [first, ..]) = recorded.words {
+                assert_eq!((*first, words.len() % 8), (33, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn custom_blocks_are_known_by_name() {
+        let name = *b"_j\0";
+        let operations = [name.as_ptr() as u64];
+        let at = operations.as_ptr() as u64;
+        let process = Process::own().unwrap();
+        let memory = ProcessMemory::open(&process, OFlag::O_RDONLY).unwrap();
+        let mut reader = reader(ThreadIds::Unknown);
+        assert_eq!(reader.custom(None, at), Custom::Other);
+        assert_eq!(reader.custom(Some(&memory), 0), Custom::Other);
+        assert!(reader.kinds.is_empty());
+        assert_eq!(reader.custom(Some(&memory), at), Custom::Int64);
+        // Now it is known without reading memory.
+        assert_eq!(reader.custom(None, at), Custom::Int64);
+        // No more than a certain number are remembered.
+        reader.kinds = (1..=MOST_KINDS as u64)
+            .map(|at| (at, Custom::Other))
+            .collect();
+        assert_eq!(reader.custom(Some(&memory), at), Custom::Int64);
+        assert_eq!(reader.kinds.len(), MOST_KINDS);
+    }
+
+    #[test]
+    fn threads_are_named_by_our_namespace() {
+        let process = Process::own().unwrap();
+        let tid = gettid().as_raw();
+        let mut foreign = reader(ThreadIds::OfAnotherNamespace);
+        assert_eq!(foreign.thread(&process, tid), Some(tid));
+        assert_eq!(foreign.thread(&process, i32::MAX), None);
+        // One that was not found is looked for again after the table is renewed.
+        assert!(foreign.threads.contains_key(&i32::MAX));
+        foreign.renew(&[], 0);
+        assert!(!foreign.threads.contains_key(&i32::MAX));
+        assert_eq!(foreign.threads.get(&tid), Some(&Some(tid)));
+        let unknown = |thread_ids| reader(thread_ids).thread(&process, i32::MAX);
+        assert_eq!(unknown(ThreadIds::OfOurNamespace), Some(i32::MAX));
+        assert_eq!(unknown(ThreadIds::Unknown), None);
+    }
+
+    #[test]
+    fn pages_are_renewed_often_at_the_beginning() {
+        let mut reader = reader(ThreadIds::Unknown);
+        let begun = Instant::now();
+        let after = |milliseconds| begun + Duration::from_millis(milliseconds);
+        reader.begun = begun;
+        reader.renewed = after(900);
+        let is_due = |reader: &EventReader| {
+            let due = |milliseconds: &u64| reader.is_due(after(*milliseconds));
+            [0, 950, 999, 1000, 1001]
+                .into_iter()
+                .filter(due)
+                .collect::<Vec<u64>>()
+        };
+        assert_eq!(is_due(&reader), [0, 950, 999, 1001]);
+        reader.layout = SharedLayout::default();
+        assert_eq!(is_due(&reader), [0_u64; 0]);
+    }
+
+    #[test]
+    fn renewal_writes_changed_pages_and_their_validity() {
+        let mut reader = reader(ThreadIds::Unknown);
+        let maps = parse(b"400000-401000 rw-p 00000000 00:00 0 \n");
+        let entry = reader.layout.pages() + 32 * 8;
+        let validity = reader.layout.validity();
+        let valid = |since: u64| (validity, since.to_le_bytes().to_vec());
+        assert_eq!(
+            reader.renew(&maps, 1 << 50),
+            [
+                (entry, vec![0; 4]),
+                (entry + 4, vec![32, 0, 0, 0]),
+                (entry, vec![1, 0, 0, 0]),
+                valid(1 << 50),
+            ]
+        );
+        assert_eq!(reader.renew(&maps, 1 << 51), [valid(1 << 51)]);
+    }
 }

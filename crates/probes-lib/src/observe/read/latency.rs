@@ -8,11 +8,11 @@ use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::shared::{
-    self, BUCKETS, GROUPS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SEEK, SLOT_LEN, SLOT_OVERFLOWS,
-    SLOTS, slot,
+    self, BUCKETS, GROUPS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SLOT_LEN, SLOT_OVERFLOWS, SLOTS,
+    SLOTS_TRIED, slot,
 };
 use crate::observe::read::data_source;
-use crate::sys::ticks::Ticks;
+use crate::sys::ticks::TickMeasurement;
 
 /// The times from the hits of one probe to those of another, in the same thread.
 ///
@@ -34,7 +34,7 @@ pub struct Latency {
     histogram: Histogram<u64>,
     sum: Duration,
     longest: Duration,
-    waiting: u64,
+    unmatched_starts: u64,
     unmatched_stops: u64,
     dropped: u64,
 }
@@ -61,8 +61,8 @@ impl Latency {
         Duration::from_nanos(mean.unwrap_or(0) as u64)
     }
 
-    /// Returns the time that this share of all, from 0 to 1, does not exceed, to 0.2 %; zero if there
-    /// are none.
+    /// Returns a quantile, accurate to 0.2 %: the time that a `share` (0 to 1) of all times does
+    /// not exceed. Zero if there are no times.
     pub fn quantile(&self, share: f64) -> Duration {
         if self.count() == 0 {
             return Duration::ZERO;
@@ -76,7 +76,7 @@ impl Latency {
         self.longest
     }
 
-    /// Returns times, to 0.2 %, and how many there are of each; the shortest first.
+    /// Returns the times, accurate to 0.2 %, and how many there are of each; the shortest first.
     pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
         let recorded = self.histogram.iter_recorded();
         recorded.map(|it| {
@@ -87,7 +87,7 @@ impl Latency {
 
     /// Returns how many starts have no stop: those that wait for it, and those whose threads have exited.
     pub fn unmatched_starts(&self) -> u64 {
-        self.waiting
+        self.unmatched_starts
     }
 
     /// Returns how many stops came without a start.
@@ -95,8 +95,9 @@ impl Latency {
         self.unmatched_stops
     }
 
-    /// Returns how many times were not measured, each counted at its stop: if more than 64 starts wait in
-    /// a thread, those of the outer ones; and those of threads beyond about a thousand.
+    /// Returns how many times were not measured; each is counted at its stop. These are the times
+    /// of the outer starts, if more than 64 starts wait in a thread, and the times in threads
+    /// beyond about a thousand.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -105,18 +106,18 @@ impl Latency {
     pub(crate) fn of_pairs(
         names: &[(String, String)],
         pairs: &[Vec<u8>],
-        ticks: &Ticks,
+        ticks: &TickMeasurement,
     ) -> Vec<Latency> {
         if pairs.is_empty() {
             return Vec::new();
         }
-        let nanoseconds = ticks.nanoseconds();
+        let nanoseconds = ticks.nanoseconds_per_tick();
         let both = names.iter().zip(pairs);
         both.map(|(names, pair)| Latency::of(names, pair, nanoseconds))
             .collect()
     }
 
-    /// Returns the latency of a pair, from its bytes; a tick is so many nanoseconds.
+    /// Returns the latency of a pair, from its bytes; `nanoseconds` is the length of a tick.
     fn of((start, stop): &(String, String), pair: &[u8], nanoseconds: f64) -> Latency {
         let word = |at: usize| {
             let bytes = pair.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
@@ -124,14 +125,15 @@ impl Latency {
         };
         let time = |ticks: u64| (ticks as f64 * nanoseconds) as u64;
         let each = |field: u64| {
-            let slots = (0..SLOTS + SEEK).map(move |slot| HEADER_LEN + slot * SLOT_LEN + field);
+            let slots =
+                (0..SLOTS + SLOTS_TRIED).map(move |slot| HEADER_LEN + slot * SLOT_LEN + field);
             slots.map(move |at| word(at as usize))
         };
         let longest = each(slot::MAX).max().unwrap_or(0);
-        let histograms = (PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN) as usize;
+        let histograms_offset = (PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN) as usize;
         let mut counts = vec![0_u64; BUCKETS as usize];
         for group in pair
-            .get(histograms..)
+            .get(histograms_offset..)
             .into_iter()
             .flat_map(|all| all.chunks(HISTOGRAM_LEN as usize))
         {
@@ -142,8 +144,8 @@ impl Latency {
         let mut histogram = empty(time(longest));
         for (bucket, count) in (0..).zip(counts) {
             if count > 0 {
-                let (least, many) = shared::times_of(bucket);
-                let middle = (least + many / 2).min(longest);
+                let (least, width) = shared::times_of(bucket);
+                let middle = (least + width / 2).min(longest);
                 // A time that is rounded up beyond the longest is counted as the longest.
                 histogram.saturating_record_n(time(middle), count);
             }
@@ -154,9 +156,9 @@ impl Latency {
             histogram,
             sum: Duration::from_nanos(time(total(each(slot::SUM)))),
             longest: Duration::from_nanos(time(longest)),
-            waiting: total(each(slot::DEPTH).chain(each(slot::LEFT))),
-            unmatched_stops: total(each(slot::STOPS)),
-            dropped: total(each(slot::DEEP).chain([word(SLOT_OVERFLOWS as usize)])),
+            unmatched_starts: total(each(slot::DEPTH).chain(each(slot::ABANDONED_STARTS))),
+            unmatched_stops: total(each(slot::UNMATCHED_STOPS)),
+            dropped: total(each(slot::OVERWRITTEN_STARTS).chain([word(SLOT_OVERFLOWS as usize)])),
         }
     }
 }
@@ -171,17 +173,18 @@ pub(crate) fn read_pairs(
     source: &impl ReadMemory,
     arenas: &[Arena],
 ) -> Result<Vec<Vec<u8>>> {
-    let Some(sharing) = arenas.first() else {
+    let Some(first_arena) = arenas.first() else {
         return Ok(Vec::new());
     };
-    let address = |pair| sharing.shared_at().plus(sharing.shared.pair(pair));
-    let pairs = 0..sharing.shared.pairs;
+    let address = |pair| first_arena.shared_at().plus(first_arena.shared.pair(pair));
+    let pairs = 0..first_arena.shared.pairs;
     pairs
         .map(|pair| data_source::read(pid, source, address(pair), PAIR_LEN))
         .collect()
 }
 
-/// Returns the sum of numbers that were read from a process, and so may be any.
+/// Returns the sum of numbers that were read from a process. They can have any value, so the sum
+/// saturates.
 fn total(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
@@ -205,21 +208,25 @@ mod tests {
     #[test]
     fn times_read_equal_times_recorded() {
         let mut pair = vec![0; PAIR_LEN as usize];
-        let histograms = PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN;
+        let histograms_offset = PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN;
         // In two groups, 1000 ticks a hundred times, and 3 million once.
         for group in [0, 7] {
-            let at = histograms + group * HISTOGRAM_LEN;
+            let at = histograms_offset + group * HISTOGRAM_LEN;
             put(&mut pair, at + 8 * shared::bucket(1000), 50);
         }
-        put(&mut pair, histograms + 8 * shared::bucket(3_000_000), 1);
-        for (index, sum) in [(3, 50_000), (SLOTS + SEEK - 1, 3_050_000)] {
+        put(
+            &mut pair,
+            histograms_offset + 8 * shared::bucket(3_000_000),
+            1,
+        );
+        for (index, sum) in [(3, 50_000), (SLOTS + SLOTS_TRIED - 1, 3_050_000)] {
             let at = HEADER_LEN + index * SLOT_LEN;
             put(&mut pair, at + slot::SUM, sum);
             put(&mut pair, at + slot::MAX, 3_000_000);
             put(&mut pair, at + slot::DEPTH, 2);
-            put(&mut pair, at + slot::LEFT, 1);
-            put(&mut pair, at + slot::STOPS, 4);
-            put(&mut pair, at + slot::DEEP, 5);
+            put(&mut pair, at + slot::ABANDONED_STARTS, 1);
+            put(&mut pair, at + slot::UNMATCHED_STOPS, 4);
+            put(&mut pair, at + slot::OVERWRITTEN_STARTS, 5);
         }
         put(&mut pair, SLOT_OVERFLOWS, 6);
         let names = ("a".to_owned(), "b".to_owned());

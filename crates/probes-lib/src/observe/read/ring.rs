@@ -1,8 +1,9 @@
 //! [`Rings`]: reads the records that the trampolines write, while they continue to write.
 //!
-//! A trampoline claims a record by adding one to the head of its ring, and completes it by writing its
-//! number. The record may be overwritten as soon as the ring has wrapped around. So what was read is
-//! valid if the record was complete before, and the ring had not wrapped around to it afterwards.
+//! A trampoline claims a record by adding one to the head of its ring, and completes the record by
+//! writing the record's number into it. The record may be overwritten as soon as the ring has
+//! wrapped around. So what was read is valid if the record was complete before it was read, and the
+//! ring had not wrapped around to it after it was read.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,8 +12,9 @@ use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
 use crate::observe::layout::shared::{GROUPS, HEADER_LEN, SharedLayout, record};
 
-/// A thread that takes longer to complete a record has exited, or has left its trampoline otherwise.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// If a thread takes longer than this to complete a record, it is assumed to have exited, or to
+/// have left its trampoline in another way.
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How far the rings have been read.
 #[derive(Debug)]
@@ -83,18 +85,19 @@ impl Rings {
         } else {
             first + numbered().take_while(is_complete).count() as u64
         };
-        // Read again, now that they are known to be complete.
-        let known: Vec<bool> = numbered().map(|one| is_complete(&one)).collect();
+        // The records are read again, now that it is known which of them are complete.
+        let was_complete: Vec<bool> = numbered().map(|one| is_complete(&one)).collect();
         let mut bytes = self.copy(memory, group, first, end)?;
         let oldest = self.head(memory, group)?.saturating_sub(room);
         let gone = oldest.clamp(first, end.max(first)) - first;
         bytes.drain(..gone as usize * len);
-        let known = known.iter().skip(gone as usize);
-        // A record of an earlier round, completed late, may have overwritten it.
+        let was_complete = was_complete.iter().skip(gone as usize);
+        // A record of an earlier round of the ring that was completed late may have overwritten one
+        // of these.
         let numbers = numbers(first + gone, end);
-        let both = bytes.chunks_exact(len).zip(numbers).zip(known);
-        for ((record, number), known) in both {
-            if *known && is_complete(&(record, number)) {
+        let candidates = bytes.chunks_exact(len).zip(numbers).zip(was_complete);
+        for ((record, number), was_complete) in candidates {
+            if *was_complete && is_complete(&(record, number)) {
                 records.bytes.extend(record);
             } else {
                 records.drop_records(1);
@@ -108,7 +111,7 @@ impl Rings {
         } else {
             self.waiting[group].or_else(|| Some(Instant::now()))
         };
-        if self.waiting[group].is_some_and(|since| since.elapsed() > PATIENCE) {
+        if self.waiting[group].is_some_and(|since| since.elapsed() > COMPLETION_TIMEOUT) {
             records.drop_records(1);
             after += 1;
             // The next record may take as long.
@@ -123,14 +126,15 @@ impl Rings {
         self.shared.plus(self.layout.ring(group))
     }
 
-    /// Reads the head of a ring: how many records were begun.
+    /// Reads the head of a ring: how many records have been claimed.
     fn head(&self, memory: &impl ReadMemory, group: usize) -> io::Result<u64> {
         let mut head = [0; 8];
         memory.read(self.ring(group), &mut head)?;
         Ok(u64::from_le_bytes(head))
     }
 
-    /// Reads the bytes of records, of which there are at most as many as a ring holds.
+    /// Reads the bytes of the records from `first` up to, not including, `end`. There must not be
+    /// more of them than a ring holds.
     fn copy(
         &self,
         memory: &impl ReadMemory,
@@ -142,8 +146,8 @@ impl Rings {
         let start = self.ring(group).plus(HEADER_LEN);
         let mut bytes = vec![0; ((end - first) * len) as usize];
         let at = first % room;
-        let straight = (room - at).min(end - first);
-        let (one, other) = bytes.split_at_mut((straight * len) as usize);
+        let before_wrap = (room - at).min(end - first);
+        let (one, other) = bytes.split_at_mut((before_wrap * len) as usize);
         memory.read(start.plus(at * len), one)?;
         if !other.is_empty() {
             memory.read(start, other)?;
@@ -189,7 +193,8 @@ mod tests {
 
     type Change = Box<dyn Fn(&mut Vec<u8>)>;
 
-    /// Shared data; `meanwhile` is what trampolines do after each read, the last one first.
+    /// Shared data. `meanwhile` are the changes that trampolines make, one after each read; the
+    /// last element is made first.
     struct Memory {
         bytes: RefCell<Vec<u8>>,
         meanwhile: RefCell<Vec<Change>>,
@@ -324,7 +329,7 @@ mod tests {
                 let records = rings.read(&memory, false).unwrap();
                 assert_eq!((times(&records), records.dropped), (vec![], 0));
             }
-            let long_ago = Instant::now().checked_sub(2 * PATIENCE).unwrap();
+            let long_ago = Instant::now().checked_sub(2 * COMPLETION_TIMEOUT).unwrap();
             rings.waiting[0] = rings.waiting[0].map(|_| long_ago);
             assert_eq!(rings.read(&memory, false).unwrap().dropped, 1);
         }

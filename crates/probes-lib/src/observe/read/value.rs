@@ -134,7 +134,7 @@ impl Recorded<'_> {
         read.unwrap_or(Value::Block { tag, size })
     }
 
-    /// Returns the number in its low bytes.
+    /// Returns the number in the low `size` bytes of `value`, extended to 64 bits.
     fn narrow(&self) -> i64 {
         let unused = 64 - 8 * u32::from(self.size.max(1));
         let high = self.value << unused;
@@ -146,7 +146,8 @@ impl Recorded<'_> {
     }
 }
 
-/// Returns a string. The last byte of its block says how many bytes before it do not belong to it.
+/// Returns a string. The last byte of a string's block is the number of bytes before that byte
+/// that do not belong to the string.
 fn string(words: &[u8], size: u64) -> Option<Value> {
     let &unused = words.last()?;
     let is_copied = size <= record::COPY_WORDS;
@@ -184,7 +185,7 @@ mod tests {
     }
 
     fn block(tag: u8, size: u64, words: &[u8]) -> Value {
-        // Coloured, and with bits of its own at the top.
+        // With a garbage collector's colour, and with bits set above the size.
         let header = 0xff << 56 | size << 10 | 0x300 | u64::from(tag);
         decode(0x7f00_0000_0008, header, Some(words))
     }
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_numbers_have_the_width_of_their_note() {
+    fn narrow_numbers_have_the_size_their_note_says() {
         let narrow = |size, signed, value| {
             let recorded = Recorded {
                 source: ArgumentSource::Stack(8),
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn boxed_numbers_are_read_other_blocks_by_kind() {
+    fn boxed_numbers_are_decoded_other_blocks_described() {
         assert_eq!(block(253, 1, &1.5_f64.to_le_bytes()), Value::Float(1.5));
         let custom = |operations: u64, number: i64| {
             let mut words = operations.to_le_bytes().to_vec();

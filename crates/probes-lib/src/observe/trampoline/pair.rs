@@ -1,5 +1,6 @@
-//! The code of a trampoline at an end of a pair: pushes the time of a start to the stack of its thread,
-//! pops it at a stop and adds the time between to a histogram.
+//! The code of a trampoline at the start or the stop of a pair: at a start, pushes the time to the
+//! thread's stack of starts in the shared data; at a stop, pops it and adds the time between to a
+//! histogram.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -8,13 +9,13 @@ use iced_x86::code_asm::{
 
 use super::{offset, spread};
 use crate::observe::layout::shared::{
-    self, GROUP_BITS, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SEEK, SLOT_BITS, SLOT_LEN,
-    SLOT_LEN_BITS, SLOT_OVERFLOWS, SharedLayout, slot,
+    self, GROUP_BITS, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS,
+    SLOT_OVERFLOWS, SLOTS_TRIED, SharedLayout, slot,
 };
 use crate::observe::point::PairEnd;
 
-/// Emits the code of an end of a pair. Expects the address of the shared data in rbx and the time in
-/// rsi, and preserves them.
+/// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx
+/// and the time in rsi, and preserves them.
 pub(super) fn end(
     a: &mut CodeAssembler,
     end: PairEnd,
@@ -50,7 +51,7 @@ fn find_slot(
     a.lea(rcx, qword_ptr(rbx + rdx + offset(layout.slots(pair))))?;
     a.cmp(qword_ptr(rcx + slot::OWNER), rdi)?;
     a.je(found)?;
-    a.mov(edx, SEEK as u32)?;
+    a.mov(edx, SLOTS_TRIED as u32)?;
     a.set_label(&mut next)?;
     a.xor(eax, eax)?;
     a.lock().cmpxchg(qword_ptr(rcx + slot::OWNER), rdi)?;
@@ -60,7 +61,7 @@ fn find_slot(
     a.add(rcx, SLOT_LEN as i32)?;
     a.dec(edx)?;
     a.jne(next)?;
-    // A time that is not measured has one stop.
+    // Counted only at the stop, so that a time that is not measured is counted once.
     if let PairEnd::Stop(_) = end {
         a.lock()
             .inc(qword_ptr(rbx + offset(layout.pair(pair) + SLOT_OVERFLOWS)))?;
@@ -79,7 +80,7 @@ fn reset_slot_of_another(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(dword_ptr(rcx + slot::TID), eax)?;
     a.xor(eax, eax)?;
     a.xchg(qword_ptr(rcx + slot::DEPTH), rax)?;
-    a.add(qword_ptr(rcx + slot::LEFT), rax)?;
+    a.add(qword_ptr(rcx + slot::ABANDONED_STARTS), rax)?;
     a.set_label(&mut same)
 }
 
@@ -111,17 +112,17 @@ fn pop_start(
     record_time(a, pair, layout)?;
     a.jmp(over)?;
     a.set_label(&mut deep)?;
-    a.inc(qword_ptr(rcx + slot::DEEP))?;
+    a.inc(qword_ptr(rcx + slot::OVERWRITTEN_STARTS))?;
     a.jmp(over)?;
     a.set_label(&mut none)?;
-    a.inc(qword_ptr(rcx + slot::STOPS))
+    a.inc(qword_ptr(rcx + slot::UNMATCHED_STOPS))
 }
 
-/// Puts in rdx the offset, among the starts of the slot, of the start at depth rax: the innermost are
-/// kept.
+/// Puts in rdx the offset of the start at depth rax among the starts of the slot, which are a ring: if
+/// there are too many, the innermost are kept.
 fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(edx, eax)?;
-    a.and(edx, slot::ROOM as i32 - 1)?;
+    a.and(edx, slot::STARTS_KEPT as i32 - 1)?;
     a.shl(edx, slot::START_LEN_BITS)
 }
 
@@ -133,7 +134,7 @@ fn record_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result
     a.mov(rax, rsi)?;
     a.sub(rax, qword_ptr(rcx + rdx + (slot::STARTS + 8)))?;
     a.mov(rdx, rax)?;
-    // The counters of two processors may differ a little: such a time is 0.
+    // The time stamp counters of two processors may differ a little: a negative time becomes 0.
     a.jnc(is_positive)?;
     a.xor(edx, edx)?;
     a.set_label(&mut is_positive)?;

@@ -1,26 +1,29 @@
-//! The code of a trampoline where hits are watched: writes a record into the ring of the thread's group.
+//! Emits the part of a trampoline that writes a record of a watched hit into the ring of the
+//! thread's group.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_gpr64,
-    get_xmm, qword_ptr, r8, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
+    CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_gpr64, get_xmm,
+    qword_ptr, r8, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
 };
 
-use super::{offset, spread};
+use super::{Saved, offset, spread};
 use crate::address::PAGE;
 use crate::observe::layout::readable_pages;
-use crate::observe::layout::shared::{self, GROUP_BITS, HEADER_LEN, SharedLayout, record};
+use crate::observe::layout::shared::{
+    self, GROUP_BITS, HEADER_LEN, SharedLayout, record, validity,
+};
 use crate::observe::point::{ArgumentSource, WatchRole};
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
 const LEAST_OPAQUE: u32 = 251;
 
-/// Emits the code of a hit that is watched. Expects the address of the shared data in rbx and the time
-/// in rsi; `saved` are the registers on the stack, in the order in which they were pushed.
+/// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the
+/// time in rsi, and in the copies of the `saved` registers what these held at the point.
 pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    saved: &[AsmRegister64],
+    saved: &[Saved],
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
     a.mov(eax, dword_ptr(0).fs())?;
@@ -45,33 +48,28 @@ pub(super) fn record(
     for (index, source) in watched.arguments.iter().enumerate() {
         argument(a, index as u64, *source, saved, layout)?;
     }
-    // Complete from here on: other processors see the stores in this order.
+    // Written last: a record with its number is complete, as other processors see the stores in
+    // this order.
     a.mov(qword_ptr(rcx + record::NUMBER), r8)
 }
 
-/// Emits the code that records an argument: its value and, if that is a block, its header and the first
-/// words of one that the garbage collector does not scan.
+/// Emits the code that records an argument: its value; if that is a block, also its header; and if
+/// the garbage collector does not scan the block, also its first words.
 fn argument(
     a: &mut CodeAssembler,
     index: u64,
     source: ArgumentSource,
-    saved: &[AsmRegister64],
+    saved: &[Saved],
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
     let at = record::ARGUMENTS + record::ARGUMENT_LEN * index;
     let value = qword_ptr(rcx + at + record::VALUE);
     let mut over = a.create_label();
-    // The return address is on the stack, too.
-    let above = 8 * (saved.len() + 1);
     match source {
         ArgumentSource::Register(register) => {
             let register = get_gpr64(register);
-            match saved
-                .iter()
-                .rev()
-                .position(|saved| Some(*saved) == register)
-            {
-                Some(depth) => a.mov(rdx, qword_ptr(rsp + 8 * depth))?,
+            match saved.iter().find(|(saved, _)| Some(*saved) == register) {
+                Some((_, copy)) => a.movq(rdx, *copy)?,
                 None => a.mov(rdx, register.unwrap_or(rdx))?,
             }
         }
@@ -82,7 +80,8 @@ fn argument(
             return a.movq(value, register);
         }
         ArgumentSource::Stack(depth) => {
-            a.lea(rax, qword_ptr(rsp + (above as u64 + u64::from(depth))))?;
+            // Above the return address of the trampoline.
+            a.lea(rax, qword_ptr(rsp + (8 + u64::from(depth))))?;
             a.mov(rdx, rax)?;
             a.xor(edi, edi)?;
             a.mov(value, rdi)?;
@@ -103,7 +102,8 @@ fn argument(
     a.mov(copied, 1)?;
     a.cmp(al, LEAST_OPAQUE)?;
     a.jb(over)?;
-    // The number of its words (bits 10 to 55 of the header), at most what a record holds.
+    // The length of the block in words (bits 10 to 55 of the header), limited to what a record
+    // holds.
     a.shl(rax, 8)?;
     a.shr(rax, 18)?;
     a.je(over)?;
@@ -127,17 +127,19 @@ fn argument(
     a.nop()
 }
 
-/// Goes to `otherwise` unless the table of pages is still valid and says that the word at rax may be
-/// read. Uses rax, rdi and r9.
+/// Emits a jump to `otherwise` unless the table of pages is still valid and says that the word at
+/// rax may be read. The code uses rax, rdi and r9.
 fn unless_readable(
     a: &mut CodeAssembler,
     layout: SharedLayout,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     let page_bits = PAGE.trailing_zeros();
+    let validity = layout.validity();
     a.mov(r9, qword_ptr(rcx + record::TIME))?;
-    a.cmp(r9, qword_ptr(rbx + offset(shared::PAGES_VALID_UNTIL)))?;
-    a.ja(otherwise)?;
+    a.sub(r9, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
+    a.cmp(r9, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
+    a.jae(otherwise)?;
     a.mov(r9, rax)?;
     a.shr(r9, readable_pages::KEY_SHIFT)?;
     a.and(r9d, readable_pages::ENTRIES as i32 - 1)?;

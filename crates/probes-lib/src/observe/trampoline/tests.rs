@@ -5,7 +5,7 @@ use std::process::Command;
 use test_support::Scratch;
 
 use super::*;
-use crate::observe::layout::arena::new_id;
+use crate::observe::layout::arena::{HeaderVersion, new_id};
 use crate::observe::layout::shared::{MOST_ARGUMENTS, record};
 use crate::observe::point::{ArgumentSource, PairEnd, Point, WatchRole};
 use crate::site::JMP;
@@ -58,14 +58,15 @@ fn objdump_reads_the_intended_instructions() {
     assert_eq!(
         listing(&role, SharedLayout::default()),
         [
-            "push %rcx",
+            "movq %rcx,%mm0",
             "mov %fs:0x0,%ecx",
             "imul $0x9e3779b9,%ecx,%ecx",
             "shr $0x1c,%ecx",
             "shl $0xc,%ecx",
-            "add -0xffc(%rip),%rcx # 0x555500000020",
+            "add -0xfff(%rip),%rcx # 0x555500000020",
             "lock incq 0x1f8(%rcx)",
-            "pop %rcx",
+            "movq %mm0,%rcx",
+            "emms",
             "jmp 0x555500001038",
             "jmp 0x555540000000",
         ]
@@ -95,24 +96,25 @@ fn saved_registers_are_found_as_arguments() {
         }),
     };
     let listing = listing(&role, layout);
-    let pushed: Vec<&str> = listing
-        .iter()
-        .filter_map(|line| line.strip_prefix("push "))
-        .collect();
-    let mut popped: Vec<&str> = listing
-        .iter()
-        .filter_map(|line| line.strip_prefix("pop "))
-        .collect();
-    popped.reverse();
-    assert_eq!(pushed, popped);
-    assert_eq!(pushed.len(), NEEDED.len());
-    // rdi was pushed as the sixth of eight, rax as the first, and r12 was not.
+    // Nothing is stored on the stack, and every register that is saved is restored.
+    assert!(!listing.iter().any(|line| line.starts_with("push")));
+    for (register, copy) in FOR_TIMES {
+        let name = |register: Register| format!("%{register:?}").to_lowercase();
+        let (register, copy) = (name(register.into()), name(copy.into()));
+        let count = |text: String| listing.iter().filter(|line| **line == text).count();
+        assert_eq!(count(format!("movq {register},{copy}")), 1, "{listing:#?}");
+        assert!(
+            count(format!("movq {copy},{register}")) >= 1,
+            "{listing:#?}"
+        );
+    }
+    // rdi and rax are saved, and r12 is not.
     let is_there = |text: &str| listing.iter().any(|line| line == text);
     for text in [
-        "mov 0x10(%rsp),%rdx",
+        "movq %mm5,%rdx",
         "mov %r12,%rdx",
-        "mov 0x38(%rsp),%rdx",
-        "lea 0x58(%rsp),%rax",
+        "movq %mm0,%rdx",
+        "lea 0x18(%rsp),%rax",
         "movl $0x7,0x14(%rcx)",
     ] {
         assert!(is_there(text), "{text} in {listing:#?}");
@@ -285,6 +287,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         trampoline_len: longest(roles.iter(), shared).unwrap(),
         shared,
         id: new_id(),
+        version: HeaderVersion::WithoutRecord { data_len: 0 },
     };
     let code = arena_code(&arena, roles.iter(), &arena).unwrap();
     assert_eq!(code.len() as u64, arena.code_len());

@@ -6,34 +6,34 @@ use super::*;
 use crate::error::{ErrorKind, ProcessError};
 use crate::memory::double::{SliceMemory, WriteFault};
 use crate::select::{Action, Actions, Selector};
-use crate::testing::{PID, World};
+use crate::testing::{PID, SimulatedProcess};
 
-/// A world in which three probes of one page are to be enabled or disabled at once, and what to do:
-/// several steps, and several writes in them.
-fn mixed() -> (World, Actions) {
-    let mut world = World::of("multi_semaphore.pie");
-    world.set("single", 1);
+/// A process in which `single` is enabled, and an update that disables it and enables `many`, whose
+/// sites are in the same page: several steps with several writes.
+fn mixed() -> (SimulatedProcess, Actions) {
+    let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
+    simulated.set("single", 1);
     let actions = Actions::of(Action::Disable, Selector::name("single"));
-    (world, actions.enable(Selector::name("many")))
+    (simulated, actions.enable(Selector::name("many")))
 }
 
 /// Updates of several steps, pages and counters.
-fn updates() -> Vec<(World, Actions)> {
+fn updates() -> Vec<(SimulatedProcess, Actions)> {
     let pair = Selector::Pair {
         start: "single".to_owned(),
         stop: "many".to_owned(),
     };
-    let mut borders = World::of("page_borders.nopie");
+    let mut borders = SimulatedProcess::of("page_borders.nopie");
     borders.set("across", 2);
     borders.set("left", 1);
     vec![
         mixed(),
         (
-            World::of("multi_semaphore.nopie"),
+            SimulatedProcess::of("multi_semaphore.nopie"),
             Actions::of(Action::Enable, pair),
         ),
         (
-            World::of("segments.pie"),
+            SimulatedProcess::of("segments.pie"),
             Actions::of(Action::Enable, Selector::All),
         ),
         (
@@ -44,53 +44,54 @@ fn updates() -> Vec<(World, Actions)> {
 }
 
 /// Returns how many writes an update takes.
-fn writes_of(world: &World, actions: &Actions) -> usize {
-    let (layout, plan) = world.plan(actions).unwrap();
-    let mut memory = world.memory.failing(0..0, WriteFault::Refused);
+fn writes_of(simulated: &SimulatedProcess, actions: &Actions) -> usize {
+    let (layout, plan) = simulated.plan(actions).unwrap();
+    let mut memory = simulated.memory.failing(0..0, WriteFault::Refused);
     let outcome = apply(&plan, &layout, PID, &mut memory).unwrap();
     assert_eq!(outcome, Outcome::Done);
     memory.writes
 }
 
 /// The result of an update some of whose writes fail, and the memory after it.
-fn failing(
-    world: &World,
+fn apply_with_failing_writes(
+    simulated: &SimulatedProcess,
     actions: &Actions,
     writes: std::ops::Range<usize>,
     fault: WriteFault,
 ) -> (Result<Outcome>, SliceMemory) {
-    let (layout, plan) = world.plan(actions).unwrap();
-    let mut memory = world.memory.failing(writes, fault);
+    let (layout, plan) = simulated.plan(actions).unwrap();
+    let mut memory = simulated.memory.failing(writes, fault);
     (apply(&plan, &layout, PID, &mut memory), memory)
 }
 
 #[test]
 fn update_writes_exactly_its_plan() {
-    let (mut world, actions) = mixed();
-    assert_eq!(world.update(&actions).unwrap(), Outcome::Done);
-    let mut expected = World::of("multi_semaphore.pie");
+    let (mut simulated, actions) = mixed();
+    assert_eq!(simulated.update(&actions).unwrap(), Outcome::Done);
+    let mut expected = SimulatedProcess::of("multi_semaphore.pie");
     expected.set("many", 1);
     expected.set("single", 0);
-    assert_eq!(world.memory.differences(&expected.memory), []);
+    assert_eq!(simulated.memory.differences(&expected.memory), []);
 }
 
 #[test]
 fn alternating_sites_in_a_page_update_as_pair() {
-    // The write for `many` goes over the site of `single`, which is written after it.
+    // The write for the sites of `many` spans the site of `single`, which has a write of its own
+    // afterwards.
     for (action, before, after) in [(Action::Enable, 0, 1), (Action::Disable, 1, 0)] {
         for (start, stop) in [("single", "many"), ("many", "single")] {
-            let mut world = World::of("multi_semaphore.pie");
+            let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
             for name in [start, stop] {
-                world.set(name, before);
+                simulated.set(name, before);
             }
             let (start, stop) = (start.to_owned(), stop.to_owned());
             let pair = Selector::Pair { start, stop };
             assert_eq!(
-                world.update(&Actions::of(action, pair)).unwrap(),
+                simulated.update(&Actions::of(action, pair)).unwrap(),
                 Outcome::Done
             );
             for name in ["single", "many"] {
-                let reading = world.snapshot().reading(world.member(name));
+                let reading = simulated.snapshot().reading(simulated.merged_probe(name));
                 assert_eq!(reading.counter, after);
             }
         }
@@ -98,15 +99,16 @@ fn alternating_sites_in_a_page_update_as_pair() {
 }
 
 // promise: All or nothing: If a write fails, in whole or in part, every byte is restored (every
-//    write of each kind of update × 2)
+//    write of each kind of update × 2 kinds of failure)
 #[test]
 fn any_failed_write_restores_all_bytes() {
-    for (world, actions) in updates() {
-        let writes = writes_of(&world, &actions);
+    for (simulated, actions) in updates() {
+        let writes = writes_of(&simulated, &actions);
         assert!(writes >= 4, "{writes}");
         for number in 0..writes {
             for fault in [WriteFault::Refused, WriteFault::Torn] {
-                let (result, memory) = failing(&world, &actions, number..number + 1, fault);
+                let (result, memory) =
+                    apply_with_failing_writes(&simulated, &actions, number..number + 1, fault);
                 let error = result.unwrap_err();
                 let what = format!("write {number} {fault:?} of {actions:?}: {error}");
                 assert!(
@@ -115,7 +117,7 @@ fn any_failed_write_restores_all_bytes() {
                     "{what}"
                 );
                 assert_eq!(error.effect(), Effect::Restored, "{what}");
-                assert_eq!(memory.differences(&world.memory), [], "{what}");
+                assert_eq!(memory.differences(&simulated.memory), [], "{what}");
             }
         }
     }
@@ -123,18 +125,23 @@ fn any_failed_write_restores_all_bytes() {
 
 #[test]
 fn failed_write_error_says_what_and_where() {
-    let (world, actions) = mixed();
+    let (simulated, actions) = mixed();
     let places = [
-        (MemoryPart::Semaphore, world.counters("single")[0]),
-        (MemoryPart::Site, world.opcodes("single")[0]),
-        (MemoryPart::Site, world.opcodes("many")[0]),
-        (MemoryPart::Semaphore, world.counters("many")[0]),
-        (MemoryPart::Semaphore, world.counters("many")[1]),
-        (MemoryPart::Semaphore, world.counters("many")[2]),
+        (MemoryPart::Semaphore, simulated.counters("single")[0]),
+        (MemoryPart::Site, simulated.opcodes("single")[0]),
+        (MemoryPart::Site, simulated.opcodes("many")[0]),
+        (MemoryPart::Semaphore, simulated.counters("many")[0]),
+        (MemoryPart::Semaphore, simulated.counters("many")[1]),
+        (MemoryPart::Semaphore, simulated.counters("many")[2]),
     ];
-    assert_eq!(writes_of(&world, &actions), places.len());
+    assert_eq!(writes_of(&simulated, &actions), places.len());
     for (number, place) in places.into_iter().enumerate() {
-        let (result, _) = failing(&world, &actions, number..number + 1, WriteFault::Refused);
+        let (result, _) = apply_with_failing_writes(
+            &simulated,
+            &actions,
+            number..number + 1,
+            WriteFault::Refused,
+        );
         let error = result.unwrap_err();
         let ErrorKind::Memory(MemoryError::Write { part, address, .. }) = error.kind() else {
             panic!("{error}");
@@ -151,11 +158,13 @@ fn failed_write_error_says_what_and_where() {
 // promise: All or nothing: A write that did not take effect is noticed
 #[test]
 fn lost_write_is_noticed_and_all_restored() {
-    for (world, actions) in updates() {
-        let (_, updated) = failing(&world, &actions, 0..0, WriteFault::Refused);
-        for number in 0..writes_of(&world, &actions) {
+    for (simulated, actions) in updates() {
+        let (_, updated) =
+            apply_with_failing_writes(&simulated, &actions, 0..0, WriteFault::Refused);
+        for number in 0..writes_of(&simulated, &actions) {
             for fault in WriteFault::SILENT {
-                let (result, memory) = failing(&world, &actions, number..number + 1, fault);
+                let (result, memory) =
+                    apply_with_failing_writes(&simulated, &actions, number..number + 1, fault);
                 let Err(error) = result else {
                     // A later write of the same page wrote the same bytes.
                     assert_eq!(memory.differences(&updated), [], "write {number} {fault:?}");
@@ -163,12 +172,14 @@ fn lost_write_is_noticed_and_all_restored() {
                 };
                 let what = format!("write {number} {fault:?} of {actions:?}: {error}");
                 assert!(
-                    matches!(error.kind(), ErrorKind::Memory(MemoryError::NotHeld { .. }))
-                        && error.pid() == Some(PID),
+                    matches!(
+                        error.kind(),
+                        ErrorKind::Memory(MemoryError::NotAsWritten { .. })
+                    ) && error.pid() == Some(PID),
                     "{what}"
                 );
                 assert_eq!(error.effect(), Effect::Restored, "{what}");
-                assert_eq!(memory.differences(&world.memory), [], "{what}");
+                assert_eq!(memory.differences(&simulated.memory), [], "{what}");
             }
         }
     }
@@ -178,21 +189,22 @@ fn lost_write_is_noticed_and_all_restored() {
 //    (every write)
 #[test]
 fn failed_restore_reports_half_changed() {
-    for (world, actions) in updates() {
-        let writes = writes_of(&world, &actions);
+    for (simulated, actions) in updates() {
+        let writes = writes_of(&simulated, &actions);
         for fault in [
             WriteFault::Refused,
             WriteFault::Torn,
             WriteFault::Dropped,
             WriteFault::Corrupted,
         ] {
-            // The last write and those that follow fail: the first write that restores, and so on.
+            // The last write of the update fails, and so do the writes that restore: the first of
+            // them, the first two, and so on.
             let first = writes - 1;
             for failures in 2..=2 * writes {
                 let fail = first..first + failures;
-                let (result, memory) = failing(&world, &actions, fail, fault);
+                let (result, memory) = apply_with_failing_writes(&simulated, &actions, fail, fault);
                 let error = result.unwrap_err();
-                let left = memory.differences(&world.memory);
+                let left = memory.differences(&simulated.memory);
                 let what = format!("{failures} {fault:?} of {actions:?}: {error} {left:?}");
                 let expected = if left.is_empty() {
                     Effect::Restored
@@ -207,24 +219,25 @@ fn failed_restore_reports_half_changed() {
 
 #[test]
 fn restoring_continues_after_a_failed_restore() {
-    let (world, actions) = mixed();
-    let writes = writes_of(&world, &actions);
+    let (simulated, actions) = mixed();
+    let writes = writes_of(&simulated, &actions);
     assert_eq!(writes, 6);
-    // The third counter of `many` fails, then, when restoring, the second: the first is restored.
-    let (result, memory) = failing(&world, &actions, 5..6, WriteFault::Refused);
+    // The last write of the update fails, that of the third counter of `many`: all is restored.
+    let (result, memory) =
+        apply_with_failing_writes(&simulated, &actions, 5..6, WriteFault::Refused);
     assert_eq!(result.unwrap_err().effect(), Effect::Restored);
     let restoring = memory.writes - writes;
 
     let mut still_wrong = Vec::new();
     for number in 0..restoring {
-        // Only one of the writes of putting back fails, and the last of the update before it.
-        let (layout, plan) = world.plan(&actions).unwrap();
+        // Two writes fail: the last of the update, then one of those that restore.
+        let (layout, plan) = simulated.plan(&actions).unwrap();
         let mut memory = FailingTwice {
-            memory: world.memory.failing(5..6, WriteFault::Refused),
+            memory: simulated.memory.failing(5..6, WriteFault::Refused),
             second: 6 + number,
         };
         let error = apply(&plan, &layout, PID, &mut memory).unwrap_err();
-        let left = memory.memory.differences(&world.memory);
+        let left = memory.memory.differences(&simulated.memory);
         assert_eq!(
             error.effect() == Effect::Restored,
             left.is_empty(),
@@ -232,13 +245,14 @@ fn restoring_continues_after_a_failed_restore() {
         );
         still_wrong.push(left.len());
     }
-    // Two counters of one byte each, seven opcodes of `many`, one opcode and counter of `single`;
-    // and the counter that was never changed.
+    // How many bytes stay wrong, by the write that fails: 1 for each of two counters of `many`, 7
+    // for the opcodes of `many`, 1 each for the opcode and the counter of `single`, and 0 for the
+    // counter that was never changed.
     still_wrong.sort_unstable();
     assert_eq!(still_wrong, [0, 1, 1, 1, 1, 7]);
 }
 
-/// Fails a second time, at a write of putting back.
+/// Memory in which a second write fails: one of those that restore.
 struct FailingTwice {
     memory: SliceMemory,
     second: usize,
@@ -272,9 +286,10 @@ impl WriteMemory for FailingTwice {
 
 #[test]
 fn exit_during_an_update_is_reported() {
-    let (world, actions) = mixed();
-    for number in 0..writes_of(&world, &actions) {
-        let (result, _) = failing(&world, &actions, number..usize::MAX, WriteFault::Gone);
+    let (simulated, actions) = mixed();
+    for number in 0..writes_of(&simulated, &actions) {
+        let (result, _) =
+            apply_with_failing_writes(&simulated, &actions, number..usize::MAX, WriteFault::Gone);
         let error = result.unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Process(ProcessError::Exited))
@@ -288,21 +303,21 @@ fn exit_during_an_update_is_reported() {
 //    planned
 #[test]
 fn changed_process_is_not_written_to() {
-    let (world, actions) = mixed();
-    let (layout, plan) = world.plan(&actions).unwrap();
-    let site = world.opcodes("many")[1];
-    let gap = LiveAddr(world.opcodes("many")[2].0 - 2);
+    let (simulated, actions) = mixed();
+    let (layout, plan) = simulated.plan(&actions).unwrap();
+    let site = simulated.opcodes("many")[1];
+    let gap = LiveAddr(simulated.opcodes("many")[2].0 - 2);
     let places = [
         (site, 0xe8),
         (LiveAddr(site.0 - 1), 0xcc),
         (LiveAddr(site.0 + 4), 0x77),
         (gap, 0xcc),
-        (world.counters("many")[2], 1),
-        (world.counters("single")[0].plus(1), 1),
+        (simulated.counters("many")[2], 1),
+        (simulated.counters("single")[0].plus(1), 1),
     ];
     for (at, byte) in places {
-        assert_ne!(world.memory.byte(at), byte);
-        let mut memory = world.memory.clone();
+        assert_ne!(simulated.memory.byte(at), byte);
+        let mut memory = simulated.memory.clone();
         memory.poke(at, &[byte]);
         let changed = memory.clone();
         let outcome = apply(&plan, &layout, PID, &mut memory).unwrap();
@@ -314,8 +329,8 @@ fn changed_process_is_not_written_to() {
 
 #[test]
 fn memory_that_became_unreadable_is_not_written() {
-    let (world, actions) = mixed();
-    let (layout, plan) = world.plan(&actions).unwrap();
+    let (simulated, actions) = mixed();
+    let (layout, plan) = simulated.plan(&actions).unwrap();
     let mut unmapped = SliceMemory::new([(0x1000, vec![0; 16])]);
     let error = apply(&plan, &layout, PID, &mut unmapped).unwrap_err();
     assert!(matches!(
@@ -331,19 +346,23 @@ fn memory_that_became_unreadable_is_not_written() {
 fn counter_of_another_tool_is_never_touched() {
     // SystemTap's counters are changed by the kernel even while all threads are stopped.
     for fixture in ["edge_semaphore_ocaml_2.pie", "gen_ocaml_2.nopie"] {
-        let mut world = World::of(fixture);
-        let names: Vec<String> = world.table.probes().map(|p| p.name().to_owned()).collect();
-        let counters: Vec<LiveAddr> = names.iter().flat_map(|n| world.counters(n)).collect();
+        let mut simulated = SimulatedProcess::of(fixture);
+        let names: Vec<String> = simulated
+            .table
+            .probes()
+            .map(|p| p.name().to_owned())
+            .collect();
+        let counters: Vec<LiveAddr> = names.iter().flat_map(|n| simulated.counters(n)).collect();
         for &counter in &counters {
-            world.memory.poke(LiveAddr(counter.0 - 2), &[7, 7]);
+            simulated.memory.poke(LiveAddr(counter.0 - 2), &[7, 7]);
         }
-        world
+        simulated
             .update(&Actions::of(Action::Enable, Selector::All))
             .unwrap();
         for &counter in &counters {
             let mut found = [0; 4];
             let pair = LiveAddr(counter.0 - 2);
-            crate::memory::ReadMemory::read(&world.memory, pair, &mut found).unwrap();
+            crate::memory::ReadMemory::read(&simulated.memory, pair, &mut found).unwrap();
             assert_eq!(found, [7, 7, 1, 0], "{fixture} {counter}");
         }
     }

@@ -1,9 +1,12 @@
 use super::*;
+use crate::address::LoadBias;
 use crate::error::Error;
 use crate::error::ErrorKind;
+use crate::memory::double::SliceMemory;
 use crate::select::{Actions, Selector};
 use crate::site::INT3;
-use crate::testing::World;
+use crate::testing::{PID, ProgramSpec, SimulatedProcess, loaded_twice, program_with_probes};
+use crate::update::snapshot::Layout;
 
 // Seven sites and three counters of `many`, and between them one site and counter of `single`.
 const FIXTURE: &str = "multi_semaphore.pie";
@@ -21,22 +24,22 @@ fn pair(action: Action) -> Actions {
     Actions::of(action, Selector::Pair { start, stop })
 }
 
-fn plan(world: &World, actions: &Actions) -> UpdatePlan {
-    world.plan(actions).unwrap().1
+fn plan(simulated: &SimulatedProcess, actions: &Actions) -> UpdatePlan {
+    simulated.plan(actions).unwrap().1
 }
 
-fn refusal(world: &World, actions: &Actions) -> Error {
-    world.plan(actions).unwrap_err()
+fn refusal(simulated: &SimulatedProcess, actions: &Actions) -> Error {
+    simulated.plan(actions).unwrap_err()
 }
 
-/// The steps in words: how many opcodes become which, how many counters.
+/// The steps as text: how many opcodes become which byte, and how each counter changes.
 fn steps(plan: &UpdatePlan) -> Vec<String> {
     let text = |step: &Step| match step {
         Step::Code(writes) => {
             let opcode_changes = writes.iter().flat_map(|write| opcode_changes(plan, write));
-            let news: Vec<u8> = opcode_changes.map(|(_, new)| new).collect();
-            assert!(news.iter().all(|new| *new == news[0]));
-            format!("{} x {:02x}", news.len(), news[0])
+            let new_bytes: Vec<u8> = opcode_changes.map(|(_, new)| new).collect();
+            assert!(new_bytes.iter().all(|new| *new == new_bytes[0]));
+            format!("{} x {:02x}", new_bytes.len(), new_bytes[0])
         }
         Step::Counters(writes) => {
             let text = |write: &CounterWrite| format!("{}->{}", write.old, write.new);
@@ -76,7 +79,7 @@ fn code_writes(plan: &UpdatePlan) -> impl Iterator<Item = &CodeWrite> {
 //    writes is safe
 #[test]
 fn sites_are_enabled_before_their_counters() {
-    let plan = plan(&World::of(FIXTURE), &enable("many"));
+    let plan = plan(&SimulatedProcess::of(FIXTURE), &enable("many"));
     assert_eq!(steps(&plan), ["7 x e8", "0->1 0->1 0->1"]);
 }
 
@@ -84,46 +87,49 @@ fn sites_are_enabled_before_their_counters() {
 //    writes is safe
 #[test]
 fn counters_are_disabled_before_their_sites() {
-    let mut world = World::of(FIXTURE);
-    world.set("many", 1);
-    let plan = plan(&world, &disable("many"));
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("many", 1);
+    let plan = plan(&simulated, &disable("many"));
     assert_eq!(steps(&plan), ["1->0 1->0 1->0", "7 x 3d"]);
 }
 
 #[test]
 fn pair_enables_stop_first_and_disables_start_first() {
-    let mut world = World::of(FIXTURE);
-    let on = plan(&world, &pair(Action::Enable));
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    let on = plan(&simulated, &pair(Action::Enable));
     assert_eq!(steps(&on), ["7 x e8", "0->1 0->1 0->1", "1 x e8", "0->1"]);
 
-    world.set("single", 1);
-    world.set("many", 1);
-    let off = plan(&world, &pair(Action::Disable));
+    simulated.set("single", 1);
+    simulated.set("many", 1);
+    let off = plan(&simulated, &pair(Action::Disable));
     assert_eq!(steps(&off), ["1->0", "1 x 3d", "1->0 1->0 1->0", "7 x 3d"]);
 }
 
 #[test]
 fn disabling_comes_before_enabling() {
-    let mut world = World::of(FIXTURE);
-    world.set("single", 1);
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("single", 1);
     let both = enable("many").disable(Selector::name("single"));
-    let plan = plan(&world, &both);
+    let plan = plan(&simulated, &both);
     assert_eq!(steps(&plan), ["1->0", "1 x 3d", "7 x e8", "0->1 0->1 0->1"]);
     // The changes are in the order in which they were asked for.
     let names: Vec<_> = plan
         .changes
         .iter()
-        .map(|change| world.table.by_id(change.probe).name())
+        .map(|change| simulated.table.by_index(change.probe).name())
         .collect();
     assert_eq!(names, ["many", "single"]);
 }
 
 #[test]
 fn each_step_expects_the_bytes_written_before() {
-    let mut world = World::of(FIXTURE);
-    world.set("single", 1);
-    let plan = plan(&world, &enable("many").disable(Selector::name("single")));
-    let single = world.opcodes("single")[0];
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("single", 1);
+    let plan = plan(
+        &simulated,
+        &enable("many").disable(Selector::name("single")),
+    );
+    let single = simulated.opcodes("single")[0];
     let writes: Vec<&CodeWrite> = code_writes(&plan).collect();
     assert_eq!(writes[0].at, single);
     assert_eq!(code(&plan, writes[0]), (vec![0xe8], vec![0x3d]));
@@ -134,84 +140,89 @@ fn each_step_expects_the_bytes_written_before() {
 
 #[test]
 fn sites_change_only_when_counters_leave_0() {
-    let mut world = World::of(FIXTURE);
+    let mut simulated = SimulatedProcess::of(FIXTURE);
     for (actions, expected, changed) in [
         (enable("single"), &["1 x e8", "0->1"][..], (0, 1, 1)),
         (enable("single"), &["1->2"], (1, 2, 0)),
         (disable("single"), &["2->1"], (2, 1, 0)),
         (disable("single"), &["1->0", "1 x 3d"], (1, 0, 1)),
     ] {
-        let plan = plan(&world, &actions);
+        let plan = plan(&simulated, &actions);
         assert_eq!(steps(&plan), expected);
         let change = &plan.changes[0];
         assert_eq!((change.before, change.after, change.sites), changed);
-        world.set("single", change.after);
+        simulated.set("single", change.after);
     }
-    assert_eq!(world.memory, world.loaded);
+    assert_eq!(simulated.memory, simulated.loaded);
 }
 
 /// Returns the plan that undoes `applied`, which has been carried out.
-fn back(world: &World, applied: &UpdatePlan) -> UpdatePlan {
-    world.plan_for(&world.undo(applied), false).unwrap().1
+fn undo_plan(simulated: &SimulatedProcess, applied: &UpdatePlan) -> UpdatePlan {
+    simulated
+        .plan_for(&simulated.undo(applied), false)
+        .unwrap()
+        .1
 }
 
 #[test]
 fn pair_is_undone_in_the_opposite_order() {
-    let mut world = World::of(FIXTURE);
-    let on = plan(&world, &pair(Action::Enable));
-    world.update(&pair(Action::Enable)).unwrap();
-    let off = plan(&world, &pair(Action::Disable));
-    assert_eq!(steps(&back(&world, &on)), steps(&off));
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    let on = plan(&simulated, &pair(Action::Enable));
+    simulated.update(&pair(Action::Enable)).unwrap();
+    let off = plan(&simulated, &pair(Action::Disable));
+    assert_eq!(steps(&undo_plan(&simulated, &on)), steps(&off));
 
-    world.update(&pair(Action::Disable)).unwrap();
-    assert_eq!(steps(&back(&world, &off)), steps(&on));
+    simulated.update(&pair(Action::Disable)).unwrap();
+    assert_eq!(steps(&undo_plan(&simulated, &off)), steps(&on));
 }
 
 #[test]
 fn counts_of_other_tools_are_kept() {
-    let mut world = World::of(FIXTURE);
-    let on = plan(&world, &enable("single"));
-    // Somebody else has enabled it as well.
-    world.set("single", 2);
-    assert_eq!(steps(&back(&world, &on)), ["2->1"]);
-    // Somebody else has disabled it: nothing is below zero.
-    world.set("single", 0);
-    let nothing = back(&world, &on);
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    let on = plan(&simulated, &enable("single"));
+    // Another tool has enabled it as well.
+    simulated.set("single", 2);
+    let counted = undo_plan(&simulated, &on);
+    assert_eq!(steps(&counted), ["2->1"]);
+    assert_eq!((counted.changes.len(), counted.skipped.len()), (1, 0));
+    // Another tool has disabled it: a counter does not go below zero.
+    simulated.set("single", 0);
+    let nothing = undo_plan(&simulated, &on);
     assert!(nothing.steps.is_empty() && nothing.changes.is_empty());
-    assert_eq!(nothing.skipped, [world.member("single").id()]);
+    assert_eq!(nothing.skipped, [simulated.merged_probe("single").id()]);
 }
 
 #[test]
-fn breakpoint_keeps_its_probe_others_are_undone() {
-    let mut world = World::of(FIXTURE);
+fn probe_with_breakpoint_is_not_undone_others_are() {
+    let mut simulated = SimulatedProcess::of(FIXTURE);
     let all = Actions::new().enable(Selector::All);
-    let on = plan(&world, &all);
-    world.update(&all).unwrap();
-    let opcode = world.opcodes("many")[2];
-    world.memory.poke(opcode, &[INT3]);
-    let back = back(&world, &on);
-    assert_eq!(steps(&back), ["1->0", "1 x 3d"]);
-    assert_eq!(back.not_undone, [world.member("many").id()]);
-    assert!(back.skipped.is_empty());
+    let on = plan(&simulated, &all);
+    simulated.update(&all).unwrap();
+    let opcode = simulated.opcodes("many")[2];
+    simulated.memory.poke(opcode, &[INT3]);
+    let undo = undo_plan(&simulated, &on);
+    assert_eq!(steps(&undo), ["1->0", "1 x 3d"]);
+    assert_eq!(undo.not_undone, [simulated.merged_probe("many").id()]);
+    assert!(undo.skipped.is_empty());
 }
 
 #[test]
 fn forced_counters_are_undone_one_by_one() {
-    let mut world = World::of(FIXTURE);
-    world.set("many", 1);
-    let counters = world.counters("many");
-    world.memory.poke(counters[1], &3u16.to_le_bytes());
-    world.memory.poke(counters[2], &0u16.to_le_bytes());
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("many", 1);
+    let counters = simulated.counters("many");
+    simulated.memory.poke(counters[1], &3u16.to_le_bytes());
+    simulated.memory.poke(counters[2], &0u16.to_le_bytes());
 
     let forced = enable("many").force(true);
-    let on = plan(&world, &forced);
-    world.update(&forced).unwrap();
-    world.update_for(&world.undo(&on)).unwrap();
+    let on = plan(&simulated, &forced);
+    simulated.update(&forced).unwrap();
+    simulated.update_for(&simulated.undo(&on)).unwrap();
 
-    let snapshot = world.snapshot();
-    let many = world.probe("many");
+    let snapshot = simulated.snapshot();
+    let many = simulated.probe("many");
     assert_eq!(snapshot.counters[many.semaphore_range()], [1, 3, 0]);
-    // Each site goes by its own counter.
+    // Each site is enabled if its own counter is above zero.
     for (site, index) in many.sites().zip(many.site_range()) {
         let counter = snapshot.counters[site.semaphore_index()];
         assert_eq!(snapshot.sites[index].enabled(), Some(counter > 0));
@@ -220,30 +231,36 @@ fn forced_counters_are_undone_one_by_one() {
 
 #[test]
 fn probe_without_sites_is_only_counted() {
-    let world = World::of("gen_ocaml_2.pie");
-    assert_eq!(steps(&plan(&world, &enable("flag"))), ["0->1"]);
+    let simulated = SimulatedProcess::of("gen_ocaml_2.pie");
+    assert_eq!(steps(&plan(&simulated, &enable("flag"))), ["0->1"]);
 }
 
 #[test]
-fn full_counter_is_refused_the_step_before_allowed() {
-    let mut world = World::of(FIXTURE);
-    world.set("single", u16::MAX - 1);
-    assert_eq!(steps(&plan(&world, &enable("single"))), ["65534->65535"]);
-    world.set("single", u16::MAX);
-    let error = refusal(&world, &enable("single"));
+fn counter_may_reach_65535_but_not_exceed_it() {
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("single", u16::MAX - 1);
+    assert_eq!(
+        steps(&plan(&simulated, &enable("single"))),
+        ["65534->65535"]
+    );
+    simulated.set("single", u16::MAX);
+    let error = refusal(&simulated, &enable("single"));
     assert!(
         matches!(error.kind(), ErrorKind::Probe(ProbeError::CounterFull { name }) if name == "single")
     );
 
-    // One of three is enough, and none of them is counted then.
-    world.set("many", 1);
-    let last = world.counters("many")[2];
-    world.memory.poke(last, &u16::MAX.to_le_bytes());
-    let error = refusal(&world, &enable("many"));
+    // One full counter of three is enough for a refusal, which counts up none of them.
+    simulated.set("many", 1);
+    let last = simulated.counters("many")[2];
+    simulated.memory.poke(last, &u16::MAX.to_le_bytes());
+    let error = refusal(&simulated, &enable("many"));
     assert!(
         matches!(error.kind(), ErrorKind::Probe(ProbeError::CounterFull { name }) if name == "many")
     );
-    assert_eq!(steps(&plan(&world, &disable("single"))), ["65535->65534"]);
+    assert_eq!(
+        steps(&plan(&simulated, &disable("single"))),
+        ["65535->65534"]
+    );
 }
 
 #[test]
@@ -251,10 +268,10 @@ fn force_sets_counters_and_sites_whatever_they_were() {
     for counter in [0, 1, 2, u16::MAX] {
         for sites_on in 0..=7 {
             for action in [Action::Enable, Action::Disable] {
-                let mut world = World::of(FIXTURE);
-                world.set("many", counter);
-                for (i, opcode) in world.opcodes("many").into_iter().enumerate() {
-                    world
+                let mut simulated = SimulatedProcess::of(FIXTURE);
+                simulated.set("many", counter);
+                for (i, opcode) in simulated.opcodes("many").into_iter().enumerate() {
+                    simulated
                         .memory
                         .poke(opcode, &[Opcode::of(i < sites_on).byte()]);
                 }
@@ -262,7 +279,7 @@ fn force_sets_counters_and_sites_whatever_they_were() {
                 let flipped = if wanted == 1 { 7 - sites_on } else { sites_on };
 
                 let named = Actions::of(action, Selector::name("many")).force(true);
-                let plan = plan(&world, &named);
+                let plan = plan(&simulated, &named);
                 let mut expected = Vec::new();
                 if flipped > 0 {
                     expected.push(format!(
@@ -288,11 +305,11 @@ fn force_sets_counters_and_sites_whatever_they_were() {
 
 #[test]
 fn smallest_of_differing_counters_is_reported() {
-    let mut world = World::of(FIXTURE);
-    world.set("many", 5);
-    let counter = world.counters("many")[1];
-    world.memory.poke(counter, &2u16.to_le_bytes());
-    let plan = plan(&world, &enable("many"));
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("many", 5);
+    let counter = simulated.counters("many")[1];
+    simulated.memory.poke(counter, &2u16.to_le_bytes());
+    let plan = plan(&simulated, &enable("many"));
     assert_eq!(steps(&plan), ["5->6 2->3 5->6"]);
     let change = &plan.changes[0];
     assert_eq!((change.before, change.after), (2, 3));
@@ -300,42 +317,42 @@ fn smallest_of_differing_counters_is_reported() {
 
 #[test]
 fn partly_enabled_result_is_refused_unless_forced() {
-    let mut world = World::of(FIXTURE);
-    world.set("many", 1);
-    let counter = world.counters("many")[1];
-    world.memory.poke(counter, &3u16.to_le_bytes());
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("many", 1);
+    let counter = simulated.counters("many")[1];
+    simulated.memory.poke(counter, &3u16.to_le_bytes());
     assert_eq!(
-        refusal(&world, &disable("many")).to_string(),
-        "probe \"many\" has counters that differ (1 to 3): another tool, such as SystemTap, counts some of \
+        refusal(&simulated, &disable("many")).to_string(),
+        "probe \"many\" has counters that differ (1 to 3): another tool, such as SystemTap, has enabled some of \
          its sites, and disabling it would leave those on"
     );
-    let off = plan(&world, &disable("many").force(true));
+    let off = plan(&simulated, &disable("many").force(true));
     assert_eq!(steps(&off), ["1->0 3->0 1->0", "7 x 3d"]);
 }
 
 #[test]
 fn force_makes_differing_counters_equal() {
-    let mut world = World::of(FIXTURE);
-    for (counter, value) in world.counters("many").into_iter().zip([0u16, 1, 3]) {
-        world.memory.poke(counter, &value.to_le_bytes());
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    for (counter, value) in simulated.counters("many").into_iter().zip([0u16, 1, 3]) {
+        simulated.memory.poke(counter, &value.to_le_bytes());
     }
-    let on = plan(&world, &enable("many").force(true));
+    let on = plan(&simulated, &enable("many").force(true));
     assert_eq!(steps(&on), ["7 x e8", "0->1 3->1"]);
-    let off = plan(&world, &disable("many").force(true));
+    let off = plan(&simulated, &disable("many").force(true));
     assert_eq!(steps(&off), ["1->0 3->0"]);
 }
 
 #[test]
 fn inconsistent_probe_is_refused_unless_forced() {
-    // As an interrupted run leaves them: see the fixture.
-    let world = World::of("interrupted.pie");
+    // As a tool that was killed in an update leaves them: see the fixture.
+    let simulated = SimulatedProcess::of("interrupted.pie");
     for (name, expected) in [
         ("part", (1, 3, 1)),
         ("counter", (0, 1, 1)),
         ("site", (1, 1, 0)),
     ] {
         for actions in [enable(name), disable(name)] {
-            let error = refusal(&world, &actions);
+            let error = refusal(&simulated, &actions);
             let ErrorKind::Probe(ProbeError::Inconsistent {
                 name: found,
                 enabled,
@@ -346,59 +363,62 @@ fn inconsistent_probe_is_refused_unless_forced() {
                 panic!("{error}");
             };
             assert_eq!((&found[..], (*enabled, *sites, *counter)), (name, expected));
-            plan(&world, &actions.force(true));
+            plan(&simulated, &actions.force(true));
         }
     }
-    let error = refusal(&world, &enable("part"));
+    let error = refusal(&simulated, &enable("part"));
     assert_eq!(
         error.to_string(),
         "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted run?)"
     );
-    assert_eq!(steps(&plan(&world, &enable("whole"))), ["1 x e8", "0->1"]);
+    assert_eq!(
+        steps(&plan(&simulated, &enable("whole"))),
+        ["1 x e8", "0->1"]
+    );
 }
 
 #[test]
 fn one_inconsistent_probe_among_all_refuses_all() {
-    let world = World::of("interrupted.pie");
+    let simulated = SimulatedProcess::of("interrupted.pie");
     let all = Actions::new().enable(Selector::All);
     assert!(matches!(
-        refusal(&world, &all).kind(),
+        refusal(&simulated, &all).kind(),
         ErrorKind::Probe(ProbeError::Inconsistent { .. })
     ));
-    let forced = plan(&world, &all.force(true));
+    let forced = plan(&simulated, &all.force(true));
     assert_eq!(steps(&forced), ["4 x e8", "0->1 0->1"]);
 }
 
 #[test]
 fn disabling_a_named_disabled_probe_is_refused() {
-    let mut world = World::of(FIXTURE);
-    world.set("single", 1);
-    let error = refusal(&world, &disable("many"));
+    let mut simulated = SimulatedProcess::of(FIXTURE);
+    simulated.set("single", 1);
+    let error = refusal(&simulated, &disable("many"));
     assert!(
         matches!(error.kind(), ErrorKind::Probe(ProbeError::NotEnabled { name }) if name == "many")
     );
     assert_eq!(error.to_string(), "probe \"many\" is not enabled");
 
-    let many = world.member("many").id();
+    let many = simulated.merged_probe("many").id();
     for actions in [
         Actions::new().disable(Selector::All),
         Actions::new().disable(Selector::regexp(".").unwrap()),
         Actions::new().disable(Selector::predicate(|_| true)),
         pair(Action::Disable),
     ] {
-        let plan = plan(&world, &actions);
+        let plan = plan(&simulated, &actions);
         assert_eq!(steps(&plan), ["1->0", "1 x 3d"], "{actions:?}");
         assert_eq!(plan.skipped, [many], "{actions:?}");
         assert_eq!(plan.changes.len(), 1, "{actions:?}");
     }
     // Forced, no probe is skipped, and nothing has to be written.
-    let forced = plan(&world, &disable("many").force(true));
+    let forced = plan(&simulated, &disable("many").force(true));
     assert!(forced.steps.is_empty() && forced.skipped.is_empty());
 }
 
 #[test]
 fn foreign_byte_refuses_the_update_even_if_forced() {
-    let pristine = World::of(FIXTURE);
+    let pristine = SimulatedProcess::of(FIXTURE);
     let site = LiveAddr(pristine.opcodes("many")[3].0 - OPCODE_OFFSET);
     for (offset, byte) in [
         (0, INT3),
@@ -408,15 +428,15 @@ fn foreign_byte_refuses_the_update_even_if_forced() {
         (2, 0xfe),
         (5, 0xfe),
     ] {
-        let mut world = World::of(FIXTURE);
-        world.memory.poke(site.plus(offset), &[byte]);
+        let mut simulated = SimulatedProcess::of(FIXTURE);
+        simulated.memory.poke(site.plus(offset), &[byte]);
         for actions in [
             enable("many"),
             enable("many").force(true),
             disable("many").force(true),
             Actions::new().enable(Selector::All),
         ] {
-            let error = refusal(&world, &actions);
+            let error = refusal(&simulated, &actions);
             let ErrorKind::Probe(ProbeError::UnexpectedSite {
                 name,
                 address,
@@ -430,7 +450,7 @@ fn foreign_byte_refuses_the_update_even_if_forced() {
             assert_eq!(found.0[offset as usize], byte);
             assert_eq!(
                 Some(*expected),
-                world.probe("many").sites().nth(3).map(|s| s.code())
+                simulated.probe("many").sites().nth(3).map(|s| s.code())
             );
             let breakpoint = error
                 .to_string()
@@ -438,7 +458,10 @@ fn foreign_byte_refuses_the_update_even_if_forced() {
             assert_eq!(breakpoint, byte == INT3, "{error}");
         }
         // Updates of other probes are not refused.
-        assert_eq!(steps(&plan(&world, &enable("single"))), ["1 x e8", "0->1"]);
+        assert_eq!(
+            steps(&plan(&simulated, &enable("single"))),
+            ["1 x e8", "0->1"]
+        );
     }
 }
 
@@ -450,10 +473,10 @@ fn sites_of_a_page_are_one_write() {
         "spin_1000.pie",
         FIXTURE,
     ] {
-        let world = World::of(fixture);
-        let plan = plan(&world, &Actions::new().enable(Selector::All));
-        let names = world.table.probes().map(|probe| probe.name());
-        let mut opcodes: Vec<LiveAddr> = names.flat_map(|name| world.opcodes(name)).collect();
+        let simulated = SimulatedProcess::of(fixture);
+        let plan = plan(&simulated, &Actions::new().enable(Selector::All));
+        let names = simulated.table.probes().map(|probe| probe.name());
+        let mut opcodes: Vec<LiveAddr> = names.flat_map(|name| simulated.opcodes(name)).collect();
         opcodes.sort_unstable();
 
         let writes: Vec<&CodeWrite> = code_writes(&plan).collect();
@@ -467,7 +490,8 @@ fn sites_of_a_page_are_one_write() {
 
         let mut pages: Vec<u64> = opcodes.iter().map(|opcode| opcode.0 / PAGE).collect();
         pages.dedup();
-        // One for each page, and one more where what is read at once ends within a page.
+        // One write for each page, and one more where two ranges that are read separately share a
+        // page.
         let borders = plan.before.code.len() - 1;
         let expected = pages.len()..=pages.len() + borders;
         assert!(
@@ -483,21 +507,68 @@ fn write_ends_before_a_foreign_breakpoint() {
     let covers = |plan: &UpdatePlan, at: LiveAddr| {
         code_writes(plan).any(|write| (write.at.0..write.at.0 + write.len as u64).contains(&at.0))
     };
-    let mut world = World::of(FIXTURE);
+    let mut simulated = SimulatedProcess::of(FIXTURE);
     // Between sites of `many`: the last byte of a site that is not touched.
-    let between = world.opcodes("single")[0].plus(4);
-    assert_eq!(code_writes(&plan(&world, &enable("many"))).count(), 1);
+    let between = simulated.opcodes("single")[0].plus(4);
+    assert_eq!(code_writes(&plan(&simulated, &enable("many"))).count(), 1);
 
-    world.memory.poke(between, &[INT3]);
-    let split = plan(&world, &enable("many"));
+    simulated.memory.poke(between, &[INT3]);
+    let split = plan(&simulated, &enable("many"));
     assert_eq!(code_writes(&split).count(), 2);
     assert!(!covers(&split, between));
     assert_eq!(steps(&split), ["7 x e8", "0->1 0->1 0->1"]);
 
     // The same byte, but the file has it.
-    let offset = world.offset(between);
-    let world = World::edited(FIXTURE, |file| file[offset] = INT3);
-    let whole = plan(&world, &enable("many"));
+    let offset = simulated.offset(between);
+    let simulated = SimulatedProcess::edited(FIXTURE, |file| file[offset] = INT3);
+    let whole = plan(&simulated, &enable("many"));
     assert_eq!(code_writes(&whole).count(), 1);
     assert!(covers(&whole, between));
+}
+
+#[test]
+fn sites_follow_the_counter_of_their_object() {
+    let bias = LoadBias(0x1000_0000);
+    let program = loaded_twice(&program_with_probes(&["a"]), bias);
+    let site = [0x90, 0x3d, 1, 0, 0, 0];
+    let pieces = [0, bias.0].into_iter().flat_map(|bias| {
+        [
+            (bias + ProgramSpec::TEXT, site.to_vec()),
+            (bias + ProgramSpec::PROBES, vec![0; 4]),
+        ]
+    });
+    let mut memory = SliceMemory::new(pieces);
+    // It is enabled in the second object by its counter, but not by its site.
+    memory.poke(program.counter(1), &1u16.to_le_bytes());
+    let before = Layout::of(&program, program.probes()).read(PID, &memory);
+    let inputs = PlanInputs {
+        program: &program,
+        breakpoints: &[],
+        one_by_one: false,
+    };
+    let choice = Choice {
+        probe: program.probe("a").unwrap().id(),
+        aim: Aim::Undo(Box::new([])),
+        fails_if_disabled: false,
+        stage: 0,
+    };
+    let plan = inputs.plan(&[choice], before.unwrap()).unwrap();
+    let [write] = code_writes(&plan).collect::<Vec<_>>()[..] else {
+        panic!("{plan:?}");
+    };
+    let opcode = bias.0 + ProgramSpec::TEXT + OPCODE_OFFSET;
+    assert_eq!(opcode_changes(&plan, write), [(LiveAddr(opcode), 0xe8)]);
+}
+
+#[test]
+fn breakpoint_is_held_from_its_address() {
+    let program = program_with_probes(&["a"]);
+    let inputs = PlanInputs {
+        program: &program,
+        breakpoints: &[LiveAddr(10), LiveAddr(20)],
+        one_by_one: false,
+    };
+    let holds = |start, end| inputs.holds_breakpoint(LiveAddr(start), LiveAddr(end));
+    assert!(holds(10, 11) && holds(11, 21) && holds(0, 30));
+    assert!(!holds(0, 10) && !holds(11, 20) && !holds(21, 30) && !holds(10, 10));
 }

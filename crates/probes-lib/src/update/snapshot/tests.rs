@@ -3,96 +3,96 @@ use std::io;
 use super::*;
 use crate::error::{ErrorKind, MemoryError, ProcessError};
 use crate::select::{Actions, Selector};
-use crate::testing::{PID, World};
+use crate::testing::{PID, SimulatedProcess};
 
-fn reading(world: &World, name: &str) -> ProbeReading {
-    world.snapshot().reading(world.member(name))
+fn reading(simulated: &SimulatedProcess, name: &str) -> ProbeReading {
+    simulated.snapshot().reading(simulated.merged_probe(name))
 }
 
-fn state(world: &World, name: &str) -> State {
-    reading(world, name).state
+fn state(simulated: &SimulatedProcess, name: &str) -> State {
+    reading(simulated, name).state
 }
 
 /// A world, and the address of the third site of `many`.
-fn world() -> (World, LiveAddr) {
-    let world = World::of("multi_semaphore.pie");
-    let opcode = world.opcodes("many")[2];
-    (world, LiveAddr(opcode.0 - 1))
+fn simulated() -> (SimulatedProcess, LiveAddr) {
+    let simulated = SimulatedProcess::of("multi_semaphore.pie");
+    let opcode = simulated.opcodes("many")[2];
+    (simulated, LiveAddr(opcode.0 - 1))
 }
 
 #[test]
-fn probe_is_on_or_off_if_all_agree() {
-    let (mut world, _) = world();
+fn state_is_clear_if_sites_and_counters_agree() {
+    let (mut simulated, _) = simulated();
     let off = ProbeReading {
         state: State::Disabled,
         counter: 0,
         enabled_sites: 0,
     };
-    assert_eq!(reading(&world, "many"), off);
-    world.set("many", 3);
+    assert_eq!(reading(&simulated, "many"), off);
+    simulated.set("many", 3);
     let on = ProbeReading {
         state: State::Enabled,
         counter: 3,
         enabled_sites: 7,
     };
-    assert_eq!(reading(&world, "many"), on);
-    assert_eq!(reading(&world, "single"), off);
+    assert_eq!(reading(&simulated, "many"), on);
+    assert_eq!(reading(&simulated, "single"), off);
 }
 
 #[test]
 fn one_disagreeing_site_or_counter_makes_it_inconsistent() {
-    let (mut world, site) = world();
-    world.memory.poke(site.plus(1), &[0xe8]);
-    let reading_off = reading(&world, "many");
+    let (mut simulated, site) = simulated();
+    simulated.memory.poke(site.plus(1), &[0xe8]);
+    let reading_off = reading(&simulated, "many");
     assert_eq!(
         (reading_off.state, reading_off.enabled_sites),
         (State::Inconsistent, 1)
     );
 
-    world.set("many", 1);
-    world.memory.poke(site.plus(1), &[0x3d]);
-    let reading_on = reading(&world, "many");
+    simulated.set("many", 1);
+    simulated.memory.poke(site.plus(1), &[0x3d]);
+    let reading_on = reading(&simulated, "many");
     assert_eq!(
         (reading_on.state, reading_on.enabled_sites),
         (State::Inconsistent, 6)
     );
 
     for (value, others) in [(0u16, 2), (1, 0)] {
-        world.set("many", others);
-        let counter = world.counters("many")[1];
-        world.memory.poke(counter, &value.to_le_bytes());
-        let found = reading(&world, "many");
+        simulated.set("many", others);
+        let counter = simulated.counters("many")[1];
+        simulated.memory.poke(counter, &value.to_le_bytes());
+        let found = reading(&simulated, "many");
         assert_eq!((found.state, found.counter), (State::Inconsistent, 0));
     }
 }
 
 #[test]
 fn unequal_positive_counters_give_the_smallest() {
-    let (mut world, _) = world();
-    world.set("many", 5);
-    let counter = world.counters("many")[1];
-    world.memory.poke(counter, &0x0102_u16.to_le_bytes());
-    assert_eq!(state(&world, "many"), State::Enabled);
-    assert_eq!(reading(&world, "many").counter, 5);
-    world.memory.poke(counter, &2u16.to_le_bytes());
-    assert_eq!(reading(&world, "many").counter, 2);
+    let (mut simulated, _) = simulated();
+    simulated.set("many", 5);
+    let counter = simulated.counters("many")[1];
+    simulated.memory.poke(counter, &0x0102_u16.to_le_bytes());
+    assert_eq!(state(&simulated, "many"), State::Enabled);
+    assert_eq!(reading(&simulated, "many").counter, 5);
+    simulated.memory.poke(counter, &2u16.to_le_bytes());
+    assert_eq!(reading(&simulated, "many").counter, 2);
 }
 
 #[test]
 fn probe_without_sites_goes_by_its_counter() {
-    let mut world = World::of("gen_ocaml_2.pie");
-    assert_eq!(state(&world, "flag"), State::Disabled);
-    world.set("flag", 1);
-    assert_eq!(state(&world, "flag"), State::Enabled);
+    let mut simulated = SimulatedProcess::of("gen_ocaml_2.pie");
+    assert_eq!(state(&simulated, "flag"), State::Disabled);
+    simulated.set("flag", 1);
+    assert_eq!(state(&simulated, "flag"), State::Enabled);
 }
 
 #[test]
 fn breakpoint_on_the_nop_leaves_state_readable() {
     for (counter, expected) in [(0, State::Disabled), (1, State::Enabled)] {
-        let (mut world, site) = world();
-        world.set("many", counter);
-        world.memory.poke(site, &[0xcc]);
-        assert_eq!(state(&world, "many"), expected);
+        let (mut simulated, site) = simulated();
+        simulated.set("many", counter);
+        simulated.memory.poke(site, &[0xcc]);
+        assert_eq!(state(&simulated, "many"), expected);
     }
 }
 
@@ -109,44 +109,44 @@ fn foreign_bytes_make_a_probe_inconsistent() {
     ];
     for counter in [0, 1] {
         for (offset, bytes) in foreign {
-            let (mut world, site) = world();
-            world.set("many", counter);
-            world.memory.poke(site.plus(offset), bytes);
+            let (mut simulated, site) = simulated();
+            simulated.set("many", counter);
+            simulated.memory.poke(site.plus(offset), bytes);
             assert_eq!(
-                state(&world, "many"),
+                state(&simulated, "many"),
                 State::Inconsistent,
                 "{offset} {bytes:x?}"
             );
-            assert_eq!(state(&world, "single"), State::Disabled);
+            assert_eq!(state(&simulated, "single"), State::Disabled);
         }
     }
-    // Nor may the operand be another one behind a breakpoint on the nop.
-    let (mut world, site) = world();
-    world.memory.poke(site, &[0xcc]);
-    world.memory.poke(site.plus(2), &[0xfe]);
-    assert_eq!(state(&world, "many"), State::Inconsistent);
+    // A foreign operand is noticed, too, if there is a breakpoint on the nop.
+    let (mut simulated, site) = simulated();
+    simulated.memory.poke(site, &[0xcc]);
+    simulated.memory.poke(site.plus(2), &[0xfe]);
+    assert_eq!(state(&simulated, "many"), State::Inconsistent);
 }
 
 #[test]
 fn layout_reads_the_chosen_probes_and_no_others() {
-    let (mut world, _) = world();
-    world.set("many", 1);
-    world.set("single", 1);
-    let one = [world.member("single")];
-    let layout = Layout::of(&world.program, one.into_iter());
-    let snapshot = layout.read(PID, &world.memory).unwrap();
+    let (mut simulated, _) = simulated();
+    simulated.set("many", 1);
+    simulated.set("single", 1);
+    let one = [simulated.merged_probe("single")];
+    let layout = Layout::of(&simulated.program, one.into_iter());
+    let snapshot = layout.read(PID, &simulated.memory).unwrap();
     assert_eq!(snapshot.code.len(), 1);
     assert_eq!(snapshot.code[0].bytes.len(), SITE_LEN);
     let counters = &snapshot.counters;
     assert_eq!(counters.iter().sum::<u16>(), 1, "{counters:?}");
     assert_eq!(
-        snapshot.reading(world.member("single")).state,
+        snapshot.reading(simulated.merged_probe("single")).state,
         State::Enabled
     );
 
     let ranges: Vec<_> = layout.ranges().collect();
-    let site = LiveAddr(world.opcodes("single")[0].0 - 1);
-    let counter = world.counters("single")[0];
+    let site = LiveAddr(simulated.opcodes("single")[0].0 - 1);
+    let counter = simulated.counters("single")[0];
     assert_eq!(
         ranges,
         [
@@ -158,8 +158,8 @@ fn layout_reads_the_chosen_probes_and_no_others() {
 
 #[test]
 fn code_is_found_within_one_run_only() {
-    let world = World::of("segments.pie");
-    let snapshot = world.snapshot();
+    let simulated = SimulatedProcess::of("segments.pie");
+    let snapshot = simulated.snapshot();
     assert!(snapshot.code.len() >= 3);
     for run in &snapshot.code {
         let len = run.bytes.len();
@@ -184,14 +184,14 @@ fn unreadable_memory_is_reported_with_its_purpose() {
             Ok(())
         }
     }
-    let (world, _) = world();
-    let layout = Layout::of(&world.program, world.program.probes());
+    let (simulated, _) = simulated();
+    let layout = Layout::of(&simulated.program, simulated.program.probes());
     let read = |kind, from: LiveAddr| {
         let unreadable = Unreadable(kind, from.0);
         layout.read(PID, &unreadable).unwrap_err()
     };
-    let site = LiveAddr(world.opcodes("many")[0].0 - 1);
-    let counter = world.counters("many")[0];
+    let site = LiveAddr(simulated.opcodes("many")[0].0 - 1);
+    let counter = simulated.counters("many")[0];
     for (from, at, kind) in [
         (LiveAddr(0), site, MemoryPart::Site),
         (counter, counter, MemoryPart::Semaphore),
@@ -213,11 +213,11 @@ fn unreadable_memory_is_reported_with_its_purpose() {
 #[test]
 fn last_counter_of_a_mapping_is_read_exactly() {
     for fixture in ["edge_semaphore_ocaml.pie", "edge_semaphore_ocaml_2.nopie"] {
-        let mut world = World::of(fixture);
-        world.set("last", 0xbeef);
-        assert_eq!(reading(&world, "last").counter, 0xbeef);
+        let mut simulated = SimulatedProcess::of(fixture);
+        simulated.set("last", 0xbeef);
+        assert_eq!(reading(&simulated, "last").counter, 0xbeef);
         let on = Actions::new().enable(Selector::name("last"));
-        world.update(&on).unwrap();
-        assert_eq!(reading(&world, "last").counter, 0xbef0);
+        simulated.update(&on).unwrap();
+        assert_eq!(reading(&simulated, "last").counter, 0xbef0);
     }
 }

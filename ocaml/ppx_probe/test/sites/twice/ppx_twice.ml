@@ -1,4 +1,4 @@
-(* Somebody else's rewriter: [%twice e] is e; e. *)
+(* A rewriter other than ppx_probe: [%twice e] expands to e; e. *)
 
 open Ppxlib
 

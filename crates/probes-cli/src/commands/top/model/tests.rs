@@ -1,14 +1,14 @@
-//! What keys and samples make of a model.
+//! How keys and samples change a model.
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// `b` is hit most, `a` has the most hits, `c` none.
+/// `b` has the highest rate, `a` the most hits, `c` no hits.
 fn model() -> Model {
     let mut model = Model::new(["c", "a", "b"]);
-    model.count(SECOND, |name| Some(if name == "a" { 100 } else { 0 }));
-    model.count(2 * SECOND, |name| {
+    model.set_counts(SECOND, |name| Some(if name == "a" { 100 } else { 0 }));
+    model.set_counts(2 * SECOND, |name| {
         Some(match name {
             "a" => 110,
             "b" => 30,
@@ -28,14 +28,14 @@ fn selected(model: &Model) -> Option<&str> {
     rows.find(|row| row.is_selected).map(|row| row.name)
 }
 
-fn typed(model: &mut Model, text: &str) {
+fn type_text(model: &mut Model, text: &str) {
     for character in text.chars() {
         assert_eq!(model.press(Key::Character(character), 10), None);
     }
 }
 
 #[test]
-fn rates_and_shares_start_at_the_last_sample() {
+fn rates_and_shares_are_of_the_last_interval() {
     let model = model();
     let figures: Vec<&Figures> = model.rows(0, 3).map(|row| row.figures).collect();
     let of = |hits, rate, share, history: [f64; 2]| Figures {
@@ -54,8 +54,8 @@ fn rates_and_shares_start_at_the_last_sample() {
 fn odd_times_and_counts_give_finite_figures() {
     let mut model = Model::new(["a", "b"]);
     for (at, hits) in [(0, 0), (0, u64::MAX), (5, 3), (4, u64::MAX)] {
-        model.count(at * SECOND, |_| Some(hits));
-        model.count(at * SECOND, |_| None);
+        model.set_counts(at * SECOND, |_| Some(hits));
+        model.set_counts(at * SECOND, |_| None);
         assert!(model.totals().1.is_finite());
         for row in model.rows(0, 2) {
             assert!((0.0..=1.0).contains(&row.figures.share), "{row:?}");
@@ -67,10 +67,10 @@ fn odd_times_and_counts_give_finite_figures() {
 fn history_keeps_the_latest_samples() {
     let mut model = Model::new(["a"]);
     for at in 1..=100 {
-        model.count(at * SECOND, |_| Some(u64::from(at * (at + 1) / 2)));
+        model.set_counts(at * SECOND, |_| Some(u64::from(at * (at + 1) / 2)));
     }
     let row = model.rows(0, 1).next().unwrap();
-    assert_eq!(row.figures.history.len(), HISTORY);
+    assert_eq!(row.figures.history.len(), HISTORY_LEN);
     assert_eq!(row.figures.history.back(), Some(&100.0));
 }
 
@@ -78,18 +78,18 @@ fn history_keeps_the_latest_samples() {
 fn keys_sort_by_rate_hits_name_and_reverse() {
     let mut model = model();
     assert_eq!(names(&model), "bac");
-    typed(&mut model, "s");
+    type_text(&mut model, "s");
     assert_eq!(names(&model), "abc");
-    typed(&mut model, "r");
+    type_text(&mut model, "r");
     assert_eq!(names(&model), "cba");
-    typed(&mut model, "s");
+    type_text(&mut model, "s");
     assert_eq!(
         (names(&model).as_str(), model.sort()),
         ("abc", (Sort::Name, false))
     );
-    typed(&mut model, "r");
+    type_text(&mut model, "r");
     assert_eq!(names(&model), "cba");
-    typed(&mut model, "s");
+    type_text(&mut model, "s");
     assert_eq!(model.sort(), (Sort::Rate, false));
 }
 
@@ -97,7 +97,7 @@ fn keys_sort_by_rate_hits_name_and_reverse() {
 fn equal_rows_are_in_name_order_either_way() {
     let mut model = Model::new(["b", "a", "c"]);
     assert_eq!(names(&model), "abc");
-    typed(&mut model, "r");
+    type_text(&mut model, "r");
     assert_eq!(names(&model), "abc");
 }
 
@@ -108,12 +108,12 @@ fn selection_stays_with_its_probe() {
     model.press(Key::Down, 10);
     model.press(Key::Down, 10);
     assert_eq!(selected(&model), Some("a"));
-    typed(&mut model, "s");
+    type_text(&mut model, "s");
     assert_eq!(
         (selected(&model), model.selected_row()),
         (Some("a"), Some(0))
     );
-    model.count(3 * SECOND, |name| {
+    model.set_counts(3 * SECOND, |name| {
         Some(if name == "c" { 1000 } else { 110 })
     });
     assert_eq!(
@@ -140,7 +140,7 @@ fn selection_moves_within_the_shown_rows() {
         model.press(key, 10);
         assert_eq!(selected(&model), Some(expected), "{key:?}");
     }
-    // Of no height at all, too.
+    // Also if no row fits on the screen.
     model.press(Key::PageDown, 0);
     assert_eq!(selected(&model), Some("p01"));
     let mut empty = Model::new([]);
@@ -153,23 +153,23 @@ fn selection_moves_within_the_shown_rows() {
 #[test]
 fn filter_applies_while_typed_then_kept_or_dropped() {
     let mut model = Model::new(["req_start", "req_end", "tick"]);
-    typed(&mut model, "/REQ");
+    type_text(&mut model, "/REQ");
     assert_eq!(names(&model), "req_endreq_start");
-    // Keys that do something else have no meaning here.
-    typed(&mut model, "q");
-    assert_eq!((names(&model).as_str(), model.shown()), ("", 0));
+    // Keys that are commands otherwise are part of the filter while it is type_text.
+    type_text(&mut model, "q");
+    assert_eq!((names(&model).as_str(), model.shown_count()), ("", 0));
     model.press(Key::Backspace, 10);
     model.press(Key::Enter, 10);
     assert_eq!((model.filter(), model.is_typing()), ("REQ", false));
-    typed(&mut model, "/_end");
+    type_text(&mut model, "/_end");
     assert_eq!(names(&model), "req_end");
     model.press(Key::Escape, 10);
-    assert_eq!((model.filter(), model.shown()), ("REQ", 2));
-    typed(&mut model, "/");
+    assert_eq!((model.filter(), model.shown_count()), ("REQ", 2));
+    type_text(&mut model, "/");
     model.press(Key::Control('u'), 10);
-    assert_eq!(model.shown(), 3);
+    assert_eq!(model.shown_count(), 3);
     assert_eq!(model.press(Key::Control('c'), 10), Some(Request::Quit));
-    typed(&mut model, &"x".repeat(1000));
+    type_text(&mut model, &"x".repeat(1000));
     assert_eq!(model.filter().len(), LONGEST_FILTER);
 }
 
@@ -179,24 +179,24 @@ fn filtered_out_selection_moves_to_the_next_row() {
     model.press(Key::Down, 10);
     model.press(Key::Down, 10);
     assert_eq!(selected(&model), Some("b2"));
-    typed(&mut model, "/1");
+    type_text(&mut model, "/1");
     assert_eq!(selected(&model), Some("c1"));
-    typed(&mut model, "1");
+    type_text(&mut model, "1");
     assert_eq!(selected(&model), None);
 }
 
 #[test]
 fn shown_values_freeze_while_paused_and_counting_continues() {
     let mut model = model();
-    typed(&mut model, "p");
-    model.count(3 * SECOND, |_| Some(500));
-    model.time(vec![Times::default()]);
+    type_text(&mut model, "p");
+    model.set_counts(3 * SECOND, |_| Some(500));
+    model.set_times(vec![Times::default()]);
     assert!(model.is_paused() && model.times().is_empty());
     assert_eq!((names(&model).as_str(), model.totals().0), ("bac", 140));
     // It can still be sorted.
-    typed(&mut model, "s");
+    type_text(&mut model, "s");
     assert_eq!(names(&model), "abc");
-    typed(&mut model, "p");
+    type_text(&mut model, "p");
     assert_eq!((model.totals(), model.times().len()), ((1500, 1360.0), 1));
 }
 
@@ -207,7 +207,7 @@ fn selected_probe_is_switched_to_its_opposite() {
     assert!(model.message().unwrap().contains("no probe is selected"));
     model.press(Key::Down, 10);
     assert_eq!(model.message(), None);
-    let wish = |on| {
+    let expected_request = |on| {
         let name = "b".to_owned();
         Some(Request::Switch { name, on })
     };
@@ -219,10 +219,10 @@ fn selected_probe_is_switched_to_its_opposite() {
     ] {
         model.set_states(|_| state);
         for key in [Key::Enter, Key::Character(' '), Key::Character('e')] {
-            assert_eq!(model.press(key, 10), wish(on));
+            assert_eq!(model.press(key, 10), expected_request(on));
         }
     }
-    assert_eq!(model.enabled(), 3);
+    assert_eq!(model.enabled_count(), 3);
 }
 
 #[test]

@@ -8,9 +8,10 @@ use crate::text::Escaped;
 /// The space between two columns.
 pub(super) const GAP: u16 = 2;
 
-/// A name in `width` columns: if it is cut, it ends with an ellipsis.
+/// A name cut to `width` terminal columns: if it is cut, it ends with an ellipsis.
 pub(super) fn clipped(name: &str, width: usize) -> String {
-    // Nothing is narrower than a column for four characters, marks above letters included.
+    // Four characters, combining marks (accents) included, are at least one column wide, so what is
+    // cut off here would not fit.
     let beginning: String = name.chars().take(4 * width + 4).collect();
     let mut text = Escaped(&beginning).to_string();
     if Line::from(text.as_str()).width() <= width && beginning.len() == name.len() {
@@ -22,7 +23,7 @@ pub(super) fn clipped(name: &str, width: usize) -> String {
     text + "…"
 }
 
-/// `1,234,567`; a number wider than its column is given in powers of a thousand.
+/// `1,234,567`; a number too wide for its column gets a unit: G, T, P or E.
 pub(super) fn grouped(number: u64) -> String {
     if number >= 10_000_000_000 {
         let mut scaled = number as f64 / 1e9;
@@ -48,7 +49,7 @@ pub(super) fn grouped(number: u64) -> String {
 pub(super) fn rate_text(rate: f64) -> String {
     match rate {
         rate if rate < 999.95 => format!("{rate:.1}"),
-        // Rounded; it is less than 2^64, or as good as.
+        // Rounded. A rate of 2^64 or slightly more becomes `u64::MAX`: `as` saturates.
         rate => grouped(rate.round() as u64),
     }
 }

@@ -8,7 +8,7 @@ use ratatui::widgets::{Cell, Row, Table};
 
 use super::cells::{GAP, clipped, grouped};
 use crate::commands::top::model::Times;
-use crate::output::in_words;
+use crate::output::with_unit;
 
 /// The least width of names.
 const NAME_WIDTH: u16 = 12;
@@ -42,10 +42,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, times: &[Times]) {
     let rows = times.iter().take(room).map(|pair| {
         let figures = [
             grouped(pair.count),
-            in_words(pair.mean),
-            in_words(pair.p50),
-            in_words(pair.p99),
-            in_words(pair.max),
+            with_unit(pair.mean),
+            with_unit(pair.p50),
+            with_unit(pair.p99),
+            with_unit(pair.max),
         ];
         let shown = COLUMNS.iter().zip(figures);
         let shown = shown.filter(|((_, _, from), _)| is_wide(*from));

@@ -1,4 +1,4 @@
-//! Screens of several sizes, on a terminal that is none.
+//! Screens of several sizes, drawn on ratatui's test backend instead of a terminal.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use super::super::keys::Key;
 use super::super::model::Times;
 use super::*;
 
-fn head() -> Head {
-    Head {
-        program: "server.exe".to_owned(),
+fn program() -> ShownProgram {
+    ShownProgram {
+        name: "server.exe".to_owned(),
         pid: 4242,
     }
 }
@@ -21,7 +21,7 @@ fn head() -> Head {
 fn buffer(model: &Model, width: u16, height: u16, scroll: &mut Scroll) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal
-        .draw(|frame| draw(frame, &head(), model, scroll))
+        .draw(|frame| draw(frame, &program(), model, scroll))
         .unwrap();
     terminal.backend().buffer().clone()
 }
@@ -36,11 +36,11 @@ fn screen(model: &Model, width: u16, height: u16) -> Vec<String> {
     (0..height).map(line).collect()
 }
 
-/// `req` is hit twice as often each second, `tick` once a second.
+/// The rate of `req_start` doubles each second; `tick` is hit once a second.
 fn model() -> Model {
     let mut model = Model::new(["req_start", "tick", "never"]);
     for at in 1..=8u32 {
-        model.count(Duration::from_secs(at.into()), |name| {
+        model.set_counts(Duration::from_secs(at.into()), |name| {
             Some(match name {
                 "req_start" => 1000 * ((1 << at) - 1),
                 "tick" => u64::from(at),
@@ -75,14 +75,14 @@ fn screen_of_usual_size_has_everything() {
 
 #[test]
 fn columns_disappear_one_by_one_when_space_shrinks() {
-    let heads = |width| {
+    let heading_words = |width| {
         let lines = screen(&model(), width, 8);
         let head = lines.iter().find(|line| line.starts_with("PROBE"));
         head.unwrap().split_ascii_whitespace().count()
     };
-    // The last one has two words.
+    // The heading of the last column, LATEST RATES, is two words.
     assert_eq!(
-        [79, 78, 57, 56, 49, 48, 34, 33, 27, 26].map(heads),
+        [79, 78, 57, 56, 49, 48, 34, 33, 27, 26].map(heading_words),
         [7, 5, 5, 4, 4, 3, 3, 2, 2, 2]
     );
 }
@@ -124,7 +124,7 @@ fn timed(pairs: usize) -> Model {
         p99: Duration::from_millis(20),
         max: Duration::from_secs(11),
     };
-    model.time(vec![times; pairs]);
+    model.set_times(vec![times; pairs]);
     model
 }
 
@@ -169,7 +169,7 @@ fn names_of_any_kind_stay_in_their_column() {
     let marks = format!("e{}", "\u{301}".repeat(5000));
     let names = ["\x1b[31mred\n\u{202e}", &wide, &marks, "", "\u{200b}"];
     let mut model = Model::new(names);
-    model.count(Duration::from_secs(1), |_| Some(7));
+    model.set_counts(Duration::from_secs(1), |_| Some(7));
     for width in [20, 40, 80, 81, 200] {
         let buffer = buffer(&model, width, 9, &mut Scroll::default());
         for y in 3..8 {

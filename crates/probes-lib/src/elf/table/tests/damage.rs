@@ -145,7 +145,8 @@ const CORRUPT: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The section is needed only to read prelinked files.
+/// The one file of the folder that gives no error: its renamed section is needed only to read
+/// prelinked files.
 const HARMLESS: &str = "base_section_renamed";
 
 fn corrupt_files() -> Vec<std::path::PathBuf> {
@@ -172,9 +173,9 @@ fn every_corrupt_file_gives_its_own_error() {
         if stem(&path) == HARMLESS {
             let original = test_support::fixture("multi_semaphore.pie");
             let original = original.with_extension(path.extension().unwrap());
-            let watched = |table: ProbeTable| format!("{:?} {:?}", table.sites, table.semaphores);
+            let compared = |table: ProbeTable| format!("{:?} {:?}", table.sites, table.semaphores);
             let original = ProbeTable::read(original).unwrap();
-            assert_eq!(watched(result.unwrap()), watched(original));
+            assert_eq!(compared(result.unwrap()), compared(original));
             continue;
         }
         let Some((_, parts)) = CORRUPT.iter().find(|(name, _)| *name == stem(&path)) else {
@@ -197,7 +198,7 @@ fn read_file(file: &File) -> Result<ProbeTable> {
 
 #[test]
 fn real_file_cut_at_any_length_is_refused() {
-    // Its section headers are its end.
+    // The section headers are at the end of this file, so that every cut damages them.
     let path = test_support::fixture("gen_ocaml_2_stripped.pie");
     let bytes = std::fs::read(path).unwrap();
     let file = memory_file(&bytes);
@@ -217,10 +218,10 @@ fn real_file_cut_at_any_length_is_refused() {
 }
 
 #[test]
-fn cut_file_is_read_once_complete_enough() {
+fn cut_file_is_readable_if_needed_parts_remain() {
     let made = program(&[note("ocaml_2", "tick", 0, 0), note("ocaml_2", "tock", 2, 1)]);
     let mut bytes = made.bytes();
-    // After the last site that a note names comes one more.
+    // The file ends with one more site, of six bytes, that no note names: it is not needed.
     let needed = bytes.len() - 6;
     bytes.extend([0; 16]);
     let file = memory_file(&bytes);
@@ -251,7 +252,7 @@ fn check_any(bytes: &[u8]) {
     assert!(table.probes().len() > 0);
     for probe in table.probes() {
         assert!(probe.semaphores().len() > 0);
-        assert_eq!(table.probe(probe.name()).unwrap().id, probe.id);
+        assert_eq!(table.probe(probe.name()).unwrap().index, probe.index);
         for site in probe.sites() {
             assert!(site.code().is_pristine());
             assert!(probe.semaphore_range().contains(&site.semaphore_index()));
@@ -273,7 +274,7 @@ fn file_corpus_is_read_without_a_panic() {
     assert!(tables > 0, "no seed is a good file");
 }
 
-/// Values that are edges of something.
+/// Arbitrary values, small ones, and values at the limits of integers, addresses and segments.
 fn edge() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),

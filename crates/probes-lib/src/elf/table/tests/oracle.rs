@@ -8,7 +8,7 @@ use super::*;
 
 /// What a note says, its addresses as they are after prelinking.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Seen {
+struct Note {
     provider: String,
     name: String,
     pc: u64,
@@ -24,15 +24,16 @@ fn readelf(option: &str, path: &Path) -> String {
 }
 
 /// The OCaml notes of a file.
-fn notes_by_readelf(path: &Path) -> Vec<Seen> {
+fn notes_by_readelf(path: &Path) -> Vec<Note> {
     let sections = readelf("-S", path);
     let base_section = sections
         .lines()
         .find_map(|line| line.split_once(".stapsdt.base"))
         .map_or(0, |(_, rest)| hex(rest.split_whitespace().nth(1).unwrap()));
 
-    let watched = readelf("-n", path);
-    let mut lines = watched.lines();
+    let listed = counters_listed(path);
+    let notes = readelf("-n", path);
+    let mut lines = notes.lines();
     let mut seen = Vec::new();
     while let Some(line) = lines.next() {
         let Some((_, provider)) = line.split_once("Provider: ") else {
@@ -51,13 +52,13 @@ fn notes_by_readelf(path: &Path) -> Vec<Seen> {
         let [pc, base, semaphore] = addresses[..] else {
             panic!("{location}");
         };
+        let moved = |address: u64| address.wrapping_sub(base).wrapping_add(base_section);
         let offset = match provider {
-            "ocaml" => 0,
-            "ocaml.1" | "ocaml_1" | "ocaml_2" => 2,
+            "ocaml" if listed.contains(&moved(semaphore)) => 0,
+            "ocaml" | "ocaml.1" | "ocaml_1" | "ocaml_2" => 2,
             _ => continue,
         };
-        let moved = |address: u64| address.wrapping_sub(base).wrapping_add(base_section);
-        seen.push(Seen {
+        seen.push(Note {
             provider: provider.to_owned(),
             name,
             pc: if pc == 0 { 0 } else { moved(pc) },
@@ -69,14 +70,28 @@ fn notes_by_readelf(path: &Path) -> Vec<Seen> {
     seen
 }
 
+/// The addresses of counters that a fixture lists.
+fn counters_listed(path: &Path) -> Vec<u64> {
+    let dump = readelf("--hex-dump=fixture_counters", path);
+    let lines = dump.lines().filter(|line| line.starts_with("  0x"));
+    // An address, up to four groups of four bytes, the same as text.
+    let digits: String = lines
+        .flat_map(|line| line[13..48].chars())
+        .filter(|digit| *digit != ' ')
+        .collect();
+    let addresses = digits.as_bytes().chunks_exact(16);
+    let address = |digits: &[u8]| hex(str::from_utf8(digits).unwrap()).swap_bytes();
+    addresses.map(address).collect()
+}
+
 fn hex(word: &str) -> u64 {
     u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap()
 }
 
-/// The sites of a table, as notes; and all its counters by name.
-fn sites_of(table: &ProbeTable) -> Vec<Seen> {
+/// The sites of a table, as notes.
+fn sites_of(table: &ProbeTable) -> Vec<Note> {
     let sites = table.probes().flat_map(|probe| {
-        probe.sites().map(move |site| Seen {
+        probe.sites().map(move |site| Note {
             provider: site.generation().provider().to_owned(),
             name: probe.name().to_owned(),
             pc: site.address().0,
@@ -84,11 +99,12 @@ fn sites_of(table: &ProbeTable) -> Vec<Seen> {
             arguments: site.argument_texts().collect::<Vec<_>>().join(" "),
         })
     });
-    let mut sites: Vec<Seen> = sites.collect();
+    let mut sites: Vec<Note> = sites.collect();
     sites.sort();
     sites
 }
 
+/// All counters of a table, with the names of their probes.
 fn counters_of(table: &ProbeTable) -> BTreeSet<(String, u64)> {
     let counters = table.probes().flat_map(|probe| {
         let name = probe.name().to_owned();
@@ -99,12 +115,12 @@ fn counters_of(table: &ProbeTable) -> BTreeSet<(String, u64)> {
     counters.collect()
 }
 
-/// Sites and semaphores by name that expected.txt gives a fixture, and their sums.
+/// How many sites and semaphores a fixture has by expected.txt: for each name, and in all.
 #[derive(Debug, Default)]
 struct Expected {
     names: BTreeMap<String, (usize, usize)>,
     sums: (usize, usize),
-    /// It has rows for single names, not for all together.
+    /// Whether expected.txt has a row for each name of the fixture, not one row (`*`) for all.
     by_name: bool,
 }
 
@@ -149,14 +165,14 @@ fn every_fixture_is_read_as_by_readelf() {
                     continue;
                 }
             };
-            let watched = path.display();
+            let shown_path = path.display();
             let noted = seen.iter().map(|note| (note.name.clone(), note.counter));
-            assert_eq!(counters_of(&table), noted.collect(), "{watched}");
-            let with_site: Vec<Seen> = seen.into_iter().filter(|note| note.pc != 0).collect();
-            assert_eq!(sites_of(&table), with_site, "{watched}");
+            assert_eq!(counters_of(&table), noted.collect(), "{shown_path}");
+            let with_site: Vec<Note> = seen.into_iter().filter(|note| note.pc != 0).collect();
+            assert_eq!(sites_of(&table), with_site, "{shown_path}");
 
             let sums = (table.site_count(), table.semaphore_count());
-            assert_eq!(sums, expected.sums, "{watched}");
+            assert_eq!(sums, expected.sums, "{shown_path}");
             if expected.by_name {
                 let names = table.probes().map(|probe| {
                     let numbers = (probe.sites().len(), probe.semaphores().len());
@@ -165,7 +181,7 @@ fn every_fixture_is_read_as_by_readelf() {
                 assert_eq!(
                     names.collect::<BTreeMap<_, _>>(),
                     expected.names,
-                    "{watched}"
+                    "{shown_path}"
                 );
             }
             let pie = path.extension().unwrap() == "pie";
@@ -182,7 +198,7 @@ fn sites_hold_the_bytes_of_the_file() {
         "spin_1000.pie",
         "gen_ocaml_1.pie",
     ] {
-        let world = crate::testing::World::of(fixture);
+        let world = crate::testing::SimulatedProcess::of(fixture);
         for site in world.table.probes().flat_map(|probe| probe.sites()) {
             let address = world.bias.live(site.address());
             let loaded = (0..6).map(|i| world.loaded.byte(address.plus(i)));

@@ -1,5 +1,5 @@
-//! Plan and patch against a model: a map from names to counters. Sequences of arbitrary updates,
-//! some of which register a write that fails, on the layouts of real files.
+//! Compares plan and patch with a model, which is a map from names to counters. Makes sequences of
+//! arbitrary updates, in some of which a write fails, on the layouts of real files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use crate::error::Effect;
 use crate::memory::double::{SliceMemory, WriteFault};
 use crate::select::{Action, Actions, Selector, choose};
 use crate::site::INT3;
-use crate::testing::{PID, World, properties, set};
+use crate::testing::{PID, SimulatedProcess, properties, set};
 use crate::update::patch::{Outcome, apply};
 use crate::update::plan::{Step, UpdatePlan};
 
@@ -20,7 +20,7 @@ use crate::update::plan::{Step, UpdatePlan};
 type Model = BTreeMap<String, u16>;
 
 /// The fixtures whose layouts are tried: several semaphores, interleaved probes, two generations,
-/// sites across pages and in segments far apart, sites without and semaphores at the end of memory.
+/// sites across pages and in segments far apart, notes without a site, a semaphore at the end of its mapping.
 const FIXTURES: [&str; 9] = [
     "multi_semaphore.pie",
     "mixed_generations.nopie",
@@ -33,21 +33,21 @@ const FIXTURES: [&str; 9] = [
     "spin_1000.pie",
 ];
 
-static WORLDS: LazyLock<Vec<(World, Vec<LiveAddr>)>> = LazyLock::new(|| {
+static SIMULATED: LazyLock<Vec<(SimulatedProcess, Vec<LiveAddr>)>> = LazyLock::new(|| {
     let with_gaps = |name| {
-        let world = World::of(name);
-        let gaps = gaps(&world);
-        (world, gaps)
+        let simulated = SimulatedProcess::of(name);
+        let gaps = gaps(&simulated);
+        (simulated, gaps)
     };
     FIXTURES.into_iter().map(with_gaps).collect()
 });
 
-/// Addresses of the code between sites that the file has no `cc` at.
-fn gaps(world: &World) -> Vec<LiveAddr> {
-    let names = world.table.probes().map(|probe| probe.name());
-    let opcodes = names.flat_map(|name| world.opcodes(name));
+/// Addresses of the bytes of code that belong to no site and are not `cc` in the file.
+fn gaps(simulated: &SimulatedProcess) -> Vec<LiveAddr> {
+    let names = simulated.table.probes().map(|probe| probe.name());
+    let opcodes = names.flat_map(|name| simulated.opcodes(name));
     let sites: HashSet<u64> = opcodes.flat_map(|at| at.0 - 1..at.0 + 5).collect();
-    let code = world.snapshot().code.into_iter();
+    let code = simulated.snapshot().code.into_iter();
     let bytes = code.flat_map(|run| (run.start.0..).zip(run.bytes));
     bytes
         .filter(|(at, byte)| *byte != INT3 && !sites.contains(at))
@@ -74,7 +74,8 @@ struct Update {
     force: bool,
     /// Whether each opcode is written by itself.
     live: bool,
-    /// A write that goes wrong, if there are so many.
+    /// The number of a write that goes wrong, and how it goes wrong; without effect if the
+    /// update makes fewer writes.
     fault: Option<(usize, WriteFault)>,
 }
 
@@ -142,17 +143,17 @@ impl Pick {
 
     /// The names that are meant, and whether they were named one by one.
     fn names<'n>(&self, names: &'n [String]) -> (Vec<&'n String>, bool) {
-        let that = |wanted: &dyn Fn(&str) -> bool| names.iter().filter(|n| wanted(n)).collect();
+        let matching = |wanted: &dyn Fn(&str) -> bool| names.iter().filter(|n| wanted(n)).collect();
         match self {
-            Pick::All => (that(&|_| true), false),
+            Pick::All => (matching(&|_| true), false),
             Pick::Name(index) => (vec![index.get(names)], true),
             Pick::Unknown => (Vec::new(), true),
             Pick::Pair(one, other) => (vec![one.get(names), other.get(names)], false),
             Pick::Prefix(..) => {
                 let prefix = self.prefix(names);
-                (that(&|name| name.starts_with(prefix)), false)
+                (matching(&|name| name.starts_with(prefix)), false)
             }
-            Pick::Length(even) => (that(&|name| (name.len() % 2 == 0) == *even), false),
+            Pick::Length(even) => (matching(&|name| (name.len() % 2 == 0) == *even), false),
         }
     }
 }
@@ -201,48 +202,58 @@ impl Update {
     }
 }
 
-/// The memory that a model means: the file's, but for opcodes and counters.
-fn image(world: &World, model: &Model) -> SliceMemory {
-    let mut memory = world.loaded.clone();
+/// The memory that agrees with a model: that of the file, except for the opcodes and counters.
+fn image(simulated: &SimulatedProcess, model: &Model) -> SliceMemory {
+    let mut memory = simulated.loaded.clone();
     for (name, counter) in model {
-        set(&world.table, world.bias, &mut memory, name, *counter);
+        set(
+            &simulated.table,
+            simulated.bias,
+            &mut memory,
+            name,
+            *counter,
+        );
     }
     memory
 }
 
 fn check(
-    (world, gaps): &(World, Vec<LiveAddr>),
+    (simulated, gaps): &(SimulatedProcess, Vec<LiveAddr>),
     start: &[u16],
     int3: &[Index],
     updates: &[Update],
 ) {
-    let names: Vec<String> = world.table.probes().map(|p| p.name().to_owned()).collect();
+    let names: Vec<String> = simulated
+        .table
+        .probes()
+        .map(|p| p.name().to_owned())
+        .collect();
     let counters = start.iter().copied().cycle();
     let mut model: Model = names.iter().cloned().zip(counters).collect();
 
-    // Somebody's breakpoints, on code that is no site's.
+    // Breakpoints of another tool, on code that belongs to no site.
     let breakpoints: Vec<LiveAddr> = int3
         .iter()
         .filter(|_| !gaps.is_empty())
         .map(|index| *index.get(gaps))
         .collect();
     let image = |model: &Model| {
-        let mut memory = image(world, model);
+        let mut memory = image(simulated, model);
         for at in &breakpoints {
             memory.poke(*at, &[INT3]);
         }
         memory
     };
 
-    let mut now = world.with_memory(image(&model));
+    let mut current = simulated.with_memory(image(&model));
     for update in updates {
         let actions = update.actions(&names);
         let Some(after) = update.apply(&model) else {
-            now.plan(&actions).unwrap_err();
+            current.plan(&actions).unwrap_err();
             continue;
         };
-        let choices = choose(&now.program, &actions).unwrap();
-        let (layout, plan) = now.plan_for(&choices, update.live).unwrap();
+        let choices = choose(&current.program, &actions).unwrap();
+        let (layout, plan) = current.plan_for(&choices, update.live).unwrap();
         for step in &plan.steps {
             if let Step::Code(writes) = step {
                 for write in writes {
@@ -251,18 +262,18 @@ fn check(
                 }
             }
         }
-        let (fail, fault) = match update.fault {
+        let (failing_writes, fault) = match update.fault {
             Some((number, fault)) => (number..number + 1, fault),
             None => (0..0, WriteFault::Refused),
         };
-        let mut memory = now.memory.failing(fail.clone(), fault);
+        let mut memory = current.memory.failing(failing_writes.clone(), fault);
         let result = apply(&plan, &layout, PID, &mut memory);
-        let reached = memory.writes > fail.start && !fail.is_empty();
+        let reached = memory.writes > failing_writes.start && !failing_writes.is_empty();
         match result {
             // A later write of the same page may have written what an earlier one failed to.
             Ok(outcome) if !reached || WriteFault::SILENT.contains(&fault) => {
                 assert_eq!(outcome, Outcome::Done);
-                check_undo(&now, &memory, &plan, &image(&model));
+                check_undo(&current, &memory, &plan, &image(&model));
                 model = after;
             }
             Ok(_) => panic!("a write failed, and that was not reported"),
@@ -272,15 +283,20 @@ fn check(
             }
         }
         assert_eq!(memory.differences(&image(&model)), []);
-        now.memory = memory;
+        current.memory = memory;
     }
 }
 
-/// Taking back what was done in `memory` gives what was there before.
-fn check_undo(world: &World, memory: &SliceMemory, done: &UpdatePlan, before: &SliceMemory) {
-    let mut then = world.with_memory(memory.failing(0..0, WriteFault::Refused));
-    then.update_for(&then.undo(done)).unwrap();
-    assert_eq!(then.memory.differences(before), []);
+/// Checks that an undo of the update `done` in `memory` gives the memory `before`.
+fn check_undo(
+    simulated: &SimulatedProcess,
+    memory: &SliceMemory,
+    done: &UpdatePlan,
+    before: &SliceMemory,
+) {
+    let mut after_undo = simulated.with_memory(memory.failing(0..0, WriteFault::Refused));
+    after_undo.update_for(&after_undo.undo(done)).unwrap();
+    assert_eq!(after_undo.memory.differences(before), []);
 }
 
 proptest! {
@@ -295,6 +311,6 @@ proptest! {
         int3 in prop::collection::vec(any::<Index>(), 0..4),
         updates in prop::collection::vec(update(), 1..10),
     ) {
-        check(&WORLDS[fixture], &start, &int3, &updates);
+        check(&SIMULATED[fixture], &start, &int3, &updates);
     }
 }

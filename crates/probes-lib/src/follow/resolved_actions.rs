@@ -1,8 +1,8 @@
-//! [`Present`]: what actions choose in a process that may not have everything they name.
+//! [`ResolvedActions`]: what actions choose in a process that may not have everything they name.
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, ProcessError, Result};
 use crate::process::Process;
 use crate::process::image::Image;
 
@@ -10,23 +10,27 @@ use crate::process::objects::Files;
 use crate::select::{Actions, Choice, choose, choose_present};
 
 /// What actions choose among the probes that a process has, and what they name that is missing.
-pub(crate) struct Present {
+pub(crate) struct ResolvedActions {
     pub(crate) image: Image,
     pub(crate) choices: Vec<Choice>,
     pub(crate) missing: Option<Error>,
 }
 
-impl Present {
+impl ResolvedActions {
     /// Reads the image of `process`, and chooses what is there.
     ///
     /// # Errors
     ///
     /// If the process cannot be read, or the actions contradict each other.
-    pub(crate) fn of(process: &Process, files: Arc<Files>, actions: &Actions) -> Result<Present> {
+    pub(crate) fn of(
+        process: &Process,
+        files: Arc<Files>,
+        actions: &Actions,
+    ) -> Result<ResolvedActions> {
         let image = match Image::of(process, files.clone()) {
-            Err(error) if error.is_missing_name() => {
-                return Ok(Present {
-                    image: Image::even_without(process, files)?,
+            Err(error) if error.is_missing_name() || is_translated(&error) => {
+                return Ok(ResolvedActions {
+                    image: Image::even_without_probes(process, files)?,
                     choices: Vec::new(),
                     missing: Some(error),
                 });
@@ -39,10 +43,18 @@ impl Present {
             }
             choices => (choices?, None),
         };
-        Ok(Present {
+        Ok(ResolvedActions {
             image,
             choices,
             missing,
         })
     }
+}
+
+/// Returns whether a translator executes the program: it is followed like one without probes.
+fn is_translated(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Process(ProcessError::Translated { .. })
+    )
 }

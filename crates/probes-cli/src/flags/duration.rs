@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-/// How long an observation lasts.
+// How long an observation lasts.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Until {
+pub(crate) struct DurationFlag {
     /// Stop after 10s, 5m, 1h30m; otherwise on Ctrl-C
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
 }
 
-/// Reads a duration, which is longer than nothing.
+/// Reads a duration, which must be longer than zero.
 pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
     // humantime's M is a month, and people who type it mean minutes.
     if typed.contains('M') {

@@ -28,7 +28,7 @@ impl<'f, M: ReadMemory, F: Fn(LiveAddr) -> Option<FilePage<'f>>> OwnMemory<M, F>
         let offset = (at.0 % PAGE) as usize;
         let start = LiveAddr(at.0 - offset as u64);
         let page = (self.mapped)(start).ok_or_else(|| {
-            io::Error::other("the kernel forbids it (proc_mem.force_override), and it is not mapped from its file")
+            io::Error::other("the kernel forbids writing to code (proc_mem.force_override), and the page is not mapped from its file")
         })?;
         let mut code = [0; PAGE as usize];
         self.memory.read(start, &mut code)?;

@@ -1,13 +1,14 @@
-//! Groups many small items at sorted addresses into few runs, each read at once.
+//! Groups many small items at sorted addresses into few runs, each of which is read in one go.
 //!
-//! A run has an item in each of its pages, so every page is known to be mapped, and the bytes between the
-//! items cost no page that would not be read anyway.
+//! A run has an item in each of its pages, so every page is known to be mapped, and reading the
+//! bytes between the items reads no additional page.
 
 use std::ops::Range;
 
 use crate::address::PAGE;
 
-/// The longest run in bytes: bounds the buffer, and makes the cost of the system call small.
+/// The longest run, in bytes. It bounds the buffer, and is large enough for the cost of the system
+/// calls to be small.
 const MAX_RUN: u64 = 64 << 10;
 
 /// Neighbouring items of one zone (object or mapping).
@@ -33,7 +34,7 @@ impl Run {
 }
 
 /// Groups items of `len` bytes at sorted addresses, each with its zone; a run has items of one zone.
-pub(crate) fn runs(items: impl Iterator<Item = (u64, usize)>, len: u64) -> Vec<Run> {
+pub(crate) fn group(items: impl Iterator<Item = (u64, usize)>, len: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, (address, zone)) in items.enumerate() {
         if let Some(run) = runs.last_mut().filter(|run| run.zone == zone) {
@@ -62,15 +63,17 @@ mod tests {
     use super::*;
 
     fn lens(addresses: &[u64]) -> Vec<(usize, u64)> {
-        let runs = runs(addresses.iter().map(|&address| (address, 0)), 6);
+        let runs = group(addresses.iter().map(|&address| (address, 0)), 6);
         runs.iter().map(|run| (run.count, run.len)).collect()
     }
 
     #[test]
-    fn nearby_items_share_a_run_empty_pages_split() {
+    fn nearby_items_share_runs_that_empty_pages_end() {
         assert_eq!(lens(&[]), []);
         assert_eq!(lens(&[0x1000, 0x1006, 0x2ff0]), [(3, 0x1ff6)]);
         assert_eq!(lens(&[0x1000, 0x3000]), [(1, 6), (1, 6)]);
+        // The first one ends with its page, and none is in page 2.
+        assert_eq!(lens(&[0x1ffa, 0x3000]), [(1, 6), (1, 6)]);
         // The first one reaches into page 2, which page 3 follows.
         assert_eq!(lens(&[0x1ffe, 0x3000]), [(2, 0x1008)]);
     }
@@ -78,12 +81,12 @@ mod tests {
     #[test]
     fn run_is_bounded_and_stays_in_its_zone() {
         let dense: Vec<u64> = (0..2000).map(|i| 0x10000 + i * 160).collect();
-        let runs_of_dense = lens(&dense);
-        assert!(runs_of_dense.iter().all(|&(_, len)| len <= MAX_RUN));
-        assert_eq!(runs_of_dense.iter().map(|&(n, _)| n).sum::<usize>(), 2000);
+        let dense_runs = lens(&dense);
+        assert!(dense_runs.iter().all(|&(_, len)| len <= MAX_RUN));
+        assert_eq!(dense_runs.iter().map(|&(n, _)| n).sum::<usize>(), 2000);
 
         let addresses = [0x1000, 0x1010, 0x1020].into_iter();
-        let zones = runs(addresses.map(|a| (a, (a >= 0x1010).into())), 6);
+        let zones = group(addresses.map(|a| (a, (a >= 0x1010).into())), 6);
         assert_eq!(
             zones.iter().map(|run| run.count).collect::<Vec<_>>(),
             [1, 2]

@@ -1,13 +1,13 @@
-//! Undoing what a command has changed for a time, while other tools may be in the way.
+//! Undoing the temporary changes of a command, even if other tools are in the way for a while.
 
 use std::time::{Duration, Instant};
 
 use probes_lib::{Options, Report, Target};
 
-use crate::failure::{Failure, fate};
+use crate::failure::{Failure, exit_or_exec};
 use crate::say::Messages;
 use crate::signals::TerminationSignals;
-use crate::text::few;
+use crate::text::join_first_few;
 
 /// How long another tool may be in the way.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Undoes the changes in `report`. Waits for others that are in the way, unless a signal comes. Returns
 /// `None` if the process has exited or executed a new program, which leaves nothing to undo.
-pub(super) fn restore(
+pub(super) fn undo_changes(
     target: &Target,
     report: &Report,
     options: Options,
@@ -29,13 +29,15 @@ pub(super) fn restore(
         Ok(undone) => return Ok(Some(undone)),
         Err(error) => error,
     };
-    match fate(&error) {
-        Some(fate) => {
+    match exit_or_exec(&error) {
+        Some(exit_or_exec) => {
             let pid = report.pid;
-            messages.note(&format!("process {pid} {fate}: there is nothing to undo"));
+            messages.note(&format!(
+                "process {pid} {exit_or_exec}: there is nothing to undo"
+            ));
             Ok(None)
         }
-        None => Err(Failure::NotRestored(error, by_hand(report, |_| true))),
+        None => Err(Failure::NotUndone(error, by_hand(report, |_| true))),
     }
 }
 
@@ -51,7 +53,7 @@ pub(super) fn retry<T>(
             Err(error)
                 if error.is_transient()
                     && begun.elapsed() < PATIENCE
-                    && !signals.is_interrupted() =>
+                    && !signals.take_interrupt() =>
             {
                 messages.step(format_args!("trying again: {error}"));
                 std::thread::sleep(PAUSE);
@@ -61,16 +63,18 @@ pub(super) fn retry<T>(
     }
 }
 
-/// Fails if `undone`, which has undone the changes in `report`, has left some probes as they are.
-pub(super) fn refuse_leftovers(report: &Report, undone: &Report) -> Result<(), Failure> {
-    let Some(names) = few(&undone.not_undone) else {
+/// Fails if undoing the changes in `report` has left some probes as they are; `undone` is the
+/// report of the undoing.
+pub(super) fn fail_unless_all_undone(report: &Report, undone: &Report) -> Result<(), Failure> {
+    let Some(names) = join_first_few(&undone.not_undone) else {
         return Ok(());
     };
     let is_left = |name: &str| undone.not_undone.iter().any(|one| one == name);
-    Err(Failure::PartlyRestored(names, by_hand(report, is_left)))
+    Err(Failure::PartlyUndone(names, by_hand(report, is_left)))
 }
 
-/// The command that undoes by hand the changes of the probes that `is_meant` is true of.
+/// Says with which command the user can undo the changes of the probes for which `is_meant` is
+/// true.
 fn by_hand(report: &Report, is_meant: impl Fn(&str) -> bool) -> String {
     let names = |is_wanted: fn(u16, u16) -> bool| -> Vec<&str> {
         let changed = report.changed.iter();
@@ -89,9 +93,9 @@ fn by_hand(report: &Report, is_meant: impl Fn(&str) -> bool) -> String {
         .collect();
     let pid = report.pid;
     match flags.as_slice() {
-        [] => format!("`ocaml-probes info -pid {pid}` says what is on"),
+        [] => format!("`ocaml-probes info -pid {pid}` shows which probes are enabled"),
         flags => format!(
-            "`ocaml-probes attach -pid {pid} {}` does it by hand",
+            "`ocaml-probes attach -pid {pid} {}` undoes the changes",
             flags.join(" ")
         ),
     }

@@ -1,0 +1,21 @@
+//! What to do if another observer observes the process already.
+
+use probes_lib::Options;
+
+// Whether the process is taken over from another observer.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TakeOver {
+    /// Take over from another observer, which then ends with an error
+    #[arg(long)]
+    force: bool,
+}
+
+impl TakeOver {
+    /// The options of an observation, or of its removal.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            take_over: self.force,
+            ..Options::default()
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The adversary suite: programs that check themselves behave the same alone, while their probes
+//! are switched, while they are observed in every way, under both at once, and when they are
+//! started by the tool. `make adversary` treats each of them so for ten minutes; by default, each
+//! way has its least number of rounds.
+//!
+//! The programs are in `test-programs/adversary`: signals, threads, processes, limits, what a
+//! program can see, and what else the OCaml runtimes offer. Each prints its verdict.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+/// The name in what cases print, and of the variable that says how long they run.
+const SUITE: &str = "adversary";
+
+// Helpers: time and counts of a case, the command `ocaml-probes`.
+#[path = "chaos/case.rs"]
+#[allow(dead_code, reason = "counts of the other suite")]
+mod case;
+#[path = "cli/support.rs"]
+#[allow(dead_code, reason = "golden files are of the other suite")]
+mod support;
+
+// A program, and what is done to it.
+#[path = "adversary/program.rs"]
+mod program;
+#[path = "adversary/shown.rs"]
+mod shown;
+#[path = "adversary/ways.rs"]
+mod ways;
+
+// The programs, each treated in every way, and what they see.
+#[path = "adversary/environment.rs"]
+mod environment;
+#[path = "adversary/programs.rs"]
+mod programs;
+
+// The screen of `top`, which needs tmux.
+#[path = "adversary/top.rs"]
+mod top;

@@ -1,0 +1,152 @@
+//! The programs, each treated in every way.
+
+use test_support::{Talker, program};
+
+use crate::program::Program;
+use crate::ways::every_way;
+
+// promise: Observations: Timers every 100 µs whose handlers allocate and raise, and signals that a
+//    program sends itself, are handled as without a tool (in every way)
+#[test]
+fn signals_are_handled_as_alone() {
+    every_way("signals", &Program::checked("signals"));
+}
+
+#[test]
+fn signals_are_handled_with_small_heap() {
+    let program = Program::checked("signals").with_runtime("b,s=256");
+    every_way("signals, in a small heap", &program);
+}
+
+// promise: Observations: System threads that wait, raise out of handlers, fork and exit in a handler
+//    do so as without a tool (in every way)
+#[test]
+fn system_threads_behave_as_alone() {
+    every_way("system threads", &Program::checked("systhreads"));
+}
+
+// promise: Observations: A parent sees the exits, stops and execs of its children as without a tool
+//    (in every way)
+#[test]
+fn children_have_the_same_statuses() {
+    every_way("children", &Program::checked("children"));
+}
+
+// promise: Observations: Out_of_memory is caught as without a tool; observing is refused where it
+//    lacks memory (address space, data, locked memory; in every way)
+#[test]
+fn limits_of_memory_are_respected() {
+    for mode in ["address_space", "data", "locked"] {
+        let program = Program::checked("limits").with_args([mode]).refusing();
+        every_way(mode, &program);
+    }
+}
+
+// promise: Own probes: A program switches its own probes while others switch and observe them (in
+//    every way)
+#[test]
+fn own_switching_and_observers_agree() {
+    let library = std::env::current_exe().unwrap();
+    let library = library.with_file_name("libprobes.so");
+    let program = Program::checked("self").with_args([library]);
+    every_way("its own probes", &program);
+}
+
+// promise: Observations: Callbacks of Gc.Memprof allocate and hit probes as without a tool (in every
+//    way)
+#[test]
+fn memprof_callbacks_run_as_alone() {
+    every_way("memprof", &Program::checked("memprof"));
+}
+
+// promise: Observations: Plugins are loaded by Dynlink, C libraries loaded and unloaded, as without a
+//    tool (in every way)
+#[test]
+fn plugins_and_libraries_load_as_alone() {
+    let file = program("terminating");
+    let [plugin, library] =
+        ["plugins/plug.cmxs", "fixtures/objects/plugin.so"].map(|name| file.with_file_name(name));
+    let program = Program::checked("loading").with_args([plugin, library]);
+    every_way("plugins and libraries", &program.loading_objects());
+}
+
+// promise: Observations: Callbacks from C threads, exceptions through C and longjmp out of C behave
+//    as without a tool (in every way)
+#[test]
+fn callbacks_from_c_behave_as_alone() {
+    every_way("callbacks", &Program::checked("callbacks"));
+}
+
+// promise: Observations: Values of every kind, moved by compactions, are shown as the program passes
+//    them, and stay as they are (in every way)
+#[test]
+fn values_are_shown_as_passed() {
+    every_way("values", &Program::checked("values"));
+    for runtime in ["o=20,O=0,s=512", "c,b"] {
+        let program = Program::checked("values").with_runtime(runtime);
+        every_way("values, with other parameters", &program);
+    }
+}
+
+#[test]
+fn stack_overflows_are_caught_as_alone() {
+    let program = Program::other("overflow", |talker| {
+        let line = talker.ask("overflow 1", "overflow");
+        assert!(line.contains("caught=9"), "{line}");
+        assert!(line.ends_with("others=same"), "{line}");
+    });
+    every_way("stack overflows", &program);
+}
+
+#[test]
+fn work_of_handlers_is_the_same() {
+    for name in ["handlers", "static/handlers"] {
+        let program = Program::other(name, |talker| {
+            let line = talker.ask("run", "round");
+            assert!(line.contains(" work=516 "), "{line}");
+        });
+        every_way("handlers", &program);
+    }
+}
+
+/// Asserts that no value of any thread has changed.
+fn report(talker: &mut Talker) {
+    talker.send("report");
+    loop {
+        let line = talker.line().expect("a report");
+        match line.rsplit_once("broken=") {
+            Some((_, broken)) => assert_eq!(broken, "0", "{line}"),
+            None if line == "report end" => break,
+            None => {}
+        }
+    }
+}
+
+#[test]
+fn threads_in_handlers_keep_their_values() {
+    every_way("parked", &Program::other("parked", report).with_args(["4"]));
+}
+
+// With an older compiler there are none, and nothing to test.
+#[test]
+fn domains_and_effects_behave_as_alone() {
+    let folder = program("terminating").with_file_name("ocaml5");
+    if !folder.join("domains.exe").exists() {
+        return;
+    }
+    let domains = Program::other("ocaml5/domains", report).with_args(["3", "2", "collect"]);
+    every_way("domains", &domains);
+    let effects = Program::other("ocaml5/effects", |talker| {
+        let line = talker.ask("run", "round");
+        assert!(line.contains(" work=207 "), "{line}");
+    });
+    every_way("effects", &effects);
+}
+
+#[test]
+fn threads_without_a_pause_run_on() {
+    let program = Program::other("threads", |talker| {
+        talker.ask("report", "report end");
+    });
+    every_way("threads", &program.with_args(["2"]));
+}

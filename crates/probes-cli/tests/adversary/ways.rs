@@ -1,0 +1,189 @@
+//! What is done to a program: its probes are switched, it is observed, both at once, observers are
+//! killed, and it is started by the tool.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use test_support::Guard;
+
+use crate::case::Case;
+use crate::program::{Program, Running};
+use crate::shown;
+use crate::support::{command, run};
+
+/// A way to treat a running program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Switched,
+    Observed,
+    Storm,
+    Launched,
+}
+
+const WAYS: [Way; 4] = [Way::Switched, Way::Observed, Way::Storm, Way::Launched];
+
+/// What is done to a process at a time.
+const SWITCHES: [&str; 5] = [
+    "attach -enable-all",
+    "attach -disable-all",
+    "attach -live -enable-all",
+    "attach -live -disable-all",
+    "attach -enable-all -for 10ms",
+];
+
+const OBSERVATIONS: [&str; 5] = [
+    "count -for 20ms",
+    "latency -for 20ms",
+    "watch -json -limit 300 -for 200ms -regexp .",
+    "killed",
+    "observe -clean",
+];
+
+/// How a program is started.
+pub(crate) const LAUNCHES: [&str; 6] = [
+    "-count",
+    "-latency",
+    "-watch",
+    "-wait -enable-all",
+    "-follow",
+    "-count killed",
+];
+
+/// Treats a program in every way, in both forms in the long run of the suite, and else in one form
+/// each.
+pub(crate) fn every_way(name: &'static str, program: &Program) {
+    let mut case = Case::begin(name, 100);
+    assert!(alone(program, &mut case) > 0);
+    let mut rounds = 0;
+    while case.wants_another_round(rounds, 1) {
+        for (index, way) in WAYS.into_iter().enumerate() {
+            for form in 0..2 {
+                if case.is_long() || form == (index + name.len()) % 2 {
+                    treat(&mut case, program, form, way);
+                }
+            }
+        }
+        rounds += 1;
+    }
+}
+
+/// Without a tool, and without input.
+fn alone(program: &Program, case: &mut Case) -> u64 {
+    let rounds = (0..2).map(|form| program.start(form).end("alone"));
+    let rounds = rounds.sum();
+    case.add("rounds alone", rounds);
+    rounds
+}
+
+fn treat(case: &mut Case, program: &Program, form: usize, way: Way) {
+    if way == Way::Launched {
+        for launch in LAUNCHES {
+            launched(case, program, form, launch);
+        }
+        return;
+    }
+    let mut running = program.start(form);
+    let each = if case.is_long() { 100 } else { 10 };
+    for step in 0..each {
+        let words = match way {
+            Way::Switched => SWITCHES[step % SWITCHES.len()],
+            Way::Observed => OBSERVATIONS[step % OBSERVATIONS.len()],
+            _ if case.random(2) == 0 => SWITCHES[case.random(SWITCHES.len() as u64) as usize],
+            _ => OBSERVATIONS[case.random(OBSERVATIONS.len() as u64) as usize],
+        };
+        act(case, &running, words);
+        running.speak();
+    }
+    act(case, &running, "observe -clean");
+    running.assert_unobserved();
+    let rounds = running.end(&format!("{way:?}"));
+    case.add(format!("rounds in the way {way:?}"), rounds);
+}
+
+/// Runs the tool on a process, to its end or until it is killed.
+fn act(case: &mut Case, running: &Running, words: &str) {
+    if words == "killed" {
+        return kill_observer(case, running);
+    }
+    let mut line = format!("{words} -pid {}", running.pid);
+    if words.starts_with("attach") && running.program.loads_objects {
+        line = line.replace(" -live", "").replace(" -for 10ms", "") + " -force";
+    }
+    if words.starts_with("latency") {
+        let probes = running.program.probes();
+        line += &format!(" -pair {},{}", probes.last().unwrap(), probes[0]);
+    }
+    let ran = run(&line);
+    let is_refused = running.program.may_refuse && ran.code == Some(1);
+    if is_refused {
+        assert!(ran.stderr.starts_with("ocaml-probes: "), "{line}: {ran:?}");
+        return case.count(format!("{words}: refused"));
+    }
+    assert_eq!(ran.code, Some(0), "{line}: {ran:?}");
+    if words.starts_with("watch") {
+        case.add(
+            "hits whose values are right",
+            shown::check(&ran.stdout, &line),
+        );
+    }
+    case.count(words);
+}
+
+/// Kills an observer at any moment of its start, its work or its end.
+fn kill_observer(case: &mut Case, running: &Running) {
+    let line = format!("count -quiet -for 30ms -pid {}", running.pid);
+    let mut tool = command(line.split(' '));
+    tool.stdin(Stdio::null()).stdout(Stdio::null());
+    if running.program.may_refuse {
+        tool.stderr(Stdio::null());
+    }
+    let mut tool = Guard::spawn(&mut tool);
+    std::thread::sleep(Duration::from_micros(case.random(100_000)));
+    // It may have exited.
+    let _ = tool.child().kill();
+    let status = tool.wait();
+    let is_killed = status.signal() == Some(Signal::SIGKILL as i32);
+    let is_refused = running.program.may_refuse && status.code() == Some(1);
+    assert!(
+        is_killed || is_refused || status.success(),
+        "{line}: {status}"
+    );
+    case.add("observers killed", u64::from(is_killed));
+}
+
+/// How long a program runs that the tool has started.
+const LAUNCHED: Duration = Duration::from_millis(150);
+
+/// Starts the program by `trace`, from its first instruction on.
+pub(crate) fn launched(case: &mut Case, program: &Program, form: usize, launch: &str) {
+    let probes = program.probes();
+    let mut tool = command(["trace", "-quiet"]);
+    let words = launch.strip_suffix(" killed").unwrap_or(launch);
+    for word in words.split(' ') {
+        tool.arg(word);
+        match word {
+            "-latency" => tool.arg(format!("{},{}", probes.last().unwrap(), probes[0])),
+            "-watch" => tool.arg(probes.join(",")),
+            "-follow" => tool.args(["-wait", "-enable-all"]),
+            _ => &mut tool,
+        };
+    }
+    tool.arg("-prog").arg(program.form(form));
+    tool.arg("--").args(&program.args);
+    let mut running = program.spawn(&mut tool);
+    let started = Instant::now();
+    while started.elapsed() < LAUNCHED {
+        running.speak();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let rounds = if launch == words {
+        running.end(launch)
+    } else {
+        running.talker.guard().child().kill().unwrap();
+        running.talker.guard().wait();
+        running.verdict(launch)
+    };
+    case.add(format!("rounds under trace {launch}"), rounds);
+}

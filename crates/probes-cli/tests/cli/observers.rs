@@ -1,0 +1,372 @@
+//! Who observes a process: one tool at a time, which the others name.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::container::{Container, enter, only_child};
+use test_support::tmux::Terminal;
+use test_support::{Guard, Talker, eventually, fixture_forms};
+
+use crate::count::{end, observing};
+use crate::support::{Run, command, is_observed, run, run_command};
+
+const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
+
+const HINT: &str =
+    "hint: wait until it ends; -force takes the process over, and the other ends with an error\n";
+
+/// What `info` says of the observer of a process.
+fn observer(pid: i32) -> Value {
+    let info = run(&format!("info -json -quiet -pid {pid}")).json();
+    info["observer"].clone()
+}
+
+/// Waits until the tool with this pid observes a process.
+fn wait_for_observer(pid: i32, tool: i32) {
+    eventually("the tool observes", || {
+        (observer(pid)["pid"] == tool).then_some(())
+    });
+}
+
+/// Starts a tool that takes a process over, and waits until it has.
+fn taking_over(line: &str, pid: i32) -> Talker {
+    let tool = Talker::spawn(command(line.split(' ')).args(["-pid", &pid.to_string()]));
+    wait_for_observer(pid, tool.pid());
+    tool
+}
+
+/// Starts a tool whose standard error can be read, and waits until it observes.
+fn watched(line: &str, pid: i32) -> Talker {
+    let mut command = command(line.split(' '));
+    command
+        .args(["-pid", &pid.to_string()])
+        .stderr(Stdio::piped());
+    let tool = Talker::spawn(&mut command);
+    wait_for_observer(pid, tool.pid());
+    tool
+}
+
+/// Waits until a tool that counts has read the counters, from the first to the last.
+fn wait_for_reading(tool: i32) {
+    let bytes_read = || -> u64 {
+        let io = std::fs::read_to_string(format!("/proc/{tool}/io")).unwrap();
+        let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+        read.unwrap().parse().unwrap()
+    };
+    // 16 pages of counters; of the first reading, a part may come before.
+    let before = bytes_read();
+    eventually("the counters are read", || {
+        (bytes_read() > before + 2 * (16 << 12)).then_some(())
+    });
+}
+
+/// What a tool prints until it exits: its lines, what it says on standard error, and its status.
+fn rest(mut tool: Talker) -> (Vec<String>, String, Option<i32>) {
+    let lines = std::iter::from_fn(|| tool.line()).collect();
+    let mut said = String::new();
+    let mut stderr = tool.guard().child().stderr.take().unwrap();
+    stderr.read_to_string(&mut said).unwrap();
+    (lines, said, tool.guard().wait().code())
+}
+
+// promise: Observations: A second observer, of whatever command, is refused by pid, command and age of
+//    the first, and changes nothing (2 × 4 commands)
+#[test]
+fn second_observer_is_refused_whatever_the_command() {
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let first = observing("count -quiet -for 1h", pid);
+        let who = format!(
+            "pid {} (ocaml-probes count -quiet -for 1h -pid {pid})",
+            first.pid()
+        );
+        for line in [
+            "count",
+            "watch -probe start",
+            "latency -pair start,stop",
+            "observe -clean",
+        ] {
+            let error = run(&format!("{line} -pid {pid}")).failure();
+            let why = format!("ocaml-probes: process {pid} is already observed by {who}, for ");
+            let age = error
+                .strip_prefix(&why)
+                .unwrap_or_else(|| panic!("{error}"));
+            let expected = format!(" s; nothing was changed\n{HINT}");
+            let age = age
+                .strip_suffix(&expected)
+                .unwrap_or_else(|| panic!("{error}"));
+            assert!(age.parse::<u32>().unwrap() < 600, "{error}");
+        }
+        // Others read and switch its probes meanwhile.
+        let info = run(&format!("info -pid {pid}"));
+        let said = format!("2 sites are observed by {who}, for ");
+        assert!(info.stderr.starts_with(&said), "{}", info.stderr);
+        run(&format!("attach -enable start -pid {pid}")).answer();
+        target.hits();
+        run(&format!("attach -disable start -pid {pid}")).answer();
+        let lines = end(first, Signal::SIGINT);
+        assert!(
+            lines[0].starts_with("1 ") && lines[1].starts_with("1 "),
+            "{lines:?}"
+        );
+        assert_eq!(observer(pid), Value::Null);
+        assert!(!is_observed(pid));
+    }
+}
+
+// promise: Observations: An observer that is replaced prints its results, and then by whom it was
+//    replaced (2 × 4 commands)
+#[test]
+fn replaced_observer_prints_results_and_its_successor() {
+    for file in fixture_forms("timed") {
+        for (line, results) in [
+            ("count -interval 1ms", 2),
+            ("latency -pair start,stop -interval 1ms", 1),
+            ("watch -probe start", 0),
+            // They are read more often than shown.
+            ("count -interval 1h", 2),
+        ] {
+            let mut target = Talker::start(&file);
+            let pid = target.pid();
+            let mut first = watched(line, pid);
+            target.hits();
+            if line.contains("1ms") {
+                // They are read.
+                while !first.line().unwrap().contains(" 1 ") {}
+            } else if line.contains("1h") {
+                wait_for_reading(first.pid());
+            }
+            let mut second = taking_over("count -force -quiet", pid);
+            let (lines, said, status) = rest(first);
+            let who = format!(
+                "pid {} (ocaml-probes count -force -quiet -pid {pid})",
+                second.pid()
+            );
+            let expected = format!(
+                "ocaml-probes: process {pid} has been taken over by {who}, which has removed this \
+                 observation\n"
+            );
+            assert!(said.ends_with(&expected), "{line}: {said}");
+            assert_eq!(status, Some(1), "{line}");
+            let last = &lines[lines.len() - results..];
+            assert!(
+                last.iter().all(|it| it.starts_with("1 ")),
+                "{line}: {lines:?}"
+            );
+            assert!(second.guard().is_running());
+            target.hits();
+            let lines = end(second, Signal::SIGINT);
+            assert!(lines.iter().all(|it| it.starts_with("1 ")), "{lines:?}");
+            assert!(!is_observed(pid));
+        }
+    }
+}
+
+// promise: Observations: Every command that observes takes over with -force (2 × 4 commands)
+#[test]
+fn every_observing_command_takes_over_with_force() {
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut current = observing("count -quiet", pid);
+        for line in [
+            "count -force -quiet",
+            "watch -force -quiet -probe start",
+            "latency -force -quiet -pair start,stop",
+        ] {
+            let next = taking_over(line, pid);
+            assert_eq!(current.guard().wait().code(), Some(1), "{line}");
+            current = next;
+        }
+        let terminal = Terminal::open(100, 30);
+        terminal.line(&format!("clear; {TOOL} top -force -pid {pid}"));
+        terminal.wait_for(&format!(", process {pid}"));
+        assert_eq!(current.guard().wait().code(), Some(1));
+        wait_for_observer(pid, terminal.child("ocaml-probes"));
+        // `top` learns it as well, and restores the terminal first.
+        let cleaned = run(&format!("observe -clean -force -pid {pid}"));
+        assert_eq!(cleaned.answer(), format!("{pid} 2\n"));
+        terminal.wait_for("another tool has removed this");
+        assert!(!is_observed(pid));
+        target.hits();
+    }
+}
+
+// promise: Observations: `info` tells an observer that runs from one that was killed, and the next
+//    one need not ask (2)
+#[test]
+fn info_tells_a_live_observer_from_a_killed() {
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut tool = observing("count -quiet", pid);
+        let alive = observer(pid);
+        let keys: Vec<&String> = alive.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["alive", "command", "pid", "seconds"]);
+        let command = format!("ocaml-probes count -quiet -pid {pid}");
+        assert_eq!(
+            (&alive["command"], &alive["alive"]),
+            (&command.into(), &true.into())
+        );
+        assert!(alive["seconds"].as_f64().unwrap() >= 0.0);
+        kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
+        tool.guard().wait();
+        let dead = observer(pid);
+        assert_eq!(
+            (&dead["pid"], &dead["alive"]),
+            (&tool.pid().into(), &false.into())
+        );
+        let info = run(&format!("info -pid {pid}"));
+        let expected = format!(
+            "ocaml-probes: warning: 2 sites are observed, but without an observer: left by pid {} \
+             (ocaml-probes count -quiet -pid {pid})\n\
+             hint: `ocaml-probes observe -clean -pid {pid}` removes what a killed one has left\n",
+            tool.pid()
+        );
+        assert_eq!(info.stderr, expected);
+        let next = observing("count -quiet", pid);
+        wait_for_observer(pid, next.pid());
+        target.hits();
+        assert_eq!(end(next, Signal::SIGINT).len(), 2);
+    }
+}
+
+// promise: Observations: Of several tools that begin to observe at the same moment, one observes, and
+//    the others are refused (2 × 4)
+#[test]
+fn one_of_several_tools_at_once_observes() {
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let spawn = |_| {
+            let mut tool = command(["count", "-pid", &pid.to_string()]);
+            let tool = tool.stdin(Stdio::null()).stdout(Stdio::piped());
+            Guard::spawn(tool.stderr(Stdio::piped()))
+        };
+        let mut tools: Vec<Guard> = (0..4).map(spawn).collect();
+        let winner = eventually("one observes", || observer(pid)["pid"].as_i64());
+        let is_winner = |tool: &Guard| i64::from(tool.pid()) == winner;
+        let place = tools.iter().position(is_winner).unwrap();
+        let mut winning = tools.remove(place);
+        for mut tool in tools {
+            assert_eq!(tool.wait().code(), Some(1));
+            let mut said = String::new();
+            let mut stderr = tool.child().stderr.take().unwrap();
+            stderr.read_to_string(&mut said).unwrap();
+            let expected = format!("process {pid} is already observed by pid {winner} (");
+            assert!(said.contains(&expected), "{said}");
+        }
+        target.hits();
+        kill(Pid::from_raw(winning.pid()), Signal::SIGINT).unwrap();
+        assert_eq!(winning.wait().code(), Some(0));
+        let mut counted = String::new();
+        let mut stdout = winning.child().stdout.take().unwrap();
+        stdout.read_to_string(&mut counted).unwrap();
+        assert!(
+            counted.lines().all(|line| line.starts_with("1 ")),
+            "{counted}"
+        );
+    }
+}
+
+// promise: Observations: A program under `trace -count` that is taken over: the results until then are
+//    printed, by whom it was, and the program runs on (2)
+#[test]
+fn traced_program_that_is_taken_over_runs_on() {
+    for file in fixture_forms("timed") {
+        let mut command = command(["trace", "-count", "-prog"]);
+        let mut tool = Talker::spawn(command.arg(&file).stderr(Stdio::piped()));
+        tool.expect("ready");
+        tool.hits();
+        let pid = eventually("the program runs", || {
+            test_support::process::children(tool.pid()).first().copied()
+        });
+        let refused = run(&format!("count -pid {pid}")).failure();
+        let who = format!("pid {} (ocaml-probes trace -count -prog ", tool.pid());
+        assert!(refused.contains(&who), "{refused}");
+        let second = taking_over("count -force -quiet", pid);
+        tool.hits();
+        let counted = end(second, Signal::SIGINT);
+        assert_eq!(counted.len(), 2);
+        tool.hits();
+        assert!(!is_observed(pid));
+        tool.close_input();
+        let (_, said, status) = rest(tool);
+        assert_eq!(status, Some(0), "{said}");
+        let lines: Vec<&str> = said.lines().collect();
+        let [one, other, why] = lines[..] else {
+            panic!("{said}");
+        };
+        assert!(one.starts_with("1 ") && other.starts_with("1 "), "{said}");
+        assert!(
+            why.contains(&format!("process {pid} has been taken over by pid ")),
+            "{said}"
+        );
+    }
+}
+
+/// A container with a program and the tool.
+fn container(program: &Path) -> Container {
+    let tool = Path::new(TOOL);
+    Container::with(&[
+        (program, Path::new("/host")),
+        (tool, Path::new("/ocaml-probes")),
+    ])
+}
+
+fn there(pid: i32, line: &str) -> Command {
+    let mut command = enter(pid);
+    command.arg("/ocaml-probes").args(line.split(' '));
+    command
+}
+
+fn run_there(pid: i32, line: &str) -> Run {
+    run_command(&mut there(pid, line))
+}
+
+// promise: Observations: An observer is seen from other pid namespaces and other mounts of /proc, and
+//    so is its death (2, from both sides)
+#[test]
+fn observer_is_seen_from_another_pid_namespace() {
+    for program in fixture_forms("objects/host") {
+        let container = container(&program);
+        let (mut talker, pid) = container.start(Path::new("/host"));
+        let elsewhere = "of another pid namespace (ocaml-probes count -quiet -pid ";
+
+        let mut outside = observing("count -quiet", pid);
+        let refused = run_there(pid, "count -pid 1").failure();
+        let expected = format!("observed by pid {} {elsewhere}{pid}), for ", outside.pid());
+        assert!(refused.contains(&expected), "{refused}");
+        let info = run_there(pid, "info -json -quiet -pid 1").json();
+        assert_eq!(info["observer"]["pid"], Value::Null);
+        assert_eq!(info["observer"]["alive"], true);
+        kill(Pid::from_raw(outside.pid()), Signal::SIGKILL).unwrap();
+        outside.guard().wait();
+        let info = run_there(pid, "info -json -quiet -pid 1").json();
+        assert_eq!(info["observer"]["alive"], false);
+
+        // Without asking.
+        let mut inside = there(pid, "count -quiet -pid 1");
+        let mut inside = Guard::spawn(inside.stdin(Stdio::null()).stdout(Stdio::null()));
+        eventually("the tool inside observes", || {
+            (observer(pid)["alive"] == true).then_some(())
+        });
+        let refused = run(&format!("count -pid {pid}")).failure();
+        assert!(
+            refused.contains(&format!(" {elsewhere}1), for ")),
+            "{refused}"
+        );
+        let tool = only_child(inside.pid());
+        kill(Pid::from_raw(tool), Signal::SIGKILL).unwrap();
+        inside.wait();
+        let next = run(&format!("count -quiet -for 1ms -pid {pid}"));
+        assert_eq!(next.answer().lines().count(), 2);
+        talker.ask("run", "hits");
+        assert!(!is_observed(pid));
+    }
+}

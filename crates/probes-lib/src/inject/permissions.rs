@@ -1,0 +1,152 @@
+//! [`Permissions`]: which threads of a process may make the system calls that are to be injected.
+//!
+//! A seccomp filter (seccomp(2)) may kill the process for a system call. So the filters of a stopped thread
+//! are read and run, for exactly these calls with their arguments. If they cannot be read, only threads are
+//! used that have no filter, or those that their program was executed with ([`OwnFilters`]).
+
+use nix::errno::Errno;
+
+use crate::error::{Error, ObserveError, ProcessError, Result, UnreadableFilter};
+use crate::inject::remote_call::PlacedCall;
+use crate::process::Process;
+use crate::process::denial;
+use crate::process::seccomp::OwnFilters;
+use crate::process::seccomp::filter::{self, Filter};
+use crate::sys::ptrace;
+
+/// `CAP_SYS_ADMIN` of capability.h.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
+/// The seccomp modes of /proc/PID/status.
+const NONE: u32 = 0;
+const STRICT: u32 = 1;
+
+/// Which threads of a process may make system calls.
+pub(crate) struct Permissions<'p> {
+    process: &'p Process,
+    own: OwnFilters<'p>,
+    /// Whether filters that cannot be read are taken to allow everything.
+    despite_seccomp: bool,
+}
+
+impl Permissions<'_> {
+    pub(crate) fn of(process: &Process, despite_seccomp: bool) -> Permissions<'_> {
+        Permissions {
+            process,
+            own: OwnFilters::of(process),
+            despite_seccomp,
+        }
+    }
+
+    /// Returns whether a stopped thread may make all these calls.
+    pub(crate) fn allow(&self, tid: i32, calls: &[PlacedCall]) -> bool {
+        matches!(self.refusal(tid, || read_filters(tid), calls), Ok(None))
+    }
+
+    /// Checks that one of these threads, which are stopped, may make all the calls.
+    ///
+    /// # Errors
+    ///
+    /// [`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`],
+    /// [`ObserveError::SeccompUnreadable`] if none may: that of the first.
+    pub(crate) fn refuse_all(
+        &self,
+        tids: impl Iterator<Item = i32>,
+        calls: &[PlacedCall],
+    ) -> Result<()> {
+        self.check_any(tids, |tid| self.refusal(tid, || read_filters(tid), calls))
+    }
+
+    /// The same for threads that run, and filters that cannot be read.
+    pub(crate) fn refuse_all_unread(&self, why: UnreadableFilter) -> Result<()> {
+        let process = self.process;
+        let tids = process.threads().and_then(|mut list| list.read());
+        let tids = tids.map_err(|source| process.exited_or(source))?;
+        self.check_any(tids.into_iter(), |tid| self.refusal(tid, || Err(why), &[]))
+    }
+
+    fn check_any(
+        &self,
+        tids: impl Iterator<Item = i32>,
+        refusal: impl Fn(i32) -> Result<Option<ObserveError>>,
+    ) -> Result<()> {
+        let mut tids: Vec<i32> = tids.collect();
+        tids.sort_unstable();
+        let mut first = None;
+        for tid in tids {
+            match refusal(tid) {
+                Ok(None) => return Ok(()),
+                Ok(Some(refusal)) => first = first.or(Some(refusal)),
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let pid = self.process.pid();
+        Err(match first {
+            Some(refusal) => Error::of_process(pid, refusal),
+            None => Error::of_process(pid, ProcessError::Exited),
+        })
+    }
+
+    /// Returns why a thread may not make these calls.
+    fn refusal(
+        &self,
+        tid: i32,
+        read: impl FnOnce() -> Result<Vec<Filter>, UnreadableFilter>,
+        calls: &[PlacedCall],
+    ) -> Result<Option<ObserveError>> {
+        let exited_or = |source| self.process.exited_or(source);
+        let status = self.process.thread_status(tid).map_err(exited_or)?;
+        match status.seccomp {
+            NONE => return Ok(None),
+            STRICT => return Ok(Some(ObserveError::SeccompStrict)),
+            _ => {}
+        }
+        let why = match read().and_then(|filters| refusal_of(&filters, calls)) {
+            Ok(refusal) => return Ok(refusal),
+            Err(why) => why,
+        };
+        let is_risky = !self.despite_seccomp && self.own.has(tid).map_err(exited_or)?;
+        Ok(is_risky.then_some(ObserveError::SeccompUnreadable { why }))
+    }
+}
+
+/// Returns the first of these calls that filters do not allow.
+fn refusal_of(
+    filters: &[Filter],
+    calls: &[PlacedCall],
+) -> Result<Option<ObserveError>, UnreadableFilter> {
+    for placed in calls {
+        let refusal = filter::refusal(filters, &placed.as_filters_see_it());
+        if let Some(action) = refusal.map_err(|_| UnreadableFilter::NotClassic)? {
+            let call = placed.call.name();
+            return Ok(Some(ObserveError::SeccompRefuses { call, action }));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the filters of a stopped thread.
+fn read_filters(tid: i32) -> Result<Vec<Filter>, UnreadableFilter> {
+    let mut filters = Vec::new();
+    loop {
+        match ptrace::seccomp_filter(tid, filters.len()) {
+            Ok(Some(filter)) => filters.push(Filter(filter)),
+            Ok(None) => return Ok(filters),
+            Err(Errno::EMEDIUMTYPE) => return Err(UnreadableFilter::NotClassic),
+            Err(Errno::EACCES | Errno::EPERM) => {
+                return Err(why_unreadable().unwrap_or(UnreadableFilter::NotPermitted));
+            }
+            Err(_) => return Err(UnreadableFilter::NotSupported),
+        }
+    }
+}
+
+/// Returns why this process can read no seccomp filters, as far as that is known without a try.
+pub(crate) fn why_unreadable() -> Option<UnreadableFilter> {
+    let ours = denial::own_status();
+    if ours.effective & CAP_SYS_ADMIN == 0 {
+        return Some(UnreadableFilter::NotPermitted);
+    }
+    (ours.seccomp != NONE).then_some(UnreadableFilter::ReaderFiltered)
+}

@@ -1,0 +1,181 @@
+//! Runs a program whose sites are patched on until its OCaml runtime has started, to give that the digests of
+//! its code: before, there is no table of code to write them into.
+//!
+//! ```text
+//! initialisers, main           C code, no OCaml code
+//! caml_main                    registers the code, computes no digest
+//!                              ◀── here the digests are written
+//! caml_start_program           the first OCaml code
+//! ```
+
+use crate::address::{FileAddr, LiveAddr};
+use crate::elf::ElfFile;
+use crate::error::{Error, Operation, Result, SystemError};
+use crate::observe::install::at_launch::AtLaunch;
+use crate::observe::install::prepare::Installed;
+use crate::process::image::Image;
+use crate::process::memory::ProcessMemory;
+use crate::process::object::Object;
+use crate::trace::at_exec::AtExec;
+use crate::trace::run_to::NotReached;
+use crate::trace::stopped::Stopped;
+use crate::trace::tracer::Tracer;
+use crate::update::code_digest::{self, CodeDigest};
+use crate::update::options::Options;
+use crate::update::report::Report;
+
+/// A longer `main` is not that of the runtime.
+const LONGEST_MAIN: u64 = 64;
+
+/// Opcode and length of a call with a displacement.
+const CALL: u8 = 0xe8;
+const CALL_LEN: usize = 5;
+
+/// A program whose sites are patched, and which has not run.
+pub(super) struct Patched<'s> {
+    pub(super) tracer: &'s Tracer<'s>,
+    pub(super) at_exec: &'s AtExec,
+    pub(super) image: &'s Image,
+    pub(super) memory: &'s ProcessMemory,
+    pub(super) options: Options,
+}
+
+impl<'s> Patched<'s> {
+    /// Installs an observation if there is one to install, gives the runtime the digests of its code if sites in
+    /// it are patched, and lets the program run. What holds of the digests goes into the report of the
+    /// update, if it patched any, and into what is returned.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Target::observe`](crate::Target::observe), and if the program cannot be stopped again. It was
+    /// killed then.
+    pub(super) fn release(
+        &self,
+        at_launch: Option<AtLaunch>,
+        mut stopped: Stopped<'s>,
+        report: &mut Report,
+    ) -> Result<Option<Installed>> {
+        let mut installed = None;
+        if let Some(at_launch) = at_launch {
+            let (tracer, at_exec) = (self.tracer, self.at_exec);
+            let (again, new) = at_launch.install(
+                tracer,
+                at_exec,
+                stopped,
+                self.memory,
+                self.image,
+                self.options,
+            )?;
+            stopped = again;
+            installed = Some(new);
+        }
+        let of_observation = installed.as_ref().map(|installed| installed.code_digest);
+        let mut digest = of_observation.map_or(report.code_digest, |it| it.max(report.code_digest));
+        let mut stopped = Some(stopped);
+        if digest == CodeDigest::Pending {
+            if let Some(before) = stopped.take() {
+                (stopped, digest) = self.run_until_ocaml(before)?;
+            }
+        }
+        stopped.map(Stopped::release);
+        let patched = report.code_digest != CodeDigest::Unaffected;
+        if patched {
+            report.code_digest = digest;
+        }
+        if let Some(installed) = &mut installed {
+            installed.code_digest = digest;
+        }
+        Ok(installed)
+    }
+
+    /// Runs the program on, and writes the digests; returns what holds then. The program is not stopped any
+    /// more if it has exited, or executed another one. A program that starts OCaml later, or never, does not
+    /// run: `main` is its own then.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be stopped again; it was killed then.
+    fn run_until_ocaml(&self, stopped: Stopped<'s>) -> Result<(Option<Stopped<'s>>, CodeDigest)> {
+        let Some(start) = self.start_of_ocaml() else {
+            return Ok((Some(stopped), CodeDigest::Pending));
+        };
+        let limit = self.options.deadline;
+        let run = self
+            .at_exec
+            .run_to(self.tracer, stopped, self.memory, &[start], limit);
+        match run {
+            Ok((stopped, _)) => {
+                let (process, image) = (self.at_exec.process(), self.image);
+                let sites = image.program.sites_by_address().map(|site| site.address);
+                let digests = code_digest::prepare(process, image, self.memory, sites);
+                let digest = digests.write(&stopped, self.memory);
+                Ok((Some(stopped), digest))
+            }
+            Err(NotReached::Exited) => Ok((None, CodeDigest::Unaffected)),
+            Err(NotReached::Executed) => {
+                self.at_exec.stopped(self.tracer).release();
+                Ok((None, CodeDigest::Unaffected))
+            }
+            Err(NotReached::Failed(source)) => {
+                self.at_exec.kill();
+                let (pid, operation) = (self.at_exec.process().pid(), Operation::StopAtEntry);
+                let kind = SystemError::Call { operation, source };
+                Err(Error::of_process(pid, kind))
+            }
+        }
+    }
+
+    /// Returns where the first OCaml code is called, if the executable's `main` is that of the runtime.
+    fn start_of_ocaml(&self) -> Option<LiveAddr> {
+        let program = &self.image.program;
+        let mut objects = program.objects().iter();
+        let executable: &Object = objects.find(|object| !program.can_unload(object))?;
+        let start = start_of_ocaml(&executable.elf)?;
+        Some(executable.bias.live(start))
+    }
+}
+
+/// Returns the function of the runtime that calls the first OCaml code, if the file's `main` calls the
+/// runtime at once.
+fn start_of_ocaml(elf: &ElfFile) -> Option<FileAddr> {
+    let symbols = elf
+        .symbols()?
+        .find(["main", "caml_main", "caml_start_program"]);
+    let [[main], [caml_main], [start]] = symbols.each_ref().map(Vec::as_slice) else {
+        return None;
+    };
+    if main.len > LONGEST_MAIN {
+        return None;
+    }
+    let mut code = vec![0; main.len as usize];
+    let mut segments = elf.loaded();
+    let segment = segments.find(|it| it.executable && it.holds_in_file(main.address, main.len))?;
+    elf.read_loaded(&segment, main.address, &mut code).ok()?;
+    let calls_runtime = |(index, call): (usize, &[u8])| match *call {
+        [CALL, ref displacement @ ..] => {
+            let displacement = displacement.try_into().map_or(0, i32::from_le_bytes);
+            let after = main.address.0 + (index + CALL_LEN) as u64;
+            after.wrapping_add_signed(displacement.into()) == caml_main.address.0
+        }
+        _ => false,
+    };
+    let mut calls = code.windows(CALL_LEN).enumerate();
+    calls.any(calls_runtime).then_some(start.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use test_support::{fixture, program};
+
+    #[test]
+    fn only_the_runtimes_own_main_is_run_on() {
+        let start = |file: &Path| start_of_ocaml(&ElfFile::open(file).unwrap());
+        for name in ["closures/within", "closures/within_nopie", "service"] {
+            assert!(start(&program(name)).is_some(), "{name}");
+        }
+        assert_eq!(start(&fixture("code_table_5_1.pie")), None);
+    }
+}

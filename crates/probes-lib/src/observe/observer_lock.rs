@@ -1,0 +1,219 @@
+//! [`ObserverLock`]: held as long as an observation has an observer. It tells one that runs from one that
+//! was killed.
+//!
+//! It is a lock on one byte (fcntl(2), "Open file description locks") of the `status` of the observed
+//! process in /proc: a random byte, which the header of each arena names. It is released when its
+//! holder closes the file, and so when that dies, however it dies (and with it the children that it has
+//! forked and that have executed nothing). A pid would not do: it may be that of another process by now,
+//! it means nothing in another pid namespace, and /proc may hide its process.
+//!
+//! ```text
+//! same mount of /proc        fcntl(2) says whether the byte is locked
+//! another mount of /proc     has files of its own; /proc/locks lists the locks of all of them
+//! ```
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::error::{Error, ObserverProcess, Operation, Result};
+use crate::observe::layout::arena::new_id;
+use crate::observe::layout::observer_record::ObserverRecord;
+use crate::process::{Process, name_of};
+
+/// The file of a process that is locked: everybody may open it, also once its first thread has exited.
+const LOCKED: &str = "status";
+
+/// The offsets of files are signed.
+const MAX_OFFSET: u64 = i64::MAX as u64 >> 1;
+
+/// How often /proc/locks is read before a lock is taken to be released: the kernel lists a page of them
+/// at a time, and a lock that others are released before may be left out.
+const LISTINGS: usize = 5;
+
+/// Says that an observation has an observer, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ObserverLock {
+    _file: File,
+    device: u64,
+    byte: u64,
+}
+
+impl ObserverLock {
+    /// Takes the lock of a new observation of a process.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or the kernel refuses.
+    pub(crate) fn take(process: &Process) -> Result<ObserverLock> {
+        let byte = new_id() & MAX_OFFSET;
+        let opened = process.open_file(LOCKED, OFlag::O_RDONLY);
+        let file = opened.map_err(|source| process.exited_or(source))?;
+        let failed = |source| Error::of_call(process.pid(), Operation::Lock, source);
+        let device = file.metadata().map_err(failed)?.dev();
+        // To be seen, a shared lock is enough, for which the file need not be writable.
+        let lock = lock_of(libc::F_RDLCK, byte);
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).map_err(|errno| failed(errno.into()))?;
+        Ok(ObserverLock {
+            _file: file,
+            device,
+            byte,
+        })
+    }
+
+    /// Returns what an arena says of its observer: us, from now on.
+    pub(crate) fn record(&self) -> ObserverRecord {
+        ObserverRecord {
+            proc_device: self.device,
+            lock: self.byte,
+            ..own_record()
+        }
+    }
+}
+
+/// Returns what is recorded of us, without a lock.
+pub(crate) fn own_record() -> ObserverRecord {
+    let pid = std::process::id() as i32;
+    ObserverRecord {
+        pid,
+        namespace: own_namespace(),
+        proc_device: 0,
+        begun: since_boot().as_nanos() as u64,
+        lock: 0,
+        command: own_command().unwrap_or_else(|| name_of(pid)),
+    }
+}
+
+/// Returns the observer of a process, as an arena has recorded it, and whether it is still there.
+pub(crate) fn observer_of(process: &Process, record: &ObserverRecord) -> ObserverProcess {
+    ObserverProcess {
+        pid: record.pid,
+        is_in_our_namespace: record.namespace == own_namespace(),
+        command: record.command.clone(),
+        age: since_boot().saturating_sub(Duration::from_nanos(record.begun)),
+        is_alive: is_held(process, record),
+    }
+}
+
+/// Returns whether the lock is held that a record names. If that cannot be found out, it is taken to be
+/// held.
+pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
+    match is_locked_here(process, record) {
+        Ok((true, _)) | Err(_) => true,
+        Ok((false, device)) if device == record.proc_device => false,
+        Ok((false, _)) => (0..LISTINGS).any(|_| {
+            let locks = fs::read_to_string("/proc/locks");
+            locks.map_or(true, |locks| is_listed(&locks, record.lock))
+        }),
+    }
+}
+
+/// Returns whether the byte is locked in our /proc, and the device of that.
+fn is_locked_here(process: &Process, record: &ObserverRecord) -> io::Result<(bool, u64)> {
+    let file = process.open_file(LOCKED, OFlag::O_RDONLY)?;
+    let mut lock = lock_of(libc::F_WRLCK, record.lock & MAX_OFFSET);
+    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    let is_locked = lock.l_type != libc::F_UNLCK as i16;
+    Ok((is_locked, file.metadata()?.dev()))
+}
+
+/// Returns a lock of one byte.
+fn lock_of(kind: libc::c_int, byte: u64) -> libc::flock {
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: byte as i64,
+        l_len: 1,
+        // fcntl(2): "l_pid must be set to zero".
+        l_pid: 0,
+    }
+}
+
+/// Returns whether /proc/locks lists a lock of this byte.
+fn is_listed(locks: &str, byte: u64) -> bool {
+    // "3: OFDLCK ADVISORY  READ -1 00:15:394043 START END", whoever holds it.
+    let byte = byte.to_string();
+    locks.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        fields.nth(1) == Some("OFDLCK") && fields.nth(4) == Some(byte.as_str())
+    })
+}
+
+/// Returns the inode of our pid namespace; 0 if it is not known.
+fn own_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
+
+fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Returns the command that we execute, without the folder of the program.
+fn own_command() -> Option<String> {
+    let command = fs::read("/proc/self/cmdline").ok()?;
+    let mut words = command.strip_suffix(b"\0")?.split(|&byte| byte == 0);
+    let program = String::from_utf8_lossy(words.next()?);
+    let mut text = Path::new(&*program)
+        .file_name()?
+        .to_string_lossy()
+        .into_owned();
+    for word in words {
+        text.push(' ');
+        text += &String::from_utf8_lossy(word);
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_is_found_by_its_byte() {
+        let locks = "\
+1: POSIX  ADVISORY  WRITE 11 00:15:2881552 14 14\n\
+2: OFDLCK ADVISORY  READ -1 00:15:394043 12 12\n\
+3: FLOCK  ADVISORY  WRITE 12 00:15:394043 0 EOF\n\
+4: OFDLCK";
+        assert!(is_listed(locks, 12));
+        assert!(!is_listed(locks, 14) && !is_listed(locks, 0) && !is_listed("", 12));
+    }
+
+    #[test]
+    fn lock_is_held_until_it_is_dropped() {
+        let own = Process::open(std::process::id() as i32).unwrap();
+        let lock = ObserverLock::take(&own).unwrap();
+        let other = ObserverLock::take(&own).unwrap();
+        let (record, of_other) = (lock.record(), other.record());
+        assert_ne!(record.lock, of_other.lock);
+        // As found in another mount of /proc.
+        let elsewhere = ObserverRecord {
+            proc_device: u64::MAX,
+            ..record.clone()
+        };
+        assert!(is_held(&own, &record) && is_held(&own, &elsewhere));
+        drop(lock);
+        // Another test may have forked: its child has the descriptor until it executes a program.
+        test_support::eventually("the lock is released", || {
+            (!is_held(&own, &record) && !is_held(&own, &elsewhere)).then_some(())
+        });
+        assert!(is_held(&own, &of_other));
+    }
+
+    #[test]
+    fn observer_is_known_by_pid_command_and_age() {
+        let own = Process::open(std::process::id() as i32).unwrap();
+        let lock = ObserverLock::take(&own).unwrap();
+        let observer = observer_of(&own, &lock.record());
+        assert_eq!((observer.pid, observer.is_alive), (own.pid(), true));
+        assert!(observer.is_in_our_namespace && observer.age < Duration::from_secs(3600));
+        let program = std::env::current_exe().unwrap();
+        let name = program.file_name().unwrap().to_str().unwrap();
+        assert!(observer.command.starts_with(name), "{}", observer.command);
+    }
+}

@@ -1,0 +1,392 @@
+//! [`CodeFragments`]: the table in which the OCaml runtime keeps the code of a process, with a digest of
+//! each part. Marshal identifies the code of a closure by that digest (`Marshal.Closures`).
+//!
+//! ```text
+//! 4.11         caml_code_fragments_table   array of pointers            start, end, digest, computed
+//! 4.12 - 4.14  code_fragments_by_pc        skip list, by start          start, end, number, digest, status
+//! 5.0          code_fragments_by_pc        lock-free skip list          the same
+//! 5.1 -        code_fragments_by_pc        lock-free skip list          start, end, number, status, digest, mutex
+//! ```
+//!
+//! From `runtime/codefrag.c`, `skiplist.c`, `lf_skiplist.c` and the headers in `runtime/caml/` of these versions; of
+//! 4.11, `runtime/extern.c`, `intern.c` and `caml/stack.h`. OxCaml has the last one. Nothing is believed that is
+//! not consistent: any bytes may be there.
+
+use std::ops::Range;
+
+use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::elf::symbols::Symbol;
+use crate::elf::{ElfFile, SymbolTable};
+use crate::memory::ReadMemory;
+
+/// Most fragments have a plugin each.
+const MOST_FRAGMENTS: usize = 1 << 16;
+
+/// `NUM_LEVELS` of both kinds of skip list.
+const LEVELS: u64 = 17;
+
+/// `DIGEST_LATER`, `DIGEST_PROVIDED` and `DIGEST_IGNORE` of `enum digest_status`. (`DIGEST_NOW` is replaced by
+/// `DIGEST_PROVIDED` before a fragment is in the table.)
+const LATER: u32 = 0;
+const PROVIDED: u32 = 2;
+const IGNORE: u32 = 3;
+
+/// An MD5.
+pub(crate) type Digest = [u8; 16];
+
+/// How the table is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TableKind {
+    /// `struct ext_table { int size; int capacity; void ** contents; }`
+    Array,
+    /// `struct skiplist { struct skipcell * forward[NUM_LEVELS]; int level; }`
+    SkipList,
+    /// `struct lf_skiplist { struct lf_skipcell *head, *tail; uintnat search_level; struct lf_skipcell *garbage; }`
+    LockFree,
+}
+
+impl TableKind {
+    /// In bytes.
+    fn len(self) -> u64 {
+        match self {
+            TableKind::Array => 16,
+            TableKind::SkipList => LEVELS * 8 + 8,
+            TableKind::LockFree => 32,
+        }
+    }
+}
+
+/// Where `struct code_fragment` has its digest and status; both are preceded by its start and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    /// In bytes.
+    len: usize,
+    digest: usize,
+    status: Field,
+    /// The values of the status: not computed, computed.
+    later: u32,
+    provided: u32,
+    /// Not computed ever.
+    ignore: Option<u32>,
+}
+
+/// Offset and length of an integer, in bytes.
+type Field = (usize, usize);
+
+const WITH_FLAG: Layout = Layout {
+    len: 40,
+    digest: 16,
+    status: (32, 1),
+    later: 0,
+    provided: 1,
+    ignore: None,
+};
+
+const STATUS_LAST: Layout = Layout {
+    len: 40,
+    digest: 20,
+    status: (36, 4),
+    later: LATER,
+    provided: PROVIDED,
+    ignore: Some(IGNORE),
+};
+
+const WITH_MUTEX: Layout = Layout {
+    len: 40,
+    digest: 24,
+    status: (20, 4),
+    later: LATER,
+    provided: PROVIDED,
+    ignore: Some(IGNORE),
+};
+
+/// Whether the runtime has a digest of a fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DigestStatus {
+    /// It is computed when it is needed.
+    Later,
+    Computed(Digest),
+    /// The code is not identified by a digest.
+    Never,
+}
+
+/// A part of the code of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CodeFragment {
+    pub(crate) code: Range<LiveAddr>,
+    pub(crate) status: DigestStatus,
+    at: LiveAddr,
+    layout: Layout,
+}
+
+impl CodeFragment {
+    /// Returns what to write, in this order, so that the runtime has that digest and does not compute one.
+    pub(crate) fn writes(&self, digest: Digest) -> [(LiveAddr, Vec<u8>); 2] {
+        let (status, len) = self.layout.status;
+        let provided = self.layout.provided.to_le_bytes();
+        [
+            (self.at.plus(self.layout.digest as u64), digest.to_vec()),
+            (self.at.plus(status as u64), provided[..len].to_vec()),
+        ]
+    }
+}
+
+/// The table is not one that is known, or it is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnknownTable;
+
+/// The table of code fragments of an OCaml runtime, and the code that computes digests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CodeFragments {
+    kind: TableKind,
+    at: LiveAddr,
+    /// Where the runtime's own code begins, whose digest is never computed.
+    system_code: Option<LiveAddr>,
+    /// The functions that compute a digest of a fragment: no thread is to be in them while it is written.
+    pub(crate) computing: Vec<Range<u64>>,
+}
+
+impl CodeFragments {
+    /// Finds the table by the symbols of the file that the runtime is in; `None` if it is not in this one, or
+    /// the file has no symbols.
+    ///
+    /// # Errors
+    ///
+    /// If it has a table of which the layout is unknown.
+    pub(crate) fn of(elf: &ElfFile, bias: LoadBias) -> Option<Result<CodeFragments, UnknownTable>> {
+        let symbols = elf.symbols()?;
+        let [arrays, lists] = symbols.find(["caml_code_fragments_table", "code_fragments_by_pc"]);
+        if arrays.is_empty() && lists.is_empty() {
+            return None;
+        }
+        let table = table_of(&arrays, &lists);
+        Some(table.and_then(|(kind, table)| {
+            let functions = match kind {
+                TableKind::Array => ["caml_md5_block", "caml_MD5Final"],
+                TableKind::SkipList | TableKind::LockFree => [
+                    "caml_digest_of_code_fragment",
+                    "caml_find_code_fragment_by_digest",
+                ],
+            };
+            let [one, other] = functions;
+            let names = [one, other, "caml_system__code_begin"];
+            let [one, other, system] = symbols.find(names);
+            let range = |symbols: &[Symbol]| match *symbols {
+                [Symbol { address, len }] if len > 0 => {
+                    let start = bias.live(address).0;
+                    Ok(start..start.wrapping_add(len))
+                }
+                _ => Err(UnknownTable),
+            };
+            Ok(CodeFragments {
+                kind,
+                at: bias.live(table),
+                system_code: system.first().map(|system| bias.live(system.address)),
+                computing: vec![range(&one)?, range(&other)?],
+            })
+        }))
+    }
+
+    /// Reads the fragments; none if the runtime has not started yet.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be read, or contradict each other.
+    pub(crate) fn read(&self, memory: &impl ReadMemory) -> Result<Vec<CodeFragment>, UnknownTable> {
+        let places = match self.kind {
+            TableKind::Array => array(memory, self.at)?,
+            TableKind::SkipList => skip_list(memory, self.at)?,
+            TableKind::LockFree => lock_free_list(memory, self.at)?,
+        };
+        let layouts = match self.kind {
+            TableKind::Array => &[WITH_FLAG][..],
+            TableKind::SkipList => &[STATUS_LAST],
+            TableKind::LockFree => &[STATUS_LAST, WITH_MUTEX],
+        };
+        let mut found = layouts
+            .iter()
+            .filter_map(|&layout| self.parse(memory, &places, layout));
+        match (found.next(), found.next()) {
+            (Some(fragments), None) => Ok(fragments),
+            // If there are none, the layouts do not differ.
+            (Some(fragments), Some(_)) if fragments.is_empty() => Ok(fragments),
+            _ => Err(UnknownTable),
+        }
+    }
+
+    /// Reads fragments in one layout; `None` if they contradict it.
+    fn parse(
+        &self,
+        memory: &impl ReadMemory,
+        places: &[Place],
+        layout: Layout,
+    ) -> Option<Vec<CodeFragment>> {
+        let mut fragments = Vec::with_capacity(places.len());
+        for place in places {
+            let mut bytes = vec![0; layout.len];
+            memory.read(place.fragment, &mut bytes).ok()?;
+            let (start, end) = (word(&bytes, 0), word(&bytes, 8));
+            let (at, len) = layout.status;
+            let mut status = [0; 4];
+            status[..len].copy_from_slice(&bytes[at..at + len]);
+            let status = u32::from_le_bytes(status);
+            let status = if status == layout.later {
+                DigestStatus::Later
+            } else if status == layout.provided {
+                let digest = bytes[layout.digest..][..16].try_into().ok()?;
+                DigestStatus::Computed(digest)
+            } else if Some(status) == layout.ignore {
+                DigestStatus::Never
+            } else {
+                return None;
+            };
+            let is_system = self.system_code == Some(LiveAddr(start));
+            let has_its_status = status == DigestStatus::Never;
+            let is_as_listed = place.key.is_none_or(|key| key == start);
+            if start > end
+                || !is_as_listed
+                || (is_system && layout.ignore.is_some() && !has_its_status)
+            {
+                return None;
+            }
+            fragments.push(CodeFragment {
+                code: LiveAddr(start)..LiveAddr(end),
+                status,
+                at: place.fragment,
+                layout,
+            });
+        }
+        Some(fragments)
+    }
+}
+
+/// Returns the table that is meant: the only symbol of one of the names, if it has the right length.
+fn table_of(arrays: &[Symbol], lists: &[Symbol]) -> Result<(TableKind, FileAddr), UnknownTable> {
+    let (kinds, symbol) = match (arrays, lists) {
+        ([one], []) => (&[TableKind::Array][..], one),
+        ([], [one]) => (&[TableKind::SkipList, TableKind::LockFree][..], one),
+        _ => return Err(UnknownTable),
+    };
+    let kind = kinds.iter().find(|kind| kind.len() == symbol.len);
+    Ok((*kind.ok_or(UnknownTable)?, symbol.address))
+}
+
+/// Where a fragment is, and the start of its code if the table says that, too.
+struct Place {
+    fragment: LiveAddr,
+    key: Option<u64>,
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
+    word.map_or(0, u64::from_le_bytes)
+}
+
+/// Reads words of memory.
+fn words<const N: usize>(memory: &impl ReadMemory, at: u64) -> Result<[u64; N], UnknownTable> {
+    let mut bytes = vec![0; N * 8];
+    let read = memory.read(LiveAddr(at), &mut bytes);
+    read.map_err(|_| UnknownTable)?;
+    Ok(std::array::from_fn(|index| word(&bytes, index * 8)))
+}
+
+fn array(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
+    let [sizes, contents] = words(memory, at.0)?;
+    let (size, capacity) = (sizes as u32 as usize, (sizes >> 32) as usize);
+    if size > capacity || size > MOST_FRAGMENTS {
+        return Err(UnknownTable);
+    }
+    let place = |index: usize| {
+        let [fragment] = words(memory, contents.wrapping_add(index as u64 * 8))?;
+        Ok(Place {
+            fragment: LiveAddr(fragment),
+            key: None,
+        })
+    };
+    (0..size).map(place).collect()
+}
+
+/// `struct skipcell { uintnat key, data; struct skipcell * forward[]; }`
+fn skip_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
+    let [level] = words(memory, at.0.wrapping_add(LEVELS * 8))?;
+    if u64::from(level as u32) >= LEVELS {
+        return Err(UnknownTable);
+    }
+    let [mut next] = words(memory, at.0)?;
+    let mut places = Vec::new();
+    while next != 0 {
+        let [key, fragment, after] = words(memory, next)?;
+        add(&mut places, key, fragment)?;
+        next = after;
+    }
+    Ok(places)
+}
+
+/// `struct lf_skipcell { uintnat key, data, top_level; void *stat_block; struct lf_skipcell *garbage_next, *forward[]; }`,
+/// with sentinels at both ends. The lowest bit of `forward` is set in a cell that is removed.
+fn lock_free_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
+    const REMOVED: u64 = 1;
+    let [head, tail] = words(memory, at.0)?;
+    if (head, tail) == (0, 0) {
+        return Ok(Vec::new());
+    }
+    let [first_key, _, first_level, _, _, mut next] = words(memory, head)?;
+    let [last_key, _, last_level] = words(memory, tail)?;
+    if (first_key, last_key) != (0, u64::MAX)
+        || (first_level, last_level) != (LEVELS - 1, LEVELS - 1)
+    {
+        return Err(UnknownTable);
+    }
+    next &= !REMOVED;
+    let mut places = Vec::new();
+    let mut cells = 0;
+    while next != tail {
+        let [key, fragment, _, _, _, after] = words(memory, next)?;
+        if after & REMOVED == 0 {
+            add(&mut places, key, fragment)?;
+        }
+        next = after & !REMOVED;
+        cells += 1;
+        if cells > MOST_FRAGMENTS {
+            return Err(UnknownTable);
+        }
+    }
+    Ok(places)
+}
+
+/// Adds a cell of a list, whose keys have to increase.
+fn add(places: &mut Vec<Place>, key: u64, fragment: u64) -> Result<(), UnknownTable> {
+    let last = places.last().and_then(|place| place.key);
+    if last.is_some_and(|last| last >= key) || places.len() >= MOST_FRAGMENTS {
+        return Err(UnknownTable);
+    }
+    places.push(Place {
+        fragment: LiveAddr(fragment),
+        key: Some(key),
+    });
+    Ok(())
+}
+
+/// Returns the code of all OCaml units of a file, as its symbols say: what the runtime registers as one
+/// fragment when it starts. `None` if it has none, or no symbols.
+pub(crate) fn code_area(elf: &ElfFile) -> Option<Range<FileAddr>> {
+    // Most libraries have none, and then not every symbol is looked at.
+    elf.symbols()?.has_name_ending("code_begin").then_some(())?;
+    let (mut start, mut end) = (u64::MAX, 0);
+    let visit = |address: FileAddr, name: &[u8]| {
+        let of_runtime = [&b"caml_system"[..], b"caml_hot"];
+        if !name.starts_with(b"caml") || of_runtime.iter().any(|own| name.starts_with(own)) {
+            return;
+        }
+        if name.ends_with(b"code_begin") {
+            start = start.min(address.0);
+        } else if name.ends_with(b"code_end") {
+            end = end.max(address.0);
+        }
+    };
+    elf.each_symbol(SymbolTable::Static, visit).ok()?;
+    (start < end).then_some(FileAddr(start)..FileAddr(end))
+}
+
+#[cfg(test)]
+mod tests;

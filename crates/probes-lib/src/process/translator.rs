@@ -1,0 +1,95 @@
+//! Translators: programs that map another program and execute a translation of its code, such as
+//! valgrind and qemu-user. What is written to the code itself has no effect, or leads to code that
+//! the translator does not know.
+//!
+//! They are known by the names of their files: what they map looks like what any program may map.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::process::maps::Mapping;
+
+/// Files that a translator maps into a process whose executable is the translated program.
+const LIBRARIES: [(&str, &str); 3] = [
+    ("libdynamorio.so", "DynamoRIO"),
+    ("pinbin", "Pin"),
+    ("libpinbin.so", "Pin"),
+];
+
+/// Returns the name of the translator that executes the program of a process, given its executable
+/// and its mappings.
+pub(crate) fn translator(executable: &Path, maps: &[Mapping]) -> Option<&'static str> {
+    let name = executable.file_name().unwrap_or_default().as_bytes();
+    of_executable(name).or_else(|| {
+        let files = maps.iter().filter(|mapping| mapping.inode != 0);
+        let mut names = files.filter_map(|mapping| {
+            let path = Path::new(OsStr::from_bytes(mapping.path()));
+            path.file_name().map(OsStr::as_bytes)
+        });
+        names.find_map(|name| {
+            let is_it = |(file, _): &&(&str, &str)| name == file.as_bytes();
+            LIBRARIES.iter().find(is_it).map(|found| found.1)
+        })
+    })
+}
+
+/// Returns the name of the translator that has an executable of this name.
+fn of_executable(name: &[u8]) -> Option<&'static str> {
+    // valgrind executes one of its tools: memcheck-amd64-linux.
+    let is_valgrind = name.ends_with(b"-amd64-linux") || name.ends_with(b"-x86-linux");
+    // qemu-system-x86_64 runs a kernel, whose processes are not processes here.
+    let is_qemu = name.starts_with(b"qemu-") && !name.starts_with(b"qemu-system-");
+    match name {
+        _ if is_valgrind => Some("valgrind"),
+        _ if is_qemu => Some("qemu-user"),
+        b"box64" => Some("box64"),
+        b"rosetta" => Some("Rosetta"),
+        b"FEXInterpreter" | b"FEXLoader" | b"FEX" => Some("FEX"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::maps::parse;
+
+    #[test]
+    fn translators_are_known_by_their_files() {
+        let maps = |path: &str| {
+            let line = format!("55d0c000-55d0d000 r-xp 00001000 fe:01 1234   {path}\n");
+            parse(line.as_bytes())
+        };
+        let none = maps("/app/server");
+        for (executable, mapped, expected) in [
+            (
+                "/usr/libexec/valgrind/memcheck-amd64-linux",
+                &none,
+                Some("valgrind"),
+            ),
+            ("/usr/bin/qemu-x86_64-static", &none, Some("qemu-user")),
+            ("/usr/bin/qemu-system-x86_64", &none, None),
+            ("/usr/bin/box64", &none, Some("box64")),
+            ("/app/server", &none, None),
+            (
+                "/app/server",
+                &maps("/opt/lib64/release/libdynamorio.so"),
+                Some("DynamoRIO"),
+            ),
+            (
+                "/app/server",
+                &maps("/opt/pin/intel64/bin/pinbin"),
+                Some("Pin"),
+            ),
+            ("/usr/lib64/ld-linux-x86-64.so.2", &none, None),
+            ("/", &none, None),
+        ] {
+            assert_eq!(
+                translator(Path::new(executable), mapped),
+                expected,
+                "{executable}"
+            );
+        }
+    }
+}
