@@ -179,6 +179,7 @@ fn of_observe(kind: &ObserveError) -> Option<String> {
             ));
         }
         ObserveError::SeccompStrict => "`attach` and `info` need no system calls of the process",
+        ObserveError::TscDenied { .. } => "`count` needs no times",
         ObserveError::SeccompUnreadable { why } => {
             let way = match why {
                 UnreadableFilter::NotPermitted => "use sudo, outside of containers, to read it",

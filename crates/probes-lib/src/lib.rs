@@ -117,5 +117,6 @@ pub use launch::{Launch, Launched};
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MalformedNote,
     MemoryError, MemoryPart, NoteDefect, ObserveError, ObserverProcess, Operation, ProbeDefect,
-    ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError, UnreadableFilter,
+    ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError, TscDenial,
+    UnreadableFilter,
 };

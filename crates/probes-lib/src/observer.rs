@@ -101,7 +101,8 @@ impl Target {
     /// - Each thread has a seccomp filter that refuses a system call which observing injects
     ///   ([`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`]), or that cannot be read
     ///   ([`ObserveError::SeccompUnreadable`]).
-    /// - Times are wanted, and this machine has no invariant TSC ([`ObserveError::NoInvariantTsc`]).
+    /// - Times are wanted, and this machine has no invariant TSC ([`ObserveError::NoInvariantTsc`]),
+    ///   or a thread of the process may not read the TSC ([`ObserveError::TscDenied`]).
     ///
     /// [`Error::effect`](crate::Error::effect) says what is left behind.
     pub fn observe(&self, observation: &Observation, options: Options) -> Result<Observer> {

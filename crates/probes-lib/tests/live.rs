@@ -101,6 +101,8 @@ mod orphaned;
 mod seccomp;
 #[path = "live/trampolines.rs"]
 mod trampolines;
+#[path = "live/tsc_access.rs"]
+mod tsc_access;
 #[path = "live/watch.rs"]
 mod watch;
 

@@ -112,6 +112,16 @@ pub enum ObserveError {
     /// The processors have no time stamp counter that runs at one rate; without a subject.
     #[error("this machine has no invariant TSC; latencies and timestamps are unavailable")]
     NoInvariantTsc,
+    /// A thread of the process may not read the time stamp counter, and is killed if it does.
+    #[error(
+        "cannot be timed: its thread {tid} may not read the time stamp counter ({denial}), and would be killed at a hit"
+    )]
+    TscDenied {
+        /// The thread.
+        tid: i32,
+        /// What forbids it.
+        denial: TscDenial,
+    },
     /// No memory can be shared with a program to be started; without a subject.
     #[error("cannot create memory to share with the program: {}", reason(source))]
     NoSharedMemory {
@@ -126,6 +136,18 @@ pub enum ObserveError {
         /// How many there can be.
         most: usize,
     },
+}
+
+/// Why a thread may not read the time stamp counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TscDenial {
+    /// The program has forbidden it, by `PR_SET_TSC` of prctl(2).
+    #[error("prctl(PR_SET_TSC)")]
+    Prctl,
+    /// The thread is in strict seccomp mode.
+    #[error("strict seccomp mode")]
+    StrictSeccomp,
 }
 
 /// What a seccomp filter does instead of a system call (seccomp(2)).

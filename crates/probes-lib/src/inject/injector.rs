@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use crate::address::LiveAddr;
 use crate::error::{Error, ErrorKind, MemoryPart, ObserveError, Operation, ProcessError, Result};
 use crate::inject::permissions::Permissions;
-use crate::inject::remote_call::{self, PlacedCall, RemoteCall};
+use crate::inject::redirect;
+use crate::inject::remote_call::{self, PlacedCall, Registers, RemoteCall};
 use crate::memory::WriteMemory;
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
@@ -96,7 +97,7 @@ impl<'i> Injector<'i> {
         let mut stopped = stopped;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
         let placed: Vec<PlacedCall> = remote_call::placed(calls, self.code_cave).collect();
-        let (tid, before) = loop {
+        let thread = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
                 break stopped
                     .first()
@@ -116,6 +117,56 @@ impl<'i> Injector<'i> {
                 }
             }
         };
+        self.redirect(stopped, thread, calls)
+    }
+
+    /// Makes this thread run a system call, if it can do so now and its seccomp filters allow the call;
+    /// returns whether it has.
+    ///
+    /// # Errors
+    ///
+    /// If the process cannot be stopped again, or the code cannot be written.
+    pub(crate) fn run_in(
+        &self,
+        mut stopped: Stopped<'i>,
+        tid: i32,
+        call: RemoteCall,
+    ) -> Result<(Stopped<'i>, bool)> {
+        /// One more than the first, so that a thread can receive a signal.
+        const TRIES: usize = 2;
+        let permissions = Permissions::of(self.process, self.despite_seccomp);
+        let placed: Vec<PlacedCall> = remote_call::placed(&[call], self.code_cave).collect();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let is_free = !stopped.leads_into(self.memory, &self.range());
+            let before = redirect::redirectable(tid, self.memory)
+                .filter(|_| is_free && permissions.allow(tid, &placed));
+            if let Some(before) = before {
+                let is_interrupted;
+                (stopped, is_interrupted) = self.redirect(stopped, (tid, before), &[call])?;
+                if !is_interrupted {
+                    return Ok((stopped, true));
+                }
+            }
+            if tries == TRIES {
+                return Ok((stopped, false));
+            }
+            stopped.release();
+            stopped = self.tracer.stop(self.process, self.limit)?;
+        }
+    }
+
+    /// Makes this thread, which has these registers, run system calls once; returns whether a signal has
+    /// interrupted it.
+    fn redirect(
+        &self,
+        stopped: Stopped<'i>,
+        (tid, before): (i32, Registers),
+        calls: &[RemoteCall],
+    ) -> Result<(Stopped<'i>, bool)> {
+        let pid = self.process.pid();
+        let range = self.range();
         let code = remote_call::code(calls, &before);
         let (mark, code) = code.split_at(remote_call::MARK_LEN);
         let entry = remote_call::entry(self.code_cave);

@@ -19,7 +19,7 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 
 /// The seccomp modes of /proc/PID/status.
 const NONE: u32 = 0;
-const STRICT: u32 = 1;
+pub(crate) const STRICT: u32 = 1;
 
 /// Which threads of a process may make system calls.
 pub(crate) struct Permissions<'p> {

@@ -39,21 +39,13 @@ impl Stopped<'_> {
     ) -> Result<Option<(i32, Registers)>> {
         let mut found = None;
         for tid in self.tids() {
-            // A thread with a pending signal has to receive it first.
-            if !matches!(ptrace::peek_wait(tid), Wait::Trapped | Wait::GroupStopped) {
-                continue;
-            }
-            let Ok(registers) = registers(tid) else {
+            let is_wanted = |it: &Registers| found.is_none() || it.orig_rax == NO_CALL;
+            let thread = redirectable(tid, memory).filter(is_wanted);
+            let thread = thread.filter(|_| permissions.allow(tid, calls));
+            let Some(registers) = thread else {
                 continue;
             };
             let is_free = registers.orig_rax == NO_CALL;
-            let is_wanted = found.is_none() || is_free;
-            if !is_wanted || is_in_sequence(tid, registers.rip, memory) {
-                continue;
-            }
-            if !permissions.allow(tid, calls) {
-                continue;
-            }
             found = Some((tid, registers));
             if is_free {
                 break;
@@ -183,6 +175,16 @@ impl Tracer<'_> {
         }
         self.stop(process, limit)
     }
+}
+
+/// Returns the registers of a stopped thread if it can be redirected now.
+pub(crate) fn redirectable(tid: i32, memory: &impl ReadMemory) -> Option<Registers> {
+    // A thread with a pending signal has to receive it first.
+    if !matches!(ptrace::peek_wait(tid), Wait::Trapped | Wait::GroupStopped) {
+        return None;
+    }
+    let registers = registers(tid).ok()?;
+    (!is_in_sequence(tid, registers.rip, memory)).then_some(registers)
 }
 
 /// Whether a stopped thread is in `code`.

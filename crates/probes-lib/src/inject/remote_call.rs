@@ -51,6 +51,7 @@ pub(crate) struct RemoteCall {
 const MAP: u32 = libc::SYS_mmap as u32;
 const UNMAP: u32 = libc::SYS_munmap as u32;
 const ADVISE: u32 = libc::SYS_madvise as u32;
+const CONTROL: u32 = libc::SYS_prctl as u32;
 
 impl RemoteCall {
     /// Maps anonymous private memory at an address where nothing is mapped.
@@ -96,6 +97,14 @@ impl RemoteCall {
         }
     }
 
+    /// Writes whether the thread may read the time stamp counter (prctl(2)): a C `int` at `at`.
+    pub(crate) fn tsc_mode(at: LiveAddr) -> RemoteCall {
+        RemoteCall {
+            number: CONTROL,
+            arguments: [libc::PR_GET_TSC as u64, at.0, 0, 0, 0, 0],
+        }
+    }
+
     /// Closes a descriptor.
     pub(crate) fn close(descriptor: i32) -> RemoteCall {
         RemoteCall {
@@ -128,6 +137,7 @@ impl RemoteCall {
             MAP => "mmap of writable memory",
             UNMAP => "munmap",
             ADVISE => "madvise",
+            CONTROL => "prctl",
             _ => "close",
         }
     }

@@ -4,6 +4,7 @@ pub(crate) mod at_launch;
 pub(crate) mod patch;
 pub(crate) mod prepare;
 pub(crate) mod remove;
+mod tsc_access;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};

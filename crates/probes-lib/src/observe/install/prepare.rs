@@ -17,6 +17,7 @@ use crate::inject::remote_call::{PlacedCall, RemoteCall, placed};
 use crate::memory::WriteMemory;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::remove::unmap_call;
+use crate::observe::install::tsc_access;
 use crate::observe::install::write_code;
 use crate::observe::installed::read_each;
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
@@ -139,8 +140,11 @@ impl Prepared {
     ) -> Result<Prepared> {
         let pid = process.pid();
         let ticks = TickMeasurement::begin();
-        if plan.is_timed() && !ticks::is_tsc_invariant() {
-            return Err(ObserveError::NoInvariantTsc.into());
+        if plan.is_timed() {
+            if !ticks::is_tsc_invariant() {
+                return Err(ObserveError::NoInvariantTsc.into());
+            }
+            tsc_access::refuse_strict(process)?;
         }
         let maps = read_maps(process)?;
         let no_room = |_| Error::of_process(pid, ObserveError::NoRoom);
@@ -250,6 +254,15 @@ impl Prepared {
         }
         if let Some(data) = data {
             stopped = injector.run(stopped, &[data.close()])?;
+        }
+        // A program that has not begun has inherited our access.
+        let is_running = matches!(injector.mode, RedirectMode::RunningProcess);
+        if let Some(sharing) = self.arenas.first()
+            && self.plan.is_timed()
+            && is_running
+        {
+            let at = sharing.shared_at().plus(shared::TID_AT);
+            stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
         injector.clear(&stopped)?;
         self.write_shared_data(injector, &stopped)?;
