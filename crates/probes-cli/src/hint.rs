@@ -40,10 +40,19 @@ pub(crate) fn closures(pid: i32, digest: CodeDigest) -> String {
 pub(crate) enum Operand {
     /// A running process.
     Process(i32),
+    /// A running process that `attach` is to change, which it could also do with -live.
+    Attached(i32),
     /// A program that is to be started.
     Program(PathBuf),
     /// A file that is to be read.
     File(PathBuf),
+}
+
+impl Operand {
+    /// Whether the command has -live, which needs neither ptrace nor a stop.
+    fn has_live(&self) -> bool {
+        matches!(self, Operand::Attached(_))
+    }
 }
 
 /// What to do next; `None` where the error says all that is known.
@@ -51,7 +60,7 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
     match error.kind() {
         ErrorKind::File(kind) => of_file(kind, error.subject()),
         ErrorKind::Probe(kind) => of_probe(kind, operand),
-        ErrorKind::Process(kind) => of_process(kind, error.pid()),
+        ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.has_live()),
         ErrorKind::Memory(kind) => of_memory(kind),
         ErrorKind::Observe(kind) => of_observe(kind),
         ErrorKind::Launch(kind) => of_launch(kind, error.subject()),
@@ -84,7 +93,7 @@ fn of_file(kind: &FileError, file: &probes_lib::Subject) -> Option<String> {
 /// or that cannot be changed in the state that they are in.
 fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
     let pid = match operand {
-        Operand::Process(pid) => Some(*pid),
+        Operand::Process(pid) | Operand::Attached(pid) => Some(*pid),
         Operand::Program(_) | Operand::File(_) => None,
     };
     let hint = match kind {
@@ -132,9 +141,9 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
 }
 
 /// Processes that are gone, or cannot be stopped.
-fn of_process(kind: &ProcessError, pid: Option<i32>) -> Option<String> {
+fn of_process(kind: &ProcessError, pid: Option<i32>, has_live: bool) -> Option<String> {
     let hint = match kind {
-        ProcessError::Denied { denial, .. } => return of_denial(denial, true),
+        ProcessError::Denied { denial, .. } => return of_denial(denial, true, has_live),
         ProcessError::NotFound => return Some(no_such_process(pid?)),
         ProcessError::NotAProcess => {
             return Some(format!("give the pid of its process: -pid {}", pid?));
@@ -142,13 +151,18 @@ fn of_process(kind: &ProcessError, pid: Option<i32>) -> Option<String> {
         ProcessError::Zombie { .. } => "it has exited, start it again",
         ProcessError::KernelThread { .. } => "give the pid of an OCaml program",
         ProcessError::Translated { .. } => "run the program without the translator",
-        ProcessError::SelfOrAncestor { .. } => {
+        ProcessError::SelfOrAncestor { .. } if has_live => {
             "-live changes the process without stopping it; or run ocaml-probes from a shell that this process has not started"
         }
-        ProcessError::Busy { .. } | ProcessError::ThreadsKeepStarting { .. } => {
+        ProcessError::SelfOrAncestor { .. } => {
+            "run ocaml-probes from a shell that this process has not started"
+        }
+        ProcessError::Busy { .. } | ProcessError::ThreadsKeepStarting { .. } if has_live => {
             "try again; -live changes it without stopping it"
         }
-        ProcessError::Executed => "try again",
+        ProcessError::Busy { .. }
+        | ProcessError::ThreadsKeepStarting { .. }
+        | ProcessError::Executed => "try again",
         ProcessError::KeepsChanging => {
             "try again; is another ocaml-probes changing the same process?"
         }
@@ -203,7 +217,7 @@ fn of_launch(kind: &LaunchError, program: &probes_lib::Subject) -> Option<String
         (LaunchError::Exec { source }, probes_lib::Subject::Program(program)) => {
             return of_exec(program, source);
         }
-        (LaunchError::Denied(denial), _) => return of_denial(denial, false),
+        (LaunchError::Denied(denial), _) => return of_denial(denial, false, false),
         (LaunchError::Setuid, _) => "start it without ocaml-probes, then `attach` to it with sudo",
         (LaunchError::DiedAtStart { .. }, _) => {
             "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
@@ -273,7 +287,7 @@ pub(crate) fn repair(pid: i32, name: &str) -> String {
 
 fn listing(operand: &Operand) -> String {
     match operand {
-        Operand::Process(pid) => format!("ocaml-probes info -pid {pid}"),
+        Operand::Process(pid) | Operand::Attached(pid) => format!("ocaml-probes info -pid {pid}"),
         Operand::Program(file) | Operand::File(file) => {
             format!("ocaml-probes list -prog {}", file.display())
         }
@@ -342,8 +356,9 @@ fn of_elf(defect: &ElfDefect) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// `attach`: whether the process already ran and was to be attached to; false if we started it.
-fn of_denial(denial: &Denial, attach: bool) -> Option<String> {
+/// `attach`: whether the process already ran and was to be attached to; false if we started it. `has_live`:
+/// whether -live would do without.
+fn of_denial(denial: &Denial, attach: bool, has_live: bool) -> Option<String> {
     let hint = match denial {
         Denial::Yama { scope: 1 } if attach => {
             "use sudo, or `trace` instead of `attach`, or let the program call \
@@ -354,7 +369,7 @@ fn of_denial(denial: &Denial, attach: bool) -> Option<String> {
         Denial::Yama { .. } => {
             "set a lower kernel.yama.ptrace_scope in /etc/sysctl.d and reboot".to_owned()
         }
-        Denial::Seccomp if attach => {
+        Denial::Seccomp if has_live => {
             format!("{ADD_CAPABILITY}; or use -live, which does not use ptrace")
         }
         Denial::Seccomp => ADD_CAPABILITY.to_owned(),
@@ -374,7 +389,7 @@ fn of_denial(denial: &Denial, attach: bool) -> Option<String> {
             format!("try again; `kill -CONT {tracer}` if that process is stopped")
         }
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
-        Denial::Traced { tracer, name } if attach => format!(
+        Denial::Traced { tracer, name } if has_live => format!(
             "detach or end the other tracer, {name} with pid {tracer}; or use -live, which does not use ptrace"
         ),
         Denial::Traced { tracer, name } => {
@@ -399,8 +414,45 @@ mod tests {
             probes_lib::Subject::Process(pid),
             ProcessError::Denied { operation, denial },
         );
-        let hint = of(&error, &Operand::Process(pid)).unwrap_or_default();
+        let hint = of(&error, &Operand::Attached(pid)).unwrap_or_default();
         (error.to_string(), hint)
+    }
+
+    #[test]
+    fn only_commands_with_live_suggest_it() {
+        let pid = 4242;
+        let denied = |denial| {
+            let operation = probes_lib::Operation::Attach;
+            ProcessError::Denied { operation, denial }
+        };
+        let name = "gdb".to_owned();
+        let busy = ProcessError::Busy {
+            name: String::new(),
+            state: 'D',
+            wchan: String::new(),
+            deadline_ms: 500,
+        };
+        for (kind, hint) in [
+            (
+                denied(Denial::Traced { tracer: 99, name }),
+                "detach or end the other tracer, gdb with pid 99",
+            ),
+            (denied(Denial::Seccomp), ADD_CAPABILITY),
+            (busy, "try again"),
+            (
+                ProcessError::ThreadsKeepStarting { deadline_ms: 500 },
+                "try again",
+            ),
+            (
+                ProcessError::SelfOrAncestor { own: false },
+                "run ocaml-probes from a shell that this process has not started",
+            ),
+        ] {
+            let error = Error::new(probes_lib::Subject::Process(pid), kind);
+            assert_eq!(of(&error, &Operand::Process(pid)).as_deref(), Some(hint));
+            let with_live = of(&error, &Operand::Attached(pid)).unwrap();
+            assert!(with_live.contains("-live"), "{with_live}");
+        }
     }
 
     #[test]
@@ -531,7 +583,7 @@ mod tests {
                 "leave -live out: the process is then stopped for a moment",
             ),
         ] {
-            let said = of(&error, &Operand::Process(4242));
+            let said = of(&error, &Operand::Attached(4242));
             assert_eq!(said.as_deref(), Some(hint), "{error}");
         }
     }

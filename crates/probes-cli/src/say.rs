@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::Instant;
 
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::failure::Failure;
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -101,6 +102,35 @@ pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
     let mut out = BufWriter::new(stdout().lock());
     let written = out.write_all(text).and_then(|()| out.flush());
     written.map_err(Failure::Output)
+}
+
+/// Writes what took time to learn to standard output, or to standard error if that fails: the answer must
+/// not be lost. The failure is returned all the same. But a reader that has gone does not want the answer.
+pub(crate) fn print_result(text: &str) -> Result<(), Failure> {
+    let printed = print(text);
+    if let Err(failure) = &printed {
+        if !failure.is_closed_pipe() {
+            // If it cannot be written there either, there is no other place.
+            let _ = print_to_stderr(text);
+        }
+    }
+    printed
+}
+
+/// Writes a result, while nobody reads standard output, to standard error, as far as that takes it without
+/// waiting: the command was told to end.
+pub(crate) fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
+    // poll(2) says that a pipe can be written if there is room for PIPE_BUF bytes.
+    const PIECE: usize = 4096;
+    for piece in text.as_bytes().chunks(PIECE) {
+        let mut errors = stderr();
+        let mut fds = [PollFd::new(errors.as_fd(), PollFlags::POLLOUT)];
+        if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1)) {
+            break;
+        }
+        errors.write_all(piece).map_err(Failure::Output)?;
+    }
+    Ok(())
 }
 
 /// Writes an answer to standard error, for commands whose standard output belongs to a traced program.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use probes_lib::{Actions, Effect, Options, ProbeChange, Report, Target};
+use probes_lib::{Actions, Effect, Error, Options, ProbeChange, Report, Target};
 
 use super::changes::{print_changes, print_undone};
 use super::failures::Failures;
@@ -80,6 +80,16 @@ impl Args {
             ..Options::default()
         }
     }
+
+    /// Why a process could not be opened or changed.
+    fn failure(&self, pid: i32, error: Error) -> Failure {
+        if self.follow {
+            // Following cannot do without ptrace.
+            Failure::of_process(pid)(error)
+        } else {
+            Failure::of_attached(pid)(error)
+        }
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -101,6 +111,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut changed = Vec::with_capacity(targets.len());
     for target in &targets {
         let report = target.update_with(&actions, options);
+        let report = report.map_err(Failure::of_attached(target.pid()));
         if let Some(report) = failures.record(target.pid(), report) {
             let messages = failures.messages(report.pid);
             let names_process = failures.names_process();
@@ -141,7 +152,10 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
         let opened = opened.map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
         match opened {
             Err(error) if args.selection.has_exited_since(pid, &error) => {}
-            opened => targets.extend(failures.record(pid, opened)),
+            opened => {
+                let opened = opened.map_err(|error| args.failure(pid, error));
+                targets.extend(failures.record(pid, opened));
+            }
         }
     }
     if pids.len() > 1 {
@@ -149,7 +163,11 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
             match target.check(&args.actions(), args.options()) {
                 // A program that is executed later may have it.
                 Err(error) if args.follow && error.is_missing_name() => {}
-                checked => drop(failures.record(target.pid(), checked)),
+                checked => {
+                    let pid = target.pid();
+                    let checked = checked.map_err(|error| args.failure(pid, error));
+                    failures.record(pid, checked);
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, duration,
 };
 use crate::output::{self, CountReport, Format};
-use crate::say::{self, InterruptibleStdout, Next};
+use crate::say::{InterruptibleStdout, Next};
 
 const HELP: &str = "\
 Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. When the
@@ -64,19 +64,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages,
     )?;
     let mut counting = Counting::new(args, &target);
-    let outcome = active.run(
-        counting.display.read_interval(),
+    let mut outcome = active.run(
+        counting.display.show_interval(),
         |observer| observer.counts(),
-        |counts, stdout, at| counting.take(counts, stdout, at),
-    )?;
-    let total = match outcome.observed {
+        |counts, stdout, at| counting.show(counts, stdout, at),
+    );
+    let total = match outcome.observed.take() {
         Some(observed) => Some((observed.counts, outcome.lasted)),
-        None => outcome.last.or_else(|| counting.last.take()),
+        None => outcome.last.take().or_else(|| counting.last.take()),
     };
-    if let Some((counts, lasted)) = total.filter(|_| outcome.stdout_was_read) {
-        counting.show_total(&counts, lasted)?;
+    if let Some((counts, lasted)) = total {
+        outcome.print(counting.total(&counts, lasted));
     }
-    outcome.failure.map_or(Ok(()), Err)
+    outcome.failures.finish(&messages)
 }
 
 /// Shows counts.
@@ -105,42 +105,33 @@ impl<'t> Counting<'t> {
         }
     }
 
-    fn take(
+    /// Shows the hits since the last time; in the redrawn table, all hits so far, and the rates
+    /// since the last time.
+    fn show(
         &mut self,
         counts: Counts,
         stdout: &mut InterruptibleStdout,
         at: Duration,
     ) -> Result<Next, Failure> {
-        let next = match self.display.interval {
-            Some(_) => self.show(&counts, stdout, at)?,
-            None => Next::Continue,
-        };
-        self.last = Some((counts, at));
-        Ok(next)
-    }
-
-    /// Shows the hits since the last time; in the redrawn table, all hits so far, and the rates
-    /// since the last time.
-    fn show(
-        &mut self,
-        counts: &Counts,
-        stdout: &mut InterruptibleStdout,
-        at: Duration,
-    ) -> Result<Next, Failure> {
         let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
         let last = self.last.as_ref().map(|(counts, _)| counts);
-        let counted = CountReport::new(self.target, counts, &self.sources);
-        if self.display.is_redrawn {
+        let counted = CountReport::new(self.target, &counts, &self.sources);
+        let next = if self.display.is_redrawn {
             let table = counted.with_rates_since(last, at - since).table();
-            return self.table.redraw(&table, stdout);
-        }
-        let counted = counted.hits_since(last, at - since).at(at);
-        stdout.write(&output::counted(self.format, &counted)?)
+            self.table.redraw(&table, stdout)
+        } else {
+            let counted = counted.hits_since(last, at - since).at(at);
+            let text = output::counted(self.format, &counted);
+            text.and_then(|text| stdout.write(&text))
+        };
+        // Kept even if it could not be written.
+        self.last = Some((counts, at));
+        next
     }
 
-    fn show_total(&self, counts: &Counts, lasted: Duration) -> Result<(), Failure> {
+    fn total(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
         let counted = CountReport::new(self.target, counts, &self.sources).hits_since(None, lasted);
         let text = output::counted(self.format, &counted)?;
-        say::print(&(self.table.erase_sequence() + &text))
+        Ok(self.table.erase_sequence() + &text)
     }
 }

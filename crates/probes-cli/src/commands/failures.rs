@@ -48,15 +48,9 @@ impl Failures {
         self.list.push(failure);
     }
 
-    /// Returns the value of `result`, or records its error and returns `None`.
-    pub(super) fn record<T>(&mut self, pid: i32, result: probes_lib::Result<T>) -> Option<T> {
-        match result {
-            Ok(result) => Some(result),
-            Err(error) => {
-                self.add(pid, Failure::of_process(pid)(error));
-                None
-            }
-        }
+    /// Returns the value of `result`, or records its failure and returns `None`.
+    pub(super) fn record<T>(&mut self, pid: i32, result: Result<T, Failure>) -> Option<T> {
+        result.map_err(|failure| self.add(pid, failure)).ok()
     }
 
     /// Fails if any process has failed; `others` says what became of the processes that have not

@@ -54,6 +54,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         {
             continue;
         }
+        let read = read.map_err(Failure::of_process(pid));
         if let Some((states, target)) = failures.record(pid, read) {
             let output = OutputOptions {
                 messages: failures.messages(pid),

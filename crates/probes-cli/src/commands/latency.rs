@@ -15,7 +15,7 @@ use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, PairFlags, RiskFlags, TakeOver, duration,
 };
 use crate::output::{self, Format, Latencies};
-use crate::say::{self, InterruptibleStdout, Next};
+use crate::say::{InterruptibleStdout, Next};
 
 const HELP: &str = "\
 Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
@@ -77,26 +77,25 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         last: None,
         table: RedrawnTable::default(),
     };
-    let outcome = active.run(
-        timing.display.read_interval(),
+    let mut outcome = active.run(
+        timing.display.show_interval(),
         |observer| observer.latencies(),
         |latencies, stdout, at| timing.show(latencies, stdout, at),
-    )?;
-    let total = match outcome.observed {
+    );
+    let total = match outcome.observed.take() {
         Some(observed) => Some((observed.latencies, outcome.lasted)),
-        None => outcome.last.or_else(|| timing.last.take()),
+        None => outcome.last.take().or_else(|| timing.last.take()),
     };
     if let Some((latencies, lasted)) = total {
         let latencies = Latencies::new(&target, &latencies, lasted);
+        let text = output::latencies(format, &latencies);
+        outcome.print(text.map(|text| timing.table.erase_sequence() + &text));
         if let Some(picture_file) = picture_file {
-            picture_file.write(&latencies.picture())?;
-        }
-        if outcome.stdout_was_read {
-            let text = output::latencies(format, &latencies)?;
-            say::print(&(timing.table.erase_sequence() + &text))?;
+            let written = picture_file.write(&latencies.picture());
+            outcome.failures.add(written);
         }
     }
-    outcome.failure.map_or(Ok(()), Err)
+    outcome.failures.finish(&messages)
 }
 
 /// Shows the times of pairs.
@@ -110,24 +109,22 @@ struct Timing<'t> {
 }
 
 impl Timing<'_> {
-    /// Shows a reading if there is an interval, and keeps it.
+    /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
         latencies: Vec<Latency>,
         stdout: &mut InterruptibleStdout,
         at: Duration,
     ) -> Result<Next, Failure> {
-        let mut next = Next::Continue;
-        if self.display.interval.is_some() {
-            let shown = Latencies::new(self.target, &latencies, at).so_far();
-            next = if self.display.is_redrawn {
-                self.table.redraw(&shown.table(), stdout)?
-            } else {
-                stdout.write(&output::latencies(self.format, &shown)?)?
-            };
-        }
+        let shown = Latencies::new(self.target, &latencies, at).so_far();
+        let next = if self.display.is_redrawn {
+            self.table.redraw(&shown.table(), stdout)
+        } else {
+            let text = output::latencies(self.format, &shown);
+            text.and_then(|text| stdout.write(&text))
+        };
         self.last = Some((latencies, at));
-        Ok(next)
+        next
     }
 }
 

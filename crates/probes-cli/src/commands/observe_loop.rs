@@ -9,14 +9,17 @@ use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
 use super::undo::retry;
-use crate::failure::{Failure, exit_or_exec, is_replaced};
+use crate::failure::{Failed, Failure, exit_or_exec, is_replaced};
 use crate::output::Format;
 use crate::say::{self, InterruptibleStdout, Messages, Next};
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// How often a process is read if nothing is shown until the end. If the process exits, the last
-/// reading is all there is.
+/// How often a process is read, however seldom it is shown. If the process exits, the last reading is
+/// all there is.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(200);
+
+/// When a process is read for the first time: one that exits soon has hits, too.
+const FIRST_READING: Duration = Duration::from_millis(2);
 
 /// How often a table on a terminal is redrawn, unless -interval says how often.
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,8 +45,8 @@ pub(super) struct Outcome<T> {
     pub(super) lasted: Duration,
     /// False if a signal had to end it because the reader of standard output did not read.
     pub(super) stdout_was_read: bool,
-    /// Why the observation was not removed; to be reported after its results are printed.
-    pub(super) failure: Option<Failure>,
+    /// What has failed; to be reported after the results are printed.
+    pub(super) failures: Failed,
 }
 
 /// How often the figures so far are shown, and whether as a table that is redrawn.
@@ -64,9 +67,21 @@ impl Display {
         }
     }
 
-    /// How often the process is read.
-    pub(super) fn read_interval(&self) -> Duration {
-        self.interval.unwrap_or(READ_INTERVAL)
+    /// How often what was read is shown.
+    pub(super) fn show_interval(&self) -> Duration {
+        self.interval.unwrap_or(Duration::MAX)
+    }
+}
+
+impl<T> Outcome<T> {
+    /// Prints the results.
+    pub(super) fn print(&mut self, text: Result<String, Failure>) {
+        let print = if self.stdout_was_read {
+            say::print_result
+        } else {
+            say::print_result_without_waiting
+        };
+        self.failures.add(text.and_then(|text| print(&text)));
     }
 }
 
@@ -98,13 +113,14 @@ impl<'t> ActiveObservation<'t> {
         })
     }
 
-    /// Reads every `interval` and has `show` show it, until the observation is over; then removes it.
+    /// Has `show` show a reading every `interval`, until the observation is over; then removes it. If that
+    /// is seldom, it is read in between, too, in case it ends before the next is shown. Whatever fails, what was observed until then is returned.
     pub(super) fn run<T>(
         mut self,
         interval: Duration,
         read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
         show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
-    ) -> Result<Outcome<T>, Failure> {
+    ) -> Outcome<T> {
         let mut last = None;
         let read_result = self.read_repeatedly(interval, &mut last, read, show);
         let lasted = self.begun.elapsed();
@@ -115,41 +131,46 @@ impl<'t> ActiveObservation<'t> {
         let stdout_was_read = self.stdout.stdout_was_read();
         let rest = self.stdout.take_rest();
         self.stdout.into_signals().unblock();
-        let printed = say::print_bytes(&rest);
         let pid = self.target.pid();
-        let mut failure = None;
+        let mut failures = Failed::default();
+        failures.add(say::print_bytes(&rest));
+        let (read_error, shown) = match read_result {
+            Ok(read) => (read.err(), Ok(())),
+            Err(failure) => (None, Err(failure)),
+        };
+        failures.add(shown);
         let observed = match removed {
             Ok(observed) => {
                 warn_of_still_mapped(&self.messages, pid, observed.still_mapped);
-                read_result?.map_err(Failure::of_process(pid))?;
+                failures.add(
+                    read_error
+                        .map_or(Ok(()), Err)
+                        .map_err(Failure::of_process(pid)),
+                );
                 Some(observed)
             }
             Err(error) => {
                 if let Some(exit_or_exec) = exit_or_exec(&error) {
-                    read_result?.ok();
                     self.messages.note(&format!(
                         "the process {exit_or_exec}: this is the last reading"
                     ));
                 } else {
                     self.messages.note("this is the last reading");
                     // The earlier error is more likely to know by whom we were replaced.
-                    let error = match read_result {
-                        Ok(Err(earlier)) if is_replaced(&earlier) => earlier,
-                        _ => error,
-                    };
-                    failure = Some(Failure::of_removal(pid, error));
+                    let earlier = read_error.filter(is_replaced);
+                    let failure = Failure::of_removal(pid, earlier.unwrap_or(error));
+                    failures.add(Err(failure));
                 }
                 None
             }
         };
-        printed?;
-        Ok(Outcome {
+        Outcome {
             observed,
             last,
             lasted,
             stdout_was_read,
-            failure,
-        })
+            failures,
+        }
     }
 
     /// Reads and shows until the observation is over. The inner error is that of a reading that
@@ -162,10 +183,16 @@ impl<'t> ActiveObservation<'t> {
         mut show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
     ) -> Result<probes_lib::Result<()>, Failure> {
         let end = self.duration.unwrap_or(Duration::MAX);
+        let mut next = interval;
         // Also if it is shown less often, the process may exit, or be taken over by another tool.
-        let (mut next, mut next_reading) = (interval, READ_INTERVAL);
+        let reads_between = interval > READ_INTERVAL;
+        let mut reading_at = if reads_between {
+            FIRST_READING
+        } else {
+            interval
+        };
         loop {
-            let left = end.min(next).min(next_reading);
+            let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
             let signals = self.stdout.signals();
             let wait_end = signals.wait(iter::once(self.target), left)?;
@@ -173,20 +200,24 @@ impl<'t> ActiveObservation<'t> {
             if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
                 return Ok(Ok(()));
             }
-            next_reading = next_time(at, READ_INTERVAL);
             let reading = match read(&mut self.observer) {
                 Ok(reading) => reading,
                 Err(error) => return Ok(Err(error)),
             };
-            if at < next {
+            if at >= next {
+                *last = None;
+                if let Next::Stop = show(reading, &mut self.stdout, at)? {
+                    return Ok(Ok(()));
+                }
+                next = next_time(at, interval);
+            } else {
                 *last = Some((reading, at));
-                continue;
             }
-            *last = None;
-            if let Next::Stop = show(reading, &mut self.stdout, at)? {
-                return Ok(Ok(()));
-            }
-            next = next_time(at, interval);
+            reading_at = if reads_between {
+                next_reading(at)
+            } else {
+                next
+            };
         }
     }
 }
@@ -199,6 +230,15 @@ pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
             &format!("{bytes} bytes stay mapped in process {pid}, which does no harm: {why}"),
             &format!("`ocaml-probes observe -clean -pid {pid}` unmaps them later"),
         );
+    }
+}
+
+/// When a process is read next: in the beginning, after twice the time so far, then five times a second.
+pub(super) fn next_reading(at: Duration) -> Duration {
+    if at < READ_INTERVAL {
+        (2 * at).clamp(FIRST_READING, READ_INTERVAL)
+    } else {
+        next_time(at, READ_INTERVAL)
     }
 }
 
@@ -226,5 +266,15 @@ mod tests {
             ms(7) + Duration::from_nanos(1)
         );
         assert_eq!(next_time(Duration::MAX, ms(1)), Duration::MAX);
+    }
+
+    #[test]
+    fn process_is_read_soon_then_regularly() {
+        let ms = Duration::from_millis;
+        assert_eq!(next_reading(Duration::ZERO), FIRST_READING);
+        assert_eq!(next_reading(ms(3)), ms(6));
+        assert_eq!(next_reading(ms(150)), READ_INTERVAL);
+        assert_eq!(next_reading(ms(250)), 2 * READ_INTERVAL);
+        assert_eq!(next_reading(Duration::MAX), Duration::MAX);
     }
 }

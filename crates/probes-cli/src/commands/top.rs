@@ -17,10 +17,10 @@ use probes_lib::{Latency, Observation, Target};
 use self::inputs::{End, Input, Inputs, Stop, stop};
 use self::model::{Model, Request, Times};
 use self::screen::{Scroll, ShownProgram};
-use self::session::Session;
+use self::session::{Sample, Session};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
-use super::observe_loop::warn_of_still_mapped;
+use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
@@ -38,17 +38,17 @@ Counts as `count` does, and shows for each probe whether it is on, its hits, hit
 all hits, and its latest rates; below, for each pair the number of times, their mean, median, 99th
 percentile and maximum. Keys:
     arrows j k PgUp PgDn Home End   select a probe
-    e Enter space                   enable the selected probe, or disable it
+    e Enter space                   enable the selected probe, or the only one, or disable it
     s, r                            sort by rate, hits or name; reverse the order
     /                               filter by a part of the name: Enter keeps it, Esc cancels
     p                               pause: the screen does not change, counting goes on
-    ?                               show the keys
+    ?                               show the keys that work now
     Ctrl-Z, Ctrl-L                  suspend, redraw
     q Esc Ctrl-C                    quit
 
 When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), everything is undone: the
-instrumentation is removed, and the probes that were switched are switched back, which is reported. If
-it is killed by SIGKILL, the process goes on counting, which does no harm, and probes stay as they are;
+instrumentation is removed, and the probes that were switched are switched back, which is reported. The
+figures read last stay on the terminal unless a key has ended it, also when the process exits. If it is killed by SIGKILL, the process goes on counting, which does no harm, and probes stay as they are;
 the next count or top removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
@@ -146,7 +146,12 @@ fn undo(
     let removed = session.remove(signals, messages);
     if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
         session.forget();
-        messages.note(&format!("process {pid} {exit_or_exec}"));
+        let figures = if leaves_figures(&end) {
+            ": these are the figures read last"
+        } else {
+            ""
+        };
+        messages.note(&format!("process {pid} {exit_or_exec}{figures}"));
         return end.map(drop);
     }
     let switched_back = session.switch_back(signals, messages);
@@ -178,6 +183,8 @@ struct View<'l, 't> {
     program: ShownProgram,
     model: Model,
     scroll: Scroll,
+    /// A reading after the last one that was shown.
+    latest: Option<Sample>,
 }
 
 impl<'l, 't> View<'l, 't> {
@@ -190,7 +197,7 @@ impl<'l, 't> View<'l, 't> {
         let program = target.program();
         let name = program.file_name().unwrap_or(program.as_os_str());
         let sample = session.sample();
-        let names = sample.iter().flat_map(|(_, counts, _)| counts.probes());
+        let names = sample.iter().flat_map(|sample| sample.counts.probes());
         View {
             interval: args.interval,
             model: Model::new(names.map(|(name, _)| name)),
@@ -201,26 +208,50 @@ impl<'l, 't> View<'l, 't> {
                 pid: target.pid(),
             },
             scroll: Scroll::default(),
+            latest: None,
         }
     }
 
     /// Returns why it ended, and whether the terminal could be restored.
     fn run(mut self, inputs: &mut Inputs<'_>) -> (Result<End, Failure>, bool) {
         let end = self.run_until_end(inputs);
-        (end, self.screen.restore())
+        let figures = if leaves_figures(&end) {
+            self.last_figures()
+        } else {
+            String::new()
+        };
+        (end, self.screen.restore(&figures))
+    }
+
+    /// What stays on the terminal.
+    fn last_figures(&mut self) -> String {
+        self.take_latest();
+        self.model.resume();
+        let (width, height) = self.screen.size();
+        screen::text(&self.program, &self.model, width, height)
     }
 
     fn run_until_end(&mut self, inputs: &mut Inputs<'_>) -> Result<End, Failure> {
         self.read_states();
         // `None`: never, as the interval is too long to be added to the present time.
         let mut next = Instant::now().checked_add(self.interval);
+        let begun = Instant::now();
+        let reads_between = self.interval > READ_INTERVAL;
+        let mut read_at = reads_between.then_some(begun);
         loop {
             // Samples before it reads keys: they may come without a pause, and would put it off.
-            if next.is_some_and(|next| next <= Instant::now()) {
+            let now = Instant::now();
+            let is_shown = next.is_some_and(|next| next <= now);
+            if is_shown || read_at.is_some_and(|next| next <= now) {
                 if !self.sample() {
                     return Ok(End::Exited);
                 }
-                // CountReport from now: if a sample takes longer than the interval, there is still time
+                read_at = reads_between.then(|| begun + next_reading(begun.elapsed()));
+            }
+            if is_shown {
+                self.take_latest();
+                self.read_states();
+                // From now on: if a sample takes longer than the interval, there is still time
                 // for keys and drawing.
                 next = Instant::now().checked_add(self.interval);
             }
@@ -231,7 +262,9 @@ impl<'l, 't> View<'l, 't> {
             if let Err(error) = drawn {
                 return Ok(end_after_write_error(&error));
             }
-            let left = next.map_or(Duration::MAX, |next| {
+            self.model.close_help_after(self.scroll.help_pages);
+            let left = next.into_iter().chain(read_at).min();
+            let left = left.map_or(Duration::MAX, |next| {
                 next.saturating_duration_since(Instant::now())
             });
             let done = match inputs.wait(left)? {
@@ -257,15 +290,23 @@ impl<'l, 't> View<'l, 't> {
         self.screen.leave_while(|| ())
     }
 
-    /// Returns whether the process is still there.
+    /// Reads the figures, in case there is nothing to read any more later; returns whether the process is
+    /// still there.
     fn sample(&mut self) -> bool {
-        let Some((at, counts, latencies)) = self.session.sample() else {
-            return false;
-        };
-        self.model.set_times(latencies.iter().map(times).collect());
-        self.model.set_counts(at, |name| counts.hits(name));
-        self.read_states();
-        true
+        let sample = self.session.sample();
+        let is_there = sample.is_some();
+        self.latest = sample.or(self.latest.take());
+        is_there
+    }
+
+    /// Puts the latest reading into the model.
+    fn take_latest(&mut self) {
+        if let Some(sample) = self.latest.take() {
+            let pairs = sample.latencies.iter();
+            self.model.set_times(pairs.map(times).collect());
+            let counts = &sample.counts;
+            self.model.set_counts(sample.at, |name| counts.hits(name));
+        }
     }
 
     fn read_states(&mut self) {
@@ -311,6 +352,11 @@ fn times(latency: &Latency) -> Times {
         p99: latency.quantile(0.99),
         max: latency.max(),
     }
+}
+
+/// Whether the last figures stay on the terminal: unless the user has ended it, or the terminal is gone.
+fn leaves_figures(end: &Result<End, Failure>) -> bool {
+    !matches!(end, Ok(End::Quit | End::TerminalLost))
 }
 
 /// Why `top` ends when the terminal cannot be written to.

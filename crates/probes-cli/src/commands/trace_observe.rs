@@ -12,7 +12,7 @@ use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::wait::Wait;
 use super::watch::{self, Watching};
-use crate::failure::{Failure, is_replaced};
+use crate::failure::{Failed, Failure, is_replaced};
 use crate::flags::{Flags, OutputOptions, Pair, by_name, each_once, pair, probe_name};
 use crate::hint::Operand;
 use crate::output::{self, CountReport, Format, Hits, Latencies};
@@ -117,8 +117,9 @@ fn record_until_exit(
     std::thread::scope(|scope| {
         let record = move || {
             let messages = recorder.output.messages;
-            if let Err(failure) = recorder.run(observer, &exited) {
-                messages.failure(&failure);
+            match recorder.run(observer, &exited) {
+                Err(failure) if !failure.is_closed_pipe() => messages.failure(&failure),
+                _ => {}
             }
         };
         std::thread::Builder::new().spawn_scoped(scope, record)?;
@@ -154,31 +155,43 @@ impl<'l> Recorder<'l> {
         }
     }
 
+    /// Whatever fails, what was observed is printed.
     fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
-        let replaced = self.show_until_end(&mut observer, exited)?;
+        let mut failures = Failed::default();
+        let replaced = self.show_until_end(&mut observer, exited, &mut failures);
         let lasted = self.begun.elapsed();
-        let pid = self.target.pid();
+        let (pid, messages) = (self.target.pid(), self.output.messages);
         let removed = replaced.map_or_else(|| observer.remove(), Err);
         let (observed, replaced) = match removed {
             Ok(observed) => (Ok(observed), None),
             Err(error) if is_replaced(&error) => (recorded(&mut observer), Some(error)),
             Err(error) => (Err(error), None),
         };
-        let observed = observed.map_err(Failure::of_process(pid))?;
+        match observed.map_err(Failure::of_process(pid)) {
+            Ok(observed) => self.print_all(observed, lasted, &mut failures),
+            Err(failure) => failures.add(Err(failure)),
+        }
+        let replaced = replaced.map_or(Ok(()), Err);
+        failures.add(replaced.map_err(|error| Failure::of_removal(pid, error)));
+        failures.finish(&messages)
+    }
+
+    /// Prints what was observed, and not shown so far.
+    fn print_all(&mut self, observed: ObservationReport, lasted: Duration, failures: &mut Failed) {
+        let (pid, format) = (self.target.pid(), self.output.format);
         warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
-        let (format, print) = (self.output.format, printer(self.output.format));
-        self.watching.show_last(observed.events)?;
-        self.watching.report_missing()?;
+        let print = result_printer(format);
+        failures.add(self.watching.show_last(observed.events));
+        failures.add(self.watching.report_missing());
         if self.wanted.counts {
             let counted =
                 CountReport::new(self.target, &observed.counts, &[]).hits_since(None, lasted);
-            print(&output::counted(format, &counted)?)?;
+            failures.add(output::counted(format, &counted).and_then(|text| print(&text)));
         }
         if !observed.latencies.is_empty() {
             let latencies = Latencies::new(self.target, &observed.latencies, lasted);
-            print(&output::latencies(format, &latencies)?)?;
+            failures.add(output::latencies(format, &latencies).and_then(|text| print(&text)));
         }
-        replaced.map_or(Ok(()), |error| Err(Failure::of_removal(pid, error)))
     }
 
     /// Shows hits until the program has exited; returns the error if another tool takes it over.
@@ -186,19 +199,25 @@ impl<'l> Recorder<'l> {
         &mut self,
         observer: &mut Observer,
         exited: &Receiver<()>,
-    ) -> Result<Option<probes_lib::Error>, Failure> {
+        failures: &mut Failed,
+    ) -> Option<probes_lib::Error> {
         let mut checked = Instant::now();
+        let mut shows_hits = self.wanted.watches();
         while exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
-            self.show_hits(observer)?;
+            if shows_hits {
+                let shown = self.show_hits(observer);
+                shows_hits = shown.is_ok();
+                failures.add(shown);
+            }
             if checked.elapsed() < observe_loop::READ_INTERVAL {
                 continue;
             }
             checked = Instant::now();
             if let Some(error) = observer.check().err().filter(is_replaced) {
-                return Ok(Some(error));
+                return Some(error);
             }
         }
-        Ok(None)
+        None
     }
 
     fn read_interval(&self) -> Duration {
@@ -212,10 +231,10 @@ impl<'l> Recorder<'l> {
     /// Shows the hits so far. If they cannot be read because the process has just exited,
     /// [`Recorder::run`] shows them after its loop.
     fn show_hits(&mut self, observer: &mut Observer) -> Result<(), Failure> {
-        if let (true, Ok(events)) = (self.wanted.watches(), observer.events()) {
-            self.watching.show_last(events)?;
+        match observer.events() {
+            Ok(events) => self.watching.show_last(events),
+            Err(_) => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -235,6 +254,14 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
 fn printer(format: Format) -> fn(&str) -> Result<(), Failure> {
     match format {
         Format::Json => say::print,
+        Format::Plain | Format::Table => say::print_to_stderr,
+    }
+}
+
+/// The same for results, which must not be lost.
+fn result_printer(format: Format) -> fn(&str) -> Result<(), Failure> {
+    match format {
+        Format::Json => say::print_result,
         Format::Plain | Format::Table => say::print_to_stderr,
     }
 }

@@ -79,14 +79,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         READ_INTERVAL,
         |observer| observer.events(),
         |events, stdout, _| watching.show(events, |text| stdout.write(text)),
-    )?;
+    );
+    let mut failures = outcome.failures;
     if outcome.stdout_was_read {
         if let Some(observed) = outcome.observed {
-            watching.show_last(observed.events)?;
+            failures.add(watching.show_last(observed.events));
         }
-        watching.report_missing()?;
+        failures.add(watching.report_missing());
     }
-    outcome.failure.map_or(Ok(()), Err)
+    failures.finish(&messages)
 }
 
 /// Writes text where hits are shown.
@@ -145,10 +146,15 @@ impl Watching {
                 self.skipped += 1;
             }
         }
+        let (mut lost, mut skipped) = (0, 0);
         if self.reported.elapsed() >= REPORT_INTERVAL {
+            (lost, skipped) = (self.lost, self.skipped);
             text.push_str(&self.take_missing()?);
         }
-        let next = write(&text)?;
+        let next = write(&text).inspect_err(|_| {
+            // To be reported in the end.
+            (self.lost, self.skipped) = (lost, skipped);
+        })?;
         Ok(if self.has_enough() { Next::Stop } else { next })
     }
 
@@ -184,7 +190,10 @@ impl Watching {
     /// Reports what was not shown since the last report.
     pub(super) fn report_missing(&mut self) -> Result<(), Failure> {
         let text = self.take_missing()?;
-        (self.print)(&text)
+        if text.is_empty() {
+            return Ok(());
+        }
+        say::print_result(&text)
     }
 
     /// Reports what was not shown since the last report: with -json, as the text returned, which is to be

@@ -1,6 +1,7 @@
 //! `count`: hits of running programs, in all formats.
 
 use std::ffi::OsStr;
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
@@ -9,8 +10,9 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::tmux::Terminal;
-use test_support::{Talker, eventually, fixture_forms};
+use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
 
+use crate::observers::wait_for_reading;
 use crate::support::{both_forms, command, image, is_observed, run, states};
 
 /// Starts the tool, and waits until it counts.
@@ -140,6 +142,84 @@ fn count_ends_after_its_duration_or_the_process() {
         target.send("quit");
         while tool.line().is_some() {}
         assert_eq!(tool.guard().wait().code(), Some(0));
+    }
+}
+
+// promise: Observations: A process that ends before an interval is over: the tool prints the values
+//    read in between (2 × 2 ends × 2 intervals)
+#[test]
+fn values_between_intervals_are_printed_at_the_end() {
+    for file in fixture_forms("exec_self") {
+        for end in ["exec", "quit"] {
+            for interval in ["", " -interval 1h"] {
+                let mut target = Talker::start(&file);
+                let mut tool = counting(&format!("-quiet{interval}"), target.pid());
+                target.hits();
+                wait_for_reading(tool.pid());
+                target.send(end);
+                let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+                let counted = hits(&lines);
+                assert!(!counted.is_empty(), "{end}{interval}");
+                assert!(
+                    !counted[0].starts_with("0 "),
+                    "{end}{interval}: {counted:?}"
+                );
+                assert_eq!(tool.guard().wait().code(), Some(0));
+            }
+        }
+    }
+}
+
+// promise: Observations: If standard output cannot be written, the results are on standard error (2
+//    tools)
+#[test]
+fn results_are_kept_if_standard_output_fails() {
+    let mut target = Talker::start(&fixture("timed.pie"));
+    let pid = target.pid();
+    let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for (line, result) in [
+        // At its end, and before.
+        ("count -for 1ms", "0 0.0 start\n"),
+        ("count -interval 1ms", " start\n"),
+        ("latency -pair start,stop -for 1ms", " start,stop\n"),
+        ("latency -pair start,stop -interval 1ms", " start,stop\n"),
+    ] {
+        let mut command = command(line.split(' '));
+        command.args(["-quiet", "-pid", &pid.to_string()]);
+        let tool = command.stdout(full()).stderr(Stdio::piped()).spawn();
+        let output = tool.unwrap().wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+        assert!(said.contains(result), "{line}: {said}");
+        let why = "ocaml-probes: cannot write the answer: No space left on device\n";
+        assert!(said.ends_with(why), "{line}: {said}");
+        assert_eq!(said.matches("cannot write").count(), 1, "{line}: {said}");
+        assert!(!is_observed(pid));
+    }
+    target.hits();
+}
+
+#[test]
+fn results_go_elsewhere_if_nobody_reads() {
+    for target in both_forms("gen_ocaml") {
+        let pid = target.pid();
+        let mut count = command("count -quiet -json -interval 1us -pid".split(' '));
+        count.arg(pid.to_string()).stdin(Stdio::null());
+        let mut tool = Guard::spawn(count.stdout(Stdio::piped()).stderr(Stdio::piped()));
+        // poll(2), without a timeout, of a signal and standard output.
+        eventually("it waits for its reader", || {
+            let call = std::fs::read_to_string(format!("/proc/{}/syscall", tool.pid())).unwrap();
+            let words: Vec<&str> = call.split(' ').collect();
+            let limit = words.get(3).unwrap_or(&"");
+            (words[0] == "7" && words[2] == "0x2" && limit.ends_with("ffffffff")).then_some(())
+        });
+        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+        let said = std::io::read_to_string(tool.child().stderr.take().unwrap()).unwrap();
+        let last: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(last["at"], Value::Null);
+        assert_eq!(last["probes"][0]["hits"], 0);
+        assert_eq!(tool.wait().code(), Some(0));
+        assert!(!is_observed(pid));
     }
 }
 

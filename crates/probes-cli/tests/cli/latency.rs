@@ -88,6 +88,20 @@ fn json_has_every_line_picture_the_last_one() {
 }
 
 #[test]
+fn times_are_printed_before_a_failing_picture() {
+    for target in both_forms("timed") {
+        let pid = target.pid();
+        let line = format!("latency -quiet -for 1ms -pair start,stop -svg /dev/full -pid {pid}");
+        let run = run(&line);
+        assert_eq!(run.code, Some(1));
+        assert_eq!(run.stdout, "0 0 0 0 0 0 0 0 0 0 start,stop\n");
+        let why = "ocaml-probes: cannot write /dev/full: No space left on device\n";
+        assert_eq!(run.stderr, why);
+        assert!(!is_observed(pid));
+    }
+}
+
+#[test]
 fn table_has_a_chart_for_each_pair() {
     for mut target in both_forms("timed") {
         let tool = observing(

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::container::{Container, enter, only_child};
 use test_support::tmux::Terminal;
-use test_support::{Guard, Talker, eventually, fixture_forms};
+use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
 
 use crate::count::{end, observing};
 use crate::support::{Run, command, is_observed, run, run_command};
@@ -51,7 +51,7 @@ fn watched(line: &str, pid: i32) -> Talker {
 }
 
 /// Waits until a tool that counts has read the counters, from the first to the last.
-fn wait_for_reading(tool: i32) {
+pub(crate) fn wait_for_reading(tool: i32) {
     let bytes_read = || -> u64 {
         let io = std::fs::read_to_string(format!("/proc/{tool}/io")).unwrap();
         let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
@@ -117,6 +117,28 @@ fn second_observer_is_refused_whatever_the_command() {
         assert_eq!(observer(pid), Value::Null);
         assert!(!is_observed(pid));
     }
+}
+
+#[test]
+fn observers_of_a_traced_process_suggest_no_live() {
+    let target = Talker::start(&fixture("timed.pie"));
+    let pid = target.pid();
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-q", "-nx", "-p", &pid.to_string()]);
+    gdb.args(["-ex", "echo \\nattached\\n"]);
+    let mut gdb = Talker::spawn(gdb.stderr(Stdio::null()));
+    gdb.expect("attached");
+    let hint = format!(
+        "\nhint: detach or end the other tracer, gdb with pid {}",
+        gdb.pid()
+    );
+    for line in ["count", "watch -probe start", "latency -pair start,stop"] {
+        let error = run(&format!("{line} -pid {pid}")).failure();
+        assert!(error.ends_with(&format!("{hint}\n")), "{error}");
+    }
+    // Only `attach` can do without ptrace.
+    let error = run(&format!("attach -enable start -pid {pid}")).failure();
+    assert!(error.contains(&format!("{hint}; or use -live")), "{error}");
 }
 
 // promise: Observations: An observer that is replaced prints its results, and then by whom it was

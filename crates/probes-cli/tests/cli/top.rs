@@ -8,6 +8,7 @@ use test_support::process::state;
 use test_support::tmux::Terminal;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
+use crate::observers::wait_for_reading;
 use crate::support::{both_forms, is_observed, run, run_command, states};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
@@ -295,7 +296,9 @@ fn termination_signals_restore_terminal_and_process() {
             top.terminal.wait_for("0 -> 1");
             assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
             top.signal(signal);
-            assert!(top.wait_for_exit().starts_with("restored: "));
+            let left = top.wait_for_exit();
+            assert!(left.contains("\nrestored: "), "{left}");
+            assert_eq!(row(&left, "shared")[1..3], ["off", "0"]);
             top.wait_until_gone();
             assert_eq!(states(pid), "only_alpha disabled\nshared disabled\n");
         }
@@ -371,21 +374,31 @@ fn assert_ends_though_terminal_accepts_no_output(command: &str, pid: i32) {
     kill(script, Signal::SIGCONT).unwrap();
 }
 
-// promise: top: `top` ends when the process exits, and says so (2)
+// promise: top: `top` ends when the process exits, says so, and leaves the figures read last on the
+//    terminal (2)
 #[test]
-fn top_ends_with_the_process_and_says_so() {
+fn top_leaves_its_figures_when_the_process_exits() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
-        let top = Top::start(pid, "");
-        top.terminal.press(&["Down", "Enter"]);
-        top.terminal.wait_for("0 -> 1");
+        // It reads more often than it shows.
+        let top = Top::start(pid, "-interval 1h");
+        top.terminal.press(&["s", "s", "Down", "Enter", "p"]);
+        top.terminal.wait_for("PAUSED");
+        target.hits();
+        wait_for_reading(top.tool);
         target.send("quit");
         target.guard().wait();
-        assert_eq!(top.wait_for_exit(), format!("process {pid} has exited"));
+        let left = top.wait_for_exit();
+        let said = format!("process {pid} has exited: these are the figures read last");
+        assert!(left.ends_with(&said), "{left}");
+        assert!(left.contains("2 probes, 1 on; 4 hits, "), "{left}");
+        assert_eq!(row(&left, "only_alpha")[1..3], ["on", "1"]);
+        assert_eq!(row(&left, "shared")[1..3], ["off", "3"]);
     }
 }
 
-// promise: top: `top` ends when the process executes a new program, and says so (2)
+// promise: top: `top` ends when the process executes a new program, says so, and leaves the figures
+//    read last on the terminal (2)
 #[test]
 fn top_ends_at_an_exec_of_the_process() {
     for file in fixture_forms("exec_self") {
@@ -396,9 +409,42 @@ fn top_ends_at_an_exec_of_the_process() {
         top.terminal.wait_for("0 -> 1");
         target.send("exec");
         target.expect("ready");
-        let said = format!("process {pid} has executed a new program");
-        assert_eq!(top.wait_for_exit(), said);
+        let left = top.wait_for_exit();
+        let said =
+            format!("process {pid} has executed a new program: these are the figures read last");
+        assert!(left.ends_with(&said), "{left}");
+        assert!(!names(&left).is_empty(), "{left}");
         assert!(!states(pid).contains("enabled"));
+    }
+}
+
+#[test]
+fn only_probe_of_a_filter_is_switched() {
+    let target = Talker::start(&fixture("gen_ocaml.pie"));
+    let pid = target.pid();
+    let top = Top::start(pid, "-interval 10ms");
+    top.terminal.press(&["/", "o", "n", "l", "y", "Enter", "e"]);
+    top.terminal.wait_for("only_alpha 0 -> 1");
+    assert_eq!(states(pid), "only_alpha enabled\nshared disabled\n");
+    top.terminal.press(&["q"]);
+    assert_eq!(top.wait_for_exit(), "restored: only_alpha");
+}
+
+#[test]
+fn smallest_terminal_shows_a_probe_beside_help() {
+    let target = Talker::start(&fixture("gen_ocaml.pie"));
+    let top = Top::start(target.pid(), "-interval 10ms -probe shared");
+    top.terminal.resize(20, 5);
+    for (key, shown) in [
+        ("?", "?: more (1 of "),
+        ("?", "?: more (2 of "),
+        ("/", "Enter keep  Esc drop"),
+        ("Enter", "?: more (2 of "),
+        ("e", "shared 0 -> 1"),
+    ] {
+        top.terminal.press(&[key]);
+        let screen = top.terminal.wait_for(shown);
+        assert_eq!(row(&screen, "shar…"), ["shar…", "0.0"], "{screen}");
     }
 }
 

@@ -1,11 +1,11 @@
 //! `trace -count`, `-latency`, `-watch`: programs observed from their first instruction to their last.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use test_support::{fixture_forms, program_forms};
+use test_support::{fixture, fixture_forms, program_forms};
 
-use crate::support::{Run, run_command};
+use crate::support::{Run, command, run_command};
 
 /// Runs the tool with `flags` on a program that gets `words` on standard input.
 fn trace(file: &std::path::Path, flags: &str, words: &str) -> Run {
@@ -71,6 +71,30 @@ fn results_of_an_exited_program_are_printed() {
             "{times}"
         );
     }
+}
+
+#[test]
+fn results_are_kept_if_json_cannot_be_written() {
+    let mut tool = command("trace -json -count -watch start -prog".split(' '));
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let tool = tool.arg(fixture("timed.pie")).stdout(full.unwrap());
+    let mut tool = tool
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = tool.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, b"do (.)\n").unwrap();
+    drop(input);
+    let output = tool.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let counted = said.lines().find(|line| line.starts_with('{')).unwrap();
+    let counted: Value = serde_json::from_str(counted).unwrap();
+    assert_eq!(counted["probes"][0]["hits"], 1, "{said}");
+    assert!(
+        said.contains("cannot write the answer: No space left"),
+        "{said}"
+    );
 }
 
 #[test]

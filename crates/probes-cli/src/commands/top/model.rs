@@ -33,7 +33,8 @@ pub(super) struct Model {
     shown: Vec<usize>,
     /// The index of the selected probe, which stays selected when the order changes.
     selected: Option<usize>,
-    has_help: bool,
+    /// Which page of help is shown.
+    help_page: Option<usize>,
     message: Option<String>,
 }
 
@@ -131,7 +132,7 @@ impl Model {
             filter_before_typing: None,
             shown: Vec::new(),
             selected: None,
-            has_help: false,
+            help_page: None,
             message: None,
         };
         model.arrange();
@@ -200,13 +201,15 @@ impl Model {
             }
             Key::Character('/') => self.filter_before_typing = Some(self.filter.clone()),
             Key::Character('p') => {
-                self.frozen = match self.frozen {
-                    None => Some(self.now.clone()),
-                    Some(_) => None,
-                };
-                self.arrange();
+                if self.frozen.is_none() {
+                    self.frozen = Some(self.now.clone());
+                } else {
+                    self.resume();
+                }
             }
-            Key::Character('?') => self.has_help = !self.has_help,
+            Key::Character('?') => {
+                self.help_page = Some(self.help_page.map_or(0, |page| page + 1));
+            }
             _ => self.select(key, rows.max(1)),
         }
         None
@@ -226,7 +229,16 @@ impl Model {
         self.arrange();
     }
 
+    /// Shows the latest figures again, after a pause.
+    pub(super) fn resume(&mut self) {
+        self.frozen = None;
+        self.arrange();
+    }
+
     fn switch(&mut self) -> Option<Request> {
+        if let ([only], None) = (self.shown.as_slice(), self.selected) {
+            self.selected = Some(*only);
+        }
         let Some(probe) = self.selected.map(|selected| &self.probes[selected]) else {
             self.say("no probe is selected: the arrow keys select one");
             return None;
@@ -353,8 +365,14 @@ impl Model {
         self.frozen.is_some()
     }
 
-    pub(super) fn has_help(&self) -> bool {
-        self.has_help
+    /// Which page of help is shown, if there are so many.
+    pub(super) fn help_page(&self) -> Option<usize> {
+        self.help_page
+    }
+
+    /// Closes the help after the last of its pages.
+    pub(super) fn close_help_after(&mut self, pages: usize) {
+        self.help_page = self.help_page.filter(|page| *page < pages);
     }
 
     pub(super) fn message(&self) -> Option<&str> {

@@ -1,27 +1,20 @@
 //! The screen: a [`Model`] as text, for a terminal of any size.
 
 mod cells;
+mod foot;
 mod pairs;
 
 use probes_lib::State;
 use ratatui::Frame;
+use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Text};
-use ratatui::widgets::{Cell, Paragraph, Row, Table};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use self::cells::{GAP, clipped, grouped, rate_text, sparkline};
 use super::model::{HISTORY_LEN, Model, Sort};
 use crate::text::{Escaped, number_of};
-
-const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p pause  ? keys";
-
-const HELP: [&str; 4] = [
-    "arrows j k PgUp PgDn Home End: select   e Enter space: enable or disable the selected probe",
-    "s: sort by rate, hits, name   r: reverse   /: filter names, Enter keeps it, Esc cancels",
-    "p: pause, counting goes on   Ctrl-L: redraw   Ctrl-Z: suspend   q Esc Ctrl-C: quit",
-    "Quitting undoes everything: what was enabled or disabled here, too.   ?: less help",
-];
 
 /// The program that is shown.
 #[derive(Debug)]
@@ -36,6 +29,8 @@ pub(super) struct Scroll {
     first: usize,
     /// How many rows fit.
     pub(super) page: usize,
+    /// How many pages of help there are.
+    pub(super) help_pages: usize,
 }
 
 /// A column of the table.
@@ -65,6 +60,11 @@ const LEAST_IMPORTANT_FIRST: [Column; 4] =
 /// The least width of a sparkline.
 const LEAST_HISTORY_WIDTH: u16 = 20;
 
+/// The lines of the table that are always there, if anything is: the titles of the columns and a row.
+const LEAST_TABLE_HEIGHT: u16 = 2;
+
+const TITLE_HEIGHT: u16 = 2;
+
 /// Draws the whole screen.
 pub(super) fn draw(
     frame: &mut Frame<'_>,
@@ -72,25 +72,76 @@ pub(super) fn draw(
     model: &Model,
     scroll: &mut Scroll,
 ) {
-    let foot = foot(model, frame.area().width);
+    let (width, height) = (frame.area().width, frame.area().height);
+    let mut left = height.saturating_sub(LEAST_TABLE_HEIGHT);
+    let foot = foot::foot(model, width, left.into());
+    scroll.help_pages = foot.help_pages;
+    let mut take = |lines: usize| {
+        let taken = u16::try_from(lines).unwrap_or(u16::MAX).min(left);
+        left -= taken;
+        taken
+    };
+    // The most important first.
+    let least_foot = take(foot.needed);
+    let title_height = take(TITLE_HEIGHT.into());
+    let foot_height = least_foot + take(foot.lines.len() - usize::from(least_foot));
     // The lines of the pairs: below an empty line, and in no more than half of the screen.
     let pairs = match model.times().len() {
         0 => 0,
-        pairs => pairs
-            .saturating_add(2)
-            .min(usize::from(frame.area().height) / 2),
+        pairs => pairs.saturating_add(2).min(usize::from(height) / 2),
     };
     let heights = [
-        Constraint::Length(2),
+        Constraint::Length(title_height),
         Constraint::Fill(1),
-        Constraint::Length(pairs as u16),
-        Constraint::Length(foot.len() as u16),
+        Constraint::Length(take(pairs)),
+        Constraint::Length(foot_height),
     ];
     let [top, middle, below, bottom] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(Paragraph::new(title(program, model)), top);
     draw_table(frame, middle, model, scroll);
-    pairs::draw(frame, below, model.times());
-    frame.render_widget(Paragraph::new(foot), bottom);
+    frame.render_widget(pairs::Pairs(model.times()), below);
+    let lines = foot::cut(foot.lines, foot_height.into(), width.into());
+    frame.render_widget(Paragraph::new(lines), bottom);
+}
+
+/// The figures as text, for a terminal of this size: title, as many rows as there is room for, and pairs.
+pub(super) fn text(program: &ShownProgram, model: &Model, width: u16, height: u16) -> String {
+    // Room for what is said below: that the process has exited, and the prompt of the shell.
+    const BELOW: u16 = 4;
+    let pairs = match u16::try_from(model.times().len()).unwrap_or(u16::MAX) {
+        0 => 0,
+        pairs => pairs.saturating_add(2).min(height / 2),
+    };
+    let room = height.saturating_sub(TITLE_HEIGHT + 1 + BELOW + pairs);
+    let shown = model.shown_count().min(room.max(1).into());
+    let heights = [shown as u16 + 1, pairs];
+    let area = Rect::new(0, 0, width, heights.iter().sum());
+    let mut buffer = Buffer::empty(area);
+    let [above, below] = Layout::vertical(heights.map(Constraint::Length)).areas(area);
+    Widget::render(table(model, width, 0, shown), above, &mut buffer);
+    pairs::Pairs(model.times()).render(below, &mut buffer);
+    let title = title(program, model).lines.into_iter();
+    let mut lines: Vec<String> = title.map(|line| line.to_string()).collect();
+    lines.extend((0..above.height).map(|y| line(&buffer, y)));
+    let others = model.shown_count() - shown;
+    if others > 0 {
+        lines.push(format!("and {} more", number_of(others, "probe")));
+    }
+    lines.extend((above.height..area.height).map(|y| line(&buffer, y)));
+    lines.join("\n") + "\n"
+}
+
+/// A line of a buffer, without the spaces at its end.
+fn line(buffer: &Buffer, y: u16) -> String {
+    let mut text = String::new();
+    let mut x = 0;
+    while x < buffer.area.width {
+        let symbol = buffer[(x, y)].symbol();
+        text.push_str(symbol);
+        // Behind a wide character, there are cells without one of their own.
+        x += u16::try_from(Line::from(symbol).width()).map_or(1, |width| width.max(1));
+    }
+    text.trim_end().to_owned()
 }
 
 fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
@@ -124,59 +175,25 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
     Text::from(vec![first, second.into()])
 }
 
-fn foot(model: &Model, width: u16) -> Vec<Line<'static>> {
-    if model.is_typing() {
-        let filter = Escaped(model.filter()).to_string();
-        return vec![Line::from(vec![
-            "filter: ".bold(),
-            filter.into(),
-            "_".into(),
-        ])];
-    }
-    let mut lines: Vec<Line<'static>> = Vec::new();
-    if let Some(message) = model.message() {
-        let message = wrapped(&Escaped(message).to_string(), usize::from(width));
-        lines.extend(message.into_iter().map(|line| Line::from(line).bold()));
-    }
-    if model.has_help() {
-        lines.extend(HELP.map(Line::from));
-    } else if lines.is_empty() {
-        lines.push(KEYS.into());
-    }
-    lines
-}
-
-/// Breaks a message into lines between its words; a very long one is cut.
-fn wrapped(message: &str, width: usize) -> Vec<String> {
-    const MAX_LINES: usize = 4;
-    let mut lines = vec![String::new()];
-    for word in message.split(' ') {
-        let Some(line) = lines.last_mut() else { break };
-        let joined = if line.is_empty() {
-            word.to_owned()
-        } else {
-            format!("{line} {word}")
-        };
-        if line.is_empty() || Line::from(joined.as_str()).width() <= width {
-            *line = joined;
-        } else if lines.len() < MAX_LINES {
-            lines.push(word.to_owned());
-        } else {
-            break;
-        }
-    }
-    lines
-}
-
 fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scroll) {
-    // The first line of the area has the titles of the columns.
-    scroll.page = usize::from(area.height.saturating_sub(1));
+    // The first line has the titles of the columns, if there is room for more than a row.
+    let titles = usize::from(area.height >= LEAST_TABLE_HEIGHT);
+    scroll.page = usize::from(area.height) - titles;
     scroll.first = first_row(model, *scroll);
-    let columns = columns(area.width);
+    let mut table = table(model, area.width, scroll.first, scroll.page);
+    if titles == 0 {
+        table = table.header(Row::default().height(0));
+    }
+    frame.render_widget(table, area);
+}
+
+/// Some of the rows, below the titles of their columns.
+fn table(model: &Model, width: u16, first: usize, count: usize) -> Table<'static> {
+    let columns = columns(width);
     let shown = COLUMNS
         .iter()
         .filter(|(column, ..)| columns.contains(column));
-    let history = history_width(area.width);
+    let history = history_width(width);
     let (mut widths, mut titles) = (Vec::new(), Vec::new());
     for (column, width, title) in shown {
         widths.push(match column {
@@ -186,9 +203,9 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scr
         });
         titles.push(Cell::from(aligned(*column, (*title).to_owned())));
     }
-    let name_width = name_width(area.width, &columns);
+    let name_width = name_width(width, &columns);
     let history = usize::from(history);
-    let rows = model.rows(scroll.first, scroll.page).map(|row| {
+    let rows = model.rows(first, count).map(|row| {
         let cells = columns.iter().map(|&column| {
             let text = match column {
                 Column::Name => clipped(row.name, name_width),
@@ -213,10 +230,9 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scr
         }
         Row::new(cells.collect::<Vec<_>>()).style(style)
     });
-    let table = Table::new(rows.collect::<Vec<_>>(), widths)
+    Table::new(rows.collect::<Vec<_>>(), widths)
         .header(Row::new(titles).style(Style::new().bold()))
-        .column_spacing(GAP);
-    frame.render_widget(table, area);
+        .column_spacing(GAP)
 }
 
 /// The first row to show, so that the selected one is on the page.

@@ -23,6 +23,15 @@ pub(super) struct Session<'t> {
     switched: Vec<Report>,
 }
 
+/// The figures from the beginning.
+pub(super) struct Sample {
+    pub(super) counts: Counts,
+    /// Of each pair.
+    pub(super) latencies: Vec<Latency>,
+    /// How long the observation has run.
+    pub(super) at: Duration,
+}
+
 impl<'t> Session<'t> {
     /// Begins to observe.
     pub(super) fn begin(
@@ -50,12 +59,15 @@ impl<'t> Session<'t> {
         observer.map_or(CodeDigest::Unaffected, Observer::code_digest)
     }
 
-    /// How long the observation has run, the counts, and the times of pairs so far; `None` if the process
-    /// has exited or executed a new program.
-    pub(super) fn sample(&self) -> Option<(Duration, Counts, Vec<Latency>)> {
+    /// Reads the figures so far; `None` if the process has exited or executed a new program, or another
+    /// tool has replaced this one.
+    pub(super) fn sample(&self) -> Option<Sample> {
         let observer = self.observer.as_ref()?;
-        let (counts, latencies) = (observer.counts().ok()?, observer.latencies().ok()?);
-        Some((self.begun.elapsed(), counts, latencies))
+        Some(Sample {
+            counts: observer.counts().ok()?,
+            latencies: observer.latencies().ok()?,
+            at: self.begun.elapsed(),
+        })
     }
 
     /// Which probes are on; `None` if that cannot be read now.

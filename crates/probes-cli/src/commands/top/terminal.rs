@@ -69,9 +69,14 @@ impl Screen {
         Ok(done)
     }
 
-    /// Restores the terminal; returns whether that succeeded.
-    pub(super) fn restore(self) -> bool {
-        restore()
+    /// Restores the terminal, and leaves `text` on it; returns whether that succeeded.
+    pub(super) fn restore(self, text: &str) -> bool {
+        restore() && leave(text).is_ok()
+    }
+
+    /// The width and the height of the terminal.
+    pub(super) fn size(&self) -> (u16, u16) {
+        area().map_or(DEFAULT_SIZE, |area| (area.width, area.height))
     }
 }
 
@@ -102,6 +107,13 @@ fn restore() -> bool {
         .and_then(|mut output| execute!(output, ResetColor, LeaveAlternateScreen, Show));
     let raw_mode_disabled = disable_raw_mode();
     shown.is_ok() && raw_mode_disabled.is_ok()
+}
+
+/// Writes on a terminal that was restored.
+fn leave(text: &str) -> io::Result<()> {
+    let mut output = Output::open(None)?;
+    output.write_all(text.as_bytes())?;
+    output.flush()
 }
 
 /// Makes a panic restore the terminal first, so that its message can be read.

@@ -237,3 +237,27 @@ fn quit_and_suspend_keys_work_others_do_nothing() {
         assert_eq!(model.press(key, 10), None);
     }
 }
+
+#[test]
+fn only_row_is_switched_without_being_selected() {
+    let mut model = Model::new(["req_start", "req_end", "tick"]);
+    assert_eq!(model.press(Key::Character('e'), 10), None);
+    assert!(model.message().unwrap().starts_with("no probe is selected"));
+    type_text(&mut model, "/tick");
+    model.press(Key::Enter, 10);
+    let switched = Some(Request::Switch {
+        name: "tick".to_owned(),
+        on: true,
+    });
+    assert_eq!(model.press(Key::Character('e'), 10), switched);
+    assert_eq!(selected(&model), Some("tick"));
+    // A selected probe that is filtered out is not switched.
+    type_text(&mut model, "/");
+    model.press(Key::Control('u'), 10);
+    type_text(&mut model, "_end");
+    model.press(Key::Enter, 10);
+    let Some(Request::Switch { name, .. }) = model.press(Key::Enter, 10) else {
+        panic!("nothing is switched");
+    };
+    assert_eq!(name, "req_end");
+}

@@ -1,10 +1,10 @@
 //! The times of pairs, below the probes.
 
-use ratatui::Frame;
-use ratatui::layout::{Alignment, Constraint, Rect};
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
-use ratatui::widgets::{Cell, Row, Table};
+use ratatui::widgets::{Cell, Row, Table, Widget};
 
 use super::cells::{GAP, clipped, grouped};
 use crate::commands::top::model::Times;
@@ -22,10 +22,19 @@ const COLUMNS: [(&str, u16, u16); 5] = [
     ("MAX", 9, 45),
 ];
 
-/// Draws as many pairs as fit, below an empty line.
-pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, times: &[Times]) {
-    let [_, area] =
-        ratatui::layout::Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+/// As many pairs as fit, below an empty line.
+pub(super) struct Pairs<'m>(pub(super) &'m [Times]);
+
+impl Widget for Pairs<'_> {
+    fn render(self, area: Rect, buffer: &mut Buffer) {
+        let [_, area] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+        if area.height > 1 {
+            table(self.0, area).render(area, buffer);
+        }
+    }
+}
+
+fn table(times: &[Times], area: Rect) -> Table<'static> {
     let is_wide = |from: u16| area.width >= from;
     let shown = COLUMNS.iter().filter(|(_, _, from)| is_wide(*from));
     let others: u16 = shown.clone().map(|(_, width, _)| width + GAP).sum();
@@ -53,10 +62,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, times: &[Times]) {
         cells.extend(shown.map(|(_, text)| right(text)));
         Row::new(cells)
     });
-    let table = Table::new(rows, widths)
+    Table::new(rows, widths)
         .header(Row::new(head).style(Style::new().bold()))
-        .column_spacing(GAP);
-    frame.render_widget(table, area);
+        .column_spacing(GAP)
 }
 
 fn right(text: String) -> Cell<'static> {

@@ -11,6 +11,8 @@ use super::super::keys::Key;
 use super::super::model::Times;
 use super::*;
 
+const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p pause  ? keys";
+
 fn program() -> ShownProgram {
     ShownProgram {
         name: "server.exe".to_owned(),
@@ -94,7 +96,7 @@ fn tiny_screen_has_a_probe_and_its_rate() {
         "3 probes, 1 on; 255,",
         "PROBE         HITS/S",
         "req_…        128,000",
-        "q quit  s sort  r re",
+        "q quit  ? keys",
     ];
     assert_eq!(screen(&model(), 20, 5), expected);
 }
@@ -104,6 +106,7 @@ fn screens_of_any_size_are_drawn() {
     let mut help = model();
     help.press(Key::Character('?'), 10);
     help.press(Key::End, 10);
+    help.say("word ".repeat(100));
     for (width, height) in [(0, 0), (1, 1), (2, 100), (300, 1), (3, 3), (1000, 400)] {
         screen(&help, width, height);
         screen(&Model::new([]), width, height);
@@ -150,7 +153,9 @@ fn pairs_leave_space_for_probes() {
     for height in 0..30 {
         let lines = screen(&timed(100), 82, height);
         let pairs = lines.iter().filter(|line| line.starts_with("req_start,"));
-        let expected = usize::from(height / 2).saturating_sub(2);
+        // Below the title and a probe, and above the keys.
+        let room = (height / 2).min(height.saturating_sub(5));
+        let expected = usize::from(room).saturating_sub(2);
         assert_eq!(pairs.count(), expected, "{height}");
     }
     screen(&timed(100), 1, 30);
@@ -216,7 +221,10 @@ fn last_line_shows_the_input_and_the_message() {
     let last = |model: &Model| screen(model, 80, 12).pop().unwrap();
     model.press(Key::Character('/'), 5);
     model.press(Key::Character('t'), 5);
-    assert_eq!(last(&model), "filter: t_");
+    assert_eq!(
+        last(&model),
+        "filter: t_  Enter keep  Esc drop  Ctrl-U clear"
+    );
     model.press(Key::Enter, 5);
     let lines = screen(&model, 80, 12);
     assert!(lines[1].ends_with("; 2 with \"t\""), "{}", lines[1]);
@@ -230,12 +238,145 @@ fn last_line_shows_the_input_and_the_message() {
     assert_eq!(lines[11], "too long for one line");
     assert!(lines[10].ends_with("word what is"), "{lines:?}");
     model.say("word ".repeat(1000));
-    assert_eq!(screen(&model, 20, 12)[7], "");
-    model.press(Key::Character('?'), 5);
-    assert_eq!(screen(&model, 100, 12)[8..], HELP);
-    assert!(HELP.iter().all(|line| line.len() <= 100));
+    let lines = screen(&model, 20, 12);
+    assert_eq!((&*lines[7], &*lines[11]), ("", "word word word word…"));
     model.press(Key::Character('p'), 5);
     assert!(screen(&model, 80, 12)[0].ends_with("PAUSED"));
+}
+
+#[test]
+fn help_says_which_keys_work_now() {
+    let mut model = model();
+    let shown = |model: &Model| screen(model, 100, 16).join("\n");
+    let mut press = |keys: &str| {
+        keys.chars()
+            .for_each(|key| drop(model.press(Key::Character(key), 5)));
+        shown(&model)
+    };
+    let help = press("?");
+    for expected in [
+        "PgUp PgDn Home End: select",
+        "e Enter space: enable or disable the selected probe, or the only one",
+        "/: filter names, Enter keeps it, Esc cancels",
+        "p: pause, counting goes on",
+        "Quitting undoes everything: what was enabled or disabled here, too.",
+        "?: less help",
+    ] {
+        assert!(help.contains(expected), "{help}");
+    }
+    let paused = press("p");
+    assert!(
+        paused.contains("p: resume, the figures are those of the pause"),
+        "{paused}"
+    );
+    let filter = press("p/t");
+    assert!(
+        filter.contains("Enter keep  Esc drop  Ctrl-U clear"),
+        "{filter}"
+    );
+    model.press(Key::Enter, 5);
+    let filtered = shown(&model);
+    assert!(
+        filtered.contains("/: change the filter, Ctrl-U clears it"),
+        "{filtered}"
+    );
+    model.press(Key::Character('?'), 5);
+    model.close_help_after(1);
+    model.press(Key::Character('p'), 5);
+    let paused = screen(&model, 26, 12).pop().unwrap();
+    assert_eq!(paused, "q quit  p resume  ? keys");
+    for key in "/x".chars() {
+        model.press(Key::Character(key), 5);
+    }
+    model.press(Key::Enter, 5);
+    let nothing = shown(&model);
+    assert!(
+        nothing.ends_with("no name contains the filter: / changes it"),
+        "{nothing}"
+    );
+}
+
+#[test]
+fn smallest_terminal_keeps_a_probe_in_every_state() {
+    let mut model = timed(100);
+    let shows_probe = |model: &Model, state: &str| {
+        let lines = screen(model, 20, 5);
+        let has_row = lines.iter().any(|line| line.starts_with("req_…"));
+        assert!(has_row, "{state}: {lines:?}");
+        lines
+    };
+    shows_probe(&model, "at first");
+    model.press(Key::Character('e'), 1);
+    let lines = shows_probe(&model, "message");
+    assert_eq!(
+        lines[2..],
+        ["no probe is", "selected: the arrow", "keys select one"]
+    );
+    model.press(Key::Character('/'), 1);
+    let lines = shows_probe(&model, "filter");
+    let keys = ["filter: _", "Enter keep  Esc drop", "Ctrl-U clear"];
+    assert_eq!(lines[2..], keys);
+    model.press(Key::Escape, 1);
+    // Help has pages, of which each is shown.
+    let (mut help, mut pages) = (String::new(), 0);
+    loop {
+        model.press(Key::Character('?'), 1);
+        let mut scroll = Scroll::default();
+        buffer(&model, 20, 5, &mut scroll);
+        model.close_help_after(scroll.help_pages);
+        let lines = shows_probe(&model, "help");
+        if model.help_page().is_none() {
+            break;
+        }
+        pages += 1;
+        help += &format!("{} {} ", lines[2], lines[3]);
+        let next = format!("?: more ({pages} of {})", scroll.help_pages);
+        assert!(lines[4] == next || lines[4] == "?: less help", "{lines:?}");
+        assert!(pages < 100);
+    }
+    assert!(
+        pages > 1 && help.contains("Quitting undoes everything:"),
+        "{help}"
+    );
+    model.press(Key::Character('p'), 1);
+    shows_probe(&model, "paused");
+    for height in [1, 2, 3, 4] {
+        let lines = screen(&model, 20, height);
+        let has_row = lines.iter().any(|line| line.starts_with("req_…"));
+        assert!(has_row, "{height}: {lines:?}");
+    }
+}
+
+#[test]
+fn figures_as_text_are_those_of_the_screen() {
+    let model = timed(1);
+    let expected = "\
+top server.exe, process 4242
+3 probes, 1 on; 255,008 hits, 128,001/s; by rate
+PROBE          STATE           HITS         HITS/S   SHARE          LATEST RATES
+req_start      off          255,000        128,000  100.0%              ▁▁▁▁▁▂▄█
+tick           on                 8            1.0    0.0%              ████████
+never          mixed              0            0.0    0.0%
+
+PAIR                           COUNT       MEAN        P50        P99        MAX
+req_start,req_end          1,234,567    1.20 us     100 us    20.0 ms     11.0 s
+";
+    assert_eq!(text(&program(), &model, 80, 24), expected);
+    // The rest of the terminal is for what comes below.
+    let lines = text(&program(), &model, 80, 12);
+    let lines: Vec<&str> = lines.lines().collect();
+    assert!(lines[4].starts_with("tick "), "{lines:?}");
+    assert_eq!(lines[5..7], ["and 1 probe more", ""]);
+    let mut wide = Model::new(["日本", "x"]);
+    wide.set_counts(Duration::from_secs(1), |_| Some(7));
+    let lines = text(&program(), &wide, 30, 24);
+    assert!(lines.contains("\n日本 "), "{lines}");
+    let widths = lines.lines().skip(3).map(|line| Line::from(line).width());
+    assert!(widths.clone().all(|width| width == 30), "{lines}");
+    for (width, height) in [(0, 0), (1, 1), (1000, 400)] {
+        text(&program(), &model, width, height);
+        text(&program(), &Model::new([]), width, height);
+    }
 }
 
 #[test]

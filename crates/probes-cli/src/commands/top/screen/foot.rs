@@ -1,0 +1,181 @@
+//! The last lines of the screen: which keys work now, a message, or help.
+
+use ratatui::style::Stylize;
+use ratatui::text::Line;
+
+use crate::commands::top::model::Model;
+use crate::text::Escaped;
+
+/// The last lines of the screen.
+#[derive(Debug, Default)]
+pub(super) struct Foot {
+    pub(super) lines: Vec<Line<'static>>,
+    /// How many of them are more important than the title.
+    pub(super) needed: usize,
+    /// How many pages of help there are, shown or not.
+    pub(super) help_pages: usize,
+}
+
+/// What is between two keys in a line.
+const GAP: &str = "  ";
+
+/// The last lines of a screen of this width, which has `room` lines for them and the title.
+pub(super) fn foot(model: &Model, width: u16, room: usize) -> Foot {
+    let width = usize::from(width);
+    let help = pages(&help(model), width, room);
+    let help_pages = help.len();
+    let mut foot = Foot {
+        help_pages,
+        needed: 1,
+        ..Foot::default()
+    };
+    if model.is_typing() {
+        foot.lines = typed_filter(model, width);
+        foot.needed = foot.lines.len();
+        return foot;
+    }
+    if let Some(message) = model.message() {
+        let words = Escaped(message).to_string();
+        let message = wrapped(words.split(' '), " ", width);
+        let bold = |line: String| Line::from(line).bold();
+        foot.lines = message.into_iter().map(bold).collect();
+        foot.lines = cut(foot.lines, LONGEST_MESSAGE, width);
+        foot.needed = foot.lines.len();
+    }
+    if let Some(page) = model.help_page().and_then(|page| help.get(page)) {
+        foot.needed = foot.lines.len() + page.len();
+        foot.lines.extend(page.iter().cloned().map(Line::from));
+    } else if foot.lines.is_empty() {
+        foot.lines.push(keys(model, width).into());
+    }
+    foot
+}
+
+/// How many lines a message has at most.
+const LONGEST_MESSAGE: usize = 4;
+
+/// The first `count` of these lines; if there are more, the last one ends with an ellipsis.
+pub(super) fn cut(mut lines: Vec<Line<'static>>, count: usize, width: usize) -> Vec<Line<'static>> {
+    if lines.len() > count {
+        lines.truncate(count);
+        if let Some(last) = lines.last_mut() {
+            let mut text = last.to_string();
+            while Line::from(text.as_str()).width() >= width.max(1) {
+                text.pop();
+            }
+            *last = Line::from(text + "…").style(last.style);
+        }
+    }
+    lines
+}
+
+/// The filter that is being typed, and the keys that work meanwhile.
+fn typed_filter(model: &Model, width: usize) -> Vec<Line<'static>> {
+    const KEYS: [&str; 3] = ["Enter keep", "Esc drop", "Ctrl-U clear"];
+    let filter = Escaped(model.filter()).to_string();
+    let mut typed = Line::from(vec!["filter: ".bold(), filter.into(), "_".into()]);
+    let keys = KEYS.join(GAP);
+    if typed.width() + GAP.len() + keys.len() <= width {
+        typed.push_span(format!("{GAP}{keys}"));
+        return vec![typed];
+    }
+    let keys = wrapped(KEYS.into_iter(), GAP, width);
+    std::iter::once(typed)
+        .chain(keys.into_iter().map(Line::from))
+        .collect()
+}
+
+/// The keys that work now, the least important left out if there is no room for them.
+fn keys(model: &Model, width: usize) -> String {
+    if model.shown_count() == 0 && !model.filter().is_empty() {
+        return "no name contains the filter: / changes it".to_owned();
+    }
+    let (sort, reverse, filter, switch) =
+        ("s sort", "r reverse", "/ filter", "e enable or disable");
+    let (pause, left_out) = if model.is_paused() {
+        ("p resume", [reverse, sort, filter, switch, "p resume"])
+    } else {
+        ("p pause", [reverse, sort, "p pause", filter, switch])
+    };
+    let mut keys = vec!["q quit", sort, reverse, filter, switch, pause, "? keys"];
+    for key in left_out {
+        if keys.join(GAP).len() > width {
+            keys.retain(|one| *one != key);
+        }
+    }
+    keys.join(GAP)
+}
+
+/// What each key does now.
+fn help(model: &Model) -> Vec<&'static str> {
+    let filter = if model.filter().is_empty() {
+        "/: filter names, Enter keeps it, Esc cancels"
+    } else {
+        "/: change the filter, Ctrl-U clears it, Enter keeps it, Esc cancels"
+    };
+    let pause = if model.is_paused() {
+        "p: resume, the figures are those of the pause, states and counting go on"
+    } else {
+        "p: pause, counting goes on"
+    };
+    vec![
+        "arrows j k PgUp PgDn Home End: select",
+        "e Enter space: enable or disable the selected probe, or the only one",
+        "s: sort by rate, hits, name",
+        "r: reverse",
+        filter,
+        pause,
+        "Ctrl-L: redraw",
+        "Ctrl-Z: suspend",
+        "q Esc Ctrl-C: quit",
+        "Quitting undoes everything: what was enabled or disabled here, too.",
+    ]
+}
+
+/// Breaks help into pages of `room` lines, of which the last is how to go on.
+fn pages(help: &[&str], width: usize, room: usize) -> Vec<Vec<String>> {
+    let mut lines = Vec::new();
+    for item in help {
+        let last = lines.last().filter(|last: &&String| {
+            Line::from(last.as_str()).width() + GAP.len() + item.len() <= width
+        });
+        match last {
+            Some(last) => {
+                let joined = format!("{last}{GAP}{item}");
+                lines.pop();
+                lines.push(joined);
+            }
+            None => lines.extend(wrapped(item.split(' '), " ", width)),
+        }
+    }
+    let on_page = room.saturating_sub(1).max(1);
+    let count = lines.len().div_ceil(on_page);
+    let pages = lines.chunks(on_page).enumerate().map(|(index, lines)| {
+        let next = if index + 1 < count {
+            format!("?: more ({} of {count})", index + 1)
+        } else {
+            "?: less help".to_owned()
+        };
+        lines.iter().cloned().chain([next]).collect()
+    });
+    pages.collect()
+}
+
+/// Joins words to lines of a width.
+fn wrapped<'w>(words: impl Iterator<Item = &'w str>, gap: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in words {
+        let Some(line) = lines.last_mut() else { break };
+        let joined = if line.is_empty() {
+            word.to_owned()
+        } else {
+            format!("{line}{gap}{word}")
+        };
+        if line.is_empty() || Line::from(joined.as_str()).width() <= width {
+            *line = joined;
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
