@@ -129,8 +129,12 @@ impl Guard {
 
     /// Waits until it has exited.
     pub fn wait(&mut self) -> ExitStatus {
+        self.wait_within(DEADLINE)
+    }
+
+    fn wait_within(&mut self, limit: Duration) -> ExitStatus {
         let pid = self.pid();
-        eventually(&format!("process {pid} exits"), || {
+        eventually_within(limit, &format!("process {pid} exits"), || {
             self.0.try_wait().expect("cannot wait for a child")
         })
     }
@@ -293,6 +297,11 @@ pub fn output(command: &mut Command) -> Output {
 
 /// The same; `meanwhile` runs once it has been started.
 pub fn output_while(command: &mut Command, meanwhile: impl FnOnce()) -> Output {
+    output_within(DEADLINE, command, meanwhile)
+}
+
+/// The same for a command that may take longer than one step of a test.
+pub fn output_within(limit: Duration, command: &mut Command, meanwhile: impl FnOnce()) -> Output {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -302,7 +311,7 @@ pub fn output_while(command: &mut Command, meanwhile: impl FnOnce()) -> Output {
     let stderr = drain(guard.child().stderr.take());
     meanwhile();
     Output {
-        status: guard.wait(),
+        status: guard.wait_within(limit),
         stdout: stdout
             .recv_timeout(DEADLINE)
             .expect("the output ends when the command exits"),
@@ -333,13 +342,17 @@ pub fn test_name<F: Fn()>(_test: F) -> &'static str {
 }
 
 /// Calls `ask` again and again until it returns an answer; panics if there is none at the deadline.
-pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
+    eventually_within(DEADLINE, what, ask)
+}
+
+fn eventually_within<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(started.elapsed() < DEADLINE, "still waiting until {what}");
+        assert!(started.elapsed() < limit, "still waiting until {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -126,20 +126,25 @@ impl ShadowedSite {
     /// Returns what to show of the site; `None` if it does not call this trampoline, or if the
     /// trampoline's tail holds an unexpected byte.
     fn shown(&self, memory: &impl ReadMemory) -> io::Result<Option<[u8; SITE_LEN]>> {
+        let mut tail = [0];
+        let read = memory.read(self.tail, &mut tail);
+        // Only now: a trampoline is unmapped once no site calls it any more.
         let mut real = [0; SITE_LEN];
         memory.read(self.site, &mut real)?;
-        let mut tail = [0];
-        memory.read(self.tail, &mut tail)?;
+        let [nop, CALL, call @ ..] = real else {
+            return Ok(None);
+        };
+        if call != self.trampoline_operand {
+            return Ok(None);
+        }
+        read?;
         let opcode = match tail[0] {
             RET => CMP,
             JMP => CALL,
             _ => return Ok(None),
         };
-        let [nop, CALL, call @ ..] = real else {
-            return Ok(None);
-        };
         let [a, b, c, d] = self.unobserved_operand;
-        Ok((call == self.trampoline_operand).then_some([nop, opcode, a, b, c, d]))
+        Ok(Some([nop, opcode, a, b, c, d]))
     }
 }
 
@@ -273,6 +278,20 @@ mod tests {
         let mut removed = observed(RET);
         removed.memory.poke(SITE.plus(2), &[0]);
         assert_eq!(shown(&removed, SITE.0), [0x90, CALL, 0, 6, 7, 8]);
+    }
+
+    #[test]
+    fn unmapped_trampoline_matters_only_if_called() {
+        let site = |code: [u8; SITE_LEN]| {
+            let memory = SliceMemory::new([(SITE.0, code.to_vec())]);
+            observed(RET).over(memory)
+        };
+        let [a, b, c, d] = OPERAND;
+        let removed = [0x90, CMP, a, b, c, d];
+        assert_eq!(shown(&site(removed), SITE.0), removed);
+        let [a, b, c, d] = TRAMPOLINE;
+        let called = site([0x90, CALL, a, b, c, d]);
+        assert!(called.read(SITE, &mut [0; SITE_LEN]).is_err());
     }
 
     #[test]

@@ -111,19 +111,19 @@ impl<'r> DigestReader<'r> {
     /// Finds the table of the runtime, in the executable or an object with probes; `None` if there is none, or
     /// its file has no symbols.
     pub(crate) fn of(process: &'r Process, image: &'r Image) -> Option<DigestReader<'r>> {
-        let objects = image.program.objects();
-        let mut tables = objects
-            .iter()
-            .filter_map(|object| CodeFragments::of(&object.elf, object.bias));
-        let first = tables.next().or_else(|| {
-            let (elf, bias) = image.executable_without_probes(process)?;
-            CodeFragments::of(&elf, bias)
-        })?;
-        let table = match tables.next() {
-            None => first,
-            // The sites may be of either runtime.
-            Some(_) => Err(UnknownTable),
+        let find_table = || {
+            let objects = image.program.objects();
+            let mut tables = objects
+                .iter()
+                .filter_map(|object| CodeFragments::of(&object.elf, object.bias));
+            let first = tables.next().or_else(|| {
+                let (elf, bias) = image.executable_without_probes(process)?;
+                CodeFragments::of(&elf, bias)
+            })?;
+            // If there are two, the sites may be of either runtime.
+            Some(tables.next().map_or(first, |_| Err(UnknownTable)))
         };
+        let table = image.code_table.get_or_init(find_table).clone()?;
         Some(DigestReader {
             process,
             image,
@@ -225,13 +225,16 @@ impl<'r> DigestReader<'r> {
         if sites.is_empty() {
             return CodeDigest::Unaffected;
         }
-        let objects = self.image.program.objects().iter();
-        let mut areas = objects.filter_map(|object| Some((object, code_area(&object.elf)?)));
-        let is_within = areas.any(|(object, area)| {
-            let area = object.bias.live(area.start)..object.bias.live(area.end);
-            has_any(sites, &area)
-        });
-        if is_within {
+        let find_areas = || {
+            let objects = self.image.program.objects().iter();
+            let areas = objects.filter_map(|object| {
+                let area = code_area(&object.elf)?;
+                Some(object.bias.live(area.start)..object.bias.live(area.end))
+            });
+            areas.collect()
+        };
+        let areas: &Vec<_> = self.image.code_areas.get_or_init(find_areas);
+        if areas.iter().any(|area| has_any(sites, area)) {
             state
         } else {
             CodeDigest::Unaffected

@@ -3,16 +3,21 @@
 
 use std::any::type_name;
 use std::process::Command;
+use std::time::Duration;
 
 /// The environment variable that holds the role of a process started by `again`.
 const ROLE: &str = "OCAML_PROBES_TEST_ROLE";
+
+/// How long a test in its own process may take, as a whole; each of its steps has its own deadline.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs `body` in a new process of this binary, with no other test.
 pub(crate) fn alone<F: FnOnce()>(body: F) {
     if role().is_some() {
         return body();
     }
-    let output = test_support::output(&mut rerun_command(&body, "alone"));
+    let mut command = rerun_command(&body, "alone");
+    let output = test_support::output_within(LIMIT, &mut command, || {});
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && stdout.contains("1 passed"),
