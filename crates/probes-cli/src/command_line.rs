@@ -9,7 +9,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use crate::commands::Command;
-use crate::spelling::spell_out;
+use crate::say::MessageForm;
+use crate::spelling::{asks_for_json, spell_out};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
@@ -22,6 +23,9 @@ Examples:
 -pid 7, --pid 7, -pid=7 and --pid=7 are the same. Subcommands and flags may be cut to a unique
 prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
 whatever it looks like. `--` ends the flags.
+
+The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors, warnings
+and notes are on standard error; with -json they are objects, too, one on each line.
 
 Exit status: 0 done, 1 failed, 2 the arguments make no sense; with trace -wait, -count, -latency or
 -watch, that of the program.";
@@ -57,20 +61,30 @@ struct CommandLine {
 pub(crate) enum NoCommand {
     /// Help or the version was asked for: its text.
     Print(String),
-    /// The arguments make no sense.
-    Usage(UsageError),
+    /// The arguments make no sense; and how to say so.
+    Usage(UsageError, MessageForm),
 }
 
 /// Reads the command line, whose first word is the program.
 pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Command, NoCommand> {
     let mut definition = definition();
-    let argv = spell_out(&definition, argv).map_err(NoCommand::Usage)?;
+    let typed: Vec<OsString> = argv.into_iter().collect();
+    let form = if asks_for_json(&definition, &typed) {
+        MessageForm::Json
+    } else {
+        MessageForm::Text
+    };
+    let usage = |error| NoCommand::Usage(error, form);
+    let argv = spell_out(&definition, typed).map_err(usage)?;
     let subcommand = argv.get(1).map(|word| word.to_string_lossy().into_owned());
     let matches = definition.try_get_matches_from_mut(argv);
     let parsed = matches.and_then(|matches| CommandLine::from_arg_matches(&matches));
     match parsed {
         Ok(line) => Ok(line.command),
-        Err(error) => Err(no_command(&error, subcommand.as_deref())),
+        Err(error) => match text_to_print(&error) {
+            Some(text) => Err(NoCommand::Print(text)),
+            None => Err(usage(usage_error(&error, subcommand.as_deref()))),
+        },
     }
 }
 
@@ -81,17 +95,23 @@ fn definition() -> clap::Command {
     definition
 }
 
-fn no_command(error: &clap::Error, subcommand: Option<&str>) -> NoCommand {
-    if let ErrorKind::DisplayHelp | ErrorKind::DisplayVersion = error.kind() {
-        return NoCommand::Print(coloured(&error.render()));
-    }
+/// The help or the version, if that is what was asked for.
+fn text_to_print(error: &clap::Error) -> Option<String> {
+    let is_asked_for = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    );
+    is_asked_for.then(|| coloured(&error.render()))
+}
+
+fn usage_error(error: &clap::Error, subcommand: Option<&str>) -> UsageError {
     let (subcommand, message) = match error.kind() {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             (None, missing_subcommand())
         }
         _ => (subcommand, explain(error)),
     };
-    NoCommand::Usage(UsageError::new(subcommand, message))
+    UsageError::new(subcommand, message)
 }
 
 fn missing_subcommand() -> String {

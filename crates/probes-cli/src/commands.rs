@@ -19,6 +19,7 @@ mod top;
 mod trace;
 mod trace_observe;
 mod undo;
+mod version;
 mod wait;
 mod watch;
 
@@ -27,7 +28,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::failure::Failure;
-use crate::say;
+use crate::say::Messages;
 
 /// A subcommand with its flags, which are checked as far as possible without the target program.
 #[derive(Debug, Subcommand)]
@@ -56,10 +57,27 @@ pub(crate) enum Command {
     /// Show the running processes that have OCaml probes
     Ps(ps::Args),
     /// Print the version
-    Version,
+    Version(version::Args),
 }
 
 impl Command {
+    /// How messages are written.
+    pub(crate) fn messages(&self) -> Messages {
+        match self {
+            Command::Trace(args) => args.output.messages,
+            Command::Attach(args) => args.output.messages,
+            Command::Info(args) => args.output.messages,
+            Command::List(args) => args.output.messages,
+            Command::Count(args) => args.output.messages,
+            Command::Latency(args) => args.output.messages,
+            Command::Watch(args) => args.output.messages,
+            Command::Observe(args) => args.output.messages,
+            Command::Top(args) => *args.messages,
+            Command::Ps(args) => args.output.messages,
+            Command::Version(args) => args.output.messages,
+        }
+    }
+
     /// Runs the command; returns the status to exit with.
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         match self {
@@ -73,9 +91,7 @@ impl Command {
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),
-            Command::Version => {
-                say::print(concat!("ocaml-probes ", env!("CARGO_PKG_VERSION"), "\n"))
-            }
+            Command::Version(args) => version::run(&args),
         }
         .map(|()| ExitCode::SUCCESS)
     }

@@ -12,8 +12,9 @@ use crate::hint::{self, Operand};
 use crate::say::Messages;
 use crate::usage::UsageError;
 
-/// Why a command failed.
-#[derive(Debug)]
+/// Why a command failed. Each variant is a `kind` in JSON, except those of the library's errors.
+#[derive(Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Failure {
     /// The arguments make no sense.
     Usage(UsageError),
@@ -92,6 +93,25 @@ impl Failure {
         match self {
             Failure::Usage(_) => ExitCode::from(2),
             _ => ExitCode::FAILURE,
+        }
+    }
+
+    /// A name for programs, which stays the same when messages change.
+    pub(crate) fn kind(&self) -> String {
+        match self {
+            Failure::Target(_, error) | Failure::Survey(error) => error.kind().name(),
+            failure => <&str>::from(failure).to_owned(),
+        }
+    }
+
+    /// The process that it is about, if it is about one.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        match self {
+            Failure::Target(Operand::Process(pid) | Operand::Attached(pid), _)
+            | Failure::NotRemoved(pid, _)
+            | Failure::NoTerminal(_, pid) => Some(*pid),
+            Failure::Target(_, error) | Failure::NotUndone(error, _) => error.pid(),
+            _ => None,
         }
     }
 

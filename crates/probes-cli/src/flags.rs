@@ -13,7 +13,7 @@ mod target_selection;
 pub(crate) use actions::{ActionFlags, RequiredActionFlags};
 pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use duration::{DurationFlag, duration, positive};
-pub(crate) use output_options::{OutputFlags, OutputOptions, VerbosityFlags};
+pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{Pair, PairFlags, pair};
 pub(crate) use probe_selection::{ProbeFlags, by_name, probe_name};
 pub(crate) use risk::RiskFlags;

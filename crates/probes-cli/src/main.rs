@@ -6,6 +6,7 @@
 
 mod command_line;
 mod commands;
+mod destination;
 mod failure;
 mod flags;
 mod hint;
@@ -20,19 +21,25 @@ use std::process::ExitCode;
 
 use command_line::NoCommand;
 use failure::Failure;
-use say::Messages;
+use say::{Level, Messages};
 
 fn main() -> ExitCode {
-    let outcome = match command_line::parse(std::env::args_os()) {
-        Ok(command) => command.run(),
-        Err(NoCommand::Print(text)) => say::print(&text).map(|()| ExitCode::SUCCESS),
-        Err(NoCommand::Usage(error)) => Err(Failure::Usage(error)),
+    let (messages, outcome) = match command_line::parse(std::env::args_os()) {
+        Ok(command) => (command.messages(), command.run()),
+        Err(NoCommand::Print(text)) => {
+            let printed = say::print(&text).map(|()| ExitCode::SUCCESS);
+            (Messages::default(), printed)
+        }
+        Err(NoCommand::Usage(error, form)) => {
+            let messages = Messages::new(Level::default(), form);
+            (messages, Err(Failure::Usage(error)))
+        }
     };
     outcome.unwrap_or_else(|failure| {
         if failure.is_closed_pipe() {
             return ExitCode::SUCCESS;
         }
-        Messages::default().failure(&failure);
+        messages.failure(&failure);
         failure.exit_status()
     })
 }

@@ -4,6 +4,7 @@ mod counted;
 mod format;
 mod hits;
 mod latencies;
+mod message;
 mod plain;
 mod svg;
 mod table;
@@ -16,7 +17,8 @@ pub(crate) use format::Format;
 use format::{VERSION, json};
 pub(crate) use hits::Hits;
 pub(crate) use latencies::{Latencies, with_unit};
-pub(crate) use view::{Changes, Detail, Listing, Processes};
+pub(crate) use message::{MessageKind, WarningKind, message};
+pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 
 use crate::failure::Failure;
 
@@ -77,6 +79,7 @@ pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<Str
 /// How many sites of a process were restored.
 pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<String, Failure> {
     #[derive(serde::Serialize)]
+    #[serde(tag = "type", rename = "cleaned")]
     struct View {
         version: u32,
         pid: i32,
@@ -95,6 +98,24 @@ pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<
             pid,
             sites,
             still_mapped: cleaned.still_mapped,
+        }),
+    }
+}
+
+/// The version of the tool.
+pub(crate) fn release(format: Format) -> Result<String, Failure> {
+    #[derive(serde::Serialize)]
+    #[serde(tag = "type", rename = "version")]
+    struct View {
+        version: u32,
+        release: &'static str,
+    }
+    let release = env!("CARGO_PKG_VERSION");
+    match format {
+        Format::Plain | Format::Table => Ok(format!("ocaml-probes {release}\n")),
+        Format::Json => json(&View {
+            version: VERSION,
+            release,
         }),
     }
 }

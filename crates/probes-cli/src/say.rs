@@ -2,16 +2,17 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, Write, stderr, stdout};
+use std::io::{self, BufWriter, Write, stderr, stdout};
 use std::mem::take;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Instant;
 
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::destination::Destination;
 use crate::failure::Failure;
+use crate::output::{self, MessageKind, WarningKind};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::Escaped;
 
@@ -27,22 +28,47 @@ pub(crate) enum Level {
     Steps,
 }
 
-/// Writes messages to standard error, one line each.
+/// How messages are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MessageForm {
+    /// For people.
+    #[default]
+    Text,
+    /// An object each, for programs.
+    Json,
+}
+
+/// Writes messages to standard error, one line each, and a second one for a hint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Messages {
     level: Level,
-    /// The process that they are about, where there are several.
+    form: MessageForm,
+    /// The process that they are about.
     pid: Option<i32>,
+    /// Whether the text names the process.
+    names_process: bool,
 }
 
 impl Messages {
     /// Writes the messages of `level` and the more important ones.
-    pub(crate) fn new(level: Level) -> Messages {
-        Messages { level, pid: None }
+    pub(crate) fn new(level: Level, form: MessageForm) -> Messages {
+        Messages {
+            level,
+            form,
+            ..Messages::default()
+        }
     }
 
-    /// The same, with the pid at the start of each message.
+    /// The same, about one of several processes: with the pid at the start of each message.
     pub(crate) fn about(self, pid: i32) -> Messages {
+        Messages {
+            names_process: true,
+            ..self.about_the_only(pid)
+        }
+    }
+
+    /// The same, about the only process: its pid is in JSON, but not in the text.
+    pub(crate) fn about_the_only(self, pid: i32) -> Messages {
         Messages {
             pid: Some(pid),
             ..self
@@ -51,42 +77,56 @@ impl Messages {
 
     /// Why a command failed, and what to do about it.
     pub(crate) fn failure(&self, failure: &Failure) {
-        self.write(Level::Errors, "ocaml-probes: ", format_args!("{failure}"));
-        if let Some(hint) = failure.hint() {
-            self.hint(Level::Errors, &hint);
-        }
+        let about = Messages {
+            pid: self.pid.or(failure.pid()),
+            ..*self
+        };
+        let (kind, hint) = (failure.kind(), failure.hint());
+        let kind = MessageKind::Error(&kind);
+        about.write(kind, &failure.to_string(), hint.as_deref());
     }
 
     /// What is unusual, though the command succeeds, and what to do about it.
-    pub(crate) fn warning(&self, message: &str, hint: &str) {
-        let start = "ocaml-probes: warning: ";
-        self.write(Level::Warnings, start, format_args!("{message}"));
-        self.hint(Level::Warnings, hint);
+    pub(crate) fn warning(&self, kind: WarningKind, message: &str, hint: &str) {
+        self.write(MessageKind::Warning(kind), message, Some(hint));
     }
 
     /// What was done that is not a part of the answer.
     pub(crate) fn note(&self, message: &str) {
-        self.write(Level::Warnings, "", format_args!("{message}"));
+        self.write(MessageKind::Note, message, None);
     }
 
     /// What is being done.
     pub(crate) fn step(&self, message: fmt::Arguments<'_>) {
-        self.write(Level::Steps, "", message);
+        if self.level >= Level::Steps {
+            self.write(MessageKind::Step, &message.to_string(), None);
+        }
     }
 
-    /// Writes a hint without the pid, which the message before it already has.
-    fn hint(self, level: Level, hint: &str) {
-        let without_pid = Messages { pid: None, ..self };
-        without_pid.write(level, "hint: ", format_args!("{hint}"));
-    }
-
-    fn write(&self, level: Level, start: &str, message: fmt::Arguments<'_>) {
-        if level <= self.level {
-            let process = self.pid.map_or_else(String::new, |pid| format!("{pid}: "));
-            // Escaped, because other users may have chosen the names and paths in the message. Written as a
-            // whole line, because a traced program may write to the same place.
-            let line = format!("{start}{process}{}\n", Escaped(&message.to_string()));
-            // If standard error is closed, there is no place to report that.
+    fn write(&self, kind: MessageKind<'_>, message: &str, hint: Option<&str>) {
+        let (level, start) = match kind {
+            MessageKind::Error(_) => (Level::Errors, "ocaml-probes: "),
+            MessageKind::Warning(_) => (Level::Warnings, "ocaml-probes: warning: "),
+            MessageKind::Note => (Level::Warnings, ""),
+            MessageKind::Step => (Level::Steps, ""),
+        };
+        if level > self.level {
+            return;
+        }
+        let lines = match self.form {
+            MessageForm::Json => vec![output::message(kind, message, hint, self.pid)],
+            MessageForm::Text => {
+                let pid = self.pid.filter(|_| self.names_process);
+                let process = pid.map_or_else(String::new, |pid| format!("{pid}: "));
+                // Escaped, because other users may have chosen the names and paths in the message.
+                let line = format!("{start}{process}{}\n", Escaped(message));
+                let hint = hint.map(|hint| format!("hint: {}\n", Escaped(hint)));
+                std::iter::once(line).chain(hint).collect()
+            }
+        };
+        for line in lines {
+            // Each line by one write, because a traced program may write to the same place. If standard
+            // error is closed, there is no place to report that.
             let _ = stderr().write_all(line.as_bytes());
         }
     }
@@ -104,40 +144,6 @@ pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
     written.map_err(Failure::Output)
 }
 
-/// Writes what took time to learn to standard output, or to standard error if that fails: the answer must
-/// not be lost. The failure is returned all the same. But a reader that has gone does not want the answer.
-pub(crate) fn print_result(text: &str) -> Result<(), Failure> {
-    let printed = print(text);
-    if let Err(failure) = &printed {
-        if !failure.is_closed_pipe() {
-            // If it cannot be written there either, there is no other place.
-            let _ = print_to_stderr(text);
-        }
-    }
-    printed
-}
-
-/// Writes a result, while nobody reads standard output, to standard error, as far as that takes it without
-/// waiting: the command was told to end.
-pub(crate) fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
-    // poll(2) says that a pipe can be written if there is room for PIPE_BUF bytes.
-    const PIECE: usize = 4096;
-    for piece in text.as_bytes().chunks(PIECE) {
-        let mut errors = stderr();
-        let mut fds = [PollFd::new(errors.as_fd(), PollFlags::POLLOUT)];
-        if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1)) {
-            break;
-        }
-        errors.write_all(piece).map_err(Failure::Output)?;
-    }
-    Ok(())
-}
-
-/// Writes an answer to standard error, for commands whose standard output belongs to a traced program.
-pub(crate) fn print_to_stderr(text: &str) -> Result<(), Failure> {
-    stderr().write_all(text.as_bytes()).map_err(Failure::Output)
-}
-
 /// Standard output, which is a terminal, opened once more, so that writes to the returned file do
 /// not block, but writes of other processes still do. If it cannot be opened, for example because
 /// the terminal is another user's after su(1), returns a duplicate of standard output.
@@ -151,14 +157,15 @@ pub(crate) fn open_terminal() -> io::Result<File> {
     }
 }
 
-/// Standard output of a command that runs for a time: a reader that does not read cannot keep it from
-/// ending.
-pub(crate) struct InterruptibleStdout {
+/// Where a command that runs for a time writes its answer: a reader that does not read cannot keep it
+/// from ending.
+pub(crate) struct InterruptibleOutput {
+    destination: Destination,
     signals: TerminationSignals,
     deadline: Option<Instant>,
     /// Standard output, if it is a terminal.
     terminal: Option<File>,
-    stdout_was_read: bool,
+    was_read: bool,
     /// What there was no room for when the deadline came.
     rest: Vec<u8>,
 }
@@ -169,20 +176,25 @@ pub(crate) enum Next {
     Stop,
 }
 
-impl InterruptibleStdout {
-    /// Its [`InterruptibleStdout::write`] waits no longer than until one of `signals` comes.
-    pub(crate) fn new(signals: TerminationSignals) -> Result<InterruptibleStdout, Failure> {
-        let terminal = stdout().is_terminal().then(open_terminal).transpose();
-        Ok(InterruptibleStdout {
+impl InterruptibleOutput {
+    /// Its [`InterruptibleOutput::write`] waits no longer than until one of `signals` comes.
+    pub(crate) fn new(
+        destination: Destination,
+        signals: TerminationSignals,
+    ) -> Result<InterruptibleOutput, Failure> {
+        let is_terminal = destination.is_terminal_on_stdout();
+        let terminal = is_terminal.then(open_terminal).transpose();
+        Ok(InterruptibleOutput {
+            destination,
             signals,
             deadline: None,
             terminal: terminal.map_err(Failure::Output)?,
-            stdout_was_read: true,
+            was_read: true,
             rest: Vec::new(),
         })
     }
 
-    /// From now on, [`InterruptibleStdout::write`] waits no longer than until `deadline`.
+    /// From now on, [`InterruptibleOutput::write`] waits no longer than until `deadline`.
     pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
     }
@@ -197,8 +209,8 @@ impl InterruptibleStdout {
     }
 
     /// False if a signal came while the reader did not read.
-    pub(crate) fn stdout_was_read(&self) -> bool {
-        self.stdout_was_read
+    pub(crate) fn was_read(&self) -> bool {
+        self.was_read
     }
 
     /// What there was no room for when the deadline came, to be printed before all else.
@@ -210,9 +222,12 @@ impl InterruptibleStdout {
     pub(crate) fn write(&mut self, text: &str) -> Result<Next, Failure> {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
-            if let Some(end) = self.signals.wait_to_write(self.deadline)? {
-                self.stdout_was_read = !matches!(end, WaitEnd::Interrupted);
-                if self.stdout_was_read {
+            if let Some(end) = self
+                .signals
+                .wait_to_write(&self.destination, self.deadline)?
+            {
+                self.was_read = !matches!(end, WaitEnd::Interrupted);
+                if self.was_read {
                     self.rest = rest.to_vec();
                 }
                 return Ok(Next::Stop);
@@ -228,20 +243,11 @@ impl InterruptibleStdout {
 
     /// Writes as much as there is room for now.
     fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
-        // poll(2) says that a pipe can be written if there is room for PIPE_BUF bytes.
-        const PIECE: usize = 4096;
         if let Some(terminal) = &self.terminal {
             let mut terminal = terminal;
             return terminal.write(bytes);
         }
-        // Whole lines, so that no signal cuts one.
-        let most = &bytes[..bytes.len().min(PIECE)];
-        let end = most.iter().rposition(|&byte| byte == b'\n');
-        let piece = &most[..end.map_or(most.len(), |end| end + 1)];
-        let mut output = stdout().lock();
-        output.write_all(piece)?;
-        output.flush()?;
-        Ok(piece.len())
+        self.destination.write_some(bytes)
     }
 }
 

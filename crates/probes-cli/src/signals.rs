@@ -12,6 +12,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use probes_lib::Target;
 
+use crate::destination::Destination;
 use crate::failure::Failure;
 
 const TERMINATION_SIGNALS: [Signal; 4] = [
@@ -87,26 +88,28 @@ impl TerminationSignals {
         spawned.map(drop).map_err(failed)
     }
 
-    /// Waits until a few kilobytes can be written to standard output, which may be a pipe that no process
+    /// Waits until a few kilobytes can be written to `destination`, which may be a pipe that no process
     /// reads. Returns `Some` if a signal or `deadline` comes first.
     pub(crate) fn wait_to_write(
         &self,
+        destination: &Destination,
         deadline: Option<Instant>,
     ) -> Result<Option<WaitEnd>, Failure> {
-        let output = io::stdout();
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let timeout = left.map_or(PollTimeout::NONE, poll_timeout);
-            let mut fds = [
-                PollFd::new(self.pending.as_fd(), PollFlags::POLLIN),
-                PollFd::new(output.as_fd(), PollFlags::POLLOUT),
-            ];
-            match poll(&mut fds, timeout) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(errno) => return Err(Failure::System("write", errno.into())),
-            }
-            // Also if it cannot be written any more: the write then says why.
-            if fds[1].any() == Some(true) {
+            let is_writable = destination.with_fd(|output| {
+                let mut fds = [
+                    PollFd::new(self.pending.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(output, PollFlags::POLLOUT),
+                ];
+                match poll(&mut fds, timeout) {
+                    // Also if it cannot be written any more: the write then says why.
+                    Ok(_) | Err(Errno::EINTR) => Ok(fds[1].any() == Some(true)),
+                    Err(errno) => Err(Failure::System("write", errno.into())),
+                }
+            });
+            if is_writable? {
                 return Ok(None);
             }
             if self.take_interrupt() {

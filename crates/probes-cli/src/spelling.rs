@@ -52,6 +52,32 @@ pub(crate) fn spell_out(
     Ok(spelled)
 }
 
+/// Whether `argv` asks for JSON, as far as that can be seen in arguments that may make no sense.
+pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
+    let mut words = argv.iter().skip(1);
+    let mut command = root;
+    while let Some(word) = words.next().filter(|word| *word != "--") {
+        let Some(flag) = Flag::of(word) else {
+            command = find_subcommand(command, None, word).unwrap_or(command);
+            continue;
+        };
+        let found = flag.find(command);
+        let (name, takes_value) = match found.as_slice() {
+            [arg] => (long(arg), arg.get_action().takes_values()),
+            // Meant for a subcommand that is missing or misspelled.
+            _ => (&*flag.name, flag.name == "format"),
+        };
+        let mut value = flag.value;
+        if takes_value && value.is_none() {
+            value = words.next().map(|word| word.as_bytes());
+        }
+        if name == "json" || (name == "format" && value == Some(b"json")) {
+            return true;
+        }
+    }
+    false
+}
+
 fn find_subcommand<'c>(
     command: &'c Command,
     subcommand: Option<&str>,

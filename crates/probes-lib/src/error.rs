@@ -53,7 +53,8 @@ struct Parts {
 }
 
 /// What went wrong, by area.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A file cannot be used.
@@ -80,6 +81,29 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// A name for programs, which stays the same when messages change: the area and the variant, in
+    /// snake case.
+    ///
+    /// ```
+    /// use probes_lib::{ErrorKind, ProcessError};
+    ///
+    /// let kind = ErrorKind::Process(ProcessError::NotFound);
+    /// assert_eq!(kind.name(), "process.not_found");
+    /// ```
+    pub fn name(&self) -> String {
+        let area: &str = self.into();
+        let variant: &str = match self {
+            ErrorKind::File(kind) => kind.into(),
+            ErrorKind::Probe(kind) => kind.into(),
+            ErrorKind::Process(kind) => kind.into(),
+            ErrorKind::Memory(kind) => kind.into(),
+            ErrorKind::Observe(kind) => kind.into(),
+            ErrorKind::Launch(kind) => kind.into(),
+            ErrorKind::System(kind) => kind.into(),
+        };
+        format!("{area}.{variant}")
+    }
+
     /// Returns the message for this kind of error about `subject`.
     fn with_subject(&self, subject: &Subject) -> String {
         let name = match subject {

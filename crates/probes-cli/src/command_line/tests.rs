@@ -12,7 +12,7 @@ fn command(line: &str) -> Result<Command, NoCommand> {
 
 fn refusal(line: &str) -> String {
     match command(line) {
-        Err(NoCommand::Usage(error)) => error.to_string(),
+        Err(NoCommand::Usage(error, _)) => error.to_string(),
         other => panic!("{line}: {other:?}"),
     }
 }
@@ -87,7 +87,7 @@ fn pid_is_a_positive_decimal_number() {
         // A space cannot be typed into these test lines, which are split there.
         let line = ["x", "info", "-pid", pid].map(OsString::from);
         let refused = parse(line);
-        assert!(matches!(refused, Err(NoCommand::Usage(_))), "{pid:?}");
+        assert!(matches!(refused, Err(NoCommand::Usage(..))), "{pid:?}");
     }
     for pid in ["7", "007", "2147483647"] {
         assert!(command(&format!("x info -pid {pid}")).is_ok(), "{pid}");

@@ -9,6 +9,7 @@ use super::failures::Failures;
 use super::follow;
 use super::open_target::describe;
 use super::undo::{fail_unless_all_undone, undo_changes};
+use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags, RequiredActionFlags, TargetSelection, duration};
 use crate::say::Messages;
@@ -65,7 +66,7 @@ pub(crate) struct Args {
     #[arg(long)]
     gigatext: bool,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 impl Args {
@@ -93,7 +94,8 @@ impl Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let messages = args.output.messages;
+    let output = &args.output.open()?;
+    let messages = output.messages;
     let (actions, options) = (args.actions(), args.options());
     let pids = args.selection.pids(&messages)?;
     let mut failures = Failures::new(&args.selection, pids.len(), messages);
@@ -102,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         describe(&failures.messages(target.pid()), target);
     }
     if args.follow {
-        return follow::attached(targets, actions, options, *args.output);
+        return follow::attached(targets, actions, options, output);
     }
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = args.duration.map(|_| TerminationSignals::block());
@@ -115,12 +117,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         if let Some(report) = failures.record(target.pid(), report) {
             let messages = failures.messages(report.pid);
             let names_process = failures.names_process();
-            printed = printed.and(print_changes(
-                args.output.format,
-                messages,
-                &report,
-                names_process,
-            ));
+            printed = printed.and(print_changes(output, messages, &report, names_process));
             changed.push((target, report));
         }
     }
@@ -132,7 +129,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let waited = wait(&signals, &changed, duration, &messages);
             // The changes are undone, whatever has failed so far.
             printed = printed.map_err(Failure::after_undoing);
-            printed = printed.and(undo(args, &changed, &signals, &mut failures));
+            printed = printed.and(undo(args, output, &changed, &signals, &mut failures));
             waited?;
         }
     }
@@ -196,6 +193,7 @@ fn wait(
 /// Undoes the changes in every process, then prints what was undone.
 fn undo(
     args: &Args,
+    output: &Output,
     changed: &[(&Target, Report)],
     signals: &TerminationSignals,
     failures: &mut Failures,
@@ -212,12 +210,7 @@ fn undo(
     for (report, undone) in &all_undone {
         let messages = failures.messages(undone.pid);
         let names_process = failures.names_process();
-        printed = printed.and(print_undone(
-            args.output.format,
-            messages,
-            undone,
-            names_process,
-        ));
+        printed = printed.and(print_undone(output, messages, undone, names_process));
         if let Err(failure) = fail_unless_all_undone(report, undone) {
             failures.add(report.pid, failure);
         }

@@ -1,4 +1,4 @@
-//! What an update has changed, as `attach` and `trace` print_report it.
+//! What an update has changed, as `attach` and `trace` print it.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -7,29 +7,29 @@ use std::time::Duration;
 use probes_lib::{ProbeChange, Report};
 
 use super::closures::warn_of_refused_closures;
+use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::OutputOptions;
-use crate::output::{self, Changes, Format};
-use crate::say::{self, Messages};
+use crate::output::{self, Changes, Update, WarningKind};
+use crate::say::Messages;
 use crate::text::{join_first_few, number_of};
 
 /// Prints what was changed in a process that runs, and the notes and warnings about it.
 pub(super) fn print_changes(
-    format: Format,
+    output: &Output,
     messages: Messages,
     report: &Report,
     names_process: bool,
 ) -> Result<(), Failure> {
     say_skipped(&messages, report);
     say_remarks(&messages, report);
-    print_report(format, report, names_process, || {
+    print_report(output, Update::Changed, report, names_process, || {
         "the probes were changed".to_owned()
     })
 }
 
 /// Prints what undoing an update has changed.
 pub(super) fn print_undone(
-    format: Format,
+    output: &Output,
     messages: Messages,
     undone: &Report,
     names_process: bool,
@@ -38,49 +38,50 @@ pub(super) fn print_undone(
         messages.note(&format!("no changes of {names} are left to undo"));
     }
     say_remarks(&messages, undone);
-    print_report(format, undone, names_process, String::new).map_err(Failure::after_undoing)
+    print_report(output, Update::Undone, undone, names_process, String::new)
+        .map_err(Failure::after_undoing)
 }
 
 /// Says that a program was started, and how many of its probes were changed.
 pub(super) fn print_started(
-    output: OutputOptions,
+    output: &Output,
     program: &Path,
     report: &Report,
 ) -> Result<(), Failure> {
-    let messages = output.messages;
+    let messages = output.messages.about_the_only(report.pid);
     say_skipped(&messages, report);
     let (program, pid) = (program.display(), report.pid);
     messages.step(format_args!("started {program} as process {pid}"));
-    print_set(output, report)
+    print_set(output, Update::Started, report)
 }
 
-/// Says how many probes were changed. The traced program writes to standard output, too: only with
-/// -json are the changes printed there.
-pub(super) fn print_set(output: OutputOptions, report: &Report) -> Result<(), Failure> {
+/// Says how many probes were changed. Lines between those of the traced program would be of little use:
+/// the changes are printed only as JSON, or into a file.
+pub(super) fn print_set(output: &Output, update: Update, report: &Report) -> Result<(), Failure> {
     let pid = report.pid;
-    warn_of_refused_closures(&output.messages, pid, report.code_digest);
+    let messages = output.messages.about_the_only(pid);
+    warn_of_refused_closures(&messages, pid, report.code_digest);
     let probes = number_of(report.changed.len(), "probe");
-    output
-        .messages
-        .step(format_args!("process {pid}: {probes} changed"));
-    match output.format {
-        Format::Json => print_report(Format::Json, report, false, || {
-            format!("the program runs as process {pid}")
-        }),
-        Format::Plain | Format::Table => Ok(()),
+    messages.step(format_args!("process {pid}: {probes} changed"));
+    if !output.is_separable() {
+        return Ok(());
     }
+    print_report(output, update, report, false, || {
+        format!("the program runs as process {pid}")
+    })
 }
 
 /// Prints what was changed. If printing fails, the update stays in effect; the error says what was
 /// `done`.
 fn print_report(
-    format: Format,
+    output: &Output,
+    update: Update,
     report: &Report,
     names_process: bool,
     done: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
-    let text = output::changes(format, &Changes::of(report), names_process)?;
-    match say::print(&text) {
+    let text = output::changes(output.format, &Changes::of(update, report), names_process)?;
+    match output.print(&text) {
         Err(Failure::Output(error)) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::DoneUnwritten(done(), error))
         }
@@ -111,7 +112,7 @@ fn warn_of_still_enabled(messages: &Messages, report: &Report) {
         .map(|change| format!("{} ({})", change.name, change.after))
         .collect();
     if let Some(names) = join_first_few(&names) {
-        messages.warning(
+        messages.warning(WarningKind::StillEnabled,
             &format!("still on, because others have enabled them too: {names}"),
             &format!(
                 "`ocaml-probes attach -pid {} -force` with -disable or -disable-all turns them off for all",

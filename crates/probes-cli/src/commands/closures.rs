@@ -3,6 +3,7 @@
 use probes_lib::CodeDigest;
 
 use crate::hint;
+use crate::output::WarningKind;
 use crate::say::Messages;
 
 /// Warns if closures that the process marshals from now on are refused, or if that cannot be known.
@@ -22,5 +23,9 @@ pub(super) fn warn_of_refused_closures(messages: &Messages, pid: i32, digest: Co
         }
         _ => return,
     };
-    messages.warning(what, &hint::closures(pid, digest));
+    messages.warning(
+        WarningKind::ClosuresRefused,
+        what,
+        &hint::closures(pid, digest),
+    );
 }

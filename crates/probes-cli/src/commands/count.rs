@@ -7,12 +7,13 @@ use probes_lib::{Counts, Observation, SourceMap, Target};
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open, sources};
 use super::redraw::RedrawnTable;
+use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, duration,
 };
-use crate::output::{self, CountReport, Format};
-use crate::say::{InterruptibleStdout, Next};
+use crate::output::{self, CountReport};
+use crate::say::{InterruptibleOutput, Next};
 
 const HELP: &str = "\
 Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. When the
@@ -48,12 +49,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     risk: RiskFlags,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let messages = args.output.messages;
-    let target = open(args.process.pid, &messages)?;
+    let output = &args.output.open()?.about_the_only(args.process.pid);
+    let target = open(args.process.pid, &output.messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::count);
     let active = ActiveObservation::begin(
@@ -61,28 +62,28 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         &observation,
         args.risk.options(args.take_over.options()),
         args.until.duration,
-        messages,
+        output,
     )?;
-    let mut counting = Counting::new(args, &target);
+    let mut counting = Counting::new(args, output, &target);
     let mut outcome = active.run(
         counting.display.show_interval(),
         |observer| observer.counts(),
-        |counts, stdout, at| counting.show(counts, stdout, at),
+        |counts, interruptible, at| counting.show(counts, interruptible, at),
     );
     let total = match outcome.observed.take() {
         Some(observed) => Some((observed.counts, outcome.lasted)),
         None => outcome.last.take().or_else(|| counting.last.take()),
     };
     if let Some((counts, lasted)) = total {
-        outcome.print(counting.total(&counts, lasted));
+        outcome.print(output, counting.total(&counts, lasted));
     }
-    outcome.failures.finish(&messages)
+    outcome.failures.finish(&output.messages)
 }
 
 /// Shows counts.
 struct Counting<'t> {
     target: &'t Target,
-    format: Format,
+    output: &'t Output,
     display: Display,
     /// Of each object, if sites are shown.
     sources: Vec<Option<SourceMap>>,
@@ -92,13 +93,12 @@ struct Counting<'t> {
 }
 
 impl<'t> Counting<'t> {
-    fn new(args: &Args, target: &'t Target) -> Counting<'t> {
-        let format = args.output.format;
+    fn new(args: &Args, output: &'t Output, target: &'t Target) -> Counting<'t> {
         let sources = args.sites.then(|| sources(target));
         Counting {
             target,
-            format,
-            display: Display::new(format, args.interval),
+            output,
+            display: Display::new(output, args.interval),
             sources: sources.unwrap_or_default(),
             last: None,
             table: RedrawnTable::default(),
@@ -110,7 +110,7 @@ impl<'t> Counting<'t> {
     fn show(
         &mut self,
         counts: Counts,
-        stdout: &mut InterruptibleStdout,
+        interruptible: &mut InterruptibleOutput,
         at: Duration,
     ) -> Result<Next, Failure> {
         let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
@@ -118,11 +118,11 @@ impl<'t> Counting<'t> {
         let counted = CountReport::new(self.target, &counts, &self.sources);
         let next = if self.display.is_redrawn {
             let table = counted.with_rates_since(last, at - since).table();
-            self.table.redraw(&table, stdout)
+            self.table.redraw(&table, interruptible)
         } else {
             let counted = counted.hits_since(last, at - since).at(at);
-            let text = output::counted(self.format, &counted);
-            text.and_then(|text| stdout.write(&text))
+            let text = output::counted(self.output.format, &counted);
+            text.and_then(|text| interruptible.write(&text))
         };
         // Kept even if it could not be written.
         self.last = Some((counts, at));
@@ -131,7 +131,7 @@ impl<'t> Counting<'t> {
 
     fn total(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
         let counted = CountReport::new(self.target, counts, &self.sources).hits_since(None, lasted);
-        let text = output::counted(self.format, &counted)?;
+        let text = output::counted(self.output.format, &counted)?;
         Ok(self.table.erase_sequence() + &text)
     }
 }

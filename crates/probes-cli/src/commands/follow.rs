@@ -1,6 +1,6 @@
 //! `-follow`: follows processes and what they start, and reports what happens to them.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +8,10 @@ use std::time::Duration;
 use probes_lib::{Actions, Follow, FollowEvent, Follower, Options, Target};
 
 use super::changes;
+use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::OutputOptions;
 use crate::hint::Operand;
+use crate::output::{Update, WarningKind};
 use crate::say::Messages;
 use crate::signals::{TerminationSignals, block_all};
 
@@ -19,7 +20,7 @@ pub(super) fn attached(
     targets: Vec<Target>,
     actions: Actions,
     options: Options,
-    output: OutputOptions,
+    output: &Output,
 ) -> Result<(), Failure> {
     let messages = output.messages;
     let (first, count) = (targets[0].pid(), targets.len());
@@ -37,7 +38,7 @@ pub(super) fn attached(
             FollowEvent::Set(report) => {
                 reports_each_failure = true;
                 let messages = messages.about(report.pid);
-                let result = changes::print_changes(output.format, messages, &report, true);
+                let result = changes::print_changes(output, messages, &report, true);
                 if printed.is_ok() {
                     printed = result;
                 }
@@ -62,8 +63,8 @@ pub(super) fn attached(
 /// `trace -follow`: the part that runs in the process that follows the program.
 pub(super) fn launched(
     mut follower: Follower,
-    output: OutputOptions,
-    program: PathBuf,
+    output: &Output,
+    program: &Path,
 ) -> Result<ExitCode, Failure> {
     let signals = TerminationSignals::block()?;
     let messages = output.messages;
@@ -71,7 +72,10 @@ pub(super) fn launched(
         Ok(follow) => stop_if_interrupted(signals, follow)?,
         Err(error) => {
             // Said before the program's parent, the other process, learns of the error and exits.
-            messages.failure(&Failure::Target(Operand::Program(program), error));
+            messages.failure(&Failure::Target(
+                Operand::Program(program.to_owned()),
+                error,
+            ));
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -80,9 +84,9 @@ pub(super) fn launched(
         match event {
             FollowEvent::Set(report) => {
                 let printed = if has_begun {
-                    changes::print_set(output, &report)
+                    changes::print_set(output, Update::Changed, &report)
                 } else {
-                    changes::print_started(output, &program, &report)
+                    changes::print_started(output, program, &report)
                 };
                 has_begun = true;
                 // The probes are set, whether the report can be written or not.
@@ -113,6 +117,7 @@ fn stop_if_interrupted(
 fn say_event(messages: &Messages, event: &FollowEvent) {
     match event {
         FollowEvent::Missing { pid, error } => messages.about(*pid).warning(
+            WarningKind::MissingProbes,
             &format!("{error}, so far"),
             "it is followed, because what it executes or loads later may have them",
         ),

@@ -7,11 +7,12 @@ use probes_lib::{CodeDigest, Object, ProbeState, ProbeStates, State, Target};
 use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
 use super::open_target::{describe, detail};
+use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags, OutputOptions, TargetSelection};
+use crate::flags::{Checked, OutputFlags, TargetSelection};
 use crate::hint;
-use crate::output::{self, Listing};
-use crate::say::{self, Messages};
+use crate::output::{self, Listing, WarningKind};
+use crate::say::Messages;
 use crate::text::join_first_few;
 
 const HELP: &str = "\
@@ -39,11 +40,12 @@ pub(crate) struct Args {
     #[arg(long)]
     sites: bool,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let messages = args.output.messages;
+    let output = args.output.open()?;
+    let messages = output.messages;
     let pids = args.selection.pids(&messages)?;
     let mut failures = Failures::new(&args.selection, pids.len(), messages);
     for pid in pids {
@@ -56,9 +58,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         let read = read.map_err(Failure::of_process(pid));
         if let Some((states, target)) = failures.record(pid, read) {
-            let output = OutputOptions {
+            let output = Output {
                 messages: failures.messages(pid),
-                ..*args.output
+                ..output.clone()
             };
             let shown = Shown {
                 target: &target,
@@ -66,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 // If it has exited meanwhile, nothing is left to say of it.
                 digest: target.code_digest(&states).unwrap_or_default(),
             };
-            shown.show(args.sites, output, failures.names_process())?;
+            shown.show(args.sites, &output, failures.names_process())?;
         }
     }
     failures.finish("")
@@ -80,18 +82,14 @@ struct Shown<'s> {
 }
 
 impl Shown<'_> {
-    fn show(&self, sites: bool, output: OutputOptions, names_process: bool) -> Result<(), Failure> {
+    fn show(&self, sites: bool, output: &Output, names_process: bool) -> Result<(), Failure> {
         let (target, states) = (self.target, self.states);
         describe(&output.messages, target);
         let source_maps = states.objects().iter().map(Object::source_map);
         let detail = detail(output, sites, source_maps);
         let listing = Listing::of_process(target, states, self.digest, &detail);
-        say::print(&output::listing(
-            output.format,
-            &listing,
-            sites,
-            names_process,
-        )?)?;
+        let text = output::listing(output.format, &listing, sites, names_process)?;
+        output.print(&text)?;
         warn_of_inconsistent(&output.messages, target.pid(), states);
         say_who_observes(&output.messages, target.pid(), states);
         warn_of_refused_closures(&output.messages, target.pid(), self.digest);
@@ -121,7 +119,7 @@ fn say_who_observes(messages: &Messages, pid: i32, states: &ProbeStates) {
     };
     let hint =
         format!("`ocaml-probes observe -clean -pid {pid}` removes what a killed one has left");
-    messages.warning(&why, &hint);
+    messages.warning(WarningKind::NoObserver, &why, &hint);
 }
 
 /// Names the probes whose counters and sites disagree.
@@ -137,6 +135,7 @@ fn warn_of_inconsistent(messages: &Messages, pid: i32, states: &ProbeStates) {
             let names: Vec<&str> = several.iter().map(ProbeState::name).collect();
             let names = join_first_few(&names).unwrap_or_default();
             messages.warning(
+ WarningKind::Inconsistent,
                 &format!("counters and sites of {} probes disagree: {names}", several.len()),
                 &format!("`ocaml-probes attach -pid {pid} -force -enable-all` or `-force -disable-all` repairs all"),
             );
@@ -158,6 +157,7 @@ fn warn_of_one(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
         foreign => format!(", {foreign} hold foreign bytes"),
     };
     messages.warning(
+        WarningKind::Inconsistent,
         &format!(
             "{on} of {sites} sites of \"{name}\" are enabled{foreign} and its counter is {counter}"
         ),

@@ -10,12 +10,13 @@ use probes_lib::{Latency, Observation, Target};
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::open;
 use super::redraw::RedrawnTable;
+use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, PairFlags, RiskFlags, TakeOver, duration,
 };
-use crate::output::{self, Format, Latencies};
-use crate::say::{InterruptibleStdout, Next};
+use crate::output::{self, Latencies};
+use crate::say::{InterruptibleOutput, Next};
 
 const HELP: &str = "\
 Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
@@ -51,12 +52,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     risk: RiskFlags,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let messages = args.output.messages;
-    let target = open(args.process.pid, &messages)?;
+    let output = &args.output.open()?.about_the_only(args.process.pid);
+    let target = open(args.process.pid, &output.messages)?;
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let observation = args.pairs.iter().fold(Observation::new(), |all, pair| {
@@ -67,20 +68,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         &observation,
         args.risk.options(args.take_over.options()),
         args.until.duration,
-        messages,
+        output,
     )?;
-    let format = args.output.format;
     let mut timing = Timing {
         target: &target,
-        format,
-        display: Display::new(format, args.interval),
+        output,
+        display: Display::new(output, args.interval),
         last: None,
         table: RedrawnTable::default(),
     };
     let mut outcome = active.run(
         timing.display.show_interval(),
         |observer| observer.latencies(),
-        |latencies, stdout, at| timing.show(latencies, stdout, at),
+        |latencies, interruptible, at| timing.show(latencies, interruptible, at),
     );
     let total = match outcome.observed.take() {
         Some(observed) => Some((observed.latencies, outcome.lasted)),
@@ -88,20 +88,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     if let Some((latencies, lasted)) = total {
         let latencies = Latencies::new(&target, &latencies, lasted);
-        let text = output::latencies(format, &latencies);
-        outcome.print(text.map(|text| timing.table.erase_sequence() + &text));
+        let text = output::latencies(output.format, &latencies);
+        outcome.print(
+            output,
+            text.map(|text| timing.table.erase_sequence() + &text),
+        );
         if let Some(picture_file) = picture_file {
             let written = picture_file.write(&latencies.picture());
             outcome.failures.add(written);
         }
     }
-    outcome.failures.finish(&messages)
+    outcome.failures.finish(&output.messages)
 }
 
 /// Shows the times of pairs.
 struct Timing<'t> {
     target: &'t Target,
-    format: Format,
+    output: &'t Output,
     display: Display,
     /// The last reading, and when it was.
     last: Option<(Vec<Latency>, Duration)>,
@@ -113,15 +116,15 @@ impl Timing<'_> {
     fn show(
         &mut self,
         latencies: Vec<Latency>,
-        stdout: &mut InterruptibleStdout,
+        interruptible: &mut InterruptibleOutput,
         at: Duration,
     ) -> Result<Next, Failure> {
         let shown = Latencies::new(self.target, &latencies, at).so_far();
         let next = if self.display.is_redrawn {
-            self.table.redraw(&shown.table(), stdout)
+            self.table.redraw(&shown.table(), interruptible)
         } else {
-            let text = output::latencies(self.format, &shown);
-            text.and_then(|text| stdout.write(&text))
+            let text = output::latencies(self.output.format, &shown);
+            text.and_then(|text| interruptible.write(&text))
         };
         self.last = Some((latencies, at));
         next

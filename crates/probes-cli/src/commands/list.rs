@@ -9,7 +9,6 @@ use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags};
 use crate::hint::Operand;
 use crate::output::{self, Listing};
-use crate::say;
 
 const HELP: &str = "\
 In plain format, it prints one name on each line, sorted. With -sites, below each name
@@ -28,10 +27,11 @@ pub(crate) struct Args {
     #[arg(long)]
     sites: bool,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let output = args.output.open()?;
     let file = &args.prog;
     let table = ProbeTable::read(file)
         .map_err(|error| Failure::Target(Operand::File(file.clone()), error))?;
@@ -39,14 +39,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Linking::Fixed => "linked to fixed addresses",
         Linking::PositionIndependent => "position independent",
     };
-    args.output.messages.step(format_args!(
+    output.messages.step(format_args!(
         "{} has {} probes and is {linking}",
         file.display(),
         table.probes().len()
     ));
     let sources = std::iter::once_with(|| SourceMap::read(file));
-    let detail = detail(*args.output, args.sites, sources);
+    let detail = detail(&output, args.sites, sources);
     let listing = Listing::of_file(&table, &detail);
-    let text = output::listing(args.output.format, &listing, args.sites, false)?;
-    say::print(&text)
+    let text = output::listing(output.format, &listing, args.sites, false)?;
+    output.print(&text)
 }

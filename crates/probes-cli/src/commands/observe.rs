@@ -5,7 +5,6 @@ use super::open_target::open;
 use crate::failure::Failure;
 use crate::flags::{Checked, OneProcess, OutputFlags, RiskFlags, TakeOver};
 use crate::output;
-use crate::say;
 
 const HELP: &str = "\
 If count, latency, watch or top is killed, its instrumentation stays in the process, which does no harm.
@@ -29,15 +28,17 @@ pub(crate) struct Args {
     #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let (pid, messages) = (args.process.pid, args.output.messages);
+    let pid = args.process.pid;
+    let output = args.output.open()?.about_the_only(pid);
+    let messages = output.messages;
     let target = open(pid, &messages)?;
     let cleaned = target.clean(args.risk.options(args.take_over.options()));
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
-    say::print(&output::cleaned(args.output.format, pid, cleaned)?)?;
+    output.print(&output::cleaned(output.format, pid, cleaned)?)?;
     warn_of_still_mapped(&messages, pid, cleaned.still_mapped);
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! What `count`, `latency` and `watch` have in common: a process is observed for a time and read now and
 //! then; whatever happens, the observation is removed in the end.
 
-use std::io::{IsTerminal, stdout};
 use std::iter;
 use std::time::{Duration, Instant};
 
@@ -9,9 +8,10 @@ use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
 use super::undo::retry;
+use crate::destination::{Output, print_result_without_waiting};
 use crate::failure::{Failed, Failure, exit_or_exec, is_replaced};
-use crate::output::Format;
-use crate::say::{self, InterruptibleStdout, Messages, Next};
+use crate::output::{Format, WarningKind};
+use crate::say::{InterruptibleOutput, Messages, Next};
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// How often a process is read, however seldom it is shown. If the process exits, the last reading is
@@ -30,8 +30,8 @@ pub(super) struct ActiveObservation<'t> {
     observer: Observer,
     begun: Instant,
     duration: Option<Duration>,
-    stdout: InterruptibleStdout,
-    messages: Messages,
+    interruptible: InterruptibleOutput,
+    output: &'t Output,
 }
 
 /// The result of an observation.
@@ -43,8 +43,8 @@ pub(super) struct Outcome<T> {
     pub(super) last: Option<(T, Duration)>,
     /// How long it took.
     pub(super) lasted: Duration,
-    /// False if a signal had to end it because the reader of standard output did not read.
-    pub(super) stdout_was_read: bool,
+    /// False if a signal had to end it because the reader of the answer did not read.
+    pub(super) was_read: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: Failed,
 }
@@ -59,8 +59,9 @@ pub(super) struct Display {
 
 impl Display {
     /// Redraws tables on a terminal; shows anything else only if there is an interval.
-    pub(super) fn new(format: Format, interval: Option<Duration>) -> Display {
-        let is_redrawn = format == Format::Table && stdout().is_terminal();
+    pub(super) fn new(output: &Output, interval: Option<Duration>) -> Display {
+        let is_terminal = output.destination.is_terminal_on_stdout();
+        let is_redrawn = output.format == Format::Table && is_terminal;
         Display {
             interval: interval.or(is_redrawn.then_some(REDRAW_INTERVAL)),
             is_redrawn,
@@ -75,13 +76,15 @@ impl Display {
 
 impl<T> Outcome<T> {
     /// Prints the results.
-    pub(super) fn print(&mut self, text: Result<String, Failure>) {
-        let print = if self.stdout_was_read {
-            say::print_result
-        } else {
-            say::print_result_without_waiting
-        };
-        self.failures.add(text.and_then(|text| print(&text)));
+    pub(super) fn print(&mut self, output: &Output, text: Result<String, Failure>) {
+        let printed = text.and_then(|text| {
+            if self.was_read {
+                output.print_result(&text)
+            } else {
+                print_result_without_waiting(&text)
+            }
+        });
+        self.failures.add(printed);
     }
 }
 
@@ -92,24 +95,25 @@ impl<'t> ActiveObservation<'t> {
         observation: &Observation,
         options: Options,
         duration: Option<Duration>,
-        messages: Messages,
+        output: &'t Output,
     ) -> Result<ActiveObservation<'t>, Failure> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
-        let mut stdout = InterruptibleStdout::new(TerminationSignals::block()?)?;
+        let (signals, messages) = (TerminationSignals::block()?, &output.messages);
+        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
         let observer = target.observe(observation, options);
         let observer = observer.map_err(Failure::of_process(target.pid()))?;
-        warn_of_refused_closures(&messages, target.pid(), observer.code_digest());
+        warn_of_refused_closures(messages, target.pid(), observer.code_digest());
         messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
         let begun = Instant::now();
-        stdout.set_deadline(duration.and_then(|after| begun.checked_add(after)));
+        interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
         Ok(ActiveObservation {
             target,
             observer,
             begun,
             duration,
-            stdout,
-            messages,
+            interruptible,
+            output,
         })
     }
 
@@ -119,21 +123,21 @@ impl<'t> ActiveObservation<'t> {
         mut self,
         interval: Duration,
         read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
+        show: impl FnMut(T, &mut InterruptibleOutput, Duration) -> Result<Next, Failure>,
     ) -> Outcome<T> {
         let mut last = None;
         let read_result = self.read_repeatedly(interval, &mut last, read, show);
         let lasted = self.begun.elapsed();
         // Removed whatever has failed so far.
-        let removed = retry(self.stdout.signals(), &self.messages, || {
+        let removed = retry(self.interruptible.signals(), &self.output.messages, || {
             self.observer.remove()
         });
-        let stdout_was_read = self.stdout.stdout_was_read();
-        let rest = self.stdout.take_rest();
-        self.stdout.into_signals().unblock();
+        let was_read = self.interruptible.was_read();
+        let rest = self.interruptible.take_rest();
+        self.interruptible.into_signals().unblock();
         let pid = self.target.pid();
         let mut failures = Failed::default();
-        failures.add(say::print_bytes(&rest));
+        failures.add(self.output.destination.print(&rest));
         let (read_error, shown) = match read_result {
             Ok(read) => (read.err(), Ok(())),
             Err(failure) => (None, Err(failure)),
@@ -141,7 +145,7 @@ impl<'t> ActiveObservation<'t> {
         failures.add(shown);
         let observed = match removed {
             Ok(observed) => {
-                warn_of_still_mapped(&self.messages, pid, observed.still_mapped);
+                warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
                 failures.add(
                     read_error
                         .map_or(Ok(()), Err)
@@ -151,11 +155,11 @@ impl<'t> ActiveObservation<'t> {
             }
             Err(error) => {
                 if let Some(exit_or_exec) = exit_or_exec(&error) {
-                    self.messages.note(&format!(
+                    self.output.messages.note(&format!(
                         "the process {exit_or_exec}: this is the last reading"
                     ));
                 } else {
-                    self.messages.note("this is the last reading");
+                    self.output.messages.note("this is the last reading");
                     // The earlier error is more likely to know by whom we were replaced.
                     let earlier = read_error.filter(is_replaced);
                     let failure = Failure::of_removal(pid, earlier.unwrap_or(error));
@@ -168,7 +172,7 @@ impl<'t> ActiveObservation<'t> {
             observed,
             last,
             lasted,
-            stdout_was_read,
+            was_read,
             failures,
         }
     }
@@ -180,7 +184,7 @@ impl<'t> ActiveObservation<'t> {
         interval: Duration,
         last: &mut Option<(T, Duration)>,
         mut read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        mut show: impl FnMut(T, &mut InterruptibleStdout, Duration) -> Result<Next, Failure>,
+        mut show: impl FnMut(T, &mut InterruptibleOutput, Duration) -> Result<Next, Failure>,
     ) -> Result<probes_lib::Result<()>, Failure> {
         let end = self.duration.unwrap_or(Duration::MAX);
         let mut next = interval;
@@ -194,7 +198,7 @@ impl<'t> ActiveObservation<'t> {
         loop {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
-            let signals = self.stdout.signals();
+            let signals = self.interruptible.signals();
             let wait_end = signals.wait(iter::once(self.target), left)?;
             let at = self.begun.elapsed();
             if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
@@ -206,7 +210,7 @@ impl<'t> ActiveObservation<'t> {
             };
             if at >= next {
                 *last = None;
-                if let Next::Stop = show(reading, &mut self.stdout, at)? {
+                if let Next::Stop = show(reading, &mut self.interruptible, at)? {
                     return Ok(Ok(()));
                 }
                 next = next_time(at, interval);
@@ -227,6 +231,7 @@ pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
     if bytes > 0 {
         let why = "a thread may still return there, or the process has a seccomp filter of its own";
         messages.warning(
+            WarningKind::StillMapped,
             &format!("{bytes} bytes stay mapped in process {pid}, which does no harm: {why}"),
             &format!("`ocaml-probes observe -clean -pid {pid}` unmaps them later"),
         );

@@ -2,10 +2,10 @@
 
 use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 
+use crate::destination::Output;
 use crate::failure::{Failure, is_deleted_or_replaced};
-use crate::flags::OutputOptions;
 use crate::hint::{self, Operand};
-use crate::output::{Detail, Format};
+use crate::output::{Detail, Format, WarningKind};
 use crate::say::Messages;
 use crate::text::join_first_few;
 
@@ -42,7 +42,11 @@ fn warn_of_unreadable(messages: &Messages, target: &Target) {
     let warn = |why: &str, file: &UnreadableObject| {
         let hint = hint::of(&file.why, &Operand::Process(target.pid()));
         let hint = hint.unwrap_or_else(|| "the probes of all other files are available".to_owned());
-        messages.warning(&format!("skipped: {why}"), &hint);
+        messages.warning(
+            WarningKind::UnreadableFile,
+            &format!("skipped: {why}"),
+            &hint,
+        );
     };
     for file in &others {
         warn(&file.why.to_string(), file);
@@ -73,7 +77,7 @@ pub(super) fn sources(target: &Target) -> Vec<Option<SourceMap>> {
 /// What to show of each probe. Source lines are read only if they are shown, because that takes
 /// longer than everything else; a program without them can be worked on as well.
 pub(super) fn detail(
-    output: OutputOptions,
+    output: &Output,
     sites: bool,
     source_maps: impl IntoIterator<Item = Result<SourceMap>>,
 ) -> Detail {

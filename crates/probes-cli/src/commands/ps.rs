@@ -6,7 +6,6 @@ use probes_lib::survey;
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags};
 use crate::output::{self, Processes};
-use crate::say;
 use crate::text::number_of;
 
 const HELP: &str = "\
@@ -20,17 +19,18 @@ probes, and ENABLED how many of them are enabled. Processes that you have no per
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let output = args.output.open()?;
     let survey = survey().map_err(Failure::Survey)?;
     let processes = Processes::of(&survey, user_name);
-    say::print(&output::processes(args.output.format, &processes)?)?;
+    output.print(&output::processes(output.format, &processes)?)?;
     let denied = survey.denied.len();
     if denied > 0 {
         let processes = number_of(denied, "other process");
-        args.output
+        output
             .messages
             .step(format_args!("no permission to read {processes}"));
     }

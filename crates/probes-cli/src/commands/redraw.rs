@@ -3,7 +3,7 @@
 use ratatui::crossterm::terminal::window_size;
 
 use crate::failure::Failure;
-use crate::say::{InterruptibleStdout, Next};
+use crate::say::{InterruptibleOutput, Next};
 
 /// How much of the table is on the terminal: the number of its lines that were drawn last.
 #[derive(Debug, Default)]
@@ -17,13 +17,13 @@ impl RedrawnTable {
     pub(super) fn redraw(
         &mut self,
         table: &str,
-        stdout: &mut InterruptibleStdout,
+        output: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let size = window_size().map_or((0, 0), |size| (size.columns, size.rows));
         let table = clipped(table, size.0.into(), size.1.into());
         let text = self.erase_sequence() + &table;
         self.lines = table.lines().count();
-        stdout.write(&text)
+        output.write(&text)
     }
 
     /// The control sequence that erases the table. ECMA-48: the cursor moves up by the number of lines

@@ -26,7 +26,7 @@ use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
     Checked, OneProcess, PairFlags, ProbeFlags, RiskFlags, TakeOver, VerbosityFlags, duration,
 };
-use crate::say::{Level, Messages};
+use crate::say::{Level, MessageForm, Messages};
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
-    messages: Checked<VerbosityFlags>,
+    pub(super) messages: Checked<VerbosityFlags>,
 }
 
 fn screen_interval(typed: &str) -> Result<Duration, String> {
@@ -107,7 +107,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     if end.is_ok() && !is_restored {
         // The terminal could not be restored, so it accepts no output: a write would block.
-        messages = Messages::new(Level::Errors);
+        messages = Messages::new(Level::Errors, MessageForm::Text);
     }
     // Also if something has failed before.
     undo(&mut session, end, &signals, &messages, pid)

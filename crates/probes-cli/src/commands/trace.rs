@@ -10,6 +10,7 @@ use super::changes::print_started;
 use super::follow;
 use super::trace_observe::{self, ObserveFlags};
 use super::wait::Wait;
+use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{ActionFlags, Checked, OutputFlags};
 use crate::hint::Operand;
@@ -17,8 +18,10 @@ use crate::hint::Operand;
 const HELP: &str = "\
 Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in the
 background: on the same streams, but it cannot read from a terminal, and Ctrl-C does not reach it.
-Standard output has only what the program writes, and, if -json is given, a line that says what was
-done to its probes, when the program starts. -v prints the pid on standard error.
+Standard output has only what the program writes. With -json, an object on a line of standard error
+says what was done to its probes, when the program starts; -o FILE keeps such lines apart from what the
+program writes there, and has them in every format, as `attach` prints them. -v prints the pid on
+standard error.
 
 With -wait the program is in the foreground, and a job of the shell as if it had been started
 directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; a signal that
@@ -32,8 +35,8 @@ detached, and what they start is not followed. A name that the program itself do
 warning. -v reports what happens.
 
 With -count, -latency or -watch it stays as with -wait, and prints what `count`, `latency` and `watch`
-print, from the first instruction to the last, on standard error, or with -json on standard output;
-without actions no probe is then enabled. Processes that the program forks add to the counts, and
+print, from the first instruction to the last, on standard error, or with -o in a file; without
+actions no probe is then enabled. Processes that the program forks add to the counts, and
 disturb the times.
 
 RE is an extended regular expression, as in grep -E.
@@ -60,7 +63,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     actions: Checked<ActionFlags>,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
     /// Arguments of the program
     #[arg(
         last = true,
@@ -83,6 +86,7 @@ impl Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
+    let output = &args.output.open_beside_program()?;
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);
     let mut launch = Launch::new(command).actions(args.actions());
@@ -90,7 +94,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     let prepare = || Wait::prepare().map_err(wait_failure);
     if args.observe.observes_anything() {
         let (launch, wait) = (launch.attended(), prepare()?);
-        let status = trace_observe::run(launch, wait, &args.observe, *args.output, &args.prog)?;
+        let status = trace_observe::run(launch, wait, &args.observe, output, &args.prog)?;
         return Ok(ExitCode::from(status));
     }
     let wait = args.wait.then(prepare).transpose()?;
@@ -98,10 +102,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
         launch = launch.attended();
     }
     if args.follow {
-        return start_followed(launch, wait, &args);
+        return start_followed(launch, wait, output, &args.prog);
     }
     let launched = launch.spawn().map_err(of_program(&args.prog))?;
-    let printed = print_started(*args.output, &args.prog, launched.report());
+    let printed = print_started(output, &args.prog, launched.report());
     let Some(wait) = wait else {
         // The program is detached: it runs on when we have exited.
         return printed.map(|()| ExitCode::SUCCESS);
@@ -109,7 +113,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     if let Err(failure) = printed {
         // The program runs, and our exit status has to be its own.
         if !failure.is_closed_pipe() {
-            args.output.messages.failure(&failure);
+            output.messages.failure(&failure);
         }
     }
     let status = wait.until_exit(launched).map_err(wait_failure)?;
@@ -117,18 +121,23 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 /// `trace -follow`: what both processes do, the one that starts the program and the one that follows it.
-fn start_followed(launch: Launch, wait: Option<Wait>, args: &Args) -> Result<ExitCode, Failure> {
-    let starter = match launch.split().map_err(of_program(&args.prog))? {
+fn start_followed(
+    launch: Launch,
+    wait: Option<Wait>,
+    output: &Output,
+    program: &Path,
+) -> Result<ExitCode, Failure> {
+    let starter = match launch.split().map_err(of_program(program))? {
         Split::Starter(starter) => starter,
         Split::Follower(follower) => {
-            return follow::launched(follower, *args.output, args.prog.clone());
+            return follow::launched(follower, output, program);
         }
     };
     let follower = starter.follower();
-    args.output
+    output
         .messages
         .step(format_args!("process {follower} follows the program"));
-    let Some(launched) = starter.spawn().map_err(of_program(&args.prog))? else {
+    let Some(launched) = starter.spawn().map_err(of_program(program))? else {
         // The other process has said why.
         return Ok(ExitCode::FAILURE);
     };

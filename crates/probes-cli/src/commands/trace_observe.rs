@@ -12,11 +12,11 @@ use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::wait::Wait;
 use super::watch::{self, Watching};
+use crate::destination::Output;
 use crate::failure::{Failed, Failure, is_replaced};
-use crate::flags::{Flags, OutputOptions, Pair, by_name, each_once, pair, probe_name};
+use crate::flags::{Flags, Pair, by_name, each_once, pair, probe_name};
 use crate::hint::Operand;
-use crate::output::{self, CountReport, Format, Hits, Latencies};
-use crate::say;
+use crate::output::{self, CountReport, Hits, Latencies};
 
 // What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
@@ -80,7 +80,7 @@ pub(super) fn run(
     launch: Launch,
     wait: Wait,
     wanted: &ProgramObservation,
-    output: OutputOptions,
+    output: &Output,
     program: &Path,
 ) -> Result<u8, Failure> {
     let begun = Instant::now();
@@ -92,6 +92,7 @@ pub(super) fn run(
     let status = match observed {
         Some(observer) => {
             let (pid, digest) = (launched.report().pid, observer.code_digest());
+            let output = &output.clone().about_the_only(pid);
             warn_of_refused_closures(&output.messages, pid, digest);
             let target = observer.target().clone();
             let recorder = Recorder::new(&target, wanted, output, begun);
@@ -133,7 +134,7 @@ fn record_until_exit(
 struct Recorder<'l> {
     target: &'l Target,
     wanted: &'l ProgramObservation,
-    output: OutputOptions,
+    output: &'l Output,
     watching: Watching,
     begun: Instant,
 }
@@ -142,7 +143,7 @@ impl<'l> Recorder<'l> {
     fn new(
         target: &'l Target,
         wanted: &'l ProgramObservation,
-        output: OutputOptions,
+        output: &'l Output,
         begun: Instant,
     ) -> Recorder<'l> {
         let hits = Hits::new(output.format, sources(target));
@@ -150,7 +151,7 @@ impl<'l> Recorder<'l> {
             target,
             wanted,
             output,
-            watching: Watching::new(hits, output, printer(output.format)),
+            watching: Watching::new(hits, output.clone()),
             begun,
         }
     }
@@ -180,17 +181,17 @@ impl<'l> Recorder<'l> {
     fn print_all(&mut self, observed: ObservationReport, lasted: Duration, failures: &mut Failed) {
         let (pid, format) = (self.target.pid(), self.output.format);
         warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
-        let print = result_printer(format);
+        let print = |text: String| self.output.print_result(&text);
         failures.add(self.watching.show_last(observed.events));
         failures.add(self.watching.report_missing());
         if self.wanted.counts {
             let counted =
                 CountReport::new(self.target, &observed.counts, &[]).hits_since(None, lasted);
-            failures.add(output::counted(format, &counted).and_then(|text| print(&text)));
+            failures.add(output::counted(format, &counted).and_then(print));
         }
         if !observed.latencies.is_empty() {
             let latencies = Latencies::new(self.target, &observed.latencies, lasted);
-            failures.add(output::latencies(format, &latencies).and_then(|text| print(&text)));
+            failures.add(output::latencies(format, &latencies).and_then(print));
         }
     }
 
@@ -247,21 +248,4 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
         stopped: Duration::ZERO,
         still_mapped: 0,
     })
-}
-
-/// The traced program writes to standard output, too. So what is observed is printed there only
-/// with -json, and to standard error otherwise.
-fn printer(format: Format) -> fn(&str) -> Result<(), Failure> {
-    match format {
-        Format::Json => say::print,
-        Format::Plain | Format::Table => say::print_to_stderr,
-    }
-}
-
-/// The same for results, which must not be lost.
-fn result_printer(format: Format) -> fn(&str) -> Result<(), Failure> {
-    match format {
-        Format::Json => say::print_result,
-        Format::Plain | Format::Table => say::print_to_stderr,
-    }
 }

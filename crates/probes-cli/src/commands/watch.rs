@@ -7,13 +7,13 @@ use probes_lib::{Event, Events, Observation};
 
 use super::observe_loop::ActiveObservation;
 use super::open_target::{open, sources};
+use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, OutputOptions, ProbeFlags, RiskFlags, TakeOver,
-    positive,
+    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, positive,
 };
-use crate::output::{Format, Hits};
-use crate::say::{self, Next};
+use crate::output::{Format, Hits, WarningKind};
+use crate::say::Next;
 
 /// How often hits are read: the ring in the process holds more hits than come in this time, unless some
 /// millions come in a second.
@@ -57,12 +57,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
-    output: Checked<OutputFlags>,
+    pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let messages = args.output.messages;
-    let target = open(args.process.pid, &messages)?;
+    let output = args.output.open()?.about_the_only(args.process.pid);
+    let target = open(args.process.pid, &output.messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::watch);
     let active = ActiveObservation::begin(
@@ -70,34 +70,30 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         &observation,
         args.risk.options(args.take_over.options()),
         args.until.duration,
-        messages,
+        &output,
     )?;
-    let hits = Hits::new(args.output.format, sources(&target));
-    let mut watching = Watching::new(hits, *args.output, say::print);
+    let hits = Hits::new(output.format, sources(&target));
+    let mut watching = Watching::new(hits, output.clone());
     (watching.limit, watching.rate) = (args.limit, args.rate);
     let outcome = active.run(
         READ_INTERVAL,
         |observer| observer.events(),
-        |events, stdout, _| watching.show(events, |text| stdout.write(text)),
+        |events, interruptible, _| watching.show(events, |text| interruptible.write(text)),
     );
     let mut failures = outcome.failures;
-    if outcome.stdout_was_read {
+    if outcome.was_read {
         if let Some(observed) = outcome.observed {
             failures.add(watching.show_last(observed.events));
         }
         failures.add(watching.report_missing());
     }
-    failures.finish(&messages)
+    failures.finish(&output.messages)
 }
-
-/// Writes text where hits are shown.
-type Print = fn(&str) -> Result<(), Failure>;
 
 /// Shows hits.
 pub(super) struct Watching {
     hits: Hits,
-    output: OutputOptions,
-    print: Print,
+    output: Output,
     /// How many hits are shown at most; `None`: all.
     limit: Option<u64>,
     /// How many hits are shown in a second at most; `None`: all.
@@ -112,11 +108,10 @@ pub(super) struct Watching {
 }
 
 impl Watching {
-    pub(super) fn new(hits: Hits, output: OutputOptions, print: Print) -> Watching {
+    pub(super) fn new(hits: Hits, output: Output) -> Watching {
         Watching {
             hits,
             output,
-            print,
             limit: None,
             rate: None,
             shown: 0,
@@ -158,10 +153,10 @@ impl Watching {
         Ok(if self.has_enough() { Next::Stop } else { next })
     }
 
-    /// Shows hits with `print`, which, unlike the `write` of `show`, cannot ask to stop.
+    /// Shows hits and waits until they are written, which, unlike the `write` of `show`, cannot ask to stop.
     pub(super) fn show_last(&mut self, events: Events) -> Result<(), Failure> {
-        let print = self.print;
-        self.show(events, |text| print(text).map(|()| Next::Continue))
+        let output = self.output.clone();
+        self.show(events, |text| output.print(text).map(|()| Next::Continue))
             .map(drop)
     }
 
@@ -193,7 +188,7 @@ impl Watching {
         if text.is_empty() {
             return Ok(());
         }
-        say::print_result(&text)
+        self.output.print_result(&text)
     }
 
     /// Reports what was not shown since the last report: with -json, as the text returned, which is to be
@@ -213,7 +208,11 @@ impl Watching {
         }
         if lost > 0 {
             let hint = "watch fewer probes, or count them, which loses none";
-            messages.warning(&format!("{lost} hits were lost"), hint);
+            messages.warning(
+                WarningKind::LostHits,
+                &format!("{lost} hits were lost"),
+                hint,
+            );
         }
         Ok(String::new())
     }

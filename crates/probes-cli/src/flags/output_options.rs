@@ -1,15 +1,21 @@
-//! The flags for the output format, and for how much to write on standard error.
+//! The flags for the output format, for where the answer is written, and for how much to write on standard error.
 
 use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
 
 use super::checked::Flags;
+use crate::destination::{Destination, Output};
+use crate::failure::Failure;
 use crate::output::Format;
-use crate::say::{Level, Messages};
+use crate::say::{Level, MessageForm, Messages};
 
-// The flags for the output format, and for how much to write on standard error.
+// The flags for the output format, for where the answer is written, and for how much to write on standard error.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct OutputFlags {
+    /// Write the answer to FILE, which is emptied first
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// plain, table or json; by default table on a terminal, else plain
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
@@ -31,26 +37,55 @@ pub(crate) struct VerbosityFlags {
     quiet: bool,
 }
 
-/// The output format, and what to write on standard error.
-#[derive(Clone, Copy, Debug)]
+/// The output format, where the answer is written, and what to write on standard error.
+#[derive(Debug)]
 pub(crate) struct OutputOptions {
-    pub(crate) format: Format,
+    format: Format,
+    file: Option<PathBuf>,
     pub(crate) messages: Messages,
+}
+
+impl OutputOptions {
+    /// Where the answer is written: standard output, unless there is a file.
+    pub(crate) fn open(&self) -> Result<Output, Failure> {
+        self.open_or(Destination::Stdout)
+    }
+
+    /// The same for a command whose standard output is a traced program's: standard error, unless there is
+    /// a file.
+    pub(crate) fn open_beside_program(&self) -> Result<Output, Failure> {
+        self.open_or(Destination::Stderr)
+    }
+
+    fn open_or(&self, default: Destination) -> Result<Output, Failure> {
+        let file = self.file.as_deref().map(Destination::file).transpose()?;
+        Ok(Output {
+            format: self.format,
+            messages: self.messages,
+            destination: file.unwrap_or(default),
+        })
+    }
 }
 
 impl Flags for OutputFlags {
     type Value = OutputOptions;
 
     fn check(self) -> Result<OutputOptions, String> {
-        let default = if stdout().is_terminal() {
+        let default = if self.output.is_none() && stdout().is_terminal() {
             Format::Table
         } else {
             Format::Plain
         };
         let json = self.json.then_some(Format::Json);
+        let format = json.or(self.format).unwrap_or(default);
+        let form = match format {
+            Format::Json => MessageForm::Json,
+            Format::Plain | Format::Table => MessageForm::Text,
+        };
         Ok(OutputOptions {
-            format: json.or(self.format).unwrap_or(default),
-            messages: self.verbosity.check()?,
+            format,
+            file: self.output,
+            messages: Messages::new(self.verbosity.level(), form),
         })
     }
 }
@@ -59,13 +94,19 @@ impl Flags for VerbosityFlags {
     type Value = Messages;
 
     fn check(self) -> Result<Messages, String> {
-        Ok(Messages::new(if self.quiet {
+        Ok(Messages::new(self.level(), MessageForm::Text))
+    }
+}
+
+impl VerbosityFlags {
+    fn level(&self) -> Level {
+        if self.quiet {
             Level::Errors
         } else if self.verbose {
             Level::Steps
         } else {
             Level::Warnings
-        }))
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::text::Escaped;
 
 /// The hits of the probes of a process, most first.
 #[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "count")]
 pub(crate) struct CountReport<'c> {
     version: u32,
     pid: i32,

@@ -21,6 +21,7 @@ pub(crate) struct Hits {
 }
 
 #[derive(Serialize)]
+#[serde(tag = "type", rename = "hit")]
 struct Hit<'h> {
     version: u32,
     time: String,
@@ -61,6 +62,7 @@ enum Argument<'a> {
 
 /// How many hits were not shown.
 #[derive(Serialize)]
+#[serde(tag = "type", rename = "missing")]
 struct Missing {
     version: u32,
     lost: u64,

@@ -15,6 +15,7 @@ use crate::text::Escaped;
 
 /// The times of the pairs of a process.
 #[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "latency")]
 pub(crate) struct Latencies<'l> {
     version: u32,
     pid: i32,

@@ -126,7 +126,7 @@ pub(super) fn processes(processes: &Processes) -> String {
             "{} {} {} {} {} {}\n",
             process.pid,
             Escaped(&process.user),
-            process.generations.join(","),
+            process.providers.join(","),
             process.probes,
             process.enabled,
             Escaped(&process.program)

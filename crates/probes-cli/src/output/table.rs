@@ -110,13 +110,13 @@ pub(super) fn processes(processes: &Processes) -> String {
         vec![
             process.pid.to_string(),
             Escaped(&process.user).to_string(),
-            process.generations.join(" "),
+            process.providers.join(" "),
             process.probes.to_string(),
             process.enabled.to_string(),
             Escaped(&process.program).to_string(),
         ]
     });
-    let head = ["pid", "user", "provider", "probes", "enabled", "program"];
+    let head = ["pid", "user", "providers", "probes", "enabled", "program"];
     table(&head, rows)
 }
 

@@ -18,6 +18,7 @@ use super::format::VERSION;
 /// The probes of a process, or of a file that is not running: what only a process has is then `None`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Listing<'t> {
+    r#type: &'static str,
     version: u32,
     pub(super) pid: Option<i32>,
     pub(super) program: Cow<'t, str>,
@@ -122,6 +123,7 @@ impl<'t> Listing<'t> {
         let executable = objects.find(|object| object.path() == target.program());
         let build_id = executable.and_then(|object| object.table().build_id());
         Listing {
+            r#type: "info",
             version: VERSION,
             pid: Some(target.pid()),
             program: target.program().to_string_lossy(),
@@ -138,6 +140,7 @@ impl<'t> Listing<'t> {
         let object = table.path().to_string_lossy();
         let view = |probe| ProbeView::of_file(probe, &object, detail);
         Listing {
+            r#type: "list",
             version: VERSION,
             pid: None,
             program: object.clone(),
@@ -247,6 +250,7 @@ fn differing(found: SiteCode, in_file: SiteCode) -> Option<SiteCode> {
 
 /// The processes that have probes.
 #[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "ps")]
 pub(crate) struct Processes {
     version: u32,
     pub(super) processes: Vec<ProcessView>,
@@ -261,7 +265,7 @@ pub(super) struct ProcessView {
     pub(super) user: String,
     uid: u32,
     pub(super) program: String,
-    pub(super) generations: Vec<&'static str>,
+    pub(super) providers: Vec<&'static str>,
     pub(super) probes: usize,
     pub(super) enabled: usize,
     inconsistent: usize,
@@ -275,7 +279,7 @@ impl Processes {
             user: user(process.uid),
             uid: process.uid,
             program: process.program.to_string_lossy().into_owned(),
-            generations: process.generations.iter().map(|it| it.provider()).collect(),
+            providers: process.generations.iter().map(|it| it.provider()).collect(),
             probes: process.probes,
             enabled: process.enabled,
             inconsistent: process.inconsistent,
@@ -291,6 +295,7 @@ impl Processes {
 /// What an update did to a process.
 #[derive(Debug, Serialize)]
 pub(crate) struct Changes<'r> {
+    r#type: Update,
     version: u32,
     pub(super) pid: i32,
     pub(super) changed: Vec<ChangeView<'r>>,
@@ -299,6 +304,18 @@ pub(crate) struct Changes<'r> {
     /// Whether closures that it marshals are accepted, if that depends on these probes.
     #[serde(skip_serializing_if = "Option::is_none")]
     code_digest: Option<&'static str>,
+}
+
+/// Which update it was.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Update {
+    /// Of a process that runs.
+    Changed,
+    /// Of a program that was started with it.
+    Started,
+    /// One that undid another one.
+    Undone,
 }
 
 /// What an update did to one name.
@@ -311,9 +328,10 @@ pub(super) struct ChangeView<'r> {
 }
 
 impl<'r> Changes<'r> {
-    /// The changes in `report`.
-    pub(crate) fn of(report: &'r Report) -> Changes<'r> {
+    /// The changes in `report`, which is that of `update`.
+    pub(crate) fn of(update: Update, report: &'r Report) -> Changes<'r> {
         Changes {
+            r#type: update,
             version: VERSION,
             pid: report.pid,
             changed: report.changed.iter().map(ChangeView::of).collect(),

@@ -124,7 +124,12 @@ fn act(case: &mut Case, running: &Running, words: &str) {
     });
     let is_refused = running.program.may_refuse && ran.code == Some(1);
     if is_refused {
-        assert!(ran.stderr.starts_with("ocaml-probes: "), "{line}: {ran:?}");
+        let start = if line.contains(" -json ") {
+            "{\"type\":\"error\","
+        } else {
+            "ocaml-probes: "
+        };
+        assert!(ran.stderr.starts_with(start), "{line}: {ran:?}");
         return case.count(format!("{words}: refused"));
     }
     assert_eq!(ran.code, Some(0), "{line}: {ran:?}");

@@ -62,9 +62,19 @@ fn answer_lists_the_changes_in_every_format() {
         .collect();
     assert_eq!(
         keys,
-        ["changed", "passed_over", "pid", "stopped_us", "version"]
+        [
+            "changed",
+            "passed_over",
+            "pid",
+            "stopped_us",
+            "type",
+            "version"
+        ]
     );
-    assert_eq!(json["version"], 1);
+    assert_eq!(
+        (&json["type"], &json["version"]),
+        (&json!("changed"), &json!(1))
+    );
     assert_eq!(json["pid"], target.pid());
     let changed = json!([{"name": "shared", "before": 1, "after": 2, "sites": 0}]);
     assert_eq!(json["changed"], changed);

@@ -36,10 +36,20 @@ fn closures_that_will_be_refused_are_warned_of() {
         assert_eq!(info(pid).stderr, "");
 
         let live = attach("-json -live -enable-all", pid);
-        assert!(live.stderr.contains("will refuse closures"), "{live:?}");
+        let said = live.said();
+        let warning = said.iter().find(|it| it["type"] == "warning").unwrap();
+        assert_eq!(
+            (&warning["kind"], &warning["pid"]),
+            (&json!("closures_refused"), &json!(pid))
+        );
+        let text = |field: &str| warning[field].as_str().unwrap();
         assert!(
-            live.stderr.contains("hint: if it marshals closures"),
-            "{live:?}"
+            text("message").contains("will refuse closures"),
+            "{warning}"
+        );
+        assert!(
+            text("hint").starts_with("if it marshals closures"),
+            "{warning}"
         );
         assert_eq!(live.json()["code_digest"], "pending");
         assert_eq!(digest_of(pid), "pending");
@@ -80,10 +90,11 @@ fn accepted_closures_are_not_spoken_of() {
         let mut trace = command(["trace", "-wait", "-json", "-enable-all", "-prog"]);
         trace.arg(&file).stdin(Stdio::null());
         let run = run_command(&mut trace);
-        assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
-        // The program prints a line of its own.
-        let answer = run.stdout.lines().find(|line| line.starts_with('{'));
-        let started: Value = serde_json::from_str(answer.unwrap()).unwrap();
+        assert_eq!(run.code, Some(0));
+        let said = run.said();
+        let [started] = &said[..] else {
+            panic!("{run:?}");
+        };
         assert_eq!(started["code_digest"], "of_file");
     }
     // Its sites lie behind the OCaml code.

@@ -13,7 +13,7 @@ use test_support::tmux::Terminal;
 use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
 
 use crate::observers::wait_for_reading;
-use crate::support::{both_forms, command, image, is_observed, run, states};
+use crate::support::{both_forms, command, image, is_observed, object, run, states};
 
 /// Starts the tool, and waits until it counts.
 fn counting(line: &str, pid: i32) -> Talker {
@@ -105,8 +105,7 @@ fn only_selected_probes_are_counted() {
 fn last_json_line_has_all_hits_others_new() {
     for mut target in both_forms("gen_ocaml") {
         let mut tool = counting("-quiet -json -interval 1ms -for 1h", target.pid());
-        let answer =
-            |tool: &mut Talker| -> Value { serde_json::from_str(&tool.line().unwrap()).unwrap() };
+        let answer = |tool: &mut Talker| object(&tool.line().unwrap());
         let first = answer(&mut tool);
         assert_eq!(first["pid"], target.pid());
         assert_eq!(first["version"], 1);
@@ -123,7 +122,7 @@ fn last_json_line_has_all_hits_others_new() {
             seen += shared["hits"].as_u64().unwrap();
         }
         let lines = end(tool, Signal::SIGINT);
-        let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+        let last = object(lines.last().unwrap());
         assert_eq!(last["at"], Value::Null);
         assert_eq!(last["probes"][0]["name"], "shared");
         assert_eq!(last["probes"][0]["hits"], 3);
@@ -215,7 +214,7 @@ fn results_go_elsewhere_if_nobody_reads() {
         });
         kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
         let said = std::io::read_to_string(tool.child().stderr.take().unwrap()).unwrap();
-        let last: Value = serde_json::from_str(&said).unwrap();
+        let last = object(&said);
         assert_eq!(last["at"], Value::Null);
         assert_eq!(last["probes"][0]["hits"], 0);
         assert_eq!(tool.wait().code(), Some(0));

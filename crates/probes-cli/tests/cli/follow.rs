@@ -2,7 +2,7 @@
 //! detached.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use test_support::process::{self, status};
 use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
 
-use crate::support::{Folder, command, run, states};
+use crate::support::{Folder, command, object, run, states};
 
 const ON: &str = "ping enabled\npong enabled\n";
 const OFF: &str = "ping disabled\npong disabled\n";
@@ -361,9 +361,15 @@ fn detached_follower_runs_on_after_the_tool_returns() {
         let mut tool = command(["trace", "-follow", "-json", "-prog"]);
         tool.arg(&family)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut talker = Talker::of(Guard::spawn(&mut tool));
-        let answer: serde_json::Value = serde_json::from_str(&talker.expect("{")).unwrap();
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut guard = Guard::spawn(&mut tool);
+        let mut errors = BufReader::new(guard.child().stderr.take().unwrap());
+        let mut talker = Talker::of(guard);
+        let mut line = String::new();
+        errors.read_line(&mut line).unwrap();
+        let answer = object(&line);
+        assert_eq!(answer["type"], "started");
         let pid = answer["pid"].as_i64().unwrap() as i32;
         talker.expect("ready");
         assert_eq!(talker.guard().wait().code(), Some(0));
@@ -651,7 +657,7 @@ fn several_are_followed_unless_one_is_already_traced() {
         assert_eq!(tool.wait().code(), Some(0));
         let answers = read(tool.child().stdout.take().unwrap());
         let reported = answers.lines().map(|line| {
-            let answer: serde_json::Value = serde_json::from_str(line).unwrap();
+            let answer = object(line);
             answer["pid"].as_i64().unwrap() as i32
         });
         // When both were first attached, and when the other had executed its program.

@@ -52,6 +52,7 @@ fn json_has_exactly_the_documented_fields() {
                 "pid",
                 "probes",
                 "program",
+                "type",
                 "version"
             ]
             .into()

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::count::{end, observing, observing_with};
-use crate::support::{both_forms, image, is_observed, run};
+use crate::support::{both_forms, image, is_observed, object, run};
 
 #[test]
 fn pairs_are_timed_until_interrupted_then_all_restored() {
@@ -51,7 +51,7 @@ fn json_has_every_line_picture_the_last_one() {
         let words = line.split(' ').map(OsStr::new);
         let words = words.chain([picture.as_os_str()]);
         let mut tool = observing_with(words, target.pid());
-        let first: Value = serde_json::from_str(&tool.line().unwrap()).unwrap();
+        let first = object(&tool.line().unwrap());
         assert_eq!(
             (&first["pid"], &first["version"]),
             (&target.pid().into(), &1.into())
@@ -61,7 +61,7 @@ fn json_has_every_line_picture_the_last_one() {
             target.ask("do (.)", "done");
         }
         let lines = end(tool, Signal::SIGINT);
-        let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+        let last = object(lines.last().unwrap());
         assert_eq!(last["at"], Value::Null);
         let pair = &last["pairs"][0];
         assert_eq!(

@@ -267,7 +267,7 @@ fn ps_lists_processes_and_their_enabled_probe_counts() {
     let all = json["processes"].as_array().unwrap();
     let of_host = all.iter().find(|one| one["pid"] == host.pid()).unwrap();
     assert_eq!(of_host["program"], program_of(&host));
-    assert_eq!(of_host["generations"], serde_json::json!(["ocaml_2"]));
+    assert_eq!(of_host["providers"], serde_json::json!(["ocaml_2"]));
     assert_eq!(
         (&of_host["probes"], &of_host["enabled"]),
         (&3.into(), &1.into())
@@ -277,7 +277,7 @@ fn ps_lists_processes_and_their_enabled_probe_counts() {
 
     let table = run("ps -format table").answer();
     assert!(
-        table.contains("| provider | probes | enabled | program "),
+        table.contains("| providers | probes | enabled | program "),
         "{table}"
     );
 }

@@ -6,10 +6,9 @@ use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 use test_support::{Guard, Talker, eventually, fixture_forms, process, program_forms};
 
-use crate::support::{both_forms, command, image, poke, probe, run, states};
+use crate::support::{both_forms, command, image, object, poke, probe, run, states};
 
 /// A waiting `attach`.
 pub(crate) struct Waiting(Talker);
@@ -127,7 +126,7 @@ fn each_answer_is_a_line_of_json() {
             Waiting::start(&target, "-json -enable plain -for 10ms").wait_for_exit();
         assert_eq!(code, Some(0));
         assert_eq!(stdout.matches('\n').count(), 1, "{stdout}");
-        let back: Value = serde_json::from_str(&stdout).unwrap();
+        let back = object(&stdout);
         let change = &back["changed"][0];
         assert_eq!(
             (&change["before"], &change["after"]),

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, process};
 
 use crate::restore::Waiting;
-use crate::support::{both_forms, image, run, run_command, states};
+use crate::support::{both_forms, image, object, run, run_command, states};
 
 /// `-pid N` for each.
 fn pids(targets: &[Talker]) -> String {
@@ -39,7 +39,7 @@ fn each_process_is_changed_and_reported() {
     let line = format!("attach -json {} -disable plain", pids(&targets));
     let answer = run(&line).answer();
     for (line, target) in answer.lines().zip(&targets) {
-        let json: serde_json::Value = serde_json::from_str(line).unwrap();
+        let json = object(line);
         assert_eq!(json["pid"], target.pid());
     }
     assert_eq!(answer.lines().count(), 2);

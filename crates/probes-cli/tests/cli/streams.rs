@@ -1,13 +1,14 @@
-//! Output streams: closed pipes, terminals, colours, -quiet and -verbose.
+//! Output streams: closed pipes, terminals, colours, files, messages as JSON, -quiet and -verbose.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::process::{Command, Stdio};
 
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
-use test_support::{Guard, Talker, fixture, program};
+use serde_json::Value;
+use test_support::{Guard, Scratch, Talker, fixture, program};
 
-use crate::support::{Run, command, run, run_command, run_on, states};
+use crate::support::{Run, command, object, run, run_command, run_on, states};
 
 /// A pipe that no program inherits: its reading end, and its writing end.
 fn pipe() -> (File, File) {
@@ -117,12 +118,106 @@ fn colours_are_for_terminals_unless_no_color_set() {
 }
 
 #[test]
-fn errors_are_text_even_with_json() {
-    let run = run("info -json -pid 4194305");
+fn everything_is_an_object_with_json() {
+    let absent = object(&run("info -json -pid 4194305").stderr);
+    let kind = |object: &Value| object["kind"].as_str().unwrap().to_owned();
+    assert_eq!(kind(&absent), "process.not_found");
+    assert_eq!(absent["message"], "no process 4194305");
+    assert_eq!(absent["pid"], 4_194_305);
+    assert!(absent["hint"].is_string());
+    for senseless in [
+        "info -json",
+        "info -j -pid x",
+        "inf -form=json -pid",
+        "attch -format json",
+        "attach -enable -json -json",
+        "info -pid 7 -json -format plain",
+    ] {
+        let run = run(senseless);
+        assert_eq!(
+            (run.code, kind(&object(&run.stderr))),
+            (Some(2), "usage".to_owned())
+        );
+    }
+    // Not asked for JSON: the value of another flag, and the arguments of a program.
+    for text in ["attach -enable -json", "trace -- -json"] {
+        assert!(run(text).stderr.starts_with("ocaml-probes: "), "{text}");
+    }
+
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let line = format!("attach -json -v -disable-all -pid {}", target.pid());
+    let run = run(&line);
+    let said: Vec<Value> = run.stderr.lines().map(object).collect();
+    assert!(said.iter().any(|it| it["type"] == "step"), "{said:?}");
+    assert!(said.iter().any(|it| it["type"] == "note"), "{said:?}");
+    assert!(said.iter().all(|it| it["pid"] == target.pid()), "{said:?}");
+}
+
+#[test]
+fn answer_goes_into_the_file_of_o() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let (scratch, pid) = (Scratch::new(), target.pid());
+    let file = scratch.file("answer");
+    for (line, expected) in [
+        (
+            "attach -q -enable plain".to_owned(),
+            "plain 0 -> 1, 1 site\n",
+        ),
+        (
+            "attach -q -disable plain -for 1ms".to_owned(),
+            "plain 1 -> 0, 1 site\nplain 0 -> 1, 1 site\n",
+        ),
+        (
+            "info".to_owned(),
+            "flag disabled\nplain enabled\nwatched disabled\n",
+        ),
+        ("count -q -for 1ms -probe plain".to_owned(), "0 0.0 plain\n"),
+        (
+            "latency -q -for 1ms -pair plain,watched".to_owned(),
+            "0 0 0 0 0 0 0 0 0 0 plain,watched\n",
+        ),
+        ("watch -q -for 1ms -probe plain".to_owned(), ""),
+        ("observe -clean".to_owned(), &format!("{pid} 0\n")),
+    ] {
+        fs::write(
+            &file,
+            "what was there before, which is longer than any answer, and is removed",
+        )
+        .unwrap();
+        let mut tool = command(format!("{line} -pid {pid} -output").split(' '));
+        let run = run_command(tool.arg(&file));
+        assert_eq!(
+            (run.code, &*run.stdout, &*run.stderr),
+            (Some(0), "", ""),
+            "{line}"
+        );
+        assert_eq!(fs::read_to_string(&file).unwrap(), expected, "{line}");
+    }
+    assert_eq!(run_command(command(["ps", "-o"]).arg(&file)).answer(), "");
     assert!(
-        run.failure()
-            .starts_with("ocaml-probes: no process 4194305\n")
+        fs::read_to_string(&file)
+            .unwrap()
+            .contains(&format!("{pid} "))
     );
+    for line in ["version", "list -prog gen_ocaml_2.pie"] {
+        let mut tool = command(line.split(' '));
+        tool.current_dir(fixture("gen_ocaml_2.pie").parent().unwrap());
+        let shown = run_command(&mut tool).answer();
+        assert_eq!(run_command(tool.arg("-o").arg(&file)).answer(), "");
+        assert_eq!(fs::read_to_string(&file).unwrap(), shown, "{line}");
+    }
+}
+
+#[test]
+fn file_that_cannot_be_written_changes_nothing() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let line = format!("attach -pid {} -enable plain -o /nowhere/x", target.pid());
+    let error = run(&line).failure();
+    assert_eq!(
+        error,
+        "ocaml-probes: cannot write /nowhere/x: No such file or directory\n"
+    );
+    assert!(states(target.pid()).contains("plain disabled"));
 }
 
 #[test]

@@ -30,7 +30,13 @@ impl Run {
     pub(crate) fn json(self) -> Value {
         let text = self.answer();
         assert_eq!(text.matches('\n').count(), 1, "one line: {text}");
-        serde_json::from_str(&text).unwrap()
+        object(&text)
+    }
+
+    /// The lines of standard error that are ours among those of a traced program.
+    pub(crate) fn said(&self) -> Vec<Value> {
+        let ours = self.stderr.lines().filter(|line| line.starts_with('{'));
+        ours.map(object).collect()
     }
 
     /// Standard error of a run that has failed: a line with the reason, and at most one with a
@@ -48,6 +54,14 @@ impl Run {
         assert!(lines.len() <= 2, "{lines:?}");
         self.stderr
     }
+}
+
+/// An object that the program has written, with or without the end of its line.
+#[track_caller]
+pub(crate) fn object(line: &str) -> Value {
+    let object: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("no object: {line}"));
+    assert!(object["type"].is_string(), "{line}");
+    object
 }
 
 /// The program with these arguments, and without the environment's settings of colours.

@@ -1,15 +1,16 @@
 //! `trace`: programs that are started with their probes enabled or disabled as asked.
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
-use test_support::{Talker, fixture, program, program_forms};
+use test_support::{Guard, Scratch, Talker, fixture, program, program_forms};
 
-use crate::support::{Folder, command, run, run_command, run_on};
+use crate::support::{Folder, Run, command, object, run, run_command, run_on};
 
 #[test]
 fn all_probes_are_on_before_any_code_runs() {
@@ -58,25 +59,86 @@ fn initially_enabled_probes_can_be_switched_off() {
 
 #[test]
 fn trace_returns_with_the_pid_of_the_program() {
-    let mut tool = Talker::spawn(command(["trace", "-json", "-prog"]).arg(program("many")));
-    // Both write to the same pipe, each a whole line.
-    let mut lines = [tool.line().unwrap(), tool.line().unwrap()];
-    lines.sort();
-    let [ready, answer] = lines.map(|line| line.trim().to_owned());
-    let (ready, answer) = if ready.starts_with('{') {
-        (answer, ready)
-    } else {
-        (ready, answer)
-    };
+    let mut command = command(["trace", "-json", "-prog"]);
+    command
+        .arg(program("many"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut guard = Guard::spawn(&mut command);
+    let mut errors = BufReader::new(guard.child().stderr.take().unwrap());
+    let mut tool = Talker::of(guard);
+    let ready = tool.line().unwrap();
     assert_eq!(tool.guard().wait().code(), Some(0));
 
-    let json: Value = serde_json::from_str(&answer).unwrap();
+    let mut line = String::new();
+    errors.read_line(&mut line).unwrap();
+    let json = object(&line);
+    assert_eq!(json["type"], "started");
     assert_eq!(ready, format!("ready pid={}", json["pid"]));
     assert_eq!(json["changed"].as_array().unwrap().len(), 200);
     let first = json!({"name": "many_000", "before": 0, "after": 1, "sites": 2});
     assert_eq!(json["changed"][0], first);
     assert_eq!(json["version"], 1);
     assert_eq!(tool.ask("run", "round"), "round 1 hits=220");
+}
+
+#[test]
+fn standard_output_is_the_program_s_alone() {
+    for file in program_forms("service") {
+        // Its first line has its pid.
+        let below_pid = |run: Run| run.answer().split_once('\n').unwrap().1.to_owned();
+        let direct = below_pid(run_command(Command::new(&file).args(["1", "2"])));
+        for flags in [
+            "-json",
+            "-json -count",
+            "-count",
+            "-json -watch tick",
+            "-json -wait",
+            "-json -follow -wait",
+        ] {
+            let mut tool = command(["trace", "-disable-all"]);
+            tool.args(flags.split(' '))
+                .arg("-prog")
+                .arg(&file)
+                .args(["--", "1", "2"]);
+            let traced = run_command(&mut tool);
+            assert_eq!(traced.said().is_empty(), flags == "-count", "{flags}");
+            assert_eq!(below_pid(traced), direct, "{flags}");
+        }
+    }
+}
+
+#[test]
+fn output_file_has_our_lines_alone() {
+    let scratch = Scratch::new();
+    for file in program_forms("service") {
+        let answer = scratch.file("answer");
+        let lines = |flags: &str| {
+            let mut tool = command(["trace", "-wait", "-enable", "tick", "-o"]);
+            tool.arg(&answer)
+                .args(flags.split(' '))
+                .arg("-prog")
+                .arg(&file)
+                .args(["--", "1", "2"]);
+            let run = run_command(&mut tool);
+            assert_eq!((run.code, &*run.stderr), (Some(0), ""), "{flags}");
+            fs::read_to_string(&answer).unwrap()
+        };
+        assert_eq!(lines("-format plain"), "tick 0 -> 1, 1 site\n");
+        let types = |flags: &str| -> Vec<Value> {
+            lines(flags)
+                .lines()
+                .map(|line| object(line)["type"].clone())
+                .collect()
+        };
+        assert_eq!(types("-json"), ["started"]);
+        assert_eq!(types("-json -follow"), ["started"]);
+        assert_eq!(
+            types("-json -count -watch tick"),
+            ["started", "hit", "hit", "count"]
+        );
+    }
 }
 
 #[test]

@@ -2,10 +2,9 @@
 
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
 use test_support::{fixture, fixture_forms, program_forms};
 
-use crate::support::{Run, command, run_command};
+use crate::support::{Run, command, object, run_command};
 
 /// Runs the tool with `flags` on a program that gets `words` on standard input.
 fn trace(file: &std::path::Path, flags: &str, words: &str) -> Run {
@@ -75,11 +74,12 @@ fn results_of_an_exited_program_are_printed() {
 
 #[test]
 fn results_are_kept_if_json_cannot_be_written() {
-    let mut tool = command("trace -json -count -watch start -prog".split(' '));
-    let full = std::fs::File::options().write(true).open("/dev/full");
-    let tool = tool.arg(fixture("timed.pie")).stdout(full.unwrap());
+    let flags = "trace -json -count -watch start -o /dev/full -prog";
+    let mut tool = command(flags.split(' '));
     let mut tool = tool
+        .arg(fixture("timed.pie"))
         .stdin(Stdio::piped())
+        .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -88,25 +88,21 @@ fn results_are_kept_if_json_cannot_be_written() {
     drop(input);
     let output = tool.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    let counted = said.lines().find(|line| line.starts_with('{')).unwrap();
-    let counted: Value = serde_json::from_str(counted).unwrap();
-    assert_eq!(counted["probes"][0]["hits"], 1, "{said}");
-    assert!(
-        said.contains("cannot write the answer: No space left"),
-        "{said}"
-    );
+    let said: Vec<_> = said.lines().map(object).collect();
+    let counted = said.iter().find(|it| it["type"] == "count").unwrap();
+    assert_eq!(counted["probes"][0]["hits"], 1, "{said:?}");
+    let error = said.iter().find(|it| it["kind"] == "output").unwrap();
+    let why = "cannot write the answer: No space left on device";
+    assert_eq!(error["message"], why);
 }
 
 #[test]
-fn json_goes_to_standard_output_of_the_program() {
+fn json_has_everything_in_order() {
     for file in fixture_forms("timed") {
         let flags = "-json -count -latency start,stop -watch start";
         let run = trace(&file, flags, "run\nquit\n");
-        assert_eq!((run.code, &*run.stderr), (Some(0), ""));
-        let ours = run.stdout.lines().filter(|line| line.starts_with('{'));
-        let ours: Vec<Value> = ours
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
+        assert_eq!(run.code, Some(0));
+        let ours = run.said();
         let [started, hit, counts, times] = &ours[..] else {
             panic!("{}", run.stdout);
         };
@@ -125,6 +121,7 @@ fn json_goes_to_standard_output_of_the_program() {
         );
         assert_eq!(times["pairs"][0]["count"], 1);
         assert!(run.stdout.lines().any(|line| line.starts_with("hits ")));
+        assert_eq!(ours.len(), run.stderr.lines().count(), "{run:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
 
 use nix::libc::{SIGCONT, SIGKILL, SIGSTOP, SIGTSTP};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use test_support::process::{children, settle, state, status};
 use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program};
 
-use crate::support::{command, run_command, run_on};
+use crate::support::{command, object, run_command, run_on};
 
 /// The first real-time signal that the C library leaves to programs.
 const REAL_TIME: i32 = 34;
@@ -415,45 +415,60 @@ fn program_inherits_signal_dispositions_as_usual() {
 
 #[test]
 fn answer_is_printed_before_waiting() {
-    let mut tool = command(["trace", "-wait", "-json", "-prog"]);
-    let mut talker = Talker::spawn(tool.arg(fixture("job.pie")));
-    // Both write to the same pipe, each a whole line.
-    let mut lines = [talker.line().unwrap(), talker.line().unwrap()];
-    lines.sort();
-    let [ready, answer] = lines;
-    assert_eq!(ready, "ready");
-    let json: Value = serde_json::from_str(&answer).unwrap();
+    let mut waiting = TalkingTool::start(command(["trace", "-wait", "-json", "-prog"]));
+    let json = waiting.said();
     assert_eq!(
-        children(talker.pid()),
+        children(waiting.tool.pid()),
         [json["pid"].as_i64().unwrap() as i32]
     );
-    talker.send("exit 4");
-    assert_eq!(talker.guard().wait().code(), Some(4));
+    waiting.tool.expect("ready");
+    waiting.tool.send("exit 4");
+    assert_eq!(waiting.tool.guard().wait().code(), Some(4));
 }
 
 #[test]
 fn unwritable_answer_does_not_end_the_wait() {
-    let full = fs::File::options().write(true).open("/dev/full").unwrap();
-    let mut tool = command(["trace", "-wait", "-json", "-prog"]);
-    tool.arg(fixture("job.pie"))
-        .stdin(Stdio::piped())
-        .stdout(full)
-        .stderr(Stdio::piped());
-    let mut guard = Guard::spawn(&mut tool);
-    let mut errors = BufReader::new(guard.child().stderr.take().unwrap());
-    let mut error = String::new();
-    errors.read_line(&mut error).unwrap();
-    let pid = children(guard.pid())[0];
+    let flags = ["trace", "-wait", "-json", "-o", "/dev/full", "-prog"];
+    let mut waiting = TalkingTool::start(command(flags));
+    let error = waiting.said();
+    let pid = children(waiting.tool.pid())[0];
+    assert_eq!(error["kind"], "done_unwritten");
     assert_eq!(
-        error,
+        error["message"],
         format!(
-            "ocaml-probes: cannot write the answer: No space left on device; \
-             the program runs as process {pid}\n"
+            "cannot write the answer: No space left on device; the program runs as process {pid}"
         )
     );
-    assert!(guard.is_running());
-    drop(guard.child().stdin.take());
-    assert_eq!(guard.wait().code(), Some(0), "the program's");
+    waiting.tool.expect("ready");
+    waiting.tool.send("exit 0");
+    assert_eq!(waiting.tool.guard().wait().code(), Some(0), "the program's");
+}
+
+/// The tool, with a program, and what it says on standard error.
+struct TalkingTool {
+    tool: Talker,
+    errors: BufReader<ChildStderr>,
+}
+
+impl TalkingTool {
+    fn start(mut command: Command) -> TalkingTool {
+        command
+            .arg(fixture("job.pie"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut guard = Guard::spawn(&mut command);
+        let errors = BufReader::new(guard.child().stderr.take().unwrap());
+        let tool = Talker::of(guard);
+        TalkingTool { tool, errors }
+    }
+
+    /// The next object.
+    fn said(&mut self) -> Value {
+        let mut line = String::new();
+        self.errors.read_line(&mut line).unwrap();
+        object(&line)
+    }
 }
 
 #[test]

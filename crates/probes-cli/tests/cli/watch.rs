@@ -9,7 +9,7 @@ use serde_json::Value;
 use test_support::{Guard, Talker, eventually, program_forms};
 
 use crate::count::{end, observing};
-use crate::support::{both_forms, command, image, is_observed, run};
+use crate::support::{both_forms, command, image, is_observed, object, run};
 
 /// The name and the arguments in a line of plain output: the arguments are the words after the
 /// source file and line.
@@ -94,7 +94,7 @@ fn json_hits_are_objects() {
     for mut target in both_forms("arguments") {
         let mut tool = observing("watch -quiet -json -probe places", target.pid());
         target.hits();
-        let first: Value = serde_json::from_str(&tool.line().unwrap()).unwrap();
+        let first = object(&tool.line().unwrap());
         assert_eq!(
             (&first["version"], &first["name"]),
             (&1.into(), &"places".into())
@@ -132,7 +132,7 @@ fn skipped_hits_are_reported() {
         let tool = observing("watch -json -probe start -rate 1", target.pid());
         target.ask("pairs 1 1000", "pairs");
         let lines = end(tool, Signal::SIGINT);
-        let lines = lines.iter().map(|line| serde_json::from_str(line).unwrap());
+        let lines = lines.iter().map(|line| object(line));
         let lines: Vec<Value> = lines.collect();
         let (reported, shown): (Vec<Value>, Vec<Value>) =
             lines.into_iter().partition(|line| line["skipped"].is_u64());
@@ -214,7 +214,7 @@ fn lines_are_whole_when_time_is_over() {
 
         let (mut shown, mut last, mut lost) = (0, 0, 0);
         for line in lines.lines() {
-            let line: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+            let line = object(line);
             lost += line["lost"].as_u64().unwrap_or(0);
             if let Some(number) = line["arguments"][1]["int"].as_u64() {
                 assert!(number > last, "{number} after {last}");

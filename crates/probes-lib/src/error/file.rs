@@ -8,7 +8,8 @@ use crate::address::FileAddr;
 use crate::site::SiteCode;
 
 /// Why a file cannot be used; displayed with its path by [`Error`](super::Error).
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum FileError {
     /// It cannot be opened.

@@ -9,7 +9,8 @@ use nix::sys::signal::Signal;
 use super::{Denial, reason};
 
 /// Why a program was not started with its probes set; displayed with the program by [`Error`](super::Error).
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum LaunchError {
     /// It cannot be executed.

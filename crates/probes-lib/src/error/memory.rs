@@ -8,7 +8,8 @@ use super::reason;
 use crate::address::LiveAddr;
 
 /// Why memory of a process cannot be used; displayed with its process by [`Error`](super::Error).
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum MemoryError {
     /// It cannot be read.

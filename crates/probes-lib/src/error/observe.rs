@@ -46,7 +46,8 @@ impl fmt::Display for ObserverProcess {
 
 /// Why a process cannot be observed, or not any more. Most messages continue a sentence that begins
 /// with the process; those "without a subject" are complete.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum ObserveError {
     /// The probes to be observed have counters, but no sites.

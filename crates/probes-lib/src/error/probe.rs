@@ -9,7 +9,8 @@ use crate::site::SiteCode;
 /// Why probes are not found, or cannot be changed as asked. If no probe is found, the message names
 /// the file, which is the subject of the error; otherwise it names the probe, and the error has no
 /// subject.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProbeError {
     /// The file has no OCaml probes.

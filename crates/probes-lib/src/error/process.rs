@@ -5,7 +5,8 @@ use super::{Operation, Subject};
 
 /// Why a process cannot be worked on; the message continues a sentence that begins with the process
 /// or its thread.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProcessError {
     /// There is no such process.

@@ -6,7 +6,8 @@ use std::io;
 use super::reason;
 
 /// What the operating system refused.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum SystemError {
     /// A system call failed where no failure is expected. On its own, the message calls the process

@@ -1,0 +1,172 @@
+//! [`Output`]: how the answer of a command is written, and where to: standard output, a file (-o), or, beside
+//! a traced program whose standard output is its own, standard error.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write, stderr, stdout};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::failure::Failure;
+use crate::output::Format;
+use crate::say::{self, Messages};
+
+/// The most that one write(2) to a pipe writes as a whole, pipe(7).
+const PIPE_BUF: usize = 4096;
+
+/// How the answer of a command is written and where to, and the messages beside it.
+#[derive(Clone, Debug)]
+pub(crate) struct Output {
+    pub(crate) format: Format,
+    pub(crate) messages: Messages,
+    pub(crate) destination: Destination,
+}
+
+/// Where an answer is written.
+#[derive(Clone, Debug)]
+pub(crate) enum Destination {
+    Stdout,
+    Stderr,
+    File(Arc<File>),
+}
+
+impl Output {
+    /// Writes an answer.
+    pub(crate) fn print(&self, text: &str) -> Result<(), Failure> {
+        self.destination.print(text.as_bytes())
+    }
+
+    /// Writes what took time to learn, or, if that fails, writes it to standard error: it must not be lost. The
+    /// failure is returned all the same. But a reader that has gone does not want the answer.
+    pub(crate) fn print_result(&self, text: &str) -> Result<(), Failure> {
+        let printed = self.print(text);
+        if let Err(failure) = &printed {
+            let is_elsewhere = !matches!(self.destination, Destination::Stderr);
+            if is_elsewhere && !failure.is_closed_pipe() {
+                // If it cannot be written there either, there is no other place.
+                let _ = Destination::Stderr.print(text.as_bytes());
+            }
+        }
+        printed
+    }
+
+    /// The same, with messages about the only process.
+    pub(crate) fn about_the_only(self, pid: i32) -> Output {
+        Output {
+            messages: self.messages.about_the_only(pid),
+            ..self
+        }
+    }
+
+    /// Whether nothing but the answer is written to where it goes, or programs can tell them apart.
+    pub(crate) fn is_separable(&self) -> bool {
+        matches!(self.destination, Destination::File(_)) || self.format == Format::Json
+    }
+}
+
+impl Destination {
+    /// A file, which is emptied. If it is a pipe without a reader, this waits for one.
+    pub(crate) fn file(path: &Path) -> Result<Destination, Failure> {
+        let file = File::create(path);
+        let file = file.map_err(|error| Failure::WriteFile(path.to_owned(), error))?;
+        Ok(Destination::File(Arc::new(file)))
+    }
+
+    pub(crate) fn is_terminal_on_stdout(&self) -> bool {
+        matches!(self, Destination::Stdout) && stdout().is_terminal()
+    }
+
+    /// Writes text.
+    pub(crate) fn print(&self, text: &[u8]) -> Result<(), Failure> {
+        let written = match self {
+            Destination::Stdout => return say::print_bytes(text),
+            Destination::File(file) => (&**file).write_all(text),
+            Destination::Stderr => pieces(text).try_for_each(|piece| stderr().write_all(piece)),
+        };
+        written.map_err(Failure::Output)
+    }
+
+    /// Writes the first lines of a text, or a part of the first one: no more than can be written to a pipe
+    /// without a wait, once poll(2) says that it can be written to. Returns how many bytes these are.
+    pub(crate) fn write_some(&self, text: &[u8]) -> io::Result<usize> {
+        let most = &text[..text.len().min(PIPE_BUF)];
+        // Whole lines, so that no signal cuts one.
+        let end = most.iter().rposition(|&byte| byte == b'\n');
+        let piece = &most[..end.map_or(most.len(), |end| end + 1)];
+        match self {
+            Destination::Stdout => {
+                let mut output = stdout().lock();
+                output.write_all(piece)?;
+                output.flush()?;
+            }
+            Destination::Stderr => stderr().write_all(piece)?,
+            Destination::File(file) => (&**file).write_all(piece)?,
+        }
+        Ok(piece.len())
+    }
+
+    /// Calls `action` with the descriptor.
+    pub(crate) fn with_fd<T>(&self, action: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+        match self {
+            Destination::Stdout => action(stdout().as_fd()),
+            Destination::Stderr => action(stderr().as_fd()),
+            Destination::File(file) => action(file.as_fd()),
+        }
+    }
+}
+
+/// Splits lines into pieces to be written by one write(2) each, so that what other processes write to the same
+/// place comes between lines: as many lines as fit into PIPE_BUF, or one longer line.
+fn pieces(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let end_after = |from: usize| {
+            let newline = rest[from..].iter().position(|&byte| byte == b'\n');
+            newline.map_or(rest.len(), |at| from + at + 1)
+        };
+        let mut end = end_after(0);
+        while end < rest.len() && end_after(end) <= PIPE_BUF {
+            end = end_after(end);
+        }
+        let (piece, others) = rest.split_at(end);
+        rest = others;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// Writes a result, while nobody reads the answer, to standard error, as far as that takes it without waiting:
+/// the command was told to end.
+pub(crate) fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
+    for piece in text.as_bytes().chunks(PIPE_BUF) {
+        let mut errors = stderr();
+        // poll(2) says that a pipe can be written if there is room for PIPE_BUF bytes.
+        let mut fds = [PollFd::new(errors.as_fd(), PollFlags::POLLOUT)];
+        if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1)) {
+            break;
+        }
+        errors.write_all(piece).map_err(Failure::Output)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_whole_lines_of_bounded_length() {
+        let split =
+            |text: &str| -> Vec<usize> { pieces(text.as_bytes()).map(<[u8]>::len).collect() };
+        assert_eq!(split(""), [0; 0]);
+        assert_eq!(split("a\nb"), [3]);
+        let line = |len: usize| "x".repeat(len - 1) + "\n";
+        assert_eq!(split(&(line(4000) + &line(96) + &line(1))), [4096, 1]);
+        assert_eq!(split(&(line(4000) + &line(97) + &line(1))), [4000, 98]);
+        assert_eq!(
+            split(&(line(1) + &line(9000) + &line(2) + "y")),
+            [1, 9000, 3]
+        );
+    }
+}

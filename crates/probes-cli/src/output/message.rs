@@ -1,0 +1,100 @@
+//! Messages beside the answer as JSON: errors, warnings, notes and steps, an object each.
+
+use serde::Serialize;
+
+use super::format::{VERSION, json};
+
+/// What a message is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MessageKind<'m> {
+    /// Why a command failed: [`Failure::kind`](crate::failure::Failure::kind).
+    Error(&'m str),
+    /// What is unusual, though the command succeeds.
+    Warning(WarningKind),
+    /// What was done that is not a part of the answer.
+    Note,
+    /// What is being done.
+    Step,
+}
+
+/// What is unusual. Each variant is a `kind` in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WarningKind {
+    /// Other processes refuse, or may refuse, closures that the process marshals.
+    ClosuresRefused,
+    /// Memory of an observation that has ended stays mapped.
+    StillMapped,
+    /// A followed process does not have the probes that were asked for, so far.
+    MissingProbes,
+    /// Probes that were disabled stay on, because others have enabled them too.
+    StillEnabled,
+    /// A mapped file cannot be read; it may have probes as well.
+    UnreadableFile,
+    /// Counters and sites of probes disagree.
+    Inconsistent,
+    /// Sites are observed, but the observer was killed or is not known.
+    NoObserver,
+    /// Hits came faster than they could be read.
+    LostHits,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum View<'m> {
+    Error(WithHint<'m, &'m str>),
+    Warning(WithHint<'m, WarningKind>),
+    Note(Plain<'m>),
+    Step(Plain<'m>),
+}
+
+#[derive(Serialize)]
+struct WithHint<'m, K> {
+    version: u32,
+    kind: K,
+    message: &'m str,
+    hint: Option<&'m str>,
+    pid: Option<i32>,
+}
+
+#[derive(Serialize)]
+struct Plain<'m> {
+    version: u32,
+    message: &'m str,
+    pid: Option<i32>,
+}
+
+/// A message as a line of JSON.
+pub(crate) fn message(
+    kind: MessageKind<'_>,
+    message: &str,
+    hint: Option<&str>,
+    pid: Option<i32>,
+) -> String {
+    let version = VERSION;
+    let plain = Plain {
+        version,
+        message,
+        pid,
+    };
+    let view = match kind {
+        MessageKind::Error(kind) => View::Error(WithHint {
+            version,
+            kind,
+            message,
+            hint,
+            pid,
+        }),
+        MessageKind::Warning(kind) => View::Warning(WithHint {
+            version,
+            kind,
+            message,
+            hint,
+            pid,
+        }),
+        MessageKind::Note => View::Note(plain),
+        MessageKind::Step => View::Step(plain),
+    };
+    // Text and numbers can always be written as JSON.
+    json(&view).unwrap_or_default()
+}
