@@ -16,7 +16,7 @@ pub(crate) use counted::CountReport;
 pub(crate) use format::Format;
 use format::{VERSION, json};
 pub(crate) use hits::Hits;
-pub(crate) use latencies::{Latencies, with_unit};
+pub(crate) use latencies::{Latencies, caution, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 

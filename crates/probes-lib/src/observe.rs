@@ -13,6 +13,7 @@
 //! All that is needed to remove an observation is in the process ([`layout::arena`]): if the tool is
 //! killed, the next one finds it ([`installed`]) and removes it.
 
+mod frame;
 pub(crate) mod install;
 pub(crate) mod installed;
 pub(crate) mod layout;

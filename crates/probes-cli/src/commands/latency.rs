@@ -28,6 +28,9 @@ that could not be measured, because more than 64 starts of a thread had not ende
 were more than a thousand threads. The table format also shows a histogram of the times, in classes
 that are powers of two. With -interval each line begins with the seconds so far.
 
+Requests that overlap in one thread, as with Lwt, Async or Eio, are not told apart: their times are wrong.
+If that is noticed, the line ends with `interleaved N`, for N times that may be wrong, and a warning says so.
+
 START and STOP may be the same: the times are then from each hit to the next.";
 
 #[derive(Debug, clap::Args)]
@@ -97,6 +100,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let written = picture_file.write(&latencies.picture());
             outcome.failures.add(written);
         }
+        latencies.warn_of_interleaved(&output.messages);
     }
     outcome.failures.finish(&output.messages)
 }

@@ -351,6 +351,7 @@ fn times(latency: &Latency) -> Times {
         p50: latency.quantile(0.5),
         p99: latency.quantile(0.99),
         max: latency.max(),
+        interleaved: latency.interleaved(),
     }
 }
 

@@ -192,6 +192,7 @@ impl<'l> Recorder<'l> {
         if !observed.latencies.is_empty() {
             let latencies = Latencies::new(self.target, &observed.latencies, lasted);
             failures.add(output::latencies(format, &latencies).and_then(print));
+            latencies.warn_of_interleaved(&self.output.messages);
         }
     }
 

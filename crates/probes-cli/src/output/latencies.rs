@@ -10,7 +10,9 @@ use serde::{Serialize, Serializer};
 
 use super::counted::{seconds, seconds_or_null};
 use super::format::VERSION;
+use super::message::WarningKind;
 use super::table;
+use crate::say::Messages;
 use crate::text::Escaped;
 
 /// The times of the pairs of a process.
@@ -50,6 +52,7 @@ pub(super) struct Pair<'l> {
     unmatched_starts: u64,
     unmatched_stops: u64,
     lost: u64,
+    interleaved: u64,
     /// From the first to the last that is not empty.
     pub(super) buckets: Vec<Bucket>,
 }
@@ -88,6 +91,20 @@ impl<'l> Latencies<'l> {
         self
     }
 
+    /// Warns of times that may not be those of an event.
+    pub(crate) fn warn_of_interleaved(&self, messages: &Messages) {
+        for pair in &self.pairs {
+            if let Some(caution) = pair.caution() {
+                messages.warning(
+                    WarningKind::Interleaved,
+                    &format!("{},{}: {caution}", pair.start, pair.stop),
+                    "a stop is taken for that of the last start of its thread: observe only events that nest in their \
+                     thread",
+                );
+            }
+        }
+    }
+
     /// A line for each pair.
     pub(super) fn plain(&self) -> String {
         let mut text = String::new();
@@ -102,7 +119,11 @@ impl<'l> Latencies<'l> {
             }
             let [starts, stops, lost] = pair.unmatched_and_lost();
             let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
-            let _ = writeln!(text, " {starts} {stops} {lost} {start},{stop}");
+            let _ = write!(text, " {starts} {stops} {lost} {start},{stop}");
+            if pair.interleaved > 0 {
+                let _ = write!(text, " interleaved {}", pair.interleaved);
+            }
+            text.push('\n');
         }
         text
     }
@@ -119,6 +140,10 @@ impl<'l> Latencies<'l> {
         if !is_matched {
             head.extend(["unmatched starts", "unmatched stops", "lost"]);
         }
+        let is_nested = self.pairs.iter().all(|pair| pair.interleaved == 0);
+        if !is_nested {
+            head.push("interleaved");
+        }
         let rows = self.pairs.iter().map(|pair| {
             let mut cells = vec![
                 Escaped(pair.start).to_string(),
@@ -134,6 +159,9 @@ impl<'l> Latencies<'l> {
             }));
             if !is_matched {
                 cells.extend(pair.unmatched_and_lost().map(|number| number.to_string()));
+            }
+            if !is_nested {
+                cells.push(pair.interleaved.to_string());
             }
             cells
         });
@@ -168,6 +196,7 @@ impl<'l> Pair<'l> {
             unmatched_starts: latency.unmatched_starts(),
             unmatched_stops: latency.unmatched_stops(),
             lost: latency.dropped(),
+            interleaved: latency.interleaved(),
             buckets: buckets(latency.times()),
         }
     }
@@ -189,10 +218,22 @@ impl<'l> Pair<'l> {
         }
     }
 
+    /// Says if times may not be those of an event.
+    pub(super) fn caution(&self) -> Option<String> {
+        caution(self.interleaved, self.count)
+    }
+
     /// How many starts and stops were not matched, and how many times were lost.
     fn unmatched_and_lost(&self) -> [u64; 3] {
         [self.unmatched_starts, self.unmatched_stops, self.lost]
     }
+}
+
+/// Says if some of so many times may not be those of an event, because pairs interleave.
+pub(crate) fn caution(interleaved: u64, count: u64) -> Option<String> {
+    (interleaved > 0).then(|| {
+        format!("{interleaved} of {count} times may be wrong: pairs of a thread seem to interleave")
+    })
 }
 
 fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {

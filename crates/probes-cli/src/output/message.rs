@@ -37,6 +37,8 @@ pub(crate) enum WarningKind {
     NoObserver,
     /// Hits came faster than they could be read.
     LostHits,
+    /// Times may be wrong, because pairs interleave in a thread.
+    Interleaved,
 }
 
 #[derive(Serialize)]

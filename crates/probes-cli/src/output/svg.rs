@@ -15,7 +15,10 @@ const COUNT_WIDTH: u64 = 100;
 impl Latencies<'_> {
     /// A document of SVG 1.1.
     pub(crate) fn picture(&self) -> String {
-        let lines = |pair: &Pair<'_>| 3 + pair.buckets.len().max(1) as u64;
+        let lines = |pair: &Pair<'_>| {
+            let caution = u64::from(pair.caution().is_some());
+            3 + caution + pair.buckets.len().max(1) as u64
+        };
         let height = 2 * MARGIN + LINE_HEIGHT * self.pairs.iter().map(lines).sum::<u64>();
         let mut svg = String::new();
         // Writing to a string does not fail.
@@ -41,6 +44,10 @@ fn chart(svg: &mut String, pair: &Pair<'_>, top: u64) {
     text(svg, MARGIN, baseline, "font-weight=\"bold\"", &title);
     baseline += LINE_HEIGHT;
     text(svg, MARGIN, baseline, "fill=\"#555\"", &pair.summary());
+    if let Some(caution) = pair.caution() {
+        baseline += LINE_HEIGHT;
+        text(svg, MARGIN, baseline, "fill=\"#c00\"", &caution);
+    }
     let most = pair.buckets.iter().map(|it| it.count).max().unwrap_or(0);
     for bucket in &pair.buckets {
         baseline += LINE_HEIGHT;

@@ -73,6 +73,28 @@ fn results_of_an_exited_program_are_printed() {
 }
 
 #[test]
+fn interleaving_pairs_of_a_program_are_reported() {
+    for file in program_forms("interleaved") {
+        let run = trace(&file, "-latency start,stop", "bursts 4\n");
+        let lines: Vec<&str> = run.stderr.lines().collect();
+        let [times, warning, hint] = lines[..] else {
+            panic!("{}", run.stderr);
+        };
+        assert!(times.ends_with(" start,stop interleaved 10"), "{times}");
+        assert_eq!(
+            warning,
+            "ocaml-probes: warning: start,stop: 10 of 14 times may be wrong: pairs of a thread seem to interleave"
+        );
+        assert!(hint.starts_with("hint: "), "{hint}");
+        let run = trace(&file, "-json -latency start,stop", "bursts 4\n");
+        let said: Vec<_> = run.stderr.lines().map(object).collect();
+        let times = said.iter().find(|it| it["type"] == "latency").unwrap();
+        assert_eq!(times["pairs"][0]["interleaved"], 10);
+        assert!(said.iter().any(|it| it["kind"] == "interleaved"));
+    }
+}
+
+#[test]
 fn results_are_kept_if_json_cannot_be_written() {
     let flags = "trace -json -count -watch start -o /dev/full -prog";
     let mut tool = command(flags.split(' '));

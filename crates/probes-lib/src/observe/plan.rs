@@ -1,12 +1,14 @@
 //! [`ObservationPlan`]: which points of a program are observed, and what is recorded of each. Pure.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use crate::error::{ObserveError, ProbeError, Result};
+use crate::observe::frame::{Frame, is_ocaml_4};
 use crate::observe::layout::shared::{MAX_PAIRS, MOST_ARGUMENTS, SharedLayout, record};
 use crate::observe::observation::Observation;
-use crate::observe::point::{ArgumentSource, PairEnd, Point, Role, WatchRole};
-use crate::process::program::Program;
+use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, Role, WatchRole};
+use crate::process::program::{LiveSite, Program};
 use crate::select::{Actions, Selector, choose};
 use crate::site::SiteCode;
 
@@ -96,13 +98,19 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
     for site in selected(program, &observation.counted)? {
         roles[site].is_counted = true;
     }
+    let is_ocaml_4_once = OnceCell::new();
     for (number, (start, stop)) in (0..).zip(&observation.pairs) {
         for (name, end) in [
             (stop, PairEnd::Stop(number)),
             (start, PairEnd::Start(number)),
         ] {
             for site in selected(program, &[Selector::name(name)])? {
-                roles[site].ends.push(end);
+                let role = &mut roles[site];
+                if role.ends.is_empty() {
+                    let is_ocaml_4 = || *is_ocaml_4_once.get_or_init(|| is_ocaml_4(program));
+                    role.marks = marks(program.site(site), is_ocaml_4);
+                }
+                role.ends.push(end);
             }
         }
     }
@@ -121,6 +129,20 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
         });
     }
     Ok(roles)
+}
+
+/// Returns the marks of a site that is an end of a pair.
+fn marks(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Marks {
+    // Less than 4 bytes are not a number that tells events apart.
+    let first = site.site.arguments().next().flatten();
+    let argument = match ArgumentSource::of(first.as_ref().filter(|it| it.size >= 4)) {
+        ArgumentSource::Register(register) => Some(register),
+        _ => None,
+    };
+    Marks {
+        argument,
+        frame: Frame::of(site, is_ocaml_4),
+    }
 }
 
 /// Returns the sites of the probes that are selected.
@@ -162,14 +184,20 @@ mod tests {
             .time("b", "b")
             .watch(Selector::name("b"));
         let plan = plan(&observation);
+        let marks = |register| Marks {
+            argument: Some(register),
+            frame: Frame::Stack,
+        };
         let a = Role {
             is_counted: true,
             ends: vec![PairEnd::Start(0)],
+            marks: marks(Register::RDI),
             watched: None,
         };
         let b = |point| Role {
             is_counted: false,
             ends: vec![PairEnd::Stop(0), PairEnd::Stop(1), PairEnd::Start(1)],
+            marks: marks(Register::RAX),
             watched: Some(WatchRole {
                 point,
                 arguments: vec![
@@ -198,6 +226,24 @@ mod tests {
             }
         );
         assert_eq!(plan.pairs[0], ("a".to_owned(), "b".to_owned()));
+    }
+
+    #[test]
+    fn numbers_are_four_bytes_or_more_in_registers() {
+        for (arguments, expected) in [
+            ("8@%r12 8@%rax", Some(Register::R12)),
+            ("4@%eax", Some(Register::RAX)),
+            ("-8@%rdi", Some(Register::RDI)),
+            ("2@%ax", None),
+            ("8@8(%rsp) 8@%rax", None),
+            ("8@%xmm1", None),
+            ("", None),
+        ] {
+            let program = Arc::new(program_with_arguments(&[("a", arguments), ("b", "")]));
+            let observation = Observation::new().time("a", "b");
+            let plan = ObservationPlan::of(&observation, program).unwrap();
+            assert_eq!(plan.points[0].role.marks.argument, expected, "{arguments}");
+        }
     }
 
     #[test]

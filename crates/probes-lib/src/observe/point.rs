@@ -17,6 +17,7 @@ use iced_x86::Register;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::elf::arguments::{Argument, Operand};
+use crate::observe::frame::Frame;
 use crate::site::{CALL, CMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
 
 /// How many bytes the patch of a point overwrites: an opcode and a displacement.
@@ -98,7 +99,17 @@ pub(crate) struct Role {
     pub(crate) is_counted: bool,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
+    /// Of a point that is an end of a pair.
+    pub(crate) marks: Marks,
     pub(crate) watched: Option<WatchRole>,
+}
+
+/// By what the trampolines of a pair recognize that a stop belongs to another start than the last one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Marks {
+    /// The general register of the first argument.
+    pub(crate) argument: Option<Register>,
+    pub(crate) frame: Frame,
 }
 
 /// An end of the pair of this number.

@@ -28,8 +28,8 @@ mod record;
 use std::collections::HashMap;
 
 use iced_x86::code_asm::{
-    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, dword_ptr, ecx, mm0, mm1, mm2, mm3,
-    mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
+    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, dword_ptr, ecx, get_gpr64, mm0,
+    mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
 };
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
@@ -208,7 +208,7 @@ fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, 
         a.lea(rsi, qword_ptr(rdx + rax))?;
     }
     for end in &role.ends {
-        pair::end(&mut a, *end, pointers.layout)?;
+        pair::end(&mut a, *end, &role.marks, saved, pointers.layout)?;
     }
     if let Some(watched) = &role.watched {
         record::record(&mut a, watched, saved, pointers.layout)?;
@@ -236,6 +236,20 @@ fn spread(a: &mut CodeAssembler, register: AsmRegister32, bits: u32) -> Result<(
     const SPREAD: i32 = 0x9e37_79b9_u32 as i32;
     a.imul_3(register, register, SPREAD)?;
     a.shr(register, 32 - bits)
+}
+
+/// Loads what a general register held at the point, which is in the copies of the `saved` registers.
+fn load_at_point(
+    a: &mut CodeAssembler,
+    to: AsmRegister64,
+    register: Register,
+    saved: &[Saved],
+) -> Result<(), IcedError> {
+    let register = get_gpr64(register);
+    match saved.iter().find(|(saved, _)| Some(*saved) == register) {
+        Some((_, copy)) => a.movq(to, *copy),
+        None => a.mov(to, register.unwrap_or(to)),
+    }
 }
 
 /// Loads the word at an address, by RIP-relative addressing.

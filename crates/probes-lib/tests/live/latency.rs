@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Latency, Observation, Observer, Selector, Target};
 use test_support::process::Image;
-use test_support::{Talker, eventually, fixture_forms};
+use test_support::{Talker, eventually, fixture_forms, program_forms};
 
 use crate::observe::options;
 
@@ -197,5 +197,56 @@ fn pair_observations_start_and_end_under_load() {
         observer.remove().unwrap();
         talker.expect("pairs");
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
+    }
+}
+
+/// Does what `name` names in the program, and returns the times from start to stop.
+fn times_of(talker: &mut Talker, target: &Target, name: &str, rounds: u32) -> Latency {
+    let mut observer = observe(target);
+    talker.ask(&format!("{name} {rounds}"), name);
+    observer.remove().unwrap().latencies.remove(0)
+}
+
+// promise: Observations: Pairs that interleave in a thread are noticed, by their numbers or by their stack
+//    frames (2 × 5 programs)
+#[test]
+fn pairs_that_interleave_are_noticed() {
+    for file in program_forms("interleaved") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        for name in ["steady", "bursts", "numbered", "connection", "tasks"] {
+            let latency = times_of(&mut talker, &target, name, 100);
+            let (interleaved, count) = (latency.interleaved(), latency.count());
+            assert!(
+                interleaved <= count && interleaved > count / 4,
+                "{name}: {latency:?}"
+            );
+        }
+    }
+}
+
+// promise: Observations: Pairs that nest are not taken for interleaving ones: recursion, tail calls,
+//    exceptions, threads (2 × 10 programs)
+#[test]
+fn nested_pairs_do_not_interleave() {
+    for file in program_forms("interleaved") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        for name in [
+            "recursion",
+            "lengths",
+            "deep",
+            "requests",
+            "tail_calls",
+            "exceptions",
+            "spans",
+            "states",
+            "sizes",
+            "threads",
+        ] {
+            let latency = times_of(&mut talker, &target, name, 1000);
+            assert!(latency.count() > 100, "{name}: {latency:?}");
+            assert_eq!(latency.interleaved(), 0, "{name}");
+        }
     }
 }

@@ -64,6 +64,8 @@ pub(super) struct Times {
     pub(super) p50: Duration,
     pub(super) p99: Duration,
     pub(super) max: Duration,
+    /// How many of the times may be wrong.
+    pub(super) interleaved: u64,
 }
 
 /// The figures of one probe.

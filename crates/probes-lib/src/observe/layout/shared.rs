@@ -83,9 +83,26 @@ pub(crate) mod slot {
     pub(crate) const STARTS: u64 = 64;
     /// How many starts are kept, a power of two.
     pub(crate) const STARTS_KEPT: u64 = 64;
-    /// Binary logarithm of the bytes of each.
-    pub(crate) const START_LEN_BITS: u32 = 4;
+    /// Of each of these starts, four bytes each: its frame, as [`Frame`](crate::observe::frame::Frame) says, and the
+    /// low half of its first argument.
+    pub(crate) const MARKS: u64 = STARTS + STARTS_KEPT * 16;
+    /// Stops that end a start after a later one in the same frame was ended: if their first arguments are not
+    /// known, if these are the same number, and if that of the stop is the number of another start.
+    pub(crate) const SAME_FRAME: u64 = MARKS + STARTS_KEPT * 8;
+    pub(crate) const SAME_FRAME_OWN: u64 = SAME_FRAME + 8;
+    pub(crate) const SAME_FRAME_OTHER: u64 = SAME_FRAME + 16;
+    /// Stops whose first argument is not the number of the start that they end, but that of another start, or
+    /// of none that is known.
+    pub(crate) const OTHER_NUMBER: u64 = SAME_FRAME + 24;
+    pub(crate) const UNKNOWN_NUMBER: u64 = SAME_FRAME + 32;
+    /// Starts whose number is that of an earlier start, which no stop of this number has ended: numbers that
+    /// tell events apart are not used twice.
+    pub(crate) const REPEATED_NUMBER: u64 = SAME_FRAME + 40;
+    /// The first arguments of the latest starts, four bytes each, at a place that the number selects.
+    pub(crate) const NUMBERS: u64 = SAME_FRAME + 64;
+    pub(crate) const NUMBERS_KEPT: u64 = 64;
 }
+const _: () = assert!(slot::NUMBERS + slot::NUMBERS_KEPT * 4 <= SLOT_LEN);
 
 /// In the header of a pair: stops of threads for which there was no slot.
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;
@@ -254,6 +271,7 @@ mod tests {
     #[test]
     fn parts_have_known_lengths() {
         assert_eq!((GROUPS, SLOTS, SLOT_LEN), (16, 1024, 2048));
+        assert_eq!((slot::MARKS, slot::NUMBERS), (64 + 1024, 1088 + 512 + 64));
         assert_eq!((BUCKETS, HISTOGRAM_LEN), (40 * 512, 40 * 512 * 8));
         assert_eq!(HISTOGRAMS_AT, 64 + 1040 * 2048);
         assert_eq!(PAIR_LEN, HISTOGRAMS_AT + 16 * HISTOGRAM_LEN);

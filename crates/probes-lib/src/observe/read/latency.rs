@@ -37,6 +37,7 @@ pub struct Latency {
     unmatched_starts: u64,
     unmatched_stops: u64,
     dropped: u64,
+    interleaved: u64,
 }
 
 impl Latency {
@@ -102,6 +103,18 @@ impl Latency {
         self.dropped
     }
 
+    /// Returns how many of the times may not be those of an event: their stop may belong to another start of
+    /// the thread than the last one, because events interleave, as with Lwt, Async or Eio. Zero if the
+    /// pairs are seen to nest, or nothing is seen that contradicts it.
+    ///
+    /// A stop is counted if its first argument is a number, and that of another start, where numbers tell events
+    /// apart. Without such numbers, it is counted if it ends a start after a later start that was made
+    /// in the same stack frame was ended: an event that starts while another is open in the same frame is not
+    /// within it, unless one function starts and stops several by turns.
+    pub fn interleaved(&self) -> u64 {
+        self.interleaved
+    }
+
     /// Returns the latency of each pair, from its bytes.
     pub(crate) fn of_pairs(
         names: &[(String, String)],
@@ -129,6 +142,7 @@ impl Latency {
                 (0..SLOTS + SLOTS_TRIED).map(move |slot| HEADER_LEN + slot * SLOT_LEN + field);
             slots.map(move |at| word(at as usize))
         };
+        let sum = |field| total(each(field));
         let longest = each(slot::MAX).max().unwrap_or(0);
         let histograms_offset = (PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN) as usize;
         let mut counts = vec![0_u64; BUCKETS as usize];
@@ -159,7 +173,48 @@ impl Latency {
             unmatched_starts: total(each(slot::DEPTH).chain(each(slot::ABANDONED_STARTS))),
             unmatched_stops: total(each(slot::UNMATCHED_STOPS)),
             dropped: total(each(slot::OVERWRITTEN_STARTS).chain([word(SLOT_OVERFLOWS as usize)])),
+            interleaved: Crossings {
+                same_frame: sum(slot::SAME_FRAME),
+                same_frame_own: sum(slot::SAME_FRAME_OWN),
+                same_frame_other: sum(slot::SAME_FRAME_OTHER),
+                other: sum(slot::OTHER_NUMBER),
+                unknown: sum(slot::UNKNOWN_NUMBER),
+                repeated: sum(slot::REPEATED_NUMBER),
+            }
+            .interleaved(),
         }
+    }
+}
+
+/// What contradicts that stops belong to the last start, by the fields of slots.
+#[derive(Clone, Copy, Debug, Default)]
+struct Crossings {
+    same_frame: u64,
+    same_frame_own: u64,
+    same_frame_other: u64,
+    other: u64,
+    unknown: u64,
+    repeated: u64,
+}
+
+impl Crossings {
+    /// Returns how many stops may belong to another start.
+    fn interleaved(self) -> u64 {
+        // Numbers that happen to be equal, as sizes and results, are mostly unknown at the stop, or repeated at
+        // the start. Where they tell events apart, they are unknown only of events that started before the
+        // observation, or in another thread.
+        let exceptions = self.unknown.saturating_add(self.repeated);
+        let crossed = if self.other > exceptions.saturating_mul(2) {
+            self.other
+        } else {
+            self.same_frame_other
+        };
+        // A number that many events have in common does not confirm that a stop belongs to its start.
+        let is_confirmed = self.repeated.saturating_mul(4) < self.same_frame_own;
+        let unconfirmed = if is_confirmed { 0 } else { self.same_frame_own };
+        self.same_frame
+            .saturating_add(crossed)
+            .saturating_add(unconfirmed)
     }
 }
 
@@ -249,6 +304,45 @@ mod tests {
     }
 
     #[test]
+    fn interleaving_is_concluded_from_all_slots() {
+        let mut pair = vec![0; PAIR_LEN as usize];
+        for index in [0, SLOTS + SLOTS_TRIED - 1] {
+            let at = HEADER_LEN + index * SLOT_LEN;
+            put(&mut pair, at + slot::SAME_FRAME, 3);
+            put(&mut pair, at + slot::OTHER_NUMBER, 20);
+            put(&mut pair, at + slot::UNKNOWN_NUMBER, 9);
+        }
+        let names = ("a".to_owned(), "b".to_owned());
+        assert_eq!(Latency::of(&names, &pair, 1.0).interleaved(), 46);
+    }
+
+    #[test]
+    fn numbers_count_only_where_they_distinguish_events() {
+        let found = |other, unknown, repeated| {
+            let found = Crossings {
+                other,
+                unknown,
+                repeated,
+                same_frame_other: 5,
+                ..Crossings::default()
+            };
+            found.interleaved()
+        };
+        assert_eq!([found(7, 3, 0), found(7, 0, 3), found(7, 1, 2)], [7; 3]);
+        assert_eq!([found(6, 3, 0), found(6, 0, 3), found(6, 1, 2)], [5; 3]);
+        // The number of the start confirms the stop, unless it is that of many starts.
+        let own = |own, repeated| {
+            let found = Crossings {
+                same_frame_own: own,
+                repeated,
+                ..Crossings::default()
+            };
+            found.interleaved()
+        };
+        assert_eq!([own(9, 0), own(9, 2), own(9, 3), own(8, 2)], [0, 0, 9, 8]);
+    }
+
+    #[test]
     fn no_times_give_zeroes() {
         let names = (String::new(), String::new());
         for bytes in [&[] as &[u8], &vec![0; PAIR_LEN as usize]] {
@@ -266,6 +360,8 @@ mod tests {
     fn any_bytes_can_be_read() {
         let pair = vec![0xff; PAIR_LEN as usize];
         let names = (String::new(), String::new());
-        Latency::of(&names, &pair[..1000], 1.0).quantile(0.5);
+        for len in [1000, pair.len()] {
+            Latency::of(&names, &pair[..len], 1.0).quantile(0.5);
+        }
     }
 }

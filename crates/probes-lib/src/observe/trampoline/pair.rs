@@ -2,31 +2,42 @@
 //! thread's stack of starts in the shared data; at a stop, pops it and adds the time between to a
 //! histogram.
 
+mod interleaving;
+
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
-use super::{offset, spread};
+use super::{Saved, offset, spread};
 use crate::observe::layout::shared::{
     self, GROUP_BITS, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS,
     SLOT_OVERFLOWS, SLOTS_TRIED, SharedLayout, slot,
 };
-use crate::observe::point::PairEnd;
+use crate::observe::point::{Marks, PairEnd};
 
 /// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx
-/// and the time in rsi, and preserves them.
+/// and the time in rsi, and preserves them; and in the copies of the `saved` registers what these held at the point.
 pub(super) fn end(
     a: &mut CodeAssembler,
     end: PairEnd,
+    marks: &Marks,
+    saved: &[Saved],
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
     let mut over = a.create_label();
     find_slot(a, end, layout, over)?;
     reset_slot_of_another(a)?;
     match end {
-        PairEnd::Start(_) => push_start(a)?,
-        PairEnd::Stop(pair) => pop_start(a, pair, layout, over)?,
+        PairEnd::Start(_) => {
+            push_start(a)?;
+            interleaving::mark_start(a, marks, saved)?;
+        }
+        PairEnd::Stop(pair) => {
+            pop_start(a, over)?;
+            interleaving::check_stop(a, marks, saved)?;
+            record_time(a, pair, layout)?;
+        }
     }
     a.set_label(&mut over)?;
     // A label needs an instruction.
@@ -89,50 +100,45 @@ fn push_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(eax, 1)?;
     a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
     locate_start(a)?;
-    a.mov(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
-    a.mov(qword_ptr(rcx + rdx + (slot::STARTS + 8)), rsi)
+    a.mov(qword_ptr(rcx + rdx * 8 + slot::STARTS), rax)?;
+    a.mov(qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)), rsi)
 }
 
-/// Removes the last start that waits in the slot at rcx, and records the time since; goes to `over`.
-fn pop_start(
-    a: &mut CodeAssembler,
-    pair: u32,
-    layout: SharedLayout,
-    over: CodeLabel,
-) -> Result<(), IcedError> {
+/// Removes the last start that waits in the slot at rcx. Puts in rax how many are left, and locates it; goes to
+/// `over` if there is none that is known.
+fn pop_start(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
     let mut none = a.create_label();
-    let mut deep = a.create_label();
+    let mut found = a.create_label();
     a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
     a.sub(rax, 1)?;
     a.jc(none)?;
     a.mov(qword_ptr(rcx + slot::DEPTH), rax)?;
     locate_start(a)?;
-    a.cmp(qword_ptr(rcx + rdx + slot::STARTS), rax)?;
-    a.jne(deep)?;
-    record_time(a, pair, layout)?;
-    a.jmp(over)?;
-    a.set_label(&mut deep)?;
+    a.cmp(qword_ptr(rcx + rdx * 8 + slot::STARTS), rax)?;
+    a.je(found)?;
     a.inc(qword_ptr(rcx + slot::OVERWRITTEN_STARTS))?;
     a.jmp(over)?;
     a.set_label(&mut none)?;
-    a.inc(qword_ptr(rcx + slot::UNMATCHED_STOPS))
+    a.inc(qword_ptr(rcx + slot::UNMATCHED_STOPS))?;
+    a.jmp(over)?;
+    a.set_label(&mut found)
 }
 
-/// Puts in rdx the offset of the start at depth rax among the starts of the slot, which are a ring: if
+/// Puts in rdx twice the index of the start at depth rax among the starts of the slot, which are a ring: if
 /// there are too many, the innermost are kept.
 fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(edx, eax)?;
     a.and(edx, slot::STARTS_KEPT as i32 - 1)?;
-    a.shl(edx, slot::START_LEN_BITS)
+    a.add(edx, edx)
 }
 
-/// Records the time since the start at offset rdx among those of the slot at rcx.
+/// Records the time since the start that is located by rdx in the slot at rcx.
 fn record_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
     let mut fits = a.create_label();
     a.mov(rax, rsi)?;
-    a.sub(rax, qword_ptr(rcx + rdx + (slot::STARTS + 8)))?;
+    a.sub(rax, qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)))?;
     a.mov(rdx, rax)?;
     // The time stamp counters of two processors may differ a little: a negative time becomes 0.
     a.jnc(is_positive)?;

@@ -3,11 +3,11 @@
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_gpr64, get_xmm,
-    qword_ptr, r8, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
+    CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_xmm, qword_ptr, r8,
+    r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
 };
 
-use super::{Saved, offset, spread};
+use super::{Saved, load_at_point, offset, spread};
 use crate::address::PAGE;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{
@@ -66,13 +66,7 @@ fn argument(
     let value = qword_ptr(rcx + at + record::VALUE);
     let mut over = a.create_label();
     match source {
-        ArgumentSource::Register(register) => {
-            let register = get_gpr64(register);
-            match saved.iter().find(|(saved, _)| Some(*saved) == register) {
-                Some((_, copy)) => a.movq(rdx, *copy)?,
-                None => a.mov(rdx, register.unwrap_or(rdx))?,
-            }
-        }
+        ArgumentSource::Register(register) => load_at_point(a, rdx, register, saved)?,
         ArgumentSource::Vector(register) => {
             let Some(register) = get_xmm(register) else {
                 return Ok(());

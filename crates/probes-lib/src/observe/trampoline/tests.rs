@@ -5,9 +5,10 @@ use std::process::Command;
 use test_support::Scratch;
 
 use super::*;
+use crate::observe::frame::Frame;
 use crate::observe::layout::arena::{HeaderVersion, new_id};
 use crate::observe::layout::shared::{MOST_ARGUMENTS, record};
-use crate::observe::point::{ArgumentSource, PairEnd, Point, WatchRole};
+use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, WatchRole};
 use crate::site::JMP;
 
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
@@ -90,6 +91,10 @@ fn saved_registers_are_found_as_arguments() {
     let role = Role {
         is_counted: true,
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
+        marks: Marks {
+            argument: Some(Register::RDI),
+            frame: Frame::StackOrRbx,
+        },
         watched: Some(WatchRole {
             point: 7,
             arguments,
@@ -138,6 +143,10 @@ fn whole_listing_is_golden() {
     let role = Role {
         is_counted: true,
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
+        marks: Marks {
+            argument: Some(Register::RDI),
+            frame: Frame::StackOrRbx,
+        },
         watched: Some(WatchRole {
             point: 7,
             arguments,
@@ -182,6 +191,7 @@ fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
     let role = |is_counted, ends: &[PairEnd], many: Option<usize>, point| Role {
         is_counted,
         ends: ends.to_vec(),
+        marks: Marks::default(),
         watched: many.map(|many| WatchRole {
             point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
@@ -270,6 +280,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
     let role = Role {
         is_counted: true,
         ends: vec![PairEnd::Stop(0), PairEnd::Start(1)],
+        marks: Marks::default(),
         watched: Some(WatchRole::default()),
     };
     let roles = vec![role; 100];

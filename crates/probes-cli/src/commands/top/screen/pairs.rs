@@ -8,7 +8,8 @@ use ratatui::widgets::{Cell, Row, Table, Widget};
 
 use super::cells::{GAP, clipped, grouped};
 use crate::commands::top::model::Times;
-use crate::output::with_unit;
+use crate::output::{caution, with_unit};
+use crate::text::Escaped;
 
 /// The least width of names.
 const NAME_WIDTH: u16 = 12;
@@ -22,16 +23,27 @@ const COLUMNS: [(&str, u16, u16); 5] = [
     ("MAX", 9, 45),
 ];
 
-/// As many pairs as fit, below an empty line.
+/// As many pairs as fit, below a line that is empty or says that times may be wrong.
 pub(super) struct Pairs<'m>(pub(super) &'m [Times]);
 
 impl Widget for Pairs<'_> {
     fn render(self, area: Rect, buffer: &mut Buffer) {
-        let [_, area] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+        let [above, area] =
+            Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+        if let Some(caution) = self.0.iter().find_map(caution_of) {
+            Line::from(caution).red().render(above, buffer);
+        }
         if area.height > 1 {
             table(self.0, area).render(area, buffer);
         }
     }
+}
+
+/// Says if times of a pair may be wrong.
+fn caution_of(pair: &Times) -> Option<String> {
+    let caution = caution(pair.interleaved, pair.count)?;
+    let (start, stop) = (Escaped(&pair.start), Escaped(&pair.stop));
+    Some(format!("{caution}: {start},{stop}"))
 }
 
 fn table(times: &[Times], area: Rect) -> Table<'static> {
@@ -60,7 +72,8 @@ fn table(times: &[Times], area: Rect) -> Table<'static> {
         let shown = shown.filter(|((_, _, from), _)| is_wide(*from));
         let mut cells = vec![Cell::from(name(pair, usize::from(names)))];
         cells.extend(shown.map(|(_, text)| right(text)));
-        Row::new(cells)
+        let row = Row::new(cells);
+        if pair.interleaved > 0 { row.red() } else { row }
     });
     Table::new(rows, widths)
         .header(Row::new(head).style(Style::new().bold()))

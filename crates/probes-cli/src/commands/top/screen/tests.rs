@@ -126,6 +126,7 @@ fn timed(pairs: usize) -> Model {
         p50: Duration::from_micros(100),
         p99: Duration::from_millis(20),
         max: Duration::from_secs(11),
+        interleaved: 0,
     };
     model.set_times(vec![times; pairs]);
     model
@@ -146,6 +147,25 @@ fn pairs_are_below_the_probes() {
         "req_start,req_end         100 us    20.0 ms",
     ];
     assert_eq!(screen(&timed(1), 43, 10)[7..9], expected);
+}
+
+#[test]
+fn interleaving_pairs_are_red_below_a_warning() {
+    let mut model = timed(1);
+    let mut times = model.times()[0].clone();
+    let nested = times.clone();
+    times.interleaved = 1_000;
+    model.set_times(vec![nested, times]);
+    let buffer = buffer(&model, 120, 12, &mut Scroll::default());
+    let line = |y| {
+        (0..120)
+            .map(|x| buffer[(x, y)].symbol())
+            .collect::<String>()
+    };
+    let caution = "1000 of 1234567 times may be wrong: pairs of a thread seem to interleave: req_start,req_end";
+    assert_eq!(line(7).trim_end(), caution);
+    let colors = [7, 8, 9, 10].map(|y| buffer[(0, y)].fg);
+    assert_eq!(colors, [Color::Red, Color::Reset, Color::Reset, Color::Red]);
 }
 
 #[test]

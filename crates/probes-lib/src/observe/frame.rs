@@ -1,0 +1,106 @@
+//! [`Frame`]: what tells the frame of the function around a site, so that two hits in one frame are known.
+//! Only reads files.
+//!
+//! ```text
+//! site within OCaml code             rsp is the stack pointer of that code
+//! site of ppx_probe, a C function    OCaml 4: called on the stack of the OCaml code: rsp
+//!                                    OCaml 5: called on the stack of C; rbx has the stack pointer of the OCaml code
+//! ```
+//!
+//! From `Iextcall` in `asmcomp/amd64/emit.mlp` of OCaml 5, for functions that do not allocate.
+
+use crate::address::FileAddr;
+use crate::elf::ElfFile;
+use crate::process::program::{LiveSite, Program};
+
+/// What differs between two calls of a function that have not returned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Frame {
+    /// The stack pointer.
+    #[default]
+    Stack,
+    /// The stack pointer or rbx.
+    StackOrRbx,
+}
+
+/// `mov $1, %eax`: how a site of ppx_probe is preceded.
+const FALSE: [u8; 5] = [0xb8, 1, 0, 0, 0];
+
+impl Frame {
+    /// Returns what tells the frames of a site; `is_ocaml_4` is called only where that matters.
+    pub(crate) fn of(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Frame {
+        let is_called = is_called(&site.object.elf, site.site.address());
+        if is_called && !is_ocaml_4() {
+            Frame::StackOrRbx
+        } else {
+            Frame::Stack
+        }
+    }
+}
+
+/// Returns whether a site is in a function of its own, as those of ppx_probe.
+fn is_called(elf: &ElfFile, site: FileAddr) -> bool {
+    let len = FALSE.len() as u64;
+    let Some(start) = site.0.checked_sub(len).map(FileAddr) else {
+        return false;
+    };
+    let mut before = [0; FALSE.len()];
+    let segment = elf.loaded().find(|it| it.holds_in_file(start, len));
+    let read = segment.map(|segment| elf.read_loaded(&segment, start, &mut before));
+    matches!(read, Some(Ok(()))) && before == FALSE
+}
+
+/// Returns whether the executable is known to have the native runtime of OCaml 4.
+pub(crate) fn is_ocaml_4(program: &Program) -> bool {
+    let mut objects = program.objects().iter();
+    let executable = objects.find(|object| !program.can_unload(object));
+    executable.is_some_and(|executable| has_runtime_4(&executable.elf))
+}
+
+/// Returns whether a file defines `caml_start_program`, and not `caml_perform` of OCaml 5, which is in the same
+/// object file.
+fn has_runtime_4(elf: &ElfFile) -> bool {
+    const NAMES: [&str; 2] = ["caml_start_program", "caml_perform"];
+    let is_defined = match elf.symbols() {
+        Some(symbols) => symbols.find(NAMES).map(|found| !found.is_empty()),
+        // It is stripped. The OCaml compiler has most executables export their symbols.
+        None => NAMES.map(|name| elf.exported(name).is_some()),
+    };
+    is_defined == [true, false]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use test_support::{fixture, program};
+
+    use super::*;
+    use crate::elf::table::ProbeTable;
+
+    #[test]
+    fn runtime_is_known_by_its_symbols() {
+        let has_runtime_4 = |file: PathBuf| has_runtime_4(&ElfFile::open(&file).unwrap());
+        assert!(has_runtime_4(program("service")) && !has_runtime_4(fixture("timed.pie")));
+    }
+
+    #[test]
+    fn sites_of_ppx_probe_are_called() {
+        let are_called = |file: PathBuf| {
+            let elf = ElfFile::open(&file).unwrap();
+            let table = ProbeTable::of(&elf).unwrap();
+            let sites = table.sites_by_address();
+            let called: Vec<bool> = sites
+                .map(|site| is_called(&elf, table.site(site).address()))
+                .collect();
+            assert!(!called.is_empty());
+            assert!(called.iter().all(|it| *it == called[0]));
+            called[0]
+        };
+        assert!(are_called(program("service")) && !are_called(fixture("timed.pie")));
+        let elf = ElfFile::open(&fixture("timed.pie")).unwrap();
+        for address in [0, 4, u64::MAX] {
+            assert!(!is_called(&elf, FileAddr(address)));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The part of the code at the ends of a pair that notices that a stop belongs to another start than the
+//! last one.
+//!
+//! Two things prove it. Both have counters in the slot; `read/latency.rs` says what follows from them.
+//!
+//! ```text
+//! frame    start A   start B   stop   stop     Where pairs nest, B is in a function that was called after A: in
+//!                                              another frame. If it is in the same frame, and the first stop did not
+//!                                              leave A without a stop of its own, the stops may be those of A and B.
+//! number   start 1   start 2   stop 1          The first arguments are numbers: that of the stop is not that of the
+//!                                              start that it would end, but that of an earlier one.
+//! ```
+//!
+//! A start that an exception has left without a stop proves nothing: it is not ended.
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister32, CodeAssembler, dil, dword_ptr, edi, esp, qword_ptr, r8, r8b,
+    r8d, r9, r9d, rax, rcx, rdi, rdx, rsp,
+};
+use iced_x86::{IcedError, Register};
+
+use super::super::{Saved, load_at_point};
+use crate::observe::frame::Frame;
+use crate::observe::layout::shared::slot;
+use crate::observe::point::Marks;
+
+/// Emits the code that marks the start that is located by rdx in the slot at rcx. The code uses rdi, r8 and r9.
+pub(super) fn mark_start(
+    a: &mut CodeAssembler,
+    marks: &Marks,
+    saved: &[Saved],
+) -> Result<(), IcedError> {
+    let frame = frame(a, marks.frame, saved)?;
+    a.mov(dword_ptr(rcx + rdx * 4 + slot::MARKS), frame)?;
+    let argument = dword_ptr(rcx + rdx * 4 + (slot::MARKS + 4));
+    let Some(register) = marks.argument else {
+        return a.mov(argument, 0);
+    };
+    let mut is_new = a.create_label();
+    load_at_point(a, r8, register, saved)?;
+    a.mov(argument, r8d)?;
+    // The place of a number that a stop had is even.
+    let place = number_place();
+    select_number(a, r8d)?;
+    a.mov(r9d, place)?;
+    a.or(r9d, 1)?;
+    a.cmp(r9d, r8d)?;
+    a.mov(place, r8d)?;
+    a.jne(is_new)?;
+    a.inc(qword_ptr(rcx + slot::REPEATED_NUMBER))?;
+    a.set_label(&mut is_new)?;
+    a.nop()
+}
+
+/// Emits the code that compares a stop with the start that it ends, which is located by rdx in the slot at rcx, with
+/// rax others that still wait. The code uses rdi, r8 and r9.
+pub(super) fn check_stop(
+    a: &mut CodeAssembler,
+    marks: &Marks,
+    saved: &[Saved],
+) -> Result<(), IcedError> {
+    let mut same_frame = a.create_label();
+    let mut over = a.create_label();
+    let frame_of_start = dword_ptr(rcx + rdx * 4 + slot::MARKS);
+    let number_of_start = dword_ptr(rcx + rdx * 4 + (slot::MARKS + 4));
+    a.mov(r9d, slot::SAME_FRAME as u32)?;
+    if let Some(register) = marks.argument {
+        let mut is_other = a.create_label();
+        let mut look_up = a.create_label();
+        let mut is_unknown = a.create_label();
+        load_at_point(a, r8, register, saved)?;
+        a.cmp(number_of_start, r8d)?;
+        a.jne(is_other)?;
+        // An even value is not a number, but an address, which the garbage collector may reuse.
+        a.test(r8b, 1)?;
+        a.je(same_frame)?;
+        select_number(a, r8d)?;
+        a.mov(number_place(), 0)?;
+        a.mov(r9d, slot::SAME_FRAME_OWN as u32)?;
+        a.jmp(same_frame)?;
+
+        a.set_label(&mut is_other)?;
+        a.mov(edi, number_of_start)?;
+        a.and(edi, r8d)?;
+        a.test(dil, 1)?;
+        a.je(same_frame)?;
+        // In the frame of its start, and no other start that waits is: this is its start, whatever
+        // its number.
+        a.test(rax, rax)?;
+        a.je(look_up)?;
+        locate_next(a, -1)?;
+        a.mov(edi, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
+        a.cmp(edi, frame_of_start)?;
+        a.je(look_up)?;
+        let here = frame(a, marks.frame, saved)?;
+        a.cmp(frame_of_start, here)?;
+        a.jne(look_up)?;
+        a.mov(edi, number_of_start)?;
+        a.and(edi, NUMBER_MASK)?;
+        a.mov(number_place(), 0)?;
+        a.jmp(over)?;
+
+        a.set_label(&mut look_up)?;
+        select_number(a, r8d)?;
+        a.cmp(number_place(), r8d)?;
+        a.jne(is_unknown)?;
+        a.dec(number_place())?;
+        a.inc(qword_ptr(rcx + slot::OTHER_NUMBER))?;
+        a.mov(r9d, slot::SAME_FRAME_OTHER as u32)?;
+        a.jmp(same_frame)?;
+        a.set_label(&mut is_unknown)?;
+        a.inc(qword_ptr(rcx + slot::UNKNOWN_NUMBER))?;
+    }
+    // The last start after this one has been ended: was it in the same frame, and begun later?
+    a.set_label(&mut same_frame)?;
+    locate_next(a, 1)?;
+    a.mov(r8d, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
+    a.cmp(r8d, frame_of_start)?;
+    a.jne(over)?;
+    a.mov(r8, qword_ptr(rcx + rdi * 8 + (slot::STARTS + 8)))?;
+    a.cmp(r8, qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)))?;
+    a.jbe(over)?;
+    a.inc(qword_ptr(rcx + r9))?;
+    a.set_label(&mut over)?;
+    a.nop()
+}
+
+/// The bits of a number that select its place, and the offset of that place in units of two bytes: the lowest bit of an
+/// OCaml number is set.
+const NUMBER_MASK: i32 = 2 * (slot::NUMBERS_KEPT as i32 - 1);
+
+/// Puts in rdi what selects the place of a number.
+fn select_number(a: &mut CodeAssembler, number: AsmRegister32) -> Result<(), IcedError> {
+    a.mov(edi, number)?;
+    a.and(edi, NUMBER_MASK)
+}
+
+/// Returns the place that rdi selects.
+fn number_place() -> AsmMemoryOperand {
+    dword_ptr(rcx + rdi * 2 + slot::NUMBERS)
+}
+
+/// Locates by rdi the start whose depth is `next` more than rax.
+fn locate_next(a: &mut CodeAssembler, next: i32) -> Result<(), IcedError> {
+    a.lea(edi, qword_ptr(rax + next))?;
+    a.and(edi, slot::STARTS_KEPT as i32 - 1)?;
+    a.add(edi, edi)
+}
+
+/// Returns a register with what tells the frame of the point. The code uses rdi.
+fn frame(a: &mut CodeAssembler, frame: Frame, saved: &[Saved]) -> Result<AsmRegister32, IcedError> {
+    match frame {
+        Frame::Stack => Ok(esp),
+        Frame::StackOrRbx => {
+            load_at_point(a, rdi, Register::RBX, saved)?;
+            a.lea(edi, qword_ptr(rsp + rdi * 2))?;
+            Ok(edi)
+        }
+    }
+}
