@@ -17,6 +17,9 @@ const SUITE: &str = "chaos";
 // Helpers: time and counts of a case, the process under test, the tool.
 #[path = "chaos/case.rs"]
 mod case;
+#[path = "cli/schema.rs"]
+#[allow(dead_code, reason = "it is shared with other suites")]
+mod schema;
 #[path = "chaos/subject.rs"]
 mod subject;
 #[path = "chaos/tool.rs"]

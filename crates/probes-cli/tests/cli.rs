@@ -32,6 +32,8 @@ mod help; // help and version, word for word
 mod info; // states of running programs, in all formats
 #[path = "cli/job_control.rs"]
 mod job_control; // trace on a terminal, with and without -wait
+#[path = "cli/json.rs"]
+mod json; // JSON output: its page and its schema
 #[path = "cli/latency.rs"]
 mod latency; // times between probes of running programs
 #[path = "cli/list.rs"]

@@ -3,11 +3,13 @@
 
 use serde_json::Value;
 
+use crate::support::object;
+
 /// Asserts that the values of each hit belong together; returns how many hits have any.
 pub(crate) fn check(lines: &str, what: &str) -> u64 {
     let mut checked = 0;
     for line in lines.lines() {
-        let hit: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{what}: {line}"));
+        let hit = object(line);
         let arguments = hit["arguments"].as_array().map_or(&[][..], Vec::as_slice);
         let Some(number) = arguments.iter().find_map(|value| value["int"].as_i64()) else {
             continue;

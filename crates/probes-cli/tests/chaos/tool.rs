@@ -6,6 +6,7 @@ use probes_lib::faults;
 use serde_json::Value;
 use test_support::Guard;
 
+use crate::schema::object;
 use crate::subject::{States, Subject};
 use probes_lib::{Action, State};
 
@@ -37,7 +38,7 @@ pub(crate) fn start(mut command: Command, fault: &str) -> Guard {
 pub(crate) fn info(subject: &Subject) -> States {
     let output = test_support::output(&mut command(&format!("info -json -pid {}", subject.pid())));
     assert!(output.status.success(), "{output:?}");
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = object(std::str::from_utf8(&output.stdout).unwrap());
     let probes = json["probes"].as_array().unwrap().iter();
     let one = |probe: &Value| {
         let state = match probe["state"].as_str().unwrap() {

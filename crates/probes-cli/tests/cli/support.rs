@@ -9,6 +9,11 @@ use std::process::Command;
 use serde_json::Value;
 use test_support::{Talker, eventually};
 
+#[path = "schema.rs"]
+pub(crate) mod schema;
+
+pub(crate) use schema::object;
+
 /// The result of one run of the program.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -56,14 +61,6 @@ impl Run {
     }
 }
 
-/// An object that the program has written, with or without the end of its line.
-#[track_caller]
-pub(crate) fn object(line: &str) -> Value {
-    let object: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("no object: {line}"));
-    assert!(object["type"].is_string(), "{line}");
-    object
-}
-
 /// The program with these arguments, and without the environment's settings of colours.
 pub(crate) fn command(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocaml-probes"));
@@ -84,10 +81,15 @@ pub(crate) fn run_on(line: &str, file: &Path) -> Run {
 
 pub(crate) fn run_command(command: &mut Command) -> Run {
     let output = test_support::output(command);
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    let lines = stdout.lines().chain(stderr.lines());
+    for line in lines.filter(|line| line.starts_with("{\"type\":")) {
+        object(line);
+    }
     Run {
         code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
+        stdout,
+        stderr,
     }
 }
 
