@@ -52,8 +52,8 @@ let check_initial_state t ~loc ~name enabled_at_init =
 (* A local module keeps the external out of the unit's signature, where it
    would have to be hidden by every .mli and could clash under [include]. Whatever
    their types, the arguments are passed as values, in registers. *)
-let call (use : Use.t) arguments =
-  let loc = { use.loc with loc_ghost = true } in
+let call_symbol ~loc symbol arguments =
+  let loc = { loc with loc_ghost = true } in
   let open Ast_builder.Default in
   let noalloc =
     attribute ~loc ~name:{ txt = "noalloc"; loc } ~payload:(PStr [])
@@ -70,13 +70,23 @@ let call (use : Use.t) arguments =
   in
   let primitive =
     value_description ~loc ~name:{ txt = "call"; loc } ~type_
-      ~prim:[ Use.bytecode_primitive; Use.symbol use ]
+      ~prim:[ Use.bytecode_primitive; symbol ]
   in
   let primitive = { primitive with pval_attributes = [ noalloc ] } in
   pexp_letmodule ~loc
     { txt = Some "Ppx_probe"; loc }
     (pmod_structure ~loc [ pstr_primitive ~loc primitive ])
     (eapply ~loc [%expr Ppx_probe.call] arguments)
+
+let call (use : Use.t) arguments =
+  call_symbol ~loc:use.loc (Use.symbol use) arguments
+
+(* If the C file is missing, the linker names the symbols of the sites, which say
+   nothing of it. This call, made once when the unit is initialised, adds a symbol
+   to the linker's errors that does. *)
+let reference_to_c_file ~loc =
+  let called = call_symbol ~loc Use.c_file_symbol [] in
+  [%stri let (_ : bool) = [%e called]]
 
 let site use arguments handler =
   let loc = use.Use.loc in
@@ -187,4 +197,10 @@ class rewriter t =
       | _ -> super#structure_item item
   end
 
-let structure t ast = (new rewriter t)#structure ast
+let structure t ast =
+  let before = t.uses in
+  let ast = (new rewriter t)#structure ast in
+  match t.uses with
+  | use :: _ as uses when uses != before ->
+    ast @ [ reference_to_c_file ~loc:{ use.loc with loc_ghost = true } ]
+  | _ -> ast

@@ -21,6 +21,9 @@ let argument_registers = [ "rdi"; "rsi"; "rdx"; "rcx"; "r8"; "r9" ]
 
 let bytecode_primitive = "ppx_probe_bytecode_false"
 
+let c_file_symbol =
+  "this_is_in_the_C_file_of_ppx_probe_stubs__see_the_README_of_ppx_probe"
+
 let position t = t.loc.loc_start
 
 (* Dune runs the two programs in different directories, and a line directive

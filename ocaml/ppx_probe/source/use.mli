@@ -37,3 +37,7 @@ val argument_registers : string list
 (** The name of the primitive that every use calls in bytecode. It always
     returns false. *)
 val bytecode_primitive : string
+
+(** A function of the C file that each unit with probes calls: its name says what is missing if the linker does not
+    find it. *)
+val c_file_symbol : string

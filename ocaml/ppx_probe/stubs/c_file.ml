@@ -87,6 +87,14 @@ long %s(long unit) { (void)unit; return 1; }
 |}
     Use.bytecode_primitive Use.bytecode_primitive
 
+(* What each unit with probes calls once; see [Rewrite]. *)
+let c_file_symbol =
+  Printf.sprintf
+    {|long %s(void) VISIBLE_IN_THIS_OBJECT;
+long %s(void) { return 1; }
+|}
+    Use.c_file_symbol Use.c_file_symbol
+
 let c_string s =
   let escape = function
     | ('"' | '\\') as c -> Printf.sprintf "\\%c" c
@@ -146,6 +154,7 @@ let print_name out uses name =
 let print out uses =
   output_string out prelude;
   output_string out bytecode_primitive;
+  output_string out c_file_symbol;
   output_char out '\n';
   let name (use : Use.t) = use.name in
   List.map name uses

@@ -1,0 +1,3 @@
+let hit () = [%probe "hit" (print_endline "hit")]
+
+let () = hit ()
