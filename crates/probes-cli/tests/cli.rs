@@ -23,7 +23,7 @@ mod containers; // programs in their own namespaces, and the tool inside
 #[path = "cli/count.rs"]
 mod count; // hits of running programs
 #[path = "cli/documents.rs"]
-mod documents; // the documents agree with the tests
+mod documents; // the documents agree with the tests, and JSON output with its page
 #[path = "cli/follow.rs"]
 mod follow; // what a process starts, executes and loads
 #[path = "cli/help.rs"]
@@ -32,8 +32,6 @@ mod help; // help and version, word for word
 mod info; // states of running programs, in all formats
 #[path = "cli/job_control.rs"]
 mod job_control; // trace on a terminal, with and without -wait
-#[path = "cli/json.rs"]
-mod json; // JSON output: its page and its schema
 #[path = "cli/latency.rs"]
 mod latency; // times between probes of running programs
 #[path = "cli/list.rs"]

@@ -7,10 +7,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use serde_json::Value;
 use test_support::tmux::Terminal;
-use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
+use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
 use crate::observers::wait_for_reading;
 use crate::support::{both_forms, command, image, is_observed, object, run, states};
@@ -202,24 +203,47 @@ fn results_are_kept_if_standard_output_fails() {
 fn results_go_elsewhere_if_nobody_reads() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
-        let mut count = command("count -quiet -json -interval 1us -pid".split(' '));
-        count.arg(pid.to_string()).stdin(Stdio::null());
-        let mut tool = Guard::spawn(count.stdout(Stdio::piped()).stderr(Stdio::piped()));
-        // poll(2), without a timeout, of a signal and standard output.
-        eventually("it waits for its reader", || {
-            let call = std::fs::read_to_string(format!("/proc/{}/syscall", tool.pid())).unwrap();
-            let words: Vec<&str> = call.split(' ').collect();
-            let limit = words.get(3).unwrap_or(&"");
-            (words[0] == "7" && words[2] == "0x2" && limit.ends_with("ffffffff")).then_some(())
-        });
-        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
-        let said = std::io::read_to_string(tool.child().stderr.take().unwrap()).unwrap();
-        let last = object(&said);
-        assert_eq!(last["at"], Value::Null);
-        assert_eq!(last["probes"][0]["hits"], 0);
-        assert_eq!(tool.wait().code(), Some(0));
-        assert!(!is_observed(pid));
+        // Standard output, and a file that is a pipe; both have readers.
+        for is_file in [false, true] {
+            let mut count = command("count -quiet -json -interval 1us -pid".split(' '));
+            count.arg(pid.to_string()).stdin(Stdio::null());
+            let (scratch, mut reader) = (Scratch::new(), None);
+            if is_file {
+                let pipe = scratch.file("pipe");
+                mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+                reader = Some(
+                    OpenOptions::new()
+                        .read(true)
+                        .write(true)
+                        .open(&pipe)
+                        .unwrap(),
+                );
+                count.arg("-o").arg(&pipe);
+            }
+            let mut tool = Guard::spawn(count.stdout(Stdio::piped()).stderr(Stdio::piped()));
+            results_go_to_standard_error(&mut tool);
+            assert!(!is_observed(pid));
+            drop(reader);
+        }
     }
+}
+
+/// Interrupts `count -json` while it waits for its reader.
+#[track_caller]
+fn results_go_to_standard_error(tool: &mut Guard) {
+    // poll(2), without a timeout, of a signal and where the answer is written.
+    eventually("it waits for its reader", || {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", tool.pid())).unwrap();
+        let words: Vec<&str> = call.split(' ').collect();
+        let limit = words.get(3).unwrap_or(&"");
+        (words[0] == "7" && words[2] == "0x2" && limit.ends_with("ffffffff")).then_some(())
+    });
+    kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+    let said = std::io::read_to_string(tool.child().stderr.take().unwrap()).unwrap();
+    let last = object(&said);
+    assert_eq!(last["at"], Value::Null);
+    assert_eq!(last["probes"][0]["hits"], 0);
+    assert_eq!(tool.wait().code(), Some(0));
 }
 
 // promise: Observations: If one interrupt ends the tool and the process, the tool prints the values

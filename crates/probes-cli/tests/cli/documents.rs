@@ -1,6 +1,9 @@
 //! The documents agree with the tests: docs/promises.md is generated from them, and every test
 //! that a page names exists.
 
+#[path = "json.rs"]
+mod json; // JSON output: its page and its schema
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;

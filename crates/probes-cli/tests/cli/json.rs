@@ -30,7 +30,7 @@ that another process's output comes before or after it. There are two exceptions
 object follows on that line. And a pipe keeps only writes of up to 4096 bytes together, pipe(7): a longer
 object, for example `started` with many probes, may be split while the pipe is full. `-o FILE` keeps our objects apart.
 
-This page is generated from the schema: `UPDATE_GOLDEN=1 cargo test -p probes-cli --test cli json::` rewrites it.
+This page is generated from the schema: `UPDATE_GOLDEN=1 cargo test -p probes-cli --test cli documents::` rewrites it.
 ";
 
 fn root() -> &'static Path {
