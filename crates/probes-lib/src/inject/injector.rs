@@ -82,7 +82,7 @@ impl<'i> Injector<'i> {
         calls: &[PlacedCall],
     ) -> Result<()> {
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        permissions.refuse_all(stopped.tids(), calls)
+        permissions.refuse_all(stopped, calls)
     }
 
     /// Makes a thread run system calls once; returns whether a signal has interrupted it.
@@ -140,8 +140,9 @@ impl<'i> Injector<'i> {
         loop {
             tries += 1;
             let is_free = !stopped.leads_into(self.memory, &self.range());
-            let before = redirect::redirectable(tid, self.memory)
-                .filter(|_| is_free && permissions.allow(tid, &placed));
+            let thread_calls = stopped.calls();
+            let before = redirect::redirectable(thread_calls, tid, self.memory)
+                .filter(|_| is_free && permissions.allow(thread_calls, tid, &placed));
             if let Some(before) = before {
                 let is_interrupted;
                 (stopped, is_interrupted) = self.redirect(stopped, (tid, before), &[call])?;

@@ -13,8 +13,10 @@
 //! ptrace belongs to a thread, and the kernel detaches every tracee when its tracer thread ends: so
 //! the tracees resume however the tracer ends.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -26,6 +28,7 @@ use crate::process::Process;
 use crate::process::denial::TRACER_NAME;
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals::{self, BlockedSignals};
+use crate::trace::lease::Lease;
 
 /// How often to look if there may be no signal: how often the watchdog, which is the caller's
 /// thread, looks at the tracer; and how often the tracer looks at its tracees, as another thread of
@@ -40,6 +43,8 @@ pub(crate) struct Tracer<'a> {
     /// Odd while the thread is in `PTRACE_SEIZE`.
     seizes: &'a AtomicU64,
     sigchld_taken: &'a AtomicBool,
+    /// To the follower of a process that it has lent.
+    pub(crate) lease: RefCell<Option<Rc<Lease>>>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -77,6 +82,7 @@ fn run_watched<T: Send>(
             work(&Tracer {
                 seizes: &seizes,
                 sigchld_taken,
+                lease: RefCell::default(),
                 not_send: PhantomData,
             })
         };
