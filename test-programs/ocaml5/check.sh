@@ -1,7 +1,7 @@
 # Checks the programs without a tool: linked both ways, no probe on.
 set -eu
 
-for program in domains effects; do
+for program in domains effects fibers; do
   readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
   readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
 done
@@ -10,4 +10,5 @@ for suffix in .exe _nopie.exe; do
   printf 'report\nnonsense\n' | ./domains$suffix 2 2
   printf 'report\n' | ./domains$suffix 3 1 collect
   printf 'run\npark\nresume\nnonsense\n' | ./effects$suffix
+  printf 'overlapping 2\nnested 2\ngrowing 1\n' | ./fibers$suffix
 done | sed 's/ready pid=[0-9]*/ready pid=N/;s/rounds=[0-9]*/rounds=N/'

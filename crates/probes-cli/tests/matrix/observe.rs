@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Action, Actions, Options, Selector, Target};
+use probes_lib::{Action, Actions, Observation, Options, Selector, Target};
 use test_support::{DEADLINE, Guard, Talker, eventually, program_forms, test_name};
 
 use crate::chroot::{ChrootProgram, Isolation};
@@ -178,6 +178,57 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
         talker.close_input();
         assert!(talker.guard().wait().success());
     }
+}
+
+/// Asserts that pairs are seen to interleave, or not, in what `names` name in a program.
+fn assert_interleaved(program: &str, names: &[&str], is_expected: bool) {
+    for file in program_forms(program) {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let target = Target::open(pid).unwrap();
+        for name in names {
+            let observation = Observation::new().time("start", "stop");
+            let mut observer = target.observe(&observation, options()).unwrap();
+            talker.ask(&format!("{name} 1000"), name);
+            let latency = observer.remove().unwrap().latencies.remove(0);
+            let (count, interleaved) = (latency.count(), latency.interleaved());
+            assert!(count >= 900, "{name}: {count}");
+            let range = if is_expected {
+                count / 10..=count
+            } else {
+                0..=0
+            };
+            assert!(
+                range.contains(&interleaved),
+                "{name}: {interleaved} of {count}"
+            );
+        }
+    }
+}
+
+// promise: Observations: Pairs that interleave are noticed with OCaml 5, where sites are called on the stack of C (2
+//    × 4 programs in each chroot)
+#[test]
+fn interleaving_pairs_are_noticed() {
+    assert_interleaved("interleaved", &["steady", "bursts", "tasks"], true);
+    assert_interleaved("ocaml5/fibers", &["overlapping"], true);
+}
+
+// promise: Observations: Pairs that nest are not taken for interleaving ones, nor in fibers and on stacks that grow (2
+//    × 8 programs in each chroot)
+#[test]
+fn nested_pairs_do_not_interleave() {
+    let names = [
+        "recursion",
+        "deep",
+        "requests",
+        "exceptions",
+        "spans",
+        "threads",
+    ];
+    assert_interleaved("interleaved", &names, false);
+    assert_interleaved("ocaml5/fibers", &["nested", "growing"], false);
 }
 
 // promise: Observations: Overflows of stacks that OCaml 5 checks itself are caught while they are

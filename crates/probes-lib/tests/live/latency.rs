@@ -219,9 +219,23 @@ fn pairs_that_interleave_are_noticed() {
             let (interleaved, count) = (latency.interleaved(), latency.count());
             assert!(
                 interleaved <= count && interleaved > count / 4,
-                "{name}: {latency:?}"
+                "{name}: {interleaved} of {count}"
             );
         }
+    }
+}
+
+// promise: Observations: Pairs that interleave on several stacks of a thread are noticed (2 × 100 times)
+#[test]
+fn fibers_that_interleave_are_noticed() {
+    for file in fixture_forms("timed") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        // Of four stops, the first two are in frames below that of the last start.
+        let latency = times_of(&mut talker, &target, "fibers", 100);
+        assert_eq!((latency.count(), latency.interleaved()), (400, 200));
+        let latency = times_of(&mut talker, &target, "nested", 100);
+        assert_eq!((latency.count(), latency.interleaved()), (400, 0));
     }
 }
 
@@ -245,7 +259,7 @@ fn nested_pairs_do_not_interleave() {
             "threads",
         ] {
             let latency = times_of(&mut talker, &target, name, 1000);
-            assert!(latency.count() > 100, "{name}: {latency:?}");
+            assert!(latency.count() > 100, "{name}");
             assert_eq!(latency.interleaved(), 0, "{name}");
         }
     }

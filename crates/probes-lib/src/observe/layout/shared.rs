@@ -98,6 +98,8 @@ pub(crate) mod slot {
     /// Starts whose number is that of an earlier start, which no stop of this number has ended: numbers that
     /// tell events apart are not used twice.
     pub(crate) const REPEATED_NUMBER: u64 = SAME_FRAME + 40;
+    /// Stops in the frame of another start that waits.
+    pub(crate) const OTHER_FRAME: u64 = SAME_FRAME + 48;
     /// The first arguments of the latest starts, four bytes each, at a place that the number selects.
     pub(crate) const NUMBERS: u64 = SAME_FRAME + 64;
     pub(crate) const NUMBERS_KEPT: u64 = 64;

@@ -110,7 +110,8 @@ impl Latency {
     /// A stop is counted if its first argument is a number, and that of another start, where numbers tell events
     /// apart. Without such numbers, it is counted if it ends a start after a later start that was made
     /// in the same stack frame was ended: an event that starts while another is open in the same frame is not
-    /// within it, unless one function starts and stops several by turns.
+    /// within it, unless one function starts and stops several by turns. It is counted, too, if it is in the frame of
+    /// an earlier start that is not called from that of the last one, as on another stack.
     pub fn interleaved(&self) -> u64 {
         self.interleaved
     }
@@ -177,6 +178,7 @@ impl Latency {
                 same_frame: sum(slot::SAME_FRAME),
                 same_frame_own: sum(slot::SAME_FRAME_OWN),
                 same_frame_other: sum(slot::SAME_FRAME_OTHER),
+                other_frame: sum(slot::OTHER_FRAME),
                 other: sum(slot::OTHER_NUMBER),
                 unknown: sum(slot::UNKNOWN_NUMBER),
                 repeated: sum(slot::REPEATED_NUMBER),
@@ -192,6 +194,7 @@ struct Crossings {
     same_frame: u64,
     same_frame_own: u64,
     same_frame_other: u64,
+    other_frame: u64,
     other: u64,
     unknown: u64,
     repeated: u64,
@@ -213,6 +216,7 @@ impl Crossings {
         let is_confirmed = self.repeated.saturating_mul(4) < self.same_frame_own;
         let unconfirmed = if is_confirmed { 0 } else { self.same_frame_own };
         self.same_frame
+            .saturating_add(self.other_frame)
             .saturating_add(crossed)
             .saturating_add(unconfirmed)
     }
@@ -309,11 +313,12 @@ mod tests {
         for index in [0, SLOTS + SLOTS_TRIED - 1] {
             let at = HEADER_LEN + index * SLOT_LEN;
             put(&mut pair, at + slot::SAME_FRAME, 3);
+            put(&mut pair, at + slot::OTHER_FRAME, 5);
             put(&mut pair, at + slot::OTHER_NUMBER, 20);
             put(&mut pair, at + slot::UNKNOWN_NUMBER, 9);
         }
         let names = ("a".to_owned(), "b".to_owned());
-        assert_eq!(Latency::of(&names, &pair, 1.0).interleaved(), 46);
+        assert_eq!(Latency::of(&names, &pair, 1.0).interleaved(), 56);
     }
 
     #[test]

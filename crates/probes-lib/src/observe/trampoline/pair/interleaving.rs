@@ -1,12 +1,14 @@
 //! The part of the code at the ends of a pair that notices that a stop belongs to another start than the
 //! last one.
 //!
-//! Two things prove it. Both have counters in the slot; `read/latency.rs` says what follows from them.
+//! Two things prove it. They have counters in the slot; `read/latency.rs` says what follows from them.
 //!
 //! ```text
 //! frame    start A   start B   stop   stop     Where pairs nest, B is in a function that was called after A: in
 //!                                              another frame. If it is in the same frame, and the first stop did not
 //!                                              leave A without a stop of its own, the stops may be those of A and B.
+//!          start A   start B   stop             If the stop is in the frame of A, and that is no caller of the frame of
+//!                                              B, it is the stop of A: B is on another stack.
 //! number   start 1   start 2   stop 1          The first arguments are numbers: that of the stop is not that of the
 //!                                              start that it would end, but that of an earlier one.
 //! ```
@@ -14,12 +16,13 @@
 //! A start that an exception has left without a stop proves nothing: it is not ended.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister32, CodeAssembler, dil, dword_ptr, edi, esp, qword_ptr, r8, r8b,
-    r8d, r9, r9d, rax, rcx, rdi, rdx, rsp,
+    AsmMemoryOperand, AsmRegister32, CodeAssembler, CodeLabel, dil, dword_ptr, edi, edx, esp,
+    qword_ptr, r8, r8b, r8d, r9, r9d, rax, rcx, rdi, rdx, rsp,
 };
 use iced_x86::{IcedError, Register};
 
 use super::super::{Saved, load_at_point};
+use super::locate_start;
 use crate::observe::frame::Frame;
 use crate::observe::layout::shared::slot;
 use crate::observe::point::Marks;
@@ -59,6 +62,7 @@ pub(super) fn check_stop(
     marks: &Marks,
     saved: &[Saved],
 ) -> Result<(), IcedError> {
+    let mut by_frame = a.create_label();
     let mut same_frame = a.create_label();
     let mut over = a.create_label();
     let frame_of_start = dword_ptr(rcx + rdx * 4 + slot::MARKS);
@@ -73,7 +77,7 @@ pub(super) fn check_stop(
         a.jne(is_other)?;
         // An even value is not a number, but an address, which the garbage collector may reuse.
         a.test(r8b, 1)?;
-        a.je(same_frame)?;
+        a.je(by_frame)?;
         select_number(a, r8d)?;
         a.mov(number_place(), 0)?;
         a.mov(r9d, slot::SAME_FRAME_OWN as u32)?;
@@ -83,7 +87,7 @@ pub(super) fn check_stop(
         a.mov(edi, number_of_start)?;
         a.and(edi, r8d)?;
         a.test(dil, 1)?;
-        a.je(same_frame)?;
+        a.je(by_frame)?;
         // In the frame of its start, and no other start that waits is: this is its start, whatever
         // its number.
         a.test(rax, rax)?;
@@ -111,6 +115,11 @@ pub(super) fn check_stop(
         a.set_label(&mut is_unknown)?;
         a.inc(qword_ptr(rcx + slot::UNKNOWN_NUMBER))?;
     }
+    a.set_label(&mut by_frame)?;
+    find_frame(a, marks, saved, same_frame)?;
+    a.inc(qword_ptr(rcx + slot::OTHER_FRAME))?;
+    a.jmp(over)?;
+
     // The last start after this one has been ended: was it in the same frame, and begun later?
     a.set_label(&mut same_frame)?;
     locate_next(a, 1)?;
@@ -123,6 +132,45 @@ pub(super) fn check_stop(
     a.inc(qword_ptr(rcx + r9))?;
     a.set_label(&mut over)?;
     a.nop()
+}
+
+/// How many starts are compared with a stop that is not in the frame of the last one.
+const MOST_COMPARED: u32 = 16;
+
+/// Goes to `otherwise`, unless the point is in the frame of an earlier start that waits, which is not that of a
+/// caller: further from the beginning of its stack than the last start, or on another stack. The code uses rdi, r8
+/// and r9.
+fn find_frame(
+    a: &mut CodeAssembler,
+    marks: &Marks,
+    saved: &[Saved],
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut next = a.create_label();
+    let mut none = a.create_label();
+    let mut found = a.create_label();
+    let here = frame(a, marks.frame, saved)?;
+    a.mov(r8d, here)?;
+    a.mov(edi, dword_ptr(rcx + rdx * 4 + slot::MARKS))?;
+    a.sub(edi, r8d)?;
+    a.jle(otherwise)?;
+    a.mov(edx, MOST_COMPARED)?;
+    a.set_label(&mut next)?;
+    a.test(rax, rax)?;
+    a.je(none)?;
+    locate_next(a, -1)?;
+    a.cmp(dword_ptr(rcx + rdi * 4 + slot::MARKS), r8d)?;
+    a.je(found)?;
+    a.dec(rax)?;
+    a.dec(edx)?;
+    a.jne(next)?;
+    a.set_label(&mut none)?;
+    a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
+    locate_start(a)?;
+    a.jmp(otherwise)?;
+    a.set_label(&mut found)?;
+    a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
+    locate_start(a)
 }
 
 /// The bits of a number that select its place, and the offset of that place in units of two bytes: the lowest bit of an
