@@ -1,4 +1,4 @@
-(* Probes that are on from the start, next to ordinary ones. *)
+(* Probes that are enabled from the start (~enabled_at_init:true), beside ordinary ones. *)
 
 let on = ref 0
 

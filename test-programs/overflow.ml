@@ -44,8 +44,8 @@ let rec descend n =
   [%probe "leave" (incr handled)];
   if n = 0 then 0 else 1 + descend (n - 1)
 
-(* With OCaml 5, threads may overflow at any time. A program of OCaml 4.13 dies if one
-   overflows beside others: there the first thread does so when it is alone. *)
+(* With OCaml 5, all threads overflow their stacks at once. An OCaml 4 program crashes if a
+   thread overflows while others run: there, only the main thread does, after they have ended. *)
 let checks_all = Sys.ocaml_version >= "5"
 
 let thread counts index =
@@ -67,7 +67,7 @@ let overflow threads =
     (if others = expected then "same" else string_of_int others)
 
 let () =
-  (* In words: the stacks of OCaml 5 are on the heap, and may take 1 GiB. *)
+  (* In words, so 2 MiB: OCaml 5 has its stacks on the heap, and would let them grow to 1 GiB. *)
   Gc.set { (Gc.get ()) with stack_limit = 1 lsl 18 };
   Rounds.ready ();
   Rounds.commands (fun command ->

@@ -1,6 +1,6 @@
-(** A program switches its own probes, those of {{:../ppx_probe/README.md}ppx_probe} or of OxCaml,
-    while it runs: in any thread or domain, in a signal handler ([Sys.signal]), and under a
-    debugger.
+(** Enables and disables the probes of the calling program, those of
+    {{:../ppx_probe/README.md}ppx_probe} or of OxCaml, while it runs: from any thread or domain,
+    from a signal handler ([Sys.signal]), and under a debugger.
 
     Each function is one call of [libprobes] (probes.h). *)
 
@@ -18,12 +18,13 @@ exception Error of string
       if there is no such library, no probe, or [/proc] is missing or not readable. *)
 val current : ?library:string -> unit -> t
 
-(** {1 Switching}
+(** {1 Enabling and disabling}
 
     Probes are counted: [enable] adds one and [disable] takes one away, so that several can share a
-    probe. Each of these makes its whole change, or raises {!Error} and changes nothing, unless
-    the message says what has changed. Takes about 0.3 ms; if another tool updates the same process at that
-    moment, at most half a second. No other thread of the same domain runs OCaml meanwhile. *)
+    probe. Each of these functions makes its whole change, or raises {!Error} and changes nothing,
+    unless the message says what has changed. A call takes about 0.3 ms; if another tool is updating
+    the same process, at most half a second. No other thread of the same domain runs OCaml code
+    meanwhile. *)
 
 (** [enable t name] enables the probe of that name. *)
 val enable : t -> string -> unit

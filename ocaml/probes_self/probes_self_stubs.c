@@ -56,7 +56,7 @@ static void raise_and_free(void (*error_free)(char *), char *message)
     CAMLnoreturn;
 }
 
-/* Returns a name as a C string, which does not move while no OCaml code runs. */
+/* Returns a name as a C string, valid until something is allocated in the OCaml heap. */
 static const char *name_of(value name)
 {
     if (strlen(String_val(name)) != caml_string_length(name))

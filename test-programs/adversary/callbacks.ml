@@ -1,5 +1,5 @@
-(* OCaml called from C: by threads that C has created and registered, and out of which C
-   longjmps; exceptions that pass C. *)
+(* OCaml called from C: by threads that C has created and registered, and by a qsort that the
+   C code leaves by longjmp when OCaml raises; exceptions that pass through frames of C. *)
 
 exception Refused of int
 

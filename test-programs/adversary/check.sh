@@ -1,5 +1,5 @@
-# Checks the programs without a tool: linked both ways, and good. Those that need
-# arguments of other folders (self, loading) are run by the tests.
+# Runs the programs without a tool, as PIE and as non-PIE: each has to print a good verdict.
+# Those whose arguments are files of other directories (self, loading) are run by the tests.
 set -eu
 
 for program in signals systhreads children limits environment self memprof loading callbacks values; do

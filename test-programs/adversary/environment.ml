@@ -1,9 +1,9 @@
-(* What a program can see of the world and of itself, each round the same as in the
-   first; that of the first is written to the file that is its argument. *)
+(* Checks that what a program can see of itself and its environment is the same in each
+   round as in the first. The first is written to the file given as argument. *)
 
 external seen_by_c : unit -> string = "adversary_environment"
 
-(* Not TracerPid: what stops a program traces it meanwhile. *)
+(* Not TracerPid: while the tool has the program stopped, it is the tracer. *)
 let fields =
   [ "Name"; "Umask"; "Uid"; "Gid"; "FDSize"; "Groups"; "Threads"; "SigQ"
   ; "SigPnd"; "ShdPnd"; "SigBlk"; "SigIgn"; "SigCgt"; "CapInh"; "CapPrm"; "CapEff"
@@ -29,14 +29,15 @@ let is_shown line =
   | Some colon -> List.mem (String.sub line 0 colon) fields
   | None -> false
 
-(* How many signals are queued depends on the user's other processes: only the limit. *)
+(* Only the limit: the number of queued signals includes the user's other processes. *)
 let without_queue line =
   match String.index_opt line '/' with
   | Some slash when String.length line > 4 && String.sub line 0 4 = "SigQ" ->
     "SigQ" ^ String.sub line slash (String.length line - slash)
   | _ -> line
 
-(* glibc ignores its own two, 32 and 33, in what posix_spawn starts; nobody else can. *)
+(* glibc's posix_spawn sets its internal signals, 32 and 33, to ignored in the child; a program
+   cannot set them. *)
 let without_internal line =
   match Scanf.sscanf line "%s@: %Lx" (fun name mask -> (name, mask)) with
   | (("SigIgn" | "SigCgt") as name), mask ->
@@ -44,7 +45,7 @@ let without_internal line =
   | _ -> line
   | exception (Scanf.Scan_failure _ | Failure _ | End_of_file) -> line
 
-(* The number of a pipe is not that of the next one, nor is the path of a file. *)
+(* Without what differs between runs: the inode numbers of pipes, and the paths of files. *)
 let descriptor name =
   let link = try Unix.readlink ("/proc/self/fd/" ^ name) with Unix.Unix_error _ -> "" in
   let kind = List.hd (String.split_on_char '[' link) in
@@ -55,7 +56,7 @@ let descriptor name =
 let descriptors () =
   let names = Sys.readdir "/proc/self/fd" in
   Array.sort compare names;
-  (* That of the folder itself is closed by now. *)
+  (* Without the descriptor of /proc/self/fd itself, which is closed by now. *)
   let is_open name = Sys.file_exists ("/proc/self/fd/" ^ name) in
   List.map descriptor (List.filter is_open (Array.to_list names))
 
@@ -87,7 +88,7 @@ let first_difference a b =
 
 let () =
   [%probe "begins" (ignore (Sys.opaque_identity (ref 1)))];
-  (* The first time the OCaml runtime may open what it keeps open. *)
+  (* The first call may open files that the OCaml runtime then keeps open. *)
   ignore (seen ());
   let first = seen () in
   let channel = open_out Sys.argv.(1) in

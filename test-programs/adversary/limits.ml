@@ -23,7 +23,7 @@ let used field =
   close_in status;
   used
 
-(* In MiB; what nobody writes to is not there. *)
+(* How much more may be mapped, in MiB. Pages that are never written to take no memory. *)
 let room = 256
 
 let piece = mebibytes 8
@@ -77,7 +77,7 @@ let () =
         Verdict.check (is_marked 1 bytes) "what was allocated")
       else (
         let pieces = fill () in
-        (* An observation takes a part of it. *)
+        (* Fewer than 32 pieces fit while the program is observed: the arena counts, too. *)
         Verdict.check
           (pieces >= 16 && pieces <= 32)
           (Printf.sprintf "memory up to the limit, not %d pieces" pieces);

@@ -1,4 +1,4 @@
-/* Limits of memory. */
+/* The program limits (setrlimit(2)) and locks (mlockall(2)) its own memory. */
 
 #define CAML_NAME_SPACE
 #include <caml/fail.h>
@@ -29,7 +29,7 @@ value adversary_limit_data(value bytes)
     return Val_unit;
 }
 
-/* Where the user may lock less than the program has, nothing is locked. */
+/* Locks all memory, present and future; none if RLIMIT_MEMLOCK is too low. */
 value adversary_lock_all(value unit)
 {
     if (mlockall(MCL_CURRENT | MCL_FUTURE))

@@ -1,5 +1,5 @@
-(* Gc.Memprof, whose callbacks allocate and hit probes, wherever memory is allocated;
-   compilers without it (5.0 to 5.2) only run the work. *)
+(* Gc.Memprof with callbacks that allocate and hit probes; they run wherever memory is
+   allocated. With compilers that lack it (5.0 to 5.2), the work runs without callbacks. *)
 
 let text n = "m" ^ string_of_int n
 

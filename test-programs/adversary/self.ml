@@ -1,5 +1,5 @@
-(* Switches its own probes while others observe and switch them. Its argument is the
-   file of libprobes. *)
+(* Enables and disables its own probes while other tools observe and update them. Its
+   argument is the path of libprobes.so. *)
 
 let probes = Probes_self.current ~library:Sys.argv.(1) ()
 
@@ -21,7 +21,7 @@ let contains text part =
   let rec at i = i <= last && (String.sub text i (String.length part) = part || at (i + 1)) in
   at 0
 
-(* Only one update is made at a time, and another may take longer than one waits. *)
+(* Waits for the update lock, again after its timeout: another update may take longer. *)
 let rec tried what f =
   match f () with
   | () -> ()

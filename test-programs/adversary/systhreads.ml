@@ -11,7 +11,7 @@ let leave n alive =
      if n land 3 = 0 then raise (Out n))
     [@probe.args n, alive]]
 
-(* The exception passes sites that are on the stack. *)
+(* The exception unwinds frames of functions that have sites. *)
 let rec below depth alive f =
   if depth = 0 then f ()
   else (

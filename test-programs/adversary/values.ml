@@ -1,6 +1,6 @@
-(* Values of every kind, made anew for each hit and moved by compactions: what a tool
-   shows of a hit is the number and what follows from it. Probe handlers and the code
-   after a site check the values themselves. *)
+(* Values of every kind, made anew for each hit and moved by compactions. All of them follow
+   from a number, the first argument, so what a tool shows of a hit can be checked. Probe
+   handlers and the code after a site check the values themselves. *)
 
 let text n = "v" ^ string_of_int n
 

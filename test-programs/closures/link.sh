@@ -1,5 +1,6 @@
-# link.sh OCAMLOPT SOURCE STUBS FLAG OUTPUT: links a program whose sites lie between its OCaml units: those of
-# an archive come before those of the standard library, and C objects in the archive, too.
+# link.sh OCAMLOPT SOURCE STUBS FLAG OUTPUT: links a program whose sites, which are in a C object,
+# lie between its OCaml units: the linker puts all objects of an archive, OCaml and C, before the
+# standard library.
 set -e
 ocamlopt=$1 source=$(realpath "$2") stubs=$(realpath "$3") flag=$4 output=$(realpath "$5")
 folder=$(mktemp -d)

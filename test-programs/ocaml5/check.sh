@@ -1,4 +1,4 @@
-# Checks the programs without a tool: linked both ways, no probe on.
+# Runs the programs without a tool, as PIE and as non-PIE: no probe is enabled.
 set -eu
 
 for program in domains effects fibers; do

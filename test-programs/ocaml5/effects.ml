@@ -95,8 +95,8 @@ let collecting n =
      count "collects")];
   String.length (String.concat "" alive)
 
-(* The finaliser is called back from C, through which no effect passes; an effect
-   that is handled in the probe handler itself works. *)
+(* The runtime calls the finaliser from C, and effects cannot be performed through a
+   frame of C; an effect that is handled in the probe handler itself works. *)
 let finalising n =
   let told = ref 0 in
   let finaliser _ =

@@ -97,7 +97,7 @@ pub(crate) fn table(all: &[Command]) -> String {
         "CPU, largest",
         "memory, median",
         "memory, largest",
-        "stop time",
+        "longest gap",
     ]);
     for one in all {
         let (program, stop_time) = match one.program {

@@ -45,7 +45,8 @@ impl Tables {
                 Some(start..start + len)
             });
             let Some(place) = place else {
-                return Err(Failure::new(format!("no place for the table {name}")));
+                let why = format!("the document lacks {marker:?}, or {END:?} after it");
+                return Err(Failure::new(why));
             };
             document.replace_range(place, &format!("\n{text}\n"));
         }

@@ -74,7 +74,7 @@ impl Costs {
         Some(adds / self.ours.count.adds())
     }
 
-    /// Returns the first cells of its rows.
+    /// Returns the first two cells of a row: the number of threads, and whether the probes are on.
     fn row_head(&self) -> [String; 2] {
         let on = match self.action {
             Action::Enable => "on",
@@ -94,7 +94,7 @@ pub(crate) fn table(all: &[Costs]) -> String {
         "watch adds: no argument",
         "an int",
         "a string",
-        "shown of those",
+        "hits that watch shows (none, int, string)",
     ]);
     for one in all {
         let [threads, on] = one.row_head();

@@ -16,7 +16,7 @@ pub(crate) struct Ready {
     pub(crate) tool: PathBuf,
 }
 
-/// The benchmark target, built in one form and with one number of sites.
+/// The benchmark target, built as PIE or not, with a given number of sites.
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) sites: u64,

@@ -27,7 +27,7 @@ const RESET_ACK: u64 = 88;
 const FIRST_THREAD: u64 = 128;
 const SLOT_LEN: u64 = 64;
 
-/// The number of sites it executes.
+/// The target executes at most this many of its sites, spread evenly (`HOT` in spin.c).
 const HOT_SITES: u64 = 64;
 
 /// The threads of a program.
@@ -123,7 +123,7 @@ impl Spin {
         Ok((result, gap))
     }
 
-    /// Waits until every site has been executed again.
+    /// Waits until each of the sites that the target executes has been executed again.
     fn wait_for_progress(&self) -> Result<()> {
         let goal = self.read(ITERATIONS)? + 2 * HOT_SITES;
         self.wait_until("the target makes progress", |spin| {

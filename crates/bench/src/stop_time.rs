@@ -1,4 +1,4 @@
-//! How long a program is stopped while the library switches its probes.
+//! How long a program is stopped while the library enables and disables its probes.
 
 use std::time::{Duration, Instant};
 

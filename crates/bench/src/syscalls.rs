@@ -17,7 +17,7 @@ pub(crate) fn table(programs: &[Program], tool: &Path) -> Result<String> {
     if Command::new("strace").arg("-V").output().is_err() {
         return Ok("Not counted: strace is not installed.\n".to_owned());
     }
-    let mut table = Table::new(&["program", "sites", "system calls", "most of them"]);
+    let mut table = Table::new(&["program", "sites", "system calls", "most frequent"]);
     for program in programs {
         eprintln!("bench: {}: system calls", program.name);
         let calls = count(program, tool)?;

@@ -1,4 +1,4 @@
-/* A program's own OCaml probes: lists them, reads their states, and switches them while it runs.
+/* The OCaml probes of the calling program: list them, read their states, enable and disable them.
 
    Link with -lprobes (libprobes.so, or libprobes.a and -lpthread -ldl -lm). Every function may be called
    from any thread, but not in a signal handler. All text is UTF-8. Linux on amd64.
@@ -16,12 +16,12 @@
 #include <stdint.h>
 
 /**
- * The probe is off.
+ * The probe is disabled: its sites do not call its handler.
  */
 #define PROBES_DISABLED 0
 
 /**
- * The probe is on.
+ * The probe is enabled: its sites call its handler.
  */
 #define PROBES_ENABLED 1
 
@@ -60,7 +60,7 @@ typedef struct ProbesState {
    */
   int32_t state;
   /**
-   * Its counter: how often it was enabled and not yet disabled again.
+   * Its counter: how many times it was enabled minus how many times it was disabled.
    */
   uint16_t counter;
 } ProbesState;
@@ -84,7 +84,8 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Returns the version of the interface of this library: PROBES_ABI of its own header.
+ * Returns the version of the interface of this library: PROBES_ABI of the header that it was built
+ * with.
  */
 uint32_t probes_abi(void);
 
@@ -92,8 +93,8 @@ uint32_t probes_abi(void);
  * Opens the probes of this process: of the program, and of all objects that are loaded when one of the
  * functions below is called. Returns NULL if there are none, or if /proc is missing or not readable.
  *
- * A child after fork() has probes of its own, and must open them itself: there, functions fail that are
- * given the probes that its parent has opened.
+ * A child after fork() has probes of its own, and must open them itself: in the child, every
+ * function fails that is given probes which the parent has opened.
  *
  * # Safety
  *
@@ -111,20 +112,18 @@ struct Probes *probes_current(char **error);
 void probes_free(struct Probes *probes);
 
 /**
- * Adds one to the counter of the probe `name`, and switches it on if it was off. Returns false if it
- * fails; then nothing has changed, unless the message says what has.
+ * Adds one to the counter of the probe `name`, and enables its sites if it was disabled. Returns
+ * false if that fails; then nothing has changed, unless the message says what has.
  *
  * # Safety
  *
  * `probes` is from probes_current(), `name` a string, and `error` is NULL or can be written.
  */
-bool probes_enable(const struct Probes *probes,
-                   const char *name,
-                   char **error);
+bool probes_enable(const struct Probes *probes, const char *name, char **error);
 
 /**
- * Subtracts one from the counter of the probe `name`, and switches it off at 0. Returns false if it
- * fails; it fails if the probe is off.
+ * Subtracts one from the counter of the probe `name`, and disables its sites when the counter
+ * reaches 0. Returns false if that fails, as it does if the probe is disabled.
  *
  * # Safety
  *
@@ -133,16 +132,14 @@ bool probes_enable(const struct Probes *probes,
 bool probes_disable(const struct Probes *probes, const char *name, char **error);
 
 /**
- * The same as probes_enable(), for all probes whose name begins with a match of the regular expression:
- * at least one has to.
+ * The same as probes_enable(), for all probes whose name begins with a match of the regular
+ * expression. Fails if there is no such probe.
  *
  * # Safety
  *
  * The same as for probes_enable().
  */
-bool probes_enable_regexp(const struct Probes *probes,
-                          const char *regexp,
-                          char **error);
+bool probes_enable_regexp(const struct Probes *probes, const char *regexp, char **error);
 
 /**
  * The same as probes_disable(), for all probes whose name begins with a match of the regular expression;

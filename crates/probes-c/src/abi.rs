@@ -20,7 +20,8 @@ pub const PROBES_ABI: u32 = 1;
 /// The probes of this process, opened by probes_current().
 pub struct Probes(Target);
 
-/// Returns the version of the interface of this library: PROBES_ABI of its own header.
+/// Returns the version of the interface of this library: PROBES_ABI of the header that it was built
+/// with.
 #[unsafe(no_mangle)]
 pub extern "C" fn probes_abi() -> u32 {
     PROBES_ABI
@@ -29,8 +30,8 @@ pub extern "C" fn probes_abi() -> u32 {
 /// Opens the probes of this process: of the program, and of all objects that are loaded when one of the
 /// functions below is called. Returns NULL if there are none, or if /proc is missing or not readable.
 ///
-/// A child after fork() has probes of its own, and must open them itself: there, functions fail that are
-/// given the probes that its parent has opened.
+/// A child after fork() has probes of its own, and must open them itself: in the child, every
+/// function fails that is given probes which the parent has opened.
 ///
 /// # Safety
 ///
@@ -58,8 +59,8 @@ pub unsafe extern "C" fn probes_free(probes: *mut Probes) {
     }
 }
 
-/// Adds one to the counter of the probe `name`, and switches it on if it was off. Returns false if it
-/// fails; then nothing has changed, unless the message says what has.
+/// Adds one to the counter of the probe `name`, and enables its sites if it was disabled. Returns
+/// false if that fails; then nothing has changed, unless the message says what has.
 ///
 /// # Safety
 ///
@@ -74,8 +75,8 @@ pub unsafe extern "C" fn probes_enable(
     unsafe { update(probes, Action::Enable, name, named, false, error) }
 }
 
-/// Subtracts one from the counter of the probe `name`, and switches it off at 0. Returns false if it
-/// fails; it fails if the probe is off.
+/// Subtracts one from the counter of the probe `name`, and disables its sites when the counter
+/// reaches 0. Returns false if that fails, as it does if the probe is disabled.
 ///
 /// # Safety
 ///
@@ -90,8 +91,8 @@ pub unsafe extern "C" fn probes_disable(
     unsafe { update(probes, Action::Disable, name, named, false, error) }
 }
 
-/// The same as probes_enable(), for all probes whose name begins with a match of the regular expression:
-/// at least one has to.
+/// The same as probes_enable(), for all probes whose name begins with a match of the regular
+/// expression. Fails if there is no such probe.
 ///
 /// # Safety
 ///

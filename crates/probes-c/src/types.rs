@@ -2,9 +2,9 @@
 
 use std::ffi::c_char;
 
-/// The probe is off.
+/// The probe is disabled: its sites do not call its handler.
 pub const PROBES_DISABLED: i32 = 0;
-/// The probe is on.
+/// The probe is enabled: its sites call its handler.
 pub const PROBES_ENABLED: i32 = 1;
 /// The sites of the probe and its counters disagree: an update was interrupted, or an object that also
 /// has the probe was loaded later. probes_set() repairs it.
@@ -19,7 +19,7 @@ pub struct ProbesState {
     pub name: *const c_char,
     /// PROBES_DISABLED, PROBES_ENABLED or PROBES_INCONSISTENT.
     pub state: i32,
-    /// Its counter: how often it was enabled and not yet disabled again.
+    /// Its counter: how many times it was enabled minus how many times it was disabled.
     pub counter: u16,
 }
 

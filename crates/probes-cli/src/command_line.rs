@@ -1,4 +1,4 @@
-//! The command line: from the words that were typed to a [`Command`] that can run.
+//! Parses the command line into a [`Command`].
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -27,10 +27,10 @@ whatever it looks like. `--` ends the flags.
 The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors, warnings
 and notes are on standard error; with -json they are objects, too, one on each line.
 
-Exit status: 0 done, 1 failed, 2 the arguments make no sense; with trace -wait, -count, -latency or
+Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -latency or
 -watch, that of the program.";
 
-/// See and steer the probes of live OCaml programs.
+/// List, enable, disable and observe the probes of live OCaml programs.
 #[derive(Debug, Parser)]
 #[command(
     name = "ocaml-probes",
@@ -166,7 +166,7 @@ fn without_value(flag: &str) -> String {
     flag.replacen("--", "-", 1)
 }
 
-/// With colours on a terminal, unless <https://no-color.org> is asked for.
+/// With colours on a terminal, unless NO_COLOR is set (<https://no-color.org>).
 fn coloured(text: &StyledStr) -> String {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if std::io::stdout().is_terminal() && !refused {

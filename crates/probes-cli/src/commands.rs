@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Watch(watch::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
-    /// Show on a terminal how often probes are hit, updated continuously, and switch them
+    /// Show how often probes are hit, updated continuously; enable and disable them by key
     Top(top::Args),
     /// Show the running processes that have OCaml probes
     Ps(ps::Args),

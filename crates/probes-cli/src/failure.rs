@@ -16,7 +16,7 @@ use crate::usage::UsageError;
 #[derive(Debug, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Failure {
-    /// The arguments make no sense.
+    /// A usage error.
     Usage(UsageError),
     /// The library's error about a process or file.
     Target(Operand, Error),
@@ -34,9 +34,9 @@ pub(crate) enum Failure {
     NoProcessNamed(String),
     /// The processes could not be listed.
     Survey(Error),
-    /// The answer could not be written.
+    /// The output could not be written.
     Output(io::Error),
-    /// What was asked for was done, but the answer could not be written.
+    /// What was asked for was done, but the output could not be written.
     DoneUnwritten(String, io::Error),
     /// A temporary change could not be undone: why, and which command undoes it.
     NotUndone(Error, String),
@@ -83,12 +83,12 @@ impl Failure {
         }
     }
 
-    /// Whether the reader of standard output has gone: it does not want the rest of the answer.
+    /// Whether the reader of standard output has gone: it does not want the rest of the output.
     pub(crate) fn is_closed_pipe(&self) -> bool {
         matches!(self, Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// 2 if the arguments make no sense, otherwise 1.
+    /// 2 for a usage error, otherwise 1.
     pub(crate) fn exit_status(&self) -> ExitCode {
         match self {
             Failure::Usage(_) => ExitCode::from(2),
@@ -119,14 +119,14 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Failure::Usage(error) => Some(error.hint()),
-            Failure::Target(subject, error) => hint::of(error, subject),
+            Failure::Target(operand, error) => hint::of(error, operand),
             // It is about no process.
             Failure::Survey(error) => hint::of(error, &Operand::Process(0)),
             Failure::NotUndone(_, hint) => Some(hint.clone()),
             Failure::NotRemoved(pid, _) => Some(format!(
                 "`ocaml-probes observe -clean -pid {pid}` removes the observation"
             )),
-            Failure::PartlyUndone(_, hint) => Some(format!("once it is gone, {hint}")),
+            Failure::PartlyUndone(_, hint) => Some(format!("once those bytes are gone, {hint}")),
             Failure::NoProcessNamed(_) => {
                 Some("`ocaml-probes ps` lists the processes with probes".to_owned())
             }
@@ -149,17 +149,17 @@ impl fmt::Display for Failure {
             Failure::Usage(error) => error.fmt(f),
             Failure::Target(_, error) | Failure::Survey(error) => error.fmt(f),
             Failure::Output(error) => {
-                write!(f, "cannot write the answer: {}", reason(error))
+                write!(f, "cannot write the output: {}", reason(error))
             }
             Failure::DoneUnwritten(done, error) => {
-                write!(f, "cannot write the answer: {}; {done}", reason(error))
+                write!(f, "cannot write the output: {}; {done}", reason(error))
             }
             Failure::Several {
                 failed,
                 total,
                 outcome,
             } => {
-                write!(f, "{failed} of {total} processes failed")?;
+                write!(f, "failed for {failed} of {total} processes")?;
                 let separator = if outcome.is_empty() { "" } else { "; " };
                 write!(f, "{separator}{outcome}")
             }
@@ -176,7 +176,7 @@ impl fmt::Display for Failure {
             }
             Failure::PartlyUndone(names, _) => write!(
                 f,
-                "cannot undo the changes of {names}: something else, such as a breakpoint, is in their code"
+                "cannot undo the changes of {names}: their sites hold other bytes, such as a breakpoint"
             ),
             Failure::NotRemoved(pid, error) => {
                 write!(f, "process {pid} is still observed: {error}")
@@ -244,7 +244,8 @@ pub(crate) fn is_replaced(error: &Error) -> bool {
     matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
 }
 
-/// Whether a file could not be opened because it has been deleted or replaced.
+/// Whether a file could not be opened because no path leads to it any more: it has been deleted or
+/// replaced, or exists only in memory.
 pub(crate) fn is_deleted_or_replaced(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::File(FileError::Nameless { .. }))
 }

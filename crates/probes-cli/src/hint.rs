@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    CodeDigest, Denial, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError,
+    CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError,
     ObserveError, ProbeError, ProcessError, SystemError, UnreadableFilter,
 };
 
@@ -23,8 +23,8 @@ const NOT_LIVE: &str = "leave -live out: the process is then stopped for a momen
 pub(crate) fn closures(pid: i32, digest: CodeDigest) -> String {
     match digest {
         CodeDigest::Pending => format!(
-            "if it marshals closures (Marshal.Closures), switch a probe with `ocaml-probes attach -pid {pid}`, \
-             without -live, before it does: that prepares the digest"
+            "if it marshals closures (Marshal.Closures), enable or disable a probe with `ocaml-probes attach -pid {pid}`, \
+             without -live, before it does: that writes the digest of its unpatched code"
         ),
         CodeDigest::OfPatchedCode => {
             "if it exchanges closures (Marshal.Closures) with other processes, restart it".to_owned()
@@ -40,7 +40,7 @@ pub(crate) fn closures(pid: i32, digest: CodeDigest) -> String {
 pub(crate) enum Operand {
     /// A running process.
     Process(i32),
-    /// A running process that `attach` is to change, which it could also do with -live.
+    /// A running process that `attach` is to change, which alone has -live and -gigatext.
     Attached(i32),
     /// A program that is to be started.
     Program(PathBuf),
@@ -49,19 +49,26 @@ pub(crate) enum Operand {
 }
 
 impl Operand {
-    /// Whether the command has -live, which needs neither ptrace nor a stop.
-    fn has_live(&self) -> bool {
+    /// Whether the command is `attach`, which has -live (it needs neither ptrace nor a stop) and
+    /// -gigatext.
+    fn is_attach(&self) -> bool {
         matches!(self, Operand::Attached(_))
     }
 }
 
 /// What to do next; `None` where the error says all that is known.
 pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
+    if let (Effect::HalfChanged, Some(pid)) = (error.effect(), error.pid()) {
+        return Some(format!(
+            "`ocaml-probes info -pid {pid}` shows which probes are inconsistent; {}",
+            repair(pid, "NAME")
+        ));
+    }
     match error.kind() {
         ErrorKind::File(kind) => of_file(kind, error.subject()),
         ErrorKind::Probe(kind) => of_probe(kind, operand),
-        ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.has_live()),
-        ErrorKind::Memory(kind) => of_memory(kind),
+        ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.is_attach()),
+        ErrorKind::Memory(kind) => of_memory(kind, error.pid(), operand.is_attach()),
         ErrorKind::Observe(kind) => of_observe(kind),
         ErrorKind::Launch(kind) => of_launch(kind, error.subject()),
         ErrorKind::System(kind) => of_system(kind),
@@ -141,9 +148,9 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
 }
 
 /// Processes that are gone, or cannot be stopped.
-fn of_process(kind: &ProcessError, pid: Option<i32>, has_live: bool) -> Option<String> {
+fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<String> {
     let hint = match kind {
-        ProcessError::Denied { denial, .. } => return of_denial(denial, true, has_live),
+        ProcessError::Denied { denial, .. } => return of_denial(denial, true, is_attach),
         ProcessError::NotFound => return Some(no_such_process(pid?)),
         ProcessError::NotAProcess => {
             return Some(format!("give the pid of its process: -pid {}", pid?));
@@ -151,13 +158,13 @@ fn of_process(kind: &ProcessError, pid: Option<i32>, has_live: bool) -> Option<S
         ProcessError::Zombie { .. } => "it has exited, start it again",
         ProcessError::KernelThread { .. } => "give the pid of an OCaml program",
         ProcessError::Translated { .. } => "run the program without the translator",
-        ProcessError::SelfOrAncestor { .. } if has_live => {
-            "-live changes the process without stopping it; or run ocaml-probes from a shell that this process has not started"
+        ProcessError::SelfOrAncestor { .. } if is_attach => {
+            "use -live, which changes the process without stopping it; or run ocaml-probes from a shell that the process has not started"
         }
         ProcessError::SelfOrAncestor { .. } => {
-            "run ocaml-probes from a shell that this process has not started"
+            "run ocaml-probes from a shell that the process has not started"
         }
-        ProcessError::Busy { .. } | ProcessError::ThreadsKeepStarting { .. } if has_live => {
+        ProcessError::Busy { .. } | ProcessError::ThreadsKeepStarting { .. } if is_attach => {
             "try again; -live changes it without stopping it"
         }
         ProcessError::Busy { .. }
@@ -171,11 +178,18 @@ fn of_process(kind: &ProcessError, pid: Option<i32>, has_live: bool) -> Option<S
     Some(hint.to_owned())
 }
 
-fn of_memory(kind: &MemoryError) -> Option<String> {
+fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<String> {
     let hint = match kind {
         MemoryError::LiveRefused => NOT_LIVE,
-        MemoryError::GigaText => "-gigatext allows it",
-        MemoryError::Shared { .. } => "leave out the probes that are in it",
+        MemoryError::GigaText if is_attach => {
+            "-gigatext changes it nevertheless: the process waits while a gigabyte is copied"
+        }
+        MemoryError::Shared { .. } => {
+            return Some(format!(
+                "leave out the probes with sites or counters there: `ocaml-probes info -pid {} -sites` lists the addresses",
+                pid?
+            ));
+        }
         _ => return None,
     };
     Some(hint.to_owned())
@@ -185,25 +199,25 @@ fn of_memory(kind: &MemoryError) -> Option<String> {
 fn of_observe(kind: &ObserveError) -> Option<String> {
     let hint = match kind {
         ObserveError::AlreadyObserved { .. } => {
-            "wait until it ends; -force takes the process over, and the other ends with an error"
+            "wait until that observer exits, or use -force, which ends its observation with an error"
         }
         ObserveError::SeccompRefuses { call, .. } => {
             return Some(format!(
-                "for this, its filter has to allow {call}; `attach` and `info` need nothing of it"
+                "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"
             ));
         }
-        ObserveError::SeccompStrict => "`attach` and `info` need no system calls of the process",
+        ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
         ObserveError::TscDenied { .. } => "`count` needs no times",
         ObserveError::SeccompUnreadable { why } => {
-            let way = match why {
+            let advice = match why {
                 UnreadableFilter::NotPermitted => "use sudo, outside of containers, to read it",
                 UnreadableFilter::ReaderFiltered => {
                     "run ocaml-probes outside of the container or service that restricts it"
                 }
-                _ => "`attach` and `info` need no system calls of the process",
+                _ => "`attach` and `info` inject no system calls, and work",
             };
             return Some(format!(
-                "{way}; or -despite-seccomp, if you know that it allows mmap and munmap: else it may kill the process"
+                "{advice}; or use -despite-seccomp, if you know that the filter allows mmap, munmap and (for watch) madvise: otherwise it may kill the process"
             ));
         }
         _ => return None,
@@ -236,9 +250,10 @@ fn of_launch(kind: &LaunchError, program: &probes_lib::Subject) -> Option<String
 fn of_system(kind: &SystemError) -> Option<String> {
     let hint = match kind {
         SystemError::NoThread { .. } => LIMITED,
-        SystemError::ForeignProc | SystemError::NoProc => {
-            "`mount -t proc proc /proc` shows the processes of this pid namespace; `unshare --mount-proc` and `nsenter -m` do so, too"
+        SystemError::ForeignProc => {
+            "enter the mount namespace, too (`nsenter --mount --pid`), or mount a /proc of this pid namespace in a new one (`unshare --mount-proc`)"
         }
+        SystemError::NoProc => "`mount -t proc proc /proc` mounts it",
         _ => return None,
     };
     Some(hint.to_owned())
@@ -307,7 +322,7 @@ fn of_exec(program: &Path, source: &io::Error) -> Option<String> {
     let has_slash = program.components().count() > 1;
     let hint = match source.kind() {
         io::ErrorKind::NotFound if !has_slash && program.is_file() => format!(
-            "without a slash it is looked up in PATH; the file in this folder is ./{}",
+            "without a slash it is looked up in PATH; the file in this directory is ./{}",
             program.display()
         ),
         io::ErrorKind::NotFound if !has_slash => {
@@ -345,7 +360,9 @@ fn of_elf(defect: &ElfDefect) -> Option<String> {
     let hint = match defect {
         ElfDefect::NotElf => "give the native program itself, not bytecode or a script",
         ElfDefect::NotAProgram(_) => "give the linked program",
-        ElfDefect::NoSectionHeaders => "`strip --keep-section=.note.stapsdt` keeps what is needed",
+        ElfDefect::NoSectionHeaders => {
+            "keep the section headers and .note.stapsdt when stripping: plain `strip` does"
+        }
         ElfDefect::UnknownClass(_)
         | ElfDefect::Truncated { .. }
         | ElfDefect::Table(_)
@@ -356,9 +373,9 @@ fn of_elf(defect: &ElfDefect) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// `attach`: whether the process already ran and was to be attached to; false if we started it. `has_live`:
+/// `attach`: whether the process already ran and was to be attached to; false if we started it. `is_attach`:
 /// whether -live would do without.
-fn of_denial(denial: &Denial, attach: bool, has_live: bool) -> Option<String> {
+fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
     let hint = match denial {
         Denial::Yama { scope: 1 } if attach => {
             "use sudo, or `trace` instead of `attach`, or let the program call \
@@ -369,7 +386,7 @@ fn of_denial(denial: &Denial, attach: bool, has_live: bool) -> Option<String> {
         Denial::Yama { .. } => {
             "set a lower kernel.yama.ptrace_scope in /etc/sysctl.d and reboot".to_owned()
         }
-        Denial::Seccomp if has_live => {
+        Denial::Seccomp if is_attach => {
             format!("{ADD_CAPABILITY}; or use -live, which does not use ptrace")
         }
         Denial::Seccomp => ADD_CAPABILITY.to_owned(),
@@ -389,7 +406,7 @@ fn of_denial(denial: &Denial, attach: bool, has_live: bool) -> Option<String> {
             format!("try again; `kill -CONT {tracer}` if that process is stopped")
         }
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
-        Denial::Traced { tracer, name } if has_live => format!(
+        Denial::Traced { tracer, name } if is_attach => format!(
             "detach or end the other tracer, {name} with pid {tracer}; or use -live, which does not use ptrace"
         ),
         Denial::Traced { tracer, name } => {
@@ -445,7 +462,7 @@ mod tests {
             ),
             (
                 ProcessError::SelfOrAncestor { own: false },
-                "run ocaml-probes from a shell that this process has not started",
+                "run ocaml-probes from a shell that the process has not started",
             ),
         ] {
             let error = Error::new(probes_lib::Subject::Process(pid), kind);
@@ -477,7 +494,7 @@ mod tests {
             ),
             (
                 Denial::Seccomp,
-                "cannot attach to 4242: this container's seccomp profile blocks ptrace",
+                "cannot attach to 4242: this container's or service's seccomp filter blocks ptrace",
                 "start the container with --cap-add=SYS_PTRACE; or use -live, which does not use ptrace",
             ),
             (
@@ -485,13 +502,13 @@ mod tests {
                     uid: 0,
                     name: root(),
                 })),
-                "process 4242 belongs to uid 0 (root), and this container lacks CAP_SYS_PTRACE",
+                "process 4242 belongs to uid 0 (root), and this container or service lacks CAP_SYS_PTRACE",
                 "start the container with --cap-add=SYS_PTRACE, or be that user: sudo -u root",
             ),
             (
                 Denial::Incapable(Box::new(Denial::Yama { scope: 1 })),
                 "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants, and this \
-                 container lacks CAP_SYS_PTRACE",
+                 container or service lacks CAP_SYS_PTRACE",
                 "start the container with --cap-add=SYS_PTRACE",
             ),
             (
@@ -527,7 +544,7 @@ mod tests {
             ),
             (
                 Denial::MorePrivileged,
-                "process 4242 has capabilities that ocaml-probes lacks",
+                "process 4242 has capabilities that the calling process lacks",
                 "use sudo",
             ),
             (
@@ -575,7 +592,7 @@ mod tests {
         for (error, hint) in [
             (
                 Error::new(probes_lib::Subject::Process(pid), MemoryError::GigaText),
-                "-gigatext allows it",
+                "-gigatext changes it nevertheless: the process waits while a gigabyte is copied",
             ),
             (busy, "try again; -live changes it without stopping it"),
             (
@@ -586,5 +603,23 @@ mod tests {
             let said = of(&error, &Operand::Attached(4242));
             assert_eq!(said.as_deref(), Some(hint), "{error}");
         }
+        let huge = Error::new(probes_lib::Subject::Process(pid), MemoryError::GigaText);
+        assert_eq!(of(&huge, &Operand::Process(pid)), None);
+    }
+
+    #[test]
+    fn half_changed_process_has_a_hint() {
+        let error = Error::new(
+            probes_lib::Subject::Process(4242),
+            ProcessError::KeepsChanging,
+        );
+        let error = error.with_effect_if_none(Effect::HalfChanged);
+        assert_eq!(
+            of(&error, &Operand::Process(4242)).as_deref(),
+            Some(
+                "`ocaml-probes info -pid 4242` shows which probes are inconsistent; `ocaml-probes \
+                 attach -pid 4242 -force -enable NAME` or `-force -disable NAME` repairs it"
+            )
+        );
     }
 }

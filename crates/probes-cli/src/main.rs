@@ -1,4 +1,4 @@
-//! `ocaml-probes`: see and steer the probes of live OCaml programs.
+//! `ocaml-probes`: lists, enables, disables and observes the probes of live OCaml programs.
 //!
 //! A thin binary over `probes-lib`, in two steps: before anything runs, the arguments are parsed
 //! and checked, which gives a command ([`command_line`], [`flags`]); then the command runs, and

@@ -1,4 +1,4 @@
-//! Answers as text: plain, as a table, or as JSON.
+//! Formats the results of the commands as plain text, as a table, or as JSON.
 
 mod counted;
 mod format;
@@ -22,7 +22,7 @@ pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 
 use crate::failure::Failure;
 
-/// The probes of a process or a file; with the pid in each line, if there are names_process processes.
+/// Formats the probes of a process or a file; each line begins with the pid if `names_process`.
 pub(crate) fn listing(
     format: Format,
     listing: &Listing<'_>,
@@ -45,7 +45,7 @@ pub(crate) fn processes(format: Format, processes: &Processes) -> Result<String,
     }
 }
 
-/// What an update changed; with the pid in each line, if there are names_process processes.
+/// Formats what an update changed; each line begins with the pid if `names_process`.
 pub(crate) fn changes(
     format: Format,
     changes: &Changes<'_>,

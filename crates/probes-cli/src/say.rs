@@ -1,4 +1,4 @@
-//! What is written where: the answer to standard output, everything else to standard error.
+//! Writes the result of a command to standard output, and everything else to standard error.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -91,7 +91,7 @@ impl Messages {
         self.write(MessageKind::Warning(kind), message, Some(hint));
     }
 
-    /// What was done that is not a part of the answer.
+    /// Reports what was done, where it does not belong into the result on standard output.
     pub(crate) fn note(&self, message: &str) {
         self.write(MessageKind::Note, message, None);
     }
@@ -132,12 +132,12 @@ impl Messages {
     }
 }
 
-/// Writes an answer to standard output.
+/// Writes a result to standard output.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     print_bytes(text.as_bytes())
 }
 
-/// The same, of text that may begin within a character.
+/// Same as [`print`], for text that may begin in the middle of a UTF-8 character.
 pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
     let mut out = BufWriter::new(stdout().lock());
     let written = out.write_all(text).and_then(|()| out.flush());
@@ -157,8 +157,8 @@ pub(crate) fn open_terminal() -> io::Result<File> {
     }
 }
 
-/// Where a command that runs for a time writes its answer: a reader that does not read cannot keep it
-/// from ending.
+/// Where a long-running command writes its result: a reader that stopped reading cannot keep the
+/// command from ending at a signal or at its deadline.
 pub(crate) struct InterruptibleOutput {
     destination: Destination,
     signals: TerminationSignals,
@@ -170,7 +170,7 @@ pub(crate) struct InterruptibleOutput {
     rest: Vec<u8>,
 }
 
-/// Whether a command that runs for a time goes on.
+/// Whether a long-running command continues.
 pub(crate) enum Next {
     Continue,
     Stop,
@@ -203,7 +203,7 @@ impl InterruptibleOutput {
         &self.signals
     }
 
-    /// Gives the signals back.
+    /// Returns the signals.
     pub(crate) fn into_signals(self) -> TerminationSignals {
         self.signals
     }

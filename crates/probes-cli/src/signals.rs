@@ -22,8 +22,8 @@ const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGQUIT,
 ];
 
-/// The termination signals, blocked since this value was made, so that the tool undoes what it has done
-/// before it ends.
+/// The termination signals, blocked since this value was made, so that the tool undoes what it has
+/// done before it exits.
 pub(crate) struct TerminationSignals {
     pending: SignalFd,
     blocked: SigSet,
@@ -54,7 +54,7 @@ impl TerminationSignals {
 
     /// Unblocks the signals, once there is nothing left to undo.
     pub(crate) fn unblock(self) {
-        // The pending ones have been obeyed: without this, they would end the tool now.
+        // The pending ones have been handled; if they stayed pending, they would kill the tool now.
         self.take_interrupt();
         // It cannot fail: the set holds valid signals.
         let _ = self.blocked.thread_unblock();

@@ -1,12 +1,12 @@
-//! From the spellings people use to the one that clap reads.
+//! Normalizes the flags and subcommands that were typed to the one spelling that clap reads.
 //!
-//! OCaml users write `-pid 7`, everybody else `--pid 7` or `--pid=7`, and both cut words short.
+//! OCaml users write `-pid 7`, everybody else `--pid 7` or `--pid=7`, and both abbreviate.
 //! Each flag becomes `--flag` or `--flag=VALUE`, each subcommand is spelled out:
 //!
 //! - The argument after a flag that takes a value is its value, whatever it looks like, as with
 //!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`.
-//! - A unique prefix will do, except for `-enable*` and `-disable*`: one letter too few there could
-//!   mean every probe instead of one.
+//! - A unique prefix is enough, except for `-enable*` and `-disable*`, which must be spelled out: a
+//!   mistyped name must not select all probes instead of one.
 //! - What follows `--` is left alone.
 
 use std::ffi::{OsStr, OsString};
@@ -64,7 +64,7 @@ pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
         let found = flag.find(command);
         let (name, takes_value) = match found.as_slice() {
             [arg] => (long(arg), arg.get_action().takes_values()),
-            // Meant for a subcommand that is missing or misspelled.
+            // Not a flag of this command: meant for a subcommand that is missing or misspelled.
             _ => (&*flag.name, flag.name == "format"),
         };
         let mut value = flag.value;
@@ -182,7 +182,7 @@ impl Flag<'_> {
         Ok(OsString::from_vec(spelled))
     }
 
-    /// The flags that this one can mean: one if it is spelled whole.
+    /// The flags that this one can abbreviate; only the flag itself if it is spelled out.
     fn find<'c>(&self, command: &'c Command) -> Vec<&'c Arg> {
         let mut letters = self.name.chars();
         let by_letter = match (letters.next(), letters.next()) {

@@ -1,14 +1,14 @@
-//! The adversary suite: programs that check themselves behave the same alone, while their probes
-//! are switched, while they are observed in every way, under both at once, and when they are
-//! started by the tool. `make adversary` treats each of them so for ten minutes; by default, each
-//! way has its least number of rounds.
+//! The adversary suite: programs that check themselves behave the same without the tool, while
+//! their probes are switched, while they are observed in every way, under both in random order,
+//! and when the tool starts them. `make adversary` runs each of them for ten minutes; by
+//! default, each case runs its least number of rounds.
 //!
 //! The programs are in `test-programs/adversary`: signals, threads, processes, limits, what a
 //! program can see, and what else the OCaml runtimes offer. Each prints its verdict.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-/// The name in what cases print, and of the variable that says how long they run.
+/// The name of this suite in the output of its cases, and in the variable ADVERSARY_SECONDS.
 const SUITE: &str = "adversary";
 
 // Helpers: time and counts of a case, the command `ocaml-probes`.
@@ -16,7 +16,7 @@ const SUITE: &str = "adversary";
 #[allow(dead_code, reason = "counts of the other suite")]
 mod case;
 #[path = "cli/support.rs"]
-#[allow(dead_code, reason = "golden files are of the other suite")]
+#[allow(dead_code, reason = "only the tests in tests/cli use golden files")]
 mod support;
 
 // A program, and what is done to it.

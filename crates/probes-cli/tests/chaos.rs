@@ -11,7 +11,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-/// The name in what cases print, and of the variable that says how long they run.
+/// The name of the suite: cases print it, and CHAOS_SECONDS says how long they run.
 const SUITE: &str = "chaos";
 
 // Helpers: time and counts of a case, the process under test, the tool.

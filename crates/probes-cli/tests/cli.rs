@@ -13,7 +13,7 @@ mod attach; // changes of running programs: counters, kinds of actions, -force, 
 #[path = "cli/bad_files.rs"]
 mod bad_files; // files without probes, and damaged ones
 #[path = "cli/bad_processes.rs"]
-mod bad_processes; // processes that have exited, belong to others, are traced, or are of the kernel
+mod bad_processes; // exited processes, processes of other users, traced processes, kernel threads
 #[path = "cli/closures.rs"]
 mod closures; // closures that other processes of a program refuse
 #[path = "cli/confined.rs"]
@@ -25,7 +25,7 @@ mod count; // hits of running programs
 #[path = "cli/documents.rs"]
 mod documents; // the documents agree with the tests, and JSON output with its page
 #[path = "cli/follow.rs"]
-mod follow; // what a process starts, executes and loads
+mod follow; // -follow: fork, exec, dlopen
 #[path = "cli/help.rs"]
 mod help; // help and version, word for word
 #[path = "cli/info.rs"]
@@ -39,7 +39,7 @@ mod list; // probes of files, in all formats
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
 #[path = "cli/observers.rs"]
-mod observers; // who observes: one tool at a time
+mod observers; // one observer per process: refusal, take-over
 #[path = "cli/release_build.rs"]
 mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]
@@ -47,7 +47,7 @@ mod restore; // `attach -for` and `attach -live`
 #[path = "cli/several_processes.rs"]
 mod several_processes; // several processes at once
 #[path = "cli/streams.rs"]
-mod streams; // what goes where: closed pipes, terminals, colours, -quiet and -verbose
+mod streams; // stdout and stderr: closed pipes, terminals, colours, -quiet, -verbose
 #[path = "cli/system_calls.rs"]
 mod system_calls; // which system calls the tool makes, as a golden file
 #[path = "cli/top.rs"]
@@ -57,7 +57,7 @@ mod trace; // programs started with their probes set
 #[path = "cli/trace_observe.rs"]
 mod trace_observe; // trace -count, -latency and -watch
 #[path = "cli/usage.rs"]
-mod usage; // spellings that mean the same, and arguments that make no sense
+mod usage; // spellings that mean the same, and usage errors
 #[path = "cli/wait.rs"]
 mod wait; // trace -wait: exit status, signals, what the program inherits
 #[path = "cli/watch.rs"]

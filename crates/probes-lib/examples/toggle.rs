@@ -1,4 +1,5 @@
-//! Switches a probe of a running program: `cargo run --example toggle -- PID NAME`.
+//! Enables or disables (toggles) a probe of a running program: `cargo run --example toggle -- PID
+//! NAME`.
 
 use probes_lib::{Action, Actions, Selector, State, Target};
 

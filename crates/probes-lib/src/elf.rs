@@ -360,7 +360,7 @@ impl ElfFile {
         self.read_at(offset, bytes, "the code around a site")
     }
 
-    /// Returns the address of a function that the file exports.
+    /// Returns the address of a symbol that the file exports.
     pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
         let mut found = None;
         let visit = |address, symbol: &[u8]| {
@@ -372,12 +372,12 @@ impl ElfFile {
         found
     }
 
-    /// Calls `visit` with the address and name of each symbol that a table defines. If the table is damaged or
-    /// not there, there are none.
+    /// Calls `visit` with the address and name of each defined symbol of a table; never, if the
+    /// table is damaged or missing.
     ///
     /// # Errors
     ///
-    /// If it cannot be read.
+    /// If reading the file fails.
     pub(crate) fn each_symbol(
         &self,
         table: SymbolTable,

@@ -1,6 +1,5 @@
 //! [`Error`]: what it is about, what went wrong, and what became of the target. Messages are in
-//! lower case, without a full stop. They do not say what to do next: the caller can say that, based
-//! on the [`ErrorKind`].
+//! lower case, without a full stop. What to do next is for the caller to say, based on the [`ErrorKind`].
 
 mod file;
 mod launch;
@@ -360,11 +359,11 @@ impl fmt::Display for Error {
         let effect = match self.effect() {
             Effect::None => return Ok(()),
             Effect::NothingChanged => "nothing was changed",
-            Effect::Restored => "what had been written was restored",
+            Effect::Restored => "every change was undone",
             Effect::StillMapped => {
                 "all probes are as they were, but memory may stay mapped, which does no harm"
             }
-            Effect::HalfChanged => "some probes may be half changed",
+            Effect::HalfChanged => "some probes may be half changed (inconsistent)",
             Effect::NotStarted => "the program was not started",
         };
         let separator = if text.ends_with('?') { " " } else { "; " };

@@ -338,7 +338,7 @@ impl Verdict {
         match self {
             Verdict::Made | Verdict::CutShort => Ok(()),
             Verdict::Failed(errno) => Err(errno),
-            Verdict::Panicked => panic!("a panic on demand"),
+            Verdict::Panicked => panic!("injected panic"),
             // To this very thread, so that it does not continue; the signal stops or ends the process.
             Verdict::Signalled(signal) => raise(signal),
         }
@@ -351,8 +351,8 @@ pub(crate) fn before(call: Call) -> Result<(), Errno> {
     judge(call).carry_out()
 }
 
-/// To be called before a write of `len` parts: returns `Some` if the caller is to write only so many of
-/// them, and to call [`cut_short`] or [`made_in_part`] then.
+/// To be called before a write of `len` parts: returns `Some(n)` if the caller is to write only the
+/// first `n` of them, and then to call [`cut_short`] or [`made_in_part`].
 pub(crate) fn before_write(call: Call, len: usize) -> Result<Option<usize>, Errno> {
     run_event();
     match judge(call) {

@@ -53,9 +53,10 @@ use self::session::FollowSession;
 /// that they execute, in the processes that they fork, and in the objects that any of them loads, before
 /// anything of it runs.
 ///
-/// In what comes later, names that are missing are skipped, and a process that executes a program without
-/// probes is detached from. A thread of the handle's own traces the processes. It never waits for the caller: events are queued until
-/// [`next`](Follow::next) returns them. When it is over, probes stay as they are, and the processes run on.
+/// In programs and objects that come later, names that are missing are skipped; a process that
+/// executes a program without probes is detached. A thread of this `Follow` traces the processes.
+/// It never waits for the caller: events are queued until [`next`](Follow::next) returns them. When
+/// following is over, probes stay as they are, and the processes run on.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -195,13 +196,14 @@ impl Follow {
         event
     }
 
-    /// Returns whether all processes have exited or are detached from, and all events were returned.
+    /// Returns whether all processes have exited or are detached, and all events were returned.
     pub fn is_over(&self) -> bool {
         self.events.is_closed()
     }
 
-    /// Asks for the end: within some two seconds, all processes are detached from and run on, and it
-    /// [is over](Follow::is_over). Events until then can still be received. Does not wait.
+    /// Requests the end, and does not wait for it: within about two seconds, all processes are
+    /// detached and run on, and following [is over](Follow::is_over). Events until then can still
+    /// be received.
     pub fn stop(&self) {
         self.events.stop();
     }

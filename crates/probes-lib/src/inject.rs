@@ -2,8 +2,8 @@
 //! its dynamic loader. (The trampolines of observations are `observe`'s.)
 
 pub(crate) mod code_cave;
+pub(crate) mod injected_call;
 pub(crate) mod injector;
 pub(crate) mod loader_hook;
 pub(crate) mod permissions;
 pub(crate) mod redirect;
-pub(crate) mod remote_call;

@@ -13,12 +13,13 @@ use crate::sys::{pidfd, signals};
 pub use crate::sys::signals::ReceivedSignal;
 
 impl Launch {
-    /// For a caller that stays while the program runs, and gets the signals that are meant for it.
+    /// For a caller that waits while the program runs, and passes it the signals that it receives
+    /// itself.
     ///
-    /// When [`spawn`](Launch::spawn) has succeeded, the calling thread blocks all signals but
-    /// those of faults. It has done so since before the program existed, so that no signal is lost
-    /// before the caller reads it, with signalfd(2) or sigwaitinfo(2). And SIGCHLD is not ignored
-    /// any more, so that the exit of the program can be waited for. The program inherits neither.
+    /// [`spawn`](Launch::spawn) blocks all signals except those of faults in the calling thread,
+    /// before the program exists, so that none is lost before the caller reads it, with signalfd(2)
+    /// or sigwaitinfo(2); they stay blocked. SIGCHLD is no longer ignored, so that the exit of the
+    /// program can be waited for. The program inherits neither.
     #[must_use]
     pub fn attended(mut self) -> Launch {
         self.attended = true;

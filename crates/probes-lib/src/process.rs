@@ -36,7 +36,7 @@ use crate::error::{Error, FileError, Operation, ProcessError, Result, Subject, S
 use crate::process::status::Status;
 use crate::sys::fault_point;
 
-/// Files of /proc have no length; none that is read whole here is larger than this.
+/// Files of /proc report no length; none that is read whole here is larger than this.
 const MAX_PROC_FILE: u64 = 256 << 20;
 
 /// Most files of /proc are smaller than this.
@@ -346,8 +346,8 @@ impl Process {
         })
     }
 
-    /// Returns whether a file of the program has all these lines, in this order. Reads no further than
-    /// it has to: the kernel makes each line when it is read.
+    /// Returns whether a file of a living thread has all these lines, in this order. Reads no
+    /// further than it has to: the kernel generates each line when it is read.
     pub(crate) fn has_lines(&self, name: &str, wanted: &[&[u8]]) -> io::Result<bool> {
         self.with_thread_folder(|folder| {
             fault_point!(ReadFile);
@@ -359,7 +359,7 @@ impl Process {
             while wanted.peek().is_some() {
                 line.clear();
                 if lines.read_until(b'\n', &mut line)? == 0 {
-                    // The file of a program that has exited is empty.
+                    // The file of a thread that has exited is empty.
                     return Ok((!is_empty).then_some(false));
                 }
                 is_empty = false;

@@ -38,12 +38,12 @@ pub enum Selector {
     All,
     /// The probe of this name. It must exist, and disabling it fails if it is disabled already.
     Name(String),
-    /// Two probes that begin and end an interval. STOP is enabled first and START disabled first, so
-    /// that no interval is recorded without an end.
+    /// Two probes that open and close a span. STOP is enabled first and START disabled first, so
+    /// that no span stays open.
     Pair {
-        /// Begins the interval.
+        /// Opens the span.
         start: String,
-        /// Ends the interval.
+        /// Closes the span.
         stop: String,
     },
     /// The probes whose name has a match that begins at its first character.
@@ -183,8 +183,8 @@ pub(crate) fn choose(program: &Program, actions: &Actions) -> Result<Vec<Choice>
     resolve(program, actions, true)
 }
 
-/// Same as [`choose`], for a program that was not there when the actions were given: names that it does
-/// not have are skipped, and so are probes that are disabled already.
+/// Same as [`choose`], for a program that was executed after the actions were given: names that it
+/// does not have are skipped, and so are probes that are to be disabled and are already.
 pub(crate) fn choose_present(program: &Program, actions: &Actions) -> Result<Vec<Choice>> {
     resolve(program, actions, false)
 }
@@ -203,7 +203,7 @@ fn resolve(program: &Program, actions: &Actions, strict: bool) -> Result<Vec<Cho
     Ok(chooser.choices)
 }
 
-/// Returns the choices that undo an update, from its end to its beginning.
+/// Returns the choices that undo an update, in the reverse order of its changes.
 pub(crate) fn choose_undo(program: &Program, applied: &[AppliedChange]) -> Result<Vec<Choice>> {
     let chooser = Chooser {
         program,

@@ -48,8 +48,8 @@ impl Target {
     /// since. Any other file is read only if it is still the one that is mapped.
     ///
     /// If the process was forked within the last second and has executed no program since, this
-    /// waits until one of the two is no longer so: a shell prints the pid of a job before the job
-    /// executes its program.
+    /// waits until it has, or until the second is over: a shell prints the pid of a job before the
+    /// job executes its program.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Target {
     ///
     /// It needs the files in /proc/self to belong to the user that the process runs as: a program that is
     /// not dumpable, because it has changed its user or asked for it (prctl(2), `PR_SET_DUMPABLE`),
-    /// is refused. A child after fork(2) has probes of its own and has to open itself; its parent's
+    /// is refused. A child after fork(2) has probes of its own and needs a `Target` of its own; its parent's
     /// `Target` is refused there ([`ProcessError::Forked`]). Not for use in signal handlers
     /// (signal-safety(7)), nor between fork(2) and execve(2) in a program of several threads.
     ///
@@ -160,9 +160,9 @@ impl Target {
         reader.read()
     }
 
-    /// Reads whether closures that the process marshals are accepted by others of its program; `states` are
-    /// those of its probes. Does not stop the process. If sites lie in its OCaml code, and a digest of it has
-    /// been computed, all of that code is read in the file.
+    /// Reads whether closures that the process marshals are accepted by other processes of its
+    /// program; `states` are those of its probes. Does not stop the process. If sites lie in its
+    /// OCaml code, and a digest of it has been computed, all of that code is read in the file.
     ///
     /// # Errors
     ///

@@ -41,7 +41,7 @@ mod undo;
 #[path = "live/without_stop.rs"]
 mod without_stop;
 
-// A thousand updates of one process.
+// Two thousand updates of one process.
 #[path = "live/endurance.rs"]
 mod endurance;
 

@@ -44,7 +44,8 @@ impl fmt::Debug for Difference {
 }
 
 impl Image {
-    /// Reads the executable's memory in process `pid`, which should be waiting for something.
+    /// Reads the executable's memory in process `pid`, which should be blocked, so that nothing
+    /// changes.
     pub fn of(pid: i32) -> Image {
         let inode = with_living_thread(pid, "the executable", |task| {
             Some(fs::metadata(task.join("exe")).ok()?.ino())
@@ -136,8 +137,8 @@ impl Image {
     }
 }
 
-/// Calls `look` with the folder of a living thread, `/proc/PID/task/TID`, as the leader may be a
-/// zombie, whose files are of no use. Tries again if the thread exits meanwhile.
+/// Calls `use_task` with the directory of a living thread, `/proc/PID/task/TID`: the group leader
+/// may be a zombie, whose files cannot be read. Tries again if the thread exits meanwhile.
 fn with_living_thread<T>(pid: i32, what: &str, use_task: impl Fn(PathBuf) -> Option<T>) -> T {
     eventually(&format!("{what} of process {pid} can be read"), || {
         use_task(task(pid)?)
@@ -145,7 +146,7 @@ fn with_living_thread<T>(pid: i32, what: &str, use_task: impl Fn(PathBuf) -> Opt
 }
 
 fn task(pid: i32) -> Option<PathBuf> {
-    // The first thread first, even if its id is not the lowest: others may not live long.
+    // The group leader first, even if its id is not the lowest: other threads may be short-lived.
     std::iter::once(pid)
         .chain(threads(pid))
         .map(|tid| PathBuf::from(format!("/proc/{pid}/task/{tid}")))
@@ -191,7 +192,7 @@ pub fn is_loader_changed(pid: i32) -> bool {
         read.ok().map(|()| bytes)
     };
     let found = read(format!("/proc/{pid}/mem").into(), hex(start));
-    // A process that has exited has nothing of ours left.
+    // A process that has exited holds no hook any more.
     found.is_some() && found != read(words[5].into(), hex(words[2]))
 }
 
@@ -221,7 +222,8 @@ pub fn poke(pid: i32, address: u64, bytes: &[u8]) {
         .unwrap_or_else(|error| panic!("cannot write {address:#x} of process {pid}: {error}"));
 }
 
-/// Waits until a living thread of the process waits in `read(0, …)`: then nothing in it changes.
+/// Waits until the process's first living thread is blocked in `read(0, …)`. In a single-threaded
+/// program, nothing changes from then on.
 pub fn settle(pid: i32) {
     eventually(&format!("process {pid} waits for a line"), || {
         let syscall = fs::read_to_string(task(pid)?.join("syscall")).ok()?;

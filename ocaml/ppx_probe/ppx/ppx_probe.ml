@@ -1,8 +1,8 @@
 (* Registers the rewriter.
 
-   It runs before the rules of all other rewriters, as an instrumentation does,
-   so that its input is the source as written, which is also the input of the
-   stub generator. *)
+   It is registered as an instrumentation pass, which runs before all other
+   rewriters, so that its input is the source as written, which is also the input
+   of ppx_probe_stubs. *)
 
 open Ppxlib
 

@@ -1,4 +1,5 @@
-(* Finds, checks and expands the probes of one file after another. *)
+(* Finds, checks and expands the probes of one or more files; errors and initial states are
+   collected over all of them. *)
 
 open Ppxlib
 

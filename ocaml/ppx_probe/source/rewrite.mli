@@ -10,8 +10,8 @@ type error =
   ; message : string
   }
 
-(** The uses found so far. That the sites of one name have the same initial
-    state is checked across all files that are expanded with the same [t]. *)
+(** The uses found so far. All sites of one name must have the same initial state,
+    across all files that are expanded with the same [t]. *)
 type t
 
 val create : unit -> t

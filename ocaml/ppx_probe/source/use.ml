@@ -26,8 +26,8 @@ let c_file_symbol =
 
 let position t = t.loc.loc_start
 
-(* Dune runs the two programs in different directories, and a line directive
-   may name a path in yet another way: only the last part is the same for all. *)
+(* Dune runs the rewriter and ppx_probe_stubs in different directories, and a line directive
+   may give yet another path: only the base name is always the same. *)
 let file t = Filename.basename (position t).pos_fname
 
 let unit_name t =
@@ -44,8 +44,8 @@ let plain identifier =
       | _ -> '_')
     identifier
 
-(* 60 bits, in decimal: ocamlopt's own stamps are decimal too, so that a tool
-   that knows [camlUnit__function_12] shows this symbol as [Unit.function]. *)
+(* 60 bits, in decimal like ocamlopt's own stamps: a tool that demangles
+   [camlUnit__function_12] then shows this symbol as [Unit.function], too. *)
 let stamp parts =
   let hex = Digest.to_hex (Digest.string (String.concat "\000" parts)) in
   Int64.to_string (Int64.of_string ("0x" ^ String.sub hex 0 15))

@@ -1,10 +1,10 @@
-(** What a program that checks itself says about itself. It prints
+(** The main loop and the output of a program that checks itself. It prints
     [ready pid=N] first, works in rounds until its input ends, and then prints
     [verdict good rounds=N] and exits with 0, or [verdict bad checks=N rounds=N]
-    and exits with 1. What did not hold is on standard error. *)
+    and exits with 1. It prints the checks that failed on standard error. *)
 
-(** [check holds what] notes that [what] does not hold, if so. Any thread and any
-    domain may call it. *)
+(** [check holds what] reports the check called [what] as failed, unless [holds]. Any
+    thread and any domain may call it. *)
 val check : bool -> string -> unit
 
 (** Whether all checks have held so far. *)

@@ -1,4 +1,4 @@
-(* A plugin: [shared] is a name in its host, too. *)
+(* A plugin. Its host has a probe [shared], too. *)
 
 let shared = ref 0
 

@@ -126,7 +126,12 @@ fn execute(talker: &mut Talker, threads: u64, pairs_per_thread: u64) -> Result<D
 
 pub(crate) fn table(all: &[Exact]) -> String {
     let mut table = Table::new(&[
-        "what", "threads", "a second", "executed", "observed", "missed",
+        "what",
+        "threads",
+        "per second",
+        "executed",
+        "observed",
+        "missed",
     ]);
     for one in all {
         let what = match one.what {

@@ -86,7 +86,7 @@ fn compare(
     Ok(())
 }
 
-/// Reads events until the time `until`, as often as a reader does that must lose only few of them.
+/// Reads events until `until`, often enough that few are dropped.
 fn drain(observer: &mut Observer, until: Instant, cost: &mut Cost) -> Result<()> {
     while let Some(left) = until.checked_duration_since(Instant::now()) {
         let events = observer.events()?;

@@ -85,7 +85,7 @@ impl Workload {
         })
     }
 
-    /// Takes a sample while `something` runs, which gets the time to return at.
+    /// Takes a sample while `something` runs, which is passed the time at which to return.
     pub(super) fn sample_while(
         &mut self,
         something: impl FnOnce(Instant) -> Result<()>,

@@ -21,7 +21,8 @@ fn busy() -> MutexGuard<'static, ()> {
     BUSY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Programs that change their code in either way.
+/// Programs in both forms, changing their code through /proc/self/mem, and then by replacing the
+/// page.
 fn both_ways() -> impl Iterator<Item = SelfSwitching> {
     let by_page = SelfSwitching::forms(Library::Shared).map(|mut own| {
         own.command("forbid-code");
@@ -152,8 +153,7 @@ fn no_page_is_ever_writable_and_executable() {
     }
 }
 
-/// The mappings of code: their start less their file offset, their end, and their file; adjacent
-/// ones joined.
+/// The mappings of code: start minus file offset, end, and file; adjacent mappings are joined.
 fn merged(maps: &str) -> Vec<(u64, u64, String)> {
     let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap();
     let mut merged: Vec<(u64, u64, String)> = Vec::new();

@@ -118,8 +118,8 @@ fn child_and_parent_do_not_change_each_other() {
         let refusal = own.ask("fork");
         assert!(
             refusal.contains(&format!(
-                "process {pid} cannot be changed from its child, process "
-            )) && refusal.ends_with(", which has to open itself; nothing was changed"),
+                "process {pid} cannot be changed from its forked child, process "
+            )) && refusal.ends_with("(Target::current, probes_open); nothing was changed"),
             "{refusal}"
         );
         assert_eq!(own.talker.expect("child hits"), "child hits ping=3 pong=1");
@@ -144,7 +144,7 @@ fn program_under_a_debugger_switches_its_probes() {
         gdb.stdout(std::process::Stdio::null());
         gdb.stderr(std::process::Stdio::null());
         let _gdb = Guard::spawn(&mut gdb);
-        eventually("gdb has it", || {
+        eventually("gdb is attached", || {
             (test_support::process::status(pid, "TracerPid") != "0").then_some(())
         });
         own.command("enable-all");
@@ -173,7 +173,7 @@ fn maps_of_code(pid: i32) -> Vec<String> {
     code.map(str::to_owned).collect()
 }
 
-// promise: Own probes: Without /proc, the call fails with that reason (2)
+// promise: Own probes: If files in /proc cannot be opened, the call fails with that reason (2)
 #[test]
 fn missing_proc_is_reported() {
     for mut own in SelfSwitching::forms(Library::Shared) {
@@ -245,7 +245,7 @@ fn program_without_first_thread_switches_its_probes() {
     }
 }
 
-// promise: Own probes: Sealed code is switched through `/proc/self/mem`, and refused the other way
+// promise: Own probes: Sealed code (mseal) is switched through `/proc/self/mem`, and refused where pages have to be replaced
 //    (2)
 #[test]
 fn sealed_code_is_switched_through_proc_mem_only() {
@@ -258,7 +258,7 @@ fn sealed_code_is_switched_through_proc_mem_only() {
         if is_sealed {
             let answer = own.ask("enable-all");
             assert!(answer.contains("Operation not permitted"), "{answer}");
-            assert!(answer.ends_with("; what had been written was restored"));
+            assert!(answer.ends_with("; every change was undone"));
             own.assert_states(OFF, OFF);
         } else {
             own.command("enable-all");

@@ -1,4 +1,4 @@
-//! The program `own`: built, started, and sent commands.
+//! Builds and starts the program `own`, and sends it commands.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -24,7 +24,7 @@ pub(crate) struct SelfSwitching {
 }
 
 impl SelfSwitching {
-    /// In both forms, linked with `library`, with its probes opened.
+    /// Starts it as PIE and as non-PIE, linked with `library`, and makes it open its probes.
     pub(crate) fn forms(library: Library) -> impl Iterator<Item = SelfSwitching> {
         programs(library).map(move |folder| {
             let mut talker = Talker::start(&folder.file("own"));
@@ -43,7 +43,7 @@ impl SelfSwitching {
         self.talker.ask(line, "")
     }
 
-    /// Sends a line that has to succeed.
+    /// Sends a command, and asserts that the answer is `done`.
     #[track_caller]
     pub(crate) fn command(&mut self, line: &str) {
         assert_eq!(self.ask(line), "done", "{line}");
@@ -80,7 +80,7 @@ impl SelfSwitching {
         }
     }
 
-    /// Changes it from here, and waits for the result.
+    /// Updates its probes from this process.
     pub(crate) fn change(&self, actions: &Actions, live: bool) {
         let options = Options {
             deadline: DEADLINE,
@@ -106,7 +106,7 @@ pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
     })
 }
 
-/// A file that cargo has built before this binary, beside it.
+/// A file that cargo has built before this test, in the same directory.
 pub(crate) fn path_beside_tests(name: &str) -> PathBuf {
     let file = env::current_exe().unwrap().with_file_name(name);
     assert!(file.exists(), "no {}", file.display());

@@ -16,8 +16,8 @@
                           like `enable NAME` and `disable NAME`, but by probes_set()
      set N                like `toggle N 1`, but by probes_set_all()
      toggle N T           T threads, each of which switches all on and off N times; answers
-                          `toggled FAILED WAITED`: how often it failed, and, not counted there, how often
-                          another update held the lock for too long
+                          `toggled FAILED WAITED`: the number of updates that failed because
+                          another update held the lock for too long (WAITED), or otherwise (FAILED)
      report               answers `report A B ...`: rounds of each thread of `spin` and `churn`
      hide, show           makes itself undumpable, and dumpable again; answers `done`
      seal                 seals the code of the sites (mseal(2)); answers `done`, or `cannot`

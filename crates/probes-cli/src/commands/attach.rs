@@ -34,7 +34,7 @@ or a library does not have are skipped there; processes without probes (a shell)
 they start is not followed. A name that an attached process itself does not have gives a
 warning. -v reports what happens.
 
-RE is an extended regular expression, as in grep -E.
+RE is a regular expression of Rust's regex crate; a match has to begin where the name begins.
 
 Give one kind of action; only -enable and -disable can be combined. Enabling adds one to a probe's
 counter and disabling subtracts one; its sites change when the counter leaves or reaches 0. Disabling

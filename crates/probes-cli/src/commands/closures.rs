@@ -10,16 +10,17 @@ use crate::say::Messages;
 pub(super) fn warn_of_refused_closures(messages: &Messages, pid: i32, digest: CodeDigest) {
     let what = match digest {
         CodeDigest::Pending => {
-            "other processes of the program will refuse closures that it marshals, and it theirs, if it \
-             first does so now: its OCaml code, of which a digest is computed then, has patched sites"
+            "other processes of the program will refuse closures that it marshals, and it will \
+             refuse theirs, if its OCaml runtime computes the digest of its code while sites are \
+             patched"
         }
         CodeDigest::OfPatchedCode => {
             "other processes of the program refuse closures that it marshals, and it theirs, until it exits: \
              the digest of its OCaml code was computed while sites in it were patched"
         }
         CodeDigest::Unknown => {
-            "whether other processes of the program accept closures that it marshals cannot be known: its \
-             OCaml runtime is none that is known"
+            "cannot tell whether other processes of the program accept closures that it marshals: \
+             its OCaml runtime is not one that ocaml-probes knows"
         }
         _ => return,
     };

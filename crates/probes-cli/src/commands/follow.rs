@@ -119,7 +119,7 @@ fn say_event(messages: &Messages, event: &FollowEvent) {
         FollowEvent::Missing { pid, error } => messages.about(*pid).warning(
             WarningKind::MissingProbes,
             &format!("{error}, so far"),
-            "it is followed, because what it executes or loads later may have them",
+            "the process is followed: what it executes or loads later may have these probes",
         ),
         FollowEvent::Forked { parent, pid } => {
             messages.step(format_args!("process {parent} started process {pid}"));

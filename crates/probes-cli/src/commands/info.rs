@@ -1,4 +1,4 @@
-//! `info`: the state of every probe of processes, which are not stopped for it.
+//! `info`: shows the state of every probe of one or more processes, without stopping them.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ In plain format, it prints a line for each probe, sorted by name: NAME enabled, 
 counters and sites disagree, NAME inconsistent. With -sites, below each name
     site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS VALUE
-with addresses in the process; `-` stands for what the file does not tell. If a site holds other bytes
-than the file, these bytes come after its state: foreign(90cc00000000). What belongs to a library or
-plugin comes after a line
+with addresses in the process; `-` if the file does not say. If a site holds bytes that are neither
+its enabled nor its disabled form, they follow the state: foreign(90cc00000000). What belongs to a
+library or plugin comes after a line
     in OBJECT
 
 With several processes, each line begins with the PID, and -json prints a line for each process. A
 process that cannot be read is an error; the others are shown.
 
-RE is an extended regular expression, as in grep -E.";
+RE is a regular expression of Rust's regex crate; a match has to begin where the name begins.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes info -pid N [FLAGS]", after_help = HELP)]
@@ -97,7 +97,7 @@ impl Shown<'_> {
     }
 }
 
-/// Says how many sites are observed, and by whom; warns if an observer was killed.
+/// Reports how many sites are observed, and by which process; warns if that was killed.
 fn say_who_observes(messages: &Messages, pid: i32, states: &ProbeStates) {
     let sites_are = match states.observed_sites() {
         0 => return,
@@ -111,14 +111,14 @@ fn say_who_observes(messages: &Messages, pid: i32, states: &ProbeStates) {
             return;
         }
         Some(observer) => {
-            format!("{sites_are} observed, but without an observer: left by {observer}")
+            format!("{sites_are} instrumented, but no observer reads them: installed by {observer}")
         }
         None => {
-            format!("{sites_are} observed, by an earlier version that is running or was killed")
+            format!("{sites_are} observed by an earlier version of ocaml-probes, running or killed")
         }
     };
     let hint =
-        format!("`ocaml-probes observe -clean -pid {pid}` removes what a killed one has left");
+        format!("`ocaml-probes observe -clean -pid {pid}` removes what a killed observer left");
     messages.warning(WarningKind::NoObserver, &why, &hint);
 }
 
@@ -154,7 +154,7 @@ fn warn_of_one(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
     let (on, off, sites) = (count_sites(true), count_sites(false), probe.site_count());
     let foreign = match sites - on - off {
         0 => String::new(),
-        foreign => format!(", {foreign} hold foreign bytes"),
+        foreign => format!(", {foreign} with foreign bytes,"),
     };
     messages.warning(
         WarningKind::Inconsistent,

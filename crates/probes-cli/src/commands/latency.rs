@@ -19,14 +19,14 @@ use crate::output::{self, Latencies};
 use crate::say::{InterruptibleOutput, Next};
 
 const HELP: &str = "\
-Takes the times inside the process, whether the probes are enabled or not: a STOP ends the last START
-of its thread that has not ended yet, so that pairs may be nested. When the duration is over, on
-Ctrl-C, or when the process exits, it removes the instrumentation and prints, in plain format,
+Measures latencies inside the process, whether the probes are enabled or not: a STOP ends the last
+START of its thread that has not ended yet, so that pairs may be nested. When the duration is over,
+on Ctrl-C, or when the process exits, it removes the instrumentation and prints, in plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
 in nanoseconds. STARTS and STOPS are the hits of START and of STOP that have no match. LOST are times
 that could not be measured, because more than 64 starts of a thread had not ended yet, or because there
-were more than a thousand threads. The table format also shows a histogram of the times, in classes
-that are powers of two. With -interval each line begins with the seconds so far.
+were more than a thousand threads. The table format also shows a histogram of the times, with a
+bucket for each power of two. With -interval each line begins with the seconds so far.
 
 Requests that overlap in one thread, as with Lwt, Async or Eio, are not told apart: their times are wrong.
 If that is noticed, the line ends with `interleaved N`, for N times that may be wrong, and a warning says so.
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     until: DurationFlag,
     #[command(flatten)]
     take_over: TakeOver,
-    /// Show all times so far every DURATION; on a terminal, 1s by default
+    /// Show the latencies so far every DURATION; on a terminal, 1s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
     /// Draw the times into FILE, as SVG

@@ -1,5 +1,6 @@
-//! What `count`, `latency` and `watch` have in common: a process is observed for a time and read now and
-//! then; whatever happens, the observation is removed in the end.
+//! What `count`, `latency` and `watch` have in common: a process is observed for a time and read
+//! periodically; in the end the observation is removed, also after an error. If that fails, the
+//! failure says so.
 
 use std::iter;
 use std::time::{Duration, Instant};
@@ -39,11 +40,12 @@ pub(super) struct Outcome<T> {
     /// `None` if the process is gone or the observation could not be removed: the last reading is
     /// then all there is.
     pub(super) observed: Option<ObservationReport>,
-    /// A reading after the last one that was shown, and when it was.
+    /// The latest reading and its time, if it has not been shown.
     pub(super) last: Option<(T, Duration)>,
     /// How long it took.
     pub(super) lasted: Duration,
-    /// False if a signal had to end it because the reader of the answer did not read.
+    /// False if a blocked write to standard output was interrupted by a signal, because its reader
+    /// did not read.
     pub(super) was_read: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: Failed,
@@ -160,7 +162,7 @@ impl<'t> ActiveObservation<'t> {
                     ));
                 } else {
                     self.output.messages.note("this is the last reading");
-                    // The earlier error is more likely to know by whom we were replaced.
+                    // The earlier error is more likely to name the observer that replaced this one.
                     let earlier = read_error.filter(is_replaced);
                     let failure = Failure::of_removal(pid, earlier.unwrap_or(error));
                     failures.add(Err(failure));
@@ -188,7 +190,8 @@ impl<'t> ActiveObservation<'t> {
     ) -> Result<probes_lib::Result<()>, Failure> {
         let end = self.duration.unwrap_or(Duration::MAX);
         let mut next = interval;
-        // Also if it is shown less often, the process may exit, or be taken over by another tool.
+        // Read often even if results are shown rarely: if the process exits, or another observer
+        // takes over, the last reading is all there is.
         let reads_between = interval > READ_INTERVAL;
         let mut reading_at = if reads_between {
             FIRST_READING
@@ -229,10 +232,10 @@ impl<'t> ActiveObservation<'t> {
 /// Says that memory stays mapped in a process that is not observed any more.
 pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
     if bytes > 0 {
-        let why = "a thread may still return there, or the process has a seccomp filter of its own";
+        let why = "a thread may still return there, or the process has installed a seccomp filter meanwhile";
         messages.warning(
             WarningKind::StillMapped,
-            &format!("{bytes} bytes stay mapped in process {pid}, which does no harm: {why}"),
+            &format!("{bytes} bytes stay mapped in process {pid} (harmless): {why}"),
             &format!("`ocaml-probes observe -clean -pid {pid}` unmaps them later"),
         );
     }

@@ -1,4 +1,4 @@
-//! Opening a process, and what is said about it before anything is done to it.
+//! Opens a process and reports its objects, and those that could not be read.
 
 use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 
@@ -18,7 +18,7 @@ pub(super) fn open(pid: i32, messages: &Messages) -> std::result::Result<Target,
     Ok(target)
 }
 
-/// Says what was found at a pid.
+/// Reports the program and the objects of a process.
 pub(super) fn describe(messages: &Messages, target: &Target) {
     let (pid, program) = (target.pid(), target.program().display());
     messages.step(format_args!("process {pid} runs {program}"));

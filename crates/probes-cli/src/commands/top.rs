@@ -46,10 +46,11 @@ percentile and maximum. Keys:
     Ctrl-Z, Ctrl-L                  suspend, redraw
     q Esc Ctrl-C                    quit
 
-When it ends (by a key, SIGINT, SIGTERM, SIGHUP, or with its terminal), everything is undone: the
-instrumentation is removed, and the probes that were switched are switched back, which is reported. The
-figures read last stay on the terminal unless a key has ended it, also when the process exits. If it is killed by SIGKILL, the process goes on counting, which does no harm, and probes stay as they are;
-the next count or top removes the instrumentation.";
+When top ends (by a key, SIGINT, SIGTERM, SIGHUP, SIGQUIT, or because its terminal is gone), it
+undoes everything: it removes the instrumentation, and switches back the probes that it has
+switched, and names them. Unless you quit with a key, the figures read last stay on the terminal,
+also when the process exits. If top is killed by SIGKILL, the process goes on counting, which does
+no harm, and probes stay as they are; the next count or top removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = HELP)]
@@ -135,7 +136,7 @@ fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
     }
 }
 
-/// Removes the observation and switches probes back; says so.
+/// Removes the observation and switches probes back; prints what it has done.
 fn undo(
     session: &mut Session<'_>,
     end: Result<End, Failure>,
@@ -239,7 +240,7 @@ impl<'l, 't> View<'l, 't> {
         let reads_between = self.interval > READ_INTERVAL;
         let mut read_at = reads_between.then_some(begun);
         loop {
-            // Samples before it reads keys: they may come without a pause, and would put it off.
+            // Sample first: keys that arrive without a pause would delay the samples.
             let now = Instant::now();
             let is_shown = next.is_some_and(|next| next <= now);
             if is_shown || read_at.is_some_and(|next| next <= now) {
@@ -290,8 +291,8 @@ impl<'l, 't> View<'l, 't> {
         self.screen.leave_while(|| ())
     }
 
-    /// Reads the figures, in case there is nothing to read any more later; returns whether the process is
-    /// still there.
+    /// Reads the figures, because later the process may be gone; returns whether there still is
+    /// something to read.
     fn sample(&mut self) -> bool {
         let sample = self.session.sample();
         let is_there = sample.is_some();

@@ -34,12 +34,12 @@ another program or a library does not have are skipped there; processes without 
 detached, and what they start is not followed. A name that the program itself does not have gives a
 warning. -v reports what happens.
 
-With -count, -latency or -watch it stays as with -wait, and prints what `count`, `latency` and `watch`
-print, from the first instruction to the last, on standard error, or with -o in a file; without
-actions no probe is then enabled. Processes that the program forks add to the counts, and
-disturb the times.
+With -count, -latency or -watch, ocaml-probes waits as with -wait, observes the program from its first
+instruction to its last, and prints what `count`, `latency` and `watch` print, on standard error or
+with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
+are included in the counts, and make the times unreliable.
 
-RE is an extended regular expression, as in grep -E.
+RE is a regular expression of Rust's regex crate; a match has to begin where the name begins.
 
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
 not started.";

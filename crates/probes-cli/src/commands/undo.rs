@@ -1,4 +1,4 @@
-//! Undoing the temporary changes of a command, even if other tools are in the way for a while.
+//! Undoes the temporary changes of a command; retries while another tool keeps the process busy.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use crate::say::Messages;
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 
-/// How long another tool may be in the way.
+/// How long attempts are repeated while the error is transient.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long until the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Undoes the changes in `report`. Waits for others that are in the way, unless a signal comes. Returns
-/// `None` if the process has exited or executed a new program, which leaves nothing to undo.
+/// Undoes the changes in `report`. Retries transient errors for 30 s or until a termination
+/// signal. Returns `None` if the process has exited or exec'd, which leaves nothing to undo.
 pub(super) fn undo_changes(
     target: &Target,
     report: &Report,
@@ -41,7 +41,7 @@ pub(super) fn undo_changes(
     }
 }
 
-/// Tries something again while others are in the way, until a signal comes.
+/// Repeats `attempt` while its error is transient, for 30 s or until a termination signal.
 pub(super) fn retry<T>(
     signals: &TerminationSignals,
     messages: &Messages,

@@ -39,8 +39,9 @@ pub(super) struct Wait {
 /// What the meaning of a signal depends on.
 #[derive(Clone, Copy, Debug)]
 struct JobState {
-    /// Ourselves.
+    /// Our own pid.
     own: i32,
+    /// The pid of the program.
     program: i32,
     /// Whether the terminal's hang-up is sent to us, and only to us.
     leads_session: bool,
@@ -104,8 +105,9 @@ impl Wait {
     }
 }
 
-/// Waits for a signal, or for the exit of the program, which SIGCHLD need not report: a thread that was
-/// preloaded into this process (LD_PRELOAD) may have taken that signal.
+/// Waits for a signal, or for the exit of the program. SIGCHLD alone need not report the exit: a
+/// thread of a library that is preloaded into this process (LD_PRELOAD) may have received that
+/// signal.
 fn next_signal(signals: &SignalFd, program: &Program) -> io::Result<Option<ReceivedSignal>> {
     let mut fds = [
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
@@ -158,13 +160,14 @@ impl Program {
         if !matches!(change, Change::Stopped(_)) {
             return Ok(change);
         }
-        // If the signal is one that stops, it is dropped: we are about to stop anyway.
+        // A stop signal is dropped: we are about to stop anyway.
         *signal = signal.filter(|signal| stop_signal(signal.number).is_none());
         if !self.state.awaits_stop {
             return Ok(change);
         }
-        // Perhaps the signal that we have passed on has stopped it. Then a SIGCONT for both of us that has
-        // come since has reached the program too early, before it stopped, and is passed on now.
+        // Perhaps the stop signal that we passed on has stopped it. If a SIGCONT was sent to our
+        // process group since, the program received it before it stopped, and would stay stopped:
+        // pass it on again.
         self.state.awaits_stop = false;
         let continued = match *signal {
             Some(signal) if signal.number == libc::SIGCONT => Some(signal),
@@ -279,8 +282,9 @@ fn stop_signal(number: i32) -> Option<Signal> {
 
 /// What to do about a signal that has reached us.
 ///
-/// A signal does not say whether kill(2) sent it to us or to all of our group. To pass on a signal that
-/// the program has already is a smaller fault than to lose one that only we have received.
+/// A signal does not say whether kill(2) sent it to us or to our whole process group. If in doubt
+/// it is passed on: the program getting a signal twice is better than losing one that only we
+/// received.
 fn reaction(signal: &ReceivedSignal, state: JobState) -> Reaction {
     // Signals that stop or continue are not passed on a second time: a stopped program needs no other
     // signal to stop, a running one no SIGCONT. They are received in the order in which they were sent,
@@ -375,7 +379,7 @@ mod tests {
                 }
             }
         }
-        // A timer's number is where a sender's would be.
+        // siginfo has the timer's id (si_timerid) in the place of a sender's pid.
         let timer = reaction_to(libc::SIGUSR1, libc::SI_TIMER, STATE.program, STATE);
         assert_eq!(timer, Reaction::PassOn);
     }

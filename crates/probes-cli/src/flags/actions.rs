@@ -1,4 +1,4 @@
-//! What to do with which probes.
+//! The flags that say which probes to enable and which to disable.
 
 use probes_lib::{Action, Actions, Selector};
 
@@ -90,7 +90,7 @@ impl Flags for ActionFlags {
         each_once("-enable", &self.enable)?;
         each_once("-disable", &self.disable)?;
         if let Some(both) = self.enable.iter().find(|name| self.disable.contains(name)) {
-            return Err(format!("both -enable and -disable have \"{both}\""));
+            return Err(format!("\"{both}\" is given to both -enable and -disable"));
         }
         let names = self.enable.iter().map(|name| (Enable, name));
         let names = names.chain(self.disable.iter().map(|name| (Disable, name)));

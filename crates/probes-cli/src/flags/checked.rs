@@ -16,7 +16,7 @@ pub(crate) trait Flags: Args {
     fn check(self) -> Result<Self::Value, String>;
 }
 
-/// What a group of flags means. If they make no sense, reading the command line fails.
+/// What a group of flags means. If they contradict each other, parsing the command line fails.
 #[derive(Debug)]
 pub(crate) struct Checked<F: Flags>(F::Value);
 

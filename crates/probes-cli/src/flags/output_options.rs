@@ -13,7 +13,7 @@ use crate::say::{Level, MessageForm, Messages};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct OutputFlags {
-    /// Write the answer to FILE, which is emptied first
+    /// Write the output to FILE, which is truncated first
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// plain, table or json; by default table on a terminal, else plain

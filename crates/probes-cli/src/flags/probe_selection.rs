@@ -1,4 +1,4 @@
-//! Which probes an observation is about.
+//! Probe names and regular expressions as arguments, and the flags that select what to observe.
 
 use probes_lib::Selector;
 

@@ -1,11 +1,11 @@
-//! What an observation may risk.
+//! `-despite-seccomp`: what an observation may risk.
 
 use probes_lib::Options;
 
 // What an observation may risk.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RiskFlags {
-    /// Risk an unreadable seccomp filter, which may kill the process
+    /// Observe under unreadable seccomp filters, which may kill the process
     #[arg(long)]
     despite_seccomp: bool,
 }

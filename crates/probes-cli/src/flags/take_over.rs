@@ -5,7 +5,7 @@ use probes_lib::Options;
 // Whether the process is taken over from another observer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeOver {
-    /// Take over from another observer, which then ends with an error
+    /// Take over from another observer, which then fails with an error
     #[arg(long)]
     force: bool,
 }

@@ -57,7 +57,7 @@ pub(super) struct Pair<'l> {
     pub(super) buckets: Vec<Bucket>,
 }
 
-/// How many times were at least one power of two of nanoseconds, and less than the next.
+/// How many latencies were in `from_ns..to_ns`, from a power of two to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Bucket {
     pub(super) from_ns: u64,

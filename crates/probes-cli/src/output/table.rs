@@ -16,7 +16,7 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool, names_process: bool) -
     }
     let objects = listing.has_other_objects();
     if sites {
-        head.push("what");
+        head.push("kind");
         head.extend(objects.then_some("object"));
         head.extend(["address", "function", "source", "arguments"]);
     } else {

@@ -25,7 +25,7 @@ pub(crate) struct Listing<'t> {
     build_id: Option<String>,
     /// How many sites are observed now.
     observed_sites: Option<usize>,
-    /// Who observes them, or has left them so.
+    /// The process that observes them, or the killed one that has left them observed.
     observer: Option<ObserverView<'t>>,
     /// Whether closures that it marshals are accepted, if that depends on its probes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,7 +36,7 @@ pub(crate) struct Listing<'t> {
 /// The process that observes another one.
 #[derive(Debug, Serialize)]
 struct ObserverView<'t> {
-    /// `None` if it is one of another pid namespace.
+    /// `None` if it is in another pid namespace.
     pid: Option<i32>,
     command: &'t str,
     /// How long ago the observation began.
@@ -101,7 +101,7 @@ pub(super) struct SemaphoreView<'t> {
     pub(super) value: Option<u16>,
 }
 
-/// What to show of each name beside its state.
+/// What to show of each probe besides its state.
 #[derive(Default)]
 pub(crate) struct Detail {
     /// Its sites and semaphores.

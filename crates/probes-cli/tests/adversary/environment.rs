@@ -1,4 +1,5 @@
-//! What a program can see of the world and of itself: the same under `trace` as alone.
+//! A program sees the same environment (descriptors, limits, signals, identity) under `trace` as
+//! without a tool.
 
 use std::fs;
 
@@ -9,8 +10,8 @@ use crate::program::Program;
 use crate::ways::{LAUNCHES, every_way, launched};
 
 // promise: Launching programs: A program sees the same descriptors, limits, signals, status,
-//    environment and identity under `trace` as alone, and while it is switched and observed (2 × 6
-//    starts, and in every way)
+//    environment and identity under `trace` as without a tool, and while its probes are changed and
+//    observed (2 × 6 starts, and every treatment of the adversary suite)
 #[test]
 fn programs_see_the_same_as_alone() {
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! A program that checks itself, in both forms: how it is started, spoken to, and ended.
+//! A program that checks itself, as PIE and as non-PIE: starts it, sends it commands, and ends it.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,15 +15,15 @@ pub(crate) struct Program {
     pub(crate) args: Vec<OsString>,
     /// OCAMLRUNPARAM.
     runtime: &'static str,
-    /// What it is told from time to time, and what it has to answer.
+    /// Sends it commands from time to time, and asserts what it answers.
     dialogue: fn(&mut Talker),
-    /// Whether it says at its end how its checks went.
+    /// Whether it prints the result of its own checks before it exits.
     has_verdict: bool,
-    /// Whether it may lack what an update or an observation needs, such as memory.
+    /// Whether an update or observation of it may be refused, for want of memory for example.
     pub(crate) may_refuse: bool,
-    /// Whether it loads and unloads objects with probes: those of an object that is loaded while they
-    /// are on elsewhere are switched by `-force` alone, never by `-live`, and cannot be undone once
-    /// it is unloaded.
+    /// Whether it loads and unloads objects with probes. A probe that is enabled in one object and
+    /// not in another, loaded later, is inconsistent: `-force` alone repairs it, and never with
+    /// `-live`. What was changed in an object cannot be undone once that is unloaded.
     pub(crate) loads_objects: bool,
 }
 
@@ -69,7 +69,7 @@ impl Program {
         self
     }
 
-    /// The executable: 0 is position independent, 1 is not.
+    /// The executable: PIE if `form` is even, non-PIE if it is odd.
     pub(crate) fn form(&self, form: usize) -> &PathBuf {
         &self.forms[form % 2]
     }
@@ -114,13 +114,13 @@ pub(crate) struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Speaks with it, and asserts that it runs on.
+    /// Sends its commands, checks the answers, and asserts that it still runs.
     pub(crate) fn speak(&mut self) {
         (self.program.dialogue)(&mut self.talker);
         let is_running = self.talker.guard().is_running();
         assert!(
             is_running,
-            "{:?} has ended: {}",
+            "{:?} has exited: {}",
             self.program,
             self.errors()
         );
@@ -150,7 +150,8 @@ impl Running<'_> {
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    /// The same, for a program that is not a child of this process: without its exit status.
+    /// Same as [`Running::end`], for a program that is not a child of this process: its exit status
+    /// is not checked.
     pub(crate) fn verdict(&mut self, what: &str) -> u64 {
         if !self.program.has_verdict {
             (self.program.dialogue)(&mut self.talker);

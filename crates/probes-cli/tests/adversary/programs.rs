@@ -1,4 +1,4 @@
-//! The programs, each treated in every way.
+//! The test programs, each run without the tool, and while it switches, observes or starts them.
 
 use test_support::{Talker, program};
 
@@ -6,7 +6,7 @@ use crate::program::Program;
 use crate::ways::every_way;
 
 // promise: Observations: Timers every 100 µs whose handlers allocate and raise, and signals that a
-//    program sends itself, are handled as without a tool (in every way)
+//    program sends itself, are handled as without the tool (in every way)
 #[test]
 fn signals_are_handled_as_alone() {
     every_way("signals", &Program::checked("signals"));
@@ -18,7 +18,7 @@ fn signals_are_handled_with_small_heap() {
     every_way("signals, in a small heap", &program);
 }
 
-// promise: Observations: System threads that wait, raise out of handlers, fork and exit in a handler
+// promise: Observations: System threads that wait, raise exceptions in probe handlers, fork and exit in one
 //    do so as without a tool (in every way)
 #[test]
 fn system_threads_behave_as_alone() {
@@ -32,8 +32,8 @@ fn children_have_the_same_statuses() {
     every_way("children", &Program::checked("children"));
 }
 
-// promise: Observations: Out_of_memory is caught as without a tool; observing is refused where it
-//    lacks memory (address space, data, locked memory; in every way)
+// promise: Observations: Out_of_memory is caught as without the tool; a process that lacks memory for
+//    an observation is not observed (address space, data, locked memory; in every way)
 #[test]
 fn limits_of_memory_are_respected() {
     for mode in ["address_space", "data", "locked"] {
@@ -127,7 +127,7 @@ fn threads_in_handlers_keep_their_values() {
     every_way("parked", &Program::other("parked", report).with_args(["4"]));
 }
 
-// With an older compiler there are none, and nothing to test.
+// Domains and effects need OCaml 5: an older compiler does not build these programs.
 #[test]
 fn domains_and_effects_behave_as_alone() {
     let folder = program("terminating").with_file_name("ocaml5");

@@ -22,10 +22,10 @@ pub(crate) fn check(lines: &str, what: &str) -> u64 {
     checked
 }
 
-/// Whether the programs pass such a value with this number.
+/// Whether the test programs pass this value in the hit with this number.
 fn is_of(value: &Value, number: i64) -> bool {
     if let Some(text) = value["string"]["text"].as_str() {
-        // A letter, the number, and maybe dots. Other texts have no such form.
+        // A letter, the number, and maybe dots. Strings of any other form are not checked.
         let digits = text[1..].trim_end_matches('.');
         return digits.parse() == Ok(number) || digits.parse::<i64>().is_err();
     }

@@ -1,4 +1,4 @@
-//! Programs on the screen of `top`, which counts them, takes times, and switches a probe.
+//! Programs observed by `top`, which counts their hits, times a pair, and enables a probe.
 
 use test_support::tmux::Terminal;
 

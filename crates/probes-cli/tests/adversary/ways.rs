@@ -1,5 +1,5 @@
-//! What is done to a program: its probes are switched, it is observed, both at once, observers are
-//! killed, and it is started by the tool.
+//! What is done to a program: its probes are switched, it is observed, both in random order,
+//! observers are killed, and it is started by the tool.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -13,7 +13,7 @@ use crate::program::{Program, Running};
 use crate::shown;
 use crate::support::{command, run};
 
-/// A way to treat a running program.
+/// What is done to a program in one run of it; `Storm` mixes switching and observing at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Switched,
@@ -24,7 +24,7 @@ enum Way {
 
 const WAYS: [Way; 4] = [Way::Switched, Way::Observed, Way::Storm, Way::Launched];
 
-/// What is done to a process at a time.
+/// The updates: one of these commands at a time.
 const SWITCHES: [&str; 5] = [
     "attach -enable-all",
     "attach -disable-all",
@@ -51,8 +51,8 @@ pub(crate) const LAUNCHES: [&str; 6] = [
     "-count killed",
 ];
 
-/// Treats a program in every way, in both forms in the long run of the suite, and else in one form
-/// each.
+/// Runs a program in every way: in the long run of the suite in both forms (PIE and non-PIE), in
+/// the short run each way in one of them.
 pub(crate) fn every_way(name: &'static str, program: &Program) {
     let mut case = Case::begin(name, 100);
     assert!(alone(program, &mut case) > 0);
@@ -69,7 +69,7 @@ pub(crate) fn every_way(name: &'static str, program: &Program) {
     }
 }
 
-/// Without a tool, and without input.
+/// Runs both forms without the tool and without input; returns how many rounds they did.
 fn alone(program: &Program, case: &mut Case) -> u64 {
     let rounds = (0..2).map(|form| program.start(form).end("alone"));
     let rounds = rounds.sum();
@@ -99,7 +99,7 @@ fn treat(case: &mut Case, program: &Program, form: usize, way: Way) {
     act(case, &running, "observe -clean");
     running.assert_unobserved();
     let rounds = running.end(&format!("{way:?}"));
-    case.add(format!("rounds in the way {way:?}"), rounds);
+    case.add(format!("rounds, {way:?}"), rounds);
 }
 
 /// Runs the tool on a process, to its end or until it is killed.
@@ -164,7 +164,7 @@ fn kill_observer(case: &mut Case, running: &Running) {
     case.add("observers killed", u64::from(is_killed));
 }
 
-/// How long a program runs that the tool has started.
+/// How long a program runs that was started by `trace`.
 const LAUNCHED: Duration = Duration::from_millis(150);
 
 /// Starts the program by `trace`, from its first instruction on.

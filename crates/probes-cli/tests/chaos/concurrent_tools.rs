@@ -1,5 +1,5 @@
-//! Two and five tools at once on one process: each does all of its update, or names the tool that
-//! is in the way.
+//! Two and five tools update one process at once: each makes its whole update, or fails with the
+//! pid of the tool that holds the update lock or traces the process.
 
 use std::io::Read;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn wait_for_enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     if tool.wait().success() {
         return Ok(());
     }
-    if error.contains("; released, safe to retry; nothing was changed") {
+    if error.contains("; the process was resumed, it is safe to retry; nothing was changed") {
         return Err((0, error));
     }
     let words = ["is being changed by pid ", "is already traced by pid "];
@@ -118,8 +118,8 @@ fn run_at_once(case: &mut Case, file: &Path, args: &[&str], tools: usize, thread
     subject.end();
 }
 
-// promise: Other tracers and tools: Two or five tools at once: each does its whole update or names
-//    the one that holds the process, and the counters add up (840 updates)
+// promise: Other tracers and tools: Two or five tools at once: each makes its whole update or names
+//    the tool that updates or traces the process, and the counters add up (840 updates)
 #[test]
 fn no_update_of_concurrent_tools_is_lost() {
     let mut case = Case::begin("two and five tools at once", 4);

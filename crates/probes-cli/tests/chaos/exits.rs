@@ -104,7 +104,7 @@ fn sweep(case: &mut Case, file: &Path, args: &[&str], event: Event) {
     }
 }
 
-/// The children of this process that were not reaped.
+/// The zombies among the children of this process.
 fn zombies() -> Vec<i32> {
     let own = children(std::process::id() as i32);
     own.into_iter().filter(|&pid| stat(pid, 3) == "Z").collect()
@@ -185,10 +185,10 @@ fn kill_second_before(file: &Path, nth: usize) -> Option<String> {
     let last = errors.lines().next_back().unwrap_or_default();
     let (outcome, action) = match (code, last) {
         (Some(0), _) => ("changed both", Action::Enable),
-        (Some(1), "ocaml-probes: 1 of 2 processes failed; no process was changed") => {
+        (Some(1), "ocaml-probes: failed for 1 of 2 processes; no process was changed") => {
             ("changed none", Action::Disable)
         }
-        (Some(1), "ocaml-probes: 1 of 2 processes failed; the others were changed") => {
+        (Some(1), "ocaml-probes: failed for 1 of 2 processes; the others were changed") => {
             ("changed the other", Action::Enable)
         }
         _ => panic!("before call {nth}: {code:?}, {errors}"),

@@ -190,8 +190,8 @@ fn sweep(case: &mut Case, subject: &mut Subject, activity: Activity, action: Act
                     break;
                 }
             }
-            // An update that makes fewer calls than that ends the sweep. Their number varies, as some wait
-            // for tracees.
+            // An update that makes fewer calls than that ends the sweep. The number of calls
+            // varies, because some of them wait for tracees.
             if calls < nth {
                 break;
             }

@@ -188,7 +188,7 @@ fn kill_at_random(case: &mut Case, subject: &mut Subject, tools: usize) {
         tool.child().kill().unwrap();
         let status = tool.wait();
         subject.assert_released();
-        // Not each time: an OCaml thread that never pauses seldom lets the thread run that answers.
+        // Not each time: an OCaml thread that never pauses seldom lets the answering thread run.
         if tried % 10 == 0 {
             subject.talker.ask("report", "report");
         }

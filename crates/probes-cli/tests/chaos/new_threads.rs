@@ -52,7 +52,7 @@ fn switch_repeatedly(case: &mut Case, file: &Path, args: &[&str], cycles: usize,
 //    even if none lives long (504 cycles of C and OCaml programs, 2,000 to 7,000 threads a second)
 #[test]
 fn threads_created_by_the_thousand_are_all_stopped() {
-    let mut case = Case::begin("switched while threads are born and end", 8);
+    let mut case = Case::begin("switched while threads are created and exit", 8);
     let leaderless = || fixture_forms("churn").map(|file| (file, &["leader-exits"] as &[&str]));
     let with_leader = || {
         let files = fixture_forms("churn")
@@ -65,7 +65,7 @@ fn threads_created_by_the_thousand_are_all_stopped() {
     let mut rounds = 0;
     while case.wants_another_round(rounds, 1) {
         for (file, args) in with_leader().chain(leaderless()) {
-            switch_repeatedly(&mut case, &file, args, each, "threads born");
+            switch_repeatedly(&mut case, &file, args, each, "threads created");
         }
         rounds += 1;
     }

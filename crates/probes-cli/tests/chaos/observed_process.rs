@@ -274,7 +274,7 @@ fn forking_process_is_observed_and_children_run_on() {
                 case.count("cycles");
             }
             let born = subject.rounds().iter().sum::<u64>() - born;
-            case.add("children, each of which exited well", born);
+            case.add("children, each of which exited with status 0", born);
             subject.wait_for_round();
             assert_eq!(anonymous_code_mappings(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");

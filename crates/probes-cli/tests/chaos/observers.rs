@@ -57,8 +57,8 @@ pub(crate) fn end(mut subject: Subject) {
     subject.end();
 }
 
-/// What an observer does: `what` is the pid, how many times (once, or until it is killed), and
-/// whether it takes over from another observer.
+/// Observes, as the process that [`observer`] starts: `what` is the pid, how many times (1, or
+/// `u32::MAX`: until it is killed), and whether it takes over from another observer.
 fn observe(what: &str) {
     let words: Vec<&str> = what.split(' ').collect();
     let [pid, times, take_over] = words[..] else {
@@ -84,7 +84,7 @@ fn observer(test: &str, pid: i32, times: u32) -> Command {
     observer_with(test, pid, times, false)
 }
 
-/// The same; it may take over from another one.
+/// Same as [`observer`]; with `take_over`, it replaces the current observer.
 fn observer_with(test: &str, pid: i32, times: u32, take_over: bool) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "--nocapture", test]);

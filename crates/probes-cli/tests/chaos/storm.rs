@@ -16,7 +16,7 @@ const SIGNALS: u64 = 10_000;
 /// How often the probes are enabled and disabled again in one round, on all programs together.
 const CYCLES: usize = 1000;
 
-/// Only once in this many cycles is the program times_asked what its threads do, as the thread that
+/// Only once in this many cycles is the program asked what its threads do, as the thread that
 /// answers may have to wait: an OCaml thread that never pauses lets others run only now and then.
 const CYCLES_PER_CHECK: usize = 100;
 
@@ -52,7 +52,7 @@ impl Storm {
         (storm, subject)
     }
 
-    /// Ends the storm: every signal has arrived, once, in order.
+    /// Ends the storm, and asserts that every signal has arrived once and in order.
     pub(crate) fn end(&mut self, case: &mut Case) {
         self.sender.close_input();
         let line = self.sender.expect("received");
@@ -78,7 +78,7 @@ struct Workers {
 }
 
 impl Workers {
-    /// How many handlers have run, and the most that can have run; the latter is times_asked for
+    /// How many handlers have run, and the most that can have run; the latter is asked for
     /// afterwards, so it is never too low.
     fn hits(&mut self) -> (u64, u64) {
         if !self.subject.file.to_string_lossy().contains("threads_spin") {
@@ -88,7 +88,7 @@ impl Workers {
         let rounds = self.subject.rounds();
         self.times_asked += 1;
         // A round executes four sites, and the last one may not be over; the thread that answers
-        // executes the four sites, too, each time it is times_asked.
+        // executes the four sites, too, each time it is asked.
         let most = rounds.iter().map(|rounds| 4 * (rounds + 1)).sum::<u64>();
         (self.hits, most + 4 * self.times_asked)
     }
@@ -117,8 +117,8 @@ impl Workers {
         let then = self.hits().0;
         // More handlers than the thread that answers can have run itself.
         eventually("a handler runs", || {
-            let times_asked = 4 * self.times_asked;
-            (self.hits().0 > then + times_asked).then_some(())
+            let by_answers = 4 * self.times_asked;
+            (self.hits().0 > then + by_answers).then_some(())
         });
     }
 

@@ -1,5 +1,5 @@
-//! The process under test, examined without the library: what its bytes say is the truth that
-//! errors, `states()` and `info` are compared with.
+//! The process under test. Its memory is read without the library, and what errors, `states()` and
+//! `info` say is compared with it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ struct Place {
     counters: Vec<u64>,
 }
 
-/// A process that takes commands line by line, with all probes off at first.
+/// A process that takes commands line by line, with all probes disabled at first.
 pub(crate) struct Subject {
     pub(crate) talker: Talker,
     pub(crate) file: PathBuf,
@@ -88,7 +88,8 @@ impl Subject {
             .update_with(actions, options)
     }
 
-    /// Does the same with the options of [`options_with_long_deadline`], and asserts that it succeeds.
+    /// Same as [`Subject::try_apply`], with [`options_with_long_deadline`]; asserts that it
+    /// succeeds.
     #[track_caller]
     pub(crate) fn apply(&self, actions: &Actions) -> Report {
         self.try_apply(actions, options_with_long_deadline())
@@ -139,10 +140,12 @@ impl Subject {
                 "{}: counters {counters:?} are set before all sites are enabled",
                 place.name
             );
-            let state = match counters.iter().all(|&counter| counter > 0) {
-                true if all_on => State::Enabled,
-                false if all_off && counters.iter().all(|&counter| counter == 0) => State::Disabled,
-                _ => State::Inconsistent,
+            let state = if all_on && counters.iter().all(|&counter| counter > 0) {
+                State::Enabled
+            } else if all_off && counters.iter().all(|&counter| counter == 0) {
+                State::Disabled
+            } else {
+                State::Inconsistent
             };
             let smallest = counters.iter().copied().min().unwrap_or(0);
             states.insert(place.name.clone(), (smallest, state));
@@ -214,7 +217,7 @@ impl Subject {
     pub(crate) fn run(&mut self) -> u64 {
         self.talker.send("run");
         let line = loop {
-            let line = self.talker.line().expect("it runs on");
+            let line = self.talker.line().expect("the process still answers");
             if line.starts_with("hits") || line.starts_with("round") {
                 break line;
             }

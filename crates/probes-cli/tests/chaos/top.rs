@@ -36,7 +36,7 @@ fn panic_of_the_screen_restores_terminal_and_process() {
                 screen.contains("status 101") && screen.matches("  -").count() == 2
             });
             let sums: Vec<&str> = screen.lines().filter(|it| it.ends_with("  -")).collect();
-            assert_eq!(sums[0], sums[1], "the terminal is set as before");
+            assert_eq!(sums[0], sums[1], "the terminal's settings are restored");
             assert_eq!(terminal.format("#{alternate_on} #{cursor_flag}"), "0 1");
 
             let states = Target::open(pid).unwrap().states().unwrap();

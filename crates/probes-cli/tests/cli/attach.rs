@@ -1,4 +1,4 @@
-//! Changes of running programs: counters, kinds of flags, force, all or nothing.
+//! `attach`: counters, each kind of flag, `-force`, and that an update is made whole or not at all.
 
 use serde_json::{Value, json};
 use test_support::{Talker, fixture, program, program_forms};

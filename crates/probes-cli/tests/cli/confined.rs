@@ -47,14 +47,12 @@ fn start_with_command(command: &str, program: &PathBuf) -> Talker {
     talker
 }
 
-/// What is said of a process that cannot be observed, and its hint.
+/// The error for a process that cannot be observed, and its hint.
 fn unobservable(pid: i32, reason: &str, hint: &str) -> String {
-    format!(
-        "ocaml-probes: process {pid} has a seccomp filter{reason}; nothing was changed\nhint: {hint}\n"
-    )
+    format!("ocaml-probes: process {pid} {reason}; nothing was changed\nhint: {hint}\n")
 }
 
-const RISK: &str = "; or -despite-seccomp, if you know that it allows mmap and munmap: else it may kill the process";
+const RISK: &str = "; or use -despite-seccomp, if you know that the filter allows mmap, munmap and (for watch) madvise: otherwise it may kill the process";
 
 // promise: Observations: The tool says what a seccomp filter refuses, or why it cannot be read, with a
 //    hint (2 × 4)
@@ -66,15 +64,17 @@ fn seccomp_filter_against_observing_has_a_hint() {
         let call = "mmap of executable memory";
         let refused = unobservable(
             pid,
-            &format!(" that kills it for {call}, which observing injects"),
             &format!(
-                "for this, its filter has to allow {call}; `attach` and `info` need nothing of it"
+                "cannot be observed: observing injects {call}, and its seccomp filter kills it for that"
+            ),
+            &format!(
+                "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"
             ),
         );
         let unreadable = unobservable(
             pid,
-            ", which may kill it for the system calls that observing injects, and which only root can read, \
-             outside of containers",
+            "has a seccomp filter that only root can read, outside of containers: it may kill the process for \
+             the system calls that observing injects",
             &format!("use sudo, outside of containers, to read it{RISK}"),
         );
         let expected = if geteuid().is_root() {
@@ -91,8 +91,8 @@ fn seccomp_filter_against_observing_has_a_hint() {
             let line = format!("count -for 1ms -pid {pid}");
             let reader = unobservable(
                 pid,
-                ", which may kill it for the system calls that observing injects, and which cannot be read from \
-                 here: ocaml-probes is under a seccomp filter itself",
+                "has a seccomp filter that cannot be read by a process that is under a seccomp filter itself: it \
+                 may kill the process for the system calls that observing injects",
                 &format!(
                     "run ocaml-probes outside of the container or service that restricts it{RISK}"
                 ),
@@ -129,7 +129,7 @@ fn despite_seccomp_observes_under_unreadable_filters() {
 #[test]
 fn info_and_live_work_where_seccomp_forbids_ptrace() {
     let filter = fixture("without_ptrace.exe").display().to_string();
-    const WHY: &str = "this container's seccomp profile blocks ptrace";
+    const WHY: &str = "this container's or service's seccomp filter blocks ptrace";
     const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
     for file in fixture_forms("gen_ocaml_2") {
         let target = Talker::start(&file);
@@ -246,7 +246,7 @@ fn process_in_namespace_of_root_is_refused() {
 #[test]
 fn missing_ptrace_capability_of_a_container_is_named() {
     const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
-    const LACKS: &str = "and this container lacks CAP_SYS_PTRACE";
+    const LACKS: &str = "and this container or service lacks CAP_SYS_PTRACE";
     let folder = Folder::new("incapable");
     for file in fixture_forms("gen_ocaml_2") {
         let target = start_with_command("unshare --user --map-root-user", &file);
@@ -254,7 +254,7 @@ fn missing_ptrace_capability_of_a_container_is_named() {
         let inside = format!(
             "nsenter --user --preserve-credentials --target {pid} setpriv --bounding-set=-sys_ptrace"
         );
-        let why = format!("process {pid} has capabilities that ocaml-probes lacks, {LACKS}");
+        let why = format!("process {pid} has capabilities that the calling process lacks, {LACKS}");
         refused(&inside, pid, &why, HINT);
 
         if geteuid().is_root() {
@@ -347,9 +347,12 @@ fn proc_of_another_pid_namespace_is_refused() {
             // The pids in its /proc are not those that system calls take.
             unshare.args(["--user", "--map-root-user", "--pid", "--fork", tool]);
             let failure = run_command(unshare.args(line.split(' '))).failure();
-            let why = "/proc shows another pid namespace than the one that this process is in";
+            let why = "/proc shows another pid namespace than that of the calling process";
             assert!(failure.contains(why), "{line}: {failure}");
-            assert!(failure.contains("mount -t proc"), "{line}: {failure}");
+            assert!(
+                failure.contains("unshare --mount-proc"),
+                "{line}: {failure}"
+            );
         }
         assert!(image(pid) == before);
     }

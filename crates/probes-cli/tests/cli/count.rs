@@ -178,7 +178,7 @@ fn results_are_kept_if_standard_output_fails() {
     let pid = target.pid();
     let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
     for (line, result) in [
-        // At its end, and before.
+        // The write fails at the end, or at an interval before it.
         ("count -for 1ms", "0 0.0 start\n"),
         ("count -interval 1ms", " start\n"),
         ("latency -pair start,stop -for 1ms", " start,stop\n"),
@@ -191,7 +191,7 @@ fn results_are_kept_if_standard_output_fails() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{line}: {said}");
         assert!(said.contains(result), "{line}: {said}");
-        let why = "ocaml-probes: cannot write the answer: No space left on device\n";
+        let why = "ocaml-probes: cannot write the output: No space left on device\n";
         assert!(said.ends_with(why), "{line}: {said}");
         assert_eq!(said.matches("cannot write").count(), 1, "{line}: {said}");
         assert!(!is_observed(pid));
@@ -305,7 +305,8 @@ fn next_count_removes_what_a_killed_one_left() {
         let json = run(&format!("info -quiet -json -pid {pid}")).json();
         assert_eq!(json["observed_sites"], 4);
         assert!(
-            info.stderr.contains("4 sites are observed"),
+            info.stderr
+                .contains("4 sites are instrumented, but no observer reads them"),
             "{}",
             info.stderr
         );
@@ -332,7 +333,7 @@ fn memory_that_stays_mapped_is_reported() {
         let errors = std::io::read_to_string(tool.guard().child().stderr.take().unwrap()).unwrap();
         assert_eq!(tool.guard().wait().code(), Some(0));
         let line = format!("observe -clean -pid {pid}");
-        let what = format!("bytes stay mapped in process {pid}, which does no harm");
+        let what = format!("bytes stay mapped in process {pid} (harmless)");
         assert!(errors.contains(&what) && errors.contains(&line), "{errors}");
         let info = run(&format!("info -pid {pid}"));
         assert!(!info.stderr.contains("observed"), "{}", info.stderr);

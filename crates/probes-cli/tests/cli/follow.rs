@@ -1,5 +1,4 @@
-//! `attach -follow` and `trace -follow`: what a process starts, executes and loads, and how it is
-//! detached.
+//! `attach -follow` and `trace -follow`: following fork, exec and dlopen, and detaching.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -35,7 +34,7 @@ impl Following {
         following
     }
 
-    /// Interrupts the tool, and waits until it has ended with success.
+    /// Interrupts the tool, and asserts that it exits with status 0.
     fn end(mut self) {
         kill(Pid::from_raw(self.0.pid()), Signal::SIGTERM).unwrap();
         assert_eq!(self.0.guard().wait().code(), Some(0));
@@ -529,7 +528,7 @@ fn wait_status(pid: i32) -> WaitStatus {
     })
 }
 
-// promise: Following: A followed process is stopped and continued as without us, and its parent
+// promise: Following: A followed process is stopped and continued as without a tool, and its parent
 //    sees it (2 × 41 stops)
 #[test]
 fn followed_process_stops_as_usual_for_its_parent() {
@@ -616,7 +615,8 @@ fn vfork_and_exited_first_thread_are_followed() {
         let mut talker = Talker::start(&vforker);
         let following = Following::attach(talker.pid());
         talker.vfork();
-        // It cannot be stopped to be detached: the hook stays in its loader, and reports to nobody.
+        // The tool cannot stop it to remove the hook, so the hook stays in its loader and does
+        // nothing.
         following.end();
         eventually("it is not traced", || {
             (status(talker.pid(), "TracerPid") == "0").then_some(())
@@ -700,7 +700,7 @@ fn program_is_followed_after_its_parent_was_killed() {
     }
 }
 
-/// Has `dynhost` fork, and start programs in every way that OCaml's library has; these programs
+/// Makes `dynhost` fork, and start programs by create_process, system and execv; these programs
 /// load its plugin, which executes a site when it is loaded.
 fn start_programs_in_every_way(talker: &mut Talker, file: &Path) {
     let plugin = file.with_file_name("plug.cmxs");
@@ -791,7 +791,7 @@ fn several_are_followed_unless_one_is_already_traced() {
             let answer = object(line);
             answer["pid"].as_i64().unwrap() as i32
         });
-        // When both were first attached, and when the other had executed its program.
+        // Once each when they were attached to, and once more when the other had exec'd.
         assert_eq!(
             reported.collect::<Vec<_>>(),
             [pids[0], pids[1], pids[1]],

@@ -115,7 +115,7 @@ fn unknown_semaphore_layout_is_refused_with_a_hint() {
             run_on("list -quiet", &copy).answer(),
             "only_alpha\nshared\n"
         );
-        // Into other files: the copy can be read only.
+        // Into other files: the copy is read-only.
         let strip = |how: &str, name: &str| {
             let stripped = copy.with_file_name(name);
             let mut strip = std::process::Command::new("strip");
@@ -132,12 +132,12 @@ fn unknown_semaphore_layout_is_refused_with_a_hint() {
         let error = run_on("list -quiet", &stripped).failure();
         let (before, after) = error.split_once(" at 0x").unwrap();
         assert!(
-            before.ends_with("does not show whether the semaphore of probe shared"),
+            before.ends_with("has no symbol for the semaphore of probe shared"),
             "{error}"
         );
         assert!(
             after.ends_with(
-                " has 2 bytes or 4: it has no symbol for it\n\
+                ", so its size (2 or 4 bytes) is unknown\n\
                  hint: do not strip its symbols (`strip --strip-debug` keeps them)\n"
             ),
             "{error}"

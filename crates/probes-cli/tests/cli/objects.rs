@@ -44,7 +44,7 @@ fn sites_name_their_object() {
         assert_eq!(objects("ping", "sites").len(), 4);
 
         let table = run(&format!("info -format table -sites -pid {pid}")).answer();
-        assert!(table.contains("| what      | object "), "{table}");
+        assert!(table.contains("| kind      | object "), "{table}");
         assert!(table.contains(&format!("| {plugin} ")), "{table}");
         let without_sites = run(&format!("info -format table -pid {pid}")).answer();
         assert!(

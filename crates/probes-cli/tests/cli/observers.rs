@@ -1,4 +1,4 @@
-//! Who observes a process: one tool at a time, which the others name.
+//! One observer per process: other tools name it in their errors, or take over with -force.
 
 use std::io::Read;
 use std::path::Path;
@@ -16,8 +16,7 @@ use crate::support::{Run, command, is_observed, run, run_command};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
-const HINT: &str =
-    "hint: wait until it ends; -force takes the process over, and the other ends with an error\n";
+const HINT: &str = "hint: wait until that observer exits, or use -force, which ends its observation with an error\n";
 
 /// What `info` says of the observer of a process.
 fn observer(pid: i32) -> Value {
@@ -57,7 +56,7 @@ pub(crate) fn wait_for_reading(tool: i32) {
         let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
         read.unwrap().parse().unwrap()
     };
-    // 16 pages of counters; of the first reading, a part may come before.
+    // There are 16 pages of counters. Part of the first pass over them may have been read before.
     let before = bytes_read();
     eventually("the counters are read", || {
         (bytes_read() > before + 2 * (16 << 12)).then_some(())
@@ -73,8 +72,8 @@ fn rest(mut tool: Talker) -> (Vec<String>, String, Option<i32>) {
     (lines, said, tool.guard().wait().code())
 }
 
-// promise: Observations: A second observer, of whatever command, is refused by pid, command and age of
-//    the first, and changes nothing (2 × 4 commands)
+// promise: Observations: A second observer, whatever its command, is refused with the pid, command
+//    and age of the first, and changes nothing (2 × 4 commands)
 #[test]
 fn second_observer_is_refused_whatever_the_command() {
     for file in fixture_forms("timed") {
@@ -141,8 +140,8 @@ fn observers_of_a_traced_process_suggest_no_live() {
     assert!(error.contains(&format!("{hint}; or use -live")), "{error}");
 }
 
-// promise: Observations: An observer that is replaced prints its results, and then by whom it was
-//    replaced (2 × 4 commands)
+// promise: Observations: An observer that is replaced prints its results, and then the process that
+//    replaced it (2 × 4 commands)
 #[test]
 fn replaced_observer_prints_results_and_its_successor() {
     for file in fixture_forms("timed") {
@@ -219,8 +218,8 @@ fn every_observing_command_takes_over_with_force() {
     }
 }
 
-// promise: Observations: `info` tells an observer that runs from one that was killed, and the next
-//    one need not ask (2)
+// promise: Observations: `info` distinguishes a running observer from a killed one, and the
+//    observer after a killed one needs no `-force` (2)
 #[test]
 fn info_tells_a_live_observer_from_a_killed() {
     for file in fixture_forms("timed") {
@@ -245,9 +244,9 @@ fn info_tells_a_live_observer_from_a_killed() {
         );
         let info = run(&format!("info -pid {pid}"));
         let expected = format!(
-            "ocaml-probes: warning: 2 sites are observed, but without an observer: left by pid {} \
+            "ocaml-probes: warning: 2 sites are instrumented, but no observer reads them: installed by pid {} \
              (ocaml-probes count -quiet -pid {pid})\n\
-             hint: `ocaml-probes observe -clean -pid {pid}` removes what a killed one has left\n",
+             hint: `ocaml-probes observe -clean -pid {pid}` removes what a killed observer left\n",
             tool.pid()
         );
         assert_eq!(info.stderr, expected);
@@ -296,8 +295,8 @@ fn one_of_several_tools_at_once_observes() {
     }
 }
 
-// promise: Observations: A program under `trace -count` that is taken over: the results until then are
-//    printed, by whom it was, and the program runs on (2)
+// promise: Observations: If a program under `trace -count` is taken over, the tool prints the
+//    results until then and the process that took over, and the program runs on (2)
 #[test]
 fn traced_program_that_is_taken_over_runs_on() {
     for file in fixture_forms("timed") {
@@ -372,7 +371,7 @@ fn observer_is_seen_from_another_pid_namespace() {
         let info = run_there(pid, "info -json -quiet -pid 1").json();
         assert_eq!(info["observer"]["alive"], false);
 
-        // Without asking.
+        // Without -force, as the observer before it was killed.
         let mut inside = there(pid, "count -quiet -pid 1");
         let mut inside = Guard::spawn(inside.stdin(Stdio::null()).stdout(Stdio::null()));
         eventually("the tool inside observes", || {

@@ -1,4 +1,4 @@
-//! What a build without the feature `fault-injection` lacks: the injection of faults.
+//! A build without the feature `fault-injection` cannot inject faults.
 
 use test_support::output;
 

@@ -55,7 +55,7 @@ impl Waiting {
     }
 }
 
-// promise: Updates for a time: What was before is restored when the time is over (4 processes,
+// promise: Updates for a time: The earlier state is restored when the time is over (4 processes,
 //    compared byte by byte)
 #[test]
 fn state_is_restored_when_the_time_is_over() {
@@ -79,7 +79,8 @@ fn state_is_restored_when_the_time_is_over() {
     }
 }
 
-// promise: Updates for a time: What was before is restored on SIGINT, SIGTERM and SIGHUP (6)
+// promise: Updates for a time: The earlier state is restored on SIGINT, SIGTERM, SIGHUP and SIGQUIT
+//    (2 × 4)
 #[test]
 fn state_is_restored_on_a_termination_signal() {
     for signal in [
@@ -269,7 +270,7 @@ fn breakpoint_keeps_only_its_own_probe_from_restoring() {
         assert!(stdout.contains("flag 1 -> 0, 0 sites\n"), "{stdout}");
         assert!(stdout.contains("watched 1 -> 0, 1 site\n"), "{stdout}");
         assert!(!stdout.contains("plain 1 -> 0"), "{stdout}");
-        let why = "ocaml-probes: cannot undo the changes of plain: something else, such as a breakpoint, is in";
+        let why = "ocaml-probes: cannot undo the changes of plain: their sites hold other bytes, such as a breakpoint";
         assert!(stderr.contains(why), "{stderr}");
         let hint = format!(
             "attach -pid {} -disable plain` undoes the changes\n",

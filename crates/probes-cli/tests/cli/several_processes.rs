@@ -74,7 +74,7 @@ fn one_unsuitable_process_keeps_all_unchanged() {
     assert!(
         refused
             .stderr
-            .ends_with("ocaml-probes: 2 of 4 processes failed; no process was changed\n"),
+            .ends_with("ocaml-probes: failed for 2 of 4 processes; no process was changed\n"),
         "{}",
         refused.stderr
     );
@@ -103,7 +103,7 @@ fn one_traced_process_keeps_all_unchanged() {
         gdb.pid()
     );
     assert!(refused.stderr.starts_with(&why), "{}", refused.stderr);
-    let end = "ocaml-probes: 1 of 2 processes failed; no process was changed\n";
+    let end = "ocaml-probes: failed for 1 of 2 processes; no process was changed\n";
     assert!(refused.stderr.ends_with(end), "{}", refused.stderr);
     assert!(image(first) == before);
 }
@@ -168,7 +168,7 @@ fn readable_processes_are_shown_though_another_is_not() {
     let end = format!(
         "ocaml-probes: {impossible_pid}: no process {impossible_pid}\n\
          hint: it has exited, or the pid is one of another pid namespace (a container)\n\
-         ocaml-probes: 2 of 4 processes failed\n"
+         ocaml-probes: failed for 2 of 4 processes\n"
     );
     assert!(shown.stderr.ends_with(&end), "{}", shown.stderr);
     exited.wait();

@@ -61,7 +61,7 @@ fn answer_that_cannot_be_written_is_an_error() {
     let errors = std::io::read_to_string(&mut errors).unwrap();
     assert_eq!(
         errors,
-        "ocaml-probes: cannot write the answer: No space left on device\n"
+        "ocaml-probes: cannot write the output: No space left on device\n"
     );
 }
 
@@ -77,7 +77,7 @@ fn completed_change_is_not_reported_as_failed() {
     assert_eq!(guard.wait().code(), Some(1));
     assert_eq!(
         std::io::read_to_string(&mut errors).unwrap(),
-        "ocaml-probes: cannot write the answer: No space left on device; the probes were changed\n"
+        "ocaml-probes: cannot write the output: No space left on device; the probes were changed\n"
     );
     assert!(states(target.pid()).contains("plain enabled"));
 }

@@ -1,4 +1,4 @@
-//! Running the program, golden files, reading targets.
+//! Runs `ocaml-probes`, compares with golden files, and reads targets.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -178,8 +178,7 @@ pub(crate) fn image(pid: i32) -> Vec<u8> {
     image
 }
 
-/// Writes into the memory of a process that is waiting for a line; the program under test is not
-/// used.
+/// Writes into the memory of a process that waits for a line, without the tool.
 pub(crate) fn poke(pid: i32, address: &Value, bytes: &[u8]) {
     let memory = OpenOptions::new()
         .write(true)
@@ -209,7 +208,7 @@ pub(crate) fn is_observed(pid: i32) -> bool {
         .any(|line| line.contains(" r-xp 00000000 00:00 0") && !line.ends_with(']'))
 }
 
-/// Plain `info`.
+/// What `info` prints in plain format: a line with name and state for each probe.
 #[track_caller]
 pub(crate) fn states(pid: i32) -> String {
     run(&format!("info -quiet -pid {pid}")).answer()

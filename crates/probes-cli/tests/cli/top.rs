@@ -190,7 +190,8 @@ fn keys_work_and_the_terminal_may_be_resized() {
         assert_eq!(names(&screen), ["only_alpha"]);
 
         top.terminal.press(&["?"]);
-        top.terminal.wait_for("Quitting undoes everything");
+        top.terminal
+            .wait_for("Quitting removes all instrumentation");
         top.terminal.resize(40, 8);
         let screen = top.terminal.wait_until("few columns", |screen| {
             screen.contains("HITS/S") && !screen.contains("SHARE")
@@ -203,8 +204,8 @@ fn keys_work_and_the_terminal_may_be_resized() {
     }
 }
 
-// promise: top: What a key has switched is switched back at the end, and what other tools want
-//    stays (2)
+// promise: top: Probes that a key has switched are switched back at the end, and what other tools
+//    have enabled stays enabled (2)
 #[test]
 fn probe_is_switched_by_key_and_restored_finally() {
     for target in both_forms("gen_ocaml") {
@@ -310,7 +311,7 @@ fn termination_signals_restore_terminal_and_process() {
 fn lost_terminal_restores_the_process() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
-        // It learns it by SIGHUP or, where that is ignored, by the error of a read.
+        // It is notified by SIGHUP or, if that is ignored, by an error when it reads a key.
         for before in ["", "trap '' HUP;"] {
             let top = Top::start_after(pid, "-interval 10ms", before);
             top.terminal.press(&["Down", "Enter"]);

@@ -175,7 +175,7 @@ fn name_without_a_slash_is_searched_in_path() {
     );
     assert!(error.contains("the program was not started"), "{error}");
     assert!(
-        error.contains("the file in this folder is ./terminating.exe"),
+        error.contains("the file in this directory is ./terminating.exe"),
         "{error}"
     );
 }

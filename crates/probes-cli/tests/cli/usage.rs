@@ -1,4 +1,4 @@
-//! Different spellings of the same arguments, and senseless arguments.
+//! Different spellings of the same arguments, and usage errors.
 
 use test_support::{Talker, fixture, program};
 
@@ -67,7 +67,7 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "watch -pid 7 -probe a -rate fast",
         "observe -pid 7",
         "observe -clean",
-        // Flags and commands that do not exist here.
+        // Flags of other commands, and a command that does not exist.
         "trace -prog x -wait=yes",
         "info -pid 7 -wait",
         "trace -prog x -force",

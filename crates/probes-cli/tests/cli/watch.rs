@@ -186,8 +186,8 @@ fn watch_ends_although_its_output_is_unread() {
     }
 }
 
-// promise: Observations: Lines are whole when the time of `watch` is over while its output waits, and
-//    each hit is shown or counted as lost (2)
+// promise: Observations: If `watch -for` ends while nobody reads its output, its last line is
+//    whole, and each hit is shown or counted as dropped (2)
 #[test]
 fn lines_are_whole_when_time_is_over() {
     for file in program_forms("shown") {
@@ -202,7 +202,7 @@ fn lines_are_whole_when_time_is_over() {
         let mut tool = Guard::spawn(tool.stdout(Stdio::piped()));
         let mut output = tool.child().stdout.take().unwrap();
         // Not by its maps: sites are patched last.
-        eventually("its sites are observed, or have been", || {
+        eventually("its sites are observed, or the tool has exited", || {
             let info = run(&format!("info -pid {pid}"));
             (info.stderr.contains("observed") || !tool.is_running()).then_some(())
         });

@@ -1,5 +1,5 @@
-//! Bytes of a `.note.stapsdt` section -> notes. Any bytes give notes or an error: there
-//! is no panic.
+//! Parses the notes of a `.note.stapsdt` section. Any bytes give notes or an error, and never a
+//! panic.
 //!
 //! ```text
 //! u32 namesz = 8   u32 descsz   u32 type = 3   "stapsdt\0"
@@ -101,7 +101,7 @@ pub(crate) fn each_note<E>(
     Ok(())
 }
 
-/// Length of the parts in bytes: so long that the cost of the system calls does not matter.
+/// Length of the parts in bytes: large enough that the cost of the system calls does not matter.
 const PART: usize = 32 << 10;
 
 /// How far in a section notes have been read.

@@ -58,7 +58,7 @@ impl Symbols<'_> {
         found
     }
 
-    /// Returns whether the name of a symbol may end so.
+    /// Returns whether the name of some symbol may end with `end`.
     pub(crate) fn has_name_ending(&self, end: &str) -> bool {
         !places_of(&self.strings, end).is_empty()
     }
@@ -71,7 +71,7 @@ pub(super) fn defined(table: &[u8]) -> Vec<Sym> {
     symbols
 }
 
-/// Returns where in the strings a name ends one: the linker lets a string share the end of another.
+/// Returns the offsets at which `name` is a string or the tail of one: linkers merge common tails.
 fn places_of(strings: &[u8], name: &str) -> Vec<usize> {
     let with_end: Vec<u8> = name.bytes().chain([0]).collect();
     memchr::memmem::find_iter(strings, &with_end).collect()

@@ -61,7 +61,7 @@ fn good_file_has_its_sections_and_segments() {
         Some((FileAddr(ProgramSpec::PROBES), 16))
     );
     assert!(elf.contents(".note.stapsdt").unwrap().is_some());
-    // Not the beginning of a name, nor its end.
+    // A prefix or a suffix of a section's name does not match.
     assert!(elf.contents(".note").unwrap().is_none());
     assert!(elf.section_range("probes").is_none());
 
@@ -144,7 +144,8 @@ fn missing_section_headers_give_no_sections() {
 fn section_names_are_found_or_refused() {
     let beyond = defect(&[(E_SHSTRNDX, &[9, 0])]);
     assert_eq!(beyond, ElfDefect::Table("the section names"));
-    // elf(5): the real number and index are in the first section then.
+    // elf(5): if e_shnum is 0 and e_shstrndx is SHN_XINDEX, sh_size and sh_link of section 0 have
+    // the values.
     let numbers = [
         (E_SHNUM, &[0, 0][..]),
         (section_field(0, SH_SIZE), &[9]),
@@ -244,7 +245,7 @@ fn sparse_file_causes_no_large_allocation() {
     let error = elf.contents(".note.stapsdt").err().unwrap();
     assert_eq!(
         error.to_string(),
-        "/srv/server.exe is corrupt: .note.stapsdt claim 2199023255552 bytes"
+        "/srv/server.exe is corrupt: impossible size of .note.stapsdt: 2199023255552 bytes"
     );
 }
 

@@ -52,8 +52,7 @@ pub enum FileError {
     },
     /// The provider `ocaml` has semaphores of 2 and of 4 bytes, and which one this is cannot be told.
     #[error(
-        "does not show whether the semaphore of probe {name} at {address} has 2 bytes or 4: it has no symbol \
-         for it"
+        "has no symbol for the semaphore of probe {name} at {address}, so its size (2 or 4 bytes) is unknown"
     )]
     UnknownLayout {
         /// The probe's name.
@@ -125,7 +124,7 @@ pub enum ElfDefect {
     #[error("is corrupt: {0} cannot be read")]
     Table(&'static str),
     /// A section of an impossible size.
-    #[error("is corrupt: {what} claim {size} bytes")]
+    #[error("is corrupt: impossible size of {what}: {size} bytes")]
     TooLarge {
         /// The section.
         what: &'static str,
@@ -133,9 +132,7 @@ pub enum ElfDefect {
         size: u64,
     },
     /// The notes cannot be found without section headers.
-    #[error(
-        "has no section headers, so its probes cannot be found: keep .note.stapsdt when stripping"
-    )]
+    #[error("has no section headers, so its probes cannot be found")]
     NoSectionHeaders,
     /// Sites or semaphores that contradict each other.
     #[error("is corrupt: {0}")]
@@ -159,7 +156,7 @@ pub struct MalformedNote {
 #[non_exhaustive]
 pub enum NoteDefect {
     /// The section ends inside the note's header.
-    #[error("{left} bytes left < 12, the length of a note's header")]
+    #[error("its header needs 12 bytes, {left} left")]
     HeaderCut {
         /// Bytes from the note's start to the section's end.
         left: usize,
@@ -199,10 +196,10 @@ pub enum ProbeDefect {
     #[error("has a name that is empty or not printable")]
     Name,
     /// The argument string is not UTF-8.
-    #[error("has an argument string that is not text")]
+    #[error("has an argument string that is not UTF-8")]
     Arguments,
     /// No site, in a generation where each note has one.
-    #[error("has no site (pc 0), which only notes of provider ocaml_2 may have")]
+    #[error("has no site (pc 0); only a note of provider ocaml_2 may lack one")]
     NoSite,
     /// The site is not in executable bytes of the file.
     #[error("has its site at {0}, outside the executable segments of the file")]
@@ -230,7 +227,7 @@ pub enum ProbeDefect {
 
 fn namelessness(in_memory: bool) -> &'static str {
     if in_memory {
-        "it is in memory alone (memfd), and its descriptor is closed"
+        "it exists only in memory (memfd_create), and no descriptor for it is open"
     } else {
         "it was deleted or replaced since it was loaded"
     }

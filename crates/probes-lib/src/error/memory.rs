@@ -143,7 +143,7 @@ impl fmt::Display for MemoryPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             MemoryPart::Site => "a site",
-            MemoryPart::Semaphore => "a semaphore",
+            MemoryPart::Semaphore => "a counter",
             MemoryPart::Trampoline => "a trampoline",
             MemoryPart::InjectedCall => "an injected call",
             MemoryPart::ObservationData => "observation data",
@@ -158,7 +158,7 @@ fn write_obstacle(part: MemoryPart, error: &io::Error) -> &'static str {
         MemoryPart::Site | MemoryPart::Trampoline | MemoryPart::InjectedCall
     );
     if is_code && error.raw_os_error() == Some(libc::EIO) {
-        ": proc_mem.force_override=never and POKETEXT failed"
+        "; PTRACE_POKETEXT failed, too (proc_mem.force_override=never?)"
     } else {
         ""
     }

@@ -51,12 +51,12 @@ impl fmt::Display for ObserverProcess {
 #[non_exhaustive]
 pub enum ObserveError {
     /// The probes to be observed have counters, but no sites.
-    #[error("has no site of any probe that is to be observed")]
+    #[error("has no sites for the probes to be observed: they have semaphores only")]
     NoSites,
     /// No address range for trampolines is free within reach of the sites.
     #[error("has no address range free for trampolines within reach of its sites")]
     NoRoom,
-    /// No object of the process has unused bytes after its code, in which a remote call could be
+    /// No object of the process has unused bytes after its code, in which an injected call could be
     /// placed. This happens if the program is linked statically and its last page of code is full.
     #[error(
         "has no loaded object with {bytes} free bytes after its code, which observing needs to inject system calls"
@@ -65,13 +65,13 @@ pub enum ObserveError {
         /// How many there have to be.
         bytes: usize,
     },
-    /// No thread of the process can be made to execute a remote call.
+    /// No thread of the process can be made to execute an injected call.
     #[error(
-        "has no thread that can execute an injected system call: all are busy with signals or in restartable sequences"
+        "has no thread that can execute an injected system call: each has a pending signal, is in a restartable sequence (rseq), or still executes the calls of a killed tool"
     )]
     NoThreadToRedirect,
     /// Each thread of the process has a seccomp filter that refuses a system call which observing injects.
-    #[error("has a seccomp filter that {}, which observing injects", .action.text(.call))]
+    #[error("cannot be observed: observing injects {call}, and its seccomp filter {action}")]
     SeccompRefuses {
         /// The system call, and what for.
         call: &'static str,
@@ -86,7 +86,7 @@ pub enum ObserveError {
     /// It may kill the process for an injected system call.
     /// [`Options::despite_seccomp`](crate::Options::despite_seccomp) takes the risk.
     #[error(
-        "has a seccomp filter, which may kill it for the system calls that observing injects, and which {why}"
+        "has a seccomp filter that {why}: it may kill the process for the system calls that observing injects"
     )]
     SeccompUnreadable {
         /// Why it cannot be read.
@@ -167,19 +167,19 @@ pub enum SeccompAction {
     Trace,
 }
 
-impl SeccompAction {
-    /// What a filter does, for a system call.
-    fn text(self, call: &str) -> String {
-        match self {
-            SeccompAction::Kill => format!("kills it for {call}"),
-            SeccompAction::Trap => format!("sends it SIGSYS for {call}"),
-            SeccompAction::Errno(0) => format!("skips {call}"),
+/// The end of a sentence that begins with the system call and the filter.
+impl fmt::Display for SeccompAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            SeccompAction::Kill => f.write_str("kills it for that"),
+            SeccompAction::Trap => f.write_str("sends it SIGSYS for that"),
+            SeccompAction::Errno(0) => f.write_str("skips that call"),
             SeccompAction::Errno(errno) => match Errno::from_raw(errno) {
-                Errno::UnknownErrno => format!("refuses {call} with error {errno}"),
-                known => format!("refuses {call} with {known:?}"),
+                Errno::UnknownErrno => write!(f, "refuses that with error {errno}"),
+                known => write!(f, "refuses that with {known:?}"),
             },
-            SeccompAction::Notify => format!("lets another process decide on {call}"),
-            SeccompAction::Trace => format!("lets a tracer decide on {call}"),
+            SeccompAction::Notify => f.write_str("lets another process decide on that"),
+            SeccompAction::Trace => f.write_str("lets a tracer decide on that"),
         }
     }
 }
@@ -192,10 +192,10 @@ pub enum UnreadableFilter {
     #[error("only root can read, outside of containers")]
     NotPermitted,
     /// The kernel allows it only to processes that have no filter themselves.
-    #[error("cannot be read from here: ocaml-probes is under a seccomp filter itself")]
+    #[error("cannot be read by a process that is under a seccomp filter itself")]
     ReaderFiltered,
     /// The kernel was built without `CONFIG_CHECKPOINT_RESTORE`.
-    #[error("this kernel does not let be read (CONFIG_CHECKPOINT_RESTORE)")]
+    #[error("this kernel cannot show (it was built without CONFIG_CHECKPOINT_RESTORE)")]
     NotSupported,
     /// It has instructions that classic BPF does not have.
     #[error("is not a classic BPF program")]
@@ -209,7 +209,7 @@ fn replaced(observer: Option<&ObserverProcess>) -> String {
     )
 }
 
-/// The age of an observation, in its largest unit.
+/// The age of an observation, in the largest unit of which it has two.
 fn in_words(age: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [
         (86_400, "days"),

@@ -6,9 +6,8 @@ use crate::address::LiveAddr;
 use crate::build_id::BuildId;
 use crate::site::SiteCode;
 
-/// Why probes are not found, or cannot be changed as asked. If no probe is found, the message names
-/// the file, which is the subject of the error; otherwise it names the probe, and the error has no
-/// subject.
+/// Why probes are not found, or cannot be changed as asked. The subject of the error is the file if
+/// no probe is found, otherwise [`Subject::None`](crate::Subject::None).
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -85,7 +84,7 @@ pub enum ProbeError {
     },
     /// A probe's counters and sites disagree.
     #[error(
-        "{enabled} of {sites} sites of \"{name}\" are enabled and its counter is {counter} (an interrupted run?)"
+        "{enabled} of {sites} sites of \"{name}\" are enabled and its counter is {counter} (an interrupted update?)"
     )]
     Inconsistent {
         /// The probe.
@@ -111,7 +110,7 @@ pub enum ProbeError {
     },
     /// A probe is to be changed while the process runs, and is in an object that can be unloaded.
     #[error(
-        "probe \"{name}\" also has sites in {}, which could be unloaded while they are written",
+        "cannot change probe \"{name}\" without stopping the process: it has sites in {}, which could be unloaded meanwhile",
         file_name(object)
     )]
     LiveUnloadable {
@@ -203,7 +202,7 @@ fn site_text(found: SiteCode, expected: SiteCode) -> String {
     } else {
         "file and process differ"
     };
-    // At offset 1, the opcode of an enabled site is as right as that of a disabled one.
+    // At offset 1, either opcode is expected: that of an enabled or that of a disabled site.
     let is_wrong =
         |&at: &usize| found.0[at] != expected.0[at] && !(at == 1 && found.enabled().is_some());
     let differing: Vec<usize> = (0..found.0.len()).filter(is_wrong).collect();

@@ -42,13 +42,15 @@ pub enum ProcessError {
     },
     /// Stopping this process itself, or an ancestor that waits for it, would never come to an end.
     /// A program changes its own probes with [`Target::current`](crate::Target::current).
-    #[error("is {}, which cannot be stopped from here", if *.own { "this process itself" } else { "an ancestor of this process" })]
+    #[error("cannot be stopped from here: it is {}", if *.own { "the calling process itself" } else { "an ancestor of the calling process" })]
     SelfOrAncestor {
         /// Whether it is this process, and not an ancestor.
         own: bool,
     },
     /// A [`Target`](crate::Target) for the current process is used in a child of it.
-    #[error("cannot be changed from its child, process {child}, which has to open itself")]
+    #[error(
+        "cannot be changed from its forked child, process {child}: the child needs a target of its own (Target::current, probes_open)"
+    )]
     Forked {
         /// This process.
         child: i32,
@@ -62,7 +64,10 @@ pub enum ProcessError {
         denial: Denial,
     },
     /// A thread, which is the subject, did not stop in time.
-    #[error("({name}) is {}; released, safe to retry", state_text(*.state, .wchan))]
+    #[error(
+        "({name}) did not stop within {deadline_ms} ms: it is {}; the process was resumed, it is safe to retry",
+        state_text(*.state, .wchan)
+    )]
     Busy {
         /// The thread's name.
         name: String,
@@ -75,7 +80,7 @@ pub enum ProcessError {
     },
     /// Threads were started faster than they could be stopped.
     #[error(
-        "kept starting threads, and could not be stopped within {deadline_ms} ms; released, safe to retry"
+        "kept starting threads, and could not be stopped within {deadline_ms} ms; the process was resumed, it is safe to retry"
     )]
     ThreadsKeepStarting {
         /// The deadline, in milliseconds.
@@ -85,7 +90,7 @@ pub enum ProcessError {
     #[error("executed a new program meanwhile")]
     Executed,
     /// Another process changed its probes, or it changed its mappings, again and again meanwhile.
-    #[error("has probes or mappings that kept changing meanwhile")]
+    #[error("had its probes or mappings changed during every attempt")]
     KeepsChanging,
 }
 
@@ -101,7 +106,7 @@ pub enum Denial {
         scope: u8,
     },
     /// A seccomp filter on this process, as in many containers.
-    #[error("this container's seccomp profile blocks ptrace")]
+    #[error("this container's or service's seccomp filter blocks ptrace")]
     Seccomp,
     /// The process is of another user.
     #[error("belongs to uid {uid} ({name})")]
@@ -118,11 +123,11 @@ pub enum Denial {
     #[error("is not dumpable (setuid or file capabilities, or prctl)")]
     NotDumpable,
     /// The process has capabilities that this process lacks.
-    #[error("has capabilities that ocaml-probes lacks")]
+    #[error("has capabilities that the calling process lacks")]
     MorePrivileged,
     /// The denial in the field. `CAP_SYS_PTRACE` would overcome it, but no process of this
     /// container can have that capability, because it is not in the bounding set.
-    #[error("{0}, and this container lacks CAP_SYS_PTRACE")]
+    #[error("{0}, and this container or service lacks CAP_SYS_PTRACE")]
     Incapable(Box<Denial>),
     /// A Linux security module.
     #[error("denied by a security policy (AppArmor, SELinux)")]

@@ -26,7 +26,7 @@ pub enum SystemError {
         source: io::Error,
     },
     /// /proc is of another pid namespace than this process's. The message names no subject.
-    #[error("/proc shows another pid namespace than the one that this process is in")]
+    #[error("/proc shows another pid namespace than that of the calling process")]
     ForeignProc,
     /// There is no /proc that shows this process. The message names no subject.
     #[error("/proc is not mounted, or does not show this process")]
@@ -52,7 +52,7 @@ impl SystemError {
 pub enum Operation {
     /// To read its memory, or what /proc shows of it.
     Read,
-    /// To attach to it, or to open its memory for writing.
+    /// To attach to it, to open its memory for writing, or to open the file of its update lock.
     Attach,
     /// To take the lock that keeps two updates of it apart.
     Lock,

@@ -6,7 +6,7 @@
 //!              eventfd, readable while     poll(2), epoll(7)
 //!              `next` should be called
 //! is_stopping                        ◀──   stop
-//! wait_until_received                ◀──   next, once more
+//! wait_until_first_is_done           ◀──   next, once more
 //! drop     ──▶ closed                      is_closed
 //! ```
 //!

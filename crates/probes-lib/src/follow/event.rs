@@ -48,8 +48,8 @@ pub enum FollowEvent {
         /// The program that it runs now.
         program: PathBuf,
     },
-    /// A process has executed a program that has no probes, nor have its libraries, and was detached from. That
-    /// program is left as it was.
+    /// A process has executed a program without probes, also in its libraries, and was detached.
+    /// Nothing was changed in that program.
     Detached {
         /// The process.
         pid: i32,

@@ -51,7 +51,8 @@ impl ResolvedActions {
     }
 }
 
-/// Returns whether a translator executes the program: it is followed like one without probes.
+/// Returns whether the program runs under a binary translator (valgrind, qemu-user): then it is
+/// followed like a program without probes.
 fn is_translated(error: &Error) -> bool {
     matches!(
         error.kind(),

@@ -1,8 +1,8 @@
-//! Finds a code cave: unused bytes at the end of a code page, into which remote calls are written.
+//! Finds a code cave: unused bytes at the end of a code page, into which injected calls are written.
 
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::error::{Error, ObserveError, Result};
-use crate::inject::remote_call;
+use crate::inject::injected_call;
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
@@ -36,19 +36,20 @@ pub(crate) fn find(
                 continue;
             };
             // The end of the page: at the start of the cave, a loader may have our hook.
-            let len = remote_call::MAX_LEN as u64;
+            let len = injected_call::MAX_LEN as u64;
             let at = end.next_multiple_of(PAGE).wrapping_sub(len);
             let cave = bias.live(FileAddr(at));
             let is_unused = at >= end && mapping.contains(cave, len);
-            let mut bytes = [0; remote_call::MAX_LEN];
-            if is_unused && memory.read(cave, &mut bytes).is_ok() && remote_call::is_free(&bytes) {
+            let mut bytes = [0; injected_call::MAX_LEN];
+            if is_unused && memory.read(cave, &mut bytes).is_ok() && injected_call::is_free(&bytes)
+            {
                 return Ok(cave);
             }
         }
     }
-    // If the process has been killed meanwhile, none of its files could be opened: that is the
-    // error then.
+    // If the process has exited meanwhile, none of its files could be opened: then that is what is
+    // reported.
     read_maps(process)?;
-    let bytes = remote_call::MAX_LEN;
+    let bytes = injected_call::MAX_LEN;
     Err(Error::of_process(pid, ObserveError::NoCodeCave { bytes }))
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::error::{Error, ErrorKind, MemoryPart, ObserveError, Operation, ProcessError, Result};
+use crate::inject::injected_call::{self, InjectedCall, PlacedCall, Registers};
 use crate::inject::permissions::Permissions;
 use crate::inject::redirect;
-use crate::inject::remote_call::{self, PlacedCall, Registers, RemoteCall};
 use crate::memory::WriteMemory;
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
@@ -22,7 +22,7 @@ pub(crate) struct Injector<'i> {
     pub(crate) tracer: &'i Tracer<'i>,
     pub(crate) process: &'i Process,
     pub(crate) memory: &'i ProcessMemory,
-    /// Where their code is written.
+    /// Where the code that makes the calls is written.
     pub(crate) code_cave: LiveAddr,
     /// How long it may take.
     pub(crate) limit: Duration,
@@ -46,10 +46,10 @@ impl<'i> Injector<'i> {
     ///
     /// [`ProcessError::KeepsChanging`] if the process has mapped something else where they were to map
     /// memory; [`ObserveError::MapRefused`] if they have not mapped or unmapped what they were to.
-    pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[RemoteCall]) -> Result<Stopped<'i>> {
+    pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[InjectedCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
         let begun = Instant::now();
-        let before = if calls.iter().any(RemoteCall::unmaps) {
+        let before = if calls.iter().any(InjectedCall::unmaps) {
             read_maps(self.process)?
         } else {
             Vec::new()
@@ -89,14 +89,14 @@ impl<'i> Injector<'i> {
     fn try_to_run(
         &self,
         stopped: Stopped<'i>,
-        calls: &[RemoteCall],
+        calls: &[InjectedCall],
         begun: Instant,
     ) -> Result<(Stopped<'i>, bool)> {
         let pid = self.process.pid();
         let range = self.range();
         let mut stopped = stopped;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        let placed: Vec<PlacedCall> = remote_call::placed(calls, self.code_cave).collect();
+        let placed: Vec<PlacedCall> = injected_call::placed(calls, self.code_cave).collect();
         let thread = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
                 break stopped
@@ -130,12 +130,12 @@ impl<'i> Injector<'i> {
         &self,
         mut stopped: Stopped<'i>,
         tid: i32,
-        call: RemoteCall,
+        call: InjectedCall,
     ) -> Result<(Stopped<'i>, bool)> {
-        /// One more than the first, so that a thread can receive a signal.
+        /// A second one, because the thread may have to receive a signal first.
         const TRIES: usize = 2;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        let placed: Vec<PlacedCall> = remote_call::placed(&[call], self.code_cave).collect();
+        let placed: Vec<PlacedCall> = injected_call::placed(&[call], self.code_cave).collect();
         let mut tries = 0;
         loop {
             tries += 1;
@@ -164,13 +164,13 @@ impl<'i> Injector<'i> {
         &self,
         stopped: Stopped<'i>,
         (tid, before): (i32, Registers),
-        calls: &[RemoteCall],
+        calls: &[InjectedCall],
     ) -> Result<(Stopped<'i>, bool)> {
         let pid = self.process.pid();
         let range = self.range();
-        let code = remote_call::code(calls, &before);
-        let (mark, code) = code.split_at(remote_call::MARK_LEN);
-        let entry = remote_call::entry(self.code_cave);
+        let code = injected_call::code(calls, &before);
+        let (mark, code) = code.split_at(injected_call::MARK_LEN);
+        let entry = injected_call::entry(self.code_cave);
         self.write(&stopped, self.code_cave, mark)?;
         self.write(&stopped, entry, code)?;
         let (memory, limit) = (self.memory, self.limit);
@@ -195,12 +195,12 @@ impl<'i> Injector<'i> {
     pub(crate) fn unmap_all(
         &self,
         mut stopped: Stopped<'i>,
-        orphaned: &[RemoteCall],
-        calls: impl Iterator<Item = RemoteCall>,
+        orphaned: &[InjectedCall],
+        calls: impl Iterator<Item = InjectedCall>,
     ) -> Result<Stopped<'i>> {
         if !orphaned.is_empty() {
-            // All at once, because only the code in the cave records what they unmap: none of them may be
-            // missing there before it has run.
+            // All at once, because only the code in the cave records what is still to be unmapped:
+            // if we are killed, it has to list all of it.
             stopped = self.run(stopped, orphaned)?;
         }
         for call in calls {
@@ -216,20 +216,20 @@ impl<'i> Injector<'i> {
             // A thread that a killed tool has redirected is still there: the next tool clears it.
             return Ok(());
         }
-        let entry = remote_call::entry(self.code_cave);
-        let code = [0; remote_call::MAX_LEN - remote_call::MARK_LEN];
+        let entry = injected_call::entry(self.code_cave);
+        let code = [0; injected_call::MAX_LEN - injected_call::MARK_LEN];
         self.write(stopped, entry, &code)?;
-        self.write(stopped, self.code_cave, &[0; remote_call::MARK_LEN])
+        self.write(stopped, self.code_cave, &[0; injected_call::MARK_LEN])
     }
 
     /// The code cave.
     fn range(&self) -> Range<u64> {
-        self.code_cave.0..self.code_cave.plus(remote_call::MAX_LEN as u64).0
+        self.code_cave.0..self.code_cave.plus(injected_call::MAX_LEN as u64).0
     }
 
     /// Checks that calls have done what they were to do. All threads may have run meanwhile: what is
     /// mapped there now may be neither what the calls have mapped nor what they were to unmap.
-    fn check(&self, calls: &[RemoteCall], before: &[Mapping]) -> Result<()> {
+    fn check(&self, calls: &[InjectedCall], before: &[Mapping]) -> Result<()> {
         let pid = self.process.pid();
         let maps = read_maps(self.process)?;
         for call in calls {

@@ -351,7 +351,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    // promise: Following: The loader hook's code is what objdump says it is
+    // promise: Following: objdump disassembles the loader hook to the intended instructions
     #[test]
     fn objdump_shows_the_intended_hook_code() {
         let folder = Scratch::new();
@@ -373,7 +373,7 @@ mod tests {
             .collect();
         let code: Vec<&str> = lines.iter().map(|(_, code)| code.as_str()).collect();
         assert_eq!(code, LISTING);
-        // The thread that has started the other continues after the code in which the other exits.
+        // The parent's label is after the `exit` of the new thread.
         assert_eq!((lines[25].1.as_str(), lines[26].0), ("syscall", "33"));
     }
 

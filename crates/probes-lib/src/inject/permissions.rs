@@ -7,7 +7,7 @@
 use nix::errno::Errno;
 
 use crate::error::{Error, ObserveError, ProcessError, Result, UnreadableFilter};
-use crate::inject::remote_call::PlacedCall;
+use crate::inject::injected_call::PlacedCall;
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::seccomp::OwnFilters;

@@ -1,4 +1,4 @@
-//! Redirects a thread of a stopped process to injected code ([`crate::inject::remote_call`]), and lets
+//! Redirects a thread of a stopped process to injected code ([`crate::inject::injected_call`]), and lets
 //! threads run to leave given ranges of code.
 
 use std::ops::Range;
@@ -8,8 +8,8 @@ use nix::errno::Errno;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, Operation, ProcessError, Result};
+use crate::inject::injected_call::{NO_CALL, PlacedCall, Registers};
 use crate::inject::permissions::Permissions;
-use crate::inject::remote_call::{NO_CALL, PlacedCall, Registers};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::sys::ptrace::Wait;
@@ -56,8 +56,8 @@ impl Stopped<'_> {
         Ok(found)
     }
 
-    /// Returns the first thread and its registers; for a process that has not begun, of which it is
-    /// the only thread.
+    /// Returns the first thread and its registers: the only thread of a process that is stopped
+    /// before its first instruction.
     pub(crate) fn first(&self) -> Option<(i32, Registers)> {
         let tid = self.tids().next()?;
         Some((tid, registers(self.calls(), tid).ok()?))

@@ -53,11 +53,12 @@ pub(super) struct Ready<'s> {
 }
 
 impl<'s> SetUp<'s> {
-    /// Sets the probes of the program, and leaves it stopped, perhaps at a later place than before.
+    /// Sets the probes of the program, and leaves it stopped: at its exec, or, if it has libraries,
+    /// where its loader has mapped them.
     ///
     /// # Errors
     ///
-    /// If that fails. The program was killed then: it must not run without its probes.
+    /// If that fails. The program has then been killed: it must not run without its probes.
     pub(super) fn run(&self) -> Result<Ready<'s>> {
         self.try_run().inspect_err(|_| self.at_exec.kill())
     }
@@ -74,7 +75,7 @@ impl<'s> SetUp<'s> {
         }
         let (report, missing) = self.set_probes(memory, &stopped)?;
         if self.tracer.is_interrupted() {
-            // A Ctrl-C that came before the child existed has reached only this process.
+            // A Ctrl-C that came before the child existed has interrupted only this process.
             let program = self.program.to_owned();
             return Err(Error::of_program(&program, LaunchError::Interrupted));
         }

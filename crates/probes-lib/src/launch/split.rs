@@ -149,7 +149,7 @@ impl Launch {
                 follower,
             })),
             None => {
-                // They stay blocked here: the follower's caller reads those that are to end the
+                // They stay blocked here: the follower's caller reads those that ask it to stop
                 // following, and the program's parent handles all others.
                 signals.keep_blocked();
                 let tracing = Arc::new(Tracing {

@@ -1,5 +1,5 @@
-//! Runs a program whose sites are patched on until its OCaml runtime has started, to give that the digests of
-//! its code: before, there is no table of code to write them into.
+//! Lets a program whose sites are patched run until its OCaml runtime has started, to write the
+//! digests of its code into the runtime's table of code fragments, which does not exist before.
 //!
 //! ```text
 //! initialisers, main           C code, no OCaml code
@@ -41,14 +41,14 @@ pub(super) struct Patched<'s> {
 }
 
 impl<'s> Patched<'s> {
-    /// Installs an observation if there is one to install, gives the runtime the digests of its code if sites in
-    /// it are patched, and lets the program run. What holds of the digests goes into the report of the
-    /// update, if it patched any, and into what is returned.
+    /// Installs the observation, if there is one; writes the digests of code in which sites are
+    /// patched into the runtime; and lets the program run. The state of the digests is stored in
+    /// the report of the update, if that patched such sites, and in what is returned.
     ///
     /// # Errors
     ///
-    /// Same as [`Target::observe`](crate::Target::observe), and if the program cannot be stopped again. It was
-    /// killed then.
+    /// Same as [`Target::observe`](crate::Target::observe), and if the program cannot be stopped
+    /// again: then it has been killed.
     pub(super) fn release(
         &self,
         at_launch: Option<AtLaunch>,
@@ -88,13 +88,14 @@ impl<'s> Patched<'s> {
         Ok(installed)
     }
 
-    /// Runs the program on, and writes the digests; returns what holds then. The program is not stopped any
-    /// more if it has exited, or executed another one. A program that starts OCaml later, or never, does not
-    /// run: `main` is its own then.
+    /// Runs the program until its first OCaml code, stops it there, and writes the digests. Returns
+    /// it stopped, and the state of the digests; not stopped, if it has exited or executed another
+    /// program. If `main` is not the runtime's (the program may start OCaml later or never), it is
+    /// not run, and nothing is written.
     ///
     /// # Errors
     ///
-    /// If it cannot be stopped again; it was killed then.
+    /// If it cannot be stopped again; then it has been killed.
     fn run_until_ocaml(&self, stopped: Stopped<'s>) -> Result<(Option<Stopped<'s>>, CodeDigest)> {
         let Some(start) = self.start_of_ocaml() else {
             return Ok((Some(stopped), CodeDigest::Pending));

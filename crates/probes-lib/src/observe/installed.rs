@@ -18,7 +18,7 @@ use crate::process::memory::ProcessMemory;
 /// Returns the arenas that are mapped into a process.
 pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
     let may_be = |mapping: &&Mapping| {
-        // The kernel's own have names: [vdso], [vsyscall].
+        // Not the mappings of the kernel: [vdso], [vsyscall].
         let is_anonymous = mapping.inode == 0 && !mapping.path().starts_with(b"[v");
         mapping.executable && is_anonymous && !mapping.shared
     };
@@ -30,14 +30,16 @@ pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
     found.filter_map(|arena| arena.ok().flatten()).collect()
 }
 
-/// Returns who observes a process, or has left these arenas in it: rather one that is still there.
+/// Returns the observer of a process, or the one that has left these arenas in it; one that is
+/// alive is preferred.
 pub(crate) fn observer_in(process: &Process, arenas: &[Arena]) -> Option<ObserverProcess> {
     let records = arenas.iter().filter_map(Arena::observer);
     let observers = records.map(|record| observer_of(process, record));
     observers.max_by_key(|observer| observer.is_alive)
 }
 
-/// Returns whether the observer of an arena is still there. One of an earlier version cannot be seen.
+/// Returns whether the observer of an arena is alive. False for an earlier version of the tool,
+/// which leaves no record.
 pub(crate) fn has_observer(process: &Process, arena: &Arena) -> bool {
     arena
         .observer()
@@ -113,7 +115,7 @@ pub(crate) fn refuse_succeeded(
     }
 }
 
-/// Returns who observes a process instead of the observer of `arena`.
+/// Returns the observer that has replaced that of `arena`.
 fn other_observer(
     process: &Process,
     memory: &ProcessMemory,

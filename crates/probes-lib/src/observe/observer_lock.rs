@@ -1,10 +1,10 @@
-//! [`ObserverLock`]: held as long as an observation has an observer. It tells one that runs from one that
+//! [`ObserverLock`]: held by an observer as long as it runs. It tells a live observer from one that
 //! was killed.
 //!
 //! It is a lock on one byte (fcntl(2), "Open file description locks") of the `status` of the observed
 //! process in /proc: a random byte, which the header of each arena names. It is released when its
-//! holder closes the file, and so when that dies, however it dies (and with it the children that it has
-//! forked and that have executed nothing). A pid would not do: it may be that of another process by now,
+//! holder closes the file or dies, however it dies. (A child that the holder has forked keeps it
+//! until it exits or calls execve.) A pid would not do: it may be that of another process by now,
 //! it means nothing in another pid namespace, and /proc may hide its process.
 //!
 //! ```text
@@ -29,14 +29,15 @@ use crate::process::{Process, name_of};
 /// The file of a process that is locked: everybody may open it, also once its first thread has exited.
 const LOCKED: &str = "status";
 
-/// The offsets of files are signed.
+/// The mask of the random byte: offsets of files are signed.
 const MAX_OFFSET: u64 = i64::MAX as u64 >> 1;
 
-/// How often /proc/locks is read before a lock is taken to be released: the kernel lists a page of them
-/// at a time, and a lock that others are released before may be left out.
+/// How often /proc/locks is read before a lock that it does not list is believed to be released:
+/// the kernel writes the list a page at a time, and skips a lock if an earlier one is released
+/// meanwhile.
 const LISTINGS: usize = 5;
 
-/// Says that an observation has an observer, until it is dropped.
+/// Shows that an observation has a live observer, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ObserverLock {
     _file: File,
@@ -66,7 +67,7 @@ impl ObserverLock {
         })
     }
 
-    /// Returns what an arena says of its observer: us, from now on.
+    /// Returns the record of the observer that the arenas keep: of us, with this lock.
     pub(crate) fn record(&self) -> ObserverRecord {
         ObserverRecord {
             proc_device: self.device,
@@ -100,8 +101,7 @@ pub(crate) fn observer_of(process: &Process, record: &ObserverRecord) -> Observe
     }
 }
 
-/// Returns whether the lock is held that a record names. If that cannot be found out, it is taken to be
-/// held.
+/// Returns whether the lock that a record names is held; true if that cannot be found out.
 pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
     match is_locked_here(process, record) {
         Ok((true, _)) | Err(_) => true,
@@ -153,7 +153,7 @@ fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Returns the command that we execute, without the folder of the program.
+/// Returns our own command line, with the base name of the program.
 fn own_command() -> Option<String> {
     let command = fs::read("/proc/self/cmdline").ok()?;
     let mut words = command.strip_suffix(b"\0")?.split(|&byte| byte == 0);

@@ -74,7 +74,7 @@ impl ObservationPlan {
         self.points.iter().any(|planned| planned.role.is_timed())
     }
 
-    /// Returns the error of a point where something else was found than its file has there.
+    /// Returns the error for a point whose code in the process differs from its file.
     pub(crate) fn unexpected(&self, planned: &PlannedPoint, found: SiteCode) -> ProbeError {
         let site = self.program.site(planned.site);
         let mut probes = self.program.probes();

@@ -75,10 +75,10 @@ impl Point {
         found.is_pristine() && found.operand() == self.operand
     }
 
-    /// Returns whether `found` is a half written patch: the opcode is that of a disabled probe, and each
-    /// byte of the displacement is either the displaced one or that of `patched`. The displacement may
-    /// still be the displaced one as a whole only if the patch crosses the border of two pages, where
-    /// patches are always written in steps.
+    /// Returns whether `found` is a half-written patch: the opcode is that of a disabled probe, and
+    /// each byte of the operand is either the original one or that of `patched`. All four may be
+    /// original only if the patch crosses a page boundary, where patches are always written in
+    /// steps.
     pub(crate) fn is_half_patched(&self, found: [u8; PATCH_LEN], patched: [u8; PATCH_LEN]) -> bool {
         let [opcode, displacement @ ..] = found;
         let mut bytes = displacement.iter().zip(self.operand).zip(&patched[1..]);
@@ -122,7 +122,7 @@ pub(crate) enum PairEnd {
 /// What is recorded of each hit of a point that is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct WatchRole {
-    /// The index of the point in its plan, by which its records are known.
+    /// The index of the point in its plan, which identifies its records.
     pub(crate) point: u32,
     pub(crate) arguments: Vec<ArgumentSource>,
 }
@@ -238,7 +238,7 @@ mod tests {
         assert!(is_half(POINT, [CMP, 0, 0x0f, 0, 0]));
         assert!(!is_half(POINT, [CALL, 0, 0x0f, 0, 0]));
         assert!(!is_half(POINT, [CMP, 1, 0x0f, 0, 0]));
-        // Still all displaced bytes: half written only if the patch crosses the border of two pages.
+        // Still all original bytes: half written only if the patch crosses a page boundary.
         let own = POINT.unpatched(false);
         assert!(!is_half(POINT, own));
         for (address, crosses) in [(0xffa, false), (0xffb, true), (0xffe, true), (0xfff, false)] {

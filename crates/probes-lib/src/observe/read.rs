@@ -24,6 +24,6 @@ pub(crate) struct ActiveObservation {
     pub(crate) data: Option<SharedData>,
     pub(crate) ticks: TickMeasurement,
     pub(crate) events: EventReader,
-    /// Tells other tools that we observe; `None` once we do not any more.
+    /// Tells other tools that we observe; `None` once it is released.
     pub(crate) lock: Option<ObserverLock>,
 }

@@ -118,7 +118,7 @@ pub(crate) fn longest<'r>(
     roles: impl Iterator<Item = &'r Role>,
     layout: SharedLayout,
 ) -> Result<u64, DoesNotFit> {
-    // Most roles differ in the number of their point alone.
+    // Most roles differ only in the number of their point.
     let mut lens: HashMap<Role, u64> = HashMap::new();
     let mut longest = LINE;
     for role in roles {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! From `runtime/codefrag.c`, `skiplist.c`, `lf_skiplist.c` and the headers in `runtime/caml/` of these versions; of
-//! 4.11, `runtime/extern.c`, `intern.c` and `caml/stack.h`. OxCaml has the last one. Nothing is believed that is
-//! not consistent: any bytes may be there.
+//! 4.11, `runtime/extern.c`, `intern.c` and `caml/stack.h`. OxCaml has the last one. Anything
+//! inconsistent is rejected: any bytes may be there.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::elf::symbols::Symbol;
 use crate::elf::{ElfFile, SymbolTable};
 use crate::memory::ReadMemory;
 
-/// Most fragments have a plugin each.
+/// More fragments than any process has: each plugin adds one.
 const MOST_FRAGMENTS: usize = 1 << 16;
 
 /// `NUM_LEVELS` of both kinds of skip list.
@@ -241,11 +241,9 @@ impl CodeFragments {
                 return None;
             };
             let is_system = self.system_code == Some(LiveAddr(start));
-            let has_its_status = status == DigestStatus::Never;
+            let is_ignored = status == DigestStatus::Never;
             let is_as_listed = place.key.is_none_or(|key| key == start);
-            if start > end
-                || !is_as_listed
-                || (is_system && layout.ignore.is_some() && !has_its_status)
+            if start > end || !is_as_listed || (is_system && layout.ignore.is_some() && !is_ignored)
             {
                 return None;
             }

@@ -22,12 +22,12 @@ const CAP_SYS_PTRACE: u64 = 1 << 19;
 pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Error {
     let pid = process.pid();
     match errno {
-        // Its files belong to root now, and it has no memory any more.
+        // The files in /proc of an exited process belong to root, which looks like a denial.
         Errno::EPERM | Errno::EACCES if process.has_exited() => {
             Error::of_process(pid, ProcessError::Exited)
         }
         Errno::EPERM | Errno::EACCES => match of_process(process, errno) {
-            // It has exited meanwhile, which looked like another reason.
+            // If it has exited meanwhile, the reason found is that of a dead process.
             _ if process.has_exited() => Error::of_process(pid, ProcessError::Exited),
             denial => Error::of_process(pid, ProcessError::Denied { operation, denial }),
         },
@@ -68,7 +68,7 @@ fn by_tracer(tid: i32) -> Denial {
     let name = name_of(tracer);
     match status {
         Some(status) if status.name != TRACER_NAME => Denial::Traced { tracer, name },
-        // One of ours, or one that has exited since: neither stays.
+        // A short-lived tracer thread of this tool, or a tracer that has exited since: try again.
         Some(_) | None => Denial::BeingChanged { tracer, name },
     }
 }
@@ -97,8 +97,8 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
         Some(scope) if scope == 3 || (scope > 0 && !privileged) => {
             add_incapable(Denial::Yama { scope }, &ours)
         }
-        // The files in /proc fail with EACCES whatever the reason; from the initial namespace they can be
-        // opened.
+        // Opening a file in /proc fails with EACCES whatever the reason is. Outside the initial
+        // user namespace, the likely reason is the namespace.
         _ if errno == Errno::EACCES && !initial => Denial::UserNamespace,
         _ if errno == Errno::EACCES && privileged => Denial::Policy,
         _ => Denial::Unexplained,
@@ -124,8 +124,8 @@ fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<D
         .then_some(Denial::NotDumpable)
 }
 
-/// If CAP_SYS_PTRACE would overcome a denial, and no process here can have that capability, adds
-/// this to the denial.
+/// Wraps a denial in [`Denial::Incapable`] if CAP_SYS_PTRACE would overcome it, but is not in the
+/// bounding set, so that no process of this container can have it.
 fn add_incapable(denial: Denial, ours: &Status) -> Denial {
     let is_overcome = !matches!(denial, Denial::Yama { scope: 3 });
     if ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {

@@ -296,7 +296,7 @@ impl Image {
 ///
 /// # Errors
 ///
-/// If the process is just executing a program: the vector is empty then, and the program not mapped yet.
+/// If the process is in the middle of an execve: the vector is empty then, and nothing mapped yet.
 fn read_auxv(process: &Process) -> Result<Vec<u8>> {
     let auxv = process
         .read_of_living_thread("auxv")
@@ -345,8 +345,8 @@ fn read_executable(
     Ok((known, no_probes))
 }
 
-/// Returns what tells the mappings of the executable from those of other files. Its inode number
-/// alone does not: a file on another device may have the same.
+/// Returns what identifies the mappings of the executable. Its inode number alone does not: a file
+/// on another device may have the same.
 fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> FileId {
     let is_it = |mapping: &&Mapping| {
         mapping.inode == inode && mapping.path() == name.as_os_str().as_encoded_bytes()

@@ -24,8 +24,8 @@ impl ProcessMemory {
     pub(crate) fn open(process: &Process, flags: OFlag) -> io::Result<ProcessMemory> {
         let file = process.with_thread_folder(|folder| {
             let file = process.open_file(&format!("{folder}/mem"), flags)?;
-            // `mem` of a thread that had exited before the open reads 0 bytes at every address; that of a live
-            // thread gives bytes or an error at address 0.
+            // If the thread had exited before the open, reading `mem` returns 0 bytes at every
+            // address; if not, it returns bytes or an error at address 0.
             match file.read_at(&mut [0], 0) {
                 Ok(0) => Ok(None),
                 Ok(_) | Err(_) => Ok(Some(file)),

@@ -150,8 +150,8 @@ impl OpenedProcess {
     ///
     /// # Errors
     ///
-    /// [`ProcessError::Forked`] if this was opened as the current process, and that has called
-    /// fork(2) since, and this is called in the child: the child's probes are not its parent's.
+    /// [`ProcessError::Forked`] if this was opened as the current process, and the caller is a
+    /// child that this process has forked since: the child's probes are not its parent's.
     pub(crate) fn maps(&self) -> Result<Vec<Mapping>> {
         let current = std::process::id();
         if self.own.is_some_and(|own| own != current) {

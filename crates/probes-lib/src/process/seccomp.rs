@@ -1,9 +1,10 @@
 //! [`OwnFilters`]: which threads of a process have set themselves a seccomp filter (seccomp(2)), so that
 //! the kernel may kill the process for a system call that is injected into them: as far as /proc shows it.
 //!
-//! A filter that a program was executed with, that of a container or a service, allows programs to be
-//! loaded and memory to be mapped. A thread has no filter of its own if it has as many as the parent of its
-//! process; if that was forked and has not executed a program since, of the nearest ancestor that has.
+//! A filter that was set before the program was executed, as that of a container or a service,
+//! allows programs to be loaded and memory to be mapped. A thread has no filter of its own if it
+//! has as many as the parent of the process that executed the program: its own process or, if that
+//! was forked and has executed nothing since, the nearest ancestor that has.
 
 pub(crate) mod filter;
 

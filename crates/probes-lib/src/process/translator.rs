@@ -1,8 +1,8 @@
-//! Translators: programs that map another program and execute a translation of its code, such as
+//! Binary translators: programs that map another program and execute a translation of its code, as
 //! valgrind and qemu-user. What is written to the code itself has no effect, or leads to code that
 //! the translator does not know.
 //!
-//! They are known by the names of their files: what they map looks like what any program may map.
+//! They are recognized by file names: their other mappings look like those of any program.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

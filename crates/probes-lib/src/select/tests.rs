@@ -13,7 +13,7 @@ fn program() -> Program {
     ])
 }
 
-/// `name action named stage` of each choice.
+/// `NAME ACTION [named] STAGE` of each choice; `named` if disabling it fails when it is disabled already.
 fn chosen(actions: &Actions) -> Vec<String> {
     let program = program();
     let choices = choose(&program, actions).unwrap();

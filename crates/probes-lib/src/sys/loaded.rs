@@ -24,11 +24,11 @@ pub(crate) fn while_nothing_is_unloaded<T>(mut work: impl FnMut() -> T) -> T {
         result: None,
     };
     // A thread's first use of its thread-local storage takes a lock of the loader. dlopen(3) takes the
-    // same lock first, and then the lock of dl_iterate_phdr. The other order could be a deadlock: so
-    // this thread uses its storage before.
+    // same lock first, and then the lock of dl_iterate_phdr. The reverse order could deadlock, so
+    // this thread uses its storage before the call.
     let _ = thread::current();
-    // SAFETY: `run` has the required type, and takes the pointer for what it is: `call` lives, and no
-    // other code uses it, until dl_iterate_phdr returns.
+    // SAFETY: `run` has the required type and casts the pointer back to the type of `call`, which
+    // lives, and which no other code uses, until dl_iterate_phdr returns.
     unsafe { libc::dl_iterate_phdr(Some(run::<T>), (&raw mut call).cast()) };
     match call.result {
         Some(Ok(result)) => result,
@@ -51,14 +51,14 @@ unsafe extern "C" fn run<T>(_object: *mut dl_phdr_info, _len: usize, call: *mut 
 /// nor of those of another namespace than ours (dlmopen(3)).
 pub(crate) fn load_biases() -> Vec<LoadBias> {
     let mut loaded: Vec<LoadBias> = Vec::new();
-    // SAFETY: `add` has the required type, and takes the pointer for what it is: a list that lives, and
-    // that no other code uses, until dl_iterate_phdr returns.
+    // SAFETY: `add` has the required type and casts the pointer back to the type of `loaded`, which
+    // lives, and which no other code uses, until dl_iterate_phdr returns.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut loaded).cast()) };
     loaded
 }
 
 unsafe extern "C" fn add(object: *mut dl_phdr_info, _len: usize, loaded: *mut c_void) -> c_int {
-    // SAFETY: the first is the loader's, the second what `loaded` has passed.
+    // SAFETY: the first pointer is the loader's, the second is what `load_biases` has passed.
     let (object, loaded) = unsafe { (&*object, &mut *loaded.cast::<Vec<LoadBias>>()) };
     loaded.push(LoadBias(object.dlpi_addr));
     0

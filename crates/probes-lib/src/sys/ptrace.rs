@@ -112,7 +112,7 @@ pub(crate) fn listen(tid: i32) {
 
 fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
     fault_point!(Restart);
-    // SAFETY: both requests take no pointers; the address is ignored, the data is a number.
+    // SAFETY: none of the requests takes a pointer; the address is ignored, the data is a number.
     let result = unsafe {
         libc::ptrace(
             request,
@@ -246,16 +246,16 @@ pub(crate) fn next_stopped() -> Option<i32> {
     Some(unsafe { info.si_pid() })
 }
 
-/// Consumes an exec stop that `peek` has reported, which carries no signal that could be lost. Until
-/// then, the kernel refuses all requests if another thread than the first one of the process has
-/// executed the program: they may have been meant for the first thread, which is gone (see
+/// Consumes an exec stop that `peek_wait` has reported, which carries no signal that could be lost.
+/// Until then, the kernel refuses all requests if another thread than the first one of the process
+/// has executed the program: they may have been meant for the first thread, which is gone (see
 /// `looks_like_a_spurious_pid` in the kernel).
 pub(crate) fn consume_exec(tid: i32) {
     // If it has been killed meanwhile, that is reported next.
     let _ = wait(tid, libc::WSTOPPED);
 }
 
-/// Reaps a thread that `peek` has reported as exited.
+/// Reaps a thread that `peek_wait` has reported as exited.
 pub(crate) fn reap(tid: i32) {
     // It fails if there is nothing to reap any more.
     let _ = wait(tid, libc::WEXITED);

@@ -17,7 +17,8 @@ impl BlockedSignals {
         // own mask.
         unsafe {
             libc::sigfillset(&raw mut blocked);
-            // A fault in this thread has to end it: blocked, it would loop for ever.
+            // A fault has to reach its handler. sigprocmask(2): if one is generated while
+            // it is blocked, "the result is undefined".
             for fault in [
                 libc::SIGSEGV,
                 libc::SIGBUS,

@@ -142,7 +142,8 @@ fn wait_to_be_traced(
         };
         Errno::result(libc::write(pid_fd, pid.as_ptr().cast(), pid.len()))?;
         if libc::read(go_fd, (&raw mut go).cast(), 1) != 1 {
-            // The tracer has died, or has no permission to trace us; who started us learns that from the tracer.
+            // The tracer has died, or has no permission to trace us; our parent learns that from
+            // the tracer.
             libc::_exit(127);
         }
     }

@@ -37,8 +37,8 @@ struct Reading {
     at: Instant,
 }
 
-/// Reads a clock, and the counter at the same moment. As we may be interrupted in between, the
-/// shortest of some readings counts.
+/// Reads a clock, and the counter at the same moment. This thread may be preempted in between, so
+/// of several readings the one that took the least time is returned.
 fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
     const TRIES: usize = 5;
     let read = || {

@@ -30,7 +30,7 @@ impl Stacks {
     pub(crate) fn of(process: &Process) -> Stacks {
         match read_maps(process) {
             Ok(maps) => Stacks::among(&maps),
-            // Rather too much is searched than too little.
+            // Searching too much is safe; searching too little is not.
             Err(_) => Stacks(vec![ANYWHERE]),
         }
     }
@@ -48,8 +48,8 @@ impl Stacks {
         Stacks(stacks)
     }
 
-    /// Returns what is searched of the stack whose stack pointer is `top`: not the stacks at higher
-    /// addresses, which belong to other threads.
+    /// Returns the range to search if the stack pointer is `top`: it ends where this stack ends,
+    /// because the stacks at higher addresses belong to other threads.
     fn above(&self, top: u64) -> Range<u64> {
         let index = self.0.partition_point(|stack| stack.end <= top);
         let Some(stack) = self.0.get(index) else {
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    // promise: Observations: Of a thousand stacks, no more is read than is on them (1,000 stacks)
+    // promise: Observations: Of each thread's stack, only the used part is searched (1,000 stacks)
     #[test]
     fn no_more_is_read_than_is_on_stacks() {
         const USED: u64 = 0x1230;

@@ -5,7 +5,7 @@
 //! wait for each, without consuming its wait status
 //! again, until as many are stopped as /proc/PID/status says there are
 //! Stopped: change what is to be changed
-//! DETACH each, giving back its signal
+//! DETACH each, injecting its signal
 //! ```
 
 use std::collections::HashSet;
@@ -37,7 +37,7 @@ impl Tracer<'_> {
     /// # Errors
     ///
     /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
-    /// or executes another program meanwhile. Then every thread resumes as if it had not been stopped.
+    /// or execs meanwhile. Then every thread is resumed as if it had not been stopped.
     pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
         if self.lease.borrow().is_some() {
             if let Some(stopped) = self.borrow(process, limit)? {
@@ -81,8 +81,8 @@ impl Tracer<'_> {
         Err(error)
     }
 
-    /// Does the same, and traces what the process starts from now on. Its threads stay traced when the
-    /// result is dropped, and even on an error.
+    /// Same as [`Tracer::stop`], but also traces the processes and threads that it creates from now
+    /// on. Its threads stay traced when the result is dropped, and even on an error.
     pub(crate) fn stop_and_keep<'p>(
         &self,
         process: &'p Process,
@@ -126,9 +126,9 @@ fn is_traced(error: &Error) -> bool {
 
 /// Returns whether the calling thread already traces the thread `tid`, and if so makes `tid` stop.
 ///
-/// To be called before `PTRACE_SEIZE`: that waits for an execve in progress, even if the seize will
-/// then be refused. The execve may be waiting for us to reap sibling threads, and then neither
-/// would end; the watchdog knows only the processes that were there at the beginning.
+/// To be called before `PTRACE_SEIZE`, which waits for an execve in progress even if it will then
+/// be refused. The execve may be waiting for us to reap sibling threads: a deadlock that the
+/// watchdog does not break, as it knows only the processes that were there at the beginning.
 fn interrupt_if_traced(tid: i32) -> bool {
     match ptrace::peek_wait(tid) {
         Wait::Gone => false,
@@ -275,7 +275,8 @@ impl Stopping<'_, '_> {
                 }
                 let remaining = (self.order.len() - next) as u32;
                 if remaining > 0 && !rested {
-                    // Each that stops sends a signal; woken by it, we would delay the next.
+                    // Each thread that stops sends us SIGCHLD; being woken by it would delay the
+                    // next stop.
                     rested = true;
                     std::thread::sleep(TICK.min(MIN_THREAD_STOP * remaining));
                     continue;

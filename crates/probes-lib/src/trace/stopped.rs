@@ -36,7 +36,7 @@ pub(crate) enum Tracee {
     Gone,
 }
 
-/// A process none of whose threads runs. Dropping it resumes them.
+/// A process whose threads are all stopped and traced. Dropping it resumes and detaches them.
 pub(crate) struct Stopped<'p> {
     process: &'p Process,
     pub(crate) tracees: HashMap<i32, Tracee>,
@@ -166,8 +166,8 @@ impl<'p> Stopped<'p> {
         self.tracees.drain().filter_map(stopped).collect()
     }
 
-    /// Resumes and detaches every thread, with the signals that were on their way; returns how long
-    /// the process was stopped, at most.
+    /// Resumes and detaches every thread, and delivers the signal that each was stopped with;
+    /// returns how long the process was stopped, at most.
     pub(crate) fn release(mut self) -> Duration {
         self.detach();
         self.since.elapsed()

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!            next_stopped()                    stopped for              what becomes of the thread
-//! SIGCHLD ─▶ a stopped thread ─▶ peek() ─▶ a signal                resumes with it
+//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it
 //!                                          a group-stop            stays stopped until SIGCONT
 //!                                          a clone, fork, vfork    resumes, and the new one too: Forked
 //!                                          an exec                 stays stopped: Executed

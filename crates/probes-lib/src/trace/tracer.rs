@@ -30,9 +30,9 @@ use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals::{self, BlockedSignals};
 use crate::trace::lease::Lease;
 
-/// How often to look if there may be no signal: how often the watchdog, which is the caller's
-/// thread, looks at the tracer; and how often the tracer looks at its tracees, as another thread of
-/// this process may have received their SIGCHLD.
+/// The polling interval, for what no signal may announce: how often the watchdog (the caller's
+/// thread) checks the tracer, and how often the tracer checks its tracees, because another thread
+/// of this process may have received their SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 /// How often the watchdog looks while no thread is being seized.

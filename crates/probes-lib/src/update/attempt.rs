@@ -1,5 +1,5 @@
-//! [`Updater`]: carries out an update in one attempt after the other, until one meets the process in the
-//! state that it was planned for.
+//! [`Updater`]: attempts an update again and again, until the process is still in the state that
+//! the attempt was planned for.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,7 +31,8 @@ pub(crate) type Choose<'c> = &'c dyn Fn(&Program) -> Result<Vec<Choice>>;
 pub(crate) struct Updater<'u> {
     pub(crate) opened: &'u OpenedProcess,
     pub(crate) options: Options,
-    /// Hides observed sites of the memory, which has these mappings.
+    /// Adds the shadow: observed sites are read as if they were not patched. The mappings are those
+    /// of the process whose memory it is.
     pub(crate) hide: fn(ProcessMemory, &[Mapping]) -> Shadowed<ProcessMemory>,
 }
 
@@ -185,7 +186,7 @@ fn update_stopped(
         _ => false,
     };
     let prepared = match context.prepare(request) {
-        // Prepared again when the process is stopped, and only then an error.
+        // Prepared again once the process is stopped; if that fails, too, it is an error.
         Err(error) if is_transient(error.kind()) => None,
         prepared => Some(prepared?),
     };
@@ -230,7 +231,7 @@ fn update_running<'a>(
     if prepared.has_nothing_to_do() {
         return Ok(Some(prepared.report(Duration::ZERO)));
     }
-    // They are written only while no thread can be computing them.
+    // Digests are written only into a stopped process: a running thread may be computing one.
     let digest = context.digests(request.choices).unwritten();
     let done = carry_out(&prepared)? == Outcome::Done;
     Ok(done.then(|| Report {

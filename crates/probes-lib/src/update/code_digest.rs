@@ -1,11 +1,11 @@
 //! The digests by which OCaml's Marshal identifies the code of closures (`Marshal.Closures`): they are given to
 //! the runtime before sites in that code are patched.
 //!
-//! The runtime computes the MD5 of all OCaml code of a process when it is first needed, and keeps it. Computed
-//! while sites are patched, it would differ from that of other processes of the program, which then refuse
-//! the closures, and so would the process itself refuse theirs, until it exits. So the digest of the code
-//! as the file has it is written into the runtime's table before the first patch, which is what the runtime
-//! would have computed.
+//! The runtime computes the MD5 of all OCaml code of a process when it is first needed, and keeps
+//! it. If it were computed while sites are patched, it would differ from that of other processes of
+//! the program: these would refuse closures of this process, and this process theirs, until it
+//! exits. So the digest of the code in the file, which is what the runtime would have computed, is
+//! written into the runtime's table before the first patch.
 //!
 //! ```text
 //! running    find the table ─▶ fragments with sites to be patched ─▶ MD5 of the file, compared with memory
@@ -43,9 +43,10 @@ const CHUNK: usize = 128 << 10;
 /// Whether other processes of the same program accept the closures that a process marshals
 /// (`Marshal.Closures` of OCaml), and it theirs.
 ///
-/// OCaml identifies the code of a closure by a digest of all code of the program, or of the plugin, that it is
-/// from. A process computes it when it first needs it. If sites of probes lie in that code, as those do that a
-/// compiler with probes emits, and are switched or observed then, the digest is not that of other processes.
+/// OCaml identifies the code of a closure by a digest of all OCaml code of its program or plugin. A
+/// process computes the digest when it first needs it. OxCaml emits sites in that code: if some of
+/// them are enabled or observed when the digest is computed, it differs from that of other
+/// processes.
 ///
 /// ```no_run
 /// use probes_lib::{CodeDigest, Target};
@@ -67,10 +68,10 @@ pub enum CodeDigest {
     OfFile,
     /// The process has a digest, which has not been compared with the file.
     Computed,
-    /// The digest is computed when it is needed, and no site of that code is patched now.
+    /// The digest has not been computed yet, and no site of that code is patched now.
     NotComputed,
-    /// The digest is computed when it is needed, and sites of that code are patched now: closures that are
-    /// marshalled from now on will not be accepted, nor those of others.
+    /// The digest has not been computed yet, and sites of that code are patched now: if it is
+    /// computed now, other processes will refuse closures of this process, and this process theirs.
     Pending,
     /// The digest was computed while sites were patched: closures are not accepted until the process exits.
     OfPatchedCode,
@@ -241,8 +242,8 @@ impl<'r> DigestReader<'r> {
         }
     }
 
-    /// Returns the digest of code as its file has it; if there is `memory` to compare, `None` if that differs
-    /// from the file outside of sites: then peers may have another digest.
+    /// Returns the digest of code as its file has it. With `memory`, returns `None` if that differs
+    /// from the file outside of sites: other processes of the program may then have another digest.
     fn digest_of_file(
         &self,
         code: &Range<LiveAddr>,
@@ -292,8 +293,9 @@ impl CodeDigests {
         }
     }
 
-    /// Stops the process when no thread computes a digest that is to be written: until `limit` has passed,
-    /// it is resumed and stopped again.
+    /// Stops the process at a moment when no thread is computing a digest that is to be written: if
+    /// one is, resumes the process and stops it again, until `limit` has passed. Then it is stopped
+    /// all the same.
     ///
     /// # Errors
     ///

@@ -169,7 +169,7 @@ fn read_back(
             .next_if(|change| is_as_written(change))
             .is_some()
         {}
-        // The next change is in another run, or does not hold.
+        // The next change is in another run, or its byte is not what was written.
         true
     })?;
     if let Some(change) = opcode_changes.next() {

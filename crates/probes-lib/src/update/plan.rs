@@ -15,8 +15,8 @@ use crate::update::snapshot::{CodeRun, ProbeReading, Snapshot, State};
 ///
 /// The order makes every prefix safe: an enabled site has a handler to call at any time, and a
 /// counter is above 0 only while its sites are enabled. So sites are enabled before their counters and
-/// disabled after them. Of a pair, the stop probe is enabled first and disabled last: the stop of a start that
-/// is counted is counted, too.
+/// disabled after them. Of a pair, the stop probe is enabled first and disabled last: if a start
+/// is counted, so is its stop.
 #[derive(Debug)]
 pub(crate) struct UpdatePlan {
     pub(crate) steps: Vec<Step>,

@@ -162,8 +162,8 @@ impl PreparedUpdate<'_> {
     ///
     /// The process runs, and may have unmapped code since it was read. So only code of the executable,
     /// which stays mapped, is written, and it is read once more right before. (In the microsecond
-    /// between, a program that unmaps itself could map something else there, which that byte is then
-    /// written to.)
+    /// in between, a program that unmaps itself could map something else there, and that byte would
+    /// be written to it.)
     pub(crate) fn break_copy_on_write(&self) {
         let begun = Instant::now();
         let memory = self.context.memory;

@@ -21,7 +21,7 @@ use crate::update::snapshot::{ProbeReading, Snapshot, State};
 /// let states = Target::open(4242)?.states()?;
 /// let enabled = states.probes().filter(|probe| probe.state() == State::Enabled);
 /// for probe in enabled {
-///     println!("{} is enabled by {}", probe.name(), probe.counter());
+///     println!("{} is enabled by {} tools", probe.name(), probe.counter());
 /// }
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
@@ -38,7 +38,7 @@ pub struct ProbeStates {
 #[derive(Debug, Default)]
 pub(crate) struct ObservedSites {
     pub(crate) count: usize,
-    /// `None` if there are none, or if it was not recorded who observes.
+    /// `None` if no site is observed, or if the observer has not recorded itself.
     pub(crate) observer: Option<ObserverProcess>,
 }
 
@@ -80,8 +80,9 @@ impl ProbeStates {
         self.observed.count
     }
 
-    /// Returns who observes the process, or has left it observed: [`ObserverProcess::is_alive`]. `None` if
-    /// no site is observed, or by an earlier version of this crate.
+    /// Returns the observer of the process. It may have been killed and have left the process
+    /// observed: see [`ObserverProcess::is_alive`]. `None` if no site is observed, or if the
+    /// observer is of a version of this crate that does not record it.
     pub fn observer(&self) -> Option<&ObserverProcess> {
         self.observed.observer.as_ref()
     }
@@ -255,7 +256,8 @@ pub struct Report {
     pub pid: i32,
     /// The selected probes that were not skipped, in the order of the actions.
     pub changed: Vec<ProbeChange>,
-    /// Probes that were to be disabled and were so already, or were to be undone and had nothing left to undo.
+    /// Probes that were to be disabled but were disabled already, and probes that were to be undone
+    /// but whose counters were 0 already.
     pub skipped: Vec<String>,
     /// Probes that [`Target::undo`](crate::Target::undo) has not undone, because one of their sites holds
     /// foreign bytes: a breakpoint, perhaps.

@@ -12,13 +12,13 @@ use crate::update::lock;
 use crate::update::report::{ObservedSites, ProbeStates};
 use crate::update::snapshot::Layout;
 
-/// The memory of a process with observed sites hidden, and what there is to hide.
+/// The memory of a process with its shadow, and which of its sites are observed.
 pub(crate) type Unobserved = (Shadowed<ProcessMemory>, ObservedSites);
 
 /// Reads the states of the probes of one process.
 pub(crate) struct StatesReader<'r, H> {
     pub(crate) opened: &'r OpenedProcess,
-    /// Hides the observed sites of a memory; gets the memory and the mappings of its process.
+    /// Adds the shadow to the memory of a process, of which it gets the mappings, too.
     pub(crate) hide: H,
 }
 

@@ -152,7 +152,7 @@ fn is_traced(pid: i32) -> bool {
     })
 }
 
-/// No thread is traced, and none is stopped.
+/// Asserts that soon no thread is traced or stopped.
 fn assert_released(pid: i32) {
     eventually("every thread is released", || {
         let is_stopped = |tid| process::status(tid, "State").starts_with(['t', 'T']);
@@ -178,9 +178,9 @@ fn toggle(pid: i32) -> Guard {
     Guard::spawn(toggle.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Sends `signal` to this many tools that update the process, one after the other: to one somewhere
-/// in its run, to the next somewhere in its update, a little later each time. Returns how many got
-/// it during an update.
+/// Runs tools that update the process, one after the other, and sends `signal` to this many of
+/// them: in turn at a moment of the tool's whole run and at a moment of its update, a little later
+/// each time. Returns how many got it during an update.
 fn signal_tools(
     pid: i32,
     tools: u32,
@@ -259,7 +259,7 @@ fn interrupted_tool_leaves_all_or_nothing() {
         wait_for_round(&mut session);
         session.end();
     }
-    println!("{interrupted} interrupted, {during_update} signals came in an update");
+    println!("{interrupted} interrupted, {during_update} signals arrived during an update");
     assert!(
         during_update > 0,
         "{interrupted} were interrupted, none in an update"

@@ -33,7 +33,7 @@ const TREATMENTS: [Treatment; 6] = [
     Treatment::SwitchedAndObserved,
 ];
 
-/// Starts the program and treats it; it stays as it is until it exits.
+/// Starts the program and applies the treatment, whose result lasts until the program exits.
 fn start(file: &Path, treatment: Treatment) -> Talker {
     let talker = Talker::start(file);
     let target = Target::open(talker.pid()).unwrap();
@@ -81,8 +81,8 @@ fn programs() -> [PathBuf; 2] {
     program_forms("closures/within")
 }
 
-// promise: Closures: Closures are accepted between processes of which either was switched, observed, or
-//    is so still, before it first marshalled one (72 pairs)
+// promise: Closures: Processes accept each other's closures, whether either was or still is
+//    switched or observed when it first marshals or reads one (72 pairs)
 #[test]
 fn closures_pass_whatever_was_switched_or_observed() {
     let scratch = Scratch::new();
@@ -103,7 +103,8 @@ fn closures_pass_whatever_was_switched_or_observed() {
     }
 }
 
-// promise: Closures: A program started with its probes on, or observed, exchanges closures with others (2 × 2)
+// promise: Closures: A program started with its probes enabled, or observed, exchanges
+//    closures with others (2 × 2)
 #[test]
 fn closures_pass_from_and_to_started_programs() {
     let scratch = Scratch::new();
@@ -149,7 +150,8 @@ fn flip(talker: &Talker) {
     poke(talker.pid(), opcode, &[flipped]);
 }
 
-// promise: Closures: `info` tells a digest that was computed while sites were patched, and one that would be (2)
+// promise: Closures: It is reported if the digest was, or would be, computed while sites are
+//    patched (2)
 #[test]
 fn digest_of_patched_code_is_told() {
     let scratch = Scratch::new();
@@ -170,7 +172,8 @@ fn digest_of_patched_code_is_told() {
     assert_eq!(digest(&talker), CodeDigest::Unaffected);
 }
 
-// promise: Closures: A patched process that has marshalled nothing yet is prepared by the next update (2)
+// promise: Closures: The next update of a patched process that has marshalled nothing writes the
+//    digest (2)
 #[test]
 fn digest_is_right_though_sites_are_patched_already() {
     let scratch = Scratch::new();

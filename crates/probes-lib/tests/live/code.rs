@@ -191,7 +191,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
         assert_eq!(peek(pid, opcode.0, 1), [0xcc]);
         refused("cc, expected 3d or e8");
         drop(breakpoint);
-        // The kernel has restored what the file has: off, though the counter says on.
+        // The kernel has restored the byte of the file: the site is disabled, but the counter is 1.
         assert_eq!(peek(pid, site.0, 2), [0x90, 0x3d]);
         assert_eq!(session.state("late"), State::Inconsistent);
         session.apply(&all(Action::Enable).force(true)).unwrap();

@@ -276,7 +276,7 @@ fn contradicting_counters_and_sites_are_repaired_by_force() {
             .unwrap();
         let site = sites(&session, name)[1].0 + 1;
         let counter = counters(&session, name)[1].0;
-        // One counter of several is on; one site is on; the counters differ; one site is off.
+        // One counter of several is 1; one site is enabled; one counter is 0; one site is disabled.
         let damaged: [(bool, u64, &[u8]); 4] = [
             (false, counter, &[1, 0]),
             (false, site, &[0xe8]),

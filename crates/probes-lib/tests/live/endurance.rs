@@ -1,4 +1,4 @@
-//! A thousand updates of a service that never stops working, which leave nothing behind.
+//! Two thousand updates of a service: it keeps working, and nothing is left behind in it or in us.
 
 use std::collections::BTreeMap;
 

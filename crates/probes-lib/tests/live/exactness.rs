@@ -14,8 +14,7 @@ use test_support::{Talker, eventually, fixture_forms};
 use crate::observe::{anonymous_code, options};
 use crate::session::all;
 
-/// Observations for each number of threads: half of them of the program's PIE form, half of
-/// the other form.
+/// Observations for each number of threads: half of them of the program as PIE, half as non-PIE.
 const CYCLES: usize = 100;
 
 /// What a thread reports about itself.

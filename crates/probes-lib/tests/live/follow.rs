@@ -20,7 +20,7 @@ fn follow(talker: &Talker) -> Follow {
 /// The name of the next event, as `Debug` prints it; `None` if following is over.
 fn next(follow: &Follow) -> Option<String> {
     let event = follow.next(DEADLINE);
-    assert!(event.is_some() || follow.is_over(), "an event in time");
+    assert!(event.is_some() || follow.is_over(), "no event in time");
     let event = format!("{:?}", event?);
     let word = event.split([' ', '(']).next().unwrap_or_default();
     Some(word.to_owned())

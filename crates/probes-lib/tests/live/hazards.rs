@@ -86,8 +86,8 @@ fn parent_of_a_stopped_process_sees_nothing_else() {
     }
 }
 
-// promise: Processes that are hard to change: A process under strict seccomp, which forbids even
-//    mmap, is changed: everything is done from outside (2 × 40 updates)
+// promise: Processes that are hard to change: A process under a seccomp filter that forbids even
+//    mmap is changed: everything is done from outside (2 × 40 updates)
 #[test]
 fn process_under_strict_seccomp_is_changed_from_outside() {
     for file in fixture_forms("seccomp") {
@@ -335,7 +335,7 @@ fn start_as(file: &Path, pid: i32) -> Talker {
             return talker;
         }
     }
-    panic!("no process gets the number {pid}");
+    panic!("no process gets the pid {pid}");
 }
 
 /// A process is opened and exits, and `next` may start another one with its pid.

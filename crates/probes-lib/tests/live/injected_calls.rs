@@ -17,8 +17,8 @@ fn numbers(line: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-// promise: Observations: Memory that the process maps where the tool's was to be, or was, is
-//    neither written nor unmapped (2 × 30 mappings)
+// promise: Observations: Memory that the process maps at an address that the tool is about to
+//    use, or has used, is neither written nor unmapped (2 × 30 mappings)
 #[test]
 fn memory_mapped_meanwhile_is_not_written_or_unmapped() {
     for file in fixture_forms("squatter") {

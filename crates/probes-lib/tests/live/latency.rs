@@ -13,7 +13,7 @@ fn observe(target: &Target) -> Observer {
     target.observe(&observation, options()).unwrap()
 }
 
-/// Sends `line` to a program, and returns the time that it answers, which is in nanoseconds.
+/// Sends `line` to a program, and returns the duration in its answer, a number of nanoseconds.
 fn took(talker: &mut Talker, line: &str) -> Duration {
     let word = line.split_ascii_whitespace().next().unwrap();
     let answer = talker.ask(line, if word == "do" { "done" } else { word });

@@ -194,7 +194,7 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
     }
 }
 
-// promise: Objects that come and go: An object in memory alone (memfd) is switched, or
+// promise: Objects that come and go: An object that exists only in memory (memfd) is switched, or
 //    reported if it cannot be opened (4)
 #[test]
 fn object_in_memory_alone_is_switched_if_possible() {
@@ -220,7 +220,7 @@ fn object_in_memory_alone_is_switched_if_possible() {
             };
             assert_eq!(
                 one.why.to_string(),
-                "cannot open /memfd:copy: it is in memory alone (memfd), and its descriptor is closed"
+                "cannot open /memfd:copy: it exists only in memory (memfd_create), and no descriptor for it is open"
             );
             let error = enabled.unwrap_err().to_string();
             let why = ", and memfd:copy could not be read; nothing was changed";
@@ -287,7 +287,7 @@ fn objects_that_come_and_go_are_changed_whole() {
     }
 }
 
-// promise: Objects that come and go: An object that is loaded by half is left alone (2, byte by
+// promise: Objects that come and go: An object that is only partly mapped is left alone (2, byte by
 //    byte)
 #[test]
 fn half_loaded_object_is_left_alone() {

@@ -288,8 +288,8 @@ fn probes_of_objects_are_counted_with_the_program() {
     }
 }
 
-// promise: Observations: A child inherits the trampolines, runs on, and loses them without the
-//    observer's help (2 × 2)
+// promise: Observations: A forked child runs on with the trampolines that it inherits, and they
+//    can be removed from it without the observer of its parent (2 × 2)
 #[test]
 fn child_keeps_trampolines_runs_on_and_loses_them() {
     for file in fixture_forms("forker") {
@@ -451,7 +451,7 @@ fn objects_and_observations_come_and_go_together() {
         talker.send(&format!("churn 2000 {}", plugin.display()));
         let observation = Observation::new().count(Selector::All);
         for _ in 0..50 {
-            // An object that is unloaded before it is reached is met by no later attempt.
+            // If an object is unloaded before its sites are patched, the next attempt skips it.
             let mut observer = target.observe(&observation, options()).unwrap();
             observer.remove().unwrap();
         }

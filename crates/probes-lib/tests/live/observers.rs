@@ -1,4 +1,4 @@
-//! Who observes a process: one observer at a time, whom the others can see.
+//! A process has one observer at a time, and other tools can see which process that is.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -46,8 +46,8 @@ fn everything() -> Observation {
     counted.time("start", "stop").watch(Selector::All)
 }
 
-// promise: Observations: A second observer is refused by the pid and command of the first, and changes
-//    nothing (2)
+// promise: Observations: A second observer gets an error with the pid and command of the first, and
+//    changes nothing (2)
 #[test]
 fn second_observer_is_refused_by_name() {
     for file in fixture_forms("timed") {
@@ -57,7 +57,7 @@ fn second_observer_is_refused_by_name() {
         let mut first = target.observe(&everything(), options()).unwrap();
         let before = Image::of(pid).text();
         let mapped = anonymous_code(pid);
-        // Also from another object for the same process.
+        // Also through another `Target` of the same process.
         for target in [&target, &Target::open(pid).unwrap()] {
             let Err(error) = target.observe(&everything(), options()) else {
                 panic!("two observe it");
@@ -83,7 +83,7 @@ fn second_observer_is_refused_by_name() {
         assert_eq!(observed.counts.total(), 2);
         assert_eq!(observed.latencies[0].count(), 1);
         assert!(target.states().unwrap().observer().is_none());
-        // Once it has ended, the next one need not ask.
+        // Once it has been removed, the next observer needs no `take_over`.
         target
             .observe(&everything(), options())
             .unwrap()
@@ -92,8 +92,8 @@ fn second_observer_is_refused_by_name() {
     }
 }
 
-// promise: Observations: An observer that takes over gets all hits, and the other one learns by
-//    whom it was replaced (2)
+// promise: Observations: An observer that takes over gets all hits, and the error of the other one
+//    names the process that replaced it (2)
 #[test]
 fn replaced_observer_gets_an_error() {
     for file in fixture_forms("timed") {
@@ -113,7 +113,7 @@ fn replaced_observer_gets_an_error() {
         assert_eq!(observed.counts.total(), 2);
         assert_eq!(observed.events.events.len(), 2);
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
-        // Who it was is not known any more.
+        // The successor has been removed: its pid and command are no longer known.
         let error = first.remove().unwrap_err();
         let kind = error.kind();
         assert!(
@@ -127,7 +127,8 @@ fn replaced_observer_gets_an_error() {
     }
 }
 
-// promise: Observations: What an observer that was dropped has left is replaced without asking (2)
+// promise: Observations: An observation left by a dropped observer is replaced without
+//    `take_over` (2)
 #[test]
 fn dropped_observer_does_not_refuse_others() {
     for file in fixture_forms("timed") {
@@ -146,7 +147,7 @@ fn dropped_observer_does_not_refuse_others() {
 }
 
 // promise: Observations: Of several observers that begin at the same moment, one observes, and
-//    the others are refused by its name (2 × 5, 4 at once)
+//    the others get an error that names it (2 × 5, 4 at once)
 #[test]
 fn one_of_several_observers_at_once_wins() {
     const AT_ONCE: usize = 4;
@@ -192,8 +193,8 @@ fn launch(file: &std::path::Path, input: Stdio) -> probes_lib::Launched {
     launch.spawn().unwrap()
 }
 
-// promise: Observations: If another tool takes over a program that was launched to be observed, all
-//    that was recorded before is there, and it is not mistaken for all (2 × 2)
+// promise: Observations: If another tool takes over a program that was launched to be observed,
+//    what was recorded before can be read, but only with an error that says so (2 × 2)
 #[test]
 fn launched_program_that_is_taken_over_keeps_results() {
     for file in fixture_forms("timed") {

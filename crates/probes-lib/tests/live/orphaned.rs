@@ -54,8 +54,7 @@ fn mapped(pid: i32) -> u64 {
     ranges.map(|range| range.end - range.start).sum()
 }
 
-// promise: Observations: What is on another thread's stack keeps nothing mapped, and reading it
-//    does not lengthen the stop (2)
+// promise: Observations: What lies in the unused part of a thread's stack keeps nothing mapped (2)
 #[test]
 fn stack_of_another_thread_keeps_nothing_mapped() {
     for file in fixture_forms("idle_threads") {
@@ -170,8 +169,8 @@ fn memory_still_in_use_stays_mapped_until_free() {
     }
 }
 
-// promise: Observations: An observer whose memory stays mapped after a take-over still learns of it
-//    (2)
+// promise: Observations: A replaced observer gets an error that names its successor even if its
+//    memory stays mapped (2)
 #[test]
 fn observer_taken_over_in_kept_memory_learns_it() {
     for file in fixture_forms("gen_ocaml_2") {
@@ -197,7 +196,7 @@ fn observer_taken_over_in_kept_memory_learns_it() {
                 "{error}"
             );
         }
-        // Its memory is what a killed tool would have left.
+        // Dropping it leaves its memory mapped, as a killed tool does.
         drop(first);
         keeper.put(0);
         assert_eq!(target.clean(options()).unwrap(), CleanReport::default());

@@ -5,7 +5,7 @@ use std::any::type_name;
 use std::process::Command;
 use std::time::Duration;
 
-/// The environment variable that holds the role of a process started by `again`.
+/// The environment variable that holds the role of a process started by [`rerun_command`].
 const ROLE: &str = "OCAML_PROBES_TEST_ROLE";
 
 /// How long a test in its own process may take, as a whole; each of its steps has its own deadline.
@@ -26,7 +26,7 @@ pub(crate) fn alone<F: FnOnce()>(body: F) {
     );
 }
 
-/// The role for which `again` started this process, if it did.
+/// The role for which [`rerun_command`] started this process, if it did.
 pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }

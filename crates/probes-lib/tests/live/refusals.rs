@@ -283,7 +283,7 @@ fn debugged_process_is_refused_with_the_debuggers_name() {
         // Reading stays allowed.
         assert_eq!(session.states().len(), 2);
         drop(gdb);
-        eventually("gdb has let it go", || {
+        eventually("gdb has detached", || {
             (process::status(pid, "TracerPid") == "0").then_some(())
         });
         session.image().assert_same(&image, "after gdb");
@@ -309,7 +309,7 @@ fn process_under_strace_is_refused_and_runs_on() {
         refused_as_traced(&session, strace.pid(), "strace");
         Image::of(pid).text().assert_same(&image, "under strace");
         drop(strace);
-        eventually("strace has let it go", || {
+        eventually("strace has detached", || {
             (process::status(pid, "TracerPid") == "0").then_some(())
         });
         eventually("it can be changed again", || {
@@ -408,10 +408,7 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
         "note_section_removed" => ("no OCaml probes in ", ")"),
         "note_section_beyond_file" => (" is truncated", ""),
         "section_headers_beyond_file" => (" is truncated", ""),
-        "section_headers_stripped" => (
-            "has no section headers, so its probes cannot be found",
-            "keep .note.stapsdt when stripping",
-        ),
+        "section_headers_stripped" => ("has no section headers, so its probes cannot be found", ""),
         "note_pc_twice" => (
             "is corrupt: the sites of probes many and many overlap at ",
             "",
@@ -421,7 +418,7 @@ fn defect(stem: &str) -> (&'static str, &'static str) {
         "site_nop_cc" => ("found cc 3d ", NOT_A_SITE),
         "site_opcode_0f" => ("found 90 0f ", NOT_A_SITE),
         "site_opcode_cc" => ("found 90 cc ", NOT_A_SITE),
-        _ => panic!("{stem}: what is said of it?"),
+        _ => panic!("{stem}: no message is expected of this program"),
     }
 }
 

@@ -14,7 +14,7 @@ use test_support::{Scratch, Talker, fixture, fixture_forms};
 
 use crate::observe::{anonymous_code, options};
 
-/// The options with which filters that cannot be read are taken to allow everything.
+/// Options that assume that filters that cannot be read allow everything.
 fn despite() -> Options {
     Options {
         despite_seccomp: true,
@@ -31,7 +31,7 @@ fn refuses(call: &'static str, action: SeccompAction) -> ObserveError {
     ObserveError::SeccompRefuses { call, action }
 }
 
-/// What is said of the fixture `seccomp`.
+/// The error for the fixture `seccomp`.
 pub(crate) fn killed() -> ObserveError {
     refuses("mmap of executable memory", SeccompAction::Kill)
 }
@@ -103,8 +103,8 @@ fn real_filters() -> [Vec<std::path::PathBuf>; 4] {
     ]
 }
 
-// promise: Observations: A process under the real filters of systemd and Docker is observed by root; by
-//    others, if they take the risk (2 × 4)
+// promise: Observations: A process under the real filters of systemd and Docker is observed by
+//    root; by others, with `-despite-seccomp` (2 × 4)
 #[test]
 fn process_under_real_filters_is_observed() {
     for file in fixture_forms("gen_ocaml_2") {
@@ -213,7 +213,7 @@ fn refused_calls_are_named_with_their_action() {
     ];
     let folder = Scratch::new();
     let file = folder.file("filter");
-    // Whose own start needs no call that is refused here.
+    // Statically linked: its own startup makes none of the calls that are refused here.
     for program in fixture_forms("gen_ocaml_2_static") {
         for (call, bits, action, name, expected) in cases {
             std::fs::write(&file, filter_against(call, bits, action)).unwrap();
@@ -224,7 +224,7 @@ fn refused_calls_are_named_with_their_action() {
             before.assert_same(&Image::of(talker.pid()).text(), "the program");
             talker.hits();
             if reads_filters() {
-                // What is known is not risked.
+                // `despite_seccomp` overrides unreadable filters only, not a refusal that was read.
                 assert!(
                     target
                         .observe(&Observation::new().count(Selector::All), despite())
@@ -236,9 +236,10 @@ fn refused_calls_are_named_with_their_action() {
     }
 }
 
-/// A call that is logged is made. One that is refused is not refused any more under a filter that is set
-/// later: the most restrictive counts, whichever is read first.
-// promise: Observations: The most restrictive of several seccomp filters counts, and logging is none (2)
+/// SECCOMP_RET_LOG executes the call. If a process has several filters, the most restrictive result
+/// applies (seccomp(2)), in whichever order they were installed.
+// promise: Observations: The most restrictive of several seccomp filters decides, and one that only
+//    logs refuses nothing (2)
 #[test]
 fn most_restrictive_filter_counts() {
     let folder = Scratch::new();
@@ -295,8 +296,8 @@ fn memory_is_mapped_by_an_allowed_thread() {
     }
 }
 
-/// As in a container or a service: the first program with the filter has a parent without it, and the
-/// programs that it starts do not.
+/// As in a container or a service: the parent of the first process with the filter lacks it, the
+/// parents of that process's descendants have it.
 // promise: Observations: A seccomp filter that a program was executed with is no obstacle, if the process's
 //    parent has it, too (2)
 #[test]

@@ -80,10 +80,10 @@ fn stopped_threads_stay_stopped_and_are_changed() {
         let pid = Pid::from_raw(session.pid());
         kill(pid, Signal::SIGSTOP).unwrap();
         let all_stopped = || {
-            let standing = process::threads(pid.as_raw())
+            let are_stopped = process::threads(pid.as_raw())
                 .into_iter()
                 .all(|tid| process::status(tid, "State").starts_with('T'));
-            standing.then_some(())
+            are_stopped.then_some(())
         };
         eventually("every thread is stopped", all_stopped);
         session.apply(&all(Action::Enable)).unwrap();
@@ -239,7 +239,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
             message.contains("is in uninterruptible sleep (D"),
             "{message}"
         );
-        let end = "; released, safe to retry; nothing was changed";
+        let end = "; the process was resumed, it is safe to retry; nothing was changed";
         assert!(message.ends_with(end), "{message}");
 
         assert_eq!(process::status(pid, "TracerPid"), "0");

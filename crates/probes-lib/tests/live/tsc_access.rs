@@ -1,4 +1,4 @@
-//! Processes that may not read the time stamp counter: they are counted, but not timed.
+//! Processes that may not read the time stamp counter: their hits can be counted, but not timed.
 
 use probes_lib::{Effect, ErrorKind, Observation, ObserveError, Selector, Target, TscDenial};
 use test_support::process::{Image, threads};

@@ -150,14 +150,14 @@ fn mapped_memory_is_read_unmapped_is_not() {
                 }
             }
         }
-        // Whether the page was mapped when the observer read it is chance.
+        // Whether the page was in the table of readable pages at the hit is chance.
         assert_eq!(read + unread, 200 * 50);
         observer.remove().unwrap();
         talker.hits();
     }
 }
 
-/// Observes a program from its start to its exit; the program reads its commands from `words`.
+/// Observes a program from its start to its exit; `commands` is what it reads on standard input.
 fn observe_to_exit(file: &Path, observation: Observation, commands: &str) -> ObservationReport {
     let scratch = Scratch::new();
     let (input, output) = (scratch.file("words"), scratch.file("said"));
@@ -283,7 +283,7 @@ fn launch_observed(file: &Path, observation: Observation) -> (Talker, Observer) 
     (Talker::of(Guard::from(launched.into_child())), observer)
 }
 
-/// Returns a program with each of the two ways to observe it.
+/// Starts a program twice, observed from outside and from its launch on.
 fn observed_both_ways(file: &Path, selector: fn() -> Selector) -> [(Talker, Observer); 2] {
     let talker = Talker::start(file);
     let observer = watch(&Target::open(talker.pid()).unwrap(), selector());

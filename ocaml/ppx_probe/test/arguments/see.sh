@@ -8,8 +8,8 @@ readelf -n "$program" | awk '
   /Arguments: / { sub(/^.*Arguments:/, ""); print name ":" $0 }' |
   sed 's/ *$//' | LC_ALL=C sort
 
-# at NAME FORMAT EXPRESSION...: prints these at each hit, with the registers of
-# the note as A to F.
+# at NAME FORMAT EXPRESSION...: makes gdb print the expressions at each hit of the
+# probe; A to F stand for the arguments of its note ($_probe_arg0 to $_probe_arg5).
 at() {
   name=$1 format=$2
   shift 2

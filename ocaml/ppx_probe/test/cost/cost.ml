@@ -1,4 +1,4 @@
-(* The cost of a site that is off, by the number of values that it passes: medians
+(* The cost of a disabled site, by the number of values that it passes: medians
    of alternating samples, in ns, without the loop around it. Run by hand:
    dune exec ./ocaml/ppx_probe/test/cost/cost.exe *)
 
@@ -51,7 +51,7 @@ let kinds =
   ; ("no values", no_values)
   ; ("two values", two_values)
   ; ("six values", six_values)
-  ; ("a float that is in no block", unboxed_float)
+  ; ("an unboxed float", unboxed_float)
   ]
 
 let sample (_, run) =

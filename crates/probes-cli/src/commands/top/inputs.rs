@@ -1,4 +1,5 @@
-//! [`Inputs`]: whatever comes next: a key, a signal, the exit of the process, the loss of the terminal.
+//! [`Inputs`]: waits for the next event: a key, a signal, the exit of the process, the loss of the
+//! terminal.
 
 use std::io::{self, stdin};
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,11 +1,12 @@
 //! Keys, as a terminal sends them: bytes in, keys out.
 //!
 //! Decoded here and not by crossterm, whose loop never returns when the terminal is gone (its issue
-//! 793) or only half of a sequence has come, and signals are blocked while it runs.
+//! 793) or if it has read only a part of an escape sequence. No signal could interrupt it then,
+//! because the termination signals are blocked.
 
 use std::str;
 
-/// No key of a terminal sends a longer sequence.
+/// No key of a terminal sends a longer escape sequence.
 const LONGEST: usize = 32;
 
 const ESCAPE: u8 = 0x1b;
@@ -50,8 +51,8 @@ impl Keys {
         !self.pending.is_empty()
     }
 
-    /// Drops the pending bytes, because no more come. Returns Esc if they are only its byte, with
-    /// which the sequences begin as well.
+    /// Drops the pending bytes; to be called when no more arrive. Returns [`Key::Escape`] if they are
+    /// a single ESC byte, which also begins every escape sequence.
     pub(super) fn give_up(&mut self) -> Option<Key> {
         let is_escape = self.pending == [ESCAPE];
         self.pending.clear();
@@ -95,7 +96,7 @@ impl Decoded {
                 Decoded::sequence(parameters, *end)
             }
             [ESCAPE, b'O', end] => Decoded::sequence(&[], *end),
-            // With Alt, or what is no sequence.
+            // A key with Alt, or an unknown escape sequence.
             [ESCAPE, ..] => Decoded::Nothing,
             [b'\r' | b'\n'] => Decoded::Key(Key::Enter),
             [0x7f | 0x08] => Decoded::Key(Key::Backspace),

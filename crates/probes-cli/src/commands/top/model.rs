@@ -58,7 +58,7 @@ struct Readings {
 pub(super) struct Times {
     pub(super) start: String,
     pub(super) stop: String,
-    /// How many times were taken.
+    /// How many latencies were measured.
     pub(super) count: u64,
     pub(super) mean: Duration,
     pub(super) p50: Duration,
@@ -367,7 +367,7 @@ impl Model {
         self.frozen.is_some()
     }
 
-    /// Which page of help is shown, if there are so many.
+    /// The requested page of the help, which may have fewer.
     pub(super) fn help_page(&self) -> Option<usize> {
         self.help_page
     }

@@ -106,7 +106,8 @@ pub(super) fn draw(
 
 /// The figures as text, for a terminal of this size: title, as many rows as there is room for, and pairs.
 pub(super) fn text(program: &ShownProgram, model: &Model, width: u16, height: u16) -> String {
-    // Room for what is said below: that the process has exited, and the prompt of the shell.
+    // Room for the lines printed below it: that the process has exited, and the prompt of the
+    // shell.
     const BELOW: u16 = 4;
     let pairs = match u16::try_from(model.times().len()).unwrap_or(u16::MAX) {
         0 => 0,
@@ -138,7 +139,7 @@ fn line(buffer: &Buffer, y: u16) -> String {
     while x < buffer.area.width {
         let symbol = buffer[(x, y)].symbol();
         text.push_str(symbol);
-        // Behind a wide character, there are cells without one of their own.
+        // A wide character is followed by cells that have no symbol of their own.
         x += u16::try_from(Line::from(symbol).width()).map_or(1, |width| width.max(1));
     }
     text.trim_end().to_owned()

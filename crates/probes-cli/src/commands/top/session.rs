@@ -12,8 +12,8 @@ use crate::failure::Failure;
 use crate::say::Messages;
 use crate::signals::TerminationSignals;
 
-/// Counts in a process, and switches its probes. If it is dropped, by a panic, everything is undone as
-/// well.
+/// Counts in a process, and switches its probes. Dropping it, as a panic does, undoes everything,
+/// too.
 pub(super) struct Session<'t> {
     target: &'t Target,
     /// `None` once it was removed.
@@ -70,7 +70,7 @@ impl<'t> Session<'t> {
         })
     }
 
-    /// Which probes are on; `None` if that cannot be read now.
+    /// Which probes are enabled; `None` if that cannot be read now.
     pub(super) fn states(&self) -> Option<ProbeStates> {
         self.target.states().ok()
     }

@@ -1,4 +1,5 @@
-//! The terminal: taken over for a screen, and restored however that ends.
+//! [`Screen`]: the terminal in raw mode, on its alternate screen; restored at the end, also after a
+//! panic.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -29,10 +30,10 @@ const DEFAULT_SIZE: (u16, u16) = (80, 24);
 /// The largest size that is used: a terminal may claim any size, and each cell takes memory.
 const LARGEST: (u16, u16) = (1000, 400);
 
-/// Whether the terminal is taken over.
+/// Whether the terminal is in raw mode and on the alternate screen.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// A terminal that is taken over, until this is dropped or the program panics.
+/// A terminal in raw mode, on its alternate screen, until this is dropped or the program panics.
 pub(super) struct Screen {
     terminal: Terminal<CrosstermBackend<Output>>,
 }
@@ -134,8 +135,8 @@ fn area() -> io::Result<Rect> {
     Ok(Rect::new(0, 0, width.min(LARGEST.0), height.min(LARGEST.1)))
 }
 
-/// Writes to the terminal without waiting for ever: one whose window hangs, or on which Ctrl-S was
-/// pressed, would keep us from undoing what was done to the process.
+/// Writes to the terminal without waiting forever: a terminal whose window hangs, or on which
+/// Ctrl-S was pressed, would keep `top` from removing its observation.
 struct Output {
     file: File,
     /// Once this is readable, writes do not wait for the terminal any more.

@@ -107,7 +107,7 @@ fn foreign_notes_are_skipped_but_counted() {
         kind: 4,
         ..ocaml("of_another_type")
     });
-    // Defects in a note of another owner are not reported.
+    // Defects in a note of another owner or type are not reported.
     all.push(NoteSpec {
         kind: 0,
         strings: Vec::new(),
@@ -159,9 +159,7 @@ fn cut_header_is_reported_with_the_rest_length() {
     let message = bad(&bytes).1.to_string();
     assert_eq!(
         message,
-        format!(
-            "probe note 1 at {offset:#x} is malformed (11 bytes left < 12, the length of a note's header)"
-        )
+        format!("probe note 1 at {offset:#x} is malformed (its header needs 12 bytes, 11 left)")
     );
 }
 
@@ -337,7 +335,7 @@ fn by_parts(section: &[u8]) -> (Vec<String>, Vec<usize>) {
 #[test]
 fn reading_in_parts_equals_reading_the_whole() {
     let whole = |section: &[u8]| notes(section).map(|note| format!("{note:?}")).collect();
-    // Of lengths that let notes lie across the parts' ends in every way.
+    // The lengths vary, so that notes straddle the boundaries of the parts in every way.
     let mut specs: Vec<_> = (0..3000).map(|i| ocaml(&"x".repeat(1 + i % 61))).collect();
     let many = section(&specs);
     let (seen, parts) = by_parts(&many);

@@ -226,7 +226,7 @@ fn counter_must_be_in_the_semaphore_section() {
 fn counter_must_be_in_writable_memory() {
     let counter = FileAddr(ProgramSpec::PROBES + 2);
     let mut bytes = program(&[note("ocaml_2", "tick", 0, 0)]).bytes();
-    // The flags of the second segment, and how long it is in memory.
+    // p_flags and p_memsz of the second program header.
     for (at, value) in [(64 + 56 + 4, 4), (64 + 56 + 40, 3)] {
         let good = std::mem::replace(&mut bytes[at], value);
         let defect = ProbeDefect::SemaphoreNotWritable(counter);

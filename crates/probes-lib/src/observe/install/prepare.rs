@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
 use crate::inject::code_cave;
+use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::permissions::{Permissions, why_unreadable};
-use crate::inject::remote_call::{PlacedCall, RemoteCall, placed};
 use crate::memory::WriteMemory;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::remove::unmap_call;
@@ -54,9 +54,9 @@ pub(crate) struct Prepared {
     /// Known once it is installed.
     thread_ids: ThreadIds,
     ticks: TickMeasurement,
-    /// Held before any arena says that we observe.
+    /// Taken before the header of any arena names us as the observer.
     lock: ObserverLock,
-    /// Where the code of remote calls is written.
+    /// Where the code of injected calls is written.
     pub(crate) code_cave: LiveAddr,
 }
 
@@ -100,12 +100,13 @@ pub(crate) fn install(
     })
 }
 
-/// Checks that a process all of whose threads have seccomp filters can be observed. If they can be read,
-/// it is stopped for that; returns how long.
+/// Checks whether a process can be observed although all of its threads have seccomp filters. If
+/// the filters can be read, the process is stopped to read them. Returns the stop time.
 ///
 /// # Errors
 ///
-/// See [`Permissions::refuse_all`]; and if it cannot be prepared or stopped.
+/// See [`Permissions::refuse_all`]; if the observation cannot be prepared, or the process not
+/// stopped.
 pub(crate) fn refuse_forbidden(
     process: &Process,
     memory: &ProcessMemory,
@@ -211,7 +212,7 @@ impl Prepared {
     fn calls(&self) -> Vec<PlacedCall> {
         let of_arena = |arena: &Arena| {
             let mapped = map_calls(arena, None);
-            let unmapped = mapped.map(|call| RemoteCall::unmap(&call.range(), call.protection()));
+            let unmapped = mapped.map(|call| InjectedCall::unmap(&call.range(), call.protection()));
             let one_by_one = wipe_calls(arena, None).into_iter().map(|call| vec![call]);
             let together = [mapped.to_vec(), unmapped.to_vec(), vec![unmap_call(arena)]];
             let together = together.into_iter().chain(one_by_one);
@@ -238,8 +239,8 @@ impl Prepared {
         for (arena, code) in self.arenas.iter().zip(&self.codes) {
             refuse_occupied(injector.process, arena)?;
             stopped = injector.run(stopped, &map_calls(arena, data))?;
-            // The header is written last: until then, the code in the code cave shows what was
-            // mapped.
+            // The header is written last. If we are killed before, the tool that cleans up learns
+            // from the injected call in the code cave what was mapped.
             let (header, rest) = code.split_at(HEADER_LEN.min(code.len()));
             write_code(
                 injector,
@@ -255,7 +256,7 @@ impl Prepared {
         if let Some(data) = data {
             stopped = injector.run(stopped, &[data.close()])?;
         }
-        // A program that has not begun has inherited our access.
+        // A program that has not run yet has inherited our PR_SET_TSC mode: it may read the TSC.
         let is_running = matches!(injector.mode, RedirectMode::RunningProcess);
         if let Some(sharing) = self.arenas.first()
             && self.plan.is_timed()
@@ -364,24 +365,25 @@ fn refuse_occupied(process: &Process, arena: &Arena) -> Result<()> {
 
 /// Returns the calls that map an arena. If `data` is given, the arena's data are mapped from its
 /// file.
-fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [RemoteCall; 2] {
+fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [InjectedCall; 2] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [
-        RemoteCall::map(arena.code, arena.code_len(), read | execute),
+        InjectedCall::map(arena.code, arena.code_len(), read | execute),
         match data {
             Some(data) => data.map(arena),
-            None => RemoteCall::map(arena.data(), arena.data_len(), read | write),
+            None => InjectedCall::map(arena.data(), arena.data_len(), read | write),
         },
     ]
 }
 
-/// Returns the calls that have the time until which the table of pages is valid cleared in forked children.
-fn wipe_calls(arena: &Arena, data: Option<&SharedData>) -> Vec<RemoteCall> {
+/// Returns the calls after which the kernel clears, in forked children, the time until which the
+/// table of readable pages is valid (MADV_WIPEONFORK).
+fn wipe_calls(arena: &Arena, data: Option<&SharedData>) -> Vec<InjectedCall> {
     let Some(at) = arena.validity_at() else {
         return Vec::new();
     };
-    let over = data.map(|_| RemoteCall::map_over(at, VALIDITY_LEN));
-    let wipe = RemoteCall::wipe_on_fork(at, PAGE);
+    let over = data.map(|_| InjectedCall::map_over(at, VALIDITY_LEN));
+    let wipe = InjectedCall::wipe_on_fork(at, PAGE);
     over.into_iter().chain([wipe]).collect()
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Effect, Error, MemoryPart, ProcessError, Result};
 use crate::inject::code_cave;
+use crate::inject::injected_call::{self, InjectedCall};
 use crate::inject::injector::{Injector, RedirectMode};
-use crate::inject::remote_call::{self, RemoteCall};
 use crate::memory::ReadMemory;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::prepare::write_shared;
@@ -81,7 +81,7 @@ impl CleanReport {
 /// Memory of an arena whose tool was killed before it wrote the header.
 struct OrphanedMappings {
     /// The calls that unmap it.
-    calls: Vec<RemoteCall>,
+    calls: Vec<InjectedCall>,
 }
 
 impl OrphanedMappings {
@@ -92,18 +92,18 @@ impl OrphanedMappings {
         arenas: &[Arena],
     ) -> Option<OrphanedMappings> {
         let code_cave = code_cave::find(process, memory, maps).ok()?;
-        let mut bytes = [0; remote_call::MAX_LEN];
+        let mut bytes = [0; injected_call::MAX_LEN];
         memory.read(code_cave, &mut bytes).ok()?;
-        if bytes == [0; remote_call::MAX_LEN] {
+        if bytes == [0; injected_call::MAX_LEN] {
             return None;
         }
-        let is_orphaned = |call: &RemoteCall| {
+        let is_orphaned = |call: &InjectedCall| {
             let start = call.range().start;
             let mut all = arenas.iter().map(Arena::range);
             let has_header = all.any(|range| range.contains(&start));
             !has_header && maps.iter().any(|mapping| call.is_about(mapping))
         };
-        let calls = remote_call::orphaned_mappings(&bytes)
+        let calls = injected_call::orphaned_mappings(&bytes)
             .into_iter()
             .filter(is_orphaned);
         Some(OrphanedMappings {
@@ -112,12 +112,12 @@ impl OrphanedMappings {
     }
 }
 
-/// Who removes an observation.
+/// Which tool removes an observation.
 #[derive(Clone, Copy)]
 enum Remover<'r> {
     /// Its own observer.
     Observer,
-    /// Another tool. An observer that is still there learns who its successor is.
+    /// Another tool. Its record is left for an observer that is still alive.
     Other {
         successor: Option<&'r ObserverRecord>,
     },
@@ -221,7 +221,7 @@ fn remove_all<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
     arenas: &[Arena],
-    orphaned: &[RemoteCall],
+    orphaned: &[InjectedCall],
     options: Options,
     remover: Remover<'_>,
     read: impl FnOnce() -> Result<T> + Send,
@@ -259,7 +259,7 @@ fn remove_all<T: Send>(
         };
         let patches = restore().inspect_err(|error| {
             if error.effect() != Effect::HalfChanged && successor.is_some() {
-                // Its observer goes on. If that cannot be written, the observer ends.
+                // The observer continues, unless this write fails, too: then it ends.
                 let _ = write_successor(process, memory, arenas, Some(&ObserverRecord::default()));
             }
         })?;
@@ -400,8 +400,8 @@ fn wait_until_left<'s>(
 }
 
 /// Returns the call that unmaps an arena.
-pub(crate) fn unmap_call(arena: &Arena) -> RemoteCall {
-    RemoteCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
+pub(crate) fn unmap_call(arena: &Arena) -> InjectedCall {
+    InjectedCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
 }
 
 /// Returns how many bytes of arenas and orphaned mappings are still mapped.

@@ -1,18 +1,19 @@
-//! Whether the threads of a process may read the time stamp counter, as trampolines do that take times.
+//! Whether the threads of a process may read the time stamp counter, as trampolines that time hits
+//! do.
 //! After `prctl(PR_SET_TSC, PR_TSC_SIGSEGV)`, and in strict seccomp mode, reading it is a segmentation
 //! fault. New threads and programs inherit this.
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, ObserveError, Result, TscDenial};
+use crate::inject::injected_call::InjectedCall;
 use crate::inject::injector::Injector;
 use crate::inject::permissions;
-use crate::inject::remote_call::RemoteCall;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
 use crate::trace::stopped::Stopped;
 
-/// How many threads are asked. Each costs about 0.1 ms for which the process is stopped, and most have
-/// what the first has.
+/// How many threads are checked. Each adds about 0.1 ms to the stop time, and nearly always all
+/// threads have the same setting.
 const MOST_ASKED: usize = 4;
 
 /// The length of the C `int` that prctl(2) writes.
@@ -36,9 +37,9 @@ pub(crate) fn refuse_strict(process: &Process) -> Result<()> {
     Ok(())
 }
 
-/// Asks some threads of a stopped process, the main thread first. `at` is memory of ours, which the answers are written
-/// to, and which is 0 afterwards. A thread is not asked if its seccomp filters refuse the system call, or
-/// if it cannot be redirected.
+/// Checks some threads of a stopped process, the main thread first, by prctl(PR_GET_TSC) calls that
+/// they are made to execute. The results are written to `at`, memory of ours that is 0 afterwards.
+/// A thread is not checked if its seccomp filters refuse the call, or if it cannot be redirected.
 ///
 /// # Errors
 ///
@@ -53,7 +54,7 @@ pub(crate) fn refuse_denied<'s>(
     tids.sort_unstable_by_key(|&tid| (tid != leader, tid));
     for tid in tids.into_iter().take(MOST_ASKED) {
         let was_asked;
-        (stopped, was_asked) = injector.run_in(stopped, tid, RemoteCall::tsc_mode(at))?;
+        (stopped, was_asked) = injector.run_in(stopped, tid, InjectedCall::tsc_mode(at))?;
         if was_asked && take_answer(injector, at)? == libc::PR_TSC_SIGSEGV {
             return Err(denied(injector.process, tid, TscDenial::Prctl));
         }

@@ -2,12 +2,12 @@
 //! process by itself.
 //!
 //! ```text
-//! code, R-X   header        magic, version, how many points, where the data are, who observes
+//! code, R-X   header        magic, version, how many points, where the data are, the observer
 //!             table         of each point: its address, its displaced operand, its trampoline
 //!             trampolines   all of the same length (trampoline.rs)
 //! data, RW-   counters      for each of 16 groups of threads, a row with one u64 for each point
 //!             shared data   of all points, in the first arena (shared.rs)
-//!             successor     who takes the process over from a live observer
+//!             successor     the observer that takes over from a live one
 //! ```
 //!
 //! The code part has all that is needed to remove the observation: if the tool is killed, the next one
@@ -70,7 +70,7 @@ const MAX_TRAMPOLINE_LEN: u64 = 1 << 16;
 /// The version of this tool that has written a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HeaderVersion {
-    /// One that does not say who observes.
+    /// One that does not record its observer.
     WithoutRecord {
         /// The length of the data in bytes, which that version may have laid out otherwise.
         data_len: u64,
@@ -143,14 +143,15 @@ impl Arena {
         self.data().plus(self.counters_len())
     }
 
-    /// Returns where the validity of the table of readable pages is, a page; `None` if it has none.
+    /// Returns the address of the page that says until when the table of readable pages is valid;
+    /// `None` if there is no such table.
     pub(crate) fn validity_at(&self) -> Option<LiveAddr> {
         let has_pages = self.shared.has_pages();
         has_pages.then(|| self.shared_at().plus(self.shared.validity()))
     }
 
-    /// Returns where another tool writes who it is, before it removes the observation of an observer
-    /// that is still there; `None` if there is no place.
+    /// Returns where a successor writes its record before it removes the observation of a live
+    /// observer; `None` if this version has no place for it.
     pub(crate) fn successor_at(&self) -> Option<LiveAddr> {
         self.observer()?;
         Some(self.shared_at().plus(self.shared.len()))

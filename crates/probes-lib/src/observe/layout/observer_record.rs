@@ -1,5 +1,5 @@
-//! [`ObserverRecord`]: who has installed an observation, as the header of each of its arenas says. Pure
-//! functions only: no system calls.
+//! [`ObserverRecord`]: the process that has installed an observation, as recorded in the header of
+//! each of its arenas. Pure functions only: no system calls.
 
 /// The length of a record in bytes.
 pub(crate) const RECORD_LEN: usize = 176;
@@ -26,9 +26,10 @@ pub(crate) struct ObserverRecord {
     pub(crate) proc_device: u64,
     /// When it began, in nanoseconds since boot.
     pub(crate) begun: u64,
-    /// The byte of that file that is locked: a random number, for each observation another.
+    /// The offset of the byte of that file that is locked: a random number, different for each
+    /// observation.
     pub(crate) lock: u64,
-    /// The command that it executes, cut off if it is too long.
+    /// Its command line, cut off if it is too long.
     pub(crate) command: String,
 }
 
@@ -70,7 +71,8 @@ fn array<const LEN: usize>(bytes: &[u8], at: usize) -> [u8; LEN] {
     bytes[at..at + LEN].try_into().unwrap_or([0; LEN])
 }
 
-/// Returns the text, or as much of its beginning as fits in `len` bytes, with a mark of the omission.
+/// Returns the text; if it is longer than `len` bytes, its beginning and "...", which fit in `len`
+/// bytes.
 fn cut(text: &str, len: usize) -> String {
     const MARK: &str = "...";
     if text.len() <= len {

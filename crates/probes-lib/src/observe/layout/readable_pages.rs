@@ -26,7 +26,7 @@ pub(crate) const LEN: u64 = ENTRIES * 8;
 /// Where user space ends.
 const END: u64 = 1 << 47;
 
-/// The entries of a table that have pages, by index, and the address ranges that they are of.
+/// The nonempty entries of a table, by index, and the address ranges that they cover.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadablePages {
     entries: BTreeMap<u32, PageEntry>,
@@ -53,7 +53,7 @@ impl ReadablePages {
         ReadablePages::covering(ranges(maps))
     }
 
-    /// Returns the pages that there are now; `None` if they are the same.
+    /// Returns the pages of the current mappings; `None` if the mappings have not changed.
     pub(crate) fn renewed(&self, maps: &[Mapping]) -> Option<ReadablePages> {
         let ranges = ranges(maps);
         (ranges != self.ranges).then(|| ReadablePages::covering(ranges))
@@ -154,7 +154,7 @@ fn ranges(maps: &[Mapping]) -> Vec<Range<u64>> {
     let objects: HashSet<_> = code.map(file).collect();
     let holds_values = |mapping: &&Mapping| {
         let is_values = if mapping.inode == 0 {
-            // The kernel's own have names: [vdso], [vvar].
+            // Not the mappings of the kernel: [vdso], [vvar].
             !mapping.path().starts_with(b"[v")
         } else {
             objects.contains(&file(mapping))
@@ -303,10 +303,10 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
                 }
             }
         }
-        for (key, chunk) in table.chunks(8).enumerate() {
+        for (index, entry) in table.chunks(8).enumerate() {
             // The key of an entry without a page has no effect.
-            let pages = &chunk[..4];
-            assert_eq!(pages, &wanted[key * 8..key * 8 + 4]);
+            let pages = &entry[..4];
+            assert_eq!(pages, &wanted[index * 8..index * 8 + 4]);
         }
         assert!(may_read(&table, 0x7f0000a00ff8) && may_read(&table, 0x55f0c1000000));
     }

@@ -34,15 +34,16 @@ pub(crate) const TID_AT: u64 = 0;
 /// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
 /// The observer, which keeps the table up to date, may be stopped or killed.
 pub(crate) mod validity {
-    /// When the observer read the mappings that the table describes, in ticks. Not until when it is
-    /// valid: a counter that starts from 0 again, as after a suspend, must not make it valid for long.
+    /// When the observer read the mappings that the table describes, in TSC ticks. The start is
+    /// stored, not the end: if the TSC restarts from 0, as after a suspend, an end would be far in
+    /// the future.
     pub(crate) const SINCE: u64 = 0;
-    /// For how many ticks it is valid from then on.
+    /// For how many TSC ticks it is valid from then on.
     pub(crate) const TICKS: u64 = 8;
 }
 
-/// The length of the validity in bytes. Only its first page is cleared in children, so that it is a mapping
-/// of its own: that shows that it will be cleared.
+/// The length of the validity in bytes. Only the first page gets MADV_WIPEONFORK, which splits the
+/// mapping in two: that shows in /proc/PID/maps that the madvise(2) was executed.
 pub(crate) const VALIDITY_LEN: u64 = 2 * PAGE;
 
 /// The most pairs of an observation.
@@ -79,7 +80,7 @@ pub(crate) mod slot {
     pub(crate) const SUM: u64 = 48;
     /// The longest time, in ticks.
     pub(crate) const MAX: u64 = 56;
-    /// The innermost of the starts that wait: of each its depth and its time.
+    /// The innermost starts that wait for their stop; each entry is a depth and a time.
     pub(crate) const STARTS: u64 = 64;
     /// How many starts are kept, a power of two.
     pub(crate) const STARTS_KEPT: u64 = 64;
@@ -109,8 +110,8 @@ const _: () = assert!(slot::NUMBERS + slot::NUMBERS_KEPT * 4 <= SLOT_LEN);
 /// In the header of a pair: stops of threads for which there was no slot.
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;
 
-/// How many bits of a time, after the highest that is set, select its bucket together with the
-/// position of that bit: a bucket is at most 1/512 of its least time wide.
+/// Mantissa bits of a bucket: a time's bucket is selected by the position of its highest set bit and
+/// the `PRECISION` bits below it, so a bucket is one tick wide, or at most 1/512 of its lowest time.
 pub(crate) const PRECISION: u32 = 9;
 /// Binary logarithm of the longest time, in ticks: longer ones are counted as that.
 pub(crate) const LONGEST_BITS: u32 = 48;
@@ -126,7 +127,7 @@ const RING: u64 = 1 << 20;
 
 /// The fields of a record.
 pub(crate) mod record {
-    /// Once the record is complete, one more than the number of records begun in its ring before it.
+    /// The sequence number in the ring, from 1; written last, so it tells that the record is complete.
     pub(crate) const NUMBER: u64 = 0;
     /// The time of the hit, in ticks.
     pub(crate) const TIME: u64 = 8;

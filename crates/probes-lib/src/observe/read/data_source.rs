@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};
-use crate::inject::remote_call::RemoteCall;
+use crate::inject::injected_call::InjectedCall;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::ProcessMemory;
@@ -65,16 +65,16 @@ impl SharedData {
     }
 
     /// Returns the call that maps the data of an arena in the process.
-    pub(crate) fn map(&self, arena: &Arena) -> RemoteCall {
+    pub(crate) fn map(&self, arena: &Arena) -> InjectedCall {
         let data = arena.data();
         let before = self.places.iter().take_while(|(at, _)| *at != data);
         let offset = before.map(|(_, len)| len).sum();
-        RemoteCall::map_shared(data, arena.data_len(), self.descriptor(), offset)
+        InjectedCall::map_shared(data, arena.data_len(), self.descriptor(), offset)
     }
 
     /// Returns the call that closes the descriptor in the process, which does not know of it.
-    pub(crate) fn close(&self) -> RemoteCall {
-        RemoteCall::close(self.descriptor())
+    pub(crate) fn close(&self) -> InjectedCall {
+        InjectedCall::close(self.descriptor())
     }
 
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
@@ -140,10 +140,10 @@ mod tests {
         for at in [LiveAddr(one.0 - 1), LiveAddr(other.0 - 1), LiveAddr(0)] {
             assert!(text(at, 1).is_err(), "{at}");
         }
-        let map = |at, offset| RemoteCall::map_shared(at, len, descriptor, offset);
+        let map = |at, offset| InjectedCall::map_shared(at, len, descriptor, offset);
         assert_eq!(data.map(&arenas[0]), map(one, 0));
         assert_eq!(data.map(&arenas[1]), map(other, len));
-        assert_eq!(data.close(), RemoteCall::close(descriptor));
+        assert_eq!(data.close(), InjectedCall::close(descriptor));
     }
 
     #[test]

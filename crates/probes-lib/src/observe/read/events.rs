@@ -45,7 +45,7 @@ use crate::sys::ticks::Clock;
 pub struct Events {
     /// In the order of their times.
     pub events: Vec<Event>,
-    /// How many hits were overwritten before they were read.
+    /// How many hits were lost: overwritten before they were read, or with an invalid record.
     pub dropped: u64,
 }
 
@@ -287,7 +287,7 @@ impl EventReader {
     }
 
     /// Returns whether it is time, at `now`, to renew the table of readable pages. At the beginning
-    /// this is more often so, because a program that has just started maps its heap.
+    /// it always is, because a program that has just started is still mapping its heap.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         let since = |earlier| now.saturating_duration_since(earlier);
         let is_young = since(self.begun) < YOUNG_FOR;
@@ -474,7 +474,7 @@ mod tests {
             (at + record::COPY, 33),
             (at + record::COPY + 8 * 8, 44),
         ];
-        // Of the argument before it, all words were copied.
+        // All words of the argument before it were copied.
         for (copied, len) in [(0, None), (1, Some(0)), (3, Some(2)), (255, Some(9))] {
             words.push((record::COPIED, copied << 8 | 10));
             let bytes = record_of(&words);

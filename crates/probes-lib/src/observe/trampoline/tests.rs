@@ -24,7 +24,7 @@ fn pointers(layout: SharedLayout) -> Pointers {
     }
 }
 
-/// Returns the instructions of the trampoline of an enabled point, except those that do nothing.
+/// Returns the instructions of the trampoline of an enabled point, without the nops.
 fn listing(role: &Role, layout: SharedLayout) -> Vec<String> {
     let len = len(role, layout).unwrap();
     let mut code = trampoline(AT, len, role, &pointers(layout), WRAPPER).unwrap();
@@ -185,7 +185,7 @@ fn all_ends(one: u32, other: u32) -> Vec<Vec<PairEnd>> {
     ]
 }
 
-/// Returns roles, each with others that differ from it in one thing: whether they count, the numbers
+/// Returns roles, each with variants that differ from it in few things: whether they count, the numbers
 /// of their pairs, what they watch.
 fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
     let role = |is_counted, ends: &[PairEnd], many: Option<usize>, point| Role {
@@ -215,8 +215,8 @@ fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
     all
 }
 
-// promise: Observations: Every trampoline fits its place, whatever the other sites' roles are (128
-//    roles, each with 6 that are like it)
+// promise: Observations: Every trampoline fits the common length of its arena, whatever roles the other sites have (128
+//    roles, each with 6 variants)
 #[test]
 fn every_trampoline_fits_beside_any_others() {
     let layout = SharedLayout {
@@ -235,7 +235,7 @@ fn every_trampoline_fits_beside_any_others() {
 }
 
 fn assert_fits(role: &Role, len: u64, layout: SharedLayout) {
-    // Counters near the first have shorter addresses.
+    // Counters near the start of the row need shorter displacements.
     for counter in [0, 0x1f8] {
         let pointers = Pointers {
             counter,

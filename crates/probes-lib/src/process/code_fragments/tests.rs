@@ -174,17 +174,17 @@ fn contradictions_are_not_believed() {
         assert_eq!(read, Err(UnknownTable), "{kind:?} {place:#x} {word:#x}");
     };
     let (array, list, free) = (TableKind::Array, TableKind::SkipList, TableKind::LockFree);
-    // More elements than room, and no such array.
+    // A size above the capacity; an array at the address 0.
     wrong(TABLE, 9 | 8 << 32, array, array_of, WITH_FLAG);
     wrong(TABLE + 8, 0, array, array_of, WITH_FLAG);
     // Code that ends before it starts, or does not start where the list says.
     wrong(at(0) + 8, 0xfff, array, array_of, WITH_FLAG);
     wrong(at(0), 0x1001, list, skip_list_of, STATUS_LAST);
-    // A status that there is not; a digest of the runtime's own code.
+    // An invalid status; a digest of the runtime's own code.
     wrong(at(0) + 32, 7 << 32, list, skip_list_of, STATUS_LAST);
     wrong(at(1) + 32, 2 << 32, list, skip_list_of, STATUS_LAST);
     wrong(at(0) + 16, 9 << 32, free, lock_free_of, WITH_MUTEX);
-    // Lists in circles, and out of order; levels that there are not.
+    // Cyclic and unsorted lists; invalid levels.
     wrong(CELLS + 40, CELLS, list, skip_list_of, STATUS_LAST);
     wrong(CELLS + 24, 1, list, skip_list_of, STATUS_LAST);
     wrong(TABLE + LEVELS * 8, LEVELS, list, skip_list_of, STATUS_LAST);

@@ -21,8 +21,8 @@ const DATA_LEN: u32 = 64;
 /// How many words of memory a program has (`BPF_MEMWORDS`).
 const MEMORY_LEN: usize = 16;
 
-/// A system call as filters see it: `struct seccomp_data` of linux/seccomp.h. What pointers lead to, they
-/// do not see.
+/// A system call as filters see it: `struct seccomp_data` of linux/seccomp.h. They do
+/// not see what pointers point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SystemCall {
     pub(crate) number: u32,
@@ -179,7 +179,7 @@ fn calculate(operation: u32, a: u32, operand: u32) -> Option<u32> {
         BPF_OR => a | operand,
         BPF_AND => a & operand,
         BPF_XOR => a ^ operand,
-        // As the processor does: by no more than 31 bits.
+        // As the processor does: by the operand modulo 32.
         BPF_LSH => a.wrapping_shl(operand),
         BPF_RSH => a.wrapping_shr(operand),
         _ => return None,

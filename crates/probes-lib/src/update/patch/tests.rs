@@ -147,11 +147,7 @@ fn failed_write_error_says_what_and_where() {
             panic!("{error}");
         };
         assert_eq!((*part, *address), place);
-        assert!(
-            error
-                .to_string()
-                .ends_with("; what had been written was restored")
-        );
+        assert!(error.to_string().ends_with("; every change was undone"));
     }
 }
 

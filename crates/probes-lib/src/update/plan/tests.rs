@@ -369,7 +369,7 @@ fn inconsistent_probe_is_refused_unless_forced() {
     let error = refusal(&simulated, &enable("part"));
     assert_eq!(
         error.to_string(),
-        "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted run?)"
+        "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted update?)"
     );
     assert_eq!(
         steps(&plan(&simulated, &enable("whole"))),

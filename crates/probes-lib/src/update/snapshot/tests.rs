@@ -13,7 +13,7 @@ fn state(simulated: &SimulatedProcess, name: &str) -> State {
     reading(simulated, name).state
 }
 
-/// A world, and the address of the third site of `many`.
+/// A simulated process, and the address of the third site of `many`.
 fn simulated() -> (SimulatedProcess, LiveAddr) {
     let simulated = SimulatedProcess::of("multi_semaphore.pie");
     let opcode = simulated.opcodes("many")[2];

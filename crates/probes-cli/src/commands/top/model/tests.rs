@@ -155,7 +155,7 @@ fn filter_applies_while_typed_then_kept_or_dropped() {
     let mut model = Model::new(["req_start", "req_end", "tick"]);
     type_text(&mut model, "/REQ");
     assert_eq!(names(&model), "req_endreq_start");
-    // Keys that are commands otherwise are part of the filter while it is type_text.
+    // While the filter is being typed, keys that are otherwise commands are part of it.
     type_text(&mut model, "q");
     assert_eq!((names(&model).as_str(), model.shown_count()), ("", 0));
     model.press(Key::Backspace, 10);

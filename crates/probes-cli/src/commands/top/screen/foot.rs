@@ -114,9 +114,9 @@ fn help(model: &Model) -> Vec<&'static str> {
         "/: change the filter, Ctrl-U clears it, Enter keeps it, Esc cancels"
     };
     let pause = if model.is_paused() {
-        "p: resume, the figures are those of the pause, states and counting go on"
+        "p: resume; the figures are frozen, states are updated, counting continues"
     } else {
-        "p: pause, counting goes on"
+        "p: pause the display; counting continues"
     };
     vec![
         "arrows j k PgUp PgDn Home End: select",
@@ -128,7 +128,7 @@ fn help(model: &Model) -> Vec<&'static str> {
         "Ctrl-L: redraw",
         "Ctrl-Z: suspend",
         "q Esc Ctrl-C: quit",
-        "Quitting undoes everything: what was enabled or disabled here, too.",
+        "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
     ]
 }
 

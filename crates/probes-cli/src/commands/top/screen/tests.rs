@@ -278,15 +278,15 @@ fn help_says_which_keys_work_now() {
         "PgUp PgDn Home End: select",
         "e Enter space: enable or disable the selected probe, or the only one",
         "/: filter names, Enter keeps it, Esc cancels",
-        "p: pause, counting goes on",
-        "Quitting undoes everything: what was enabled or disabled here, too.",
+        "p: pause the display; counting continues",
+        "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
         "?: less help",
     ] {
         assert!(help.contains(expected), "{help}");
     }
     let paused = press("p");
     assert!(
-        paused.contains("p: resume, the figures are those of the pause"),
+        paused.contains("p: resume; the figures are frozen"),
         "{paused}"
     );
     let filter = press("p/t");
@@ -354,10 +354,7 @@ fn smallest_terminal_keeps_a_probe_in_every_state() {
         assert!(lines[4] == next || lines[4] == "?: less help", "{lines:?}");
         assert!(pages < 100);
     }
-    assert!(
-        pages > 1 && help.contains("Quitting undoes everything:"),
-        "{help}"
-    );
+    assert!(pages > 1 && help.contains("Quitting removes all"), "{help}");
     model.press(Key::Character('p'), 1);
     shows_probe(&model, "paused");
     for height in [1, 2, 3, 4] {

@@ -102,10 +102,7 @@ const CORRUPT: &[(&str, &[&str])] = &[
     ),
     (
         "section_headers_stripped",
-        &[
-            "has no section headers",
-            "keep .note.stapsdt when stripping",
-        ],
+        &["has no section headers", "so its probes cannot be found"],
     ),
     (
         "section_names_out_of_range",

@@ -2,10 +2,12 @@
 
 use super::*;
 
+/// Where OCaml's counter is in a semaphore: of 2 bytes, which OCaml and SystemTap share; of 4
+/// bytes, a pair.
 const SHARED: u64 = 0;
 const PAIR: u64 = 2;
 
-/// Names with the offsets of their semaphores in the section, and which provider each is of.
+/// Notes: the provider, the name, and the offset of the semaphore in `.probes`.
 type Notes<'a> = &'a [(&'a str, &'a str, u64)];
 
 fn program_of(notes: Notes<'_>, len: usize) -> ProgramSpec {
@@ -86,7 +88,7 @@ fn symbols_that_disagree_are_refused() {
         ("camlServer__semaphore_tick", 4),
     ]);
     assert_unknown(&made, "tick");
-    // Two bytes are no room for a pair.
+    // A pair does not fit into the last two bytes of the section.
     let mut made = program_of(ONE, 6);
     made.symbols = symbols(&[("caml_probes_semaphore_tick", 4)]);
     assert_unknown(&made, "tick");
@@ -152,8 +154,8 @@ fn section_of_one_semaphore_tells_nothing() {
     assert_unknown(&made, "tick");
     assert_eq!(
         read_table(&made.bytes()).unwrap_err().to_string(),
-        "/srv/server.exe does not show whether the semaphore of probe tick at 0x403000 has 2 \
-         bytes or 4: it has no symbol for it"
+        "/srv/server.exe has no symbol for the semaphore of probe tick at 0x403000, so its \
+         size (2 or 4 bytes) is unknown"
     );
 }
 

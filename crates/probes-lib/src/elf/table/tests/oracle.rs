@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::*;
 
-/// What a note says, its addresses as they are after prelinking.
+/// What a note says; addresses are adjusted by the address of `.stapsdt.base`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Note {
     provider: String,

@@ -67,7 +67,7 @@ fn expected(refusal: Result<Option<SeccompAction>, Invalid>) -> Option<String> {
         SeccompAction::Kill => "killed".to_owned(),
         SeccompAction::Errno(errno) => format!("value {}", -errno),
         SeccompAction::Trap => "trap".to_owned(),
-        // Nobody listens, and the tracer that there is has not asked for it.
+        // There is no supervisor, and the tracer has not set PTRACE_O_TRACESECCOMP.
         SeccompAction::Notify | SeccompAction::Trace => format!("value {}", -libc::ENOSYS),
     })
 }
@@ -104,7 +104,7 @@ fn operand() -> impl Strategy<Value = u32> {
     ]
 }
 
-/// An instruction; jumps are made to lead to one that is there.
+/// An instruction. `accepted` adjusts jumps, so that they lead to an instruction that exists.
 fn step() -> impl Strategy<Value = sock_filter> {
     let calculations = [
         BPF_ADD, BPF_SUB, BPF_MUL, BPF_DIV, BPF_OR, BPF_AND, BPF_XOR, BPF_LSH, BPF_RSH,
@@ -147,7 +147,7 @@ fn step() -> impl Strategy<Value = sock_filter> {
 fn accepted() -> impl Strategy<Value = Filter> {
     (prop::collection::vec(step(), 0..24), returned()).prop_map(|(steps, last)| {
         let mut filter = vec![
-            // More filters may be set.
+            // Allows seccomp(2), so that more filters can be set.
             instruction(LOAD_DATA, 0),
             branch(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, libc::SYS_seccomp as u32),
             instruction(RETURN, libc::SECCOMP_RET_ALLOW),

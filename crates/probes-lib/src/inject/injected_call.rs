@@ -1,4 +1,4 @@
-//! Remote calls: the code that makes a thread of a stopped process execute system calls, and then
+//! Injected calls: the code that makes a thread of a stopped process execute system calls, and then
 //! return to where it was. The functions here only compute: they access no process.
 //!
 //! ```text
@@ -21,7 +21,7 @@ use crate::address::LiveAddr;
 use crate::process::maps::Mapping;
 use crate::process::seccomp::filter::SystemCall;
 
-/// The registers of a thread that are changed by remote calls.
+/// The registers of a thread that are changed by injected calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Registers {
     pub(crate) rax: u64,
@@ -43,7 +43,7 @@ pub(crate) const NO_CALL: u64 = -1_i64 as u64;
 
 /// A system call: its number and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RemoteCall {
+pub(crate) struct InjectedCall {
     pub(crate) number: u32,
     pub(crate) arguments: [u64; 6],
 }
@@ -53,25 +53,25 @@ const UNMAP: u32 = libc::SYS_munmap as u32;
 const ADVISE: u32 = libc::SYS_madvise as u32;
 const CONTROL: u32 = libc::SYS_prctl as u32;
 
-impl RemoteCall {
+impl InjectedCall {
     /// Maps anonymous private memory at an address where nothing is mapped.
-    pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> RemoteCall {
+    pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> InjectedCall {
         // Most of a large mapping is never touched, and is not to be accounted for.
         let flags = libc::MAP_PRIVATE
             | libc::MAP_ANONYMOUS
             | libc::MAP_FIXED_NOREPLACE
             | libc::MAP_NORESERVE;
-        RemoteCall {
+        InjectedCall {
             number: MAP,
             arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
         }
     }
 
     /// Maps anonymous private memory, readable and writable, over memory that an earlier call has mapped.
-    pub(crate) fn map_over(at: LiveAddr, len: u64) -> RemoteCall {
+    pub(crate) fn map_over(at: LiveAddr, len: u64) -> InjectedCall {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        RemoteCall {
+        InjectedCall {
             number: MAP,
             arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
         }
@@ -79,35 +79,35 @@ impl RemoteCall {
 
     /// Has a part of private memory cleared in forked children. The rest of the memory tells whether it was
     /// done: it is a mapping of its own then.
-    pub(crate) fn wipe_on_fork(at: LiveAddr, len: u64) -> RemoteCall {
-        RemoteCall {
+    pub(crate) fn wipe_on_fork(at: LiveAddr, len: u64) -> InjectedCall {
+        InjectedCall {
             number: ADVISE,
             arguments: [at.0, len, libc::MADV_WIPEONFORK as u64, 0, 0, 0],
         }
     }
 
     /// Maps the file of a descriptor, readable and writable, at an address where nothing is mapped.
-    pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -> RemoteCall {
+    pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -> InjectedCall {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
         let (protection, flags, descriptor) = (protection as u64, flags as u64, descriptor as u64);
-        RemoteCall {
+        InjectedCall {
             number: MAP,
             arguments: [at.0, len, protection, flags, descriptor, offset],
         }
     }
 
     /// Writes whether the thread may read the time stamp counter (prctl(2)): a C `int` at `at`.
-    pub(crate) fn tsc_mode(at: LiveAddr) -> RemoteCall {
-        RemoteCall {
+    pub(crate) fn tsc_mode(at: LiveAddr) -> InjectedCall {
+        InjectedCall {
             number: CONTROL,
             arguments: [libc::PR_GET_TSC as u64, at.0, 0, 0, 0, 0],
         }
     }
 
     /// Closes a descriptor.
-    pub(crate) fn close(descriptor: i32) -> RemoteCall {
-        RemoteCall {
+    pub(crate) fn close(descriptor: i32) -> InjectedCall {
+        InjectedCall {
             number: libc::SYS_close as u32,
             arguments: [descriptor as u64, 0, 0, 0, 0, 0],
         }
@@ -116,9 +116,9 @@ impl RemoteCall {
     /// Unmaps memory whose first mapping has this protection. The protection is the third argument,
     /// which munmap(2) does not have: it is there for a tool that finds the call in the code of a
     /// killed tool ([`orphaned_mappings`]).
-    pub(crate) fn unmap(range: &Range<u64>, protection: i32) -> RemoteCall {
+    pub(crate) fn unmap(range: &Range<u64>, protection: i32) -> InjectedCall {
         let len = range.end.saturating_sub(range.start);
-        RemoteCall {
+        InjectedCall {
             number: UNMAP,
             arguments: [range.start, len, protection as u64, 0, 0, 0],
         }
@@ -188,7 +188,7 @@ impl RemoteCall {
 /// A call at its place in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedCall {
-    pub(crate) call: RemoteCall,
+    pub(crate) call: InjectedCall,
     /// The address after its `syscall` instruction.
     returns_to: LiveAddr,
 }
@@ -205,7 +205,7 @@ impl PlacedCall {
 }
 
 /// Returns where calls are in their code, which is written at `at`.
-pub(crate) fn placed(calls: &[RemoteCall], at: LiveAddr) -> impl Iterator<Item = PlacedCall> {
+pub(crate) fn placed(calls: &[InjectedCall], at: LiveAddr) -> impl Iterator<Item = PlacedCall> {
     let calls = calls.iter().copied().zip(1..);
     calls.map(move |(call, index)| PlacedCall {
         call,
@@ -240,7 +240,7 @@ pub(crate) fn is_free(bytes: &[u8]) -> bool {
 
 /// Returns calls that unmap the memory that the code in these bytes maps, or unmaps for another
 /// killed tool. If the code is still there, the tool that wrote it was killed.
-pub(crate) fn orphaned_mappings(bytes: &[u8]) -> Vec<RemoteCall> {
+pub(crate) fn orphaned_mappings(bytes: &[u8]) -> Vec<InjectedCall> {
     let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
     let operand = |call: &[u8], index: usize| {
         let operand = call[MOV_LEN * index + 2..][..8].try_into();
@@ -252,7 +252,7 @@ pub(crate) fn orphaned_mappings(bytes: &[u8]) -> Vec<RemoteCall> {
     let memory_calls = calls.filter(|call| of_memory.contains(&operand(call, 6)));
     let unmap = |call: &[u8]| {
         let (at, len) = (operand(call, 0), operand(call, 1));
-        RemoteCall::unmap(&(at..at.saturating_add(len)), operand(call, 2) as i32)
+        InjectedCall::unmap(&(at..at.saturating_add(len)), operand(call, 2) as i32)
     };
     memory_calls.map(unmap).collect()
 }
@@ -266,12 +266,12 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const CALL_LEN: usize = 7 * MOV_LEN + SYSCALL.len();
 
 /// Returns the code of `calls` for a thread with these registers. It can be written anywhere.
-pub(crate) fn code(calls: &[RemoteCall], registers: &Registers) -> Vec<u8> {
+pub(crate) fn code(calls: &[InjectedCall], registers: &Registers) -> Vec<u8> {
     assemble(calls, &registers.resumed())
         .unwrap_or_else(|error| unreachable!("each instruction can be encoded: {error}"))
 }
 
-fn assemble(calls: &[RemoteCall], after: &Registers) -> Result<Vec<u8>, IcedError> {
+fn assemble(calls: &[InjectedCall], after: &Registers) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let set = |a: &mut CodeAssembler, registers: &[(AsmRegister64, u64)]| {
         let mut registers = registers.iter();
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn two_calls_fit() {
-        let call = RemoteCall::map(LiveAddr(0x1000), 0x1000, libc::PROT_READ);
+        let call = InjectedCall::map(LiveAddr(0x1000), 0x1000, libc::PROT_READ);
         let code = code(&[call, call], &IN_READ);
         assert!(code.len() <= MAX_LEN, "{}", code.len());
         let one = super::code(&[call], &IN_READ);
@@ -414,7 +414,7 @@ mod tests {
         assert!(is_free(b"o-p \0\0\0\0\0") && is_free(b"\0\0\0\0goes\0"));
         assert!(!is_free(b"o-p hash\0") && !is_free(b"o-p \0\0\0\0x"));
         assert!(code.ends_with(&IN_READ.resumed().rip.to_le_bytes()));
-        let unmaps = RemoteCall::unmap(&(0x1000..0x2000), libc::PROT_READ);
+        let unmaps = InjectedCall::unmap(&(0x1000..0x2000), libc::PROT_READ);
         assert_eq!(orphaned_mappings(&code), [unmaps; 2]);
         assert_eq!(orphaned_mappings(&[0; MAX_LEN]), []);
         let code = super::code(&[unmaps; 2], &IN_READ);
@@ -424,8 +424,8 @@ mod tests {
     #[test]
     fn orphaned_advice_unmaps_nothing() {
         let at = LiveAddr(0x40_0000);
-        let over = RemoteCall::map_over(at, 0x2000);
-        let wipe = RemoteCall::wipe_on_fork(at, 0x1000);
+        let over = InjectedCall::map_over(at, 0x2000);
+        let wipe = InjectedCall::wipe_on_fork(at, 0x1000);
         assert_eq!(
             [over, wipe].map(|call| (call.maps(), call.splits(), call.unmaps())),
             [(true, false, false), (false, true, false)]
@@ -444,10 +444,10 @@ mod tests {
     fn mappings_of_others_are_not_taken_for_ours() {
         let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
         let at = LiveAddr(0x40_0000);
-        let code = RemoteCall::map(at, 0x2000, read | execute);
-        let data = RemoteCall::map(at, 0x2000, read | write);
-        let shared = RemoteCall::map_shared(at, 0x2000, 3, 0x1000);
-        let left = RemoteCall::unmap(&(0x40_0000..0x40_2000), read | execute);
+        let code = InjectedCall::map(at, 0x2000, read | execute);
+        let data = InjectedCall::map(at, 0x2000, read | write);
+        let shared = InjectedCall::map_shared(at, 0x2000, 3, 0x1000);
+        let left = InjectedCall::unmap(&(0x40_0000..0x40_2000), read | execute);
         let about = |line: &str| {
             let mapping = &maps::parse(line.as_bytes())[0];
             [code, data, shared, left].map(|call| call.is_about(mapping))
