@@ -49,8 +49,8 @@ let strings _ _ =
      count "strings")
     [@probe.args empty, hello, word, sixty_four, sixty_five, large]]
 
-(* STRING: what has to be escaped, a character that ends at the 65th byte, and
-   Bytes, which has the same tag. *)
+(* STRING: what has to be escaped and what need not be, a character that ends at the
+   65th byte, and Bytes, which has the same tag. *)
 
 let split = String.make 63 'a' ^ "\xc3\xa9"
 
@@ -58,7 +58,8 @@ let changing = Bytes.of_string "bytes"
 
 let texts _ _ =
   let lines = opaque "one\ntwo\ttab\r\n" and latin = opaque "caf\xe9 \xff\xfe" in
-  let zeros = opaque "a\000b\000" and quoted = opaque "\"\\ \027[31m\127" in
+  let zeros = opaque "a\000b\000" in
+  let quoted = opaque "\"\\ \027[31m\127 caf\u{e9} \u{9b}31m\u{202e}" in
   [%probe "texts"
     (ignore (lines, latin, zeros, quoted);
      count "texts")

@@ -133,7 +133,7 @@ bool probes_disable(const struct Probes *probes, const char *name, char **error)
 
 /**
  * The same as probes_enable(), for all probes whose name begins with a match of the regular
- * expression. Fails if there is no such probe.
+ * expression, which is one of Rust's regex crate. Fails if there is no such probe.
  *
  * # Safety
  *

@@ -92,7 +92,7 @@ pub unsafe extern "C" fn probes_disable(
 }
 
 /// The same as probes_enable(), for all probes whose name begins with a match of the regular
-/// expression. Fails if there is no such probe.
+/// expression, which is one of Rust's regex crate. Fails if there is no such probe.
 ///
 /// # Safety
 ///

@@ -15,7 +15,7 @@ pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use duration::{DurationFlag, duration, positive};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{Pair, PairFlags, pair};
-pub(crate) use probe_selection::{ProbeFlags, by_name, probe_name};
+pub(crate) use probe_selection::{ProbeFlags, by_name, probe_name, with_regexp_help};
 pub(crate) use risk::RiskFlags;
 pub(crate) use take_over::TakeOver;
 pub(crate) use target_selection::{OneProcess, TargetSelection};

@@ -25,6 +25,7 @@ pub(crate) fn spell_out(
     root: &Command,
     argv: impl IntoIterator<Item = OsString>,
 ) -> Result<Vec<OsString>, UsageError> {
+    let argv: Vec<OsString> = argv.into_iter().collect();
     let mut words = argv.into_iter();
     let mut spelled: Vec<OsString> = words.next().into_iter().collect();
     let mut command = root;
@@ -41,6 +42,13 @@ pub(crate) fn spell_out(
             break;
         }
         if let Some(flag) = Flag::of(&word) {
+            let misplaced = || before_subcommand(root, &flag, words.as_slice());
+            if let Some(error) = subcommand.is_none().then(misplaced).flatten() {
+                return Err(error);
+            }
+            if subcommand == Some("help") && flag.find_whole(root).is_some_and(is_help) {
+                continue;
+            }
             let flag = flag.spell_out(command, subcommand, || words.next());
             spelled.push(flag?);
         } else {
@@ -103,6 +111,27 @@ fn find_subcommand<'c>(
         [name] => Ok(command.find_subcommand(name).unwrap_or(command)),
         names => error(format!("\"{word}\" could be {}", names.join(" or "))),
     }
+}
+
+/// What is wrong with a flag that comes before the subcommand, unless it is one of `root` itself; `rest` comes
+/// after it.
+fn before_subcommand(root: &Command, flag: &Flag<'_>, rest: &[OsString]) -> Option<UsageError> {
+    if flag.find_whole(root).is_some() {
+        return None;
+    }
+    let typed = &flag.typed;
+    let is_of = |command: &Command| !flag.find(command).is_empty();
+    let later = rest.iter().find_map(|word| root.find_subcommand(word));
+    let message = match later.map(Command::get_name) {
+        Some(name) => {
+            format!("{typed} comes before the subcommand: write ocaml-probes {name} {typed}")
+        }
+        None if !is_of(root) && root.get_subcommands().any(is_of) => {
+            format!("no subcommand before {typed}")
+        }
+        None => return None,
+    };
+    Some(UsageError::new(None, message))
 }
 
 fn unexpected(command: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
@@ -184,18 +213,22 @@ impl Flag<'_> {
 
     /// The flags that this one can abbreviate; only the flag itself if it is spelled out.
     fn find<'c>(&self, command: &'c Command) -> Vec<&'c Arg> {
-        let mut letters = self.name.chars();
-        let by_letter = match (letters.next(), letters.next()) {
-            (Some(letter), None) => flags(command).find(|arg| has_letter(arg, letter)),
-            _ => None,
-        };
-        let whole = by_letter.or_else(|| flags(command).find(|arg| long(arg) == self.name));
-        if let Some(arg) = whole {
+        if let Some(arg) = self.find_whole(command) {
             return vec![arg];
         }
         flags(command)
             .filter(|arg| long(arg).starts_with(&self.name) && !must_be_spelled_whole(arg))
             .collect()
+    }
+
+    /// The flag with this name or letter.
+    fn find_whole<'c>(&self, command: &'c Command) -> Option<&'c Arg> {
+        let mut letters = self.name.chars();
+        let by_letter = match (letters.next(), letters.next()) {
+            (Some(letter), None) => flags(command).find(|arg| has_letter(arg, letter)),
+            _ => None,
+        };
+        by_letter.or_else(|| flags(command).find(|arg| long(arg) == self.name))
     }
 
     /// The flags that may have been meant.
@@ -214,6 +247,10 @@ fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
     command
         .get_arguments()
         .filter(|arg| arg.get_long().is_some())
+}
+
+fn is_help(flag: &Arg) -> bool {
+    long(flag) == "help"
 }
 
 fn long(flag: &Arg) -> &str {

@@ -20,14 +20,49 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Control characters, line and paragraph separators, marks and overrides of direction, zero-width
-/// characters.
+/// Control characters, line and paragraph separators, marks and overrides of direction, and characters that
+/// are not visible, or of which a terminal may show nothing.
 pub(crate) fn is_unprintable(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
-            '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+            '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180e}'
+                | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+                | '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+                | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
         )
+}
+
+/// Bytes as a string literal of OCaml: text is shown as it is; bytes that are not UTF-8, and characters that a
+/// terminal would not show, as escapes.
+pub(crate) fn ocaml_string(bytes: &[u8]) -> String {
+    let mut literal = String::from("\"");
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '"' => literal.push_str("\\\""),
+                '\\' => literal.push_str("\\\\"),
+                '\n' => literal.push_str("\\n"),
+                '\t' => literal.push_str("\\t"),
+                '\r' => literal.push_str("\\r"),
+                control if control.is_ascii_control() => push_byte(control as u8, &mut literal),
+                hidden if is_unprintable(hidden) => {
+                    literal.extend(hidden.escape_unicode());
+                }
+                visible => literal.push(visible),
+            }
+        }
+        for &byte in chunk.invalid() {
+            push_byte(byte, &mut literal);
+        }
+    }
+    literal.push('"');
+    literal
+}
+
+/// A byte as three decimal digits, which OCaml reads as that byte.
+fn push_byte(byte: u8, literal: &mut String) {
+    literal.push_str(&format!("\\{byte:03}"));
 }
 
 /// The first eight names and how many more there are; `None` if there are none.
@@ -60,5 +95,27 @@ mod tests {
     fn control_characters_are_escaped_and_letters_are_not() {
         let escaped = Escaped("a\u{1b}[31m\n\u{202e}é\u{7f}\u{9b} z").to_string();
         assert_eq!(escaped, "a\\u{1b}[31m\\n\\u{202e}é\\u{7f}\\u{9b} z");
+    }
+
+    #[test]
+    fn strings_are_written_as_in_ocaml() {
+        for (bytes, literal) in [
+            (b"a \"b\"\\\t\r\n".as_slice(), r#""a \"b\"\\\t\r\n""#),
+            (
+                "naïve 日本 e\u{301} 🐫".as_bytes(),
+                "\"naïve 日本 e\u{301} 🐫\"",
+            ),
+            (b"\0\x1b[31m\x7f", r#""\000\027[31m\127""#),
+            (
+                "\u{9b}31m\u{202e}\u{e0041}".as_bytes(),
+                r#""\u{9b}31m\u{202e}\u{e0041}""#,
+            ),
+            // Latin-1, and a character that is cut.
+            (b"caf\xe9 \xff", r#""caf\233 \255""#),
+            (b"\xe6\x97", r#""\230\151""#),
+            (b"", r#""""#),
+        ] {
+            assert_eq!(ocaml_string(bytes), literal);
+        }
     }
 }

@@ -11,7 +11,9 @@ use super::open_target::describe;
 use super::undo::{fail_unless_all_undone, undo_changes};
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags, RequiredActionFlags, TargetSelection, duration};
+use crate::flags::{
+    Checked, OutputFlags, RequiredActionFlags, TargetSelection, duration, with_regexp_help,
+};
 use crate::say::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
@@ -34,8 +36,6 @@ or a library does not have are skipped there; processes without probes (a shell)
 they start is not followed. A name that an attached process itself does not have gives a
 warning. -v reports what happens.
 
-RE is a regular expression of Rust's regex crate; a match has to begin where the name begins.
-
 Give one kind of action; only -enable and -disable can be combined. Enabling adds one to a probe's
 counter and disabling subtracts one; its sites change when the counter leaves or reaches 0. Disabling
 a named probe that is off is an error and changes nothing; the other kinds skip such probes and
@@ -43,7 +43,7 @@ report it.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes attach -pid N ACTIONS [FLAGS]")]
-#[command(after_help = HELP)]
+#[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]

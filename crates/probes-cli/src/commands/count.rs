@@ -11,6 +11,7 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, duration,
+    with_regexp_help,
 };
 use crate::output::{self, CountReport};
 use crate::say::{InterruptibleOutput, Next};
@@ -29,7 +30,7 @@ If it is killed, the process goes on counting, which does no harm: `info` report
 removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = HELP)]
+#[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]

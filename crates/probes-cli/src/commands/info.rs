@@ -9,7 +9,7 @@ use super::failures::Failures;
 use super::open_target::{describe, detail};
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags, TargetSelection};
+use crate::flags::{Checked, OutputFlags, TargetSelection, with_regexp_help};
 use crate::hint;
 use crate::output::{self, Listing, WarningKind};
 use crate::say::Messages;
@@ -26,12 +26,10 @@ library or plugin comes after a line
     in OBJECT
 
 With several processes, each line begins with the PID, and -json prints a line for each process. A
-process that cannot be read is an error; the others are shown.
-
-RE is a regular expression of Rust's regex crate; a match has to begin where the name begins.";
+process that cannot be read is an error; the others are shown.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes info -pid N [FLAGS]", after_help = HELP)]
+#[command(override_usage = "ocaml-probes info -pid N [FLAGS]", after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]

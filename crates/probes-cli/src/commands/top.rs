@@ -25,6 +25,7 @@ use super::open_target::open;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
     Checked, OneProcess, PairFlags, ProbeFlags, RiskFlags, TakeOver, VerbosityFlags, duration,
+    with_regexp_help,
 };
 use crate::say::{Level, MessageForm, Messages};
 use crate::signals::TerminationSignals;
@@ -53,7 +54,7 @@ also when the process exits. If top is killed by SIGKILL, the process goes on co
 no harm, and probes stay as they are; the next count or top removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = HELP)]
+#[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]

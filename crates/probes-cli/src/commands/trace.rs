@@ -12,7 +12,7 @@ use super::trace_observe::{self, ObserveFlags};
 use super::wait::Wait;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{ActionFlags, Checked, OutputFlags};
+use crate::flags::{ActionFlags, Checked, OutputFlags, with_regexp_help};
 use crate::hint::Operand;
 
 const HELP: &str = "\
@@ -39,14 +39,12 @@ instruction to its last, and prints what `count`, `latency` and `watch` print, o
 with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
 are included in the counts, and make the times unreliable.
 
-RE is a regular expression of Rust's regex crate; a match has to begin where the name begins.
-
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
 not started.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes trace -prog FILE [ACTIONS] [FLAGS] [-- ARGS]")]
-#[command(after_help = HELP)]
+#[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The program to start; with no slash in it, it is looked up in PATH

@@ -11,6 +11,7 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, positive,
+    with_regexp_help,
 };
 use crate::output::{Format, Hits, WarningKind};
 use crate::say::Next;
@@ -36,7 +37,7 @@ is removed.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes watch -pid N -probe NAMES [FLAGS]")]
-#[command(after_help = HELP)]
+#[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 #[command(mut_group("ProbeFlags", |probes| probes.required(true)))]
 pub(crate) struct Args {

@@ -19,6 +19,9 @@ pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
     match humantime::parse_duration(typed) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
         Ok(_) => Err(format!("\"{typed}\" is too short")),
+        Err(_) if positive(typed).is_ok() => {
+            Err(format!("\"{typed}\" has no unit; did you mean {typed}s?"))
+        }
         Err(_) => Err(format!(
             "\"{typed}\" is not a duration, such as 30s, 5m or 1h30m"
         )),

@@ -20,7 +20,7 @@ pub(crate) struct OutputFlags {
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Short for -format json
-    #[arg(long, conflicts_with = "format")]
+    #[arg(long)]
     json: bool,
     #[command(flatten)]
     verbosity: VerbosityFlags,
@@ -77,6 +77,9 @@ impl Flags for OutputFlags {
             Format::Plain
         };
         let json = self.json.then_some(Format::Json);
+        if json.is_some() && self.format.is_some_and(|format| Some(format) != json) {
+            return Err("-json means -format json, and another format is given".to_owned());
+        }
         let format = json.or(self.format).unwrap_or(default);
         let form = match format {
             Format::Json => MessageForm::Json,

@@ -1,8 +1,13 @@
 //! [`Format`], and what all JSON answers have in common.
 
-use std::io;
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 
 use crate::failure::Failure;
+use crate::text::is_unprintable;
 
 /// How an answer is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +23,49 @@ pub(crate) enum Format {
 /// The version of all JSON output.
 pub(super) const VERSION: u32 = 1;
 
-pub(super) fn json(answer: &impl serde::Serialize) -> Result<String, Failure> {
-    let text = serde_json::to_string(answer).map_err(io::Error::from);
+/// An object as a line. It can be written to a terminal, like all text.
+pub(super) fn json(answer: &impl Serialize) -> Result<String, Failure> {
+    let mut text = Vec::new();
+    let mut serializer = Serializer::with_formatter(&mut text, Printable);
+    let written = answer.serialize(&mut serializer).map_err(io::Error::from);
+    let text = written.and_then(|()| String::from_utf8(text).map_err(io::Error::other));
     Ok(text.map_err(Failure::Output)? + "\n")
+}
+
+/// Compact JSON in which characters that a terminal would not show are escapes.
+struct Printable;
+
+impl Formatter for Printable {
+    /// `fragment` has no character that JSON itself wants to be an escape.
+    fn write_string_fragment<W>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()>
+    where
+        W: ?Sized + Write,
+    {
+        let mut rest = fragment;
+        while let Some((at, hidden)) = rest.char_indices().find(|&(_, c)| is_unprintable(c)) {
+            writer.write_all(&rest.as_bytes()[..at])?;
+            for unit in hidden.encode_utf16(&mut [0; 2]) {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+            rest = &rest[at + hidden.len_utf8()..];
+        }
+        writer.write_all(rest.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_has_nothing_that_steers_a_terminal() {
+        let text = "é\u{1b}\u{7f}\u{9b}31m\u{202e}\u{e0041} \"";
+        let line = json(&text).unwrap();
+        assert_eq!(
+            line,
+            "\"é\\u001b\\u007f\\u009b31m\\u202e\\udb40\\udc41 \\\"\"\n"
+        );
+        let read: String = serde_json::from_str(&line).unwrap();
+        assert_eq!(read, text);
+    }
 }

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use super::format::{Format, VERSION, json};
 use super::plain::{function_or_unknown, source_or_unknown};
 use crate::failure::Failure;
-use crate::text::Escaped;
+use crate::text::{Escaped, ocaml_string};
 
 /// Formats hits.
 pub(crate) struct Hits {
@@ -135,9 +135,8 @@ fn in_ocaml(value: &Value) -> String {
         Value::Nativeint(number) => format!("{number}n"),
         Value::Float(number) => float_in_ocaml(*number),
         Value::String { bytes, is_whole } => {
-            let text: String = bytes.iter().map(|byte| escaped(*byte)).collect();
             let more = if *is_whole { "" } else { "..." };
-            format!("\"{text}\"{more}")
+            ocaml_string(bytes) + more
         }
         Value::Block { tag, size } => format!("<{tag}:{size}>"),
         Value::Unread(at) => format!("{at:#x}"),
@@ -156,19 +155,6 @@ fn float_in_ocaml(number: f64) -> String {
             text.strip_suffix(".0")
                 .map_or(text.clone(), |whole| format!("{whole}."))
         }
-    }
-}
-
-/// A byte as in a string literal of OCaml: only ASCII, the rest escaped.
-fn escaped(byte: u8) -> String {
-    match byte {
-        b'"' => "\\\"".to_owned(),
-        b'\\' => "\\\\".to_owned(),
-        b'\n' => "\\n".to_owned(),
-        b'\t' => "\\t".to_owned(),
-        b'\r' => "\\r".to_owned(),
-        b' '..=b'~' => char::from(byte).to_string(),
-        _ => format!("\\{byte:03}"),
     }
 }
 
@@ -243,11 +229,8 @@ mod tests {
             (Value::Float(1e300), "1e300"),
             (Value::Float(f64::NAN), "nan"),
             (Value::Float(f64::NEG_INFINITY), "neg_infinity"),
-            (text(b"a \"b\"\\\n", true), "\"a \\\"b\\\"\\\\\\n\""),
-            (
-                text("é\0\x1b".as_bytes(), false),
-                "\"\\195\\169\\000\\027\"...",
-            ),
+            (text("é\n".as_bytes(), true), "\"é\\n\""),
+            (text(b"\xc3", false), "\"\\195\"..."),
             (Value::Block { tag: 0, size: 3 }, "<0:3>"),
             (Value::Unread(0x7f00_0000_1000), "0x7f0000001000"),
             (Value::Unknown, "?"),

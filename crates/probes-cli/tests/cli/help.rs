@@ -16,10 +16,20 @@ fn help_equals_the_golden_files() {
 #[test]
 fn help_can_be_requested_in_every_spelling() {
     for (subcommand, ways) in [
-        ("help", ["-help", "--help", "-h", "-?"]),
+        (
+            "help",
+            ["-help", "--help", "-h", "-?", "help -h", "help -?"],
+        ),
         (
             "help info",
-            ["info -help", "info --help", "inf -h", "info -pid 7 -?"],
+            [
+                "info -help",
+                "info --help",
+                "inf -h",
+                "info -pid 7 -?",
+                "help info -h",
+                "help --help info",
+            ],
         ),
     ] {
         let text = run(subcommand).answer();

@@ -22,6 +22,7 @@ With `-json` (short for `-format json`), everything that `ocaml-probes` writes i
 Each object has a `type` and a `version`, which is 1; neither is repeated in the tables below. Types, fields and kinds may be added, so
 skip those that you do not know; none is renamed or removed while `version` is 1. A field that has no value is `null`, unless
 its description says that it is absent. Addresses are strings, `0x` and hexadecimal digits.
+In strings, control characters and others that a terminal would not show are escapes (`\\u009b`).
 [ocaml-probes.schema.json](ocaml-probes.schema.json) says the same as a JSON Schema (draft 2020-12); every object that a test
 sees is compared with it.
 

@@ -44,6 +44,10 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "info -pid 7 -- x",
         "-- info",
         "-pid 7 info",
+        "-json info -pid 7",
+        "-v info -pid 7",
+        "-pid 7",
+        "help -json",
         "info -frobnicate -pid 7",
         "info -pidd 7",
         "attach -f -pid 7 -enable a",
@@ -51,6 +55,9 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "attach -pid 7 -pid 07 -enable a",
         "attach -name ( -enable a",
         "attach -pid 7 -enable a -for",
+        "attach -pid 7 -enable a -for 1",
+        "attach -pid 7 -enable a -for soon",
+        "count -pid 7 -interval 250",
         "attach -pid 7 -enable a -live=yes",
         "info -pid 7 -live",
         "trace -prog x y",
@@ -142,6 +149,15 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         text += &format!("$ ocaml-probes {line}\n{}", run.stderr);
     }
     golden("usage-errors.txt", &text);
+}
+
+#[test]
+fn json_may_be_asked_for_twice() {
+    let file = program("service");
+    let json = run_on("list -json", &file).answer();
+    for flags in ["-json -format json", "-format json -json"] {
+        assert_eq!(run_on(&format!("list {flags}"), &file).answer(), json);
+    }
 }
 
 #[test]

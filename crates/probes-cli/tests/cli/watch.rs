@@ -78,7 +78,15 @@ fn ocaml_values_are_shown_as_in_ocaml() {
             "{lines:#?}"
         );
         assert!(of("strings").contains("\"..."), "{lines:#?}");
-        assert!(of("texts").starts_with("\"one\\ntwo\\ttab\\r\\n\" \"caf\\233 \\255\\254\" "));
+        let texts = [
+            r#""one\ntwo\ttab\r\n""#,
+            r#""caf\233 \255\254""#,
+            r#""a\000b\000""#,
+            r#""\"\\ \027[31m\127 café \u{9b}31m\u{202e}""#,
+            &format!(r#""{}\195"..."#, "a".repeat(63)),
+            r#""bytes""#,
+        ];
+        assert_eq!(of("texts"), texts.join(" "));
         assert!(of("customs").starts_with("5000000000L -9223372036854775808L -7l 99n <255:"));
         assert_eq!(of("blocks"), "<0:2> <0:2> <0:1> <0:3> <0:3> <1:1>");
         assert!(of("code").starts_with("<247:"), "{lines:#?}");

@@ -7,6 +7,8 @@
 //! | OxCaml | `camlFoo__bar_1_2_code` |
 //! | OxCaml, structured | `_CamlU3FooM3BarF3baz` |
 
+use std::str;
+
 /// Returns the OCaml name of a linker symbol, or the symbol itself if it is not OCaml's.
 pub(crate) fn demangle(symbol: &str) -> String {
     let structured = symbol.strip_prefix("_Caml").and_then(structured);
@@ -53,8 +55,8 @@ fn classic(path: &str) -> String {
             // A third `_` belongs to the name that follows.
             name.push('.');
             rest = after;
-        } else if let Some((byte, after)) = rest.strip_prefix('$').and_then(hex_byte) {
-            name.push(byte);
+        } else if let Some((character, after)) = hex_character(rest) {
+            name.push(character);
             rest = after;
         } else {
             name.push(next);
@@ -80,11 +82,22 @@ fn is_stamp(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Decodes two hex digits as a printable character.
-fn hex_byte(text: &str) -> Option<(char, &str)> {
-    let byte = u8::from_str_radix(text.get(..2)?, 16).ok()?;
-    byte.is_ascii_graphic()
-        .then(|| (char::from(byte), &text[2..]))
+/// Decodes `$xx` for each byte of a character in UTF-8, if it is printable.
+fn hex_character(text: &str) -> Option<(char, &str)> {
+    const LONGEST: usize = 4;
+    let mut bytes = Vec::with_capacity(LONGEST);
+    let mut rest = text;
+    while bytes.len() < LONGEST {
+        let digits = rest.strip_prefix('$')?;
+        bytes.push(u8::from_str_radix(digits.get(..2)?, 16).ok()?);
+        rest = &digits[2..];
+        if let Ok(decoded) = str::from_utf8(&bytes) {
+            let character = decoded.chars().next()?;
+            let is_printable = !character.is_control() && !character.is_whitespace();
+            return is_printable.then_some((character, rest));
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -98,6 +111,7 @@ mod tests {
             ("camlA__$2b$2b_7", "A.++"),
             ("camlStdlib__List__map_480", "Stdlib.List.map"),
             ("camlFoo.bar_269", "Foo.bar"),
+            ("camlFoo.caf$c3$a9_269", "Foo.café"),
             ("camlLib__Foo.bar_269", "Lib.Foo.bar"),
             ("camlFoo.Inner.go_1_300", "Foo.Inner.go_1"),
             ("camlFoo__bar_1_2_code", "Foo.bar"),
@@ -127,6 +141,7 @@ mod tests {
             assert_eq!(demangle(symbol), symbol, "{symbol}");
         }
         assert_eq!(demangle("camlFoo__é$é_1"), "Foo.é$é");
+        assert_eq!(demangle("camlFoo__$c3$zz$ff$1b_1"), "Foo.$c3$zz$ff$1b");
     }
 
     proptest::proptest! {
