@@ -7,6 +7,7 @@ mod closures;
 mod count;
 mod failures;
 mod follow;
+mod holds;
 mod info;
 mod latency;
 mod list;

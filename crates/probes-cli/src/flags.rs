@@ -10,7 +10,7 @@ mod risk;
 mod take_over;
 mod target_selection;
 
-pub(crate) use actions::{ActionFlags, RequiredActionFlags};
+pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
 pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use duration::{DurationFlag, duration, positive};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};

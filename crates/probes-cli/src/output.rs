@@ -3,6 +3,7 @@
 mod counted;
 mod format;
 mod hits;
+mod holds;
 mod latencies;
 mod message;
 mod plain;
@@ -16,6 +17,7 @@ pub(crate) use counted::CountReport;
 pub(crate) use format::Format;
 use format::{VERSION, json};
 pub(crate) use hits::Hits;
+pub(crate) use holds::Released;
 pub(crate) use latencies::{Latencies, caution, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
@@ -55,6 +57,19 @@ pub(crate) fn changes(
         Format::Plain => Ok(plain::changes(changes, names_process)),
         Format::Table => Ok(table::changes(changes, names_process)),
         Format::Json => json(changes),
+    }
+}
+
+/// What was given back for dead holders.
+pub(crate) fn released(
+    format: Format,
+    released: &[Released<'_>],
+    names_process: bool,
+) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(holds::plain(released, names_process)),
+        Format::Table => Ok(holds::released_table(released, names_process)),
+        Format::Json => released.iter().map(json).collect(),
     }
 }
 

@@ -30,6 +30,8 @@ mod tool;
 mod failing_calls;
 
 // Tools killed at each call, in each write, at any moment; signals without a pause.
+#[path = "chaos/holds.rs"]
+mod holds;
 #[path = "chaos/kills.rs"]
 mod kills;
 #[path = "chaos/storm.rs"]

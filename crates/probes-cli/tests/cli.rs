@@ -28,6 +28,8 @@ mod documents; // the documents agree with the tests, and JSON output with its p
 mod follow; // -follow: fork, exec, dlopen
 #[path = "cli/help.rs"]
 mod help; // help and version, word for word
+#[path = "cli/holds.rs"]
+mod holds; // what a killed `attach -for` holds
 #[path = "cli/info.rs"]
 mod info; // states of running programs, in all formats
 #[path = "cli/job_control.rs"]

@@ -51,6 +51,8 @@ pub enum Call {
     ReadMemory,
     WriteMemory,
     WriteVm,
+    /// A change of the file that records a hold, or of its folder.
+    Record,
 }
 
 /// The names of errors in scripts.
@@ -94,6 +96,7 @@ impl Call {
             Call::Wait => &[Errno::ECHILD],
             Call::PeekText | Call::PokeText => &[Errno::EIO, Errno::EFAULT],
             Call::ReadMemory | Call::WriteMemory => &[Errno::EIO, Errno::EFAULT, Errno::ENOMEM],
+            Call::Record => &[Errno::EACCES, Errno::EIO, Errno::EMFILE],
             Call::WriteVm => &[Errno::EPERM, Errno::ENOSYS, Errno::EFAULT, Errno::ENOMEM],
         }
     }

@@ -65,6 +65,7 @@ mod error;
 #[doc(hidden)]
 pub mod faults;
 mod follow;
+mod hold;
 mod inject;
 mod job;
 mod launch;
@@ -96,10 +97,12 @@ pub use process::object::{Object, UnreadableObject};
 pub use survey::{Survey, SurveyedProcess, survey};
 
 // Updates: what to do, with which probes, and what was done.
+pub use hold::Hold;
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};
 pub use target::Target;
 pub use update::code_digest::CodeDigest;
+pub use update::holds::{HeldProbe, Holder, Holders, ReleasedHold};
 pub use update::options::Options;
 pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use update::snapshot::State;
@@ -116,7 +119,7 @@ pub use launch::{Launch, Launched};
 
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MalformedNote,
-    MemoryError, MemoryPart, NoteDefect, ObserveError, ObserverProcess, Operation, ProbeDefect,
-    ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError, TscDenial,
+    MemoryError, MemoryPart, NoteDefect, ObserveError, Operation, ProbeDefect, ProbeError,
+    ProcessError, Result, SeccompAction, Subject, SystemError, ToolProcess, TscDenial,
     UnreadableFilter,
 };

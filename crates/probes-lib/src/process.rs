@@ -19,6 +19,7 @@ pub(crate) mod pagemap;
 pub(crate) mod program;
 pub(crate) mod seccomp;
 pub(crate) mod status;
+pub(crate) mod tool;
 pub(crate) mod translator;
 
 use std::fs::{self, File};
@@ -30,7 +31,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
-use nix::sys::stat::{Mode, fstatat};
+use nix::sys::stat::{Mode, fstat, fstatat};
 
 use crate::error::{Error, FileError, Operation, ProcessError, Result, Subject, SystemError};
 use crate::process::status::Status;
@@ -324,6 +325,12 @@ impl Process {
             }
         }
         Err(Errno::ESRCH.into())
+    }
+
+    /// Returns the user that the process runs as: its effective uid.
+    pub(crate) fn effective_user(&self) -> u32 {
+        // proc(5): the folder belongs to it, whatever the files in it belong to.
+        fstat(&self.dir).map_or(0, |found| found.st_uid)
     }
 
     /// Returns the user that the program's files in /proc belong to.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use crate::error::{Effect, Result};
+use crate::error::{Effect, Error, Result};
 use crate::memory::shadow::Shadowed;
 use crate::observe::{installed, shadow};
 
@@ -17,6 +17,7 @@ use crate::select::{Actions, choose, choose_undo};
 use crate::sys::pidfd;
 use crate::update::attempt::{Choose, Updater};
 use crate::update::code_digest::{CodeDigest, DigestReader};
+use crate::update::holds::{HoldChange, HoldRecord, ReleasedHold};
 use crate::update::options::Options;
 use crate::update::report::{ProbeStates, Report};
 use crate::update::states::StatesReader;
@@ -203,7 +204,7 @@ impl Target {
     /// [`Error::effect`](crate::Error::effect) says what the process is left with: nothing changed,
     /// unless restoring failed too.
     pub fn update_with(&self, actions: &Actions, options: Options) -> Result<Report> {
-        self.carry_out(&|program| choose(program, actions), options)
+        self.carry_out(&|program| choose(program, actions), options, None)
     }
 
     /// Checks whether [`Target::update_with`] would succeed, as far as that is known while the process
@@ -215,11 +216,7 @@ impl Target {
     pub fn check(&self, actions: &Actions, options: Options) -> Result<()> {
         self.updater(options)
             .check(&|program| choose(program, actions))
-            .map_err(|error| {
-                self.opened
-                    .executed_or(error)
-                    .with_effect_if_none(Effect::NothingChanged)
-            })
+            .map_err(|error| self.nothing_changed_or(error))
     }
 
     /// Undoes an earlier update of this process: what was added to each counter is subtracted, what was
@@ -238,17 +235,38 @@ impl Target {
     /// [`ProcessError::Exited`]: crate::ProcessError::Exited
     /// [`ProcessError::Executed`]: crate::ProcessError::Executed
     pub fn undo(&self, report: &Report, options: Options) -> Result<Report> {
-        self.carry_out(&|program| choose_undo(program, &report.applied), options)
+        self.carry_out(
+            &|program| choose_undo(program, &report.applied),
+            options,
+            None,
+        )
     }
 
-    fn carry_out(&self, choose: Choose<'_>, options: Options) -> Result<Report> {
-        self.updater(options)
-            .update(choose, &self.queue)
-            .map_err(|error| {
-                self.opened
-                    .executed_or(error)
-                    .with_effect_if_none(Effect::NothingChanged)
-            })
+    /// Carries out what is chosen, and records it if it is of a hold.
+    pub(crate) fn carry_out(
+        &self,
+        choose: Choose<'_>,
+        options: Options,
+        hold: Option<(&HoldRecord, HoldChange)>,
+    ) -> Result<Report> {
+        let updater = Updater {
+            hold,
+            ..self.updater(options)
+        };
+        let done = updater.update(choose, &self.queue);
+        done.map_err(|error| self.nothing_changed_or(error))
+    }
+
+    /// Gives back what dead holders hold.
+    pub(crate) fn release_all_dead(&self, options: Options) -> Result<Vec<ReleasedHold>> {
+        let released = self.updater(options).release_dead(&self.queue);
+        released.map_err(|error| self.nothing_changed_or(error))
+    }
+
+    fn nothing_changed_or(&self, error: Error) -> Error {
+        self.opened
+            .executed_or(error)
+            .with_effect_if_none(Effect::NothingChanged)
     }
 
     fn updater(&self, options: Options) -> Updater<'_> {
@@ -256,6 +274,7 @@ impl Target {
             opened: &self.opened,
             options,
             hide: shadow::shadowed_memory,
+            hold: None,
         }
     }
 }

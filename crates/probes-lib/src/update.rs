@@ -3,6 +3,7 @@
 pub(crate) mod attempt;
 pub(crate) mod breakpoints;
 pub(crate) mod code_digest;
+pub(crate) mod holds;
 pub(crate) mod lock;
 pub(crate) mod options;
 pub(crate) mod own_process;

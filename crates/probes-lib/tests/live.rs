@@ -35,7 +35,9 @@ mod objects;
 #[path = "live/survey.rs"]
 mod survey;
 
-// Updates without a stop of the process, and updates that are undone.
+// Updates without a stop of the process, and updates that are undone, or given back for the dead.
+#[path = "live/holds.rs"]
+mod holds;
 #[path = "live/undo.rs"]
 mod undo;
 #[path = "live/without_stop.rs"]

@@ -19,7 +19,7 @@ fn refusal(line: &str) -> String {
 
 fn actions(line: &str) -> String {
     match command(&format!("x attach -pid 7 {line}")) {
-        Ok(Command::Attach(attach)) => format!("{:?}", attach.actions()),
+        Ok(Command::Attach(attach)) => format!("{:?}", attach.actions().unwrap_or_default()),
         other => panic!("{line}: {other:?}"),
     }
 }

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use probes_lib::{Actions, Effect, Error, Follow, Options, ProbeChange, Report, Target};
+use probes_lib::{Actions, Effect, Error, Follow, Hold, Options, ProbeChange, Report, Target};
 
 use super::changes::{print_changes, print_undone};
 use super::failures::Failures;
 use super::follow;
+use super::holds;
 use super::open_target::describe;
 use super::undo::{fail_unless_all_undone, undo_changes};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, OutputFlags, RequiredActionFlags, TargetSelection, duration, with_regexp_help,
+    Change, ChangeFlags, Checked, OutputFlags, TargetSelection, duration, with_regexp_help,
 };
 use crate::say::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -28,7 +29,8 @@ With -live one byte of code is changed at a time while the process runs, which a
 cannot be stopped: under a debugger, or busy in the kernel. With -for it waits that long, or until
 Ctrl-C, SIGTERM or SIGHUP (unless they were ignored from the start, as by nohup), and then subtracts
 from each counter what it has added; what others have changed meanwhile stays. It also prints what was
-undone.
+undone. If it is killed before, `info` says so, and -release-dead gives back what it had added, for the
+same user or root; it prints these changes in the same way, and leaves alone what living commands hold.
 
 With -follow it stays, tracing the processes, what they start, and the programs that these execute,
 until all have exited, or Ctrl-C or SIGTERM; probes then stay as they are. Names that another program
@@ -49,7 +51,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     selection: Checked<TargetSelection>,
     #[command(flatten)]
-    actions: Checked<RequiredActionFlags>,
+    change: Checked<ChangeFlags>,
     /// Set counters to 1 or 0 and the sites to match, whatever they were
     #[arg(long)]
     force: bool,
@@ -70,8 +72,12 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) fn actions(&self) -> Actions {
-        self.actions.clone().force(self.force)
+    /// What to do with which probes; `None` with -release-dead.
+    pub(crate) fn actions(&self) -> Option<Actions> {
+        match &*self.change {
+            Change::Actions(actions) => Some(actions.clone().force(self.force)),
+            Change::ReleaseDead => None,
+        }
     }
 
     fn options(&self) -> Options {
@@ -103,38 +109,79 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for target in &targets {
         describe(&failures.messages(target.pid()), target);
     }
+    let Some(actions) = actions else {
+        return holds::release_dead(&targets, options, output, failures);
+    };
     if args.follow {
         return follow::attached(targets, actions, options, output);
     }
-    // Before anything is changed, so that a signal cannot keep it from being undone.
-    let signals = args.duration.map(|_| TerminationSignals::block());
-    let signals = signals.transpose()?;
-    let mut printed = Ok(());
-    let mut changed = Vec::with_capacity(targets.len());
-    for target in &targets {
-        let report = target.update_with(&actions, options);
-        let report = report.map_err(Failure::of_attached(target.pid()));
-        if let Some(report) = failures.record(target.pid(), report) {
-            let messages = failures.messages(report.pid);
-            let names_process = failures.names_process();
-            printed = printed.and(print_changes(output, messages, &report, names_process));
-            changed.push((target, report));
-        }
-    }
-    if let (Some(signals), Some(duration)) = (signals, args.duration) {
-        changed.retain(|(_, report)| report.changed.iter().any(is_change));
-        if changed.is_empty() {
-            messages.note("nothing was changed, and there is nothing to undo");
-        } else {
-            let waited = wait(&signals, &changed, duration, &messages);
-            // The changes are undone, whatever has failed so far.
-            printed = printed.map_err(Failure::after_undoing);
-            printed = printed.and(undo(args, output, &changed, &signals, &mut failures));
-            waited?;
-        }
-    }
+    let printed = match args.duration {
+        None => change(args, output, &targets, &actions, &mut failures),
+        Some(duration) => change_for(duration, args, output, &targets, &actions, &mut failures),
+    };
     failures.finish("the others were changed")?;
     printed
+}
+
+/// Changes every process.
+fn change(
+    args: &Args,
+    output: &Output,
+    targets: &[Target],
+    actions: &Actions,
+    failures: &mut Failures,
+) -> Result<(), Failure> {
+    let mut printed = Ok(());
+    for target in targets {
+        let report = target.update_with(actions, args.options());
+        let report = report.map_err(Failure::of_attached(target.pid()));
+        if let Some(report) = failures.record(target.pid(), report) {
+            printed = printed.and(print(output, &report, failures));
+        }
+    }
+    printed
+}
+
+/// Changes every process, and undoes that when the time is over.
+fn change_for(
+    duration: Duration,
+    args: &Args,
+    output: &Output,
+    targets: &[Target],
+    actions: &Actions,
+    failures: &mut Failures,
+) -> Result<(), Failure> {
+    let messages = output.messages;
+    // Before anything is changed, so that a signal cannot keep it from being undone.
+    let signals = TerminationSignals::block()?;
+    let mut printed = Ok(());
+    let mut changed = Vec::with_capacity(targets.len());
+    for target in targets {
+        let hold = target.hold(actions, args.options());
+        let hold = hold.map_err(Failure::of_attached(target.pid()));
+        if let Some(hold) = failures.record(target.pid(), hold) {
+            let messages = failures.messages(target.pid());
+            holds::warn_of_unrecorded(&messages, &hold);
+            holds::warn_of_dead(&messages, target.pid(), &target.holders());
+            printed = printed.and(print(output, hold.report(), failures));
+            changed.push((target, hold));
+        }
+    }
+    changed.retain(|(_, hold)| hold.report().changed.iter().any(is_change));
+    if changed.is_empty() {
+        messages.note("nothing was changed, and there is nothing to undo");
+        return printed;
+    }
+    let waited = wait(&signals, &changed, duration, &messages);
+    // The changes are undone, whatever has failed so far.
+    printed = printed.map_err(Failure::after_undoing);
+    printed = printed.and(undo(args, output, &changed, &signals, failures));
+    waited.and(printed)
+}
+
+fn print(output: &Output, report: &Report, failures: &Failures) -> Result<(), Failure> {
+    let messages = failures.messages(report.pid);
+    print_changes(output, messages, report, failures.names_process())
 }
 
 /// Opens all processes, and, if there are several, checks what is to be done to each.
@@ -155,9 +202,9 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
             }
         }
     }
-    if pids.len() > 1 {
+    if let Some(actions) = args.actions().filter(|_| pids.len() > 1) {
         for target in &targets {
-            let (actions, options) = (args.actions(), args.options());
+            let options = args.options();
             let checked = if args.follow {
                 Follow::check(target, &actions, options)
             } else {
@@ -180,7 +227,7 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
 
 fn wait(
     signals: &TerminationSignals,
-    changed: &[(&Target, Report)],
+    changed: &[(&Target, Hold)],
     duration: Duration,
     messages: &Messages,
 ) -> Result<(), Failure> {
@@ -200,25 +247,26 @@ fn wait(
 fn undo(
     args: &Args,
     output: &Output,
-    changed: &[(&Target, Report)],
+    changed: &[(&Target, Hold)],
     signals: &TerminationSignals,
     failures: &mut Failures,
 ) -> Result<(), Failure> {
     let mut all_undone = Vec::with_capacity(changed.len());
-    for (target, report) in changed {
-        let messages = failures.messages(report.pid);
-        match undo_changes(target, report, args.options(), signals, &messages) {
-            Ok(undone) => all_undone.extend(undone.map(|undone| (report, undone))),
-            Err(failure) => failures.add(report.pid, failure),
+    for (target, hold) in changed {
+        let pid = target.pid();
+        let messages = failures.messages(pid);
+        match undo_changes(hold, args.options(), signals, &messages) {
+            Ok(undone) => all_undone.extend(undone.map(|undone| (hold, undone))),
+            Err(failure) => failures.add(pid, failure),
         }
     }
     let mut printed = Ok(());
-    for (report, undone) in &all_undone {
+    for (hold, undone) in &all_undone {
         let messages = failures.messages(undone.pid);
         let names_process = failures.names_process();
         printed = printed.and(print_undone(output, messages, undone, names_process));
-        if let Err(failure) = fail_unless_all_undone(report, undone) {
-            failures.add(report.pid, failure);
+        if let Err(failure) = fail_unless_all_undone(hold, undone) {
+            failures.add(undone.pid, failure);
         }
     }
     printed

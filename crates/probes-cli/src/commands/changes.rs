@@ -96,7 +96,7 @@ fn say_skipped(messages: &Messages, report: &Report) {
     }
 }
 
-fn say_remarks(messages: &Messages, report: &Report) {
+pub(super) fn say_remarks(messages: &Messages, report: &Report) {
     warn_of_still_enabled(messages, report);
     warn_of_refused_closures(messages, report.pid, report.code_digest);
     if report.stopped > Duration::ZERO {

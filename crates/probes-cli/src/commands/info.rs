@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use probes_lib::{CodeDigest, Object, ProbeState, ProbeStates, State, Target};
+use probes_lib::{CodeDigest, Holders, Object, ProbeState, ProbeStates, State, Target};
 
 use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
+use super::holds::say_who_holds;
 use super::open_target::{describe, detail};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -21,8 +22,10 @@ counters and sites disagree, NAME inconsistent. With -sites, below each name
     site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS VALUE
 with addresses in the process; `-` if the file does not say. If a site holds bytes that are neither
-its enabled nor its disabled form, they follow the state: foreign(90cc00000000). What belongs to a
-library or plugin comes after a line
+its enabled nor its disabled form, they follow the state: foreign(90cc00000000). Each command
+that holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` gives back what the dead hold:
+    holder PID alive|dead AMOUNT COMMAND
+What belongs to a library or plugin comes after a line
     in OBJECT
 
 With several processes, each line begins with the PID, and -json prints a line for each process. A
@@ -65,6 +68,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 states: &states,
                 // If it has exited meanwhile, nothing is left to say of it.
                 digest: target.code_digest(&states).unwrap_or_default(),
+                holders: target.holders(),
             };
             shown.show(args.sites, &output, failures.names_process())?;
         }
@@ -77,6 +81,7 @@ struct Shown<'s> {
     target: &'s Target,
     states: &'s ProbeStates,
     digest: CodeDigest,
+    holders: Holders,
 }
 
 impl Shown<'_> {
@@ -85,11 +90,12 @@ impl Shown<'_> {
         describe(&output.messages, target);
         let source_maps = states.objects().iter().map(Object::source_map);
         let detail = detail(output, sites, source_maps);
-        let listing = Listing::of_process(target, states, self.digest, &detail);
+        let listing = Listing::of_process(target, states, self.digest, &self.holders, &detail);
         let text = output::listing(output.format, &listing, sites, names_process)?;
         output.print(&text)?;
         warn_of_inconsistent(&output.messages, target.pid(), states);
         say_who_observes(&output.messages, target.pid(), states);
+        say_who_holds(&output.messages, target.pid(), &self.holders);
         warn_of_refused_closures(&output.messages, target.pid(), self.digest);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use probes_lib::{Options, Report, Target};
+use probes_lib::{Hold, Options, Report};
 
 use crate::failure::{Failure, exit_or_exec};
 use crate::say::Messages;
@@ -15,29 +15,28 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long until the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Undoes the changes in `report`. Retries transient errors for 30 s or until a termination
+/// Undoes the changes of `hold`. Retries transient errors for 30 s or until a termination
 /// signal. Returns `None` if the process has exited or exec'd, which leaves nothing to undo.
 pub(super) fn undo_changes(
-    target: &Target,
-    report: &Report,
+    hold: &Hold,
     options: Options,
     signals: &TerminationSignals,
     messages: &Messages,
 ) -> Result<Option<Report>, Failure> {
-    let undone = retry(signals, messages, || target.undo(report, options));
+    let undone = retry(signals, messages, || hold.release(options));
     let error = match undone {
         Ok(undone) => return Ok(Some(undone)),
         Err(error) => error,
     };
     match exit_or_exec(&error) {
         Some(exit_or_exec) => {
-            let pid = report.pid;
+            let pid = hold.report().pid;
             messages.note(&format!(
                 "process {pid} {exit_or_exec}: there is nothing to undo"
             ));
             Ok(None)
         }
-        None => Err(Failure::NotUndone(error, by_hand(report, |_| true))),
+        None => Err(Failure::NotUndone(error, by_hand(hold, |_| true))),
     }
 }
 
@@ -63,19 +62,25 @@ pub(super) fn retry<T>(
     }
 }
 
-/// Fails if undoing the changes in `report` has left some probes as they are; `undone` is the
+/// Fails if undoing the changes of `hold` has left some probes as they are; `undone` is the
 /// report of the undoing.
-pub(super) fn fail_unless_all_undone(report: &Report, undone: &Report) -> Result<(), Failure> {
+pub(super) fn fail_unless_all_undone(hold: &Hold, undone: &Report) -> Result<(), Failure> {
     let Some(names) = join_first_few(&undone.not_undone) else {
         return Ok(());
     };
     let is_left = |name: &str| undone.not_undone.iter().any(|one| one == name);
-    Err(Failure::PartlyUndone(names, by_hand(report, is_left)))
+    Err(Failure::PartlyUndone(names, by_hand(hold, is_left)))
 }
 
 /// Says with which command the user can undo the changes of the probes for which `is_meant` is
 /// true.
-fn by_hand(report: &Report, is_meant: impl Fn(&str) -> bool) -> String {
+fn by_hand(hold: &Hold, is_meant: impl Fn(&str) -> bool) -> String {
+    let report = hold.report();
+    let pid = report.pid;
+    if hold.unrecorded().is_none() {
+        // The record stays, and this command is dead then.
+        return format!("`ocaml-probes attach -pid {pid} -release-dead` undoes the changes");
+    }
     let names = |is_wanted: fn(u16, u16) -> bool| -> Vec<&str> {
         let changed = report.changed.iter();
         changed
@@ -91,7 +96,6 @@ fn by_hand(report: &Report, is_meant: impl Fn(&str) -> bool) -> String {
         .filter(|(_, names)| !names.is_empty())
         .map(|(flag, names)| format!("{flag} {}", names.join(",")))
         .collect();
-    let pid = report.pid;
     match flags.as_slice() {
         [] => format!("`ocaml-probes info -pid {pid}` shows which probes are enabled"),
         flags => format!(

@@ -48,19 +48,33 @@ pub(crate) struct ActionFlags {
     disable_pair: Option<Selector>,
 }
 
-// [`ActionFlags`], of which at least one must be given.
-#[derive(Debug, clap::Args)]
-pub(crate) struct RequiredActionFlags {
-    #[command(flatten)]
-    flags: ActionFlags,
+/// What `attach` is to do.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Actions(Actions),
+    /// Give back what dead holders hold.
+    ReleaseDead,
 }
 
-impl Flags for RequiredActionFlags {
-    type Value = Actions;
+// [`ActionFlags`], of which at least one must be given, or -release-dead.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChangeFlags {
+    #[command(flatten)]
+    actions: ActionFlags,
+    /// Give back what commands with -for hold that were killed
+    #[arg(long, help_heading = "Actions")]
+    #[arg(conflicts_with_all = ["enable", "disable", "kind", "force", "follow", "duration"])]
+    release_dead: bool,
+}
 
-    fn check(self) -> Result<Actions, String> {
-        let actions = self.flags.check()?;
-        actions.ok_or_else(|| "needs an action, such as -enable NAMES".to_owned())
+impl Flags for ChangeFlags {
+    type Value = Change;
+
+    fn check(self) -> Result<Change, String> {
+        let actions = self.actions.check()?.map(Change::Actions);
+        let release = self.release_dead.then_some(Change::ReleaseDead);
+        let needed = || "needs an action, such as -enable NAMES".to_owned();
+        actions.or(release).ok_or_else(needed)
     }
 }
 

@@ -39,6 +39,12 @@ pub(crate) enum WarningKind {
     LostHits,
     /// Times may be wrong, because pairs interleave in a thread.
     Interleaved,
+    /// Probes are held by a command that was killed.
+    DeadHolder,
+    /// A record of who holds probes cannot be read.
+    UnreadableHold,
+    /// It cannot be recorded that this command holds probes.
+    UnrecordedHold,
 }
 
 #[derive(Serialize)]

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use super::view::{Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word};
+use super::holds::HolderView;
+use super::view::{
+    ChangeView, Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word,
+};
 use crate::text::{Escaped, number_of};
 
 /// Printed where the file has no information.
@@ -25,6 +28,9 @@ pub(super) fn listing(listing: &Listing<'_>, names_process: bool) -> String {
                 object = in_object;
             }
             text += &line;
+        }
+        if listing.has_sites {
+            text.extend(probe.holders.iter().map(HolderView::line));
         }
     }
     match listing.pid {
@@ -104,20 +110,20 @@ pub(super) fn arguments(site: &SiteView<'_>) -> impl Iterator<Item = String> {
 }
 
 pub(super) fn changes(changes: &Changes<'_>, names_process: bool) -> String {
-    let process = if names_process {
-        format!("{} ", changes.pid)
-    } else {
-        String::new()
-    };
-    let lines = changes.changed.iter().map(|change| {
-        let name = Escaped(change.name);
-        let sites = number_of(change.sites, "site");
-        format!(
-            "{process}{name} {} -> {}, {sites}\n",
-            change.before, change.after
-        )
-    });
+    let process = names_process.then_some(changes.pid);
+    let lines = changes.changed.iter().map(|it| change(it, process));
     lines.collect()
+}
+
+/// One change, with the pid of the process if it is given.
+pub(super) fn change(change: &ChangeView<'_>, process: Option<i32>) -> String {
+    let process = process.map_or_else(String::new, |pid| format!("{pid} "));
+    let name = Escaped(change.name);
+    let sites = number_of(change.sites, "site");
+    format!(
+        "{process}{name} {} -> {}, {sites}\n",
+        change.before, change.after
+    )
 }
 
 pub(super) fn processes(processes: &Processes) -> String {

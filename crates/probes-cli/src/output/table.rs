@@ -3,6 +3,7 @@
 use tabled::builder::Builder;
 use tabled::settings::Style;
 
+use super::holds::held_by;
 use super::plain::{arguments, function, site_state, source};
 use super::view::{Changes, Listing, ProbeView, Processes, state_word};
 use crate::text::{Escaped, number_of};
@@ -15,6 +16,7 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool, names_process: bool) -
         head.extend(["state", "counter"]);
     }
     let objects = listing.has_other_objects();
+    let held = listing.probes.iter().any(|probe| !probe.holders.is_empty());
     if sites {
         head.push("kind");
         head.extend(objects.then_some("object"));
@@ -22,8 +24,15 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool, names_process: bool) -
     } else {
         head.push("sites");
     }
+    head.extend(held.then_some("held by"));
+    let columns = head.len() - usize::from(pid.is_some());
     let rows = listing.probes.iter().flat_map(|probe| {
-        let mut rows = vec![name_row(probe, sites)];
+        let mut row = name_row(probe, sites);
+        if held {
+            row.resize(columns - 1, String::new());
+            row.push(held_by(&probe.holders));
+        }
+        let mut rows = vec![row];
         if sites {
             rows.extend(site_rows(probe, objects));
         }

@@ -6,14 +6,15 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use probes_lib::{
-    CodeDigest, FileAddr, Generation, LiveAddr, Object, ObserverProcess, Probe, ProbeChange,
-    ProbeState, ProbeStates, ProbeTable, Report, Site, SiteCode, SourceMap, State, Survey,
-    SurveyedProcess, Target,
+    CodeDigest, FileAddr, Generation, Holders, LiveAddr, Object, Probe, ProbeChange, ProbeState,
+    ProbeStates, ProbeTable, Report, Site, SiteCode, SourceMap, State, Survey, SurveyedProcess,
+    Target, ToolProcess,
 };
 use serde::{Serialize, Serializer};
 
 use super::counted::seconds;
 use super::format::VERSION;
+use super::holds::{self, HolderView};
 
 /// The probes of a process, or of a file that is not running: what only a process has is then `None`.
 #[derive(Debug, Serialize)]
@@ -31,6 +32,12 @@ pub(crate) struct Listing<'t> {
     #[serde(skip_serializing_if = "Option::is_none")]
     code_digest: Option<&'static str>,
     pub(super) probes: Vec<ProbeView<'t>>,
+    /// How many records of who holds its probes cannot be read.
+    #[serde(skip_serializing_if = "is_zero")]
+    unreadable_holds: usize,
+    /// Whether sites are shown.
+    #[serde(skip)]
+    pub(super) has_sites: bool,
 }
 
 /// The process that observes another one.
@@ -47,7 +54,7 @@ struct ObserverView<'t> {
 }
 
 impl<'t> ObserverView<'t> {
-    fn of(observer: &'t ObserverProcess) -> ObserverView<'t> {
+    fn of(observer: &'t ToolProcess) -> ObserverView<'t> {
         ObserverView {
             pid: observer.is_in_our_namespace.then_some(observer.pid),
             command: &observer.command,
@@ -68,6 +75,9 @@ pub(super) struct ProbeView<'t> {
     pub(super) site_count: usize,
     pub(super) sites: Vec<SiteView<'t>>,
     pub(super) semaphores: Vec<SemaphoreView<'t>>,
+    /// Who has changed its counter and is to give that back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) holders: Vec<HolderView<'t>>,
 }
 
 /// One site of a name.
@@ -116,9 +126,14 @@ impl<'t> Listing<'t> {
         target: &'t Target,
         states: &'t ProbeStates,
         digest: CodeDigest,
+        holders: &'t Holders,
         detail: &Detail,
     ) -> Listing<'t> {
-        let view = |state| ProbeView::of_process(&state, states.objects(), detail);
+        let mut by_probe = holds::by_probe(holders);
+        let view = |state: ProbeState<'t>| ProbeView {
+            holders: by_probe.remove(state.name()).unwrap_or_default(),
+            ..ProbeView::of_process(&state, states.objects(), detail)
+        };
         let mut objects = states.objects().iter();
         let executable = objects.find(|object| object.path() == target.program());
         let build_id = executable.and_then(|object| object.table().build_id());
@@ -131,6 +146,8 @@ impl<'t> Listing<'t> {
             observed_sites: Some(states.observed_sites()),
             observer: states.observer().map(ObserverView::of),
             code_digest: digest_word(digest),
+            unreadable_holds: holders.unreadable,
+            has_sites: detail.sites,
             probes: states.probes().map(view).collect(),
         }
     }
@@ -148,6 +165,8 @@ impl<'t> Listing<'t> {
             observed_sites: None,
             observer: None,
             code_digest: None,
+            unreadable_holds: 0,
+            has_sites: detail.sites,
             probes: table.probes().map(view).collect(),
         }
     }
@@ -193,6 +212,7 @@ impl<'t> ProbeView<'t> {
             name: probe.name(),
             state: Some(probe.state()),
             counter: Some(probe.counter()),
+            holders: Vec::new(),
             site_count: probe.site_count(),
             sites,
             semaphores,
@@ -216,6 +236,7 @@ impl<'t> ProbeView<'t> {
             name: probe.name(),
             state: None,
             counter: None,
+            holders: Vec::new(),
             site_count: probe.sites().len(),
             sites,
             semaphores,
@@ -343,7 +364,7 @@ impl<'r> Changes<'r> {
 }
 
 impl<'r> ChangeView<'r> {
-    fn of(change: &'r ProbeChange) -> ChangeView<'r> {
+    pub(super) fn of(change: &'r ProbeChange) -> ChangeView<'r> {
         ChangeView {
             name: &change.name,
             before: change.before,
@@ -351,6 +372,10 @@ impl<'r> ChangeView<'r> {
             sites: change.sites,
         }
     }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 fn digest_word(digest: CodeDigest) -> Option<&'static str> {

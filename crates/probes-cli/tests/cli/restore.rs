@@ -25,7 +25,7 @@ impl Waiting {
         Waiting::spawn(&mut command(line.split(' ')))
     }
 
-    fn spawn(command: &mut Command) -> Waiting {
+    pub(crate) fn spawn(command: &mut Command) -> Waiting {
         let mut waiting = Waiting(Talker::spawn(command.stderr(Stdio::piped())));
         let line = waiting.line();
         assert!(line.contains(" -> ") || line.starts_with('{'), "{line}");
@@ -34,6 +34,10 @@ impl Waiting {
 
     pub(crate) fn line(&mut self) -> String {
         self.0.line().unwrap_or_default()
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.0.pid()
     }
 
     pub(crate) fn send(&self, signal: Signal) {
@@ -245,12 +249,12 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
         );
         assert!(stderr.contains(&why), "{stderr}");
         let hint = format!(
-            "hint: `ocaml-probes attach -pid {} -disable ping` undoes the changes\n",
+            "hint: `ocaml-probes attach -pid {} -release-dead` undoes the changes\n",
             target.pid()
         );
         assert!(stderr.ends_with(&hint), "{stderr}");
         // With -live, the command of the hint works even now, while strace traces the process.
-        let by_hand = format!("attach -live -pid {} -disable ping", target.pid());
+        let by_hand = format!("attach -live -pid {} -release-dead", target.pid());
         assert_eq!(run(&by_hand).answer(), "ping 1 -> 0, 3 sites\n");
     }
 }
@@ -273,12 +277,13 @@ fn breakpoint_keeps_only_its_own_probe_from_restoring() {
         let why = "ocaml-probes: cannot undo the changes of plain: their sites hold other bytes, such as a breakpoint";
         assert!(stderr.contains(why), "{stderr}");
         let hint = format!(
-            "attach -pid {} -disable plain` undoes the changes\n",
+            "attach -pid {} -release-dead` undoes the changes\n",
             target.pid()
         );
         assert!(stderr.ends_with(&hint), "{stderr}");
         poke(target.pid(), site, &[0x90]);
-        run(&format!("attach -pid {} -disable plain", target.pid())).answer();
+        let by_hand = format!("attach -pid {} -release-dead", target.pid());
+        assert_eq!(run(&by_hand).answer(), "plain 1 -> 0, 1 site\n");
     }
 }
 

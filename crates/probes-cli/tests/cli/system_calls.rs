@@ -171,7 +171,11 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
             continue;
         };
         let is_answer = call.name == "write" && call.arguments.starts_with(['1', '2']);
-        if OWN.contains(&call.name) || is_answer {
+        // Folders with records of holds are there or not.
+        let is_of_holds = ["/run/ocaml-probes", "/tmp/ocaml-probes-"]
+            .iter()
+            .any(|folder| line.contains(folder));
+        if OWN.contains(&call.name) || is_answer || is_of_holds {
             continue;
         }
         let line = match call.name {

@@ -8,7 +8,8 @@ use nix::errno::Errno;
 
 use super::reason;
 
-/// The process that observes another one, as recorded in that: it may have exited since.
+/// The process of a tool that observes another process, or holds its probes ([`Holder`](crate::Holder)), as it
+/// has recorded itself: it may have exited since.
 ///
 /// ```no_run
 /// let states = probes_lib::Target::open(4242)?.states()?;
@@ -18,22 +19,23 @@ use super::reason;
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObserverProcess {
+pub struct ToolProcess {
     /// Its pid in its own pid namespace.
     pub pid: i32,
     /// Whether that is also ours.
     pub is_in_our_namespace: bool,
     /// The command that it executes, with the first of its arguments.
     pub command: String,
-    /// How long ago the observation began.
+    /// How long ago the observation or the hold began.
     pub age: Duration,
-    /// Whether it still observes that process. If not, it was killed or has dropped its
-    /// [`Observer`](crate::Observer), or it observes the process that this one was forked from.
+    /// Whether it still observes or holds. If not, it was killed or has dropped its
+    /// [`Observer`](crate::Observer) or [`Hold`](crate::Hold), or it observes the process that this one was
+    /// forked from.
     pub is_alive: bool,
 }
 
 /// Its pid and its command.
-impl fmt::Display for ObserverProcess {
+impl fmt::Display for ToolProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let elsewhere = if self.is_in_our_namespace {
             ""
@@ -99,13 +101,13 @@ pub enum ObserveError {
     #[error("is already observed by {observer}, for {}", in_words(observer.age))]
     AlreadyObserved {
         /// Which one.
-        observer: ObserverProcess,
+        observer: ToolProcess,
     },
     /// Another tool has removed this observation ([`Options::take_over`](crate::Options::take_over)).
     #[error("{}", replaced(observer.as_ref()))]
     Replaced {
         /// Which one, if that is known: it may have ended since.
-        observer: Option<ObserverProcess>,
+        observer: Option<ToolProcess>,
     },
     /// The observation has been removed.
     #[error("is not observed any more: the observation was removed")]
@@ -202,7 +204,7 @@ pub enum UnreadableFilter {
     NotClassic,
 }
 
-fn replaced(observer: Option<&ObserverProcess>) -> String {
+fn replaced(observer: Option<&ToolProcess>) -> String {
     observer.map_or_else(
         || "is not observed any more: another tool has removed this observation".to_owned(),
         |observer| format!("has been taken over by {observer}, which has removed this observation"),
@@ -231,7 +233,7 @@ mod tests {
 
     #[test]
     fn observer_is_named_by_pid_command_and_age() {
-        let observer = ObserverProcess {
+        let observer = ToolProcess {
             pid: 4711,
             is_in_our_namespace: true,
             command: "ocaml-probes count -pid 4242".to_owned(),
@@ -244,7 +246,7 @@ mod tests {
             already(observer.clone()),
             "process 4242 is already observed by pid 4711 (ocaml-probes count -pid 4242), for 100 s"
         );
-        let elsewhere = ObserverProcess {
+        let elsewhere = ToolProcess {
             is_in_our_namespace: false,
             ..observer.clone()
         };

@@ -56,6 +56,8 @@ pub enum Operation {
     Attach,
     /// To take the lock that keeps two updates of it apart.
     Lock,
+    /// To record what is held of its probes.
+    RecordHold,
     /// To make one of its threads execute an injected call.
     InjectCall,
     /// To stop it at its entry point, having started it.
@@ -68,6 +70,7 @@ impl fmt::Display for Operation {
             Operation::Read => "read",
             Operation::Attach => "attach to",
             Operation::Lock => "lock",
+            Operation::RecordHold => "record what is held of",
             Operation::InjectCall => "inject a call into",
             Operation::StopAtEntry => "stop at the entry point of",
         })

@@ -27,6 +27,7 @@ use crate::trace::stopped::Stopped;
 use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
 use crate::trace::tracer::Tracer;
 use crate::update::attempt::refuse_traced;
+use crate::update::holds::settled_lock;
 use crate::update::lock::{self, UpdateLock};
 use crate::update::options::Options;
 use crate::update::report::Report;
@@ -157,7 +158,7 @@ impl<'f> FollowSession<'f> {
     fn lock(&mut self, process: &Process) -> Result<Option<UpdateLock>> {
         let deadline = Instant::now() + self.options.deadline;
         loop {
-            match UpdateLock::wait(process, Instant::now()) {
+            match settled_lock(process, Instant::now()) {
                 Err(error) if error.is_being_changed() && Instant::now() < deadline => {
                     if self.lender.is_asked_for(process.pid()) {
                         return Ok(None);

@@ -4,7 +4,7 @@
 use std::io;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, MemoryPart, ObserveError, ObserverProcess, ProcessError, Result};
+use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result, ToolProcess};
 use crate::memory::ReadMemory;
 use crate::memory::runs;
 use crate::observe::layout::arena::Arena;
@@ -32,7 +32,7 @@ pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
 
 /// Returns the observer of a process, or the one that has left these arenas in it; one that is
 /// alive is preferred.
-pub(crate) fn observer_in(process: &Process, arenas: &[Arena]) -> Option<ObserverProcess> {
+pub(crate) fn observer_in(process: &Process, arenas: &[Arena]) -> Option<ToolProcess> {
     let records = arenas.iter().filter_map(Arena::observer);
     let observers = records.map(|record| observer_of(process, record));
     observers.max_by_key(|observer| observer.is_alive)
@@ -116,11 +116,7 @@ pub(crate) fn refuse_succeeded(
 }
 
 /// Returns the observer that has replaced that of `arena`.
-fn other_observer(
-    process: &Process,
-    memory: &ProcessMemory,
-    arena: &Arena,
-) -> Option<ObserverProcess> {
+fn other_observer(process: &Process, memory: &ProcessMemory, arena: &Arena) -> Option<ToolProcess> {
     let lock = |arena: &Arena| arena.observer().map(|record| record.lock);
     let mut arenas = find(memory, &read_maps(process).ok()?);
     arenas.retain(|other| lock(other) != lock(arena));

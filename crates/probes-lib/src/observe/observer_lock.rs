@@ -15,16 +15,14 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::time::{ClockId, clock_gettime};
 
-use crate::error::{Error, ObserverProcess, Operation, Result};
-use crate::observe::layout::arena::new_id;
+use crate::error::{Error, Operation, Result, ToolProcess};
 use crate::observe::layout::observer_record::ObserverRecord;
-use crate::process::{Process, name_of};
+use crate::process::Process;
+use crate::process::tool::{new_id, own_command, own_namespace, since_boot};
 
 /// The file of a process that is locked: everybody may open it, also once its first thread has exited.
 const LOCKED: &str = "status";
@@ -86,13 +84,13 @@ pub(crate) fn own_record() -> ObserverRecord {
         proc_device: 0,
         begun: since_boot().as_nanos() as u64,
         lock: 0,
-        command: own_command().unwrap_or_else(|| name_of(pid)),
+        command: own_command(),
     }
 }
 
 /// Returns the observer of a process, as an arena has recorded it, and whether it is still there.
-pub(crate) fn observer_of(process: &Process, record: &ObserverRecord) -> ObserverProcess {
-    ObserverProcess {
+pub(crate) fn observer_of(process: &Process, record: &ObserverRecord) -> ToolProcess {
+    ToolProcess {
         pid: record.pid,
         is_in_our_namespace: record.namespace == own_namespace(),
         command: record.command.clone(),
@@ -142,31 +140,6 @@ fn is_listed(locks: &str, byte: u64) -> bool {
         let mut fields = line.split_ascii_whitespace();
         fields.nth(1) == Some("OFDLCK") && fields.nth(4) == Some(byte.as_str())
     })
-}
-
-/// Returns the inode of our pid namespace; 0 if it is not known.
-fn own_namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
-}
-
-fn since_boot() -> Duration {
-    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
-}
-
-/// Returns our own command line, with the base name of the program.
-fn own_command() -> Option<String> {
-    let command = fs::read("/proc/self/cmdline").ok()?;
-    let mut words = command.strip_suffix(b"\0")?.split(|&byte| byte == 0);
-    let program = String::from_utf8_lossy(words.next()?);
-    let mut text = Path::new(&*program)
-        .file_name()?
-        .to_string_lossy()
-        .into_owned();
-    for word in words {
-        text.push(' ');
-        text += &String::from_utf8_lossy(word);
-    }
-    Some(text)
 }
 
 #[cfg(test)]

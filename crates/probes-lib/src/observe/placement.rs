@@ -3,11 +3,12 @@
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, Result};
-use crate::observe::layout::arena::{Arena, HeaderVersion, new_id};
+use crate::observe::layout::arena::{Arena, HeaderVersion};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::ObservationPlan;
 use crate::process::maps::Mapping;
+use crate::process::tool::new_id;
 
 /// How far from its points an arena may begin or end: calls reach 2 GiB.
 const REACH: u64 = (1 << 31) - (1 << 20);

@@ -100,6 +100,11 @@ pub(super) fn was_only_forked(stat: &[u8]) -> bool {
     has_flag(stat, PF_FORKNOEXEC)
 }
 
+/// Returns when the process of `stat` was started, in clock ticks since boot.
+pub(crate) fn start_time(stat: &[u8]) -> Option<u64> {
+    field(stat, STARTTIME)
+}
+
 fn has_flag(stat: &[u8], flag: u64) -> bool {
     field(stat, FLAGS).is_some_and(|flags| flags & flag != 0)
 }

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
+use crate::error::{Effect, Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
 use crate::memory::shadow::Shadowed;
 use crate::process::Process;
 use crate::process::denial;
@@ -12,10 +12,11 @@ use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::opened::OpenedProcess;
 use crate::process::program::Program;
-use crate::select::Choice;
+use crate::select::{Choice, choose_undo};
 use crate::trace::tracee_set::is_follower;
 use crate::trace::tracer::with_tracer;
-use crate::update::lock::{self, UpdateLock};
+use crate::update::holds::{self, HoldChange, HoldRecord, ProcessRecords, ReleasedHold};
+use crate::update::lock;
 use crate::update::options::Options;
 use crate::update::patch::Outcome;
 use crate::update::prepare::{PreparedUpdate, StopMode, UpdateContext, UpdateRequest};
@@ -34,6 +35,8 @@ pub(crate) struct Updater<'u> {
     /// Adds the shadow: observed sites are read as if they were not patched. The mappings are those
     /// of the process whose memory it is.
     pub(crate) hide: fn(ProcessMemory, &[Mapping]) -> Shadowed<ProcessMemory>,
+    /// Where the update is recorded, if it is one of a hold.
+    pub(crate) hold: Option<(&'u HoldRecord, HoldChange)>,
 }
 
 impl Updater<'_> {
@@ -52,7 +55,56 @@ impl Updater<'_> {
         }
         let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + self.options.deadline;
-        let _lock = UpdateLock::wait(process, deadline)?;
+        let _lock = holds::settled_lock(process, deadline)?;
+        let done = self.update_locked(choose, deadline);
+        if let Some((hold, change)) = self.hold {
+            hold.conclude(process, change, done.as_ref());
+        }
+        done
+    }
+
+    /// Gives back what dead holders hold. Waits as [`Updater::update`] does.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::release_dead`](crate::Target::release_dead).
+    pub(crate) fn release_dead(&self, queue: &Mutex<()>) -> Result<Vec<ReleasedHold>> {
+        let process = self.opened.process();
+        if self.stop_mode() == StopMode::Stopped {
+            process.refuse_self_and_ancestors()?;
+        }
+        let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = holds::settled_lock(process, Instant::now() + self.options.deadline)?;
+        let Some(records) = ProcessRecords::of(process) else {
+            return Ok(Vec::new());
+        };
+        let mut released = Vec::new();
+        for found in records.read().0 {
+            let holder = found.holder();
+            let Some((file, record)) = records.lock(found) else {
+                continue;
+            };
+            let hold = HoldRecord::of_dead(file, record);
+            let updater = Updater {
+                hold: Some((&hold, HoldChange::GiveBack)),
+                ..*self
+            };
+            let choose = |program: &Program| choose_undo(program, &hold.applied(program));
+            let done = updater.update_locked(&choose, Instant::now() + self.options.deadline);
+            hold.conclude(process, HoldChange::GiveBack, done.as_ref());
+            released.push(ReleasedHold {
+                holder,
+                report: done.map_err(|error| {
+                    let error = self.opened.executed_or(error);
+                    error.with_effect_if_none(Effect::NothingChanged)
+                }),
+            });
+        }
+        Ok(released)
+    }
+
+    /// Carries out what is chosen, with the update lock held.
+    fn update_locked(&self, choose: Choose<'_>, deadline: Instant) -> Result<Report> {
         loop {
             match self.try_repeatedly(choose) {
                 // Another update is in progress, in a container: we cannot see its lock.
@@ -147,10 +199,109 @@ impl Updater<'_> {
         };
         let request = self.request(&choices);
         match request.stop_mode {
-            StopMode::Stopped => update_stopped(context, request, self.options.deadline),
-            StopMode::Live => update_running(context, request, PreparedUpdate::carry_out_live),
-            StopMode::Own => update_running(context, request, PreparedUpdate::carry_out_own),
+            StopMode::Stopped => self.update_stopped(context, request),
+            StopMode::Live => self.update_running(context, request, PreparedUpdate::carry_out_live),
+            StopMode::Own => self.update_running(context, request, PreparedUpdate::carry_out_own),
         }
+    }
+
+    /// Prepares an update; if it sets counters whatever they are, the dead hold nothing of them any more.
+    fn prepare<'a>(
+        &self,
+        context: UpdateContext<'a>,
+        request: UpdateRequest<'_>,
+    ) -> Result<PreparedUpdate<'a>> {
+        let prepared = context.prepare(request)?;
+        let names = prepared.forced_names(request.choices);
+        if !names.is_empty() {
+            holds::forget(self.opened.process(), |name| names.contains(name));
+        }
+        Ok(prepared)
+    }
+
+    /// Records what is about to be written, if it is of a hold.
+    fn announce(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
+        match self.hold {
+            Some((hold, change)) => prepared.announce(hold, change),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops the process and updates it; returns `None` if its objects have changed since it was read.
+    fn update_stopped(
+        &self,
+        context: UpdateContext<'_>,
+        request: UpdateRequest<'_>,
+    ) -> Result<Option<Report>> {
+        let limit = self.options.deadline;
+        let process = context.process;
+        // These errors also occur while another process writes, or while an object is being loaded.
+        let is_transient = |kind: &ErrorKind| match kind {
+            ErrorKind::Probe(ProbeError::Inconsistent { .. }) => true,
+            ErrorKind::Probe(ProbeError::UnexpectedSite { address, .. }) => {
+                context.image.can_be_unloaded(*address)
+            }
+            _ => false,
+        };
+        let prepared = match self.prepare(context, request) {
+            // Prepared again once the process is stopped; if that fails, too, it is an error.
+            Err(error) if is_transient(error.kind()) => None,
+            prepared => Some(prepared?),
+        };
+        match prepared {
+            Some(prepared) if prepared.has_nothing_to_do() => {
+                return Ok(Some(prepared.report(Duration::ZERO)));
+            }
+            Some(ref prepared) => {
+                prepared.break_copy_on_write();
+                self.announce(prepared)?;
+            }
+            None => {}
+        }
+        let digests = context.digests(request.choices);
+        let done = with_tracer(&[process], |tracer| {
+            let stopped = digests.stop(tracer, process, context.memory.bare(), limit)?;
+            let digest = digests.write(&stopped, context.memory.bare());
+            if let Some(prepared) = prepared {
+                if prepared.carry_out(&stopped)? == Outcome::Done {
+                    return Ok(Some((prepared, digest, stopped.release())));
+                }
+            }
+            // An object has been unloaded, or is loaded in part.
+            if !context.image.still_matches(&read_maps(process)?) {
+                return Ok(None);
+            }
+            // The states have changed since they were read; now that the process is stopped, they cannot.
+            let prepared = self.prepare(context, request)?;
+            self.announce(&prepared)?;
+            let done = prepared.carry_out(&stopped)? == Outcome::Done;
+            Ok(done.then(|| (prepared, digest, stopped.release())))
+        })?;
+        Ok(done.map(|(prepared, digest, stop_time)| Report {
+            code_digest: digest,
+            ..prepared.report(stop_time)
+        }))
+    }
+
+    /// Updates the process while it runs; returns `None` if it has changed since it was read.
+    fn update_running<'a>(
+        &self,
+        context: UpdateContext<'a>,
+        request: UpdateRequest<'_>,
+        carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<Outcome>,
+    ) -> Result<Option<Report>> {
+        let prepared = self.prepare(context, request)?;
+        if prepared.has_nothing_to_do() {
+            return Ok(Some(prepared.report(Duration::ZERO)));
+        }
+        self.announce(&prepared)?;
+        // Digests are written only into a stopped process: a running thread may be computing one.
+        let digest = context.digests(request.choices).unwritten();
+        let done = carry_out(&prepared)? == Outcome::Done;
+        Ok(done.then(|| Report {
+            code_digest: digest,
+            ..prepared.report(Duration::ZERO)
+        }))
     }
 }
 
@@ -168,74 +319,4 @@ pub(crate) fn refuse_traced(process: &Process, lends: impl Fn(i32) -> bool) -> R
     } else {
         Err(error)
     }
-}
-
-/// Stops the process and updates it; returns `None` if its objects have changed since it was read.
-fn update_stopped(
-    context: UpdateContext<'_>,
-    request: UpdateRequest<'_>,
-    limit: Duration,
-) -> Result<Option<Report>> {
-    let process = context.process;
-    // These errors also occur while another process writes, or while an object is being loaded.
-    let is_transient = |kind: &ErrorKind| match kind {
-        ErrorKind::Probe(ProbeError::Inconsistent { .. }) => true,
-        ErrorKind::Probe(ProbeError::UnexpectedSite { address, .. }) => {
-            context.image.can_be_unloaded(*address)
-        }
-        _ => false,
-    };
-    let prepared = match context.prepare(request) {
-        // Prepared again once the process is stopped; if that fails, too, it is an error.
-        Err(error) if is_transient(error.kind()) => None,
-        prepared => Some(prepared?),
-    };
-    match prepared {
-        Some(prepared) if prepared.has_nothing_to_do() => {
-            return Ok(Some(prepared.report(Duration::ZERO)));
-        }
-        Some(ref prepared) => prepared.break_copy_on_write(),
-        None => {}
-    }
-    let digests = context.digests(request.choices);
-    let done = with_tracer(&[process], |tracer| {
-        let stopped = digests.stop(tracer, process, context.memory.bare(), limit)?;
-        let digest = digests.write(&stopped, context.memory.bare());
-        if let Some(prepared) = prepared {
-            if prepared.carry_out(&stopped)? == Outcome::Done {
-                return Ok(Some((prepared, digest, stopped.release())));
-            }
-        }
-        // An object has been unloaded, or is loaded in part.
-        if !context.image.still_matches(&read_maps(process)?) {
-            return Ok(None);
-        }
-        // The states have changed since they were read; now that the process is stopped, they cannot.
-        let prepared = context.prepare(request)?;
-        let done = prepared.carry_out(&stopped)? == Outcome::Done;
-        Ok(done.then(|| (prepared, digest, stopped.release())))
-    })?;
-    Ok(done.map(|(prepared, digest, stop_time)| Report {
-        code_digest: digest,
-        ..prepared.report(stop_time)
-    }))
-}
-
-/// Updates the process while it runs; returns `None` if it has changed since it was read.
-fn update_running<'a>(
-    context: UpdateContext<'a>,
-    request: UpdateRequest<'_>,
-    carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<Outcome>,
-) -> Result<Option<Report>> {
-    let prepared = context.prepare(request)?;
-    if prepared.has_nothing_to_do() {
-        return Ok(Some(prepared.report(Duration::ZERO)));
-    }
-    // Digests are written only into a stopped process: a running thread may be computing one.
-    let digest = context.digests(request.choices).unwritten();
-    let done = carry_out(&prepared)? == Outcome::Done;
-    Ok(done.then(|| Report {
-        code_digest: digest,
-        ..prepared.report(Duration::ZERO)
-    }))
 }

@@ -1,6 +1,7 @@
 //! One update of a process whose image is known: what is prepared while it runs, and what is done while it
 //! is stopped.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -14,11 +15,12 @@ use crate::process::image::Image;
 
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
-use crate::select::Choice;
+use crate::select::{Aim, Choice};
 use crate::sys::code_page::FilePage;
 use crate::trace::stopped::Stopped;
 use crate::update::breakpoints;
 use crate::update::code_digest::{self, CodeDigest, CodeDigests};
+use crate::update::holds::{HoldChange, HoldRecord};
 use crate::update::options::Options;
 use crate::update::own_process::OwnMemory;
 use crate::update::patch::{self, Outcome};
@@ -148,6 +150,23 @@ impl PreparedUpdate<'_> {
     /// Whether the process already is as requested.
     pub(crate) fn has_nothing_to_do(&self) -> bool {
         self.plan.steps.is_empty()
+    }
+
+    /// Records what the plan is about to write.
+    ///
+    /// # Errors
+    ///
+    /// See [`HoldRecord::announce`].
+    pub(crate) fn announce(&self, hold: &HoldRecord, change: HoldChange) -> Result<()> {
+        let UpdateContext { process, image, .. } = self.context;
+        hold.announce(&self.plan, &image.program, change, process.pid())
+    }
+
+    /// Returns the names of the probes whose counters are set, whatever they were.
+    pub(crate) fn forced_names(&self, choices: &[Choice]) -> HashSet<&str> {
+        let program = &self.context.image.program;
+        let forced = choices.iter().filter(|one| matches!(one.aim, Aim::Set(_)));
+        forced.map(|one| program.by_id(one.probe).name()).collect()
     }
 
     /// Makes the kernel copy the pages of code that the plan writes: now, and not while the process

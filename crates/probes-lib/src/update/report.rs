@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::elf::table::{Semaphore, Site};
-use crate::error::ObserverProcess;
+use crate::error::ToolProcess;
 use crate::process::object::Object;
 use crate::process::program::{MergedProbe, Program};
 use crate::select::AppliedChange;
@@ -39,7 +39,7 @@ pub struct ProbeStates {
 pub(crate) struct ObservedSites {
     pub(crate) count: usize,
     /// `None` if no site is observed, or if the observer has not recorded itself.
-    pub(crate) observer: Option<ObserverProcess>,
+    pub(crate) observer: Option<ToolProcess>,
 }
 
 impl ProbeStates {
@@ -81,9 +81,9 @@ impl ProbeStates {
     }
 
     /// Returns the observer of the process. It may have been killed and have left the process
-    /// observed: see [`ObserverProcess::is_alive`]. `None` if no site is observed, or if the
+    /// observed: see [`ToolProcess::is_alive`]. `None` if no site is observed, or if the
     /// observer is of a version of this crate that does not record it.
-    pub fn observer(&self) -> Option<&ObserverProcess> {
+    pub fn observer(&self) -> Option<&ToolProcess> {
         self.observed.observer.as_ref()
     }
 

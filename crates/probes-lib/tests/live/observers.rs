@@ -6,8 +6,8 @@ use std::sync::Barrier;
 use std::thread;
 
 use probes_lib::{
-    Action, CleanReport, Effect, Error, ErrorKind, Launch, Observation, ObserveError,
-    ObserverProcess, Options, Selector, Target,
+    Action, CleanReport, Effect, Error, ErrorKind, Launch, Observation, ObserveError, Options,
+    Selector, Target, ToolProcess,
 };
 use test_support::process::Image;
 use test_support::{Guard, Scratch, Talker, fixture_forms};
@@ -24,7 +24,7 @@ fn take_over() -> Options {
 
 /// The observer that an error names as the one that observes the process.
 #[track_caller]
-fn already_observed(error: &Error) -> &ObserverProcess {
+fn already_observed(error: &Error) -> &ToolProcess {
     match error.kind() {
         ErrorKind::Observe(ObserveError::AlreadyObserved { observer }) => observer,
         _ => panic!("{error}"),

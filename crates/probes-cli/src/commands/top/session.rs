@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Actions, CodeDigest, Counts, Latency, Observation, Observer, Options, ProbeStates,
-    Report, Result, Selector, Target,
+    Action, Actions, CodeDigest, Counts, Hold, Latency, Observation, Observer, Options,
+    ProbeStates, Report, Result, Selector, Target,
 };
 
 use crate::commands::undo::{fail_unless_all_undone, retry, undo_changes};
@@ -20,7 +20,7 @@ pub(super) struct Session<'t> {
     observer: Option<Observer>,
     begun: Instant,
     /// The updates that have switched a probe and are still to be undone, in the order they were made.
-    switched: Vec<Report>,
+    switched: Vec<Hold>,
 }
 
 /// The figures from the beginning.
@@ -79,18 +79,22 @@ impl<'t> Session<'t> {
     pub(super) fn switch(&mut self, name: &str, on: bool) -> Result<(u16, u16)> {
         let action = if on { Action::Enable } else { Action::Disable };
         let actions = Actions::of(action, Selector::name(name));
-        let report = self.target.update(&actions)?;
-        let (before, after) = counters(&report, name);
-        // If this update reverses an earlier one, neither must be undone in the end.
-        let undone = self.switched.iter().rposition(|earlier| {
-            let (was, is) = counters(earlier, name);
+        // If this reverses an earlier update, neither must be undone in the end.
+        let earlier = self.switched.iter().rposition(|earlier| {
+            let (was, is) = counters(earlier.report(), name);
             was != is && (is > was) != on
         });
-        match undone {
-            Some(undone) => drop(self.switched.remove(undone)),
-            None => self.switched.push(report),
+        if let Some(earlier) = earlier {
+            // It fails where switching the probe would.
+            self.target.check(&actions, Options::default())?;
+            let undone = self.switched[earlier].release(Options::default())?;
+            self.switched.remove(earlier);
+            return Ok(counters(&undone, name));
         }
-        Ok((before, after))
+        let hold = self.target.hold(&actions, Options::default())?;
+        let counters = counters(hold.report(), name);
+        self.switched.push(hold);
+        Ok(counters)
     }
 
     /// Switches everything back, the last first; returns the names.
@@ -101,11 +105,11 @@ impl<'t> Session<'t> {
     ) -> std::result::Result<Vec<String>, Failure> {
         let mut names = Vec::new();
         let mut outcome = Ok(());
-        while let Some(report) = self.switched.pop() {
-            match undo_changes(self.target, &report, Options::default(), signals, messages) {
+        while let Some(hold) = self.switched.pop() {
+            match undo_changes(&hold, Options::default(), signals, messages) {
                 Ok(Some(undone)) => {
                     names.extend(undone.changed.iter().map(|change| change.name.clone()));
-                    outcome = outcome.and(fail_unless_all_undone(&report, &undone));
+                    outcome = outcome.and(fail_unless_all_undone(&hold, &undone));
                 }
                 Ok(None) => {}
                 Err(failure) => outcome = outcome.and(Err(failure)),
@@ -147,8 +151,8 @@ fn counters(report: &Report, name: &str) -> (u16, u16) {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         // A panic is no time to report errors.
-        while let Some(report) = self.switched.pop() {
-            let _ = self.target.undo(&report, Options::default());
+        while let Some(hold) = self.switched.pop() {
+            let _ = hold.release(Options::default());
         }
         if let Some(observer) = &mut self.observer {
             let _ = observer.remove();

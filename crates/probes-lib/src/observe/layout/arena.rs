@@ -364,19 +364,13 @@ fn word(header: &[u8; BASE_LEN], at: usize) -> u64 {
     u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default())
 }
 
-/// Returns a random id.
-pub(crate) fn new_id() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // It has random keys.
-    RandomState::new().hash_one(std::process::id())
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::observe::layout::shared::record;
+    use crate::process::tool::new_id;
 
     fn arena() -> (Arena, Vec<u8>) {
         let point = |index: u64| Point {

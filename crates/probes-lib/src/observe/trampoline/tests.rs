@@ -6,9 +6,10 @@ use test_support::Scratch;
 
 use super::*;
 use crate::observe::frame::Frame;
-use crate::observe::layout::arena::{HeaderVersion, new_id};
+use crate::observe::layout::arena::HeaderVersion;
 use crate::observe::layout::shared::{MOST_ARGUMENTS, record};
 use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, WatchRole};
+use crate::process::tool::new_id;
 use crate::site::JMP;
 
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);

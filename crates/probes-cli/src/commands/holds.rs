@@ -1,0 +1,134 @@
+//! Who holds probes of a process: `info` shows it, `attach -for` warns of the dead, and
+//! `attach -release-dead` gives back what these hold.
+
+use std::time::Duration;
+
+use probes_lib::{Hold, Holder, Holders, Options, Target};
+
+use super::changes::say_remarks;
+use super::failures::Failures;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::output::{self, Released, WarningKind};
+use crate::say::Messages;
+use crate::text::{join_first_few, number_of};
+
+/// Gives back what dead commands hold of each process, and prints it.
+pub(super) fn release_dead(
+    targets: &[Target],
+    options: Options,
+    output: &Output,
+    mut failures: Failures,
+) -> Result<(), Failure> {
+    let mut printed = Ok(());
+    for target in targets {
+        let pid = target.pid();
+        let released = target.release_dead(options);
+        let released = released.map_err(Failure::of_attached(pid));
+        let Some(released) = failures.record(pid, released) else {
+            continue;
+        };
+        let messages = failures.messages(pid);
+        let done: Vec<Released<'_>> = released.iter().filter_map(Released::of).collect();
+        let text = output::released(output.format, &done, failures.names_process());
+        printed = printed.and(text.and_then(|text| output.print(&text)));
+        if released.is_empty() {
+            messages.note("no dead command holds probes that can be given back");
+        }
+        for one in released {
+            let holder = &one.holder;
+            let report = one.report.map_err(Failure::of_attached(pid));
+            let Some(report) = failures.record(pid, report) else {
+                continue;
+            };
+            match join_first_few(&names(holder)) {
+                Some(names) => {
+                    messages.note(&format!("given back for {}: {names}", holder.tool));
+                }
+                None => messages.note(&format!("{} had nothing to give back", holder.tool)),
+            }
+            say_remarks(&messages, &report);
+            if let Some(names) = join_first_few(&report.not_undone) {
+                let why = format!("something else is in the code of {names}, which stay held");
+                messages.warning(
+                    WarningKind::DeadHolder,
+                    &why,
+                    "remove the breakpoint or uprobe, and release them again",
+                );
+            }
+        }
+        warn_of_others(&messages, pid, &target.holders());
+    }
+    failures.finish("the others were changed")?;
+    printed
+}
+
+/// Says who holds which probes; warns of the dead.
+pub(super) fn say_who_holds(messages: &Messages, pid: i32, holders: &Holders) {
+    for holder in holders.list.iter().filter(|holder| holder.tool.is_alive) {
+        let age = humantime::format_duration(Duration::from_secs(holder.tool.age.as_secs()));
+        let names = join_first_few(&names(holder)).unwrap_or_default();
+        messages.note(&format!("held by {}, for {age}: {names}", holder.tool));
+    }
+    warn_of_dead(messages, pid, holders);
+}
+
+/// Warns of the dead that hold probes, and of records that cannot be read.
+pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
+    for holder in holders.list.iter().filter(|holder| !holder.tool.is_alive) {
+        let names = join_first_few(&names(holder)).unwrap_or_default();
+        let warning = format!("held by {}, which was killed: {names}", holder.tool);
+        messages.warning(
+            WarningKind::DeadHolder,
+            &warning,
+            &how_to_release(pid, holder),
+        );
+    }
+    if holders.unreadable > 0 {
+        let records = number_of(holders.unreadable, "record");
+        let hint = "another version of this tool may have written them, and may read them";
+        messages.warning(
+            WarningKind::UnreadableHold,
+            &format!("{records} of who holds its probes cannot be read"),
+            hint,
+        );
+    }
+}
+
+/// Warns of the dead whose holds only another user may give back.
+fn warn_of_others(messages: &Messages, pid: i32, holders: &Holders) {
+    let others = holders.list.iter().filter(|one| !one.can_be_released);
+    let list = others.cloned().collect();
+    warn_of_dead(
+        messages,
+        pid,
+        &Holders {
+            list,
+            unreadable: 0,
+        },
+    );
+}
+
+fn how_to_release(pid: i32, holder: &Holder) -> String {
+    let command = format!("`ocaml-probes attach -pid {pid} -release-dead`");
+    if holder.can_be_released {
+        format!("{command} gives them back")
+    } else {
+        format!("{command} gives them back, for root or uid {}", holder.user)
+    }
+}
+
+/// Warns that nothing tells others of a hold.
+pub(super) fn warn_of_unrecorded(messages: &Messages, hold: &Hold) {
+    if let Some(why) = hold.unrecorded() {
+        messages.warning(
+            WarningKind::UnrecordedHold,
+            &format!("it cannot be recorded that this command holds probes ({why})"),
+            "if it is killed, nothing shows or gives back what it has added",
+        );
+    }
+}
+
+fn names(holder: &Holder) -> Vec<&str> {
+    holder.probes.iter().map(|it| it.name.as_str()).collect()
+}

@@ -1,0 +1,677 @@
+//! Holds: changes of probes that are to be given back. Each is recorded before it is made, so that what a
+//! killed holder has left can be given back by others.
+//!
+//! ```text
+//!             update lock held
+//!   ┌──────────────────────────────────────┐
+//!   intent ──▶ counters written ──▶ settled  ···  intent ──▶ counters written ──▶ record deleted
+//!   └──────────────────────────────────────┘
+//! ```
+//!
+//! A holder killed between an intent and its end leaves a record that does not say whether the counters were
+//! written. The counters do, until somebody changes them. So whoever takes the update lock first settles such
+//! records ([`settled_lock`]). What still cannot be known counts as not held: to subtract what was not added
+//! would disable the probe of another tool.
+
+pub(crate) mod files;
+pub(crate) mod record;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+
+use crate::address::LiveAddr;
+use crate::error::{Error, Operation, Result, ToolProcess};
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::load_bias::auxv_value;
+use crate::process::memory::ProcessMemory;
+use crate::process::program::Program;
+use crate::process::status;
+use crate::process::tool::{own_namespace, since_boot};
+use crate::select::AppliedChange;
+use crate::update::holds::files::{Folder, LockedRecord, RecordFile};
+use crate::update::holds::record::{Entry, Held, HolderRecord, Outcome, ProcessKey, Record};
+use crate::update::lock::UpdateLock;
+use crate::update::plan::UpdatePlan;
+use crate::update::report::Report;
+
+/// `AT_RANDOM` of getauxval(3): "The address of sixteen bytes containing a random value."
+const AT_RANDOM: u64 = 25;
+
+/// How often, and after which time, the record of a dying holder is read again: the kernel may release its
+/// update lock some microseconds before the lock of its record.
+const DYING: (usize, Duration) = (20, Duration::from_micros(500));
+
+impl ProcessKey {
+    /// Returns the key of a process and its program.
+    fn of(process: &Process) -> io::Result<ProcessKey> {
+        let unknown = || io::Error::other("the process cannot be told from others");
+        let (pid, start, namespace) = names_of(process)?;
+        let auxv = process.read_of_living_thread("auxv")?;
+        let at = auxv_value(&auxv, AT_RANDOM).ok_or_else(unknown)?;
+        let mut random = [0; 16];
+        ProcessMemory::open(process, OFlag::O_RDONLY)?.read(LiveAddr(at), &mut random)?;
+        Ok(ProcessKey {
+            pid,
+            start,
+            namespace,
+            random: u128::from_le_bytes(random),
+        })
+    }
+}
+
+/// Returns what the names of the records of a process begin with.
+fn names_of(process: &Process) -> io::Result<(i32, u64, u64)> {
+    let stat = process.read("stat")?;
+    let start = status::start_time(&stat).ok_or(io::ErrorKind::InvalidData)?;
+    Ok((process.pid(), start, own_namespace()))
+}
+
+/// The records of one process, wherever they are believed: those of root, of us, and of the user that the
+/// process belongs to, who could change its counters anyway.
+pub(crate) struct ProcessRecords {
+    folders: Vec<Arc<Folder>>,
+    key: ProcessKey,
+}
+
+/// A tool that has changed counters of a process and is to give back what it has added, as it has recorded
+/// itself ([`Target::hold`](crate::Target::hold)).
+///
+/// ```no_run
+/// for holder in probes_lib::Target::open(4242)?.holders().list {
+///     let names: Vec<&str> = holder.probes.iter().map(|probe| probe.name.as_str()).collect();
+///     println!("{} holds {}", holder.tool, names.join(", "));
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process. If that is not alive, only [`Target::release_dead`](crate::Target::release_dead) gives back
+    /// what it holds.
+    pub tool: ToolProcess,
+    /// The user that it runs as: its effective uid.
+    pub user: u32,
+    /// Whether we may give back what it holds once it is dead: only that user and root may.
+    pub can_be_released: bool,
+    /// What it holds, in the order of its changes.
+    pub probes: Vec<HeldProbe>,
+}
+
+/// What is held of one probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldProbe {
+    /// Its name.
+    pub name: String,
+    /// What was added to its counters, and will be subtracted: 1, or -1 if it was disabled. If it has several
+    /// counters, the largest amount.
+    pub amount: i32,
+}
+
+/// The tools that hold probes of a process, as far as their records can be found and read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// The holders, those that began first first.
+    pub list: Vec<Holder>,
+    /// How many records cannot be read: damaged, or of a later version. They are not believed.
+    pub unreadable: usize,
+}
+
+/// What [`Target::release_dead`](crate::Target::release_dead) has given back for one dead holder.
+#[derive(Debug)]
+pub struct ReleasedHold {
+    /// The holder, with what it held. That is empty if it was killed before it changed any counter: then only
+    /// sites are restored, if it had begun to switch them.
+    pub holder: Holder,
+    /// What was changed, or why nothing was; its record is kept then.
+    pub report: Result<Report>,
+}
+
+/// A record that was found.
+pub(crate) struct FoundRecord {
+    pub(crate) file: RecordFile,
+    pub(crate) record: Record,
+    /// Whether its holder is alive, or somebody is giving back for it.
+    pub(crate) is_alive: bool,
+}
+
+impl FoundRecord {
+    /// Returns who holds what according to it.
+    pub(crate) fn holder(&self) -> Holder {
+        let HolderRecord {
+            pid,
+            namespace,
+            begun,
+            ref command,
+        } = self.record.holder;
+        let mut probes: Vec<HeldProbe> = Vec::new();
+        let mut index_of: HashMap<&str, usize> = HashMap::new();
+        for Held { entry, amount } in self.record.held().filter(|held| held.amount != 0) {
+            let index = *index_of.entry(&entry.name).or_insert(probes.len());
+            match probes.get_mut(index) {
+                Some(probe) if amount.abs() > probe.amount.abs() => probe.amount = amount,
+                Some(_) => {}
+                None => probes.push(HeldProbe {
+                    name: entry.name.clone(),
+                    amount,
+                }),
+            }
+        }
+        let folder = self.file.folder();
+        Holder {
+            tool: ToolProcess {
+                pid,
+                is_in_our_namespace: namespace == own_namespace(),
+                command: command.clone(),
+                age: since_boot().saturating_sub(Duration::from_nanos(begun)),
+                is_alive: self.is_alive,
+            },
+            user: folder.owner,
+            can_be_released: folder.can_write(),
+            probes,
+        }
+    }
+}
+
+impl ProcessRecords {
+    /// Returns `None` if there is no record of this process.
+    pub(crate) fn of(process: &Process) -> Option<ProcessRecords> {
+        let own = geteuid().as_raw();
+        let mut folders = Folder::of_users(&[own, 0, process.effective_user()]);
+        let pid = process.pid();
+        if !folders.iter().any(|folder| folder.has_records_of(pid)) {
+            return None;
+        }
+        // A user does not own a program that has gained privileges.
+        let owner = process.owner().unwrap_or(own);
+        folders.retain(|folder| [own, 0, owner].contains(&folder.owner));
+        let key = ProcessKey::of(process).ok()?;
+        Some(ProcessRecords { folders, key })
+    }
+
+    /// Returns the names of the records, with their folders.
+    fn names(&self) -> Vec<(Arc<Folder>, String)> {
+        let ProcessKey {
+            pid,
+            start,
+            namespace,
+            ..
+        } = self.key;
+        let names = |folder: &Arc<Folder>| {
+            let names = folder.records_of(pid, start, namespace).into_iter();
+            let folder = folder.clone();
+            names.map(move |name| (folder.clone(), name))
+        };
+        self.folders.iter().flat_map(names).collect()
+    }
+
+    /// Reads all records; also returns how many cannot be read, which are not believed.
+    pub(crate) fn read(&self) -> (Vec<FoundRecord>, usize) {
+        let mut unreadable = 0;
+        let mut found = Vec::new();
+        for (folder, name) in self.names() {
+            match self.open(&folder, &name) {
+                Ok(one) => found.extend(one),
+                Err(_) => unreadable += 1,
+            }
+        }
+        (found, unreadable)
+    }
+
+    /// Opens a record; returns `None` if it is about a program that the process does not execute any more, or
+    /// has just been deleted.
+    fn open(&self, folder: &Arc<Folder>, name: &str) -> io::Result<Option<FoundRecord>> {
+        let file = match folder.record(name, folder.can_write()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let is_alive = file.is_locked();
+        let found = self.parse(&file)?;
+        Ok(found.map(|record| FoundRecord {
+            file,
+            record,
+            is_alive,
+        }))
+    }
+
+    fn parse(&self, file: &RecordFile) -> io::Result<Option<Record>> {
+        let bytes = file.read()?;
+        if bytes.is_empty() {
+            // Its holder was killed before it wrote anything, or is about to.
+            return Ok(None);
+        }
+        let mut record = Record::parse(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+        let is_marked = |folder: &Arc<Folder>| folder.is_marked_changed(&file.name);
+        if self.folders.iter().any(is_marked) {
+            record.outcomes = Some(vec![Outcome::Unknown; record.entries.len()]);
+        }
+        Ok((record.process == self.key).then_some(record))
+    }
+
+    /// Locks the record of a dead holder, and reads it again; returns `None` if somebody else has it now, or it
+    /// is another user's.
+    pub(crate) fn lock(&self, found: FoundRecord) -> Option<(LockedRecord, Record)> {
+        if found.is_alive || !found.file.folder().can_write() {
+            return None;
+        }
+        let locked = found.file.lock()?;
+        let record = self.parse(locked.file()).ok()??;
+        Some((locked, record))
+    }
+
+    /// Finds out what a holder wrote that was killed while it changed counters. To be called with the update
+    /// lock held.
+    fn settle(&self, process: &Process) {
+        let (times, pause) = DYING;
+        for (folder, name) in self.names() {
+            for _ in 0..times {
+                match self.open(&folder, &name) {
+                    Ok(Some(found)) if found.record.outcomes.is_none() => {
+                        if !found.is_alive {
+                            self.settle_one(process, found);
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
+                std::thread::sleep(pause);
+            }
+        }
+    }
+
+    fn settle_one(&self, process: &Process, found: FoundRecord) {
+        if !found.file.folder().can_write() {
+            mark_changed(&found.file.name);
+            return;
+        }
+        let Some((locked, record)) = self.lock(found) else {
+            return;
+        };
+        let outcomes = outcomes_now(process, &record);
+        if locked
+            .append(record.complete, &record::settled(&outcomes))
+            .is_err()
+        {
+            // Later, the counters will not tell any more.
+            locked.remove();
+        }
+    }
+
+    /// Records that nothing of these probes is held by the dead any more.
+    fn forget(&self, is_meant: impl Fn(&str) -> bool) {
+        for found in self.read().0 {
+            if found.is_alive || !found.record.held().any(|held| is_meant(&held.entry.name)) {
+                continue;
+            }
+            if !found.file.folder().can_write() {
+                mark_changed(&found.file.name);
+                continue;
+            }
+            let Some((locked, record)) = self.lock(found) else {
+                continue;
+            };
+            let outcomes = record.outcomes.iter().flatten();
+            let outcomes = outcomes.zip(&record.entries).map(|(&outcome, entry)| {
+                if is_meant(&entry.name) {
+                    Outcome::Unknown
+                } else {
+                    outcome
+                }
+            });
+            let outcomes: Vec<Outcome> = outcomes.collect();
+            if locked
+                .append(record.complete, &record::settled(&outcomes))
+                .is_err()
+            {
+                locked.remove();
+            }
+        }
+    }
+}
+
+fn mark_changed(record: &str) {
+    if let Ok(own) = Folder::own() {
+        own.mark_changed(record);
+    }
+}
+
+/// Returns what became of the entries of a record that was not concluded, according to the counters.
+pub(crate) fn outcomes_now(process: &Process, record: &Record) -> Vec<Outcome> {
+    let memory = ProcessMemory::open(process, OFlag::O_RDONLY).ok();
+    record.outcomes_by(|at| {
+        let mut counter = [0; 2];
+        memory.as_ref()?.read(at, &mut counter).ok()?;
+        Some(u16::from_le_bytes(counter))
+    })
+}
+
+/// Returns who holds probes of a process.
+pub(crate) fn holders(process: &Process) -> Holders {
+    let Some(records) = ProcessRecords::of(process) else {
+        return Holders::default();
+    };
+    let (found, unreadable) = records.read();
+    let holders = found.into_iter().map(|mut found| {
+        if found.record.outcomes.is_none() {
+            // It is being written, or its holder was killed then.
+            found.record.outcomes = Some(outcomes_now(process, &found.record));
+        }
+        found.holder()
+    });
+    let mut list: Vec<Holder> = holders.filter(|it| !it.probes.is_empty()).collect();
+    list.sort_by_key(|holder| std::cmp::Reverse(holder.tool.age));
+    Holders { list, unreadable }
+}
+
+/// Waits for the update lock, as [`UpdateLock::wait`], and settles the records of holders that were killed
+/// while they had it.
+pub(crate) fn settled_lock(process: &Process, deadline: Instant) -> Result<UpdateLock> {
+    let lock = UpdateLock::wait(process, deadline)?;
+    if let Some(records) = ProcessRecords::of(process) {
+        records.settle(process);
+    }
+    Ok(lock)
+}
+
+/// Makes the dead hold nothing of the probes for which `is_meant` is true: their counters are about to be set,
+/// whatever they were. To be called with the update lock held.
+pub(crate) fn forget(process: &Process, is_meant: impl Fn(&str) -> bool) {
+    if let Some(records) = ProcessRecords::of(process) {
+        records.forget(is_meant);
+    }
+}
+
+/// Whether a change takes a hold, or gives it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldChange {
+    Take,
+    GiveBack,
+}
+
+/// The record of a hold: ours, or one whose holder is dead.
+#[derive(Debug)]
+pub(crate) struct HoldRecord {
+    state: Mutex<HoldState>,
+    /// Whether a change that cannot be recorded is not made.
+    is_required: bool,
+}
+
+#[derive(Debug)]
+struct HoldState {
+    /// `None` before the first change, if it cannot be recorded, and after everything was given back.
+    file: Option<LockedRecord>,
+    record: Record,
+    /// Why it is not recorded.
+    failure: Option<io::Error>,
+}
+
+impl HoldRecord {
+    /// Returns the record of a hold that we are about to take. Nothing is written yet.
+    pub(crate) fn new(process: &Process) -> HoldRecord {
+        let (process, failure) = match ProcessKey::of(process) {
+            Ok(key) => (key, None),
+            Err(error) => (ProcessKey::default(), Some(error)),
+        };
+        let record = Record {
+            process,
+            holder: HolderRecord::own(),
+            entries: Vec::new(),
+            outcomes: Some(Vec::new()),
+            complete: 0,
+        };
+        HoldRecord {
+            state: Mutex::new(HoldState {
+                file: None,
+                record,
+                failure,
+            }),
+            is_required: false,
+        }
+    }
+
+    /// Returns the record of a dead holder.
+    pub(crate) fn of_dead(file: LockedRecord, record: Record) -> HoldRecord {
+        HoldRecord {
+            state: Mutex::new(HoldState {
+                file: Some(file),
+                record,
+                failure: None,
+            }),
+            is_required: true,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, HoldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns why the hold is not recorded; `None` if it is, or there is nothing to record.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.state().failure.as_ref().map(ToString::to_string)
+    }
+
+    /// Returns what is held, as changes to be undone in a program that may have fewer objects by now. The
+    /// probes of which nothing is held are among them: their sites may be half switched.
+    pub(crate) fn applied(&self, program: &Program) -> Vec<AppliedChange> {
+        let state = self.state();
+        let mut applied: Vec<(&Entry, Vec<(LiveAddr, i32)>)> = Vec::new();
+        let mut index_of: HashMap<&str, usize> = HashMap::new();
+        for Held { entry, amount } in state.record.held() {
+            if program.probe(&entry.name).is_none() {
+                continue;
+            }
+            let index = *index_of.entry(&entry.name).or_insert(applied.len());
+            if index == applied.len() {
+                applied.push((entry, Vec::new()));
+            }
+            applied[index].1.push((entry.at, amount));
+        }
+        let change = |(entry, added): (&Entry, Vec<_>)| AppliedChange {
+            name: entry.name.clone(),
+            stage: entry.stage,
+            added: added.into(),
+        };
+        applied.into_iter().map(change).collect()
+    }
+
+    /// Records what a plan is about to write.
+    ///
+    /// # Errors
+    ///
+    /// Only for a dead holder's record, which stays as it is. A hold of ours goes on without a record.
+    pub(crate) fn announce(
+        &self,
+        plan: &UpdatePlan,
+        program: &Program,
+        change: HoldChange,
+        pid: i32,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let is_first = state.file.is_none() && change == HoldChange::Take;
+        if state.failure.is_some() || !(is_first || state.file.is_some()) {
+            return Ok(());
+        }
+        let entries = match change {
+            HoldChange::Take => taken(plan, program),
+            HoldChange::GiveBack => given_back(&state.record, plan, program),
+        };
+        let part = record::intent(&entries);
+        let written = if is_first {
+            state.create(&part)
+        } else {
+            state.append(&part)
+        };
+        match written {
+            Ok(()) => {
+                state.record.entries = entries;
+                state.record.outcomes = None;
+                Ok(())
+            }
+            Err(source) if self.is_required => {
+                Err(Error::of_call(pid, Operation::RecordHold, source))
+            }
+            Err(error) => {
+                state.give_up(error);
+                Ok(())
+            }
+        }
+    }
+
+    /// Records what became of the announced change: everything was written or, if it failed, what the counters
+    /// say. A record of nothing is deleted.
+    pub(crate) fn conclude(
+        &self,
+        process: &Process,
+        change: HoldChange,
+        done: std::result::Result<&Report, &Error>,
+    ) {
+        let mut state = self.state();
+        let state = &mut *state;
+        if state.record.outcomes.is_some() {
+            let is_nothing_left = done.is_ok_and(|report| report.not_undone.is_empty());
+            if change == HoldChange::GiveBack && is_nothing_left {
+                state.remove();
+            }
+            return;
+        }
+        let outcomes = if done.is_ok() {
+            vec![Outcome::After; state.record.entries.len()]
+        } else {
+            outcomes_now(process, &state.record)
+        };
+        let part = record::settled(&outcomes);
+        state.record.outcomes = Some(outcomes);
+        if !state.record.holds_anything() {
+            state.remove();
+        } else if let Err(error) = state.append(&part) {
+            state.give_up(error);
+        }
+    }
+
+    /// Deletes the record: the process has exited, or executed another program.
+    pub(crate) fn remove(&self) {
+        self.state().remove();
+    }
+}
+
+impl HoldState {
+    /// Creates the file, with its first part.
+    fn create(&mut self, part: &str) -> io::Result<()> {
+        let folder = Folder::own()?;
+        let process = self.record.process;
+        folder
+            .sweep(|pid, start, namespace, file| is_stale(&process, (pid, start, namespace), file));
+        let text = record::head(&process, &self.record.holder) + part;
+        let file = folder.new_record(&process)?;
+        if let Err(error) = file.append(0, &text) {
+            file.remove();
+            return Err(error);
+        }
+        self.file = Some(file);
+        self.record.complete = text.len();
+        Ok(())
+    }
+
+    fn append(&mut self, part: &str) -> io::Result<()> {
+        if let Some(file) = &self.file {
+            file.append(self.record.complete, part)?;
+            self.record.complete += part.len();
+        }
+        Ok(())
+    }
+
+    /// Goes on without a record: one that is not true would be worse.
+    fn give_up(&mut self, error: io::Error) {
+        self.remove();
+        self.failure = Some(error);
+    }
+
+    fn remove(&mut self) {
+        if let Some(file) = self.file.take() {
+            file.remove();
+        }
+    }
+}
+
+/// Returns the entries for a plan that takes a hold.
+fn taken(plan: &UpdatePlan, program: &Program) -> Vec<Entry> {
+    entries(plan, program, |_, _, added| (0, added))
+}
+
+/// Returns the entries for a plan that gives back what is held according to `record`.
+fn given_back(record: &Record, plan: &UpdatePlan, program: &Program) -> Vec<Entry> {
+    let mut held: HashMap<LiveAddr, (&Entry, i32)> = HashMap::new();
+    for one in record.held() {
+        held.insert(one.entry.at, (one.entry, one.amount));
+    }
+    let mut entries = entries(plan, program, |at, _, _| {
+        let amount = held.remove(&at).map_or(0, |(_, amount)| amount);
+        (amount, 0)
+    });
+    // There is nothing left of these, or they cannot be given back now.
+    let is_kept = |name: &str| {
+        let mut kept = plan.not_undone.iter();
+        kept.any(|&probe| program.by_id(probe).name() == name)
+    };
+    entries.extend(held.into_values().map(|(entry, amount)| Entry {
+        before: 0,
+        after: 0,
+        held_before: amount,
+        held_after: if is_kept(&entry.name) { amount } else { 0 },
+        ..entry.clone()
+    }));
+    entries
+}
+
+/// Returns an entry for each counter of the probes that a plan changes; `held(address, name, added)` returns what
+/// is held of it before and after.
+fn entries(
+    plan: &UpdatePlan,
+    program: &Program,
+    mut held: impl FnMut(LiveAddr, &str, i32) -> (i32, i32),
+) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for change in &plan.changes {
+        let probe = program.by_id(change.probe);
+        for (index, &(at, added)) in probe.semaphores().zip(&change.added) {
+            let before = plan.before.counters[index];
+            let (held_before, held_after) = held(at, probe.name(), added);
+            entries.push(Entry {
+                name: probe.name().to_owned(),
+                stage: change.stage,
+                at,
+                before,
+                after: (i32::from(before) + added) as u16,
+                held_before,
+                held_after,
+            });
+        }
+    }
+    entries
+}
+
+/// Whether a record, whose name says which process it is about, is of a process that has exited or, if it is
+/// `of_now`, of a program that this does not execute any more.
+fn is_stale(of_now: &ProcessKey, named: (i32, u64, u64), file: &RecordFile) -> bool {
+    let (pid, start, namespace) = named;
+    if namespace != of_now.namespace {
+        // Its pids are not ours.
+        return false;
+    }
+    if (pid, start) == (of_now.pid, of_now.start) {
+        let record = file.read().ok().and_then(|bytes| Record::parse(&bytes));
+        return record.is_some_and(|record| record.process != *of_now);
+    }
+    match Process::open(pid).and_then(|process| {
+        let names = names_of(&process);
+        names.map_err(|source| process.exited_or(source))
+    }) {
+        Ok((_, found, _)) => found != start,
+        Err(error) => error.is_gone(),
+    }
+}

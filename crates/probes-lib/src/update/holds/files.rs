@@ -1,0 +1,459 @@
+//! Where holds are recorded: a folder of the user who holds, which everybody can read and nobody else can
+//! write, with a file for each hold. Its holder keeps the file locked (fcntl(2), "Open file description
+//! locks"): the kernel releases the lock when the holder dies, however it dies.
+//!
+//! ```text
+//! /run/ocaml-probes/PID.START.NAMESPACE.ID        of root
+//! /tmp/ocaml-probes-UID/PID.START.NAMESPACE.ID    of others, and of root where /run cannot be written
+//! ```
+//!
+//! Anybody can create files in /tmp, so nothing is followed or believed that could be another user's: a
+//! folder and its files have to belong to the user that the name says, and symbolic links are refused. A
+//! file is deleted only by the one who has locked it.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, FcntlArg, OFlag, fcntl, openat};
+use nix::sys::stat::{Mode, fchmod, mkdirat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+
+use crate::process::tool::new_id;
+use crate::sys::fault_point;
+use crate::update::holds::record::ProcessKey;
+
+/// The largest record that is written or read: one of some 100,000 probes.
+pub(crate) const MAX_RECORD: u64 = 16 << 20;
+
+/// How many records of a process are read, and how many of others are looked at when a folder is swept.
+const MAX_FILES: usize = 10_000;
+
+/// The end of the name of a mark: see [`Folder::mark_changed`].
+const CHANGED: &str = ".changed";
+
+const FOLDER: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+
+/// Without O_NONBLOCK, opening a FIFO would wait for a writer.
+const FILE: OFlag = OFlag::O_NOFOLLOW
+    .union(OFlag::O_NONBLOCK)
+    .union(OFlag::O_CLOEXEC);
+
+/// The folder with the records of one user.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    dir: File,
+    path: PathBuf,
+    pub(crate) owner: u32,
+}
+
+/// Returns where a user's records are: all places are read, and the first that can be is written.
+fn places(user: u32) -> Vec<PathBuf> {
+    let mut places = Vec::new();
+    if user == 0 {
+        places.push(PathBuf::from("/run/ocaml-probes"));
+    }
+    places.push(PathBuf::from(format!("/tmp/ocaml-probes-{user}")));
+    places
+}
+
+impl Folder {
+    /// Opens the folders of these users, as far as they exist.
+    pub(crate) fn of_users(users: &[u32]) -> Vec<Arc<Folder>> {
+        let mut folders = Vec::new();
+        for (index, &user) in users.iter().enumerate() {
+            if users[..index].contains(&user) {
+                continue;
+            }
+            let opened = places(user)
+                .into_iter()
+                .map(|path| Folder::open(path, user));
+            folders.extend(opened.flatten().map(Arc::new));
+        }
+        folders
+    }
+
+    /// Opens our own folder, and creates it if there is none.
+    pub(crate) fn own() -> io::Result<Arc<Folder>> {
+        let user = geteuid().as_raw();
+        let mut refused = io::Error::from(Errno::ENOENT);
+        for path in places(user) {
+            match Folder::create(path, user) {
+                Ok(folder) => return Ok(Arc::new(folder)),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    fn create(path: PathBuf, owner: u32) -> io::Result<Folder> {
+        let access = Mode::from_bits_truncate(0o755);
+        fault_point!(Record);
+        let is_new = match mkdirat(AT_FDCWD, &path, access) {
+            Ok(()) => true,
+            Err(Errno::EEXIST) => false,
+            Err(errno) => return Err(named(&path, errno.desc())),
+        };
+        let folder = Folder::open(path, owner)?;
+        if is_new {
+            // Whatever our umask: others see who holds their probes.
+            fchmod(&folder.dir, access)?;
+        }
+        Ok(folder)
+    }
+
+    fn open(path: PathBuf, owner: u32) -> io::Result<Folder> {
+        let opened = openat(AT_FDCWD, &path, FOLDER, Mode::empty());
+        let dir = File::from(opened.map_err(|errno| named(&path, errno.desc()))?);
+        let found = dir.metadata()?;
+        if found.uid() != owner || found.mode() & 0o022 != 0 {
+            return Err(named(&path, "another user can write there"));
+        }
+        Ok(Folder { dir, path, owner })
+    }
+
+    /// Whether we may write and delete the records in it.
+    pub(crate) fn can_write(&self) -> bool {
+        let user = geteuid();
+        user.is_root() || user.as_raw() == self.owner
+    }
+
+    /// Whether there are records of processes with this pid.
+    pub(crate) fn has_records_of(&self, pid: i32) -> bool {
+        let prefix = format!("{pid}.");
+        self.names().iter().any(|name| name.starts_with(&prefix))
+    }
+
+    /// Returns the names of the records that may be about a process.
+    pub(crate) fn records_of(&self, pid: i32, start: u64, namespace: u64) -> Vec<String> {
+        let prefix = format!("{pid}.{start}.{namespace}.");
+        let mut names = self.names();
+        names.retain(|name| name.starts_with(&prefix) && !name.ends_with(CHANGED));
+        names.sort_unstable();
+        names
+    }
+
+    fn names(&self) -> Vec<String> {
+        // Another description of the folder has an offset of its own.
+        let opened = openat(&self.dir, ".", FOLDER, Mode::empty());
+        let Ok(dir) = opened.and_then(Dir::from_fd) else {
+            return Vec::new();
+        };
+        let names = dir.into_iter().flatten();
+        let names = names.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+        names
+            .filter(|name| !name.starts_with('.'))
+            .take(MAX_FILES)
+            .collect()
+    }
+
+    /// Opens a record. To be locked, it has to be opened `to_write`.
+    pub(crate) fn record(self: &Arc<Folder>, name: &str, to_write: bool) -> io::Result<RecordFile> {
+        let access = if to_write {
+            OFlag::O_RDWR
+        } else {
+            OFlag::O_RDONLY
+        };
+        let file = File::from(openat(&self.dir, name, FILE | access, Mode::empty())?);
+        let found = file.metadata()?;
+        if !found.is_file() || found.uid() != self.owner || found.nlink() > 1 {
+            return Err(io::Error::other("it is not a file of that user alone"));
+        }
+        if found.len() > MAX_RECORD {
+            return Err(Errno::EFBIG.into());
+        }
+        Ok(RecordFile {
+            file,
+            folder: self.clone(),
+            name: name.to_owned(),
+        })
+    }
+
+    /// Creates a record of a process, and locks it.
+    pub(crate) fn new_record(self: &Arc<Folder>, process: &ProcessKey) -> io::Result<LockedRecord> {
+        let id = new_id();
+        let name = format!("{}.{id:016x}", prefix(process));
+        let file = self.new_file(&name)?;
+        let file = RecordFile {
+            file,
+            folder: self.clone(),
+            name,
+        };
+        let locked = file.lock();
+        locked.ok_or_else(|| named(&self.path, "files there cannot be locked"))
+    }
+
+    fn new_file(&self, name: &str) -> io::Result<File> {
+        fault_point!(Record);
+        let flags = FILE | OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+        let access = Mode::from_bits_truncate(0o644);
+        let created = openat(&self.dir, name, flags, access);
+        let file = File::from(created.map_err(|errno| named(&self.path, errno.desc()))?);
+        fchmod(&file, access)?;
+        Ok(file)
+    }
+
+    /// Marks that we change counters of which a record of another user does not say whether its holder wrote
+    /// them: it cannot be found out any more.
+    pub(crate) fn mark_changed(&self, record: &str) {
+        // That it exists already is fine, and nothing else can be done.
+        let _ = self.new_file(&format!("{record}{CHANGED}"));
+    }
+
+    /// Whether there is such a mark.
+    pub(crate) fn is_marked_changed(&self, record: &str) -> bool {
+        let name = format!("{record}{CHANGED}");
+        let found = openat(&self.dir, name.as_str(), FILE, Mode::empty());
+        let found = found.map(|file| File::from(file).metadata());
+        matches!(found, Ok(Ok(found)) if found.uid() == self.owner)
+    }
+
+    /// Deletes the records for which `is_stale(pid, start, namespace, record)` is true, unless somebody holds
+    /// them.
+    pub(crate) fn sweep(self: &Arc<Folder>, is_stale: impl Fn(i32, u64, u64, &RecordFile) -> bool) {
+        for name in self.names() {
+            let mut parts = name.split('.');
+            let mut number = || parts.next()?.parse::<u64>().ok();
+            let (Some(pid), Some(start), Some(namespace)) = (number(), number(), number()) else {
+                continue;
+            };
+            let Ok(file) = self.record(&name, true) else {
+                continue;
+            };
+            if is_stale(pid as i32, start, namespace, &file) {
+                if let Some(locked) = file.lock() {
+                    locked.remove();
+                }
+            }
+        }
+    }
+}
+
+/// Returns the part of the name that says which process a record is about.
+fn prefix(process: &ProcessKey) -> String {
+    format!("{}.{}.{}", process.pid, process.start, process.namespace)
+}
+
+fn named(path: &Path, why: &str) -> io::Error {
+    io::Error::other(format!("{}: {why}", path.display()))
+}
+
+/// A record that is open.
+#[derive(Debug)]
+pub(crate) struct RecordFile {
+    file: File,
+    folder: Arc<Folder>,
+    pub(crate) name: String,
+}
+
+impl RecordFile {
+    pub(crate) fn folder(&self) -> &Arc<Folder> {
+        &self.folder
+    }
+
+    /// Reads it whole.
+    pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(0))?;
+        let mut bytes = Vec::new();
+        file.take(MAX_RECORD).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Whether its holder, or one who gives back for it, has it open. If that cannot be found out, it is taken
+    /// to be so.
+    pub(crate) fn is_locked(&self) -> bool {
+        // Only a lock of one who may write it counts: others could keep it from being released.
+        let mut lock = whole_file(libc::F_RDLCK);
+        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock));
+        asked.is_err() || lock.l_type != libc::F_UNLCK as i16
+    }
+
+    /// Locks it; returns `None` if somebody else has, or it was deleted.
+    pub(crate) fn lock(self) -> Option<LockedRecord> {
+        let lock = whole_file(libc::F_WRLCK);
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&lock)).ok()?;
+        let is_there = self.file.metadata().is_ok_and(|found| found.nlink() == 1);
+        is_there.then_some(LockedRecord(self))
+    }
+}
+
+/// A record that nobody else changes until this is dropped.
+#[derive(Debug)]
+pub(crate) struct LockedRecord(RecordFile);
+
+impl LockedRecord {
+    pub(crate) fn file(&self) -> &RecordFile {
+        &self.0
+    }
+
+    /// Writes a part after the first `complete` bytes, which replaces what is there.
+    pub(crate) fn append(&self, complete: usize, part: &str) -> io::Result<()> {
+        fault_point!(Record);
+        if complete as u64 + part.len() as u64 > MAX_RECORD {
+            return Err(Errno::EFBIG.into());
+        }
+        let mut file = &self.0.file;
+        file.set_len(complete as u64)?;
+        file.seek(SeekFrom::End(0))?;
+        file.write_all(part.as_bytes())
+    }
+
+    /// Deletes it.
+    pub(crate) fn remove(self) {
+        // If it cannot be deleted, it says nothing any more.
+        if self.unlink().is_err() {
+            let _ = self.0.file.set_len(0);
+        }
+    }
+
+    fn unlink(&self) -> io::Result<()> {
+        fault_point!(Record);
+        let RecordFile { folder, name, .. } = &self.0;
+        unlinkat(&folder.dir, name.as_str(), UnlinkatFlags::NoRemoveDir)?;
+        Ok(())
+    }
+}
+
+fn whole_file(kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        // fcntl(2): "l_pid must be set to zero".
+        l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use test_support::{Scratch, eventually};
+
+    use super::*;
+
+    const KEY: ProcessKey = ProcessKey {
+        pid: 42,
+        start: 7,
+        namespace: 1,
+        random: 0,
+    };
+
+    fn own() -> u32 {
+        geteuid().as_raw()
+    }
+
+    fn folder(scratch: &Scratch) -> Arc<Folder> {
+        Arc::new(Folder::create(scratch.file("holds"), own()).unwrap())
+    }
+
+    #[test]
+    fn folder_of_another_user_is_refused() {
+        let scratch = Scratch::new();
+        let path = scratch.file("holds");
+        let folder = Folder::create(path.clone(), own()).unwrap();
+        assert!(folder.can_write());
+        // It is there already.
+        Folder::create(path.clone(), own()).unwrap();
+        assert!(Folder::open(path.clone(), own() + 1).is_err());
+        let link = scratch.file("link");
+        symlink(&path, &link).unwrap();
+        assert!(Folder::open(link.clone(), own()).is_err());
+        assert!(Folder::create(link, own()).is_err());
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o775)).unwrap();
+        let error = Folder::create(path.clone(), own()).unwrap_err();
+        let expected = format!("{}: another user can write there", path.display());
+        assert_eq!(error.to_string(), expected);
+        let file = scratch.file("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(Folder::create(file, own()).is_err());
+    }
+
+    #[test]
+    fn record_is_alive_while_it_is_locked() {
+        let scratch = Scratch::new();
+        let folder = folder(&scratch);
+        let locked = folder.new_record(&KEY).unwrap();
+        locked.append(0, "one").unwrap();
+        let names = folder.records_of(42, 7, 1);
+        let [name] = &names[..] else {
+            panic!("{names:?}");
+        };
+        assert!(folder.has_records_of(42) && !folder.has_records_of(4));
+        assert!(folder.records_of(42, 7, 2).is_empty() && folder.records_of(42, 8, 1).is_empty());
+        let seen = folder.record(name, false).unwrap();
+        assert!(seen.is_locked());
+        assert!(folder.record(name, true).unwrap().lock().is_none());
+        // What comes after the complete part is replaced.
+        locked.append(1, "two").unwrap();
+        assert_eq!(seen.read().unwrap(), b"otwo");
+        drop(locked);
+        // Another test may have forked: its child has the descriptor until it executes a program.
+        eventually("the lock is released", || (!seen.is_locked()).then_some(()));
+        // One who may only read it keeps nobody from locking it.
+        fcntl(
+            &seen.file,
+            FcntlArg::F_OFD_SETLK(&whole_file(libc::F_RDLCK)),
+        )
+        .unwrap();
+        assert!(!folder.record(name, false).unwrap().is_locked());
+        drop(seen);
+        let dead = folder.record(name, true).unwrap();
+        eventually("it can be locked", || {
+            folder
+                .record(name, true)
+                .unwrap()
+                .lock()
+                .map(LockedRecord::remove)
+        });
+        assert!(dead.lock().is_none(), "it was deleted");
+        assert!(!folder.has_records_of(42));
+    }
+
+    #[test]
+    fn linked_file_is_not_believed() {
+        let scratch = Scratch::new();
+        let folder = folder(&scratch);
+        let other = scratch.file("other");
+        std::fs::write(&other, "").unwrap();
+        symlink(&other, scratch.file("holds/42.7.1.a")).unwrap();
+        std::fs::hard_link(&other, scratch.file("holds/42.7.1.b")).unwrap();
+        for name in ["42.7.1.a", "42.7.1.b"] {
+            assert!(folder.record(name, true).is_err(), "{name}");
+        }
+        let large = std::fs::File::create(scratch.file("holds/42.7.1.c")).unwrap();
+        large.set_len(MAX_RECORD + 1).unwrap();
+        assert!(folder.record("42.7.1.c", true).is_err());
+    }
+
+    #[test]
+    fn sweep_deletes_what_is_stale_and_not_held() {
+        let scratch = Scratch::new();
+        let folder = folder(&scratch);
+        let held = folder.new_record(&KEY).unwrap();
+        drop(folder.new_record(&KEY).unwrap());
+        drop(folder.new_record(&ProcessKey { pid: 43, ..KEY }).unwrap());
+        std::fs::write(scratch.file("holds/note"), "").unwrap();
+        folder.mark_changed(&held.file().name);
+        assert!(folder.is_marked_changed(&held.file().name));
+        eventually("all but the held one are deleted", || {
+            folder.sweep(|pid, start, namespace, _| (pid, start, namespace) == (42, 7, 1));
+            let mut names = folder.names();
+            names.sort();
+            let expected = [held.file().name.clone(), "note".to_owned()];
+            let is_other = |name: &String| name.starts_with("43.");
+            names.iter().any(is_other).then_some(())?;
+            names.retain(|name| !is_other(name));
+            (names == expected).then_some(())
+        });
+    }
+}

@@ -1,0 +1,68 @@
+//! Updates that are recorded, so that others can give them back.
+
+use probes_lib::{Actions, Options, Selector, Target};
+use test_support::process::Image;
+use test_support::{Talker, eventually, fixture_forms};
+
+fn enable(name: &str) -> Actions {
+    Actions::new().enable(Selector::name(name))
+}
+
+// promise: Updates for a time: A hold that is dropped without being released is given back as one of the dead (2)
+#[test]
+fn dropped_hold_is_given_back_as_dead() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let before = Image::of(talker.pid());
+        let kept = target.hold(&enable("flag"), Options::default()).unwrap();
+        let with_one = Image::of(talker.pid());
+        let dropped = target.hold(&enable("plain"), Options::default()).unwrap();
+        assert_eq!(
+            (dropped.unrecorded(), dropped.report().changed.len()),
+            (None, 1)
+        );
+        assert_eq!(target.holders().list.len(), 2);
+        assert!(target.holders().list.iter().all(|it| it.tool.is_alive));
+        assert!(target.release_dead(Options::default()).unwrap().is_empty());
+        drop(dropped);
+        // Another test may have forked: its child has the descriptor until it executes a program.
+        let released = eventually("it is dead", || {
+            let released = target.release_dead(Options::default()).unwrap();
+            (!released.is_empty()).then_some(released)
+        });
+        let [one] = &released[..] else {
+            panic!("{released:?}");
+        };
+        assert_eq!(one.holder.tool.pid, std::process::id() as i32);
+        assert_eq!(
+            (
+                one.holder.probes[0].name.as_str(),
+                one.holder.probes[0].amount
+            ),
+            ("plain", 1)
+        );
+        assert_eq!(one.report.as_ref().unwrap().changed[0].after, 0);
+        Image::of(talker.pid()).assert_same(&with_one, "what is held still");
+        let undone = kept.release(Options::default()).unwrap();
+        assert_eq!(undone.changed[0].name, "flag");
+        // Released already: there is nothing left.
+        assert!(kept.release(Options::default()).unwrap().changed.is_empty());
+        Image::of(talker.pid()).assert_same(&before, "as before");
+        assert!(target.holders().list.is_empty());
+    }
+}
+
+#[test]
+fn hold_that_fails_leaves_no_record() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let unknown = target.hold(&enable("no_such_probe"), Options::default());
+        assert!(unknown.is_err_and(|error| error.is_missing_name()));
+        let off = Actions::new().disable(Selector::name("plain"));
+        assert!(target.hold(&off, Options::default()).is_err());
+        assert!(target.holders().list.is_empty());
+        assert!(target.release_dead(Options::default()).unwrap().is_empty());
+    }
+}
