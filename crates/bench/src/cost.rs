@@ -43,8 +43,8 @@ pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<Cost> {
     }
 }
 
-/// A variable that `cargo run` sets, and that makes the dynamic linker search Rust's folders for the C
-/// library. Commands are run without it, as by a user.
+/// An environment variable that `cargo run` sets, and that makes the dynamic loader search Rust's
+/// directories for the C library. Commands are run without it, as by a user.
 pub(crate) const SET_BY_CARGO: &str = "LD_LIBRARY_PATH";
 
 /// `bench cost`: runs the command and prints what it cost.

@@ -28,7 +28,7 @@ pub(crate) fn table(programs: &[Program]) -> Result<String> {
     if Command::new("gdb").arg("--version").output().is_err() {
         return Ok("Not measured: gdb is not installed.\n".to_owned());
     }
-    let mut table = Table::new(&["threads", "sites", "gdb", "ours", "times less"]);
+    let mut table = Table::new(&["threads", "sites", "gdb", "ours", "gdb / ours"]);
     for (threads, sites) in CASES {
         let program = prepare::with_sites(programs, sites)?;
         let (gdb, ours) = compare(program, threads)?;

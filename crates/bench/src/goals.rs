@@ -47,9 +47,9 @@ pub(crate) fn table(stop_times: &[StopTimes], commands: &[Command]) -> Result<St
         "goal",
         "reached",
         "reference tool",
-        "times less",
+        "reference / measured",
         "padded to 1 GiB",
-        "ratio",
+        "padded / measured",
     ]);
     for (what, normal, large, goal, reference) in lines {
         let measured = normal as f64 / 1e6;

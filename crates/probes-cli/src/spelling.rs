@@ -6,7 +6,7 @@
 //! - The argument after a flag that takes a value is its value, whatever it looks like, as with
 //!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`.
 //! - A unique prefix is enough, except for `-enable*` and `-disable*`, which must be spelled out: a
-//!   mistyped name must not select all probes instead of one.
+//!   mistyped flag must not select all probes instead of one.
 //! - What follows `--` is left alone.
 
 use std::ffi::{OsStr, OsString};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Untrusted text from a file: characters that could move the cursor, change colours or turn the direction
-/// of writing are shown as escapes.
+/// Untrusted text from a file: characters that could move the cursor, change colours or the text
+/// direction are shown as escapes.
 pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -20,7 +20,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Control characters, line and paragraph separators, marks and overrides of direction, and characters that
+/// Control characters, line and paragraph separators, bidirectional formatting characters, and characters that
 /// are not visible, or of which a terminal may show nothing.
 pub(crate) fn is_unprintable(character: char) -> bool {
     character.is_control()

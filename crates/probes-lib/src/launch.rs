@@ -89,8 +89,9 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// If the program cannot be found, read, executed or traced, has no OCaml probes, or the actions
-    /// do not fit them. It has not run then, and no child is left behind.
+    /// If the program cannot be found, read, executed or traced, or has no OCaml probes, or if the
+    /// actions cannot be applied to these. None of its code has run then, and no child is left
+    /// behind.
     pub fn spawn(self) -> Result<Launched> {
         self.try_spawn()
             .map_err(|error| error.with_effect(Effect::NotStarted))
@@ -170,7 +171,7 @@ impl Launch {
 ///
 /// let mut launched = Launch::new(Command::new("./server.exe")).spawn()?;
 /// println!("started process {}", launched.report().pid);
-/// println!("it has ended: {:?}", launched.child().wait());
+/// println!("it has exited: {:?}", launched.child().wait());
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
 ///

@@ -1,9 +1,10 @@
-//! See and switch the tracing probes of live, native OCaml programs on Linux x86-64.
+//! Lists, enables, disables and observes the tracing probes of live, native OCaml programs on Linux
+//! x86-64.
 //!
 //! `[%probe "name" handler]` in an OCaml program compiles to a **site** of six bytes, a note in the
 //! program's file that says where the site is, and a **semaphore**, which counts the tools
-//! that have enabled the probe. This crate finds them in the file, and switches them in the memory
-//! of the process while it runs: without root, a kernel module or a restart.
+//! that have enabled the probe. This crate finds the probes in the file, and enables and disables
+//! them in the memory of the process while it runs: without root, a kernel module or a restart.
 //!
 //! ```text
 //! ELF file ─▶ table ─▶ maps ─▶ load bias ─▶ select ─▶ plan ─▶ stop ─▶ patch ─▶ report
@@ -36,13 +37,13 @@
 //! |---|---|
 //! | read the probes of a file | [`ProbeTable::read`] |
 //! | list the processes that have probes | [`survey`](survey()) |
-//! | see and switch the probes of a process | [`Target`], with [`Actions`]; [`Report`] says what was done |
+//! | list, enable and disable the probes of a process | [`Target`], [`Actions`], [`Report`] |
 //! | count the hits of probes, time pairs of them, read their arguments | [`Target::observe`], with an [`Observation`]; the [`Observer`] reads |
 //! | start a program with its probes set | [`Launch`] |
 //! | set the probes of everything that processes fork, execute and load | [`Follow`]; [`Launch::split`] from the start of a program |
 //! | know why something failed, and what the process is left with | [`Error::kind`], [`Error::effect`] |
 //!
-//! # The phases of a change
+//! # The phases of an update
 //!
 //! 1. **Open** ([`Target::open`]): the maps of the process are read, and the ELF file of each object that
 //!    is mapped, once.

@@ -30,10 +30,10 @@ use crate::update::code_digest::{self, CodeDigest};
 use crate::update::lock::{self, UpdateLock};
 use crate::update::options::Options;
 
-/// How long a process that was killed may take to be gone.
+/// How long to wait for a killed observer to exit.
 const DYING: Duration = Duration::from_millis(100);
 
-/// How long another tool that takes the process over is waited for, to learn which one it is.
+/// How long to wait for another tool that is taking over, to learn which one it is.
 const TAKING_OVER: Duration = Duration::from_secs(3);
 
 /// Records the hits of probes of a process until it is removed. Whether the probes are enabled is not
@@ -101,7 +101,8 @@ impl Target {
     /// - Each thread has a seccomp filter that refuses a system call which observing injects
     ///   ([`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`]), or that cannot be read
     ///   ([`ObserveError::SeccompUnreadable`]).
-    /// - Times are wanted, and this machine has no invariant TSC ([`ObserveError::NoInvariantTsc`]),
+    /// - Pairs are to be timed, and this machine has no invariant TSC
+    ///   ([`ObserveError::NoInvariantTsc`]),
     ///   or a thread of the process may not read the TSC ([`ObserveError::TscDenied`]).
     ///
     /// [`Error::effect`](crate::Error::effect) says what is left behind.
@@ -149,8 +150,8 @@ impl Target {
         }
     }
 
-    /// Returns whether an observation has met an object that was being loaded or has been unloaded:
-    /// the next attempt meets it as a whole, or does not find it.
+    /// Returns whether the error is due to an object that was being loaded or has been unloaded:
+    /// the next attempt finds it completely loaded, or not at all.
     fn meets_changing_objects(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::Process(ProcessError::KeepsChanging)
@@ -269,8 +270,8 @@ impl Observer {
         self.stop_time
     }
 
-    /// Checks that the process is still observed from here. Does not stop the process, and takes less
-    /// time than reading.
+    /// Checks that the process is still observed by this observer. Does not stop the process, and
+    /// takes less time than reading.
     ///
     /// # Errors
     ///
@@ -402,7 +403,8 @@ impl Observer {
         let removed = match (remove_all(), &active.data) {
             (Err(error), Some(data)) => {
                 let data = DataSource::Shared(data);
-                // They say who has replaced it, also once the process has exited.
+                // The arenas record which tool has replaced this one, even after the process has
+                // exited.
                 let mut arenas = active.arenas.iter();
                 arenas.try_for_each(|arena| refuse_succeeded(process, &data, arena))?;
                 if !process.has_exited() && !target.opened.has_executed(&error) {
@@ -451,8 +453,8 @@ impl Observer {
     }
 }
 
-/// Reads recorded data, and checks that they were of this observation. `read` gets the memory of the
-/// process as well, unless it has exited.
+/// Reads recorded data, and checks that they belong to this observation. `read` is also passed the
+/// memory of the process, unless it has exited.
 fn read_from<T>(
     target: &Target,
     arenas: &[Arena],
@@ -471,8 +473,8 @@ fn read_from<T>(
         .map_err(|error| target.opened.executed_or(error))
 }
 
-/// Checks that arenas are still installed. If another tool is just taking over, it is waited for: it may
-/// fail, and otherwise it is known who it is.
+/// Checks that arenas are still installed. If another tool is taking over, waits until it is done:
+/// it may fail, and if it does not, the error can name it.
 fn refuse_taken_over(target: &Target, memory: &ProcessMemory, arenas: &[Arena]) -> Result<()> {
     let process = target.opened.process();
     let checked = refuse_replaced(process, memory, arenas);

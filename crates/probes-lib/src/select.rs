@@ -38,12 +38,12 @@ pub enum Selector {
     All,
     /// The probe of this name. It must exist, and disabling it fails if it is disabled already.
     Name(String),
-    /// Two probes that open and close a span. STOP is enabled first and START disabled first, so
-    /// that no span stays open.
+    /// The probes at the start and the stop of an event. STOP is enabled first and START disabled
+    /// first, so that no event is recorded without its stop.
     Pair {
-        /// Opens the span.
+        /// At the start of the event.
         start: String,
-        /// Closes the span.
+        /// At its stop.
         stop: String,
     },
     /// The probes whose name has a match that begins at its first character.
@@ -185,7 +185,7 @@ pub(crate) fn choose(program: &Program, actions: &Actions) -> Result<Vec<Choice>
 }
 
 /// Same as [`choose`], for a program that was executed after the actions were given: names that it
-/// does not have are skipped, and so are probes that are to be disabled and are already.
+/// does not have are skipped, and so are probes to disable that are disabled already.
 pub(crate) fn choose_present(program: &Program, actions: &Actions) -> Result<Vec<Choice>> {
     resolve(program, actions, false)
 }

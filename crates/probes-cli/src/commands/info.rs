@@ -158,7 +158,8 @@ fn warn_of_one(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
     let (on, off, sites) = (count_sites(true), count_sites(false), probe.site_count());
     let foreign = match sites - on - off {
         0 => String::new(),
-        foreign => format!(", {foreign} with foreign bytes,"),
+        1 => ", 1 holds foreign bytes,".to_owned(),
+        foreign => format!(", {foreign} hold foreign bytes,"),
     };
     messages.warning(
         WarningKind::Inconsistent,

@@ -41,7 +41,7 @@ percentile and maximum. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or the only one, or disable it
     s, r                            sort by rate, hits or name; reverse the order
-    /                               filter by a part of the name: Enter keeps it, Esc cancels
+    /                               filter by a part of the name: Enter keeps it, Esc drops it
     p                               pause: the screen does not change, counting goes on
     ?                               show the keys that work now
     Ctrl-Z, Ctrl-L                  suspend, redraw

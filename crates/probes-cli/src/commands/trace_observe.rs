@@ -24,7 +24,7 @@ pub(super) struct ObserveFlags {
     /// Count the hits of all probes, from the first to the last
     #[arg(long)]
     count: bool,
-    /// Time from each START to the next STOP of its thread; may be repeated
+    /// Time each START to its STOP in the same thread; may be repeated
     #[arg(long, value_name = "START,STOP", value_parser = pair)]
     latency: Vec<Pair>,
     /// Show each hit of these probes, a comma list; may be repeated

@@ -16,8 +16,8 @@ use crate::flags::{
 use crate::output::{Format, Hits, WarningKind};
 use crate::say::Next;
 
-/// How often hits are read: the ring in the process holds more hits than come in this time, unless some
-/// millions come in a second.
+/// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
+/// some millions a second.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How often it is reported what was lost or skipped.
@@ -32,8 +32,8 @@ the tag and the number of words, <0:3>. A value in memory that cannot be read is
 and an unsupported argument as ?. With -json each hit is an object on a line.
 
 Hits that come faster than they can be read are lost. Their number, and that of the hits that -rate
-skips, is reported on standard error (with -json, on a line of its own). In the end the instrumentation
-is removed.";
+skips, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
+when the command ends.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes watch -pid N -probe NAMES [FLAGS]")]
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     process: OneProcess,
     #[command(flatten)]
     probes: Checked<ProbeFlags>,
-    /// Stop when K hits were shown
+    /// Stop after K hits
     #[arg(long, value_name = "K", value_parser = positive)]
     limit: Option<u64>,
     /// Show no more than R hits a second, and say how many were skipped
@@ -154,7 +154,7 @@ impl Watching {
         Ok(if self.has_enough() { Next::Stop } else { next })
     }
 
-    /// Shows hits and waits until they are written, which, unlike the `write` of `show`, cannot ask to stop.
+    /// Same as [`Watching::show`], but blocks until the hits are written, even if a signal comes.
     pub(super) fn show_last(&mut self, events: Events) -> Result<(), Failure> {
         let output = self.output.clone();
         self.show(events, |text| output.print(text).map(|()| Next::Continue))
@@ -211,7 +211,7 @@ impl Watching {
             let hint = "watch fewer probes, or count them, which loses none";
             messages.warning(
                 WarningKind::LostHits,
-                &format!("{lost} hits were lost"),
+                &format!("{lost} hits were lost: they came faster than they could be read"),
                 hint,
             );
         }

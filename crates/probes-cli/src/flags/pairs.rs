@@ -21,7 +21,7 @@ impl fmt::Display for Pair {
 // The pairs to time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PairFlags {
-    /// Time each START to the next STOP in its thread; may be repeated
+    /// Time each START to its STOP in the same thread; may be repeated
     #[arg(id = "pair", long, value_name = "START,STOP", value_parser = pair)]
     pairs: Vec<Pair>,
 }

@@ -61,12 +61,12 @@ impl Case {
         done < least || self.has_time()
     }
 
-    /// Whether its share of the time is not over.
+    /// Whether any of its share of the time is left.
     pub(crate) fn has_time(&self) -> bool {
         self.started.elapsed() < self.share
     }
 
-    /// Whether it has any time beyond its least number of rounds.
+    /// Whether it has any time beyond its minimum number of rounds.
     pub(crate) fn is_long(&self) -> bool {
         !self.share.is_zero()
     }

@@ -33,7 +33,7 @@ fn follow(pid: i32, action: Action, force: bool) -> Command {
     command
 }
 
-/// What is done to a follower.
+/// How a follower ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Killed,
@@ -85,7 +85,7 @@ fn end_at_random(case: &mut Case, pid: i32, mut tool: Guard) -> Option<End> {
     Some(end)
 }
 
-/// Many followers of one process, which runs on.
+/// Starts and ends many followers of one process, and asserts that the process runs on.
 fn follow_many_times(case: &mut Case, subject: &mut Subject, followers: usize) {
     let mut started = 0;
     while started < followers {
@@ -250,7 +250,7 @@ impl Follower {
         (descriptors(self.tool.pid()).len(), resident)
     }
 
-    /// Asserts that it holds about what it held.
+    /// Asserts that it has about as many descriptors and as much memory as before.
     #[track_caller]
     fn assert_holds(&self, (descriptors, resident): (usize, u64)) {
         // Up to 16 more may be open: those of children whose events have not been read yet.
@@ -378,8 +378,8 @@ fn processes_run_on_when_a_follower_call_fails() {
                 "errors-write",
             ] {
                 for number in 0..FAULTS {
-                    // The calls that fail lie farther and farther apart: the first calls are those
-                    // of an update, of which more are tried.
+                    // Intervals between the calls that fail grow: most of the first calls are those
+                    // of an update, which are to be tried more densely.
                     let nth = 1 + number * number / 2 + case.random(1 + number);
                     let error = case.random(3);
                     follow_with_fault(&mut case, &mut host, &format!("{fault}:{nth}:#{error}"));

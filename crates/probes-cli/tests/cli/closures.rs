@@ -1,4 +1,4 @@
-//! What is said about closures that processes marshal: nothing where they are accepted.
+//! Warnings about marshalled closures that other processes will refuse; none if they are accepted.
 
 use std::process::Stdio;
 
@@ -25,8 +25,8 @@ fn digest_of(pid: i32) -> Value {
     run(&format!("info -json -quiet -pid {pid}")).json()["code_digest"].clone()
 }
 
-// promise: Closures: Whatever is left of a process's closures being refused is warned of, by the commands that
-//    cause it and by `info` (2)
+// promise: Closures: If closures of a process will be refused, the command that causes it warns,
+//    and so does `info` as long as that is so (2)
 #[test]
 fn closures_that_will_be_refused_are_warned_of() {
     for file in program_forms("closures/within") {
@@ -97,7 +97,7 @@ fn accepted_closures_are_not_spoken_of() {
         };
         assert_eq!(started["code_digest"], "of_file");
     }
-    // Its sites lie behind the OCaml code.
+    // Its sites lie after the OCaml code.
     let talker = Talker::start(&program("closures/closures"));
     let pid = talker.pid();
     let run = attach("-live -json -enable-all", pid);

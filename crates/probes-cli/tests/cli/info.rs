@@ -193,7 +193,10 @@ fn foreign_bytes_at_a_site_are_shown() {
         let sites = run(&format!("info -sites -pid {pid}"));
         let expected = format!("  site {} foreign(900f", address.as_str().unwrap());
         assert!(sites.stdout.contains(&expected), "{sites:?}");
-        assert!(sites.stderr.contains("1 with foreign bytes"), "{sites:?}");
+        assert!(
+            sites.stderr.contains("1 holds foreign bytes, and"),
+            "{sites:?}"
+        );
 
         poke(pid, &address, &[0xcc, 0x3d]);
         let site = &probe(&json(pid), "plain")["sites"][0].clone();

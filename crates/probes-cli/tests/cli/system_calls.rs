@@ -35,7 +35,8 @@ const OWN: [&str; 34] = [
     "munmap",
     "newfstatat",
     "prctl",
-    // Stands for a kill(2) of itself (see `run_under_strace`), if it received a signal while it waited.
+    // Stands for a kill(2) to itself (see `run_under_strace`), if it received a signal while it
+    // waited.
     "raise",
     "rseq",
     "rt_sigaction",

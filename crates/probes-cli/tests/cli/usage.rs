@@ -74,7 +74,7 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "watch -pid 7 -probe a -rate fast",
         "observe -pid 7",
         "observe -clean",
-        // Flags of other commands, and a command that does not exist.
+        // Flags without a value or of other commands, and a command that does not exist.
         "trace -prog x -wait=yes",
         "info -pid 7 -wait",
         "trace -prog x -force",

@@ -130,7 +130,7 @@ fn every_signal_to_the_tool_is_passed_once() {
     for file in fixture_forms("job") {
         let mut waiting = WaitingTool::for_program(&file);
         let tool = waiting.tool.pid();
-        // Left out: uncatchable signals, one that continues a process, and those of the C library.
+        // Left out: uncatchable signals, SIGCONT, those of the C library (32, 33), and SIGRTMAX.
         let catchable = (1..=64).filter(|n| ![SIGKILL, SIGSTOP, SIGCONT, 32, 33, 64].contains(n));
         for number in catchable.clone() {
             waiting.tool.ask(&format!("catch {number}"), "catching");
@@ -463,7 +463,7 @@ impl TalkingTool {
         TalkingTool { tool, errors }
     }
 
-    /// The next object.
+    /// Reads the next JSON object from the tool's standard error.
     fn said(&mut self) -> Value {
         let mut line = String::new();
         self.errors.read_line(&mut line).unwrap();

@@ -53,7 +53,7 @@ fn span(talker: &mut Talker) -> Vec<(Counts, Counts)> {
     })
 }
 
-/// Switches all probes on and off `cycles` times, every second time live, and checks some of these
+/// Enables and disables all probes `cycles` times, every second time live, and checks some of these
 /// cycles closely: with the probes on, each round hits each probe once; with them off, it hits
 /// none.
 fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {

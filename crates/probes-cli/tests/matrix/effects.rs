@@ -76,7 +76,7 @@ fn suspended_handler_continues_though_its_probe_is_off() {
             attach(&program, "-disable later");
             check(&mut program, |_| 0);
         }
-        // The handlers continue on another domain, through code that is again as it was built.
+        // The handlers continue on another domain, through code that has been restored.
         assert_eq!(program.talker.ask("resume", "resumed"), "resumed 20");
         program.end();
     }

@@ -16,8 +16,8 @@ fn names(json: &Value) -> Vec<(String, Option<String>)> {
         .collect()
 }
 
-// promise: Containers: A program in a chroot with another C library is listed and switched (4 × 4
-//    updates in each chroot)
+// promise: Containers: The probes of a program in a chroot with another C library are listed,
+//    enabled and disabled (4 × 4 updates in each chroot)
 #[test]
 fn programs_in_a_chroot_are_listed_and_switched() {
     for isolation in Isolation::ALL {

@@ -252,7 +252,8 @@ impl<'f> FollowSession<'f> {
         self.tracees
             .set_hook(pid, followed.hook.as_ref().map(LoaderHook::range));
         if followed.is_to_be_detached {
-            // The parent's hook may have been restored only after the fork: then that of the child is not.
+            // If it was forked before its parent's function was restored, its own still jumps to
+            // the hook.
             followed.prepare_to_detach();
         } else {
             self.send(FollowEvent::Forked { parent, pid });
@@ -380,7 +381,7 @@ impl<'f> FollowSession<'f> {
         self.send(FollowEvent::Failed { pid, error });
     }
 
-    /// Detaches from those of the processes to be detached from for which that is possible now.
+    /// Detaches from each process that is marked for it and from which this is possible now.
     fn detach_pending(&mut self) {
         // After vfork(2), a child shares the memory of its parent, and the parent may be in the hook.
         // So the parent is detached from first.
@@ -394,7 +395,8 @@ impl<'f> FollowSession<'f> {
                 continue;
             };
             let Ok(held) = self.tracees.stop_and_keep(&followed.process, STOP_LIMIT) else {
-                // It has exited, or executes a program, or is busy: later.
+                // It has exited, is executing a program, or could not be stopped: tried again
+                // later.
                 continue;
             };
             if let (Some(hook), Ok(memory)) = (&followed.hook, followed.memory()) {

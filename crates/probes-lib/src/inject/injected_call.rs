@@ -77,8 +77,8 @@ impl InjectedCall {
         }
     }
 
-    /// Has a part of private memory cleared in forked children. The rest of the memory tells whether it was
-    /// done: it is a mapping of its own then.
+    /// Has a part of private memory cleared in forked children (MADV_WIPEONFORK). Whether it was
+    /// done can be seen in the maps: the kernel splits the mapping at the end of the part.
     pub(crate) fn wipe_on_fork(at: LiveAddr, len: u64) -> InjectedCall {
         InjectedCall {
             number: ADVISE,

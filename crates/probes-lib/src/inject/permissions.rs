@@ -58,7 +58,8 @@ impl Permissions<'_> {
         })
     }
 
-    /// The same for threads that run, and filters that cannot be read.
+    /// Same as [`Permissions::refuse_all`], for running threads whose filters cannot be read,
+    /// because of `why`.
     pub(crate) fn refuse_all_unread(&self, why: UnreadableFilter) -> Result<()> {
         let process = self.process;
         let tids = process.threads().and_then(|mut list| list.read());
@@ -143,7 +144,7 @@ fn read_filters(calls: &ThreadCalls, tid: i32) -> Result<Vec<Filter>, Unreadable
     }
 }
 
-/// Returns why this process can read no seccomp filters, as far as that is known without a try.
+/// Returns why this process cannot read seccomp filters, as far as that is known without trying.
 pub(crate) fn why_unreadable() -> Option<UnreadableFilter> {
     let ours = denial::own_status();
     if ours.effective & CAP_SYS_ADMIN == 0 {

@@ -44,9 +44,9 @@ const CHUNK: usize = 128 << 10;
 /// (`Marshal.Closures` of OCaml), and it theirs.
 ///
 /// OCaml identifies the code of a closure by a digest of all OCaml code of its program or plugin. A
-/// process computes the digest when it first needs it. OxCaml emits sites in that code: if some of
-/// them are enabled or observed when the digest is computed, it differs from that of other
-/// processes.
+/// process computes the digest when it first needs it. Compilers that have probes built in emit
+/// sites in that code: if some of them are enabled or observed when the digest is computed, it
+/// differs from that of other processes.
 ///
 /// ```no_run
 /// use probes_lib::{CodeDigest, Target};

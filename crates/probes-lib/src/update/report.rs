@@ -21,7 +21,7 @@ use crate::update::snapshot::{ProbeReading, Snapshot, State};
 /// let states = Target::open(4242)?.states()?;
 /// let enabled = states.probes().filter(|probe| probe.state() == State::Enabled);
 /// for probe in enabled {
-///     println!("{} is enabled by {} tools", probe.name(), probe.counter());
+///     println!("{} is enabled, its counter is {}", probe.name(), probe.counter());
 /// }
 /// # Ok::<(), probes_lib::Error>(())
 /// ```

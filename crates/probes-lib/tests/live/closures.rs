@@ -194,7 +194,7 @@ fn digest_is_right_though_sites_are_patched_already() {
     }
 }
 
-/// The fixtures with tables of code, position independent and not.
+/// The fixtures with tables of code fragments, as PIE and as non-PIE.
 fn tables() -> impl Iterator<Item = PathBuf> {
     let versions = ["4_11", "4_12", "5_0", "5_1"];
     versions

@@ -8,7 +8,7 @@ use test_support::{Talker, fixture_forms, program_forms};
 
 use crate::observe::options;
 
-/// Each way to observe, and all at once.
+/// Counting, timing and watching, each alone and all at once.
 fn observations() -> [Observation; 4] {
     let count = |observation: Observation| observation.count(Selector::All);
     let time = |observation: Observation| observation.time("enter", "leave");
@@ -27,8 +27,8 @@ fn switch(target: &Target, action: Action) {
     target.update_with(&actions, options()).unwrap();
 }
 
-/// Asserts that a program catches all its overflows, whatever is done to it: `answer` is what it says
-/// of those of its first thread and so many others.
+/// Asserts that a program catches all its overflows, enabled and disabled, under every observation.
+/// `answer(n)` is the line that it must print when the main thread and `n` others overflow.
 fn assert_caught(file: &Path, answer: impl Fn(u32) -> String) {
     for enabled in [false, true] {
         let mut talker = Talker::start(file);

@@ -1,4 +1,4 @@
-//! Notes -> semaphores and sites, each checked against the segments.
+//! Gathers the semaphores and sites that notes name, each checked against the segments.
 //!
 //! A file may have a hundred thousand notes: they are read part by part, and little is kept of each.
 

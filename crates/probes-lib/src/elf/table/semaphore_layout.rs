@@ -8,16 +8,16 @@
 //!
 //! The notes of both are the same. A semaphore has
 //!
-//! - what its symbol says;
+//! - the length that its symbol says;
 //! - 4 bytes if a note of a later generation names it, too: objects of two compilers share the symbol;
 //! - 2 bytes if the next semaphore, of any provider, or the end of the section is nearer than 4;
 //! - 4 bytes if it has no symbol, but the units of the file export theirs: compilers make the symbols of
 //!   2 bytes as visible as those of the unit, and hide those of 4;
-//! - 4 bytes if all semaphores of the section, several, fill it with 4 bytes each. One alone may have 2 bytes,
-//!   followed by a semaphore that no note names.
+//! - 4 bytes if the section has more than one semaphore, and they fill it with 4 bytes each. (One
+//!   alone may have 2 bytes, followed by a semaphore that no note names.)
 //!
-//! If nothing of this holds, or two of the first three contradict each other, the file is refused: the wrong
-//! choice would change a counter that is SystemTap's or of another probe.
+//! If none of these holds, or two of the first three contradict each other, the file is refused:
+//! the wrong choice would change the counter of SystemTap, or of another probe.
 
 use std::collections::{BTreeMap, BTreeSet};
 

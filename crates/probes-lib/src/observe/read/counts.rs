@@ -155,7 +155,7 @@ mod tests {
     fn hits_are_summed_by_site_probe_and_program() {
         let counts = counts([[12, 3], [10, 4]]);
         assert_eq!(counts.hits("a"), Some(22));
-        // It is not counted, and there is none of that name.
+        // `b` is not counted, and there is no `c`.
         assert_eq!((counts.hits("b"), counts.hits("c")), (None, None));
         assert_eq!(counts.probes().collect::<Vec<_>>(), [("a", 22)]);
         assert_eq!((counts.total(), counts.objects().len()), (22, 2));

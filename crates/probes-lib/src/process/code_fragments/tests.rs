@@ -113,7 +113,7 @@ const KNOWN: [(TableKind, Layout, MakeTable); 4] = [
     (TableKind::LockFree, WITH_MUTEX, lock_free_of),
 ];
 
-// promise: Closures: The tables of code of OCaml 4.11, 4.12 to 4.14, 5.0 and 5.1 on are read (4 layouts)
+// promise: Closures: The tables of code fragments of OCaml 4.11, 4.12 to 4.14, 5.0 and 5.1 on are read (4 layouts)
 #[test]
 fn fragments_of_every_layout_are_read_and_written() {
     for (kind, layout, make) in KNOWN {

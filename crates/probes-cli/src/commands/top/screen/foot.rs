@@ -109,9 +109,9 @@ fn keys(model: &Model, width: usize) -> String {
 /// What each key does now.
 fn help(model: &Model) -> Vec<&'static str> {
     let filter = if model.filter().is_empty() {
-        "/: filter names, Enter keeps it, Esc cancels"
+        "/: filter names, Enter keeps it, Esc drops it"
     } else {
-        "/: change the filter, Ctrl-U clears it, Enter keeps it, Esc cancels"
+        "/: change the filter, Ctrl-U clears it, Enter keeps it, Esc drops it"
     };
     let pause = if model.is_paused() {
         "p: resume; the figures are frozen, states are updated, counting continues"

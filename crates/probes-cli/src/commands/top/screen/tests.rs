@@ -277,7 +277,7 @@ fn help_says_which_keys_work_now() {
     for expected in [
         "PgUp PgDn Home End: select",
         "e Enter space: enable or disable the selected probe, or the only one",
-        "/: filter names, Enter keeps it, Esc cancels",
+        "/: filter names, Enter keeps it, Esc drops it",
         "p: pause the display; counting continues",
         "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
         "?: less help",
