@@ -69,7 +69,7 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
         ErrorKind::Probe(kind) => of_probe(kind, operand),
         ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.is_attach()),
         ErrorKind::Memory(kind) => of_memory(kind, error.pid(), operand.is_attach()),
-        ErrorKind::Observe(kind) => of_observe(kind),
+        ErrorKind::Observe(kind) => of_observe(kind, error.pid()),
         ErrorKind::Launch(kind) => of_launch(kind, error.subject()),
         ErrorKind::System(kind) => of_system(kind),
         _ => None,
@@ -157,6 +157,9 @@ fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<
         }
         ProcessError::Zombie { .. } => "it has exited, start it again",
         ProcessError::KernelThread { .. } => "give the pid of an OCaml program",
+        ProcessError::Bytecode => {
+            "build it as native code: with ocamlopt, or as a .exe of dune that is not bytecode"
+        }
         ProcessError::Translated { .. } => "run the program without the translator",
         ProcessError::SelfOrAncestor { .. } if is_attach => {
             "use -live, which changes the process without stopping it; or run ocaml-probes from a shell that the process has not started"
@@ -196,7 +199,7 @@ fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<St
 }
 
 /// Processes that cannot be observed.
-fn of_observe(kind: &ObserveError) -> Option<String> {
+fn of_observe(kind: &ObserveError, pid: Option<i32>) -> Option<String> {
     let hint = match kind {
         ObserveError::AlreadyObserved { .. } => {
             "wait until that observer exits, or use -force, which ends its observation with an error"
@@ -204,6 +207,18 @@ fn of_observe(kind: &ObserveError) -> Option<String> {
         ObserveError::SeccompRefuses { call, .. } => {
             return Some(format!(
                 "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"
+            ));
+        }
+        ObserveError::MapRefused {
+            limit: Some(limit), ..
+        } => {
+            let option = match limit.resource {
+                "RLIMIT_DATA" => "--data",
+                _ => "--as",
+            };
+            return Some(format!(
+                "`prlimit --pid {} {option}=BYTES:` raises the limit; `attach` and `info` map no memory, and work",
+                pid?
             ));
         }
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",

@@ -360,6 +360,16 @@ impl ElfFile {
         self.read_at(offset, bytes, "the code around a site")
     }
 
+    /// Returns whether the file exports a symbol. Of most files that do not, only a few bytes are read.
+    pub(crate) fn exports(&self, name: &str) -> bool {
+        let hashes = self.contents(".gnu.hash").ok().flatten();
+        let may_export = hashes.is_none_or(|hashes| {
+            let read = |offset, bytes: &mut [u8]| hashes.read(offset, bytes).ok();
+            symbols::may_hold(name, hashes.len, read)
+        });
+        may_export && self.exported(name).is_some()
+    }
+
     /// Returns the address of a symbol that the file exports.
     pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
         let mut found = None;

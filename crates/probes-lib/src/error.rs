@@ -21,7 +21,9 @@ use crate::address::LiveAddr;
 pub use file::{ElfDefect, FileError, MalformedNote, NoteDefect, ProbeDefect};
 pub use launch::LaunchError;
 pub use memory::{MemoryError, MemoryPart};
-pub use observe::{ObserveError, SeccompAction, ToolProcess, TscDenial, UnreadableFilter};
+pub use observe::{
+    MemoryLimit, ObserveError, SeccompAction, ToolProcess, TscDenial, UnreadableFilter,
+};
 pub use probe::ProbeError;
 pub use process::{Denial, ProcessError};
 pub use subject::Subject;

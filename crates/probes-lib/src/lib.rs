@@ -120,7 +120,7 @@ pub use launch::{Launch, Launched};
 
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MalformedNote,
-    MemoryError, MemoryPart, NoteDefect, ObserveError, Operation, ProbeDefect, ProbeError,
-    ProcessError, Result, SeccompAction, Subject, SystemError, ToolProcess, TscDenial,
+    MemoryError, MemoryLimit, MemoryPart, NoteDefect, ObserveError, Operation, ProbeDefect,
+    ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError, ToolProcess, TscDenial,
     UnreadableFilter,
 };

@@ -186,11 +186,11 @@ impl Target {
         let plan = ObservationPlan::of(observation, image.program.clone())?;
         let addresses = plan.points.iter().map(|planned| planned.point.address);
         let ranges = addresses.map(|address| (address, SITE_LEN as u64, MemoryPart::Site));
-        image.mappings(process, ranges, options.gigatext)?;
+        let mappings = image.mappings(process, ranges, options.gigatext)?;
         let memory = self.opened.unshadowed_memory()?;
         let sites = plan.points.iter().map(|planned| planned.point.address);
         let digests = code_digest::prepare(process, &image, &memory, sites);
-        let installed = install(process, &memory, plan, &digests, options)?;
+        let installed = install(process, &memory, plan, mappings, &digests, options)?;
         Ok(Observer::of(self.clone(), installed, options))
     }
 

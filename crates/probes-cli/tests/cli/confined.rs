@@ -104,6 +104,55 @@ fn seccomp_filter_against_observing_has_a_hint() {
     }
 }
 
+/// The address space of a process, in KiB.
+fn mapped(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let words = line.unwrap().split_ascii_whitespace().next();
+    words.unwrap().parse().unwrap()
+}
+
+/// Sets the soft limit of a process's address space: `unlimited`, or bytes.
+fn limit_memory(pid: i32, limit: &str) {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.args(["--pid", &pid.to_string(), &format!("--as={limit}:")]);
+    assert!(prlimit.status().unwrap().success());
+}
+
+// promise: Observations: If the address space of a process is limited (`ulimit -v`), the error says so, and
+//    how much is needed (2 × 3)
+#[test]
+fn limited_address_space_is_named() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let before = image(pid);
+        let used = mapped(pid);
+        // Enough for code, and not for data.
+        let limit = used + 8;
+        limit_memory(pid, &(limit * 1024).to_string());
+        for line in ["count", "watch -probe plain", "latency -pair plain,watched"] {
+            let said = run(&format!("{line} -for 1ms -pid {pid}")).failure();
+            let start = format!(
+                "ocaml-probes: process {pid} cannot observe: mmap of writable memory fails with ENOMEM"
+            );
+            let allowed = format!(" KiB are needed, and RLIMIT_AS allows {limit} KiB, of which ");
+            assert!(
+                said.starts_with(&start) && said.contains(&allowed),
+                "{said}"
+            );
+            assert!(said.contains("; nothing was changed\n"), "{said}");
+            assert!(said.contains("hint: `prlimit --pid"), "{said}");
+            assert_eq!(mapped(pid), used, "{said}");
+        }
+        assert!(image(pid) == before);
+        limit_memory(pid, "unlimited");
+        let counted = run(&format!("count -for 1ms -pid {pid}"));
+        assert_eq!(counted.code, Some(0), "{counted:?}");
+        target.hits();
+    }
+}
+
 // promise: Observations: `-despite-seccomp` observes a process whose seccomp filter cannot be read (2 × 4)
 #[test]
 fn despite_seccomp_observes_under_unreadable_filters() {

@@ -71,6 +71,38 @@ pub(super) fn defined(table: &[u8]) -> Vec<Sym> {
     symbols
 }
 
+/// Returns whether a `.gnu.hash` section of `len` bytes may have a name: false only if its Bloom filter says that
+/// it does not. `read` reads the section from an offset.
+///
+/// The section is four 32-bit words (of which the third is the length of the filter in 64-bit words, the
+/// fourth a shift), the filter, and the hash table itself.
+pub(super) fn may_hold(
+    name: &str,
+    len: usize,
+    read: impl Fn(usize, &mut [u8]) -> Option<()>,
+) -> bool {
+    const HEADER_LEN: usize = 16;
+    let mut header = [0; HEADER_LEN];
+    if len < HEADER_LEN || read(0, &mut header).is_none() {
+        return true;
+    }
+    let [_, _, words, shift] =
+        [0, 4, 8, 12].map(|at| header[at..][..4].try_into().map_or(0, u32::from_le_bytes));
+    let add = |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte));
+    let hash = name.bytes().fold(5381, add);
+    let Some(index) = (hash / 64).checked_rem(words) else {
+        return true;
+    };
+    let at = HEADER_LEN + index as usize * 8;
+    let mut word = [0; 8];
+    if at + word.len() > len || read(at, &mut word).is_none() {
+        return true;
+    }
+    let second = hash.checked_shr(shift).unwrap_or(0);
+    let bits = 1_u64 << (hash % 64) | 1 << (second % 64);
+    u64::from_le_bytes(word) & bits == bits
+}
+
 /// Returns the offsets at which `name` is a string or the tail of one: linkers merge common tails.
 fn places_of(strings: &[u8], name: &str) -> Vec<usize> {
     let with_end: Vec<u8> = name.bytes().chain([0]).collect();

@@ -34,6 +34,17 @@ pub struct ToolProcess {
     pub is_alive: bool,
 }
 
+/// A limit of a process (setrlimit(2)) that keeps it from mapping memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// `RLIMIT_AS` or `RLIMIT_DATA`.
+    pub resource: &'static str,
+    /// How much the process may map, in bytes.
+    pub limit: u64,
+    /// How much it has mapped, in bytes.
+    pub used: u64,
+}
+
 /// Its pid and its command.
 impl fmt::Display for ToolProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,9 +105,18 @@ pub enum ObserveError {
         /// Why it cannot be read.
         why: UnreadableFilter,
     },
-    /// The process is not allowed to map executable memory.
-    #[error("cannot map memory for trampolines: the kernel or a seccomp filter refuses")]
-    MapRefused,
+    /// A system call that maps or unmaps memory has failed in the process.
+    #[error("{}", map_refused(call, *errno, *needed, limit.as_ref()))]
+    MapRefused {
+        /// The system call, and what for.
+        call: &'static str,
+        /// Its error number, if that could be read.
+        errno: Option<i32>,
+        /// How many bytes were to be mapped.
+        needed: u64,
+        /// The limit of the process that does not allow that.
+        limit: Option<MemoryLimit>,
+    },
     /// Another process observes it ([`Options::take_over`](crate::Options::take_over)).
     #[error("is already observed by {observer}, for {}", in_words(observer.age))]
     AlreadyObserved {
@@ -209,6 +229,33 @@ fn replaced(observer: Option<&ToolProcess>) -> String {
         || "is not observed any more: another tool has removed this observation".to_owned(),
         |observer| format!("has been taken over by {observer}, which has removed this observation"),
     )
+}
+
+fn map_refused(call: &str, errno: Option<i32>, needed: u64, limit: Option<&MemoryLimit>) -> String {
+    let kib = |bytes: u64| bytes.div_ceil(1024);
+    let mut text = format!("cannot observe: {call} fails");
+    if let Some(errno) = errno {
+        let source = io::Error::from_raw_os_error(errno);
+        text = format!(
+            "{text} with {:?} ({})",
+            Errno::from_raw(errno),
+            reason(&source)
+        );
+    }
+    match limit {
+        Some(MemoryLimit {
+            resource,
+            limit,
+            used,
+        }) => format!(
+            "{text}: {} KiB are needed, and {resource} allows {} KiB, of which {} KiB are in use",
+            kib(needed),
+            kib(*limit),
+            kib(*used)
+        ),
+        None if errno == Some(libc::ENOMEM) => format!("{text}: {} KiB are needed", kib(needed)),
+        None => format!("{text}: the kernel or a seccomp filter refuses"),
+    }
 }
 
 /// The age of an observation, in the largest unit of which it has two.

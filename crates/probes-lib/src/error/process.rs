@@ -40,6 +40,9 @@ pub enum ProcessError {
         /// The name of the translator.
         translator: &'static str,
     },
+    /// It interprets OCaml bytecode.
+    #[error("runs OCaml bytecode, in which the handlers of probes never run")]
+    Bytecode,
     /// Stopping this process itself, or an ancestor that waits for it, would never come to an end.
     /// A program changes its own probes with [`Target::current`](crate::Target::current).
     #[error("cannot be stopped from here: it is {}", if *.own { "the calling process itself" } else { "an ancestor of the calling process" })]

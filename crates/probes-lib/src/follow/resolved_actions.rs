@@ -28,7 +28,7 @@ impl ResolvedActions {
         actions: &Actions,
     ) -> Result<ResolvedActions> {
         let image = match Image::of(process, files.clone()) {
-            Err(error) if error.is_missing_name() || is_translated(&error) => {
+            Err(error) if error.is_missing_name() || has_no_effect(&error) => {
                 return Ok(ResolvedActions {
                     image: Image::even_without_probes(process, files)?,
                     choices: Vec::new(),
@@ -51,11 +51,10 @@ impl ResolvedActions {
     }
 }
 
-/// Returns whether the program runs under a binary translator (valgrind, qemu-user): then it is
-/// followed like a program without probes.
-fn is_translated(error: &Error) -> bool {
+/// Returns whether probes of the program have no effect: it is followed like a program without probes.
+fn has_no_effect(error: &Error) -> bool {
     matches!(
         error.kind(),
-        ErrorKind::Process(ProcessError::Translated { .. })
+        ErrorKind::Process(ProcessError::Translated { .. } | ProcessError::Bytecode)
     )
 }

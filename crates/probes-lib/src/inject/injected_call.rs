@@ -4,6 +4,7 @@
 //! ```text
 //! mark     whose code this is
 //! calls    mov registers, arguments; syscall          for each call
+//! linger   mov count, rcx; loop                       only to learn the result of the last call
 //! return   mov registers, what they were; jmp *(rip)  to where the thread was
 //! ```
 //!
@@ -265,13 +266,27 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// The length of the code of every call, by which [`orphaned_mappings`] tells the calls apart.
 const CALL_LEN: usize = 7 * MOV_LEN + SYSCALL.len();
 
-/// Returns the code of `calls` for a thread with these registers. It can be written anywhere.
-pub(crate) fn code(calls: &[InjectedCall], registers: &Registers) -> Vec<u8> {
-    assemble(calls, &registers.resumed())
+/// Where a thread lingers in code that is written at `at`, with the result of the last call in `rax`, if it
+/// lingers.
+pub(crate) fn lingers_at(calls: &[InjectedCall], at: LiveAddr) -> LiveAddr {
+    entry(at).plus((CALL_LEN * calls.len() + MOV_LEN) as u64)
+}
+
+/// How often a thread that lingers repeats one instruction: for a tenth of a second or so.
+const LINGER: u64 = 1 << 26;
+
+/// Returns the code of `calls` for a thread with these registers. It can be written anywhere. If it
+/// `lingers`, the thread goes on executing the code for a while after the last call.
+pub(crate) fn code(calls: &[InjectedCall], registers: &Registers, lingers: bool) -> Vec<u8> {
+    assemble(calls, &registers.resumed(), lingers)
         .unwrap_or_else(|error| unreachable!("each instruction can be encoded: {error}"))
 }
 
-fn assemble(calls: &[InjectedCall], after: &Registers) -> Result<Vec<u8>, IcedError> {
+fn assemble(
+    calls: &[InjectedCall],
+    after: &Registers,
+    lingers: bool,
+) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let set = |a: &mut CodeAssembler, registers: &[(AsmRegister64, u64)]| {
         let mut registers = registers.iter();
@@ -291,6 +306,13 @@ fn assemble(calls: &[InjectedCall], after: &Registers) -> Result<Vec<u8>, IcedEr
         ];
         set(&mut a, &arguments)?;
         a.syscall()?;
+    }
+    if lingers {
+        a.mov(rcx, LINGER)?;
+        // It keeps the flags.
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.loop_(again)?;
     }
     let restored = [
         (rdi, after.rdi),
@@ -401,9 +423,13 @@ mod tests {
     #[test]
     fn two_calls_fit() {
         let call = InjectedCall::map(LiveAddr(0x1000), 0x1000, libc::PROT_READ);
-        let code = code(&[call, call], &IN_READ);
-        assert!(code.len() <= MAX_LEN, "{}", code.len());
-        let one = super::code(&[call], &IN_READ);
+        let longest = super::code(&[call, call], &IN_READ, true);
+        assert!(longest.len() <= MAX_LEN, "{}", longest.len());
+        let lingers = lingers_at(&[call, call], LiveAddr(0)).0 as usize;
+        // `loop` to itself.
+        assert_eq!(longest[lingers..][..2], [0xe2, 0xfe]);
+        let code = code(&[call, call], &IN_READ, false);
+        let one = super::code(&[call], &IN_READ, false);
         assert_eq!((code.len() - one.len(), CALL_LEN), (72, 72));
         assert!(is_free(&code) && is_free(&[0; MAX_LEN]));
         for (placed, index) in placed(&[call, call], LiveAddr(0)).zip(1..) {
@@ -417,7 +443,7 @@ mod tests {
         let unmaps = InjectedCall::unmap(&(0x1000..0x2000), libc::PROT_READ);
         assert_eq!(orphaned_mappings(&code), [unmaps; 2]);
         assert_eq!(orphaned_mappings(&[0; MAX_LEN]), []);
-        let code = super::code(&[unmaps; 2], &IN_READ);
+        let code = super::code(&[unmaps; 2], &IN_READ, false);
         assert_eq!(orphaned_mappings(&code), [unmaps; 2]);
     }
 
@@ -434,7 +460,7 @@ mod tests {
             (over.range(), wipe.range()),
             (0x40_0000..0x40_2000, 0x40_0000..0x40_1000)
         );
-        let code = code(&[wipe], &IN_READ);
+        let code = code(&[wipe], &IN_READ, false);
         assert!(code.len() <= MAX_LEN && orphaned_mappings(&code).is_empty());
         let line = b"400000-402000 rw-p 00000000 00:00 0 ";
         assert!(over.is_about(&maps::parse(line)[0]));

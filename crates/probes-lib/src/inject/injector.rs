@@ -4,12 +4,13 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
-use crate::error::{Error, ErrorKind, MemoryPart, ObserveError, Operation, ProcessError, Result};
+use crate::error::{Error, MemoryPart, ObserveError, Operation, ProcessError, Result};
 use crate::inject::injected_call::{self, InjectedCall, PlacedCall, Registers};
 use crate::inject::permissions::Permissions;
-use crate::inject::redirect;
+use crate::inject::redirect::{self, Left};
 use crate::memory::WriteMemory;
 use crate::process::Process;
+use crate::process::limits;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::trace::at_exec::AtExec;
@@ -29,6 +30,14 @@ pub(crate) struct Injector<'i> {
     /// Whether seccomp filters that cannot be read are taken to allow everything.
     pub(crate) despite_seccomp: bool,
     pub(crate) mode: RedirectMode<'i>,
+}
+
+/// Why calls have not done what they were to do.
+enum Failed {
+    /// Something else is mapped where memory was to be mapped.
+    Occupied,
+    /// The kernel has refused this one.
+    Refused(InjectedCall),
 }
 
 /// How a thread is redirected to the code.
@@ -55,20 +64,65 @@ impl<'i> Injector<'i> {
             Vec::new()
         };
         loop {
-            let is_interrupted;
-            (stopped, is_interrupted) = self.try_to_run(stopped, calls, begun)?;
-            let Err(error) = self.check(calls, &before) else {
+            let left;
+            (stopped, left) = self.try_to_run(stopped, calls, false, begun)?;
+            let Some(failed) = self.check(calls, &before)? else {
                 return Ok(stopped);
             };
-            let is_occupied = matches!(
-                error.kind(),
-                ErrorKind::Process(ProcessError::KeepsChanging)
-            );
-            // Otherwise try again: a signal has interrupted the thread, which had to receive it first.
-            if is_occupied || !is_interrupted || begun.elapsed() > self.limit {
-                return Err(error);
+            // If a signal has interrupted the thread, which had to receive it first, try again.
+            let is_last = left != Left::Interrupted || begun.elapsed() > self.limit;
+            match failed {
+                Failed::Occupied => {
+                    let pid = self.process.pid();
+                    return Err(Error::of_process(pid, ProcessError::KeepsChanging));
+                }
+                Failed::Refused(call) if is_last => return Err(self.refused(stopped, calls, call)),
+                Failed::Refused(_) => {}
             }
         }
+    }
+
+    /// Returns the error for one of `calls`, which has not done what it was to do. To learn why, a thread
+    /// makes the calls again.
+    fn refused(&self, stopped: Stopped<'i>, calls: &[InjectedCall], call: InjectedCall) -> Error {
+        let result = self.result_of(stopped, calls, call).ok().flatten();
+        // The kernel returns errors as -4095 to -1.
+        let errno = result.and_then(|result| i32::try_from((result as i64).wrapping_neg()).ok());
+        let errno = errno.filter(|errno| (1..4096).contains(errno));
+        let is_memory = errno.is_none_or(|errno| errno == libc::ENOMEM);
+        let [_, len, ..] = call.arguments;
+        let lens = calls.iter().filter(|call| call.maps());
+        let needed = lens.map(|call| call.arguments[1]).sum();
+        let limit = limits::exceeded(self.process, len).filter(|_| is_memory && call.maps());
+        let kind = ObserveError::MapRefused {
+            call: call.name(),
+            errno,
+            needed,
+            limit,
+        };
+        Error::of_process(self.process.pid(), kind)
+    }
+
+    /// Makes a thread run `calls` again, and returns the result of one of them; `None` if it could not be
+    /// read. All of them are in the code cave meanwhile, so that what they map is known.
+    fn result_of(
+        &self,
+        mut stopped: Stopped<'i>,
+        calls: &[InjectedCall],
+        call: InjectedCall,
+    ) -> Result<Option<u64>> {
+        /// A thread lingers for a limited time, in which we may get no processor.
+        const TRIES: usize = 5;
+        let others = calls.iter().filter(|other| **other != call);
+        let calls: Vec<_> = others.copied().chain([call]).collect();
+        for _ in 0..TRIES {
+            let left;
+            (stopped, left) = self.try_to_run(stopped, &calls, true, Instant::now())?;
+            if let Left::Lingering(result) = left {
+                return Ok(Some(result));
+            }
+        }
+        Ok(None)
     }
 
     /// Checks that some thread may make all these calls.
@@ -85,13 +139,15 @@ impl<'i> Injector<'i> {
         permissions.refuse_all(stopped, calls)
     }
 
-    /// Makes a thread run system calls once; returns whether a signal has interrupted it.
+    /// Makes a thread run system calls once, and linger in their code if it `lingers`; returns how it has
+    /// left the code.
     fn try_to_run(
         &self,
         stopped: Stopped<'i>,
         calls: &[InjectedCall],
+        lingers: bool,
         begun: Instant,
-    ) -> Result<(Stopped<'i>, bool)> {
+    ) -> Result<(Stopped<'i>, Left)> {
         let pid = self.process.pid();
         let range = self.range();
         let mut stopped = stopped;
@@ -117,7 +173,7 @@ impl<'i> Injector<'i> {
                 }
             }
         };
-        self.redirect(stopped, thread, calls)
+        self.redirect(stopped, thread, calls, lingers)
     }
 
     /// Makes this thread run a system call, if it can do so now and its seccomp filters allow the call;
@@ -144,9 +200,9 @@ impl<'i> Injector<'i> {
             let before = redirect::redirectable(thread_calls, tid, self.memory)
                 .filter(|_| is_free && permissions.allow(thread_calls, tid, &placed));
             if let Some(before) = before {
-                let is_interrupted;
-                (stopped, is_interrupted) = self.redirect(stopped, (tid, before), &[call])?;
-                if !is_interrupted {
+                let left;
+                (stopped, left) = self.redirect(stopped, (tid, before), &[call], false)?;
+                if left != Left::Interrupted {
                     return Ok((stopped, true));
                 }
             }
@@ -158,17 +214,19 @@ impl<'i> Injector<'i> {
         }
     }
 
-    /// Makes this thread, which has these registers, run system calls once; returns whether a signal has
-    /// interrupted it.
+    /// Makes this thread, which has these registers, run system calls once; returns how it has left their
+    /// code.
     fn redirect(
         &self,
         stopped: Stopped<'i>,
         (tid, before): (i32, Registers),
         calls: &[InjectedCall],
-    ) -> Result<(Stopped<'i>, bool)> {
+        lingers: bool,
+    ) -> Result<(Stopped<'i>, Left)> {
         let pid = self.process.pid();
         let range = self.range();
-        let code = injected_call::code(calls, &before);
+        let code = injected_call::code(calls, &before, lingers);
+        let lingers_at = lingers.then(|| injected_call::lingers_at(calls, self.code_cave));
         let (mark, code) = code.split_at(injected_call::MARK_LEN);
         let entry = injected_call::entry(self.code_cave);
         self.write(&stopped, self.code_cave, mark)?;
@@ -177,15 +235,17 @@ impl<'i> Injector<'i> {
         match self.mode {
             RedirectMode::RunningProcess => {
                 let thread = (tid, before);
+                let places = (entry, lingers_at);
                 self.tracer
-                    .run_at(self.process, stopped, thread, entry, &range, limit)
+                    .run_at(self.process, stopped, thread, places, &range, limit)
             }
             RedirectMode::BeforeStart(at_exec) => {
-                let back = LiveAddr(before.rip);
+                let back = lingers_at.unwrap_or(LiveAddr(before.rip));
                 let stopped =
                     at_exec.run_round_trip(self.tracer, stopped, memory, entry, back, limit);
                 let stopped = stopped.map_err(|reason| not_returned(pid, reason))?;
-                Ok((stopped, false))
+                let result = lingers_at.and_then(|_| redirect::result(stopped.calls(), tid));
+                Ok((stopped, result.map_or(Left::AtEnd, Left::Lingering)))
             }
         }
     }
@@ -227,32 +287,26 @@ impl<'i> Injector<'i> {
         self.code_cave.0..self.code_cave.plus(injected_call::MAX_LEN as u64).0
     }
 
-    /// Checks that calls have done what they were to do. All threads may have run meanwhile: what is
+    /// Returns what calls have not done that they were to do. All threads may have run meanwhile: what is
     /// mapped there now may be neither what the calls have mapped nor what they were to unmap.
-    fn check(&self, calls: &[InjectedCall], before: &[Mapping]) -> Result<()> {
-        let pid = self.process.pid();
+    fn check(&self, calls: &[InjectedCall], before: &[Mapping]) -> Result<Option<Failed>> {
         let maps = read_maps(self.process)?;
         for call in calls {
             let range = call.range();
             let overlaps = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
             let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
-            if call.maps() && !maps.iter().any(|it| call.is_about(it)) {
-                let error = if maps.iter().any(overlaps) {
-                    Error::of_process(pid, ProcessError::KeepsChanging)
-                } else {
-                    Error::of_process(pid, ObserveError::MapRefused)
-                };
-                return Err(error);
-            }
             let is_split_off = |it: &Mapping| (it.start.0..it.end.0) == range;
-            if call.splits() && !maps.iter().any(is_split_off) {
-                return Err(Error::of_process(pid, ObserveError::MapRefused));
+            let is_missing = call.maps() && !maps.iter().any(|it| call.is_about(it));
+            if is_missing && maps.iter().any(overlaps) {
+                return Ok(Some(Failed::Occupied));
             }
-            if call.unmaps() && maps.iter().any(was_there) {
-                return Err(Error::of_process(pid, ObserveError::MapRefused));
+            let is_unsplit = call.splits() && !maps.iter().any(is_split_off);
+            let is_left = call.unmaps() && maps.iter().any(was_there);
+            if is_missing || is_unsplit || is_left {
+                return Ok(Some(Failed::Refused(*call)));
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     fn write(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {

@@ -23,6 +23,17 @@ const CALL_TIME: Duration = Duration::from_micros(20);
 /// The code segment of 64-bit programs.
 const USER_64: u64 = 0x33;
 
+/// How a thread has left the code that it was redirected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// By itself.
+    AtEnd,
+    /// It was moved back from where it lingered; the result of the last system call.
+    Lingering(u64),
+    /// It was moved back because a signal was sent to it.
+    Interrupted,
+}
+
 impl Stopped<'_> {
     /// Returns a thread that can be redirected to make these calls, and its registers: one that is in no
     /// system call, if there is one.
@@ -66,8 +77,8 @@ impl Stopped<'_> {
 
 impl Tracer<'_> {
     /// Resumes a thread at `entry`, and stops all threads again once it has left `code` or a signal
-    /// was sent to it there; returns whether a signal was. Afterwards the thread is where it was
-    /// before, with the registers it had; if a signal was sent, its handler therefore interrupts
+    /// was sent to it there, or it is found at `lingers_at`; returns which. Afterwards the thread is where it
+    /// was before, with the registers it had; if a signal was sent, its handler therefore interrupts
     /// the system call that the thread was in.
     ///
     /// # Errors
@@ -78,10 +89,10 @@ impl Tracer<'_> {
         process: &'p Process,
         stopped: Stopped<'p>,
         (tid, before): (i32, Registers),
-        entry: LiveAddr,
+        (entry, lingers_at): (LiveAddr, Option<LiveAddr>),
         code: &Range<u64>,
         limit: Duration,
-    ) -> Result<(Stopped<'p>, bool)> {
+    ) -> Result<(Stopped<'p>, Left)> {
         let failed =
             |errno: Errno| Error::of_call(process.pid(), Operation::InjectCall, errno.into());
         set_registers(stopped.calls(), tid, &before.redirected_to(entry)).map_err(failed)?;
@@ -94,16 +105,21 @@ impl Tracer<'_> {
             // A thread that is not stopped has exited, perhaps before it ran the code.
             let calls = stopped.calls();
             let Ok(now) = registers(calls, tid) else {
-                return Ok((stopped, true));
+                return Ok((stopped, Left::Interrupted));
             };
             let is_there = code.contains(&now.rip);
             let is_interrupted = is_there && matches!(calls.peek_wait(tid), Wait::Signal(_));
-            if is_interrupted || now.has_returned(&before) {
+            let lingers = lingers_at == Some(LiveAddr(now.rip));
+            if is_interrupted || lingers || now.has_returned(&before) {
                 // A thread that has been killed needs no registers.
                 let _ = set_registers(calls, tid, &before);
             }
-            if is_interrupted || !is_there {
-                return Ok((stopped, is_interrupted));
+            if lingers {
+                return Ok((stopped, Left::Lingering(now.rax)));
+            } else if is_interrupted {
+                return Ok((stopped, Left::Interrupted));
+            } else if !is_there {
+                return Ok((stopped, Left::AtEnd));
             }
             if begun.elapsed() > limit {
                 let pid = process.pid();
@@ -219,6 +235,11 @@ fn is_in_sequence(calls: &ThreadCalls, tid: i32, at: u64, memory: &impl ReadMemo
             .map_or(0, u64::from_le_bytes)
     };
     is_read && at.wrapping_sub(number(8)) < number(16)
+}
+
+/// Returns what the last system call of a stopped thread has returned.
+pub(crate) fn result(calls: &ThreadCalls, tid: i32) -> Option<u64> {
+    registers(calls, tid).ok().map(|registers| registers.rax)
 }
 
 fn registers(calls: &ThreadCalls, tid: i32) -> Result<Registers, Errno> {

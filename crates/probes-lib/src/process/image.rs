@@ -19,6 +19,7 @@ use crate::error::{
     Result,
 };
 use crate::process::Process;
+use crate::process::bytecode;
 use crate::process::code_fragments::{CodeFragments, UnknownTable};
 use crate::process::denial;
 use crate::process::load_bias;
@@ -57,9 +58,25 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// If none has probes, or the executable cannot be read.
+    /// If none has probes, or they have no effect, or the executable cannot be read.
     pub(crate) fn of(process: &Process, files: Arc<Files>) -> Result<Image> {
         match Image::read(process, files)? {
+            (_, Some(error)) => Err(error),
+            (image, None) => Ok(image),
+        }
+    }
+
+    /// The same for the current process: one that runs bytecode switches its probes without effect, so that a
+    /// program can be built in both ways.
+    ///
+    /// # Errors
+    ///
+    /// See [`Image::of`].
+    pub(crate) fn of_own(process: &Process, files: Arc<Files>) -> Result<Image> {
+        match Image::read(process, files)? {
+            (image, Some(error)) if is_bytecode(&error) && !image.program.objects().is_empty() => {
+                Ok(image)
+            }
             (_, Some(error)) => Err(error),
             (image, None) => Ok(image),
         }
@@ -93,6 +110,14 @@ impl Image {
             objects: others,
             unreadable,
         } = objects::others(process, &maps, executable, &files);
+        let interprets = match &known {
+            Some((elf, _)) => bytecode::is_interpreter(elf),
+            // Read again, which is rare.
+            None => open_executable(process)
+                .ok()
+                .and_then(|(path, file)| ElfFile::read(file, path).ok())
+                .is_some_and(|elf| bytecode::is_interpreter(&elf)),
+        };
         let mut objects = Vec::with_capacity(1 + others.len());
         if let Some((elf, table)) = known {
             objects.push(Object {
@@ -108,6 +133,9 @@ impl Image {
         let (program, error) = if let Some(translator) = translator {
             let kind = ProcessError::Translated { translator };
             (program, Some(Error::of_process(process.pid(), kind)))
+        } else if interprets {
+            let error = Error::of_process(process.pid(), ProcessError::Bytecode);
+            (program, Some(error))
         } else if program.objects().is_empty() {
             (program, Some(error_without_probes(unreadable, no_probes)))
         } else {
@@ -216,7 +244,8 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// If a range is not mapped, or is in memory that must not be changed.
+    /// If a range is not mapped, is of an object that is not loaded as a whole any more, or is in memory that
+    /// must not be changed.
     pub(crate) fn mappings(
         &self,
         process: &Process,
@@ -225,20 +254,24 @@ impl Image {
     ) -> Result<Vec<Mapping>> {
         let maps = read_maps(process)?;
         let mut found: Vec<&Mapping> = Vec::new();
+        let mut checked: Vec<&Object> = Vec::new();
         for (address, len, part) in ranges {
+            // It may have been unloaded since, and be loaded again at this moment: the loader first maps the
+            // whole file as it is, so that its code looks right, and other bytes are where counters will be.
+            let object = self.program.object_at(address);
+            if let Some(object) =
+                object.filter(|object| !checked.iter().any(|it| it.is_same(object)))
+            {
+                if !self.is_loaded(object, &maps) {
+                    return Err(self.not_mapped(process, address, part));
+                }
+                checked.push(object);
+            }
             // Each page of the range has to be mapped, so the range's mappings have to be adjacent.
             let mut at = address;
             while at.0 < address.0.saturating_add(len) {
-                let mapping = maps::find(&maps, at, 1).ok_or_else(|| {
-                    Error::of_process(
-                        process.pid(),
-                        MemoryError::NotMapped {
-                            part,
-                            object: self.path_at(at),
-                            address: at,
-                        },
-                    )
-                })?;
+                let mapping =
+                    maps::find(&maps, at, 1).ok_or_else(|| self.not_mapped(process, at, part))?;
                 if mapping.shared {
                     return Err(Error::of_process(
                         process.pid(),
@@ -262,6 +295,29 @@ impl Image {
     pub(crate) fn can_be_unloaded(&self, address: LiveAddr) -> bool {
         let object = self.program.object_at(address);
         object.is_none_or(|object| self.program.can_unload(object))
+    }
+
+    /// Returns the error for an address that is not mapped, or not any more as this image says.
+    pub(crate) fn not_mapped(
+        &self,
+        process: &Process,
+        address: LiveAddr,
+        part: MemoryPart,
+    ) -> Error {
+        let object = self.path_at(address);
+        let kind = MemoryError::NotMapped {
+            part,
+            object,
+            address,
+        };
+        Error::of_process(process.pid(), kind)
+    }
+
+    /// Returns whether an object of this image is loaded as a whole in these maps. The executable always is.
+    fn is_loaded(&self, object: &Object, maps: &[Mapping]) -> bool {
+        let segments = object.table.segments();
+        object.file == self.executable
+            || load_bias::is_loaded(segments, object.bias, maps, |it| object.is_mapped_by(it))
     }
 
     fn path_at(&self, address: LiveAddr) -> PathBuf {
@@ -290,6 +346,11 @@ impl Image {
         }
         Ok(())
     }
+}
+
+/// Returns whether an error says that a process runs bytecode.
+pub(crate) fn is_bytecode(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Process(ProcessError::Bytecode))
 }
 
 /// Reads the auxiliary vector.

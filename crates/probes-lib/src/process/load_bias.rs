@@ -75,13 +75,22 @@ pub(crate) fn of_object(
             continue;
         };
         let bias = LoadBias::between(FileAddr(page_start(first.start.0)), mapping.start);
-        let mut parts = segments.iter().filter(|it| it.executable || it.writable);
-        let in_place = |segment: &Segment| is_in_place(segment, bias, maps, &is_file);
-        if !biases.contains(&bias) && parts.all(in_place) {
+        if !biases.contains(&bias) && is_loaded(segments, bias, maps, &is_file) {
             biases.push(bias);
         }
     }
     biases.into_iter()
+}
+
+/// Returns whether all code and data of an object are mapped where the bias puts them.
+pub(crate) fn is_loaded(
+    segments: &[Segment],
+    bias: LoadBias,
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
+) -> bool {
+    let mut parts = segments.iter().filter(|it| it.executable || it.writable);
+    parts.all(|segment| is_in_place(segment, bias, maps, &is_file))
 }
 
 /// Returns whether the end of a segment's part of the file is mapped where the bias puts it. The

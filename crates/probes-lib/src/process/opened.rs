@@ -49,7 +49,10 @@ impl OpenedProcess {
                 Err(error) => match error.kind() {
                     // Read once more: it may have exec'd a program with probes just before
                     // this check.
-                    ErrorKind::Probe(ProbeError::NoProbes { .. }) if !is_last_try => {
+                    ErrorKind::Probe(ProbeError::NoProbes { .. })
+                    | ErrorKind::Process(ProcessError::Bytecode)
+                        if !is_last_try =>
+                    {
                         is_last_try = !process.was_just_forked()
                     }
                     ErrorKind::Process(ProcessError::Executed) if begun.elapsed() < EXECUTING => {}
@@ -89,7 +92,7 @@ impl OpenedProcess {
     /// See [`Target::current`](crate::Target::current).
     pub(crate) fn current() -> Result<OpenedProcess> {
         let process = Process::own()?;
-        let image = Image::of(&process, Arc::default())?;
+        let image = Image::of_own(&process, Arc::default())?;
         let opened = OpenedProcess::new(process, image, Some(std::process::id()));
         opened.while_nothing_unloads(|| opened.current_image())?;
         Ok(opened)

@@ -36,6 +36,9 @@ pub(crate) struct Status {
     pub(crate) permitted: u64,
     pub(crate) effective: u64,
     pub(crate) bounding: u64,
+    /// How much is mapped, and how much of that is private and writable, without stacks; in bytes.
+    pub(crate) address_space: u64,
+    pub(crate) data: u64,
 }
 
 impl Status {
@@ -65,6 +68,8 @@ impl Status {
                 b"Seccomp_filters" => status.filters = first.parse().unwrap_or(0),
                 b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
                 b"CapBnd" => status.bounding = u64::from_str_radix(first, 16).unwrap_or(0),
+                b"VmSize" => status.address_space = first.parse().map_or(0, |kib: u64| kib << 10),
+                b"VmData" => status.data = first.parse().map_or(0, |kib: u64| kib << 10),
                 b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
                 _ => {}
             }

@@ -108,6 +108,15 @@ impl<'a> UpdateContext<'a> {
         let layout = Layout::of(program, probes);
         let mappings = image.mappings(process, layout.ranges(), request.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
+        // Otherwise what was read may be of an object that is just being loaded.
+        let unloadable = layout
+            .ranges()
+            .find(|&(address, ..)| image.can_be_unloaded(address));
+        if let Some((address, _, part)) = unloadable {
+            if !maps::still_mapped(process, &mappings)? {
+                return Err(image.not_mapped(process, address, part));
+            }
+        }
         let breakpoints = breakpoints::find(program.objects(), &before.code)?;
         let inputs = PlanInputs {
             program,

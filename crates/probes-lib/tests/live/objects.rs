@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use probes_lib::{
@@ -307,6 +309,44 @@ fn half_loaded_object_is_left_alone() {
         session.apply(&force).unwrap();
         session.apply(&named(Action::Disable, "plug")).unwrap();
         session.end();
+    }
+}
+
+/// The host's process, which maps an object by half again when an update or an observation chooses its
+/// probes for the `nth` time: the objects have been looked for by then, and the memory has not been read.
+fn restarted_on_choice(host: Arc<Mutex<Session>>, nth: usize) -> Selector {
+    let times = AtomicUsize::new(0);
+    Selector::predicate(move |name| {
+        if name == "plug" && times.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+            host.lock().unwrap().talker.ask("restart", "restarted");
+        }
+        name == "plug"
+    })
+}
+
+// promise: Objects that come and go: No counter is read or written in an object that is unloaded and
+//    loaded by half while an update begins (2)
+#[test]
+fn object_reloaded_by_half_is_left_alone() {
+    for mut session in hosts() {
+        session.talker.ask(&format!("begin {}", plugin()), "begun");
+        session.talker.ask("finish", "finished");
+        assert_eq!(session.state("plug"), State::Disabled);
+        let target = Target::open(session.pid()).unwrap();
+        let session = Arc::new(Mutex::new(session));
+        // Its first choice only checks the names.
+        let selector = restarted_on_choice(session.clone(), 2);
+        let error = target
+            .update(&Actions::of(Action::Enable, selector).force(true))
+            .unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Probe(ProbeError::NoMatch { .. })),
+            "{error}"
+        );
+        let mut session = session.lock().unwrap();
+        session.talker.ask("finish", "finished");
+        let states = session.states();
+        assert_eq!(session.state("plug"), State::Disabled, "{states:?}");
     }
 }
 

@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
 use probes_lib::{
-    Action, Denial, Effect, Error, ErrorKind, ProbeError, ProcessError, Selector, Target,
+    Action, Denial, Effect, Error, ErrorKind, Launch, ProbeError, ProcessError, Selector, Target,
 };
 use test_support::process::{self, Image, settle};
 use test_support::{
-    Guard, Scratch, Talker, eventually, fixture, fixture_forms, output, program_forms,
+    Guard, Scratch, Talker, eventually, fixture, fixture_forms, output, program, program_forms,
 };
 
 use crate::session::{Session, all, heavy_test_lock};
@@ -56,6 +56,29 @@ fn translated_process_is_refused_by_name() {
         assert!(error.to_string().starts_with(&message), "{error}");
         talker.hits();
     }
+}
+
+// promise: Bad input: A process that runs OCaml bytecode, where probes have no effect, is refused (2)
+#[test]
+fn bytecode_is_refused() {
+    let program = program("closures/bytecode");
+    let scratch = Scratch::new();
+    let mut talker = Talker::start(&program);
+    let error = refused(talker.pid());
+    let message = format!("process {} runs OCaml bytecode, in which", talker.pid());
+    assert!(error.to_string().starts_with(&message), "{error}");
+    assert!(matches!(
+        error.kind(),
+        ErrorKind::Process(ProcessError::Bytecode)
+    ));
+    let line = format!("write {}", scratch.file("closure").display());
+    talker.ask(&line, "written");
+    let launch = Launch::new(Command::new(&program)).actions(all(Action::Enable));
+    let error = launch.spawn().map(drop).unwrap_err();
+    assert!(
+        error.to_string().contains(" runs OCaml bytecode"),
+        "{error}"
+    );
 }
 
 // promise: Exit, exec and fork of the process: A process that exits after it was opened is reported

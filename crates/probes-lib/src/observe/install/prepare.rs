@@ -30,7 +30,7 @@ use crate::observe::read::data_source::SharedData;
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
 use crate::observe::{placement, trampoline};
 use crate::process::Process;
-use crate::process::maps::{Mapping, read_maps};
+use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::{JMP, SiteCode};
 use crate::sys::ticks::{self, TickMeasurement};
@@ -50,6 +50,8 @@ pub(crate) struct Prepared {
     /// Since when `pages` are valid, and for how long, in ticks.
     pages_since: u64,
     pages_ticks: u64,
+    /// The mappings of the points, which have to be there still when these are patched.
+    mappings: Vec<Mapping>,
     is_in_our_namespace: bool,
     /// Known once it is installed.
     thread_ids: ThreadIds,
@@ -69,7 +71,7 @@ pub(crate) struct Installed {
 }
 
 /// Installs an observation in a running process, which is stopped meanwhile; before it patches sites, it
-/// writes the `digests` of their code. The caller holds the update lock.
+/// writes the `digests` of their code. The points are in `mappings`. The caller holds the update lock.
 ///
 /// # Errors
 ///
@@ -79,10 +81,14 @@ pub(crate) fn install(
     process: &Process,
     memory: &ProcessMemory,
     plan: ObservationPlan,
+    mappings: Vec<Mapping>,
     digests: &CodeDigests,
     options: Options,
 ) -> Result<Installed> {
     let mut prepared = Prepared::of(process, memory, plan)?;
+    prepared.mappings = mappings;
+    // Memory that is mapped next to one without a file may become a part of it.
+    prepared.mappings.retain(|mapping| mapping.inode != 0);
     let (code_digest, stop_time) = with_tracer(&[process], |tracer| {
         let begun = Instant::now();
         let injector = prepared.injector(tracer, process, memory, options);
@@ -177,6 +183,7 @@ impl Prepared {
             pages,
             pages_since,
             pages_ticks,
+            mappings: Vec::new(),
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
             thread_ids: ThreadIds::Unknown,
             ticks,
@@ -258,10 +265,8 @@ impl Prepared {
         }
         // A program that has not run yet has inherited our PR_SET_TSC mode: it may read the TSC.
         let is_running = matches!(injector.mode, RedirectMode::RunningProcess);
-        if let Some(sharing) = self.arenas.first()
-            && self.plan.is_timed()
-            && is_running
-        {
+        let timed = self.arenas.first().filter(|_| self.plan.is_timed());
+        if let (Some(sharing), true) = (timed, is_running) {
             let at = sharing.shared_at().plus(shared::TID_AT);
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
@@ -308,6 +313,10 @@ impl Prepared {
     /// sites are enabled.
     fn patch_points(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let pid = injector.process.pid();
+        // An object may have been unloaded since, and be loaded again at this moment.
+        if !maps::still_mapped(injector.process, &self.mappings)? {
+            return Err(Error::of_process(pid, ProcessError::KeepsChanging));
+        }
         let mut patches = Vec::new();
         let mut planned = self.plan.points.iter();
         for (arena, code) in self.arenas.iter().zip(&mut self.codes) {

@@ -1,0 +1,15 @@
+//! OCaml bytecode: in it, the handlers of probes never run, whatever the counters and sites of its C code say.
+
+use crate::elf::ElfFile;
+
+/// The table of C primitives that every runtime for bytecode has: `ocamlrun`, and the executables of
+/// `ocamlc -custom` and `-output-complete-exe`. They export it.
+const OF_BYTECODE: &str = "caml_names_of_builtin_cprim";
+
+/// What every native OCaml program has, even one that also interprets bytecode.
+const OF_NATIVE: &str = "caml_frametable";
+
+/// Returns whether this executable interprets OCaml bytecode and has no native OCaml code.
+pub(crate) fn is_interpreter(executable: &ElfFile) -> bool {
+    executable.exports(OF_BYTECODE) && !executable.exports(OF_NATIVE)
+}
