@@ -28,11 +28,11 @@ let worker number =
 
 let stop = ref false
 
-let turn = Mutex.create ()
+let mutex = Mutex.create ()
 
 let made n = List.init 10 (fun i -> string_of_int (n + i))
 
-let look worker n kept =
+let check worker n kept =
   if kept <> [] && kept <> made n then worker.broken <- worker.broken + 1
 
 let round worker =
@@ -57,16 +57,16 @@ let round worker =
     worker.raised <- worker.raised + 1;
     if m <> n then worker.broken <- worker.broken + 1);
   [%probe "waits"
-    (Mutex.lock turn;
+    (Mutex.lock mutex;
      worker.waited <- worker.waited + 1;
      Thread.yield ();
-     Mutex.unlock turn)];
+     Mutex.unlock mutex)];
   [%probe "ends" (ignore (Sys.opaque_identity (made n))) [@probe.args n, text, alive]];
-  look worker n (Sys.opaque_identity alive);
+  check worker n (Sys.opaque_identity alive);
   let other = 15 - (n land 15) in
   (match worker.kept.(other) with
   | [] -> ()
-  | first :: _ as kept -> look worker (int_of_string first) kept);
+  | first :: _ as kept -> check worker (int_of_string first) kept);
   worker.rounds <- n + 1
 
 let work worker =

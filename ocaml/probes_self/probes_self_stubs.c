@@ -84,7 +84,7 @@ static struct custom_operations operations = {
     custom_fixed_length_default,
 };
 
-static void raise_not_found(const char *reason)
+static void raise_not_loaded(const char *reason)
 {
     char message[512];
 
@@ -95,7 +95,7 @@ static void raise_not_found(const char *reason)
 #define LOOK_UP(name)                                                      \
     self.name = (__typeof__(self.name))dlsym(library, "probes_" #name);     \
     if (self.name == NULL)                                                 \
-        raise_not_found(dlerror());
+        raise_not_loaded(dlerror());
 
 CAMLprim value probes_self_current(value path)
 {
@@ -107,10 +107,10 @@ CAMLprim value probes_self_current(value path)
     /* Never unloaded: threads may use it until they exit. */
     void *library = dlopen(name_of(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == NULL)
-        raise_not_found(dlerror());
+        raise_not_loaded(dlerror());
     FUNCTIONS(LOOK_UP)
     if (self.abi() != PROBES_ABI)
-        raise_not_found("its version is not the one that this program was built for");
+        raise_not_loaded("its version is not the one that this program was built for");
     self.probes = self.current(&error);
     if (self.probes == NULL)
         raise_and_free(self.error_free, error);

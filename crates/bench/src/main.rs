@@ -184,7 +184,7 @@ fn measure(request: Request) -> Result<()> {
 /// Measures the cost of observing hits. The table of goals needs all measurements, so it implies them.
 fn add_observe_tables(
     request: &Request,
-    ready: &prepare::Ready,
+    ready: &prepare::BuildOutput,
     document: &mut document::Tables,
 ) -> Result<()> {
     let has_goals = request.wants("observe-goals");

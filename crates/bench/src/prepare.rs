@@ -8,7 +8,7 @@ use crate::failure::{Failure, Result};
 use crate::programs::{FIXTURES, KINDS_SPIN, LARGE, PAIRS, WAITING};
 
 /// What was built.
-pub(crate) struct Ready {
+pub(crate) struct BuildOutput {
     pub(crate) root: PathBuf,
     /// The built `test-programs`.
     pub(crate) targets: PathBuf,
@@ -43,7 +43,7 @@ pub(crate) fn with_sites(programs: &[Program], sites: u64) -> Result<&Program> {
 }
 
 /// Builds the targets and, if `with_tool`, `ocaml-probes`.
-pub(crate) fn build(with_tool: bool) -> Result<Ready> {
+pub(crate) fn build(with_tool: bool) -> Result<BuildOutput> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let root = root
         .canonicalize()
@@ -67,7 +67,7 @@ pub(crate) fn build(with_tool: bool) -> Result<Ready> {
         sites,
         path: built.join(name),
     });
-    Ok(Ready {
+    Ok(BuildOutput {
         targets,
         programs: programs.into(),
         tool: own_folder()?.join("ocaml-probes"),

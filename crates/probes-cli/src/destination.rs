@@ -53,9 +53,9 @@ impl Output {
     }
 
     /// The same, with messages about the only process.
-    pub(crate) fn about_the_only(self, pid: i32) -> Output {
+    pub(crate) fn with_pid(self, pid: i32) -> Output {
         Output {
-            messages: self.messages.about_the_only(pid),
+            messages: self.messages.with_pid(pid),
             ..self
         }
     }

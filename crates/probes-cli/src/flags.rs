@@ -6,7 +6,7 @@ mod duration;
 mod output_options;
 mod pairs;
 mod probe_selection;
-mod risk;
+mod seccomp;
 mod take_over;
 mod target_selection;
 
@@ -16,6 +16,6 @@ pub(crate) use duration::{DurationFlag, duration, positive};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{Pair, PairFlags, pair};
 pub(crate) use probe_selection::{ProbeFlags, by_name, probe_name, with_regexp_help};
-pub(crate) use risk::RiskFlags;
+pub(crate) use seccomp::SeccompFlag;
 pub(crate) use take_over::TakeOver;
 pub(crate) use target_selection::{OneProcess, TargetSelection};

@@ -416,9 +416,9 @@ fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
             "run ocaml-probes inside that container, or as root outside of it".to_owned()
         }
         Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
-        Denial::BeingChanged { tracer: 0, .. } => "try again".to_owned(),
-        Denial::BeingChanged { tracer, .. } => {
-            format!("try again; `kill -CONT {tracer}` if that process is stopped")
+        Denial::BeingChanged { updater: 0, .. } => "try again".to_owned(),
+        Denial::BeingChanged { updater, .. } => {
+            format!("try again; `kill -CONT {updater}` if that process is stopped")
         }
         Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
         Denial::Traced { tracer, name } if is_attach => format!(
@@ -564,7 +564,7 @@ mod tests {
             ),
             (
                 Denial::BeingChanged {
-                    tracer: 99,
+                    updater: 99,
                     name: "ocaml-probes".to_owned(),
                 },
                 "process 4242 is being changed by pid 99 (ocaml-probes)",

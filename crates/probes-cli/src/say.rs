@@ -63,12 +63,12 @@ impl Messages {
     pub(crate) fn about(self, pid: i32) -> Messages {
         Messages {
             names_process: true,
-            ..self.about_the_only(pid)
+            ..self.with_pid(pid)
         }
     }
 
     /// The same, about the only process: its pid is in JSON, but not in the text.
-    pub(crate) fn about_the_only(self, pid: i32) -> Messages {
+    pub(crate) fn with_pid(self, pid: i32) -> Messages {
         Messages {
             pid: Some(pid),
             ..self

@@ -299,7 +299,7 @@ impl Error {
 
     /// Whether seccomp keeps the process from being observed: [`ObserveError::SeccompRefuses`],
     /// [`ObserveError::SeccompStrict`], [`ObserveError::SeccompUnreadable`].
-    pub fn is_confined(&self) -> bool {
+    pub fn is_refused_by_seccomp(&self) -> bool {
         use ObserveError::{SeccompRefuses, SeccompStrict, SeccompUnreadable};
         let ErrorKind::Observe(kind) = self.kind() else {
             return false;

@@ -173,7 +173,7 @@ impl Target {
         let plan = ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
         let memory = self.opened.unshadowed_memory()?;
         match refuse_forbidden(process, &memory, plan, options) {
-            Err(error) if error.is_confined() => Err(error),
+            Err(error) if error.is_refused_by_seccomp() => Err(error),
             // Any other error is that of the installation, which may be tried again.
             result => Ok(result.unwrap_or_default()),
         }

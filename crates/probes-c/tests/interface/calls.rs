@@ -91,7 +91,7 @@ fn breakpoint_on_a_site_keeps_its_probe_unchanged() {
 }
 
 #[test]
-fn half_an_update_is_repaired_by_set() {
+fn set_repairs_an_inconsistent_probe() {
     for mut own in SelfSwitching::forms(Library::Shared) {
         let states = own.target.states().unwrap();
         let site = states.probe("ping").unwrap().sites().next().unwrap();
@@ -175,7 +175,7 @@ fn maps_of_code(pid: i32) -> Vec<String> {
 
 // promise: Own probes: If files in /proc cannot be opened, the call fails with that reason (2)
 #[test]
-fn missing_proc_is_reported() {
+fn files_that_cannot_be_opened_are_reported() {
     for mut own in SelfSwitching::forms(Library::Shared) {
         own.command("forbid-open");
         assert!(own.ask("enable ping").ends_with("; nothing was changed"));

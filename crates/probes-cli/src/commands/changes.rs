@@ -48,7 +48,7 @@ pub(super) fn print_started(
     program: &Path,
     report: &Report,
 ) -> Result<(), Failure> {
-    let messages = output.messages.about_the_only(report.pid);
+    let messages = output.messages.with_pid(report.pid);
     say_skipped(&messages, report);
     let (program, pid) = (program.display(), report.pid);
     messages.step(format_args!("started {program} as process {pid}"));
@@ -59,7 +59,7 @@ pub(super) fn print_started(
 /// the changes are printed only as JSON, or into a file.
 pub(super) fn print_set(output: &Output, update: Update, report: &Report) -> Result<(), Failure> {
     let pid = report.pid;
-    let messages = output.messages.about_the_only(pid);
+    let messages = output.messages.with_pid(pid);
     warn_of_refused_closures(&messages, pid, report.code_digest);
     let probes = number_of(report.changed.len(), "probe");
     messages.step(format_args!("process {pid}: {probes} changed"));

@@ -10,7 +10,7 @@ use super::redraw::RedrawnTable;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, duration,
+    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, SeccompFlag, TakeOver, duration,
     with_regexp_help,
 };
 use crate::output::{self, CountReport};
@@ -48,20 +48,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
     #[command(flatten)]
-    risk: RiskFlags,
+    seccomp: SeccompFlag,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let output = &args.output.open()?.about_the_only(args.process.pid);
+    let output = &args.output.open()?.with_pid(args.process.pid);
     let target = open(args.process.pid, &output.messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::count);
     let active = ActiveObservation::begin(
         &target,
         &observation,
-        args.risk.options(args.take_over.options()),
+        args.seccomp.options(args.take_over.options()),
         args.until.duration,
         output,
     )?;

@@ -36,7 +36,7 @@ impl Failures {
         if self.names_process {
             self.messages.about(pid)
         } else {
-            self.messages.about_the_only(pid)
+            self.messages.with_pid(pid)
         }
     }
 

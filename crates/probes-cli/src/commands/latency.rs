@@ -13,7 +13,7 @@ use super::redraw::RedrawnTable;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, PairFlags, RiskFlags, TakeOver, duration,
+    Checked, DurationFlag, OneProcess, OutputFlags, PairFlags, SeccompFlag, TakeOver, duration,
 };
 use crate::output::{self, Latencies};
 use crate::say::{InterruptibleOutput, Next};
@@ -53,13 +53,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
-    risk: RiskFlags,
+    seccomp: SeccompFlag,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let output = &args.output.open()?.about_the_only(args.process.pid);
+    let output = &args.output.open()?.with_pid(args.process.pid);
     let target = open(args.process.pid, &output.messages)?;
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let active = ActiveObservation::begin(
         &target,
         &observation,
-        args.risk.options(args.take_over.options()),
+        args.seccomp.options(args.take_over.options()),
         args.until.duration,
         output,
     )?;

@@ -3,7 +3,7 @@
 use super::observe_loop::warn_of_still_mapped;
 use super::open_target::open;
 use crate::failure::Failure;
-use crate::flags::{Checked, OneProcess, OutputFlags, RiskFlags, TakeOver};
+use crate::flags::{Checked, OneProcess, OutputFlags, SeccompFlag, TakeOver};
 use crate::output;
 
 const HELP: &str = "\
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long, required = true)]
     clean: bool,
     #[command(flatten)]
-    risk: RiskFlags,
+    seccomp: SeccompFlag,
     #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
@@ -33,10 +33,10 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pid = args.process.pid;
-    let output = args.output.open()?.about_the_only(pid);
+    let output = args.output.open()?.with_pid(pid);
     let messages = output.messages;
     let target = open(pid, &messages)?;
-    let cleaned = target.clean(args.risk.options(args.take_over.options()));
+    let cleaned = target.clean(args.seccomp.options(args.take_over.options()));
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
     output.print(&output::cleaned(output.format, pid, cleaned)?)?;
     warn_of_still_mapped(&messages, pid, cleaned.still_mapped);

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_is_read_once_in_each_interval() {
+    fn next_time_is_a_multiple_of_the_interval() {
         let ms = Duration::from_millis;
         assert_eq!(next_time(ms(1000), ms(1000)), ms(2000));
         assert_eq!(next_time(ms(1001), ms(1000)), ms(2000));

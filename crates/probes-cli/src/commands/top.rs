@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Latency, Observation, Target};
 
 use self::inputs::{End, Input, Inputs, Stop, stop};
-use self::model::{Model, Request, Times};
+use self::model::{Model, PairLatency, Request};
 use self::screen::{Scroll, ShownProgram};
 use self::session::{Sample, Session};
 use self::terminal::Screen;
@@ -24,7 +24,7 @@ use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
-    Checked, OneProcess, PairFlags, ProbeFlags, RiskFlags, TakeOver, VerbosityFlags, duration,
+    Checked, OneProcess, PairFlags, ProbeFlags, SeccompFlag, TakeOver, VerbosityFlags, duration,
     with_regexp_help,
 };
 use crate::say::{Level, MessageForm, Messages};
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = screen_interval, default_value = "1s")]
     interval: Duration,
     #[command(flatten)]
-    risk: RiskFlags,
+    seccomp: SeccompFlag,
     #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut session = Session::begin(
         &target,
         &observation(args),
-        args.risk.options(args.take_over.options()),
+        args.seccomp.options(args.take_over.options()),
     )
     .map_err(&failed)?;
     warn_of_refused_closures(&messages, pid, session.code_digest());
@@ -339,13 +339,13 @@ impl<'l, 't> View<'l, 't> {
             Ok((before, after)) => format!("{name} {before} -> {after}"),
             Err(error) => error.to_string(),
         };
-        self.model.say(said);
+        self.model.show_message(said);
         self.read_states();
     }
 }
 
-fn times(latency: &Latency) -> Times {
-    Times {
+fn times(latency: &Latency) -> PairLatency {
+    PairLatency {
         start: latency.start().to_owned(),
         stop: latency.stop().to_owned(),
         count: latency.count(),

@@ -92,7 +92,7 @@ pub(super) fn run(
     let status = match observed {
         Some(observer) => {
             let (pid, digest) = (launched.report().pid, observer.code_digest());
-            let output = &output.clone().about_the_only(pid);
+            let output = &output.clone().with_pid(pid);
             warn_of_refused_closures(&output.messages, pid, digest);
             let target = observer.target().clone();
             let recorder = Recorder::new(&target, wanted, output, begun);

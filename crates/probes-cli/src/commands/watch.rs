@@ -10,7 +10,7 @@ use super::open_target::{open, sources};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, RiskFlags, TakeOver, positive,
+    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, SeccompFlag, TakeOver, positive,
     with_regexp_help,
 };
 use crate::output::{Format, Hits, WarningKind};
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     until: DurationFlag,
     #[command(flatten)]
-    risk: RiskFlags,
+    seccomp: SeccompFlag,
     #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
@@ -62,14 +62,14 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let output = args.output.open()?.about_the_only(args.process.pid);
+    let output = args.output.open()?.with_pid(args.process.pid);
     let target = open(args.process.pid, &output.messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::watch);
     let active = ActiveObservation::begin(
         &target,
         &observation,
-        args.risk.options(args.take_over.options()),
+        args.seccomp.options(args.take_over.options()),
         args.until.duration,
         &output,
     )?;

@@ -59,7 +59,7 @@ impl Program {
         self
     }
 
-    pub(crate) fn refusing(mut self) -> Self {
+    pub(crate) fn may_be_refused(mut self) -> Self {
         self.may_refuse = true;
         self
     }

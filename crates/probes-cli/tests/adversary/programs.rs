@@ -8,7 +8,7 @@ use crate::ways::every_way;
 // promise: Observations: Timers every 100 µs whose handlers allocate and raise, and signals that a
 //    program sends itself, are handled as without the tool (in every way)
 #[test]
-fn signals_are_handled_as_alone() {
+fn signal_handling_is_unaffected() {
     every_way("signals", &Program::checked("signals"));
 }
 
@@ -21,14 +21,14 @@ fn signals_are_handled_with_small_heap() {
 // promise: Observations: System threads that wait, raise exceptions in probe handlers, fork and exit in one
 //    do so as without a tool (in every way)
 #[test]
-fn system_threads_behave_as_alone() {
+fn system_threads_are_unaffected() {
     every_way("system threads", &Program::checked("systhreads"));
 }
 
 // promise: Observations: A parent sees the exits, stops and execs of its children as without a tool
 //    (in every way)
 #[test]
-fn children_have_the_same_statuses() {
+fn wait_statuses_of_children_are_unaffected() {
     every_way("children", &Program::checked("children"));
 }
 
@@ -37,7 +37,9 @@ fn children_have_the_same_statuses() {
 #[test]
 fn limits_of_memory_are_respected() {
     for mode in ["address_space", "data", "locked"] {
-        let program = Program::checked("limits").with_args([mode]).refusing();
+        let program = Program::checked("limits")
+            .with_args([mode])
+            .may_be_refused();
         every_way(mode, &program);
     }
 }
@@ -45,7 +47,7 @@ fn limits_of_memory_are_respected() {
 // promise: Own probes: A program switches its own probes while others switch and observe them (in
 //    every way)
 #[test]
-fn own_switching_and_observers_agree() {
+fn program_switches_own_probes_while_observed() {
     let library = std::env::current_exe().unwrap();
     let library = library.with_file_name("libprobes.so");
     let program = Program::checked("self").with_args([library]);
@@ -55,14 +57,14 @@ fn own_switching_and_observers_agree() {
 // promise: Observations: Callbacks of Gc.Memprof allocate and hit probes as without a tool (in every
 //    way)
 #[test]
-fn memprof_callbacks_run_as_alone() {
+fn memprof_callbacks_are_unaffected() {
     every_way("memprof", &Program::checked("memprof"));
 }
 
 // promise: Observations: Plugins are loaded by Dynlink, C libraries loaded and unloaded, as without a
 //    tool (in every way)
 #[test]
-fn plugins_and_libraries_load_as_alone() {
+fn loading_plugins_and_libraries_is_unaffected() {
     let file = program("terminating");
     let [plugin, library] =
         ["plugins/plug.cmxs", "fixtures/objects/plugin.so"].map(|name| file.with_file_name(name));
@@ -73,7 +75,7 @@ fn plugins_and_libraries_load_as_alone() {
 // promise: Observations: Callbacks from C threads, exceptions through C and longjmp out of C behave
 //    as without a tool (in every way)
 #[test]
-fn callbacks_from_c_behave_as_alone() {
+fn callbacks_from_c_are_unaffected() {
     every_way("callbacks", &Program::checked("callbacks"));
 }
 
@@ -89,7 +91,7 @@ fn values_are_shown_as_passed() {
 }
 
 #[test]
-fn stack_overflows_are_caught_as_alone() {
+fn stack_overflow_handling_is_unaffected() {
     let program = Program::other("overflow", |talker| {
         let line = talker.ask("overflow 1", "overflow");
         assert!(line.contains("caught=9"), "{line}");
@@ -99,7 +101,7 @@ fn stack_overflows_are_caught_as_alone() {
 }
 
 #[test]
-fn work_of_handlers_is_the_same() {
+fn results_of_handlers_are_unaffected() {
     for name in ["handlers", "static/handlers"] {
         let program = Program::other(name, |talker| {
             let line = talker.ask("run", "round");
@@ -110,7 +112,7 @@ fn work_of_handlers_is_the_same() {
 }
 
 /// Asserts that no value of any thread has changed.
-fn report(talker: &mut Talker) {
+fn assert_no_value_broken(talker: &mut Talker) {
     talker.send("report");
     loop {
         let line = talker.line().expect("a report");
@@ -124,17 +126,21 @@ fn report(talker: &mut Talker) {
 
 #[test]
 fn threads_in_handlers_keep_their_values() {
-    every_way("parked", &Program::other("parked", report).with_args(["4"]));
+    every_way(
+        "parked",
+        &Program::other("parked", assert_no_value_broken).with_args(["4"]),
+    );
 }
 
 // Domains and effects need OCaml 5: an older compiler does not build these programs.
 #[test]
-fn domains_and_effects_behave_as_alone() {
+fn domains_and_effects_are_unaffected() {
     let folder = program("terminating").with_file_name("ocaml5");
     if !folder.join("domains.exe").exists() {
         return;
     }
-    let domains = Program::other("ocaml5/domains", report).with_args(["3", "2", "collect"]);
+    let domains =
+        Program::other("ocaml5/domains", assert_no_value_broken).with_args(["3", "2", "collect"]);
     every_way("domains", &domains);
     let effects = Program::other("ocaml5/effects", |talker| {
         let line = talker.ask("run", "round");
@@ -144,7 +150,7 @@ fn domains_and_effects_behave_as_alone() {
 }
 
 #[test]
-fn threads_without_a_pause_run_on() {
+fn busy_threads_keep_running() {
     let program = Program::other("threads", |talker| {
         talker.ask("report", "report end");
     });

@@ -15,7 +15,7 @@ fn counter(target: &Talker, name: &str) -> Value {
 }
 
 #[test]
-fn handlers_run_while_their_probes_are_on() {
+fn handlers_run_while_their_probes_are_enabled() {
     for file in program_forms("many") {
         let mut target = Talker::start(&file);
         assert_eq!(target.ask("run", "round"), "round 1 hits=0");
@@ -126,7 +126,7 @@ fn disabling_a_named_disabled_probe_changes_nothing() {
 }
 
 #[test]
-fn other_flags_skip_disabled_probes_and_report_them() {
+fn group_selectors_skip_disabled_probes_and_report_them() {
     let target = Talker::start(&program("service"));
     attach(&target, "-enable req_end").answer();
     let run = attach(&target, "-disable-regexp req_");

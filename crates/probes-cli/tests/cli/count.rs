@@ -173,7 +173,7 @@ fn values_between_intervals_are_printed_at_the_end() {
 // promise: Observations: If standard output cannot be written, the results are on standard error (2
 //    tools)
 #[test]
-fn results_are_kept_if_standard_output_fails() {
+fn results_go_to_stderr_if_stdout_fails() {
     let mut target = Talker::start(&fixture("timed.pie"));
     let pid = target.pid();
     let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -200,7 +200,7 @@ fn results_are_kept_if_standard_output_fails() {
 }
 
 #[test]
-fn results_go_elsewhere_if_nobody_reads() {
+fn results_go_to_stderr_if_stdout_blocks() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
         // Standard output, and a file that is a pipe; both have readers.

@@ -306,10 +306,7 @@ fn attach_that_changes_nothing_does_not_wait() {
 fn invalid_durations_are_refused() {
     for (typed, why) in [
         ("0s", "-for: \"0s\" is too short"),
-        (
-            "5",
-            "-for: \"5\" is not a duration, such as 30s, 5m or 1h30m",
-        ),
+        ("5", "-for: \"5\" has no unit; did you mean 5s?"),
         (
             "-5s",
             "-for: \"-5s\" is not a duration, such as 30s, 5m or 1h30m",

@@ -28,7 +28,7 @@ fn on_terminal(words: &str, environment: &[(&str, &str)]) -> Run {
 }
 
 #[test]
-fn tool_ends_quietly_if_its_pipe_is_closed() {
+fn tool_exits_quietly_if_its_pipe_is_closed() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let many = program("many");
     for line in [

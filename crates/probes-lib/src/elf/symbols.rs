@@ -105,8 +105,8 @@ pub(super) fn may_hold(
 
 /// Returns the offsets at which `name` is a string or the tail of one: linkers merge common tails.
 fn places_of(strings: &[u8], name: &str) -> Vec<usize> {
-    let with_end: Vec<u8> = name.bytes().chain([0]).collect();
-    memchr::memmem::find_iter(strings, &with_end).collect()
+    let with_nul: Vec<u8> = name.bytes().chain([0]).collect();
+    memchr::memmem::find_iter(strings, &with_nul).collect()
 }
 
 #[cfg(test)]

@@ -242,7 +242,7 @@ impl ProbeTable {
         let mut bytes = Vec::new();
         for run in runs::group(items, SITE_LEN as u64) {
             let (start, len) = (run.start, run.len as usize);
-            let segment = self.segments[run.zone];
+            let segment = self.segments[run.key];
             bytes.resize(len, 0);
             elf.read_loaded(&segment, FileAddr(start), &mut bytes)?;
             for site in &mut self.sites[run.range()] {

@@ -70,7 +70,7 @@ impl FileError {
         Some(match self {
             FileError::Open { source } => format!("cannot open {file}: {}", reason(source)),
             FileError::Nameless { in_memory } => {
-                format!("cannot open {file}: {}", namelessness(*in_memory))
+                format!("cannot open {file}: {}", why_unlinked(*in_memory))
             }
             FileError::Read { what, source } => {
                 format!("cannot read {what} of {file}: {}", reason(source))
@@ -225,7 +225,7 @@ pub enum ProbeDefect {
     SemaphoreNotWritable(FileAddr),
 }
 
-fn namelessness(in_memory: bool) -> &'static str {
+fn why_unlinked(in_memory: bool) -> &'static str {
     if in_memory {
         "it exists only in memory (memfd_create), and no descriptor for it is open"
     } else {

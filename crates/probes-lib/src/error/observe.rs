@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn age_is_told_in_its_largest_unit() {
+    fn age_uses_largest_unit_with_at_least_two() {
         let told = |seconds| in_words(Duration::from_secs(seconds));
         let day = 86_400;
         assert_eq!([told(0), told(1), told(119)], ["0 s", "1 s", "119 s"]);

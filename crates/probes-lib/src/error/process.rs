@@ -144,10 +144,10 @@ pub enum Denial {
         name: String,
     },
     /// Another update of it is in progress, or was at that moment.
-    #[error("is being changed by {}", changer(*.tracer, .name))]
+    #[error("is being changed by {}", changer(*.updater, .name))]
     BeingChanged {
         /// The process that changes it; 0 if it is of another pid namespace.
-        tracer: i32,
+        updater: i32,
         /// That process's command name, `?` if it has exited.
         name: String,
     },

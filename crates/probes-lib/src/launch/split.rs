@@ -72,7 +72,7 @@ pub struct Starter {
     file: Option<PathBuf>,
     signals: SignalsAtLaunch,
     pipes: ChildPipes,
-    verdict: File,
+    status: File,
     follower: i32,
 }
 
@@ -91,7 +91,7 @@ struct Tracing {
     file: Option<PathBuf>,
     actions: Actions,
     options: Options,
-    verdict: VerdictPipe,
+    status: StatusPipe,
 }
 
 /// What a follower sends its starter.
@@ -99,9 +99,9 @@ const RUNS: u8 = 1;
 const FAILED: u8 = 2;
 
 /// The pipe through which a follower tells its starter, once, what has become of the program. If it is
-/// dropped before a verdict was sent or withheld, it sends [`FAILED`].
+/// dropped before a status was sent or withheld, it sends [`FAILED`].
 #[derive(Debug)]
-struct VerdictPipe(Mutex<Option<File>>);
+struct StatusPipe(Mutex<Option<File>>);
 
 impl Launch {
     /// Forks this process: the copy is to follow the program, with all that it forks, executes and
@@ -145,7 +145,7 @@ impl Launch {
                 file,
                 signals,
                 pipes: child_pipes,
-                verdict: reader,
+                status: reader,
                 follower,
             })),
             None => {
@@ -157,7 +157,7 @@ impl Launch {
                     file,
                     actions: self.actions,
                     options: self.options,
-                    verdict: VerdictPipe(Mutex::new(Some(writer))),
+                    status: StatusPipe(Mutex::new(Some(writer))),
                 });
                 Split::Follower(Follower {
                     tracing,
@@ -187,7 +187,7 @@ impl Starter {
             file,
             signals,
             pipes,
-            mut verdict,
+            mut status,
             follower,
         } = self;
         let program = PathBuf::from(launch.command.get_program());
@@ -200,7 +200,7 @@ impl Starter {
             .map_err(|source| of_launch(LaunchError::Exec { source }))?;
         let mut sent = [0];
         // Nothing is sent if the follower was killed.
-        let _ = verdict.read_exact(&mut sent);
+        let _ = status.read_exact(&mut sent);
         if sent == [RUNS] {
             if launch.attended {
                 signals.keep_blocked();
@@ -255,7 +255,7 @@ impl Tracing {
         let pid = match at_exec::trace_to_exec(tracer, pipes) {
             Ok(pid) => pid,
             Err(Untraced::Exited) => {
-                self.verdict.withhold();
+                self.status.withhold();
                 return Ok(());
             }
             Err(Untraced::Refused(errno)) => {
@@ -284,7 +284,7 @@ impl Tracing {
         }
         tracer_side.events.send(FollowEvent::Set(report));
         tracer_side.events.wait_until_first_is_done();
-        self.verdict.send(RUNS);
+        self.status.send(RUNS);
         let mut session =
             FollowSession::new(tracer, &self.actions, self.options, &tracer_side.events);
         session.adopt(process, stopped);
@@ -293,27 +293,27 @@ impl Tracing {
     }
 }
 
-impl VerdictPipe {
+impl StatusPipe {
     fn file(&self) -> MutexGuard<'_, Option<File>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the verdict, unless one was already sent or withheld.
-    fn send(&self, verdict: u8) {
+    /// Sends the status, unless one was already sent or withheld.
+    fn send(&self, status: u8) {
         if let Some(mut file) = self.file().take() {
             // It fails if the starter was killed; the program runs on.
-            let _ = file.write_all(&[verdict]);
+            let _ = file.write_all(&[status]);
         }
     }
 
-    /// Closes the pipe without sending a verdict: the starter learns by itself that the program has
+    /// Closes the pipe without sending a status: the starter learns by itself that the program has
     /// exited.
     fn withhold(&self) {
         self.file().take();
     }
 }
 
-impl Drop for VerdictPipe {
+impl Drop for StatusPipe {
     fn drop(&mut self) {
         self.send(FAILED);
     }

@@ -11,7 +11,7 @@ use crate::address::PAGE;
 /// calls to be small.
 const MAX_RUN: u64 = 64 << 10;
 
-/// Neighbouring items of one zone (object or mapping).
+/// Neighbouring items with one key (their object or mapping).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// Index of the first item.
@@ -22,8 +22,8 @@ pub(crate) struct Run {
     pub(crate) count: usize,
     /// Bytes from the start of the first to the end of the last.
     pub(crate) len: u64,
-    /// The zone that all of them are in.
-    pub(crate) zone: usize,
+    /// The key that all of them have.
+    pub(crate) key: usize,
 }
 
 impl Run {
@@ -33,11 +33,11 @@ impl Run {
     }
 }
 
-/// Groups items of `len` bytes at sorted addresses, each with its zone; a run has items of one zone.
+/// Groups items of `len` bytes at sorted addresses, each with a key; a run has items of one key.
 pub(crate) fn group(items: impl Iterator<Item = (u64, usize)>, len: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for (index, (address, zone)) in items.enumerate() {
-        if let Some(run) = runs.last_mut().filter(|run| run.zone == zone) {
+    for (index, (address, key)) in items.enumerate() {
+        if let Some(run) = runs.last_mut().filter(|run| run.key == key) {
             let start = run.start;
             let last_page = start.saturating_add(run.len - 1) / PAGE;
             let grown = address.saturating_add(len) - start;
@@ -52,7 +52,7 @@ pub(crate) fn group(items: impl Iterator<Item = (u64, usize)>, len: u64) -> Vec<
             start: address,
             count: 1,
             len,
-            zone,
+            key,
         });
     }
     runs
@@ -86,9 +86,9 @@ mod tests {
         assert_eq!(dense_runs.iter().map(|&(n, _)| n).sum::<usize>(), 2000);
 
         let addresses = [0x1000, 0x1010, 0x1020].into_iter();
-        let zones = group(addresses.map(|a| (a, (a >= 0x1010).into())), 6);
+        let keyed = group(addresses.map(|a| (a, (a >= 0x1010).into())), 6);
         assert_eq!(
-            zones.iter().map(|run| run.count).collect::<Vec<_>>(),
+            keyed.iter().map(|run| run.count).collect::<Vec<_>>(),
             [1, 2]
         );
     }

@@ -57,7 +57,7 @@ impl Shadow {
     }
 
     /// The sites of which at least a part lies in `len` bytes at `at`.
-    fn within(&self, at: LiveAddr, len: usize) -> impl Iterator<Item = &ShadowedSite> {
+    fn overlapping(&self, at: LiveAddr, len: usize) -> impl Iterator<Item = &ShadowedSite> {
         let first = LiveAddr(at.0.saturating_sub(SITE_LEN as u64 - 1));
         let end = LiveAddr(at.0.saturating_add(len as u64));
         let first = self.sites.partition_point(|it| it.site < first);
@@ -68,7 +68,7 @@ impl Shadow {
     /// Replaces observed sites in `bytes`, which were read from `memory` at `at`, by what is to be
     /// shown of them.
     fn show(&self, at: LiveAddr, bytes: &mut [u8], memory: &impl ReadMemory) -> io::Result<()> {
-        for shadowed in self.within(at, bytes.len()) {
+        for shadowed in self.overlapping(at, bytes.len()) {
             let Some(shown) = shadowed.shown(memory)? else {
                 continue;
             };
@@ -94,7 +94,7 @@ impl Shadow {
         memory.read(at, &mut real)?;
         let mut wanted = bytes.to_vec();
         let mut tails = Vec::new();
-        for shadowed in self.within(at, bytes.len()) {
+        for shadowed in self.overlapping(at, bytes.len()) {
             if shadowed.shown(memory)?.is_none() {
                 // It is not observed any more, or calls the trampoline of another observation.
                 continue;
@@ -176,7 +176,7 @@ impl<M> Shadowed<M> {
 
     /// Returns whether an address lies in a site that may be observed.
     pub(crate) fn covers(&self, at: LiveAddr) -> bool {
-        self.shadow.within(at, 1).next().is_some()
+        self.shadow.overlapping(at, 1).next().is_some()
     }
 }
 
@@ -199,13 +199,13 @@ impl<M: WriteMemory> Shadowed<M> {
         if self.shadow.sites.is_empty() {
             return write(&mut self.memory, at, bytes);
         }
-        let plan_write = self.shadow.plan_write(at, bytes, &self.memory)?;
-        if let Some(bytes) = plan_write.bytes {
+        let planned = self.shadow.plan_write(at, bytes, &self.memory)?;
+        if let Some(bytes) = planned.bytes {
             if !write(&mut self.memory, at, &bytes)? {
                 return Ok(false);
             }
         }
-        for (tail, byte) in plan_write.tails {
+        for (tail, byte) in planned.tails {
             if !write(&mut self.memory, tail, &[byte])? {
                 return Ok(false);
             }

@@ -8,7 +8,7 @@ use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result, ToolPr
 use crate::memory::ReadMemory;
 use crate::memory::runs;
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::observer_record::{ObserverRecord, RECORD_LEN};
+use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::observer_lock::{is_held, observer_of};
 use crate::observe::point::{PATCH_LEN, Point};
 use crate::process::Process;
@@ -99,7 +99,7 @@ pub(crate) fn refuse_succeeded(
     data: &impl ReadMemory,
     arena: &Arena,
 ) -> Result<()> {
-    let mut bytes = [0; RECORD_LEN];
+    let mut bytes = [0; OBSERVER_RECORD_LEN];
     let read = arena.successor_at().map(|at| data.read(at, &mut bytes));
     // If it cannot be read, the next look at the arena says why.
     let written = matches!(read, Some(Ok(())));

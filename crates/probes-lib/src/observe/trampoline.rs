@@ -43,10 +43,10 @@ use crate::site::{NOP, RET};
 type Saved = (AsmRegister64, AsmRegisterMm);
 
 /// Those of a trampoline that only counts.
-const FOR_COUNT: [Saved; 1] = [(rcx, mm0)];
+const SAVED_IF_COUNTED: [Saved; 1] = [(rcx, mm0)];
 
 /// Those of a trampoline with time stamps.
-const FOR_TIMES: [Saved; 8] = [
+const SAVED_IF_TIMED: [Saved; 8] = [
     (rax, mm0),
     (rcx, mm1),
     (rdx, mm2),
@@ -190,9 +190,9 @@ fn trampoline(
 fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let saved: &[Saved] = if role.is_timed() {
-        &FOR_TIMES
+        &SAVED_IF_TIMED
     } else {
-        &FOR_COUNT
+        &SAVED_IF_COUNTED
     };
     for (register, copy) in saved {
         a.movq(*copy, *register)?;

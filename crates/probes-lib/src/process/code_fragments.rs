@@ -20,7 +20,7 @@ use crate::elf::{ElfFile, SymbolTable};
 use crate::memory::ReadMemory;
 
 /// More fragments than any process has: each plugin adds one.
-const MOST_FRAGMENTS: usize = 1 << 16;
+const MAX_FRAGMENTS: usize = 1 << 16;
 
 /// `NUM_LEVELS` of both kinds of skip list.
 const LEVELS: u64 = 17;
@@ -291,7 +291,7 @@ fn words<const N: usize>(memory: &impl ReadMemory, at: u64) -> Result<[u64; N], 
 fn array(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
     let [sizes, contents] = words(memory, at.0)?;
     let (size, capacity) = (sizes as u32 as usize, (sizes >> 32) as usize);
-    if size > capacity || size > MOST_FRAGMENTS {
+    if size > capacity || size > MAX_FRAGMENTS {
         return Err(UnknownTable);
     }
     let place = |index: usize| {
@@ -345,7 +345,7 @@ fn lock_free_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, 
         }
         next = after & !REMOVED;
         cells += 1;
-        if cells > MOST_FRAGMENTS {
+        if cells > MAX_FRAGMENTS {
             return Err(UnknownTable);
         }
     }
@@ -355,7 +355,7 @@ fn lock_free_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, 
 /// Adds a cell of a list, whose keys have to increase.
 fn add(places: &mut Vec<Place>, key: u64, fragment: u64) -> Result<(), UnknownTable> {
     let last = places.last().and_then(|place| place.key);
-    if last.is_some_and(|last| last >= key) || places.len() >= MOST_FRAGMENTS {
+    if last.is_some_and(|last| last >= key) || places.len() >= MAX_FRAGMENTS {
         return Err(UnknownTable);
     }
     places.push(Place {

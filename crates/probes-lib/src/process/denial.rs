@@ -69,7 +69,10 @@ fn by_tracer(tid: i32) -> Denial {
     match status {
         Some(status) if status.name != TRACER_NAME => Denial::Traced { tracer, name },
         // A short-lived tracer thread of this tool, or a tracer that has exited since: try again.
-        Some(_) | None => Denial::BeingChanged { tracer, name },
+        Some(_) | None => Denial::BeingChanged {
+            updater: tracer,
+            name,
+        },
     }
 }
 

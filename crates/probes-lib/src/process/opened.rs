@@ -204,15 +204,15 @@ impl OpenedProcess {
 
     /// Opens the memory to write it. What was patched for observations is not hidden.
     pub(crate) fn unshadowed_memory(&self) -> Result<ProcessMemory> {
-        self.bare_memory_for(Operation::Attach, OFlag::O_RDWR)
+        self.unshadowed_memory_for(Operation::Attach, OFlag::O_RDWR)
     }
 
     /// Opens the memory to read it. What was patched for observations is not hidden.
     pub(crate) fn unshadowed_memory_to_read(&self) -> Result<ProcessMemory> {
-        self.bare_memory_for(Operation::Read, OFlag::O_RDONLY)
+        self.unshadowed_memory_for(Operation::Read, OFlag::O_RDONLY)
     }
 
-    fn bare_memory_for(&self, operation: Operation, flags: OFlag) -> Result<ProcessMemory> {
+    fn unshadowed_memory_for(&self, operation: Operation, flags: OFlag) -> Result<ProcessMemory> {
         let memory = ProcessMemory::open(&self.process, flags)
             .map_err(|source| denial::denied_or_exited(&self.process, operation, source))?;
         // Checked afterwards, so that the memory opened is that of the known program.

@@ -56,7 +56,7 @@ mod tests {
     use crate::process::maps::parse;
 
     #[test]
-    fn translators_are_known_by_their_files() {
+    fn translators_are_recognized_by_file_names() {
         let maps = |path: &str| {
             let line = format!("55d0c000-55d0d000 r-xp 00001000 fe:01 1234   {path}\n");
             parse(line.as_bytes())

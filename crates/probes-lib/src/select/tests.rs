@@ -67,7 +67,7 @@ fn names_are_selected_in_the_order_of_actions() {
 }
 
 #[test]
-fn pair_has_two_stages_and_is_not_named() {
+fn pair_has_two_stages_and_skips_disabled_probes() {
     let both = |action| chosen(&Actions::of(action, pair("req_start", "req_stop")));
     assert_eq!(
         both(Action::Enable),
@@ -258,7 +258,7 @@ fn refusals_name_the_objects_that_were_unreadable() {
 }
 
 #[test]
-fn later_programs_need_not_have_all_probes() {
+fn followed_programs_need_not_have_all_probes() {
     let program = program();
     let present = |actions: Actions| -> Vec<(String, bool, u8)> {
         let choices = choose_present(&program, &actions).unwrap().into_iter();

@@ -216,7 +216,7 @@ mod tests {
 
     // promise: Observations: Of each thread's stack, only the used part is searched (1,000 stacks)
     #[test]
-    fn no_more_is_read_than_is_on_stacks() {
+    fn only_the_used_part_of_stacks_is_read() {
         const USED: u64 = 0x1230;
         let stacks = many_stacks();
         let memory = Everywhere {

@@ -100,9 +100,9 @@ fn holder_of(file: &File) -> Option<i32> {
     holder(&locks, metadata.dev(), metadata.ino())
 }
 
-fn being_changed_by(tracer: i32) -> Denial {
-    let name = name_of(tracer);
-    Denial::BeingChanged { tracer, name }
+fn being_changed_by(updater: i32) -> Denial {
+    let name = name_of(updater);
+    Denial::BeingChanged { updater, name }
 }
 
 /// Returns the pid that holds a lock on a file, if it is in our pid namespace.
@@ -149,13 +149,13 @@ mod tests {
         };
         let own = std::process::id() as i32;
         let ErrorKind::Process(ProcessError::Denied {
-            denial: Denial::BeingChanged { tracer, name },
+            denial: Denial::BeingChanged { updater, name },
             ..
         }) = error.kind()
         else {
             panic!("{error}");
         };
-        assert_eq!((*tracer, name), (own, &name_of(own)));
+        assert_eq!((*updater, name), (own, &name_of(own)));
         drop(lock);
         assert!(UpdateLock::wait(&process, Instant::now()).is_ok());
     }

@@ -100,7 +100,7 @@ impl Layout {
             self.store_sites(run, &bytes, &mut snapshot);
             snapshot.code.push(CodeRun {
                 start: LiveAddr(start),
-                object: run.zone,
+                object: run.key,
                 bytes,
             });
         }

@@ -20,7 +20,7 @@ enum Treatment {
     Switched,
     SwitchedAndBack,
     Observed,
-    NotObservedAnyMore,
+    ObservedBefore,
     SwitchedAndObserved,
 }
 
@@ -29,7 +29,7 @@ const TREATMENTS: [Treatment; 6] = [
     Treatment::Switched,
     Treatment::SwitchedAndBack,
     Treatment::Observed,
-    Treatment::NotObservedAnyMore,
+    Treatment::ObservedBefore,
     Treatment::SwitchedAndObserved,
 ];
 
@@ -54,7 +54,7 @@ fn start(file: &Path, treatment: Treatment) -> Talker {
             assert_eq!(switch(Action::Disable), CodeDigest::Computed);
         }
         Treatment::Observed => assert_eq!(observe().code_digest(), CodeDigest::OfFile),
-        Treatment::NotObservedAnyMore => drop(observe().remove().unwrap()),
+        Treatment::ObservedBefore => drop(observe().remove().unwrap()),
         Treatment::SwitchedAndObserved => {
             switch(Action::Enable);
             observe();
@@ -153,7 +153,7 @@ fn flip(talker: &Talker) {
 // promise: Closures: It is reported if the digest was, or would be, computed while sites are
 //    patched (2)
 #[test]
-fn digest_of_patched_code_is_told() {
+fn digest_of_patched_code_is_reported() {
     let scratch = Scratch::new();
     let closure = scratch.file("closure");
     for file in programs() {

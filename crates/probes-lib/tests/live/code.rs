@@ -50,7 +50,7 @@ fn code_in_huge_pages_is_changed_there() {
 // promise: All or nothing: Nothing is written where something else has been mapped since (2 × at
 //    least 200 updates)
 #[test]
-fn code_that_comes_and_goes_is_changed_whole() {
+fn remapped_code_is_changed_wholly_or_not() {
     let _lock = heavy_test_lock();
     for file in fixture_forms("remapped") {
         let mut session = Session::start(&file);

@@ -98,7 +98,7 @@ fn refused_unchanged(session: &Session, actions: &probes_lib::Actions) -> Error 
 // promise: All or nothing: Nothing is written if one byte is not as expected, even with `-force` (4
 //    × 60 updates)
 #[test]
-fn foreign_bytes_at_one_site_refuse_the_update() {
+fn foreign_bytes_at_one_site_prevent_the_update() {
     for file in fixture_forms("multi_semaphore")
         .into_iter()
         .chain(program_forms("twolibs"))

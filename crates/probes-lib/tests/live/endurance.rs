@@ -15,15 +15,15 @@ const ROUNDS: usize = 1000;
 
 /// What must stay the same in a process that is updated, and in the one that updates it.
 #[derive(Debug, PartialEq, Eq)]
-struct Belongings {
+struct ProcessState {
     descriptors: Vec<String>,
     threads: Vec<i32>,
     children: Vec<i32>,
     signals: Vec<String>,
 }
 
-impl Belongings {
-    fn of(pid: i32) -> Belongings {
+impl ProcessState {
+    fn of(pid: i32) -> ProcessState {
         let status_lines = [
             "SigBlk",
             "SigIgn",
@@ -32,7 +32,7 @@ impl Belongings {
             "ShdPnd",
             "TracerPid",
         ];
-        Belongings {
+        ProcessState {
             descriptors: descriptors(pid),
             threads: threads(pid),
             children: children(pid),
@@ -44,7 +44,7 @@ impl Belongings {
 // promise: Stopping and resuming: A long-running service keeps running, and no descriptor, thread,
 //    child or signal of ours remains (2 × 2,000 updates)
 #[test]
-fn service_survives_a_thousand_updates() {
+fn service_survives_two_thousand_updates() {
     alone(|| {
         let own = std::process::id() as i32;
         for file in program_forms("service") {
@@ -54,7 +54,7 @@ fn service_survives_a_thousand_updates() {
             let mut hits = BTreeMap::new();
             let text = Image::of(pid).text();
             let states = session.states();
-            let (ours, theirs) = (Belongings::of(own), Belongings::of(pid));
+            let (ours, theirs) = (ProcessState::of(own), ProcessState::of(pid));
 
             for round in 0..ROUNDS {
                 let report = session.apply(&all(Action::Enable)).unwrap();
@@ -82,8 +82,8 @@ fn service_survives_a_thousand_updates() {
 
             assert_eq!(session.states(), states);
             session.assert_all((0, State::Disabled));
-            assert_eq!(Belongings::of(own), ours, "ours");
-            assert_eq!(Belongings::of(pid), theirs, "the service's");
+            assert_eq!(ProcessState::of(own), ours, "ours");
+            assert_eq!(ProcessState::of(pid), theirs, "the service's");
             Image::of(pid)
                 .text()
                 .assert_same(&text, "the service's code");

@@ -58,7 +58,7 @@ fn toggle_switches_a_probe_on_and_off_again() {
 }
 
 #[test]
-fn own_switches_a_probe_of_a_loaded_object() {
+fn own_example_switches_a_preloaded_probe() {
     let own = |name: &str| {
         let mut own = Command::new(example("own"));
         own.arg(name)

@@ -89,7 +89,7 @@ fn parent_of_a_stopped_process_sees_nothing_else() {
 // promise: Processes that are hard to change: A process under a seccomp filter that forbids even
 //    mmap is changed: everything is done from outside (2 × 40 updates)
 #[test]
-fn process_under_strict_seccomp_is_changed_from_outside() {
+fn process_under_seccomp_filter_is_changed_from_outside() {
     for file in fixture_forms("seccomp") {
         let mut session = Session::start(&file);
         assert_eq!(process::status(session.pid(), "Seccomp"), "2");

@@ -14,7 +14,7 @@ fn observe(target: &Target) -> Observer {
 }
 
 /// Sends `line` to a program, and returns the duration in its answer, a number of nanoseconds.
-fn took(talker: &mut Talker, line: &str) -> Duration {
+fn time_reported(talker: &mut Talker, line: &str) -> Duration {
     let word = line.split_ascii_whitespace().next().unwrap();
     let answer = talker.ask(line, if word == "do" { "done" } else { word });
     let number = answer.split_ascii_whitespace().next_back().unwrap();
@@ -36,7 +36,7 @@ fn latencies_equal_the_time_that_passed() {
         assert_eq!(observer.latencies().unwrap()[0].count(), 0);
         let mut all = Duration::ZERO;
         for _ in 0..20 {
-            all += took(&mut talker, "do (.)");
+            all += time_reported(&mut talker, "do (.)");
         }
         let so_far = observer.latencies().unwrap().remove(0);
         assert_eq!((so_far.start(), so_far.stop()), ("start", "stop"));

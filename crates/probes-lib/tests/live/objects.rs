@@ -51,7 +51,7 @@ fn load(session: &mut Session, how: &str, path: &str) {
 }
 
 #[test]
-fn library_probes_are_switched_in_a_plain_program() {
+fn library_probes_are_updated_in_program_without_probes() {
     for file in fixture_forms("objects/linked") {
         let mut session = Session::start(&file);
         assert_eq!(session.target.program(), file);
@@ -70,7 +70,7 @@ fn library_probes_are_switched_in_a_plain_program() {
 }
 
 #[test]
-fn objects_loaded_and_unloaded_later_come_and_go() {
+fn probes_appear_with_dlopen_and_vanish_with_dlclose() {
     for mut session in hosts() {
         assert_eq!(session.states().len(), 2);
         load(&mut session, "load", &plugin());
@@ -124,7 +124,7 @@ fn object_loaded_twice_has_two_sets_of_counters() {
 // promise: Objects that come and go: What was done to an object that was unloaded is not undone in
 //    another (2)
 #[test]
-fn undo_of_an_unloaded_object_spares_its_successor() {
+fn undo_leaves_an_object_loaded_later_alone() {
     for mut session in hosts() {
         load(&mut session, "load", &plugin());
         let report = session.apply(&named(Action::Enable, "plug")).unwrap();
@@ -166,9 +166,9 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
                 assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
             } else {
                 assert!(!sites(&target).contains_key("plug"));
-                let passed_over = target.unreadable();
-                let [one] = &passed_over[..] else {
-                    panic!("{passed_over:?}");
+                let unreadable = target.unreadable();
+                let [one] = &unreadable[..] else {
+                    panic!("{unreadable:?}");
                 };
                 assert_eq!(one.path, copy);
                 assert_eq!(
@@ -199,7 +199,7 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
 // promise: Objects that come and go: An object that exists only in memory (memfd) is switched, or
 //    reported if it cannot be opened (4)
 #[test]
-fn object_in_memory_alone_is_switched_if_possible() {
+fn memfd_object_is_updated_if_it_opens() {
     for mut session in hosts() {
         load(&mut session, "held", &plugin());
         assert_eq!(sites(&session.target)["plug"].len(), 2);
@@ -216,9 +216,9 @@ fn object_in_memory_alone_is_switched_if_possible() {
             enabled.unwrap();
             assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
         } else {
-            let passed_over = session.target.unreadable();
-            let [one] = &passed_over[..] else {
-                panic!("{passed_over:?}");
+            let unreadable = session.target.unreadable();
+            let [one] = &unreadable[..] else {
+                panic!("{unreadable:?}");
             };
             assert_eq!(
                 one.why.to_string(),
@@ -381,8 +381,8 @@ fn objects_that_come_and_go_are_shown_whole() {
                 Err(error) => panic!("{error}"),
             };
             // An unloaded object does not count as unreadable.
-            let passed_over = target.unreadable();
-            assert!(passed_over.is_empty(), "{passed_over:?}");
+            let unreadable = target.unreadable();
+            assert!(unreadable.is_empty(), "{unreadable:?}");
             for probe in states.probes() {
                 assert_eq!(probe.state(), State::Disabled, "{}", probe.name());
             }
@@ -469,7 +469,7 @@ fn launch(file: &Path, actions: Actions) -> probes_lib::Result<Launched> {
 }
 
 #[test]
-fn linked_library_is_set_before_the_program_starts() {
+fn linked_library_probes_are_set_before_main() {
     for file in fixture_forms("objects/linked") {
         let launched = launch(&file, named(Action::Enable, "plug")).unwrap();
         let changed = &launched.report().changed;
@@ -487,7 +487,7 @@ fn linked_library_is_set_before_the_program_starts() {
 // promise: Objects that come and go: `trace` sets the probes of linked libraries before their
 //    initialisers run (4)
 #[test]
-fn linked_library_is_set_before_its_initialisers() {
+fn linked_library_probes_are_set_before_initialisers_run() {
     for name in ["objects/eager", "objects/musl/eager"] {
         for file in fixture_forms(name) {
             let launched = launch(&file, named(Action::Enable, "plug")).unwrap();

@@ -291,7 +291,7 @@ fn probes_of_objects_are_counted_with_the_program() {
 // promise: Observations: A forked child runs on with the trampolines that it inherits, and they
 //    can be removed from it without the observer of its parent (2 × 2)
 #[test]
-fn child_keeps_trampolines_runs_on_and_loses_them() {
+fn trampolines_that_a_child_inherits_can_be_removed() {
     for file in fixture_forms("forker") {
         let mut talker = Talker::start(&file);
         let parent = talker.pid();
@@ -443,7 +443,7 @@ fn counts_of_an_unloaded_object_are_kept() {
 // promise: Observations: Observations begin while an object with probes is loaded and unloaded all the
 //    time (2 × 50)
 #[test]
-fn objects_and_observations_come_and_go_together() {
+fn observations_begin_while_objects_load_and_unload() {
     for file in fixture_forms("objects/host") {
         let mut talker = Talker::start(&file);
         let plugin = fixture("objects/plugin.so");

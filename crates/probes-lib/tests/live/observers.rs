@@ -49,7 +49,7 @@ fn everything() -> Observation {
 // promise: Observations: A second observer gets an error with the pid and command of the first, and
 //    changes nothing (2)
 #[test]
-fn second_observer_is_refused_by_name() {
+fn second_observer_is_refused_naming_the_first() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let pid = talker.pid();

@@ -45,18 +45,18 @@ fn mapped(pid: i32) -> u64 {
         number(start)..number(end)
     };
     let code: Vec<_> = anonymous_code(pid).iter().map(|line| range(line)).collect();
-    let is_of_it = |line: &&str| {
+    let is_of_observation = |line: &&str| {
         let range = range(line);
         let mut code = code.iter();
         code.any(|code| *code == range || code.end == range.start)
     };
-    let ranges = maps.lines().filter(is_of_it).map(range);
+    let ranges = maps.lines().filter(is_of_observation).map(range);
     ranges.map(|range| range.end - range.start).sum()
 }
 
 // promise: Observations: What lies in the unused part of a thread's stack keeps nothing mapped (2)
 #[test]
-fn stack_of_another_thread_keeps_nothing_mapped() {
+fn unused_stack_memory_keeps_nothing_mapped() {
     for file in fixture_forms("idle_threads") {
         let mut talker = Talker::start_with(&file, ["8"]);
         let pid = talker.pid();
@@ -172,7 +172,7 @@ fn memory_still_in_use_stays_mapped_until_free() {
 // promise: Observations: A replaced observer gets an error that names its successor even if its
 //    memory stays mapped (2)
 #[test]
-fn observer_taken_over_in_kept_memory_learns_it() {
+fn replaced_observer_gets_error_though_memory_stays_mapped() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut keeper = Keeper::start(&file);
         let pid = keeper.talker.pid();
@@ -242,7 +242,7 @@ fn failure_says_that_orphaned_memory_stays_mapped() {
 // promise: Observations: A process that sets a seccomp filter while it is observed gets its sites
 //    restored, and keeps the memory (2)
 #[test]
-fn process_that_filters_itself_is_restored_keeps_memory() {
+fn self_filtered_process_is_restored_but_keeps_memory() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start_with(&file, ["later"]);
         let pid = talker.pid();

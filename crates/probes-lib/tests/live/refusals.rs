@@ -41,7 +41,7 @@ fn pid_of_no_process_is_refused() {
 
 // promise: Bad input: A process under valgrind is refused with the name of the translator (2)
 #[test]
-fn translated_process_is_refused_by_name() {
+fn translated_process_is_refused_naming_the_translator() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut valgrind = Command::new("valgrind");
         valgrind.args(["--tool=none", "--quiet", "--vgdb=no"]);
@@ -240,7 +240,7 @@ fn another_users_process_is_refused_naming_its_owner() {
 }
 
 #[test]
-fn root_can_change_any_process_users_their_own() {
+fn root_changes_any_process_and_users_their_own() {
     let scratch = Scratch::new();
     for file in fixture_forms("forker") {
         let mut command = if geteuid().is_root() {

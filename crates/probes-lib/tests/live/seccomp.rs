@@ -52,7 +52,7 @@ pub(crate) fn refused(target: &Target, why: &ObserveError) -> Error {
         ObserveError::SeccompUnreadable { why }.to_string()
     };
     assert_eq!(found.to_string(), expected);
-    assert!(error.is_confined());
+    assert!(error.is_refused_by_seccomp());
     assert_eq!(error.effect(), Effect::NothingChanged);
     error
 }

@@ -17,7 +17,7 @@ fn timed() -> [Observation; 2] {
 // promise: Observations: A process of which a thread may not read the time stamp counter
 //    (prctl(PR_SET_TSC), strict seccomp) is counted, not timed: the error names the thread
 #[test]
-fn thread_without_time_stamps_refuses_timing() {
+fn process_with_tsc_denied_is_not_timed() {
     for (mode, denial) in [
         ("main", TscDenial::Prctl),
         ("worker", TscDenial::Prctl),
@@ -55,7 +55,7 @@ fn thread_without_time_stamps_refuses_timing() {
 }
 
 #[test]
-fn allowed_time_stamps_are_found_each_time() {
+fn tsc_access_is_checked_for_each_observation() {
     for file in fixture_forms("no_tsc") {
         let mut talker = Talker::start_with(&file, ["later"]);
         let target = Target::open(talker.pid()).unwrap();

@@ -91,9 +91,9 @@ fn every_hit_is_shown_or_counted_as_dropped() {
             let mut observer = watch(&target, Selector::name("start"));
             talker.send(&format!("pairs {threads} {each}"));
             let mut all: Vec<Event> = Vec::new();
-            let mut lost = 0;
+            let mut dropped = 0;
             let mut take = |events: Events| {
-                lost += events.dropped;
+                dropped += events.dropped;
                 all.extend(events.events);
             };
             for _ in 0..50 {
@@ -101,7 +101,11 @@ fn every_hit_is_shown_or_counted_as_dropped() {
             }
             talker.expect("pairs");
             take(observer.remove().unwrap().events);
-            assert_eq!(all.len() as u64 + lost, threads * each, "{lost} lost");
+            assert_eq!(
+                all.len() as u64 + dropped,
+                threads * each,
+                "{dropped} dropped"
+            );
             // In order for each thread: the number that is the first argument ascends.
             let mut by_thread = std::collections::BTreeMap::<i32, Vec<i64>>::new();
             for event in &all {
@@ -112,7 +116,7 @@ fn every_hit_is_shown_or_counted_as_dropped() {
                 numbers.push(number);
             }
             let seen = by_thread.len() as u64;
-            assert!(seen == threads || seen < threads && lost > 0);
+            assert!(seen == threads || seen < threads && dropped > 0);
             for numbers in by_thread.values() {
                 assert!(numbers.is_sorted_by(|one, other| one < other));
             }

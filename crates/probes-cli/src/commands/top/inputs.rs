@@ -100,7 +100,7 @@ impl<'e> Inputs<'e> {
                     Ok(keys) => return Ok(Input::Keys(keys)),
                     Err(_) => return Ok(Input::End(End::TerminalLost)),
                 }
-            } else if let Some(key) = self.keys.give_up() {
+            } else if let Some(key) = self.keys.flush() {
                 return Ok(Input::Keys(vec![key]));
             }
             if until.is_some_and(|until| until <= Instant::now()) {

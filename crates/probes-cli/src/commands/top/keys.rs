@@ -41,7 +41,7 @@ impl Keys {
         let mut keys = Vec::new();
         for &byte in bytes {
             self.pending.push(byte);
-            self.take(&mut keys);
+            self.decode_pending(&mut keys);
         }
         keys
     }
@@ -53,16 +53,16 @@ impl Keys {
 
     /// Drops the pending bytes; to be called when no more arrive. Returns [`Key::Escape`] if they are
     /// a single ESC byte, which also begins every escape sequence.
-    pub(super) fn give_up(&mut self) -> Option<Key> {
+    pub(super) fn flush(&mut self) -> Option<Key> {
         let is_escape = self.pending == [ESCAPE];
         self.pending.clear();
         is_escape.then_some(Key::Escape)
     }
 
-    fn take(&mut self, keys: &mut Vec<Key>) {
+    fn decode_pending(&mut self, keys: &mut Vec<Key>) {
         match Decoded::of(&self.pending) {
-            Decoded::More if self.pending.len() < LONGEST => return,
-            Decoded::More | Decoded::Nothing => {}
+            Decoded::Incomplete if self.pending.len() < LONGEST => return,
+            Decoded::Incomplete | Decoded::Ignored => {}
             Decoded::Key(key) => keys.push(key),
             // The second one may begin a sequence.
             Decoded::EscapeTwice => {
@@ -80,42 +80,42 @@ enum Decoded {
     Key(Key),
     EscapeTwice,
     /// A key without a meaning here.
-    Nothing,
+    Ignored,
     /// An incomplete key.
-    More,
+    Incomplete,
 }
 
 impl Decoded {
     fn of(bytes: &[u8]) -> Decoded {
         match bytes {
-            [] | [ESCAPE] | [ESCAPE, b'[' | b'O'] => Decoded::More,
+            [] | [ESCAPE] | [ESCAPE, b'[' | b'O'] => Decoded::Incomplete,
             [ESCAPE, ESCAPE] => Decoded::EscapeTwice,
             // ECMA-48, 5.4: parameters and intermediate bytes, then a final one.
-            [ESCAPE, b'[', .., 0x20..=0x3f] => Decoded::More,
+            [ESCAPE, b'[', .., 0x20..=0x3f] => Decoded::Incomplete,
             [ESCAPE, b'[', parameters @ .., end @ 0x40..=0x7e] => {
                 Decoded::sequence(parameters, *end)
             }
             [ESCAPE, b'O', end] => Decoded::sequence(&[], *end),
             // A key with Alt, or an unknown escape sequence.
-            [ESCAPE, ..] => Decoded::Nothing,
+            [ESCAPE, ..] => Decoded::Ignored,
             [b'\r' | b'\n'] => Decoded::Key(Key::Enter),
             [0x7f | 0x08] => Decoded::Key(Key::Backspace),
             [byte @ 1..=26] => Decoded::Key(Key::Control(char::from(byte - 1 + b'a'))),
-            [0..=0x1f] => Decoded::Nothing,
+            [0..=0x1f] => Decoded::Ignored,
             bytes => match str::from_utf8(bytes) {
                 Ok(text) => text
                     .chars()
                     .next()
-                    .map_or(Decoded::Nothing, Decoded::character),
-                Err(error) if error.error_len().is_none() => Decoded::More,
-                Err(_) => Decoded::Nothing,
+                    .map_or(Decoded::Ignored, Decoded::character),
+                Err(error) if error.error_len().is_none() => Decoded::Incomplete,
+                Err(_) => Decoded::Ignored,
             },
         }
     }
 
     fn character(character: char) -> Decoded {
         if character.is_control() {
-            Decoded::Nothing
+            Decoded::Ignored
         } else {
             Decoded::Key(Key::Character(character))
         }
@@ -132,7 +132,7 @@ impl Decoded {
             (b'~', Some(b"5")) => Key::PageUp,
             (b'~', Some(b"6")) => Key::PageDown,
             (b'M', _) if parameters.is_empty() => Key::Enter,
-            _ => return Decoded::Nothing,
+            _ => return Decoded::Ignored,
         })
     }
 }
@@ -144,7 +144,7 @@ mod tests {
     fn keys(bytes: &[u8]) -> Vec<Key> {
         let mut keys = Keys::default();
         let mut pressed = keys.feed(bytes);
-        pressed.extend(keys.give_up());
+        pressed.extend(keys.flush());
         assert!(!keys.is_waiting());
         pressed
     }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(keys(b"\x1b\x1b[A"), [Key::Escape, Key::Up]);
         let mut half = Keys::default();
         assert!(half.feed(b"\x1b[").is_empty() && half.is_waiting());
-        assert_eq!(half.give_up(), None);
+        assert_eq!(half.flush(), None);
     }
 
     #[test]

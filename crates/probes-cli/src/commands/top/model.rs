@@ -50,12 +50,12 @@ struct Readings {
     /// In the order of `probes`.
     figures: Vec<Figures>,
     /// In the order in which the pairs were given.
-    times: Vec<Times>,
+    times: Vec<PairLatency>,
 }
 
 /// The times of a pair, from the beginning.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Times {
+pub(super) struct PairLatency {
     pub(super) start: String,
     pub(super) stop: String,
     /// How many latencies were measured.
@@ -166,7 +166,7 @@ impl Model {
     }
 
     /// Takes the times of all pairs.
-    pub(super) fn set_times(&mut self, times: Vec<Times>) {
+    pub(super) fn set_times(&mut self, times: Vec<PairLatency>) {
         self.now.times = times;
     }
 
@@ -178,7 +178,7 @@ impl Model {
     }
 
     /// Shows a message until the next key.
-    pub(super) fn say(&mut self, message: impl Into<String>) {
+    pub(super) fn show_message(&mut self, message: impl Into<String>) {
         self.message = Some(message.into());
     }
 
@@ -242,7 +242,7 @@ impl Model {
             self.selected = Some(*only);
         }
         let Some(probe) = self.selected.map(|selected| &self.probes[selected]) else {
-            self.say("no probe is selected: the arrow keys select one");
+            self.show_message("no probe is selected: the arrow keys select one");
             return None;
         };
         Some(Request::Switch {
@@ -343,7 +343,7 @@ impl Model {
     }
 
     /// The times of each pair.
-    pub(super) fn times(&self) -> &[Times] {
+    pub(super) fn times(&self) -> &[PairLatency] {
         &self.readings().times
     }
 

@@ -146,7 +146,7 @@ fn bytes_after_the_last_string_are_ignored() {
 }
 
 #[test]
-fn cut_header_is_reported_with_the_rest_length() {
+fn truncated_header_is_reported_with_remaining_length() {
     let mut bytes = section(&[ocaml("whole")]);
     let offset = bytes.len();
     for left in 1..12 {

@@ -58,7 +58,7 @@ impl CleanReport {
 
     /// Returns the report, if it says that memory stays mapped; otherwise fails, because a thread may
     /// still execute an injected call that maps memory.
-    fn if_pending(self, pid: i32) -> Result<CleanReport> {
+    fn or_keeps_changing(self, pid: i32) -> Result<CleanReport> {
         if self.still_mapped == 0 {
             let error = Error::of_process(pid, ProcessError::KeepsChanging);
             return Err(error.with_effect_if_none(Effect::StillMapped));
@@ -143,7 +143,7 @@ pub(crate) fn remove_stale(
         let orphaned = OrphanedMappings::find(process, memory, &maps, &arenas);
         let is_cave_empty = orphaned.is_none();
         if !is_cave_empty && begun.elapsed() > options.deadline {
-            return cleaned.if_pending(process.pid());
+            return cleaned.or_keeps_changing(process.pid());
         }
         cleaned.still_mapped = 0;
         let is_stale = |arena: &Arena| successor.is_some() || !has_observer(process, arena);

@@ -14,7 +14,7 @@ use crate::trace::stopped::Stopped;
 
 /// How many threads are checked. Each adds about 0.1 ms to the stop time, and nearly always all
 /// threads have the same setting.
-const MOST_ASKED: usize = 4;
+const MAX_CHECKED: usize = 4;
 
 /// The length of the C `int` that prctl(2) writes.
 const MODE_LEN: usize = 4;
@@ -52,10 +52,10 @@ pub(crate) fn refuse_denied<'s>(
     let mut tids: Vec<i32> = stopped.tids().collect();
     let leader = injector.process.pid();
     tids.sort_unstable_by_key(|&tid| (tid != leader, tid));
-    for tid in tids.into_iter().take(MOST_ASKED) {
-        let was_asked;
-        (stopped, was_asked) = injector.run_in(stopped, tid, InjectedCall::tsc_mode(at))?;
-        if was_asked && take_answer(injector, at)? == libc::PR_TSC_SIGSEGV {
+    for tid in tids.into_iter().take(MAX_CHECKED) {
+        let was_checked;
+        (stopped, was_checked) = injector.run_in(stopped, tid, InjectedCall::tsc_mode(at))?;
+        if was_checked && take_result(injector, at)? == libc::PR_TSC_SIGSEGV {
             return Err(denied(injector.process, tid, TscDenial::Prctl));
         }
     }
@@ -67,7 +67,7 @@ fn denied(process: &Process, tid: i32, denial: TscDenial) -> Error {
 }
 
 /// Reads an answer and clears it.
-fn take_answer(injector: &Injector<'_>, at: LiveAddr) -> Result<i32> {
+fn take_result(injector: &Injector<'_>, at: LiveAddr) -> Result<i32> {
     let pid = injector.process.pid();
     let mut answer = [0; MODE_LEN];
     let (memory, part) = (injector.memory, MemoryPart::ObservationData);

@@ -17,7 +17,7 @@
 use std::ops::{Range, RangeInclusive};
 
 use crate::address::{LiveAddr, PAGE};
-use crate::observe::layout::observer_record::{ObserverRecord, RECORD_LEN};
+use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::shared::{GROUPS, SharedLayout};
 use crate::observe::point::{PATCH_LEN, Point};
 
@@ -25,10 +25,10 @@ const MAGIC: [u8; 16] = *b"ocaml-probes obs";
 const VERSION: u32 = 4;
 
 /// The versions of tools that do not record who observes. What such a tool has left is removed as well.
-const VERSIONS_WITHOUT_RECORD: RangeInclusive<u32> = 2..=3;
+const VERSIONS_WITHOUT_OBSERVER: RangeInclusive<u32> = 2..=3;
 
 /// The length of the header in bytes; without the record of who observes, [`BASE_LEN`].
-pub(crate) const HEADER_LEN: usize = BASE_LEN + RECORD_LEN;
+pub(crate) const HEADER_LEN: usize = BASE_LEN + OBSERVER_RECORD_LEN;
 const BASE_LEN: usize = 80;
 const BASE_LEN_WITHOUT_RECORD: usize = 128;
 const ENTRY_LEN: usize = 24;
@@ -42,11 +42,11 @@ const PAIRS_AT: usize = 28;
 const DATA_AT: usize = 32;
 const DATA_LEN_AT: usize = 40;
 const SHARED_AT: usize = 48;
-const EVENT_LEN_AT: usize = 56;
+const RECORD_LEN_AT: usize = 56;
 const ID_AT: usize = 64;
 /// 1 once all points are restored.
 const RESTORED_AT: usize = 72;
-const RECORD_AT: usize = BASE_LEN;
+const OBSERVER_AT: usize = BASE_LEN;
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
 pub(crate) const LINE: u64 = 64;
@@ -128,7 +128,7 @@ impl Arena {
             HeaderVersion::WithoutRecord { data_len } => data_len,
             HeaderVersion::Current(_) => {
                 let successor = self.counters_len() + self.shared.len();
-                (successor + RECORD_LEN as u64).next_multiple_of(PAGE)
+                (successor + OBSERVER_RECORD_LEN as u64).next_multiple_of(PAGE)
             }
         }
     }
@@ -202,12 +202,12 @@ impl Arena {
         put(DATA_AT, &self.data().0.to_le_bytes());
         put(DATA_LEN_AT, &self.data_len().to_le_bytes());
         put(SHARED_AT, &sharing.shared_at().0.to_le_bytes());
-        put(EVENT_LEN_AT, &self.shared.record_len.to_le_bytes());
+        put(RECORD_LEN_AT, &self.shared.record_len.to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
         let version = match &self.version {
-            HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_RECORD.start(),
+            HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
             HeaderVersion::Current(record) => {
-                put(RECORD_AT, &record.to_bytes());
+                put(OBSERVER_AT, &record.to_bytes());
                 VERSION
             }
         };
@@ -248,7 +248,7 @@ impl Arena {
             number(header, COUNT_AT) as usize,
             number(header, VERSION_AT),
         );
-        let is_known = version == VERSION || VERSIONS_WITHOUT_RECORD.contains(&version);
+        let is_known = version == VERSION || VERSIONS_WITHOUT_OBSERVER.contains(&version);
         let is_ours = header.starts_with(&MAGIC) && is_known;
         (is_ours && (1..=MAX_POINTS).contains(&count)).then_some((count, version))
     }
@@ -267,8 +267,8 @@ impl Arena {
         };
         let says = |at: usize| word(&header, at);
         let version = if version == VERSION {
-            let mut record = [0; RECORD_LEN];
-            read(code.plus(RECORD_AT as u64), &mut record)?;
+            let mut record = [0; OBSERVER_RECORD_LEN];
+            read(code.plus(OBSERVER_AT as u64), &mut record)?;
             HeaderVersion::Current(ObserverRecord::parse(&record))
         } else {
             let data_len = says(DATA_LEN_AT);
@@ -286,7 +286,7 @@ impl Arena {
             trampoline_len: u64::from(number(&header, TRAMPOLINE_LEN_AT)),
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT),
-                record_len: number(&header, EVENT_LEN_AT),
+                record_len: number(&header, RECORD_LEN_AT),
             },
             id: says(ID_AT),
             version,

@@ -2,10 +2,10 @@
 //! each of its arenas. Pure functions only: no system calls.
 
 /// The length of a record in bytes.
-pub(crate) const RECORD_LEN: usize = 176;
+pub(crate) const OBSERVER_RECORD_LEN: usize = 176;
 
 /// The longest command that a record has room for, in bytes.
-const COMMAND_LEN: usize = RECORD_LEN - COMMAND_AT;
+const COMMAND_LEN: usize = OBSERVER_RECORD_LEN - COMMAND_AT;
 
 /// Where the fields begin, in bytes.
 const PID_AT: usize = 0;
@@ -34,8 +34,8 @@ pub(crate) struct ObserverRecord {
 }
 
 impl ObserverRecord {
-    pub(crate) fn to_bytes(&self) -> [u8; RECORD_LEN] {
-        let mut bytes = [0; RECORD_LEN];
+    pub(crate) fn to_bytes(&self) -> [u8; OBSERVER_RECORD_LEN] {
+        let mut bytes = [0; OBSERVER_RECORD_LEN];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(PID_AT, &self.pid.to_le_bytes());
         put(NAMESPACE_AT, &self.namespace.to_le_bytes());
@@ -47,13 +47,13 @@ impl ObserverRecord {
     }
 
     /// Returns the record with these bytes, unless nothing was written there.
-    pub(crate) fn parse_written(bytes: &[u8; RECORD_LEN]) -> Option<ObserverRecord> {
+    pub(crate) fn parse_written(bytes: &[u8; OBSERVER_RECORD_LEN]) -> Option<ObserverRecord> {
         let record = ObserverRecord::parse(bytes);
         (record.pid != 0).then_some(record)
     }
 
     /// Returns the record with these bytes, whatever they are.
-    pub(crate) fn parse(bytes: &[u8; RECORD_LEN]) -> ObserverRecord {
+    pub(crate) fn parse(bytes: &[u8; OBSERVER_RECORD_LEN]) -> ObserverRecord {
         let word = |at: usize| u64::from_le_bytes(array(bytes, at));
         let command = bytes[COMMAND_AT..].split(|&byte| byte == 0).next();
         ObserverRecord {
@@ -127,7 +127,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_record(bytes in prop::collection::vec(any::<u8>(), RECORD_LEN)) {
+        fn any_bytes_are_a_record(bytes in prop::collection::vec(any::<u8>(), OBSERVER_RECORD_LEN)) {
             let record = ObserverRecord::parse(&bytes.try_into().unwrap());
             prop_assert!(!record.command.contains('\0'));
         }

@@ -101,11 +101,11 @@ impl Event {
     }
 }
 
-/// The shortest time between two readings of the mappings, once [`YOUNG_FOR`] is over.
+/// The shortest time between two readings of the mappings, once [`STARTUP_TIME`] is over.
 const RENEWAL: Duration = Duration::from_millis(100);
 
 /// For how long after the beginning the mappings are read anew whenever hits are read.
-const YOUNG_FOR: Duration = Duration::from_secs(1);
+const STARTUP_TIME: Duration = Duration::from_secs(1);
 
 /// How long the table of readable pages is valid, from when the mappings were read.
 pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
@@ -290,8 +290,8 @@ impl EventReader {
     /// it always is, because a program that has just started is still mapping its heap.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         let since = |earlier| now.saturating_duration_since(earlier);
-        let is_young = since(self.begun) < YOUNG_FOR;
-        self.layout.record_len > 0 && (is_young || since(self.renewed) > RENEWAL)
+        let is_starting = since(self.begun) < STARTUP_TIME;
+        self.layout.record_len > 0 && (is_starting || since(self.renewed) > RENEWAL)
     }
 
     /// Returns what to write into the shared data, at which offsets, to renew the table of readable
@@ -362,7 +362,7 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
         size: shape.size,
         signed: shape.signed,
         value: word(record, at + record::VALUE),
-        header: word(record, at + record::BLOCK),
+        header: word(record, at + record::BLOCK_HEADER),
         words: bytes.filter(|_| copied > 0),
     }
 }
@@ -470,7 +470,7 @@ mod tests {
         let at = record::ARGUMENTS + record::ARGUMENT_LEN;
         let mut words = vec![
             (at + record::VALUE, 11),
-            (at + record::BLOCK, 22),
+            (at + record::BLOCK_HEADER, 22),
             (at + record::COPY, 33),
             (at + record::COPY + 8 * 8, 44),
         ];

@@ -92,7 +92,7 @@ fn argument(
     unless_readable(a, layout, over)?;
     let copied = byte_ptr(rcx + record::COPIED + index);
     a.mov(rax, qword_ptr(rdx - 8))?;
-    a.mov(qword_ptr(rcx + at + record::BLOCK), rax)?;
+    a.mov(qword_ptr(rcx + at + record::BLOCK_HEADER), rax)?;
     a.mov(copied, 1)?;
     a.cmp(al, LEAST_OPAQUE)?;
     a.jb(over)?;

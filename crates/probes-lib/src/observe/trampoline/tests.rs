@@ -104,7 +104,7 @@ fn saved_registers_are_found_as_arguments() {
     let listing = listing(&role, layout);
     // Nothing is stored on the stack, and every register that is saved is restored.
     assert!(!listing.iter().any(|line| line.starts_with("push")));
-    for (register, copy) in FOR_TIMES {
+    for (register, copy) in SAVED_IF_TIMED {
         let name = |register: Register| format!("%{register:?}").to_lowercase();
         let (register, copy) = (name(register.into()), name(copy.into()));
         let count = |text: String| listing.iter().filter(|line| **line == text).count();
@@ -188,7 +188,7 @@ fn all_ends(one: u32, other: u32) -> Vec<Vec<PairEnd>> {
 
 /// Returns roles, each with variants that differ from it in few things: whether they count, the numbers
 /// of their pairs, what they watch.
-fn roles_and_likes() -> Vec<(Role, Vec<Role>)> {
+fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
     let role = |is_counted, ends: &[PairEnd], many: Option<usize>, point| Role {
         is_counted,
         ends: ends.to_vec(),
@@ -224,7 +224,7 @@ fn every_trampoline_fits_beside_any_others() {
         pairs: 64,
         record_len: record::len(MOST_ARGUMENTS),
     };
-    for (role, likes) in roles_and_likes() {
+    for (role, likes) in roles_and_variants() {
         for like in &likes {
             for both in [[&role, like], [like, &role]] {
                 let len = longest(both.into_iter(), layout).unwrap();

@@ -166,7 +166,7 @@ fn layout_that_could_be_either_is_unknown() {
 }
 
 #[test]
-fn contradictions_are_not_believed() {
+fn inconsistent_tables_are_rejected() {
     let wrong = |place: u64, word: u64, kind, make: MakeTable, layout| {
         let mut memory = make(layout);
         memory.poke(LiveAddr(place), &word.to_le_bytes());
@@ -200,7 +200,7 @@ fn contradictions_are_not_believed() {
 }
 
 #[test]
-fn table_is_told_by_its_symbols_length() {
+fn table_kind_is_recognized_by_symbol_length() {
     let symbol = |len| Symbol {
         address: FileAddr(0x1234),
         len,
@@ -220,7 +220,7 @@ proptest! {
 
     // promise: Closures: Any bytes give fragments of code or none, and reading them ends
     #[test]
-    fn any_bytes_are_read_to_an_end(
+    fn reading_any_bytes_terminates(
         known in 0..KNOWN.len(),
         damage in proptest::collection::vec((0u64..3, 0u64..0x120, any::<u8>()), 1..20),
     ) {

@@ -190,7 +190,7 @@ fn shown_values_freeze_while_paused_and_counting_continues() {
     let mut model = model();
     type_text(&mut model, "p");
     model.set_counts(3 * SECOND, |_| Some(500));
-    model.set_times(vec![Times::default()]);
+    model.set_times(vec![PairLatency::default()]);
     assert!(model.is_paused() && model.times().is_empty());
     assert_eq!((names(&model).as_str(), model.totals().0), ("bac", 140));
     // It can still be sorted.

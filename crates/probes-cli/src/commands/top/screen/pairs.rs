@@ -7,7 +7,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Row, Table, Widget};
 
 use super::cells::{GAP, clipped, grouped};
-use crate::commands::top::model::Times;
+use crate::commands::top::model::PairLatency;
 use crate::output::{caution, with_unit};
 use crate::text::Escaped;
 
@@ -24,7 +24,7 @@ const COLUMNS: [(&str, u16, u16); 5] = [
 ];
 
 /// As many pairs as fit, below a line that is empty or says that times may be wrong.
-pub(super) struct Pairs<'m>(pub(super) &'m [Times]);
+pub(super) struct Pairs<'m>(pub(super) &'m [PairLatency]);
 
 impl Widget for Pairs<'_> {
     fn render(self, area: Rect, buffer: &mut Buffer) {
@@ -40,13 +40,13 @@ impl Widget for Pairs<'_> {
 }
 
 /// Says if times of a pair may be wrong.
-fn caution_of(pair: &Times) -> Option<String> {
+fn caution_of(pair: &PairLatency) -> Option<String> {
     let caution = caution(pair.interleaved, pair.count)?;
     let (start, stop) = (Escaped(&pair.start), Escaped(&pair.stop));
     Some(format!("{caution}: {start},{stop}"))
 }
 
-fn table(times: &[Times], area: Rect) -> Table<'static> {
+fn table(times: &[PairLatency], area: Rect) -> Table<'static> {
     let is_wide = |from: u16| area.width >= from;
     let shown = COLUMNS.iter().filter(|(_, _, from)| is_wide(*from));
     let others: u16 = shown.clone().map(|(_, width, _)| width + GAP).sum();
@@ -85,7 +85,7 @@ fn right(text: String) -> Cell<'static> {
 }
 
 /// Both names, each in half of the width, or in what the other leaves.
-fn name(pair: &Times, width: usize) -> String {
+fn name(pair: &PairLatency, width: usize) -> String {
     let room = width.saturating_sub(1);
     let whole = |name: &str| Line::from(clipped(name, room)).width();
     let (start, stop) = (whole(&pair.start), whole(&pair.stop));
@@ -106,10 +106,10 @@ mod tests {
 
     #[test]
     fn names_share_the_available_width() {
-        let pair = |start: &str, stop: &str| Times {
+        let pair = |start: &str, stop: &str| PairLatency {
             start: start.to_owned(),
             stop: stop.to_owned(),
-            ..Times::default()
+            ..PairLatency::default()
         };
         for (start, stop, width, expected) in [
             ("a", "b", 12, "a,b"),

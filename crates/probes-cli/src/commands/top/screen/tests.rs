@@ -8,7 +8,7 @@ use ratatui::buffer::Buffer;
 use ratatui::style::Modifier;
 
 use super::super::keys::Key;
-use super::super::model::Times;
+use super::super::model::PairLatency;
 use super::*;
 
 const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p pause  ? keys";
@@ -106,7 +106,7 @@ fn screens_of_any_size_are_drawn() {
     let mut help = model();
     help.press(Key::Character('?'), 10);
     help.press(Key::End, 10);
-    help.say("word ".repeat(100));
+    help.show_message("word ".repeat(100));
     for (width, height) in [(0, 0), (1, 1), (2, 100), (300, 1), (3, 3), (1000, 400)] {
         screen(&help, width, height);
         screen(&Model::new([]), width, height);
@@ -118,7 +118,7 @@ fn screens_of_any_size_are_drawn() {
 
 fn timed(pairs: usize) -> Model {
     let mut model = model();
-    let times = Times {
+    let times = PairLatency {
         start: "req_start".to_owned(),
         stop: "req_end".to_owned(),
         count: 1_234_567,
@@ -248,16 +248,16 @@ fn last_line_shows_the_input_and_the_message() {
     model.press(Key::Enter, 5);
     let lines = screen(&model, 80, 12);
     assert!(lines[1].ends_with("; 2 with \"t\""), "{}", lines[1]);
-    model.say("cannot do\x1b that");
+    model.show_message("cannot do\x1b that");
     assert_eq!(last(&model), "cannot do\\u{1b} that");
-    model.say(format!(
+    model.show_message(format!(
         "{} what is too long for one line",
         "word ".repeat(14).trim()
     ));
     let lines = screen(&model, 80, 12);
     assert_eq!(lines[11], "too long for one line");
     assert!(lines[10].ends_with("word what is"), "{lines:?}");
-    model.say("word ".repeat(1000));
+    model.show_message("word ".repeat(1000));
     let lines = screen(&model, 20, 12);
     assert_eq!((&*lines[7], &*lines[11]), ("", "word word word word…"));
     model.press(Key::Character('p'), 5);

@@ -160,7 +160,7 @@ fn section_of_one_semaphore_tells_nothing() {
 }
 
 #[test]
-fn exported_units_tell_that_a_semaphore_is_hidden() {
+fn unit_exported_without_its_semaphore_has_a_pair() {
     let mut made = program_of(ONE, 16);
     made.exported = symbols(&[("camlServer__code_begin", 0x1000)]);
     assert_counters(&made, "tick", &[4 + PAIR]);
@@ -193,7 +193,7 @@ fn one_name_has_semaphores_of_both_layouts() {
 }
 
 #[test]
-fn damaged_symbols_are_as_good_as_none() {
+fn truncated_symbol_table_is_ignored() {
     let mut made = program_of(&[("ocaml", "a", 0), ("ocaml", "b", 2)], 4);
     made.symbols = symbols(&[("camlServer__semaphore_a", 0)]);
     let whole = made.bytes();

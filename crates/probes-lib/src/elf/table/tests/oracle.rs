@@ -198,10 +198,10 @@ fn sites_hold_the_bytes_of_the_file() {
         "spin_1000.pie",
         "gen_ocaml_1.pie",
     ] {
-        let world = crate::testing::SimulatedProcess::of(fixture);
-        for site in world.table.probes().flat_map(|probe| probe.sites()) {
-            let address = world.bias.live(site.address());
-            let loaded = (0..6).map(|i| world.loaded.byte(address.plus(i)));
+        let simulated = crate::testing::SimulatedProcess::of(fixture);
+        for site in simulated.table.probes().flat_map(|probe| probe.sites()) {
+            let address = simulated.bias.live(site.address());
+            let loaded = (0..6).map(|i| simulated.loaded.byte(address.plus(i)));
             assert_eq!(loaded.collect::<Vec<_>>(), site.code().0, "{fixture}");
         }
     }

@@ -1,16 +1,16 @@
-//! `-despite-seccomp`: what an observation may risk.
+//! `-despite-seccomp`: observing under a seccomp filter that cannot be read.
 
 use probes_lib::Options;
 
-// What an observation may risk.
+// `-despite-seccomp`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct RiskFlags {
+pub(crate) struct SeccompFlag {
     /// Observe under unreadable seccomp filters, which may kill the process
     #[arg(long)]
     despite_seccomp: bool,
 }
 
-impl RiskFlags {
+impl SeccompFlag {
     /// Returns these options with the risk that was accepted.
     pub(crate) fn options(&self, others: Options) -> Options {
         Options {
