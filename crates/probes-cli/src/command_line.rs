@@ -67,8 +67,8 @@ pub(crate) enum NoCommand {
 
 /// Reads the command line, whose first word is the program.
 pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Command, NoCommand> {
-    let mut definition = definition();
     let typed: Vec<OsString> = argv.into_iter().collect();
+    let mut definition = definition_for(&typed);
     let form = if asks_for_json(&definition, &typed) {
         MessageForm::Json
     } else {
@@ -91,6 +91,26 @@ pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Command,
 /// The subcommands and flags, as clap knows them.
 fn definition() -> clap::Command {
     let mut definition = CommandLine::command();
+    definition.build();
+    definition
+}
+
+/// The same with the flags of the subcommand in `argv` only, if it comes first and is spelled out: to know those of
+/// all of them would take longer than all else that `ocaml-probes version` does.
+fn definition_for(argv: &[OsString]) -> clap::Command {
+    let definition = CommandLine::command();
+    let is_typed = |it: &clap::Command| argv.get(1).is_some_and(|word| word == it.get_name());
+    if !definition.get_subcommands().any(is_typed) {
+        return self::definition();
+    }
+    let without_flags = |it: clap::Command| {
+        if is_typed(&it) {
+            it
+        } else {
+            it.defer(|without_flags| without_flags)
+        }
+    };
+    let mut definition = definition.mut_subcommands(without_flags);
     definition.build();
     definition
 }

@@ -58,6 +58,11 @@ impl Symbols<'_> {
         found
     }
 
+    /// Returns whether the name of some symbol may contain `part`.
+    pub(crate) fn has_name_with(&self, part: &str) -> bool {
+        memchr::memmem::find(&self.strings, part.as_bytes()).is_some()
+    }
+
     /// Returns whether the name of some symbol may end with `end`.
     pub(crate) fn has_name_ending(&self, end: &str) -> bool {
         !places_of(&self.strings, end).is_empty()

@@ -155,6 +155,8 @@ impl CodeFragments {
     /// If it has a table of which the layout is unknown.
     pub(crate) fn of(elf: &ElfFile, bias: LoadBias) -> Option<Result<CodeFragments, UnknownTable>> {
         let symbols = elf.symbols()?;
+        // Both tables have it in their names; most files have neither, and are searched once only.
+        symbols.has_name_with("code_fragments").then_some(())?;
         let [arrays, lists] = symbols.find(["caml_code_fragments_table", "code_fragments_by_pc"]);
         if arrays.is_empty() && lists.is_empty() {
             return None;
