@@ -2,6 +2,7 @@
 //! the whole file, and checks each offset and size against the file's length before use.
 
 pub(crate) mod arguments;
+mod bytecode;
 pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod source;
@@ -14,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use goblin::container::{Container, Ctx, Endian};
 use goblin::elf::header::{
@@ -64,6 +66,8 @@ pub(crate) struct ElfFile {
     segments: Vec<ProgramHeader>,
     sections: Vec<SectionHeader>,
     section_names: Vec<u8>,
+    /// Looked up when it is first needed.
+    interprets_bytecode: OnceLock<bool>,
 }
 
 impl AsFd for ElfFile {
@@ -108,6 +112,7 @@ impl ElfFile {
             segments: Vec::new(),
             sections: Vec::new(),
             section_names: Vec::new(),
+            interprets_bytecode: OnceLock::new(),
         };
         elf.header = elf.read_header()?;
         elf.segments = elf.read_segments()?;

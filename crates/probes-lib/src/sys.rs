@@ -6,7 +6,6 @@
 pub(crate) mod code_page;
 pub(crate) mod fork;
 pub(crate) mod loaded;
-pub(crate) mod peer;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 pub(crate) mod signals;

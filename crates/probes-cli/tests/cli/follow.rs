@@ -11,8 +11,7 @@ use nix::unistd::Pid;
 use test_support::process::{self, status};
 use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
 
-use crate::count::{end, observing};
-use crate::support::{Folder, command, is_observed, object, run, states};
+use crate::support::{Folder, command, object, run, states};
 
 const ON: &str = "ping enabled\npong enabled\n";
 const OFF: &str = "ping disabled\npong disabled\n";
@@ -119,136 +118,6 @@ fn library_probes_are_enabled_before_their_initialisers() {
             assert_left_alone(talker.pid());
             quit(talker);
         }
-    }
-}
-
-// promise: Following: A followed process can be observed and updated: its follower lends it, and follows
-//    what it forks, executes and loads meanwhile (2)
-#[test]
-fn followed_process_is_observed_and_updated() {
-    for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
-        let pid = talker.pid();
-        let mut following = Following::attach(pid);
-        let count = observing("count -quiet", pid);
-        talker.hits();
-        for line in ["fork", "clone"] {
-            assert_eq!(talker.ask(line, "child"), "child hits ping=3 pong=1");
-            talker.expect("started 0");
-        }
-        let program = fixture("idle_threads.pie");
-        talker.ask(&format!("spawn {}", program.display()), "ready");
-        assert_eq!(first_round(&mut talker), 4);
-        talker.ask("quit", "started 0");
-        let lines = end(count, Signal::SIGINT);
-        assert!(
-            lines[0].starts_with("3 ") && lines[0].ends_with(" ping"),
-            "{lines:?}"
-        );
-        assert!(
-            lines[1].starts_with("1 ") && lines[1].ends_with(" pong"),
-            "{lines:?}"
-        );
-        assert!(!is_observed(pid));
-
-        for line in ["watch -probe ping", "latency -pair ping,pong"] {
-            let tool = observing(&format!("{line} -quiet -for 1h"), pid);
-            talker.hits();
-            assert!(!end(tool, Signal::SIGTERM).is_empty(), "{line}");
-        }
-        run(&format!("attach -quiet -disable ping -pid {pid}")).answer();
-        assert_eq!(states(pid), "ping disabled\npong enabled\n");
-
-        // An exec is followed while the process is observed, which ends the observation.
-        let count = observing("count -quiet", pid);
-        talker.ask(&format!("exec {}", program.display()), "ready");
-        assert_eq!(first_round(&mut talker), 4);
-        drop(count);
-        assert!(following.0.guard().is_running());
-        following.end();
-        assert_left_alone(pid);
-        quit(talker);
-    }
-}
-
-/// Repeats `step` while other tools begin and end observing a process.
-fn while_others_observe(pid: i32, mut step: impl FnMut()) {
-    let observing = std::thread::spawn(move || {
-        for _ in 0..20 {
-            run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
-        }
-    });
-    while !observing.is_finished() {
-        step();
-    }
-    observing.join().unwrap();
-    assert!(!is_observed(pid));
-}
-
-// promise: Following: No load goes unseen while other tools begin and end observing the process (2 × 20
-//    observations)
-#[test]
-fn no_load_is_missed_while_others_observe() {
-    for host in fixture_forms("objects/host") {
-        let mut talker = Talker::start(&host);
-        let pid = talker.pid();
-        let following = Following::attach(pid);
-        let folder = Folder::new("follow-lending");
-        let eager = folder.copy(&fixture("objects/eager.so"), "eager.so");
-        let load = format!("load {}", eager.display());
-        while_others_observe(pid, || {
-            talker.ask(&load, "loaded 0");
-            // In its own constructor, and in a round.
-            let hits = talker.ask("plugins", "plugins");
-            assert_eq!(hits, "plugins 0:ping=2,plug=4");
-            talker.ask("unload 0", "unloaded");
-        });
-        following.end();
-        assert_left_alone(pid);
-        quit(talker);
-    }
-}
-
-// promise: Following: No process that is started goes unseen while other tools begin and end observing
-//    (2 × 20 observations)
-#[test]
-fn no_child_is_missed_while_others_observe() {
-    for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
-        let pid = talker.pid();
-        let following = Following::attach(pid);
-        let program = fixture("idle_threads.pie");
-        while_others_observe(pid, || {
-            assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
-            talker.expect("started 0");
-            for way in ["spawn", "vfork", "grandchild"] {
-                talker.ask(&format!("{way} {}", program.display()), "ready");
-                assert_eq!(first_round(&mut talker), 4, "{way}");
-                talker.ask("quit", "started 0");
-            }
-        });
-        following.end();
-        assert_left_alone(pid);
-        quit(talker);
-    }
-}
-
-#[test]
-fn observation_outlives_its_follower() {
-    for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
-        let pid = talker.pid();
-        for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-            let mut following = Following::attach(pid);
-            let count = observing("count -quiet", pid);
-            kill(Pid::from_raw(following.0.pid()), signal).unwrap();
-            following.0.guard().wait();
-            talker.hits();
-            let lines = end(count, Signal::SIGINT);
-            assert!(lines[0].starts_with("3 "), "{lines:?}");
-            assert!(!is_observed(pid));
-        }
-        quit(talker);
     }
 }
 

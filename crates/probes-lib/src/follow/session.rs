@@ -22,13 +22,9 @@ use crate::process::image::Image;
 use crate::process::object::Object;
 use crate::select::{Actions, choose_present};
 use crate::target::Target;
-use crate::trace::lender::Lender;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
 use crate::trace::tracer::Tracer;
-use crate::update::attempt::refuse_traced;
-use crate::update::holds::settled_lock;
-use crate::update::lock::{self, UpdateLock};
 use crate::update::options::Options;
 use crate::update::report::Report;
 
@@ -46,18 +42,9 @@ const STOP_LIMIT: Duration = Duration::from_millis(100);
 pub(crate) struct FollowSession<'f> {
     tracees: TraceeSet<'f>,
     processes: HashMap<i32, FollowedProcess>,
-    /// Other tools, to which processes are lent.
-    lender: Lender,
     actions: &'f Actions,
     options: Options,
     events: &'f EventSender<FollowEvent>,
-}
-
-/// See [`Follow::check`](crate::Follow::check).
-pub(super) fn check(target: &Target, actions: &Actions, options: Options) -> Result<()> {
-    let is_traced = refuse_traced(target.opened.process(), |_| false);
-    is_traced.map_err(|error| error.with_effect_if_none(Effect::NothingChanged))?;
-    target.check(actions, options)
 }
 
 impl<'f> FollowSession<'f> {
@@ -70,7 +57,6 @@ impl<'f> FollowSession<'f> {
         FollowSession {
             tracees: TraceeSet::new(tracer),
             processes: HashMap::new(),
-            lender: Lender::new(),
             actions,
             options,
             events,
@@ -95,7 +81,7 @@ impl<'f> FollowSession<'f> {
     }
 
     fn set_target(&mut self, target: &Target, followed: &mut FollowedProcess) -> Result<Report> {
-        match check(target, self.actions, self.options) {
+        match target.check(self.actions, self.options) {
             Err(error) if error.is_missing_name() => {}
             checked => checked?,
         }
@@ -107,7 +93,6 @@ impl<'f> FollowSession<'f> {
         loop {
             // Its files are read here, so that they need not be while it is stopped.
             followed.resolve(self.actions)?;
-            let _lock = self.lock(&followed.process)?;
             let held = self
                 .tracees
                 .stop_and_keep(&followed.process, self.options.deadline)?;
@@ -152,25 +137,6 @@ impl<'f> FollowSession<'f> {
         self.processes.insert(followed.pid(), followed);
     }
 
-    /// Waits for the update lock of a process; `None` if its holder waits for us, and does nothing meanwhile:
-    /// it has asked to hold the process. Holders of other locks may wait for us, too: their processes are
-    /// lent.
-    fn lock(&mut self, process: &Process) -> Result<Option<UpdateLock>> {
-        let deadline = Instant::now() + self.options.deadline;
-        loop {
-            match settled_lock(process, Instant::now()) {
-                Err(error) if error.is_being_changed() && Instant::now() < deadline => {
-                    if self.lender.is_asked_for(process.pid()) {
-                        return Ok(None);
-                    }
-                    self.lender.serve(&mut self.tracees);
-                    lock::pause();
-                }
-                locked => return locked.map(Some),
-            }
-        }
-    }
-
     /// Hooks the loader of a process.
     fn hook_loader(&mut self, followed: &FollowedProcess) -> Option<LoaderHook> {
         let pid = followed.pid();
@@ -202,7 +168,6 @@ impl<'f> FollowSession<'f> {
             while let Some(event) = self.tracees.next(tick) {
                 self.handle(event);
             }
-            self.lender.serve(&mut self.tracees);
             if Instant::now() >= next_try {
                 self.detach_pending();
                 // Threads that are in the hook need a moment to leave it.
@@ -350,7 +315,6 @@ impl<'f> FollowSession<'f> {
     ) -> Result<Report> {
         let choices = choose_present(&image.program, self.actions)?;
         let process = &followed.process;
-        let _lock = self.lock(process)?;
         match moment {
             Moment::Exec => {
                 let stopped = self.tracees.at_exec(process);

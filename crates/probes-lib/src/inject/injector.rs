@@ -136,7 +136,7 @@ impl<'i> Injector<'i> {
         calls: &[PlacedCall],
     ) -> Result<()> {
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        permissions.refuse_all(stopped, calls)
+        permissions.refuse_all(stopped.tids(), calls)
     }
 
     /// Makes a thread run system calls once, and linger in their code if it `lingers`; returns how it has
@@ -196,9 +196,8 @@ impl<'i> Injector<'i> {
         loop {
             tries += 1;
             let is_free = !stopped.leads_into(self.memory, &self.range());
-            let thread_calls = stopped.calls();
-            let before = redirect::redirectable(thread_calls, tid, self.memory)
-                .filter(|_| is_free && permissions.allow(thread_calls, tid, &placed));
+            let before = redirect::redirectable(tid, self.memory)
+                .filter(|_| is_free && permissions.allow(tid, &placed));
             if let Some(before) = before {
                 let left;
                 (stopped, left) = self.redirect(stopped, (tid, before), &[call], false)?;
@@ -244,7 +243,7 @@ impl<'i> Injector<'i> {
                 let stopped =
                     at_exec.run_round_trip(self.tracer, stopped, memory, entry, back, limit);
                 let stopped = stopped.map_err(|reason| not_returned(pid, reason))?;
-                let result = lingers_at.and_then(|_| redirect::result(stopped.calls(), tid));
+                let result = lingers_at.and_then(|_| redirect::result(tid));
                 Ok((stopped, result.map_or(Left::AtEnd, Left::Lingering)))
             }
         }

@@ -12,8 +12,7 @@ use crate::process::Process;
 use crate::process::denial;
 use crate::process::seccomp::OwnFilters;
 use crate::process::seccomp::filter::{self, Filter};
-use crate::trace::stopped::Stopped;
-use crate::trace::thread_calls::ThreadCalls;
+use crate::sys::ptrace;
 
 /// `CAP_SYS_ADMIN` of capability.h.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
@@ -40,22 +39,22 @@ impl Permissions<'_> {
     }
 
     /// Returns whether a stopped thread may make all these calls.
-    pub(crate) fn allow(&self, thread_calls: &ThreadCalls, tid: i32, calls: &[PlacedCall]) -> bool {
-        let refusal = self.refusal(tid, || read_filters(thread_calls, tid), calls);
-        matches!(refusal, Ok(None))
+    pub(crate) fn allow(&self, tid: i32, calls: &[PlacedCall]) -> bool {
+        matches!(self.refusal(tid, || read_filters(tid), calls), Ok(None))
     }
 
-    /// Checks that one of the stopped threads may make all the calls.
+    /// Checks that one of these threads, which are stopped, may make all the calls.
     ///
     /// # Errors
     ///
     /// [`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`],
     /// [`ObserveError::SeccompUnreadable`] if none may: that of the first.
-    pub(crate) fn refuse_all(&self, stopped: &Stopped<'_>, calls: &[PlacedCall]) -> Result<()> {
-        let thread_calls = stopped.calls();
-        self.check_any(stopped.tids(), |tid| {
-            self.refusal(tid, || read_filters(thread_calls, tid), calls)
-        })
+    pub(crate) fn refuse_all(
+        &self,
+        tids: impl Iterator<Item = i32>,
+        calls: &[PlacedCall],
+    ) -> Result<()> {
+        self.check_any(tids, |tid| self.refusal(tid, || read_filters(tid), calls))
     }
 
     /// Same as [`Permissions::refuse_all`], for running threads whose filters cannot be read,
@@ -129,10 +128,10 @@ fn refusal_of(
 }
 
 /// Reads the filters of a stopped thread.
-fn read_filters(calls: &ThreadCalls, tid: i32) -> Result<Vec<Filter>, UnreadableFilter> {
+fn read_filters(tid: i32) -> Result<Vec<Filter>, UnreadableFilter> {
     let mut filters = Vec::new();
     loop {
-        match calls.seccomp_filter(tid, filters.len()) {
+        match ptrace::seccomp_filter(tid, filters.len()) {
             Ok(Some(filter)) => filters.push(Filter(filter)),
             Ok(None) => return Ok(filters),
             Err(Errno::EMEDIUMTYPE) => return Err(UnreadableFilter::NotClassic),

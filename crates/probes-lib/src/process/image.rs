@@ -19,7 +19,6 @@ use crate::error::{
     Result,
 };
 use crate::process::Process;
-use crate::process::bytecode;
 use crate::process::code_fragments::{CodeFragments, UnknownTable};
 use crate::process::denial;
 use crate::process::load_bias;
@@ -110,13 +109,15 @@ impl Image {
             objects: others,
             unreadable,
         } = objects::others(process, &maps, executable, &files);
-        let interprets = match &known {
-            Some((elf, _)) => bytecode::is_interpreter(elf),
+        let interprets_bytecode = match &known {
+            Some((elf, _)) => elf.interprets_bytecode(),
+            // Without probes, it makes no difference.
+            None if others.is_empty() => false,
             // Read again, which is rare.
             None => open_executable(process)
                 .ok()
                 .and_then(|(path, file)| ElfFile::read(file, path).ok())
-                .is_some_and(|elf| bytecode::is_interpreter(&elf)),
+                .is_some_and(|elf| elf.interprets_bytecode()),
         };
         let mut objects = Vec::with_capacity(1 + others.len());
         if let Some((elf, table)) = known {
@@ -133,7 +134,7 @@ impl Image {
         let (program, error) = if let Some(translator) = translator {
             let kind = ProcessError::Translated { translator };
             (program, Some(Error::of_process(process.pid(), kind)))
-        } else if interprets {
+        } else if interprets_bytecode {
             let error = Error::of_process(process.pid(), ProcessError::Bytecode);
             (program, Some(error))
         } else if program.objects().is_empty() {

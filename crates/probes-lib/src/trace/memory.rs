@@ -11,8 +11,7 @@ use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::memory::ProcessMemory;
-use crate::sys::short_write_point;
-use crate::trace::thread_calls::ThreadCalls;
+use crate::sys::{ptrace, short_write_point};
 
 /// `IOV_MAX`: process_vm_writev(2) fails with EINVAL above it.
 const MAX_IOVECS: usize = 1024;
@@ -23,17 +22,12 @@ pub(crate) struct StoppedMemory<'m> {
     memory: &'m ProcessMemory,
     /// A stopped thread of the process; its address space is the process's.
     tid: i32,
-    calls: ThreadCalls,
 }
 
 impl<'m> StoppedMemory<'m> {
-    /// The thread `tid` has to be in a ptrace-stop.
-    pub(crate) fn new(
-        memory: &'m ProcessMemory,
-        tid: i32,
-        calls: ThreadCalls,
-    ) -> StoppedMemory<'m> {
-        StoppedMemory { memory, tid, calls }
+    /// The thread `tid` has to be in a ptrace-stop, with the calling thread as its tracer.
+    pub(crate) fn new(memory: &'m ProcessMemory, tid: i32) -> StoppedMemory<'m> {
+        StoppedMemory { memory, tid }
     }
 
     /// Writes counters, up to `MAX_IOVECS` of them by one call.
@@ -96,7 +90,7 @@ impl WriteMemory for StoppedMemory<'_> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
         match self.memory.write(at, bytes) {
             Err(error) if needs_ptrace(&error) => {
-                self.calls.poke_text(self.tid, at, bytes).map_err(|_| error)
+                ptrace::poke_text(self.tid, at, bytes).map_err(|_| error)
             }
             result => result,
         }

@@ -9,20 +9,16 @@
 //! ```
 
 use std::collections::HashSet;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::error::{Denial, Error, ErrorKind, Operation, ProcessError, Result, Subject};
+use crate::error::{Error, Operation, ProcessError, Result, Subject};
 use crate::process::denial;
 use crate::process::{Process, ThreadList};
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals;
-use crate::trace::lease::Lease;
-use crate::trace::lease::message::NotHeld;
 use crate::trace::stopped::{Stopped, Tracee};
-use crate::trace::tracee_set::is_follower;
 use crate::trace::tracer::{TICK, Tracer, reap, reap_if_exited};
 
 /// The least time that a thread takes to stop; threads stop one after the other.
@@ -39,46 +35,7 @@ impl Tracer<'_> {
     /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
     /// or execs meanwhile. Then every thread is resumed as if it had not been stopped.
     pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
-        if self.lease.borrow().is_some() {
-            if let Some(stopped) = self.borrow(process, limit)? {
-                return Ok(stopped);
-            }
-        }
-        let stopped = self.stop_all(process, limit, Scope::Threads);
-        match stopped {
-            Err(error) if is_traced(&error) => self.borrow(process, limit)?.ok_or(error),
-            stopped => stopped,
-        }
-    }
-
-    /// Has the follower of a process stop it; `None` if none lends it.
-    fn borrow<'p>(&self, process: &'p Process, limit: Duration) -> Result<Option<Stopped<'p>>> {
-        let tracer = process.status().map_or(0, |status| status.tracer);
-        if !is_follower(tracer) {
-            return Ok(None);
-        }
-        let mut lease = self.lease.borrow_mut();
-        let lease = match &*lease {
-            Some(lease) => lease.clone(),
-            None => match Lease::connect(tracer, process) {
-                Ok(connected) => lease.insert(Rc::new(connected)).clone(),
-                Err(_) => return Ok(None),
-            },
-        };
-        let pid = process.pid();
-        let error = match lease.hold(pid, limit) {
-            Ok(Ok(tids)) => return Ok(Some(Stopped::leased(process, tids, lease))),
-            Ok(Err(NotHeld::Refused)) | Err(_) => {
-                // It has ended, perhaps, or another process has its address.
-                self.lease.take();
-                return Ok(None);
-            }
-            Ok(Err(NotHeld::Exited)) => Error::of_process(pid, ProcessError::Exited),
-            Ok(Err(NotHeld::Executed)) => Error::of_process(pid, ProcessError::Executed),
-            Ok(Err(NotHeld::Busy(tid))) => busy(process, tid, limit),
-            Ok(Err(NotHeld::ThreadsKeepStarting)) => threads_keep_starting(process, limit),
-        };
-        Err(error)
+        self.stop_all(process, limit, Scope::Threads)
     }
 
     /// Same as [`Tracer::stop`], but also traces the processes and threads that it creates from now
@@ -114,14 +71,6 @@ impl Tracer<'_> {
         stopping.run()?;
         Ok(stopping.stopped)
     }
-}
-
-/// Returns whether a process could not be stopped because it has a tracer.
-fn is_traced(error: &Error) -> bool {
-    let ErrorKind::Process(ProcessError::Denied { denial, .. }) = error.kind() else {
-        return false;
-    };
-    matches!(denial, Denial::Traced { .. } | Denial::BeingChanged { .. })
 }
 
 /// Returns whether the calling thread already traces the thread `tid`, and if so makes `tid` stop.
@@ -177,7 +126,12 @@ impl Stopping<'_, '_> {
             // The threads of the first pass are stopped in time. If they are all threads, a second
             // pass takes no time, so it is made even after the deadline.
             if passes > 1 && Instant::now() > self.deadline {
-                return Err(threads_keep_starting(process, self.limit));
+                return Err(Error::of_process(
+                    process.pid(),
+                    ProcessError::ThreadsKeepStarting {
+                        deadline_ms: self.limit.as_millis() as u64,
+                    },
+                ));
             }
         }
         if ptrace::is_at_exec(process.pid()) {
@@ -271,7 +225,7 @@ impl Stopping<'_, '_> {
                 && !self.has_stopped(tid)?
             {
                 if Instant::now() > self.deadline {
-                    return Err(busy(self.stopped.process(), tid, self.limit));
+                    return Err(self.busy(tid));
                 }
                 let remaining = (self.order.len() - next) as u32;
                 if remaining > 0 && !rested {
@@ -387,33 +341,24 @@ impl Stopping<'_, '_> {
         let pid = self.stopped.process().pid();
         Error::of_process(pid, ProcessError::Executed)
     }
-}
 
-fn threads_keep_starting(process: &Process, limit: Duration) -> Error {
-    Error::of_process(
-        process.pid(),
-        ProcessError::ThreadsKeepStarting {
-            deadline_ms: limit.as_millis() as u64,
-        },
-    )
-}
-
-/// Returns the error for a thread that has not stopped within `limit`.
-fn busy(process: &Process, tid: i32, limit: Duration) -> Error {
-    let status = process.thread_status(tid).unwrap_or_default();
-    let wchan = process
-        .read(&format!("task/{tid}/wchan"))
-        .unwrap_or_default();
-    Error::new(
-        Subject::Thread {
-            pid: process.pid(),
-            tid,
-        },
-        ProcessError::Busy {
-            name: status.name,
-            state: status.state,
-            wchan: String::from_utf8_lossy(&wchan).into_owned(),
-            deadline_ms: limit.as_millis() as u64,
-        },
-    )
+    fn busy(&self, tid: i32) -> Error {
+        let process = self.stopped.process();
+        let status = process.thread_status(tid).unwrap_or_default();
+        let wchan = process
+            .read(&format!("task/{tid}/wchan"))
+            .unwrap_or_default();
+        Error::new(
+            Subject::Thread {
+                pid: process.pid(),
+                tid,
+            },
+            ProcessError::Busy {
+                name: status.name,
+                state: status.state,
+                wchan: String::from_utf8_lossy(&wchan).into_owned(),
+                deadline_ms: self.limit.as_millis() as u64,
+            },
+        )
+    }
 }

@@ -1,27 +1,23 @@
-//! [`Stopped`]: a process all of whose threads are traced by this thread, and stopped, or lent by their
-//! follower. Dropping it detaches them, or gives them back, so that no early return leaves a thread stopped.
+//! [`Stopped`]: a process all of whose threads are traced by this thread, and stopped. Dropping it
+//! detaches them, so that no early return leaves a thread stopped.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::address::LiveAddr;
 use crate::error::{Error, ProcessError, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::sys::ptrace;
-use crate::trace::lease::Lease;
 use crate::trace::memory::StoppedMemory;
 use crate::trace::stacks::Stacks;
-use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::reap_if_exited;
 
 /// The state of a traced thread.
@@ -45,8 +41,6 @@ pub(crate) struct Stopped<'p> {
     stays_traced: bool,
     /// Whether dropping it kills the process, which must not run as it is.
     kills_on_drop: bool,
-    /// Who makes ptrace calls about its threads.
-    calls: ThreadCalls,
     /// Where its stacks are, once they have been looked up: no thread maps memory meanwhile.
     stacks: OnceCell<Stacks>,
     not_send: PhantomData<*const ()>,
@@ -61,23 +55,9 @@ impl<'p> Stopped<'p> {
             since: Instant::now(),
             stays_traced,
             kills_on_drop: false,
-            calls: ThreadCalls::Own,
             stacks: OnceCell::new(),
             not_send: PhantomData,
         }
-    }
-
-    /// A process that its follower has stopped for us: these are its threads.
-    pub(crate) fn leased(
-        process: &'p Process,
-        tids: impl IntoIterator<Item = i32>,
-        lease: Rc<Lease>,
-    ) -> Stopped<'p> {
-        let mut stopped = Stopped::none_yet(process, false);
-        let tids = tids.into_iter();
-        stopped.tracees = tids.map(|tid| (tid, Tracee::Stopped(0))).collect();
-        stopped.calls = ThreadCalls::Leased(lease);
-        stopped
     }
 
     /// A process whose only thread is traced by this thread, and stopped.
@@ -113,11 +93,6 @@ impl<'p> Stopped<'p> {
         self.tracees.iter().filter_map(stopped)
     }
 
-    /// Makes ptrace calls about its threads.
-    pub(crate) fn calls(&self) -> &ThreadCalls {
-        &self.calls
-    }
-
     fn stacks(&self) -> &Stacks {
         self.stacks.get_or_init(|| Stacks::of(self.process))
     }
@@ -136,9 +111,8 @@ impl<'p> Stopped<'p> {
         code: &Range<u64>,
     ) -> bool {
         let returns = |stack| self.stacks().lead_into(memory, stack, code);
-        self.calls.registers(tid).is_ok_and(|registers| {
-            code.contains(&registers.rip) || returns(LiveAddr(registers.rsp))
-        })
+        ptrace::program_counter_and_stack_pointer(tid)
+            .is_ok_and(|(counter, stack)| code.contains(&counter) || returns(stack))
     }
 
     /// Returns the memory of the process, which no thread of it changes now.
@@ -148,7 +122,7 @@ impl<'p> Stopped<'p> {
     /// If all its threads have been killed meanwhile.
     pub(crate) fn memory<'m>(&self, memory: &'m ProcessMemory) -> Result<StoppedMemory<'m>> {
         match self.tids().next() {
-            Some(tid) => Ok(StoppedMemory::new(memory, tid, self.calls.clone())),
+            Some(tid) => Ok(StoppedMemory::new(memory, tid)),
             None => Err(Error::of_process(self.process.pid(), ProcessError::Exited)),
         }
     }
@@ -174,13 +148,6 @@ impl<'p> Stopped<'p> {
     }
 
     fn detach(&mut self) {
-        if let ThreadCalls::Leased(lease) = &self.calls {
-            if !self.tracees.is_empty() {
-                self.tracees.clear();
-                lease.release();
-            }
-            return;
-        }
         for (tid, tracee) in self.tracees.drain() {
             let (Tracee::Stopped(signal) | Tracee::Foreign(signal)) = tracee else {
                 continue;

@@ -36,16 +36,6 @@ pub(crate) const TICK: Duration = Duration::from_millis(10);
 /// on tracing.
 const FOLLOWER_NAME: &std::ffi::CStr = c"probes-follower";
 
-/// Returns whether a thread has a tracee set, by its name.
-pub(crate) fn is_follower(tid: i32) -> bool {
-    if tid == 0 {
-        return false;
-    }
-    let thread = Process::open(tid).ok();
-    let status = thread.and_then(|thread| thread.status().ok());
-    status.is_some_and(|status| status.name.as_bytes() == FOLLOWER_NAME.to_bytes())
-}
-
 /// How long a thread that a loader hook has started may take to exit.
 const HOOK_THREAD_EXIT_LIMIT: Duration = Duration::from_millis(100);
 
@@ -103,13 +93,8 @@ impl<'t> TraceeSet<'t> {
     }
 
     /// Returns whether a thread of the process is in the set.
-    pub(crate) fn has(&self, pid: i32) -> bool {
+    fn has(&self, pid: i32) -> bool {
         self.threads.values().any(|&process| process == pid)
-    }
-
-    /// Returns the process of a thread, if that is in the set.
-    pub(crate) fn process_of(&self, tid: i32) -> Option<i32> {
-        self.threads.get(&tid).copied()
     }
 
     /// Stops all threads of a process, which belongs to the set from now on.
@@ -158,7 +143,7 @@ impl<'t> TraceeSet<'t> {
         self.given_up.insert(pid);
     }
 
-    /// Resumes a process that `stop_and_keep` has stopped, in the next calls of [`TraceeSet::next`].
+    /// Resumes a process that `stop_and_keep` has stopped.
     pub(crate) fn resume(&mut self, process: &Process, held: Stopped<'_>) {
         let pid = process.pid();
         // Threads that are not among `held` have exited, and were reaped when it was stopped.

@@ -13,10 +13,8 @@
 //! ptrace belongs to a thread, and the kernel detaches every tracee when its tracer thread ends: so
 //! the tracees resume however the tracer ends.
 
-use std::cell::RefCell;
 use std::convert::Infallible;
 use std::marker::PhantomData;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -28,7 +26,6 @@ use crate::process::Process;
 use crate::process::denial::TRACER_NAME;
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals::{self, BlockedSignals};
-use crate::trace::lease::Lease;
 
 /// The polling interval, for what no signal may announce: how often the watchdog (the caller's
 /// thread) checks the tracer, and how often the tracer checks its tracees, because another thread
@@ -43,8 +40,6 @@ pub(crate) struct Tracer<'a> {
     /// Odd while the thread is in `PTRACE_SEIZE`.
     seizes: &'a AtomicU64,
     sigchld_taken: &'a AtomicBool,
-    /// To the follower of a process that it has lent.
-    pub(crate) lease: RefCell<Option<Rc<Lease>>>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -82,7 +77,6 @@ fn run_watched<T: Send>(
             work(&Tracer {
                 seizes: &seizes,
                 sigchld_taken,
-                lease: RefCell::default(),
                 not_send: PhantomData,
             })
         };

@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Effect, Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
 use crate::memory::shadow::Shadowed;
-use crate::process::Process;
 use crate::process::denial;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::opened::OpenedProcess;
 use crate::process::program::Program;
 use crate::select::{Choice, choose_undo};
-use crate::trace::tracee_set::is_follower;
 use crate::trace::tracer::with_tracer;
 use crate::update::holds::{self, HoldChange, HoldRecord, ProcessRecords, ReleasedHold};
 use crate::update::lock;
@@ -134,7 +132,7 @@ impl Updater<'_> {
     fn check_once(&self, choose: Choose<'_>) -> Result<()> {
         if self.stop_mode() == StopMode::Stopped {
             self.opened.process().refuse_self_and_ancestors()?;
-            refuse_traced(self.opened.process(), is_follower)?;
+            self.refuse_traced()?;
         }
         let image = self.opened.current_image()?;
         let choices = choose(&image.program)?;
@@ -145,6 +143,22 @@ impl Updater<'_> {
             memory: &memory,
         };
         context.prepare(self.request(&choices)).map(drop)
+    }
+
+    /// Refuses a process that is traced, unless by another update, which will be over soon.
+    fn refuse_traced(&self) -> Result<()> {
+        let process = self.opened.process();
+        let status = process.status();
+        let tracer = status.map_err(|source| process.exited_or(source))?.tracer;
+        if tracer == 0 {
+            return Ok(());
+        }
+        let error = denial::traced(process, Operation::Attach, tracer);
+        if error.is_being_changed() {
+            Ok(())
+        } else {
+            Err(error)
+        }
     }
 
     fn stop_mode(&self) -> StopMode {
@@ -302,21 +316,5 @@ impl Updater<'_> {
             code_digest: digest,
             ..prepared.report(Duration::ZERO)
         }))
-    }
-}
-
-/// Refuses a process that is traced, unless by another update, which will be over soon, or by a thread for
-/// which `lends` is true.
-pub(crate) fn refuse_traced(process: &Process, lends: impl Fn(i32) -> bool) -> Result<()> {
-    let status = process.status();
-    let tracer = status.map_err(|source| process.exited_or(source))?.tracer;
-    if tracer == 0 || lends(tracer) {
-        return Ok(());
-    }
-    let error = denial::traced(process, Operation::Attach, tracer);
-    if error.is_being_changed() {
-        Ok(())
-    } else {
-        Err(error)
     }
 }

@@ -9,7 +9,10 @@ const OF_BYTECODE: &str = "caml_names_of_builtin_cprim";
 /// What every native OCaml program has, even one that also interprets bytecode.
 const OF_NATIVE: &str = "caml_frametable";
 
-/// Returns whether this executable interprets OCaml bytecode and has no native OCaml code.
-pub(crate) fn is_interpreter(executable: &ElfFile) -> bool {
-    executable.exports(OF_BYTECODE) && !executable.exports(OF_NATIVE)
+impl ElfFile {
+    /// Returns whether the file interprets OCaml bytecode and has no native OCaml code.
+    pub(crate) fn interprets_bytecode(&self) -> bool {
+        let look_up = || self.exports(OF_BYTECODE) && !self.exports(OF_NATIVE);
+        *self.interprets_bytecode.get_or_init(look_up)
+    }
 }
