@@ -16,12 +16,17 @@ use crate::say::{self, Messages};
 /// The most that one write(2) to a pipe writes as a whole, pipe(7).
 const PIPE_BUF: usize = 4096;
 
+/// More lines than a terminal usually has.
+const MANY: usize = 24;
+
 /// How the answer of a command is written and where to, and the messages beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
     pub(crate) format: Format,
     pub(crate) messages: Messages,
     pub(crate) destination: Destination,
+    /// Whether commands that change something print what they have changed.
+    pub(crate) reports_changes: bool,
 }
 
 /// Where an answer is written.
@@ -52,7 +57,14 @@ impl Output {
         printed
     }
 
-    /// The same, with messages about the only process.
+    /// Says what the lines of an answer for people add up to, if they are many.
+    pub(crate) fn sum_up(&self, messages: &Messages, lines: usize, sum: impl FnOnce() -> String) {
+        if self.format != Format::Json && lines > MANY {
+            messages.note(&sum());
+        }
+    }
+
+    /// The same output, with messages about the only process.
     pub(crate) fn with_pid(self, pid: i32) -> Output {
         Output {
             messages: self.messages.with_pid(pid),

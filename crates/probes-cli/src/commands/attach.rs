@@ -23,7 +23,7 @@ Prints what was changed; in plain format as a line for each probe, in the order 
     NAME BEFORE -> AFTER, N sites
 with its counter before and after, and how many of its sites were switched. -force repairs probes
 that `info` calls inconsistent. Of several processes, all are checked before the first is changed, and
-each line begins with the PID.
+each line begins with the PID. With -quiet this is printed only if -format, -json or -o asks for it.
 
 With -live one byte of code is changed at a time while the process runs, which also works where it
 cannot be stopped: under a debugger, or busy in the kernel. With -for it waits that long, or until

@@ -24,7 +24,9 @@ pub(super) fn print_changes(
     say_remarks(&messages, report);
     print_report(output, Update::Changed, report, names_process, || {
         "the probes were changed".to_owned()
-    })
+    })?;
+    sum_up(output, &messages, report);
+    Ok(())
 }
 
 /// Prints what undoing an update has changed.
@@ -39,7 +41,18 @@ pub(super) fn print_undone(
     }
     say_remarks(&messages, undone);
     print_report(output, Update::Undone, undone, names_process, String::new)
-        .map_err(Failure::after_undoing)
+        .map_err(Failure::after_undoing)?;
+    sum_up(output, &messages, undone);
+    Ok(())
+}
+
+fn sum_up(output: &Output, messages: &Messages, report: &Report) {
+    output.sum_up(messages, report.changed.len(), || {
+        let probes = number_of(report.changed.len(), "probe");
+        let sites = report.changed.iter().map(|change| change.sites).sum();
+        let sites = number_of(sites, "site");
+        format!("{probes} changed, {sites} switched")
+    });
 }
 
 /// Says that a program was started, and how many of its probes were changed.
@@ -80,6 +93,9 @@ fn print_report(
     names_process: bool,
     done: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
+    if !output.reports_changes {
+        return Ok(());
+    }
     let text = output::changes(output.format, &Changes::of(update, report), names_process)?;
     match output.print(&text) {
         Err(Failure::Output(error)) if error.kind() != ErrorKind::BrokenPipe => {

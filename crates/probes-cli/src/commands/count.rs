@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use probes_lib::{Counts, Observation, SourceMap, Target};
+use probes_lib::{Counts, Observation, Target};
 
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open, sources};
@@ -10,11 +10,12 @@ use super::redraw::RedrawnTable;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, SeccompFlag, TakeOver, duration,
-    with_regexp_help,
+    Checked, DurationFlag, OneProcess, OutputFlags, PathFlags, ProbeFlags, SeccompFlag, TakeOver,
+    duration, with_regexp_help,
 };
-use crate::output::{self, CountReport};
+use crate::output::{self, CountReport, Detail};
 use crate::say::{InterruptibleOutput, Next};
+use crate::text::number_of;
 
 const HELP: &str = "\
 Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. When the
@@ -40,6 +41,8 @@ pub(crate) struct Args {
     /// Count each site by itself
     #[arg(long)]
     sites: bool,
+    #[command(flatten)]
+    paths: PathFlags,
     #[command(flatten)]
     until: DurationFlag,
     #[command(flatten)]
@@ -77,6 +80,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     if let Some((counts, lasted)) = total {
         outcome.print(output, counting.total(&counts, lasted));
+        let probes = counts.probes().count();
+        output.sum_up(&output.messages, probes, || {
+            let hits = counts.probes().map(|(_, hits)| hits).sum::<u64>();
+            format!("{}, {hits} hits", number_of(probes, "probe"))
+        });
     }
     outcome.failures.finish(&output.messages)
 }
@@ -86,8 +94,7 @@ struct Counting<'t> {
     target: &'t Target,
     output: &'t Output,
     display: Display,
-    /// Of each object, if sites are shown.
-    sources: Vec<Option<SourceMap>>,
+    detail: Detail,
     /// The last reading, and when it was.
     last: Option<(Counts, Duration)>,
     table: RedrawnTable,
@@ -96,11 +103,16 @@ struct Counting<'t> {
 impl<'t> Counting<'t> {
     fn new(args: &Args, output: &'t Output, target: &'t Target) -> Counting<'t> {
         let sources = args.sites.then(|| sources(target));
+        let detail = Detail {
+            sites: args.sites,
+            sources: sources.unwrap_or_default(),
+            paths: args.paths.form(),
+        };
         Counting {
             target,
             output,
             display: Display::new(output, args.interval),
-            sources: sources.unwrap_or_default(),
+            detail,
             last: None,
             table: RedrawnTable::default(),
         }
@@ -116,7 +128,7 @@ impl<'t> Counting<'t> {
     ) -> Result<Next, Failure> {
         let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
         let last = self.last.as_ref().map(|(counts, _)| counts);
-        let counted = CountReport::new(self.target, &counts, &self.sources);
+        let counted = CountReport::new(self.target, &counts, &self.detail);
         let next = if self.display.is_redrawn {
             let table = counted.with_rates_since(last, at - since).table();
             self.table.redraw(&table, interruptible)
@@ -131,7 +143,7 @@ impl<'t> Counting<'t> {
     }
 
     fn total(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
-        let counted = CountReport::new(self.target, counts, &self.sources).hits_since(None, lasted);
+        let counted = CountReport::new(self.target, counts, &self.detail).hits_since(None, lasted);
         let text = output::counted(self.output.format, &counted)?;
         Ok(self.table.erase_sequence() + &text)
     }

@@ -31,7 +31,9 @@ pub(super) fn release_dead(
         let messages = failures.messages(pid);
         let done: Vec<Released<'_>> = released.iter().filter_map(Released::of).collect();
         let text = output::released(output.format, &done, failures.names_process());
-        printed = printed.and(text.and_then(|text| output.print(&text)));
+        if output.reports_changes {
+            printed = printed.and(text.and_then(|text| output.print(&text)));
+        }
         if released.is_empty() {
             messages.note("no dead command holds probes that can be given back");
         }

@@ -10,11 +10,11 @@ use super::holds::say_who_holds;
 use super::open_target::{describe, detail};
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags, TargetSelection, with_regexp_help};
+use crate::flags::{Checked, OutputFlags, PathFlags, TargetSelection, with_regexp_help};
 use crate::hint;
 use crate::output::{self, Listing, WarningKind};
 use crate::say::Messages;
-use crate::text::join_first_few;
+use crate::text::{join_first_few, number_of};
 
 const HELP: &str = "\
 In plain format, it prints a line for each probe, sorted by name: NAME enabled, NAME disabled, or, where
@@ -40,6 +40,8 @@ pub(crate) struct Args {
     /// Also show each site and semaphore
     #[arg(long)]
     sites: bool,
+    #[command(flatten)]
+    paths: PathFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -70,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 digest: target.code_digest(&states).unwrap_or_default(),
                 holders: target.holders(),
             };
-            shown.show(args.sites, &output, failures.names_process())?;
+            shown.show(args, &output, failures.names_process())?;
         }
     }
     failures.finish("")
@@ -85,20 +87,37 @@ struct Shown<'s> {
 }
 
 impl Shown<'_> {
-    fn show(&self, sites: bool, output: &Output, names_process: bool) -> Result<(), Failure> {
+    fn show(&self, args: &Args, output: &Output, names_process: bool) -> Result<(), Failure> {
         let (target, states) = (self.target, self.states);
         describe(&output.messages, target);
         let source_maps = states.objects().iter().map(Object::source_map);
-        let detail = detail(output, sites, source_maps);
+        let detail = detail(output, args.sites, args.paths.form(), source_maps);
         let listing = Listing::of_process(target, states, self.digest, &self.holders, &detail);
-        let text = output::listing(output.format, &listing, sites, names_process)?;
+        let text = output::listing(output.format, &listing, args.sites, names_process)?;
         output.print(&text)?;
+        let probes = states.probes().count();
+        output.sum_up(&output.messages, probes, || sum_of_states(states));
         warn_of_inconsistent(&output.messages, target.pid(), states);
         say_who_observes(&output.messages, target.pid(), states);
         say_who_holds(&output.messages, target.pid(), &self.holders);
         warn_of_refused_closures(&output.messages, target.pid(), self.digest);
         Ok(())
     }
+}
+
+/// `30 probes: 1 enabled, 29 disabled`.
+fn sum_of_states(states: &ProbeStates) -> String {
+    let count = |state| {
+        let probes = states.probes();
+        probes.filter(|probe| probe.state() == state).count()
+    };
+    let probes = number_of(states.probes().count(), "probe");
+    let (enabled, disabled) = (count(State::Enabled), count(State::Disabled));
+    let inconsistent = match count(State::Inconsistent) {
+        0 => String::new(),
+        some => format!(", {some} inconsistent"),
+    };
+    format!("{probes}: {enabled} enabled, {disabled} disabled{inconsistent}")
 }
 
 /// Reports how many sites are observed, and by which process; warns if that was killed.

@@ -6,9 +6,10 @@ use probes_lib::{Linking, ProbeTable, SourceMap};
 
 use super::open_target::detail;
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags};
+use crate::flags::{Checked, OutputFlags, PathFlags};
 use crate::hint::Operand;
 use crate::output::{self, Listing};
+use crate::text::number_of;
 
 const HELP: &str = "\
 In plain format, it prints one name on each line, sorted. With -sites, below each name
@@ -21,11 +22,13 @@ with addresses in the file; `-` stands for what the file does not tell.";
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The file, as a path: it is not looked up in PATH
-    #[arg(long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE")]
     prog: PathBuf,
     /// Also show each site and semaphore
     #[arg(long)]
     sites: bool,
+    #[command(flatten)]
+    paths: PathFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -45,8 +48,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         table.probes().len()
     ));
     let sources = std::iter::once_with(|| SourceMap::read(file));
-    let detail = detail(&output, args.sites, sources);
+    let detail = detail(&output, args.sites, args.paths.form(), sources);
     let listing = Listing::of_file(&table, &detail);
     let text = output::listing(output.format, &listing, args.sites, false)?;
-    output.print(&text)
+    output.print(&text)?;
+    let probes = table.probes().len();
+    output.sum_up(&output.messages, probes, || {
+        let sites = table.probes().map(|probe| probe.sites().len()).sum();
+        let (probes, sites) = (number_of(probes, "probe"), number_of(sites, "site"));
+        format!("{probes}, {sites}")
+    });
+    Ok(())
 }

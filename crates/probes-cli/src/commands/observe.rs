@@ -11,6 +11,7 @@ If count, latency, watch or top is killed, its instrumentation stays in the proc
 `info` reports it. This command removes it, and so does the next count, latency, watch or top. In plain
 format, this command prints how many sites were observed:
     PID SITES
+With -quiet this is printed only if -format, -json or -o asks for it.
 The instrumentation of a command that still runs is removed only with -force.";
 
 #[derive(Debug, clap::Args)]
@@ -38,7 +39,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let target = open(pid, &messages)?;
     let cleaned = target.clean(args.seccomp.options(args.take_over.options()));
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
-    output.print(&output::cleaned(output.format, pid, cleaned)?)?;
+    if output.reports_changes {
+        output.print(&output::cleaned(output.format, pid, cleaned)?)?;
+    }
     warn_of_still_mapped(&messages, pid, cleaned.still_mapped);
     Ok(())
 }

@@ -5,7 +5,7 @@ use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 use crate::destination::Output;
 use crate::failure::{Failure, is_deleted_or_replaced};
 use crate::hint::{self, Operand};
-use crate::output::{Detail, Format, WarningKind};
+use crate::output::{Detail, Format, PathForm, WarningKind};
 use crate::say::Messages;
 use crate::text::join_first_few;
 
@@ -79,6 +79,7 @@ pub(super) fn sources(target: &Target) -> Vec<Option<SourceMap>> {
 pub(super) fn detail(
     output: &Output,
     sites: bool,
+    paths: PathForm,
     source_maps: impl IntoIterator<Item = Result<SourceMap>>,
 ) -> Detail {
     if !sites && output.format != Format::Json {
@@ -95,6 +96,7 @@ pub(super) fn detail(
     };
     Detail {
         sites: true,
+        paths,
         sources: source_maps.into_iter().map(or_none).collect(),
     }
 }

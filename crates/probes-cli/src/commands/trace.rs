@@ -48,7 +48,7 @@ not started.";
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The program to start; with no slash in it, it is looked up in PATH
-    #[arg(long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE")]
     prog: PathBuf,
     /// Stay until the program exits, and exit with its status
     #[arg(long)]

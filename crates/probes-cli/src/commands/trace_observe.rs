@@ -14,9 +14,9 @@ use super::wait::Wait;
 use super::watch::{self, Watching};
 use crate::destination::Output;
 use crate::failure::{Failed, Failure, is_replaced};
-use crate::flags::{Flags, Pair, by_name, each_once, pair, probe_name};
+use crate::flags::{Flags, Pair, PathFlags, by_name, each_once, pair, probe_name};
 use crate::hint::Operand;
-use crate::output::{self, CountReport, Hits, Latencies};
+use crate::output::{self, CountReport, Detail, Hits, Latencies, PathForm};
 
 // What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
@@ -30,6 +30,8 @@ pub(super) struct ObserveFlags {
     /// Show each hit of these probes, a comma list; may be repeated
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = probe_name)]
     watch: Vec<String>,
+    #[command(flatten)]
+    paths: PathFlags,
 }
 
 /// The checked form of [`ObserveFlags`]: what to observe of a program that is started, if anything.
@@ -38,6 +40,7 @@ pub(super) struct ProgramObservation {
     counts: bool,
     pairs: Vec<Pair>,
     watched: Vec<Selector>,
+    paths: PathForm,
 }
 
 impl Flags for ObserveFlags {
@@ -49,6 +52,7 @@ impl Flags for ObserveFlags {
             counts: self.count,
             pairs: self.latency,
             watched: by_name("-watch", &self.watch)?,
+            paths: self.paths.form(),
         })
     }
 }
@@ -146,7 +150,10 @@ impl<'l> Recorder<'l> {
         output: &'l Output,
         begun: Instant,
     ) -> Recorder<'l> {
-        let hits = Hits::new(output.format, sources(target));
+        // Not read if no hits are shown, because it takes long.
+        let sources = wanted.watches().then(|| sources(target));
+        let sources = sources.unwrap_or_default();
+        let hits = Hits::new(output.format, target, sources, wanted.paths);
         Recorder {
             target,
             wanted,
@@ -182,11 +189,11 @@ impl<'l> Recorder<'l> {
         let (pid, format) = (self.target.pid(), self.output.format);
         warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
         let print = |text: String| self.output.print_result(&text);
-        failures.add(self.watching.show_last(observed.events));
+        failures.add(self.watching.show_at_once(observed.events));
         failures.add(self.watching.report_missing());
         if self.wanted.counts {
-            let counted =
-                CountReport::new(self.target, &observed.counts, &[]).hits_since(None, lasted);
+            let counted = CountReport::new(self.target, &observed.counts, &Detail::default())
+                .hits_since(None, lasted);
             failures.add(output::counted(format, &counted).and_then(print));
         }
         if !observed.latencies.is_empty() {
@@ -234,7 +241,7 @@ impl<'l> Recorder<'l> {
     /// [`Recorder::run`] shows them after its loop.
     fn show_hits(&mut self, observer: &mut Observer) -> Result<(), Failure> {
         match observer.events() {
-            Ok(events) => self.watching.show_last(events),
+            Ok(events) => self.watching.show_at_once(events),
             Err(_) => Ok(()),
         }
     }

@@ -1,8 +1,11 @@
 //! `watch`: the hits of probes, one by one.
 
+mod sample;
+
 use std::mem::take;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use probes_lib::{Event, Events, Observation};
 
 use super::observe_loop::ActiveObservation;
@@ -10,18 +13,23 @@ use super::open_target::{open, sources};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, ProbeFlags, SeccompFlag, TakeOver, positive,
-    with_regexp_help,
+    Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, ProbeFlags, SeccompFlag,
+    TakeOver, positive, with_regexp_help,
 };
 use crate::output::{Format, Hits, WarningKind};
 use crate::say::Next;
+use crate::usage::UsageError;
+use sample::Sample;
 
 /// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
 /// some millions a second.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How often it is reported what was lost or skipped.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = SECOND;
+
+/// From which -rate chooses hits.
+const SECOND: Duration = Duration::from_secs(1);
 
 const HELP: &str = "\
 Prints a line for each hit, whether its probe is enabled or not:
@@ -29,7 +37,11 @@ Prints a line for each hit, whether its probe is enabled or not:
 with the time of day in UTC. The arguments are those in the note of the site, six at most: ints, strings
 (their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n); of other blocks
 the tag and the number of words, <0:3>. A value in memory that cannot be read is shown as its address,
-and an unsupported argument as ?. With -json each hit is an object on a line.
+and an unsupported argument as ?. -fields time,name,args prints only these, in this order. The table
+format has the same in columns. With -json each hit is an object on a line, with all fields.
+
+With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
+had the same chance, and all if they are no more.
 
 Hits that come faster than they can be read are lost. Their number, and that of the hits that -rate
 skips, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
@@ -48,9 +60,13 @@ pub(crate) struct Args {
     /// Stop after K hits
     #[arg(long, value_name = "K", value_parser = positive)]
     limit: Option<u64>,
-    /// Show no more than R hits a second, and say how many were skipped
+    /// Show R hits of each second, chosen at random, and say how many were skipped
     #[arg(long, value_name = "R", value_parser = positive)]
     rate: Option<u64>,
+    #[command(flatten)]
+    fields: Checked<FieldFlags>,
+    #[command(flatten)]
+    paths: PathFlags,
     #[command(flatten)]
     until: DurationFlag,
     #[command(flatten)]
@@ -62,10 +78,20 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.fields.is_some() && args.output.format == Format::Json {
+        let why = "-fields and -json cannot be combined: an object has all fields";
+        return Err(Failure::Usage(UsageError::new(Some("watch"), why)));
+    }
     let output = args.output.open()?.with_pid(args.process.pid);
     let target = open(args.process.pid, &output.messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::watch);
+    // Before anything is observed, because it may take long.
+    let hits = Hits::new(output.format, &target, sources(&target), args.paths.form());
+    let hits = match &*args.fields {
+        Some(fields) => hits.of_fields(fields.clone()),
+        None => hits,
+    };
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -73,9 +99,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.until.duration,
         &output,
     )?;
-    let hits = Hits::new(output.format, sources(&target));
     let mut watching = Watching::new(hits, output.clone());
-    (watching.limit, watching.rate) = (args.limit, args.rate);
+    watching.limit = args.limit;
+    watching.sample = args.rate.map(|rate| Sample::new(rate, Rng::new()));
     let outcome = active.run(
         READ_INTERVAL,
         |observer| observer.events(),
@@ -83,9 +109,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     );
     let mut failures = outcome.failures;
     if outcome.was_read {
-        if let Some(observed) = outcome.observed {
-            failures.add(watching.show_last(observed.events));
-        }
+        let observed = outcome.observed.map(|observed| observed.events);
+        failures.add(watching.show_rest(observed.unwrap_or_default()));
         failures.add(watching.report_missing());
     }
     failures.finish(&output.messages)
@@ -97,12 +122,10 @@ pub(super) struct Watching {
     output: Output,
     /// How many hits are shown at most; `None`: all.
     limit: Option<u64>,
-    /// How many hits are shown in a second at most; `None`: all.
-    rate: Option<u64>,
-    shown: u64,
-    /// In the second that began at `second`.
-    shown_in_second: u64,
+    /// The hits of the second that began at `second`; `None`: all are shown at once.
+    sample: Option<Sample<Event>>,
     second: Instant,
+    shown: u64,
     reported: Instant,
     lost: u64,
     skipped: u64,
@@ -114,10 +137,9 @@ impl Watching {
             hits,
             output,
             limit: None,
-            rate: None,
-            shown: 0,
-            shown_in_second: 0,
+            sample: None,
             second: Instant::now(),
+            shown: 0,
             reported: Instant::now(),
             lost: 0,
             skipped: 0,
@@ -130,18 +152,59 @@ impl Watching {
         events: Events,
         write: impl FnOnce(&str) -> Result<Next, Failure>,
     ) -> Result<Next, Failure> {
+        let is_over = self.second.elapsed() >= SECOND;
+        let chosen = self.choose(events, is_over);
+        self.show_chosen(&chosen, write)
+    }
+
+    /// Shows hits and waits until they are written, which, unlike the `write` of `show`, cannot ask to stop.
+    pub(super) fn show_at_once(&mut self, events: Events) -> Result<(), Failure> {
+        let output = self.output.clone();
+        self.show(events, |text| output.print(text).map(|()| Next::Continue))
+            .map(drop)
+    }
+
+    /// The same for the last hits, although their second is not over.
+    fn show_rest(&mut self, events: Events) -> Result<(), Failure> {
+        let chosen = self.choose(events, true);
+        let output = self.output.clone();
+        self.show_chosen(&chosen, |text| output.print(text).map(|()| Next::Continue))
+            .map(drop)
+    }
+
+    /// Which hits are shown now; once the second is over, some of those that came in it.
+    fn choose(&mut self, events: Events, is_over: bool) -> Vec<Event> {
         self.lost = self.lost.saturating_add(events.dropped);
-        let mut text = String::new();
-        for event in &events.events {
-            if self.has_enough() {
-                break;
-            }
-            if self.is_within_rate() {
-                self.push_line(event, &mut text)?;
-            } else {
-                self.skipped += 1;
-            }
+        let Some(sample) = &mut self.sample else {
+            return events.events;
+        };
+        if self.limit.is_some_and(|limit| self.shown >= limit) {
+            return Vec::new();
         }
+        events
+            .events
+            .into_iter()
+            .for_each(|event| sample.offer(event));
+        if !is_over {
+            return Vec::new();
+        }
+        self.second = Instant::now();
+        let (chosen, left_out) = sample.take();
+        self.skipped += left_out;
+        chosen
+    }
+
+    fn show_chosen(
+        &mut self,
+        chosen: &[Event],
+        write: impl FnOnce(&str) -> Result<Next, Failure>,
+    ) -> Result<Next, Failure> {
+        let left = self.limit.map_or(u64::MAX, |limit| limit - self.shown);
+        let count = chosen
+            .len()
+            .min(usize::try_from(left).unwrap_or(usize::MAX));
+        self.shown += count as u64;
+        let mut text = self.hits.lines(&chosen[..count])?;
         let (mut lost, mut skipped) = (0, 0);
         if self.reported.elapsed() >= REPORT_INTERVAL {
             (lost, skipped) = (self.lost, self.skipped);
@@ -151,36 +214,8 @@ impl Watching {
             // To be reported in the end.
             (self.lost, self.skipped) = (lost, skipped);
         })?;
-        Ok(if self.has_enough() { Next::Stop } else { next })
-    }
-
-    /// Same as [`Watching::show`], but blocks until the hits are written, even if a signal comes.
-    pub(super) fn show_last(&mut self, events: Events) -> Result<(), Failure> {
-        let output = self.output.clone();
-        self.show(events, |text| output.print(text).map(|()| Next::Continue))
-            .map(drop)
-    }
-
-    fn push_line(&mut self, event: &Event, text: &mut String) -> Result<(), Failure> {
-        self.shown += 1;
-        self.shown_in_second += 1;
-        text.push_str(&self.hits.line(event)?);
-        Ok(())
-    }
-
-    fn has_enough(&self) -> bool {
-        self.limit.is_some_and(|limit| self.shown >= limit)
-    }
-
-    /// Whether the next hit may be shown in this second.
-    fn is_within_rate(&mut self) -> bool {
-        let Some(rate) = self.rate else {
-            return true;
-        };
-        if self.second.elapsed() >= Duration::from_secs(1) {
-            (self.second, self.shown_in_second) = (Instant::now(), 0);
-        }
-        self.shown_in_second < rate
+        let has_enough = self.limit.is_some_and(|limit| self.shown >= limit);
+        Ok(if has_enough { Next::Stop } else { next })
     }
 
     /// Reports what was not shown since the last report.

@@ -40,8 +40,9 @@ pub(crate) struct VerbosityFlags {
 /// The output format, where the answer is written, and what to write on standard error.
 #[derive(Debug)]
 pub(crate) struct OutputOptions {
-    format: Format,
+    pub(crate) format: Format,
     file: Option<PathBuf>,
+    reports_changes: bool,
     pub(crate) messages: Messages,
 }
 
@@ -63,6 +64,7 @@ impl OutputOptions {
             format: self.format,
             messages: self.messages,
             destination: file.unwrap_or(default),
+            reports_changes: self.reports_changes,
         })
     }
 }
@@ -85,8 +87,11 @@ impl Flags for OutputFlags {
             Format::Json => MessageForm::Json,
             Format::Plain | Format::Table => MessageForm::Text,
         };
+        // With -quiet, only if the command line says how or where.
+        let is_asked_for = json.is_some() || self.format.is_some() || self.output.is_some();
         Ok(OutputOptions {
             format,
+            reports_changes: is_asked_for || !self.verbosity.quiet,
             file: self.output,
             messages: Messages::new(self.verbosity.level(), form),
         })

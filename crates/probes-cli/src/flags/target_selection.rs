@@ -13,7 +13,7 @@ use crate::say::Messages;
 #[derive(Debug, clap::Args)]
 pub(crate) struct OneProcess {
     /// The process
-    #[arg(long, value_name = "N", value_parser = pid)]
+    #[arg(short, long, value_name = "N", value_parser = pid)]
     pub(crate) pid: i32,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct OneProcess {
 #[group(required = true, multiple = true)]
 pub(crate) struct TargetSelection {
     /// The process; may be repeated
-    #[arg(id = "pid", long, value_name = "N", value_parser = pid)]
+    #[arg(id = "pid", short, long, value_name = "N", value_parser = pid)]
     pids: Vec<i32>,
     /// All processes whose program's name begins with a match of RE
     #[arg(long, value_name = "RE", value_parser = program_name)]

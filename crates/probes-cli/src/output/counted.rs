@@ -9,8 +9,10 @@ use probes_lib::{Counts, LiveAddr, SourceMap, Target};
 use serde::{Serialize, Serializer};
 
 use super::format::VERSION;
+use super::paths::ShownPaths;
 use super::plain::{function_or_unknown, source_or_unknown};
 use super::table;
+use super::view::Detail;
 use crate::text::Escaped;
 
 /// The hits of the probes of a process, most first.
@@ -27,6 +29,9 @@ pub(crate) struct CountReport<'c> {
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     probes: Vec<Row<'c>>,
+    /// The paths of the source files, as text shows them.
+    #[serde(skip)]
+    paths: ShownPaths,
 }
 
 /// A probe, or a site of one.
@@ -68,17 +73,12 @@ impl Row<'_> {
 }
 
 impl<'c> CountReport<'c> {
-    /// All hits: of each site if there are `sources` (one entry for each object), otherwise of each
-    /// probe.
-    pub(crate) fn new(
-        target: &'c Target,
-        counts: &'c Counts,
-        sources: &[Option<SourceMap>],
-    ) -> CountReport<'c> {
+    /// All hits: of each site, if that detail is wanted, otherwise of each probe.
+    pub(crate) fn new(target: &'c Target, counts: &'c Counts, detail: &Detail) -> CountReport<'c> {
         let probes = counts.probes();
         let rows = probes.flat_map(|(name, hits)| {
-            if !sources.is_empty() {
-                return site_rows(counts, name, sources);
+            if detail.sites {
+                return site_rows(counts, name, &detail.sources);
             }
             vec![Row {
                 name,
@@ -87,13 +87,17 @@ impl<'c> CountReport<'c> {
                 site: None,
             }]
         });
+        let rows: Vec<Row<'c>> = rows.collect();
+        let sites = rows.iter().filter_map(|row| row.site.as_ref());
+        let files = sites.filter_map(|site| site.file.as_deref());
         CountReport {
             version: VERSION,
             pid: target.pid(),
             program: target.program().to_string_lossy(),
             at: None,
             seconds: Duration::ZERO,
-            probes: rows.collect(),
+            paths: ShownPaths::new(detail.paths, files),
+            probes: rows,
         }
     }
 
@@ -150,7 +154,7 @@ impl<'c> CountReport<'c> {
                     " {} {} {}",
                     site.address,
                     site.function(),
-                    site.source()
+                    site.source(&self.paths)
                 );
             }
             text.push('\n');
@@ -172,7 +176,11 @@ impl<'c> CountReport<'c> {
                 format!("{:.0}", row.rate),
             ];
             if let Some(site) = &row.site {
-                cells.extend([site.address.to_string(), site.function(), site.source()]);
+                cells.extend([
+                    site.address.to_string(),
+                    site.function(),
+                    site.source(&self.paths),
+                ]);
             }
             cells
         });
@@ -208,8 +216,8 @@ impl SiteRow<'_> {
         function_or_unknown(self.function.as_deref())
     }
 
-    fn source(&self) -> String {
-        source_or_unknown(self.file.as_deref(), self.line)
+    fn source(&self, paths: &ShownPaths) -> String {
+        source_or_unknown(self.file.as_deref(), self.line, paths)
     }
 }
 

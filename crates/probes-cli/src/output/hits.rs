@@ -1,129 +1,167 @@
-//! Hits, a line each. The field names are those of the JSON output.
+//! Hits, a line each: of chosen fields, as columns of a table, or as JSON.
+
+mod json;
 
 use std::collections::HashMap;
-use std::fmt::Write;
 
-use probes_lib::{Event, LiveAddr, SourceLocation, SourceMap, Value};
-use serde::{Serialize, Serializer};
+use probes_lib::{Event, LiveAddr, SourceLocation, SourceMap, Target, Value};
+use strum::VariantArray;
 
-use super::format::{Format, VERSION, json};
+use super::format::Format;
+use super::paths::{PathForm, ShownPaths};
 use super::plain::{function_or_unknown, source_or_unknown};
+use super::table::StreamedTable;
 use crate::failure::Failure;
 use crate::text::{Escaped, ocaml_string};
+
+/// A part of the line of a hit.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
+pub(crate) enum Field {
+    Time,
+    Thread,
+    Name,
+    Address,
+    Function,
+    Source,
+    Args,
+}
 
 /// Formats hits.
 pub(crate) struct Hits {
     format: Format,
+    fields: Vec<Field>,
     /// The source lines of each object.
     sources: Vec<Option<SourceMap>>,
+    paths: ShownPaths,
     /// The location of each site that was hit.
     locations: HashMap<LiveAddr, SourceLocation>,
-}
-
-#[derive(Serialize)]
-#[serde(tag = "type", rename = "hit")]
-struct Hit<'h> {
-    version: u32,
-    time: String,
-    thread: Option<i32>,
-    name: &'h str,
-    object: std::borrow::Cow<'h, str>,
-    address: String,
-    function: Option<&'h str>,
-    file: Option<&'h str>,
-    line: Option<u32>,
-    arguments: Vec<Argument<'h>>,
-}
-
-/// An argument, as an object whose key is its kind.
-#[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Argument<'a> {
-    Int(i64),
-    #[serde(serialize_with = "float")]
-    Float(f64),
-    String {
-        text: String,
-        /// The bytes as pairs of hexadecimal digits, if they are not valid UTF-8.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        bytes: Option<String>,
-        is_whole: bool,
-    },
-    Int32(i32),
-    Int64(i64),
-    Nativeint(i64),
-    Block {
-        tag: &'a u8,
-        size: &'a u64,
-    },
-    Unread(String),
-    Unknown,
-}
-
-/// How many hits were not shown.
-#[derive(Serialize)]
-#[serde(tag = "type", rename = "missing")]
-struct Missing {
-    version: u32,
-    lost: u64,
-    skipped: u64,
+    table: StreamedTable,
 }
 
 impl Hits {
-    /// Formats hits with the source lines of each object.
-    pub(crate) fn new(format: Format, sources: Vec<Option<SourceMap>>) -> Hits {
+    /// Formats the hits of a process: all fields.
+    pub(crate) fn new(
+        format: Format,
+        target: &Target,
+        sources: Vec<Option<SourceMap>>,
+        paths: PathForm,
+    ) -> Hits {
+        let paths = if format == Format::Json {
+            ShownPaths::default()
+        } else {
+            ShownPaths::new(paths, source_files(target, &sources))
+        };
         Hits {
             format,
+            fields: Field::VARIANTS.to_vec(),
             sources,
+            paths,
             locations: HashMap::new(),
+            table: StreamedTable::default(),
         }
     }
 
-    /// The line of a hit.
-    pub(crate) fn line(&mut self, event: &Event) -> Result<String, Failure> {
-        let source = self.sources.get(event.object_index());
-        let locate = || {
-            let source = source.and_then(Option::as_ref);
-            source.map(|source| source.locate(event.site().address()))
-        };
-        let location = self
-            .locations
-            .entry(event.address())
-            .or_insert_with(|| locate().unwrap_or_default());
-        match self.format {
-            Format::Json => json(&Hit::of(event, location)),
-            Format::Plain | Format::Table => Ok(plain(event, location)),
+    /// The same, of some fields, in that order.
+    pub(crate) fn of_fields(self, fields: Vec<Field>) -> Hits {
+        Hits { fields, ..self }
+    }
+
+    /// The lines of hits, in a table after those that were formatted before.
+    pub(crate) fn lines(&mut self, events: &[Event]) -> Result<String, Failure> {
+        let mut lines = String::new();
+        let mut rows = Vec::new();
+        for event in events {
+            let location = location(&mut self.locations, &self.sources, event);
+            if self.format == Format::Json {
+                lines += &json::hit(event, location)?;
+                continue;
+            }
+            let paths = &self.paths;
+            let fields = self.fields.iter();
+            let row = fields.map(|&field| field_text(field, event, location, paths));
+            if self.format == Format::Table {
+                rows.push(row.collect());
+            } else {
+                let words: Vec<String> = row.filter(|text| !text.is_empty()).collect();
+                lines += &(words.join(" ") + "\n");
+            }
         }
+        if !rows.is_empty() {
+            let head: Vec<&str> = self.fields.iter().map(|&field| field.into()).collect();
+            lines += &self.table.rows(&head, &rows);
+        }
+        Ok(lines)
     }
 
     /// The line that says how many hits were not shown.
     pub(crate) fn missing(&self, lost: u64, skipped: u64) -> Result<String, Failure> {
-        json(&Missing {
-            version: VERSION,
-            lost,
-            skipped,
-        })
+        json::missing(lost, skipped)
     }
 }
 
-fn plain(event: &Event, location: &SourceLocation) -> String {
-    let time = humantime::format_rfc3339_micros(event.time).to_string();
-    let time = time.split_once('T').map_or(&*time, |(_, time)| time);
-    let thread = event.thread.map_or("-".to_owned(), |tid| tid.to_string());
-    let mut line = format!(
-        "{} {thread} {} {} {} {}",
-        time.trim_end_matches('Z'),
-        Escaped(event.name()),
-        event.address(),
-        function_or_unknown(location.function.as_deref()),
-        source_or_unknown(location.file.as_deref(), location.line),
-    );
-    for argument in &event.arguments {
-        // Writing to a string does not fail.
-        let _ = write!(line, " {}", in_ocaml(argument));
+/// The source files of all sites.
+fn source_files(target: &Target, sources: &[Option<SourceMap>]) -> Vec<String> {
+    let objects = target.objects();
+    let mut files: Vec<String> = objects
+        .iter()
+        .zip(sources)
+        .filter_map(|(object, source)| Some((object, source.as_ref()?)))
+        .flat_map(|(object, source)| {
+            let sites = object.table().probes().flat_map(|probe| probe.sites());
+            sites.filter_map(|site| source.locate(site.address()).file)
+        })
+        .collect();
+    files.sort_unstable();
+    files.dedup();
+    files
+}
+
+fn location<'l>(
+    locations: &'l mut HashMap<LiveAddr, SourceLocation>,
+    sources: &[Option<SourceMap>],
+    event: &Event,
+) -> &'l SourceLocation {
+    locations.entry(event.address()).or_insert_with(|| {
+        let source = sources.get(event.object_index()).and_then(Option::as_ref);
+        let location = source.map(|source| source.locate(event.site().address()));
+        location.unwrap_or_default()
+    })
+}
+
+/// A field as text, which is empty only for a hit without arguments.
+fn field_text(
+    field: Field,
+    event: &Event,
+    location: &SourceLocation,
+    paths: &ShownPaths,
+) -> String {
+    match field {
+        Field::Time => {
+            let time = humantime::format_rfc3339_micros(event.time).to_string();
+            let time = time.split_once('T').map_or(&*time, |(_, time)| time);
+            time.trim_end_matches('Z').to_owned()
+        }
+        Field::Thread => event.thread.map_or("-".to_owned(), |tid| tid.to_string()),
+        Field::Name => Escaped(event.name()).to_string(),
+        Field::Address => event.address().to_string(),
+        Field::Function => function_or_unknown(location.function.as_deref()),
+        Field::Source => source_or_unknown(location.file.as_deref(), location.line, paths),
+        Field::Args => {
+            let arguments: Vec<String> = event.arguments.iter().map(in_ocaml).collect();
+            arguments.join(" ")
+        }
     }
-    line.push('\n');
-    line
 }
 
 /// A value as OCaml writes it, if OCaml can.
@@ -158,57 +196,6 @@ fn float_in_ocaml(number: f64) -> String {
     }
 }
 
-impl<'h> Hit<'h> {
-    fn of(event: &'h Event, location: &'h SourceLocation) -> Hit<'h> {
-        Hit {
-            version: VERSION,
-            time: humantime::format_rfc3339_nanos(event.time).to_string(),
-            thread: event.thread,
-            name: event.name(),
-            object: event.object().path().to_string_lossy(),
-            address: event.address().to_string(),
-            function: location.function.as_deref(),
-            file: location.file.as_deref(),
-            line: location.line,
-            arguments: event.arguments.iter().map(Argument::of).collect(),
-        }
-    }
-}
-
-impl<'a> Argument<'a> {
-    fn of(value: &'a Value) -> Argument<'a> {
-        match value {
-            Value::Int(number) => Argument::Int(*number),
-            Value::Float(number) => Argument::Float(*number),
-            Value::String { bytes, is_whole } => {
-                let text = String::from_utf8_lossy(bytes).into_owned();
-                let is_text = text.as_bytes() == bytes;
-                let digits = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-                Argument::String {
-                    bytes: (!is_text).then(digits),
-                    text,
-                    is_whole: *is_whole,
-                }
-            }
-            Value::Int32(number) => Argument::Int32(*number),
-            Value::Int64(number) => Argument::Int64(*number),
-            Value::Nativeint(number) => Argument::Nativeint(*number),
-            Value::Block { tag, size } => Argument::Block { tag, size },
-            Value::Unread(at) => Argument::Unread(format!("{at:#x}")),
-            Value::Unknown => Argument::Unknown,
-        }
-    }
-}
-
-/// JSON has neither infinities nor NaN: they are strings.
-fn float<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
-    if value.is_finite() {
-        to.serialize_f64(*value)
-    } else {
-        to.serialize_str(&float_in_ocaml(*value))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,30 +224,5 @@ mod tests {
         ] {
             assert_eq!(in_ocaml(&value), written);
         }
-    }
-
-    #[test]
-    fn json_values_have_their_kind() {
-        let json = |value: &Value| serde_json::to_string(&Argument::of(value)).unwrap();
-        assert_eq!(json(&Value::Int(7)), r#"{"int":7}"#);
-        assert_eq!(
-            json(&Value::Float(f64::INFINITY)),
-            r#"{"float":"infinity"}"#
-        );
-        let string = |bytes: &[u8]| Value::String {
-            bytes: bytes.to_vec(),
-            is_whole: true,
-        };
-        assert_eq!(
-            json(&string("é\n".as_bytes())),
-            r#"{"string":{"text":"é\n","is_whole":true}}"#
-        );
-        assert_eq!(
-            json(&string(b"a\xff")),
-            "{\"string\":{\"text\":\"a\u{fffd}\",\"bytes\":\"61ff\",\"is_whole\":true}}"
-        );
-        let block = Value::Block { tag: 0, size: 2 };
-        assert_eq!(json(&block), r#"{"block":{"tag":0,"size":2}}"#);
-        assert_eq!(json(&Value::Unknown), r#""unknown""#);
     }
 }

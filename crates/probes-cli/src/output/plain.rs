@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::holds::HolderView;
+use super::paths::ShownPaths;
 use super::view::{
     ChangeView, Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word,
 };
@@ -17,14 +18,16 @@ pub(super) fn listing(listing: &Listing<'_>, names_process: bool) -> String {
     let mut text = String::new();
     for probe in &listing.probes {
         push_name_line(probe, &mut text);
-        let sites = probe.sites.iter().map(|it| (&it.object, site_line(it)));
+        let paths = &listing.paths;
+        let sites = probe.sites.iter();
+        let sites = sites.map(|it| (&it.object, site_line(it, paths)));
         let semaphores = probe.semaphores.iter();
         let semaphores = semaphores.map(|it| (&it.object, semaphore_line(it)));
         let mut object = &listing.program;
         for (in_object, line) in sites.chain(semaphores) {
             if object != in_object {
                 // Writing to a string does not fail.
-                let _ = writeln!(text, "  in {}", Escaped(in_object));
+                let _ = writeln!(text, "  in {}", Escaped(paths.show(in_object)));
                 object = in_object;
             }
             text += &line;
@@ -50,14 +53,14 @@ fn push_name_line(probe: &ProbeView<'_>, text: &mut String) {
     text.push('\n');
 }
 
-fn site_line(site: &SiteView<'_>) -> String {
+fn site_line(site: &SiteView<'_>, paths: &ShownPaths) -> String {
     let mut words = vec!["  site".to_owned()];
     match site.address {
         Some(address) => words.extend([address.to_string(), site_state(site)]),
         None => words.push(site.file_address.to_string()),
     }
     words.push(function(site));
-    words.push(source(site));
+    words.push(source(site, paths));
     words.extend(arguments(site));
     words.join(" ") + "\n"
 }
@@ -88,16 +91,20 @@ pub(super) fn function(site: &SiteView<'_>) -> String {
 }
 
 /// `file:line` of a site.
-pub(super) fn source(site: &SiteView<'_>) -> String {
-    source_or_unknown(site.file.as_deref(), site.line)
+pub(super) fn source(site: &SiteView<'_>, paths: &ShownPaths) -> String {
+    source_or_unknown(site.file.as_deref(), site.line, paths)
 }
 
 pub(super) fn function_or_unknown(function: Option<&str>) -> String {
     function.map_or_else(|| UNKNOWN.to_owned(), |name| Escaped(name).to_string())
 }
 
-pub(super) fn source_or_unknown(file: Option<&str>, line: Option<u32>) -> String {
-    match (file, line) {
+pub(super) fn source_or_unknown(
+    file: Option<&str>,
+    line: Option<u32>,
+    paths: &ShownPaths,
+) -> String {
+    match (file.map(|file| paths.show(file)), line) {
         (Some(file), Some(line)) => format!("{}:{line}", Escaped(file)),
         (Some(file), None) => Escaped(file).to_string(),
         (None, _) => UNKNOWN.to_owned(),

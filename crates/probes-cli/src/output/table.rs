@@ -1,9 +1,11 @@
 //! Tables, for people.
 
 use tabled::builder::Builder;
+use tabled::grid::util::string::get_string_width;
 use tabled::settings::Style;
 
 use super::holds::held_by;
+use super::paths::ShownPaths;
 use super::plain::{arguments, function, site_state, source};
 use super::view::{Changes, Listing, ProbeView, Processes, state_word};
 use crate::text::{Escaped, number_of};
@@ -34,7 +36,7 @@ pub(super) fn listing(listing: &Listing<'_>, sites: bool, names_process: bool) -
         }
         let mut rows = vec![row];
         if sites {
-            rows.extend(site_rows(probe, objects));
+            rows.extend(site_rows(probe, objects, &listing.paths));
         }
         if let Some(pid) = pid {
             for row in &mut rows {
@@ -61,8 +63,8 @@ fn name_row(probe: &ProbeView<'_>, with_sites: bool) -> Vec<String> {
 }
 
 /// The sites and semaphores of a probe, below its row.
-fn site_rows(probe: &ProbeView<'_>, objects: bool) -> Vec<Vec<String>> {
-    let in_object = |object: &str| objects.then(|| Escaped(object).to_string());
+fn site_rows(probe: &ProbeView<'_>, objects: bool, paths: &ShownPaths) -> Vec<Vec<String>> {
+    let in_object = |object: &str| objects.then(|| Escaped(paths.show(object)).to_string());
     let sites = probe.sites.iter().map(|site| {
         let mut row = vec![String::new()];
         let address = match site.address {
@@ -75,7 +77,12 @@ fn site_rows(probe: &ProbeView<'_>, objects: bool) -> Vec<Vec<String>> {
         let arguments: Vec<_> = arguments(site).collect();
         row.push("site".to_owned());
         row.extend(in_object(&site.object));
-        row.extend([address, function(site), source(site), arguments.join(" ")]);
+        row.extend([
+            address,
+            function(site),
+            source(site, paths),
+            arguments.join(" "),
+        ]);
         row
     });
     let semaphores = probe.semaphores.iter().map(|semaphore| {
@@ -136,4 +143,68 @@ pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> S
         builder.push_record(row);
     }
     format!("{}\n", builder.build().with(Style::psql()))
+}
+
+/// A table whose rows come one after another, in the style of [`table`]. A column is as wide as its widest cell
+/// so far.
+#[derive(Debug, Default)]
+pub(super) struct StreamedTable {
+    widths: Vec<usize>,
+}
+
+impl StreamedTable {
+    /// The lines of these rows; before the first ones, also those of the head.
+    pub(super) fn rows(&mut self, head: &[&str], rows: &[Vec<String>]) -> String {
+        let is_first = self.widths.is_empty();
+        self.widths.resize(head.len(), 0);
+        let head: Vec<String> = head.iter().map(ToString::to_string).collect();
+        for row in rows.iter().chain([&head]) {
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = get_string_width(cell).max(*width);
+            }
+        }
+        let mut lines = String::new();
+        if is_first {
+            lines += &self.line(&head);
+            let rules: Vec<String> = self
+                .widths
+                .iter()
+                .map(|width| "-".repeat(width + 2))
+                .collect();
+            lines += &(rules.join("+") + "\n");
+        }
+        rows.iter()
+            .fold(lines, |lines, row| lines + &self.line(row))
+    }
+
+    fn line(&self, cells: &[String]) -> String {
+        let cells = self.widths.iter().zip(cells).map(|(width, cell)| {
+            let padding = " ".repeat(width - get_string_width(cell));
+            format!(" {cell}{padding} ")
+        });
+        let line: Vec<String> = cells.collect();
+        line.join("|").trim_end().to_owned() + "\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streamed_columns_grow_with_their_cells() {
+        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
+        let mut table = StreamedTable::default();
+        assert_eq!(
+            table.rows(&["name", "args"], &[row(["tick", "1"]), row(["日本", ""])]),
+            " name | args\n------+------\n tick | 1\n 日本 |\n"
+        );
+        assert_eq!(
+            table.rows(
+                &["name", "args"],
+                &[row(["req_start", "22222"]), row(["a", "3"])]
+            ),
+            " req_start | 22222\n a         | 3\n"
+        );
+    }
 }

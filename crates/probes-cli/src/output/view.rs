@@ -15,6 +15,7 @@ use serde::{Serialize, Serializer};
 use super::counted::seconds;
 use super::format::VERSION;
 use super::holds::{self, HolderView};
+use super::paths::{PathForm, ShownPaths};
 
 /// The probes of a process, or of a file that is not running: what only a process has is then `None`.
 #[derive(Debug, Serialize)]
@@ -32,6 +33,9 @@ pub(crate) struct Listing<'t> {
     #[serde(skip_serializing_if = "Option::is_none")]
     code_digest: Option<&'static str>,
     pub(super) probes: Vec<ProbeView<'t>>,
+    /// The paths in it, as text shows them.
+    #[serde(skip)]
+    pub(super) paths: ShownPaths,
     /// How many records of who holds its probes cannot be read.
     #[serde(skip_serializing_if = "is_zero")]
     unreadable_holds: usize,
@@ -118,6 +122,8 @@ pub(crate) struct Detail {
     pub(crate) sites: bool,
     /// The functions and source lines of the sites, for each object.
     pub(crate) sources: Vec<Option<SourceMap>>,
+    /// How paths are shown, except in JSON.
+    pub(crate) paths: PathForm,
 }
 
 impl<'t> Listing<'t> {
@@ -137,6 +143,7 @@ impl<'t> Listing<'t> {
         let mut objects = states.objects().iter();
         let executable = objects.find(|object| object.path() == target.program());
         let build_id = executable.and_then(|object| object.table().build_id());
+        let probes: Vec<_> = states.probes().map(view).collect();
         Listing {
             r#type: "info",
             version: VERSION,
@@ -148,7 +155,8 @@ impl<'t> Listing<'t> {
             code_digest: digest_word(digest),
             unreadable_holds: holders.unreadable,
             has_sites: detail.sites,
-            probes: states.probes().map(view).collect(),
+            paths: shown_paths(&probes, detail),
+            probes,
         }
     }
 
@@ -156,6 +164,7 @@ impl<'t> Listing<'t> {
     pub(crate) fn of_file(table: &'t ProbeTable, detail: &Detail) -> Listing<'t> {
         let object = table.path().to_string_lossy();
         let view = |probe| ProbeView::of_file(probe, &object, detail);
+        let probes: Vec<_> = table.probes().map(view).collect();
         Listing {
             r#type: "list",
             version: VERSION,
@@ -167,9 +176,25 @@ impl<'t> Listing<'t> {
             code_digest: None,
             unreadable_holds: 0,
             has_sites: detail.sites,
-            probes: table.probes().map(view).collect(),
+            paths: shown_paths(&probes, detail),
+            probes,
         }
     }
+}
+
+/// The paths of the source files and objects of probes.
+fn shown_paths(probes: &[ProbeView<'_>], detail: &Detail) -> ShownPaths {
+    let mut paths: Vec<&str> = Vec::new();
+    for probe in probes {
+        for site in &probe.sites {
+            paths.push(&site.object);
+            paths.extend(site.file.as_deref());
+        }
+        paths.extend(probe.semaphores.iter().map(|one| &*one.object));
+    }
+    paths.sort_unstable();
+    paths.dedup();
+    ShownPaths::new(detail.paths, paths)
 }
 
 impl Listing<'_> {

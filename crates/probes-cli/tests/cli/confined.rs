@@ -166,7 +166,7 @@ fn despite_seccomp_observes_under_unreadable_filters() {
             run(&line).answer();
         }
         let cleaned = run(&format!(
-            "observe -clean -despite-seccomp -quiet -pid {pid}"
+            "observe -clean -despite-seccomp -format plain -quiet -pid {pid}"
         ));
         assert_eq!(cleaned.answer(), format!("{pid} 0\n"));
         target.hits();

@@ -53,7 +53,7 @@ fn start(target: &Talker, flags: &str) -> Waiting {
 }
 
 fn release(pid: i32) -> String {
-    run(&format!("attach -pid {pid} -release-dead -q")).answer()
+    run(&format!("attach -pid {pid} -release-dead -q -format plain")).answer()
 }
 
 fn info(pid: i32) -> Value {
@@ -279,7 +279,8 @@ fn hostile_record_changes_nothing_else() {
             assert_eq!(warned, !is_readable, "{what}: {}", shown.stderr);
             let shown = shown.stdout + &shown.stderr;
             assert!(!shown.contains(['\x1b', '\x07']), "{what}: {shown:?}");
-            let released = run(&format!("attach -pid {pid} -release-dead -q")).answer();
+            let released =
+                run(&format!("attach -pid {pid} -release-dead -q -format plain")).answer();
             if matches!(what, "no end" | "escapes") {
                 // The counter says what the record does not.
                 assert_eq!(released, "plain 1 -> 0, 1 site\n", "{what}");

@@ -23,7 +23,9 @@ fn sites_name_their_object() {
     let plugin = fixture("objects/plugin.so").display().to_string();
     for target in hosts() {
         let pid = target.pid();
-        let plain = run(&format!("info -pid {pid} -sites")).answer();
+        let short = run(&format!("info -pid {pid} -sites")).answer();
+        assert_eq!(short.matches("\n  in plugin.so\n").count(), 3, "{short}");
+        let plain = run(&format!("info -pid {pid} -sites -paths full")).answer();
         let (ping, rest) = plain.split_once("plug disabled\n").unwrap();
         let of_plugin = format!("\n  in {plugin}\n");
         assert!(ping.starts_with("ping disabled\n  site 0x"), "{plain}");
@@ -45,7 +47,7 @@ fn sites_name_their_object() {
 
         let table = run(&format!("info -format table -sites -pid {pid}")).answer();
         assert!(table.contains("| kind      | object "), "{table}");
-        assert!(table.contains(&format!("| {plugin} ")), "{table}");
+        assert!(table.contains("| plugin.so "), "{table}");
         let without_sites = run(&format!("info -format table -pid {pid}")).answer();
         assert!(
             without_sites.contains(" plug  | disabled | 0       | 2     "),

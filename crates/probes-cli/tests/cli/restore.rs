@@ -96,7 +96,7 @@ fn state_is_restored_on_a_termination_signal() {
         for target in both_forms("gen_ocaml_2") {
             run(&format!("attach -pid {} -enable plain", target.pid())).answer();
             let before = image(target.pid());
-            let waiting = Waiting::start(&target, "-disable plain -for 1h -quiet");
+            let waiting = Waiting::start(&target, "-disable plain -for 1h -quiet -format plain");
             assert!(states(target.pid()).contains("plain disabled"));
             waiting.send(signal);
             let expected = (Some(0), "plain 0 -> 1, 1 site\n".to_owned(), String::new());

@@ -34,7 +34,10 @@ fn tool_exits_quietly_if_its_pipe_is_closed() {
     for line in [
         "help".to_owned(),
         format!("info -json -pid {}", target.pid()),
-        format!("attach -quiet -enable plain -pid {}", target.pid()),
+        format!(
+            "attach -quiet -format plain -enable plain -pid {}",
+            target.pid()
+        ),
         "list -sites -prog many.exe".to_owned(),
     ] {
         let (reader, writer) = pipe();
@@ -70,7 +73,10 @@ fn completed_change_is_not_reported_as_failed() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (mut errors, stderr) = pipe();
-    let line = format!("attach -quiet -pid {} -enable plain", target.pid());
+    let line = format!(
+        "attach -quiet -format plain -pid {} -enable plain",
+        target.pid()
+    );
     let mut tool = command(line.split(' '));
     let mut guard = Guard::spawn(tool.stdout(full).stderr(stderr));
     drop(tool);
@@ -221,10 +227,51 @@ fn file_that_cannot_be_written_changes_nothing() {
 }
 
 #[test]
+fn long_answers_end_with_their_sum() {
+    let file = program("many");
+    let target = Talker::start(&file);
+    let pid = target.pid();
+    for (line, sum) in [
+        (
+            "attach -enable-all",
+            "200 probes changed, 220 sites switched\n",
+        ),
+        ("info", "200 probes: 200 enabled, 0 disabled\n"),
+        (
+            "info -format table",
+            "200 probes: 200 enabled, 0 disabled\n",
+        ),
+        ("count -for 1ms", "200 probes, 0 hits\n"),
+    ] {
+        let run = run(&format!("{line} -pid {pid}"));
+        assert!(run.stderr.ends_with(sum), "{line}: {}", run.stderr);
+        assert!(run.answer().lines().count() >= 200, "{line}");
+    }
+    assert_eq!(run_on("list", &file).stderr, "200 probes, 220 sites\n");
+    for short in ["-quiet", "-json"] {
+        assert_eq!(run_on(&format!("list {short}"), &file).stderr, "");
+    }
+    assert_eq!(run_on("list", &program("service")).stderr, "");
+}
+
+#[test]
 fn quiet_prints_errors_only_and_verbose_each_step() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let attach = |flags: &str| run(&format!("attach -pid {} {flags}", target.pid()));
-    assert_eq!(attach("-quiet -enable plain").stderr, "");
+    let quiet = attach("-quiet -enable plain");
+    assert_eq!(
+        (quiet.code, &*quiet.stdout, &*quiet.stderr),
+        (Some(0), "", "")
+    );
+    let asked_for = attach("-quiet -format plain -disable plain").answer();
+    assert_eq!(asked_for, "plain 1 -> 0, 1 site\n");
+    assert_eq!(
+        attach("-quiet -json -enable plain").json()["type"],
+        "changed"
+    );
+    for quiet in ["-quiet -enable plain -for 1ms", "-quiet -release-dead"] {
+        assert_eq!(attach(quiet).answer(), "", "{quiet}");
+    }
     let verbose = attach("-verbose -verbose -disable-all").stderr;
     let lines: Vec<_> = verbose.lines().collect();
     assert!(

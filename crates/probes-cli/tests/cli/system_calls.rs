@@ -273,7 +273,7 @@ fn attach_makes_exactly_the_necessary_calls() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();
-        let (run, traces) = run_under_strace("attach -quiet -enable-all", pid);
+        let (run, traces) = run_under_strace("attach -quiet -format plain -enable-all", pid);
         assert_eq!(
             run.answer(),
             "first 0 -> 1, 2 sites\nsecond 0 -> 1, 1 site\n"
@@ -291,7 +291,7 @@ fn live_attach_writes_one_byte_at_a_time() {
     for file in fixture_forms("gen_ocaml_dot1") {
         let target = Talker::start(&file);
         let pid = target.pid();
-        let (run, traces) = run_under_strace("attach -live -quiet -enable-all", pid);
+        let (run, traces) = run_under_strace("attach -live -quiet -format plain -enable-all", pid);
         assert_eq!(
             run.answer(),
             "first 0 -> 1, 2 sites\nsecond 0 -> 1, 1 site\n"

@@ -72,6 +72,10 @@ fn senseless_arguments_are_refused_before_anything_is_done() {
         "watch -pid 7 -probe a -regexp b",
         "watch -pid 7 -probe a -limit 0",
         "watch -pid 7 -probe a -rate fast",
+        "watch -pid 7 -probe a -fields time,nam",
+        "watch -pid 7 -probe a -fields time,args,time",
+        "watch -pid 7 -probe a -fields time -json",
+        "watch -pid 7 -probe a -paths long",
         "observe -pid 7",
         "observe -clean",
         // Flags without a value or of other commands, and a command that does not exist.

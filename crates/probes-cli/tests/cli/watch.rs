@@ -135,6 +135,77 @@ fn watch_ends_at_the_requested_number_of_hits() {
 }
 
 #[test]
+fn chosen_fields_are_shown_in_their_order() {
+    for mut target in both_forms("arguments") {
+        let line = "watch -quiet -probe silent,widths -fields args,name,source";
+        let tool = observing(line, target.pid());
+        target.hits();
+        let lines = end(tool, Signal::SIGINT);
+        let source = |line: u32| format!("arguments.S:{line}");
+        let expected = [
+            format!("-7 -7 -7 200 widths {}", source(40)),
+            format!("silent {}", source(77)),
+        ];
+        assert_eq!(lines, expected);
+    }
+}
+
+#[test]
+fn table_format_has_aligned_columns() {
+    for mut target in both_forms("arguments") {
+        let line = "watch -quiet -format table -regexp . -fields name,function,args";
+        let tool = observing(line, target.pid());
+        target.hits();
+        let lines = end(tool, Signal::SIGINT);
+        assert!(lines[0].starts_with(" name"), "{lines:#?}");
+        assert!(lines[1].starts_with("-----"), "{lines:#?}");
+        let columns = |line: &str, separator: char| -> Vec<usize> {
+            line.match_indices(separator).map(|(at, _)| at).collect()
+        };
+        let expected = columns(&lines[1], '+');
+        assert_eq!(expected.len(), 2);
+        for line in [&lines[..1], &lines[2..]].concat() {
+            assert_eq!(columns(&line, '|'), expected, "{lines:#?}");
+        }
+        assert_eq!(lines.len(), 2 + 6);
+        assert!(
+            lines.contains(&" widths    | Args.widths    | -7 -7 -7 200".to_owned()),
+            "{lines:#?}"
+        );
+    }
+}
+
+#[test]
+fn source_paths_are_full_on_request() {
+    for mut target in both_forms("arguments") {
+        let tool = observing(
+            "watch -quiet -probe silent -fields source -paths full",
+            target.pid(),
+        );
+        target.hits();
+        let lines = end(tool, Signal::SIGINT);
+        assert!(lines[0].starts_with('/'), "{lines:?}");
+        assert!(lines[0].ends_with("/fixtures/arguments.S:77"), "{lines:?}");
+    }
+}
+
+#[test]
+fn rate_spreads_over_each_second() {
+    let mut program = Talker::start(&test_support::program("shown"));
+    let tool = observing("watch -json -probe numbered -rate 40", program.pid());
+    program.ask("hit numbered 4000", "done");
+    let lines = end(tool, Signal::SIGINT);
+    let hits: Vec<u64> = lines
+        .iter()
+        .filter_map(|line| object(line)["arguments"][1]["int"].as_u64())
+        .collect();
+    assert!((40..4000).contains(&hits.len()), "{hits:?}");
+    assert!(hits.is_sorted(), "{hits:?}");
+    let latest = hits.iter().filter(|&&number| number > 2000).count();
+    assert!(latest > 0 && latest < hits.len(), "{hits:?}");
+}
+
+#[test]
 fn skipped_hits_are_reported() {
     for mut target in both_forms("timed") {
         let tool = observing("watch -json -probe start -rate 1", target.pid());

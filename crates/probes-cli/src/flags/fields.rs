@@ -1,0 +1,31 @@
+//! Which fields of a hit are shown.
+
+use strum::VariantArray;
+
+use super::checked::{Flags, each_once};
+use crate::output::Field;
+
+// The fields of a hit.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FieldFlags {
+    /// Columns to show: time,thread,name,address,function,source,args
+    #[arg(id = "fields", long, value_name = "FIELDS", value_delimiter = ',', value_parser = field)]
+    chosen: Vec<Field>,
+}
+
+impl Flags for FieldFlags {
+    /// `None`: all.
+    type Value = Option<Vec<Field>>;
+
+    fn check(self) -> Result<Option<Vec<Field>>, String> {
+        each_once("-fields", &self.chosen)?;
+        Ok((!self.chosen.is_empty()).then_some(self.chosen))
+    }
+}
+
+fn field(typed: &str) -> Result<Field, String> {
+    typed.parse().map_err(|_| {
+        let names: Vec<&str> = Field::VARIANTS.iter().map(<&str>::from).collect();
+        format!("\"{typed}\" is not a field: there are {}", names.join(", "))
+    })
+}

@@ -1,0 +1,27 @@
+//! How paths are shown.
+
+use crate::output::PathForm;
+
+// How paths are shown.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PathFlags {
+    /// short, the unambiguous end of each path (default), or full
+    #[arg(id = "paths", long = "paths", value_name = "FORM", value_parser = path_form)]
+    form: Option<PathForm>,
+}
+
+impl PathFlags {
+    pub(crate) fn form(&self) -> PathForm {
+        self.form.unwrap_or_default()
+    }
+}
+
+fn path_form(typed: &str) -> Result<PathForm, String> {
+    match typed {
+        "short" => Ok(PathForm::Short),
+        "full" => Ok(PathForm::Full),
+        _ => Err(format!(
+            "\"{typed}\" is not a form of paths: there are short and full"
+        )),
+    }
+}

@@ -1,0 +1,154 @@
+//! Hits as JSON, an object each.
+
+use std::borrow::Cow;
+
+use probes_lib::{Event, SourceLocation, Value};
+use serde::{Serialize, Serializer};
+
+use super::float_in_ocaml;
+use crate::failure::Failure;
+use crate::output::format::{VERSION, json};
+
+/// The line of a hit.
+pub(super) fn hit(event: &Event, location: &SourceLocation) -> Result<String, Failure> {
+    json(&Hit::of(event, location))
+}
+
+/// The line that says how many hits were not shown.
+pub(super) fn missing(lost: u64, skipped: u64) -> Result<String, Failure> {
+    json(&Missing {
+        version: VERSION,
+        lost,
+        skipped,
+    })
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "hit")]
+struct Hit<'h> {
+    version: u32,
+    time: String,
+    thread: Option<i32>,
+    name: &'h str,
+    object: Cow<'h, str>,
+    address: String,
+    function: Option<&'h str>,
+    file: Option<&'h str>,
+    line: Option<u32>,
+    arguments: Vec<Argument<'h>>,
+}
+
+/// An argument, as an object whose key is its kind.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Argument<'a> {
+    Int(i64),
+    #[serde(serialize_with = "float")]
+    Float(f64),
+    String {
+        text: String,
+        /// The bytes as pairs of hexadecimal digits, if they are not valid UTF-8.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bytes: Option<String>,
+        is_whole: bool,
+    },
+    Int32(i32),
+    Int64(i64),
+    Nativeint(i64),
+    Block {
+        tag: &'a u8,
+        size: &'a u64,
+    },
+    Unread(String),
+    Unknown,
+}
+
+/// How many hits were not shown.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "missing")]
+struct Missing {
+    version: u32,
+    lost: u64,
+    skipped: u64,
+}
+
+impl<'h> Hit<'h> {
+    fn of(event: &'h Event, location: &'h SourceLocation) -> Hit<'h> {
+        Hit {
+            version: VERSION,
+            time: humantime::format_rfc3339_nanos(event.time).to_string(),
+            thread: event.thread,
+            name: event.name(),
+            object: event.object().path().to_string_lossy(),
+            address: event.address().to_string(),
+            function: location.function.as_deref(),
+            file: location.file.as_deref(),
+            line: location.line,
+            arguments: event.arguments.iter().map(Argument::of).collect(),
+        }
+    }
+}
+
+impl<'a> Argument<'a> {
+    fn of(value: &'a Value) -> Argument<'a> {
+        match value {
+            Value::Int(number) => Argument::Int(*number),
+            Value::Float(number) => Argument::Float(*number),
+            Value::String { bytes, is_whole } => {
+                let text = String::from_utf8_lossy(bytes).into_owned();
+                let is_text = text.as_bytes() == bytes;
+                let digits = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                Argument::String {
+                    bytes: (!is_text).then(digits),
+                    text,
+                    is_whole: *is_whole,
+                }
+            }
+            Value::Int32(number) => Argument::Int32(*number),
+            Value::Int64(number) => Argument::Int64(*number),
+            Value::Nativeint(number) => Argument::Nativeint(*number),
+            Value::Block { tag, size } => Argument::Block { tag, size },
+            Value::Unread(at) => Argument::Unread(format!("{at:#x}")),
+            Value::Unknown => Argument::Unknown,
+        }
+    }
+}
+
+/// JSON has neither infinities nor NaN: they are strings.
+fn float<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    if value.is_finite() {
+        to.serialize_f64(*value)
+    } else {
+        to.serialize_str(&float_in_ocaml(*value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_values_have_their_kind() {
+        let json = |value: &Value| serde_json::to_string(&Argument::of(value)).unwrap();
+        assert_eq!(json(&Value::Int(7)), r#"{"int":7}"#);
+        assert_eq!(
+            json(&Value::Float(f64::INFINITY)),
+            r#"{"float":"infinity"}"#
+        );
+        let string = |bytes: &[u8]| Value::String {
+            bytes: bytes.to_vec(),
+            is_whole: true,
+        };
+        assert_eq!(
+            json(&string("é\n".as_bytes())),
+            r#"{"string":{"text":"é\n","is_whole":true}}"#
+        );
+        assert_eq!(
+            json(&string(b"a\xff")),
+            "{\"string\":{\"text\":\"a\u{fffd}\",\"bytes\":\"61ff\",\"is_whole\":true}}"
+        );
+        let block = Value::Block { tag: 0, size: 2 };
+        assert_eq!(json(&block), r#"{"block":{"tag":0,"size":2}}"#);
+        assert_eq!(json(&Value::Unknown), r#""unknown""#);
+    }
+}

@@ -1,0 +1,137 @@
+//! [`ShownPaths`]: the paths of source files and objects, as short as they can be.
+
+use std::collections::HashMap;
+
+/// How paths are shown to people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PathForm {
+    /// By the shortest end that no other path shown has.
+    #[default]
+    Short,
+    /// As they are in the file or in the process.
+    Full,
+}
+
+/// The form in which each path is shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShownPaths {
+    /// How much of the start of each path is left out; a path that is not here is shown in full.
+    left_out: HashMap<String, usize>,
+}
+
+impl ShownPaths {
+    /// Shows `paths`, which are all that are shown together.
+    pub(crate) fn new<P: Into<String>>(
+        form: PathForm,
+        paths: impl IntoIterator<Item = P>,
+    ) -> ShownPaths {
+        if form == PathForm::Full {
+            return ShownPaths::default();
+        }
+        let paths: HashMap<String, usize> = paths.into_iter().map(|it| (it.into(), 0)).collect();
+        let mut sorted: Vec<&str> = paths.keys().map(String::as_str).collect();
+        // By their last names, then by the names before: those with the longest common end are neighbours.
+        sorted.sort_by(|one, other| names_from_end(one).cmp(names_from_end(other)));
+        // Two spellings of a path are one path.
+        sorted.dedup_by(|one, other| names_from_end(one).eq(names_from_end(other)));
+        let common: Vec<usize> = sorted
+            .windows(2)
+            .map(|pair| common_names(pair[0], pair[1]))
+            .collect();
+        let needed = |index: usize| {
+            let before = index.checked_sub(1).and_then(|before| common.get(before));
+            1 + before.max(common.get(index)).copied().unwrap_or(0)
+        };
+        let tails = sorted
+            .iter()
+            .enumerate()
+            .map(|(index, path)| (names_from_end(path).collect(), needed(index)));
+        let tails: HashMap<Vec<&str>, usize> = tails.collect();
+        let left_out = paths.keys().map(|path| {
+            let names: Vec<&str> = names_from_end(path).collect();
+            let needed = tails.get(&names).copied().unwrap_or(usize::MAX);
+            (path.clone(), start_of(path, needed))
+        });
+        ShownPaths {
+            left_out: left_out.collect(),
+        }
+    }
+
+    /// The part of `path` that is shown.
+    pub(crate) fn show<'p>(&self, path: &'p str) -> &'p str {
+        let start = self.left_out.get(path).copied().unwrap_or(0);
+        path.get(start..).unwrap_or(path)
+    }
+}
+
+/// The names in a path, the last first. An absolute path has an empty one at its start.
+fn names_from_end(path: &str) -> impl Iterator<Item = &str> {
+    let is_absolute = path.starts_with('/');
+    let names = path.rsplit('/').filter(|name| !matches!(*name, "" | "."));
+    names.chain(is_absolute.then_some(""))
+}
+
+/// How many names at the end of two paths are the same.
+fn common_names(one: &str, other: &str) -> usize {
+    let pairs = names_from_end(one).zip(names_from_end(other));
+    pairs.take_while(|(one, other)| one == other).count()
+}
+
+/// Where the last `count` names of a path begin; 0 if it does not have more.
+fn start_of(path: &str, count: usize) -> usize {
+    let place = |name: &str| name.as_ptr() as usize - path.as_ptr() as usize;
+    let names = names_from_end(path).filter(|name| !name.is_empty());
+    let mut starts = names.map(place).skip(count.saturating_sub(1));
+    let start = starts.next().unwrap_or(0);
+    let has_more = starts.next().is_some();
+    // Nothing is gained by leaving out the slash alone.
+    if has_more { start } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(paths: &[&'static str]) -> Vec<&'static str> {
+        let all = ShownPaths::new(PathForm::Short, paths.iter().copied());
+        paths.iter().map(|path| all.show(path)).collect()
+    }
+
+    #[test]
+    fn shortest_unambiguous_end_is_shown() {
+        assert_eq!(
+            shown(&[
+                "/home/u/app/lib/http.ml",
+                "/home/u/app/lib/util.ml",
+                "/home/u/app/bin/util.ml",
+                "/home/u/app/bin/./main.ml",
+            ]),
+            ["http.ml", "lib/util.ml", "bin/util.ml", "main.ml"]
+        );
+        assert_eq!(
+            shown(&["/a/x/b/c.ml", "/a/y/b/c.ml"]),
+            ["x/b/c.ml", "y/b/c.ml"]
+        );
+    }
+
+    #[test]
+    fn other_paths_are_shown_in_full() {
+        assert_eq!(
+            shown(&["a.ml", "/a.ml", "", "/"]),
+            ["a.ml", "/a.ml", "", "/"]
+        );
+        // One is the end of the other.
+        assert_eq!(
+            shown(&["lib/a.ml", "/x/lib/a.ml"]),
+            ["lib/a.ml", "/x/lib/a.ml"]
+        );
+        let full = ShownPaths::new(PathForm::Full, ["/x/a.ml"]);
+        assert_eq!(full.show("/x/a.ml"), "/x/a.ml");
+        assert_eq!(full.show("/unknown/é.ml"), "/unknown/é.ml");
+    }
+
+    #[test]
+    fn two_spellings_are_one_path() {
+        assert_eq!(shown(&["/x/a.ml", "/x/./a.ml"]), ["a.ml", "a.ml"]);
+    }
+}
