@@ -46,10 +46,10 @@ let rec descend n =
 
 (* With OCaml 5, all threads overflow their stacks at once. An OCaml 4 program crashes if a
    thread overflows while others run: there, only the main thread does, after they have ended. *)
-let checks_all = Sys.ocaml_version >= "5"
+let all_overflow = Sys.ocaml_version >= "5"
 
 let thread counts index =
-  if checks_all then counts.(index) <- caught ()
+  if all_overflow then counts.(index) <- caught ()
   else
     for _ = 1 to 20 do
       ignore (descend 50_000)
@@ -58,11 +58,11 @@ let thread counts index =
 let overflow threads =
   let counts = Array.make (threads + 1) 0 in
   let others = List.init threads (fun index -> Thread.create (thread counts) (index + 1)) in
-  if checks_all then counts.(0) <- caught ();
+  if all_overflow then counts.(0) <- caught ();
   List.iter Thread.join others;
-  if not checks_all then counts.(0) <- caught ();
+  if not all_overflow then counts.(0) <- caught ();
   let others = Array.fold_left ( + ) 0 counts - counts.(0) in
-  let expected = if checks_all then threads * counts.(0) else 0 in
+  let expected = if all_overflow then threads * counts.(0) else 0 in
   Printf.printf "overflow caught=%d others=%s\n%!" counts.(0)
     (if others = expected then "same" else string_of_int others)
 

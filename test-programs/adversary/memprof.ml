@@ -38,18 +38,18 @@ let work n =
     [@probe.args n, alive]];
   List.iteri (fun i kept -> Verdict.check (String.equal kept (text (n + i))) "a kept text") kept
 
-let is_there =
+let is_supported =
   match ignore (Gc.Memprof.start ~sampling_rate:0.01 ~callstack_size:20 tracker) with
   | () -> Gc.Memprof.stop (); true
   | exception Failure _ -> false
 
 let round n =
-  if is_there then ignore (Gc.Memprof.start ~sampling_rate:0.01 ~callstack_size:20 tracker);
+  if is_supported then ignore (Gc.Memprof.start ~sampling_rate:0.01 ~callstack_size:20 tracker);
   for i = 1 to 100 do
     work ((n * 100) + i)
   done;
   Gc.full_major ();
-  if is_there then (
+  if is_supported then (
     Gc.Memprof.stop ();
     Verdict.check (Atomic.get sampled > 0) "something is sampled")
 

@@ -49,7 +49,7 @@ let is_whole { seed; numbers; text; floats } =
   && String.equal text (string_of_int seed)
   && floats.(4) = float_of_int (seed * 4)
 
-let look worker kept = if not (is_whole kept) then worker.broken <- worker.broken + 1
+let check worker kept = if not (is_whole kept) then worker.broken <- worker.broken + 1
 
 let round worker =
   let n = worker.rounds in
@@ -63,8 +63,8 @@ let round worker =
   (match [%probe "raise" (raise Hit)] with
   | () -> ()
   | exception Hit -> worker.raised <- worker.raised + 1);
-  look worker (Sys.opaque_identity alive);
-  Option.iter (look worker) worker.kept.(63 - slot);
+  check worker (Sys.opaque_identity alive);
+  Option.iter (check worker) worker.kept.(63 - slot);
   worker.rounds <- n + 1
 
 (* ---- Pausing between two rounds ---- *)
@@ -77,24 +77,24 @@ let opening = Condition.create ()
 
 let closed = Atomic.make false
 
-let standing = ref 0
+let paused = ref 0
 
 let stop = Atomic.make false
 
-let stand () =
+let pause () =
   Mutex.lock gate;
-  incr standing;
+  incr paused;
   Condition.signal arrival;
   while Atomic.get closed do
     Condition.wait opening gate
   done;
-  decr standing;
+  decr paused;
   Mutex.unlock gate
 
-let while_all_stand count f =
+let while_all_paused count f =
   Mutex.lock gate;
   Atomic.set closed true;
-  while !standing < count do
+  while !paused < count do
     Condition.wait arrival gate
   done;
   f ();
@@ -104,7 +104,7 @@ let while_all_stand count f =
 
 let work worker =
   while not (Atomic.get stop) do
-    if Atomic.get closed then stand ();
+    if Atomic.get closed then pause ();
     round worker;
     (* The threads of a domain run in turn, for 50 ms unless one yields. *)
     if worker.rounds land 15 = 0 then Thread.yield ()
@@ -128,13 +128,13 @@ let print { name; rounds; hit; alloc; raised; broken; _ } =
     rounds hit alloc raised broken
 
 let report workers =
-  while_all_stand (List.length workers) (fun () -> List.iter print workers);
+  while_all_paused (List.length workers) (fun () -> List.iter print workers);
   print_endline "report end"
 
-(* The command `stand`: reports, and keeps the workers paused until the next line of
+(* The command `pause`: reports, and keeps the workers paused until the next line of
    input, which is discarded. *)
-let stand workers =
-  while_all_stand (List.length workers) (fun () ->
+let keep_paused workers =
+  while_all_paused (List.length workers) (fun () ->
       List.iter print workers;
       print_endline "report end";
       ignore (input_line stdin));
@@ -158,7 +158,7 @@ let () =
   Rounds.ready ();
   Rounds.commands (function
     | "report" -> report (List.concat workers)
-    | "stand" -> stand (List.concat workers)
+    | "pause" -> keep_paused (List.concat workers)
     | command -> Rounds.unknown command);
   Atomic.set stop true;
   List.iter Domain.join running

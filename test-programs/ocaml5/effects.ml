@@ -98,9 +98,9 @@ let collecting n =
 (* The runtime calls the finaliser from C, and effects cannot be performed through a
    frame of C; an effect that is handled in the probe handler itself works. *)
 let finalising n =
-  let told = ref 0 in
+  let finalised = ref 0 in
   let finaliser _ =
-    incr told;
+    incr finalised;
     [%probe "finaliser"
       (if handled (fun () -> perform (Ask n)) = n + 1 then
         match perform (Ask n) with
@@ -109,7 +109,7 @@ let finalising n =
   in
   handled (fun () -> Gc.finalise finaliser (Sys.opaque_identity (ref n)));
   Gc.full_major ();
-  !told
+  !finalised
 
 (* The handler is suspended in the middle until it is resumed. *)
 let later n =

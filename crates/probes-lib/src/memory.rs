@@ -20,7 +20,7 @@ pub(crate) trait WriteMemory: ReadMemory {
     /// Same as [`WriteMemory::write_code`], but atomic: the bytes, which have to be in one page,
     /// are all written or not at all, even if we are killed meanwhile. Returns false, and writes
     /// nothing, if this memory can only be written word by word.
-    fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+    fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         self.write_code(at, bytes).map(|()| true)
     }
 

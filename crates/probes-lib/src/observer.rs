@@ -11,7 +11,7 @@ use crate::error::{
 use crate::observe::Observation;
 use crate::observe::install::prepare::{Installed, install, refuse_forbidden, write_shared};
 use crate::observe::install::remove::{CleanReport, Removed, remove, remove_stale};
-use crate::observe::installed::{refuse_observed, refuse_replaced, refuse_succeeded};
+use crate::observe::installed::{refuse_if_removal_began, refuse_observed, refuse_replaced};
 use crate::observe::layout::arena::Arena;
 use crate::observe::observer_lock::own_record;
 use crate::observe::plan::ObservationPlan;
@@ -119,7 +119,7 @@ impl Target {
         process.refuse_self_and_ancestors()?;
         ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
         let _lock = self.lock_unobserved(options)?;
-        let stop_time = self.refuse_confined(observation, options)?;
+        let stop_time = self.refuse_if_seccomp_forbids(observation, options)?;
         let mut cleaned = self.remove_stale(options)?;
         let begun = Instant::now();
         loop {
@@ -130,7 +130,7 @@ impl Target {
                 }
                 Err(error) => error,
             };
-            let is_transient = self.meets_changing_objects(&error);
+            let is_transient = self.is_due_to_changing_objects(&error);
             // What has been installed so far is removed like the stale observation of a killed
             // tool.
             match self.remove_stale(options) {
@@ -152,7 +152,7 @@ impl Target {
 
     /// Returns whether the error is due to an object that was being loaded or has been unloaded:
     /// the next attempt finds it completely loaded, or not at all.
-    fn meets_changing_objects(&self, error: &Error) -> bool {
+    fn is_due_to_changing_objects(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::Process(ProcessError::KeepsChanging)
             | ErrorKind::Memory(MemoryError::NotMapped { .. }) => true,
@@ -165,7 +165,11 @@ impl Target {
 
     /// Checks that seccomp filters allow what observing takes, before anything that another tool has left is
     /// removed; returns how long the process was stopped for that.
-    fn refuse_confined(&self, observation: &Observation, options: Options) -> Result<Duration> {
+    fn refuse_if_seccomp_forbids(
+        &self,
+        observation: &Observation,
+        options: Options,
+    ) -> Result<Duration> {
         let process = self.opened.process();
         if OwnFilters::of(process).is_any_unfiltered()? {
             return Ok(Duration::ZERO);
@@ -279,7 +283,7 @@ impl Observer {
     /// ([`ObserveError::Replaced`]), or it has been removed ([`ObserveError::Removed`]).
     pub fn check(&self) -> Result<()> {
         self.refuse_removed()?;
-        self.refuse_succeeded()?;
+        self.refuse_if_removal_began()?;
         let memory = self.target.opened.unshadowed_memory_to_read()?;
         refuse_taken_over(&self.target, &memory, &self.active.arenas)
             .map_err(|error| self.target.opened.executed_or(error))
@@ -406,7 +410,7 @@ impl Observer {
                 // The arenas record which tool has replaced this one, even after the process has
                 // exited.
                 let mut arenas = active.arenas.iter();
-                arenas.try_for_each(|arena| refuse_succeeded(process, &data, arena))?;
+                arenas.try_for_each(|arena| refuse_if_removal_began(process, &data, arena))?;
                 if !process.has_exited() && !target.opened.has_executed(&error) {
                     return Err(error);
                 }
@@ -426,14 +430,14 @@ impl Observer {
     }
 
     /// Checks, without the process, that no other tool has replaced this observation.
-    fn refuse_succeeded(&self) -> Result<()> {
+    fn refuse_if_removal_began(&self) -> Result<()> {
         let (process, active) = (self.target.opened.process(), &self.active);
         let Some(data) = &active.data else {
             return Ok(());
         };
         let data = DataSource::Shared(data);
         let mut arenas = active.arenas.iter();
-        arenas.try_for_each(|arena| refuse_succeeded(process, &data, arena))
+        arenas.try_for_each(|arena| refuse_if_removal_began(process, &data, arena))
     }
 
     fn refuse_removed(&self) -> Result<()> {

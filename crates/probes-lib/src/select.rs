@@ -150,7 +150,7 @@ impl Actions {
 
 /// What an update does to the counters of a probe; its sites follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Aim {
+pub(crate) enum CounterChange {
     /// Adds or subtracts one.
     Count(Action),
     /// Sets them to 1 or 0.
@@ -163,7 +163,7 @@ pub(crate) enum Aim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) probe: ProbeId,
-    pub(crate) aim: Aim,
+    pub(crate) counter_change: CounterChange,
     /// Whether it was named, so that disabling it fails if it is disabled already.
     pub(crate) fails_if_disabled: bool,
     /// Choices of a lower stage are carried out before those of a higher one.
@@ -217,7 +217,7 @@ pub(crate) fn choose_undo(program: &Program, applied: &[AppliedChange]) -> Resul
     let choice = |one: &AppliedChange| {
         Ok(Choice {
             probe: chooser.find(&one.name)?,
-            aim: Aim::Undo(one.added.clone()),
+            counter_change: CounterChange::Undo(one.added.clone()),
             fails_if_disabled: false,
             stage: last - one.stage,
         })
@@ -316,10 +316,14 @@ impl Chooser<'_> {
             Some(_) => return Err(ProbeError::Conflict { name: name() }.into()),
             None => self.chosen[probe] = Some(action),
         }
-        let aim = if self.force { Aim::Set } else { Aim::Count };
+        let counter_change = if self.force {
+            CounterChange::Set
+        } else {
+            CounterChange::Count
+        };
         self.choices.push(Choice {
             probe,
-            aim: aim(action),
+            counter_change: counter_change(action),
             fails_if_disabled,
             stage,
         });

@@ -244,8 +244,8 @@ pub fn status(pid: i32, name: &str) -> String {
 /// none.
 pub fn stat(pid: i32, field: usize) -> String {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    let mut fields = behind_name.split_ascii_whitespace();
+    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    let mut fields = after_name.split_ascii_whitespace();
     fields.nth(field - 3).unwrap_or_default().to_owned()
 }
 

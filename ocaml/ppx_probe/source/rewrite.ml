@@ -21,7 +21,7 @@ let uses t = List.rev t.uses
 
 let errors t = List.rev t.errors
 
-let longest_name = 100
+let max_name_length = 100
 
 let error_node t ~loc message =
   t.errors <- { loc; message } :: t.errors;
@@ -95,13 +95,13 @@ let site use arguments handler =
 
 let warn_about_length ~loc name expr =
   let length = String.length name in
-  if length <= longest_name then expr
+  if length <= max_name_length then expr
   else
     let message =
       Printf.sprintf
         "the name of this probe has %d characters: more than %d may not be \
          portable"
-        length longest_name
+        length max_name_length
     in
     let warning = attribute_of_warning loc message in
     { expr with pexp_attributes = warning :: expr.pexp_attributes }
@@ -149,7 +149,7 @@ class rewriter t =
       match Payload.test ~loc payload with
       | Error error -> error_expression t error
       | Ok name ->
-        let use = self#record ~loc Test name in
+        let use = self#record ~loc Is_enabled name in
         warn_about_length ~loc name (call use [])
 
     method! value_binding binding =

@@ -7,7 +7,7 @@ type kind =
       { enabled_at_init : bool
       ; arguments : int
       }
-  | Test
+  | Is_enabled
 
 type t =
   { kind : kind
@@ -79,4 +79,4 @@ let symbol t =
   match t.kind with
   | Site { enabled_at_init; arguments } ->
     site_symbol t ~enabled_at_init ~arguments
-  | Test -> "caml_probes_is_enabled_" ^ t.name
+  | Is_enabled -> "caml_probes_is_enabled_" ^ t.name

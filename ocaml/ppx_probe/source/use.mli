@@ -11,7 +11,7 @@ type kind =
       { enabled_at_init : bool
       ; arguments : int  (** how many values are passed *)
       }  (** [[%probe]] *)
-  | Test  (** [[%probe_is_enabled]] *)
+  | Is_enabled  (** [[%probe_is_enabled]] *)
 
 type t =
   { kind : kind

@@ -130,17 +130,17 @@ let print_function out (use : Use.t) =
     let opcode = if enabled_at_init then "0xe8" else "0x3d" in
     Printf.fprintf out "SITE(%s, \"%s\", \"%s\", \"%s\")\n" symbol use.name
       opcode (locations arguments)
-  | Test ->
+  | Is_enabled ->
     Printf.fprintf out "IS_ENABLED(%s, caml_probes_semaphore_%s)\n" symbol
       use.name
 
 let is_site (use : Use.t) =
-  match use.kind with Site _ -> true | Test -> false
+  match use.kind with Site _ -> true | Is_enabled -> false
 
 let starts_enabled (use : Use.t) =
   match use.kind with
   | Site { enabled_at_init; _ } -> enabled_at_init
-  | Test -> false
+  | Is_enabled -> false
 
 (* The semaphore of a name and, if no use of the name has a site, a note without
    site. *)

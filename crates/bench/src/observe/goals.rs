@@ -10,16 +10,16 @@ use crate::observe::stops::Stops;
 use crate::observe::{Costs, ns};
 
 /// The most that each kind of observation may add to a hit or an event, in picoseconds.
-const COUNT: f64 = 8e3;
-const LATENCY: f64 = 20e3;
-const WATCH: f64 = 25e3;
+const MAX_COUNT_PS: f64 = 8e3;
+const MAX_LATENCY_PS: f64 = 20e3;
+const MAX_WATCH_PS: f64 = 25e3;
 
 /// bpftrace has to add at least that many times as much as `count`.
 const MIN_BPFTRACE_RATIO: f64 = 50.0;
 
 /// The least number of hits to be counted, and of pairs to be timed, in a second.
-const HITS: u64 = 50_000_000;
-const PAIRS: u64 = 5_000_000;
+const MIN_HITS_PER_SECOND: u64 = 50_000_000;
+const MIN_PAIRS_PER_SECOND: u64 = 5_000_000;
 
 /// The longest stop time allowed to install or to remove an observation, with `SITES` sites.
 const SITES: u64 = 10_000;
@@ -48,20 +48,20 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
             "count adds to a hit",
             "at most 8 ns",
             ours.count.adds(),
-            COUNT,
+            MAX_COUNT_PS,
         );
         costs(
             "latency adds to an event",
             "at most 20 ns",
             ours.latency.adds(),
-            LATENCY,
+            MAX_LATENCY_PS,
         );
         let watch = ours.watch_int.adds();
         costs(
             "watch adds to a hit, with an int",
             "at most 25 ns",
             watch,
-            WATCH,
+            MAX_WATCH_PS,
         );
         let times = one.times(Tool::Bpftrace);
         row(
@@ -78,13 +78,13 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
             What::Hits,
             "hits a second counted",
             "50 million, none missed",
-            HITS,
+            MIN_HITS_PER_SECOND,
         ),
         (
             What::Pairs,
             "pairs a second timed",
             "5 million, none missed",
-            PAIRS,
+            MIN_PAIRS_PER_SECOND,
         ),
     ] {
         let mut all = exact.iter();

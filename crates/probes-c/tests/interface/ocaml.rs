@@ -106,7 +106,7 @@ fn forked_child_does_not_switch_its_parents_probes() {
     for mut service in services() {
         let refusal = service.ask("fork", "child ");
         assert!(
-            refusal.contains(" cannot be changed from its child, "),
+            refusal.contains(" cannot be changed from its forked child, "),
             "{refusal}"
         );
         // The child has switched its own probe, and printed this.

@@ -46,14 +46,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MOST 16
+#define MAX_THREADS 16
 
 static Probes *probes;
 
 static struct worker {
     _Alignas(64) uint64_t rounds;
     char path[240];
-} workers[MOST];
+} workers[MAX_THREADS];
 
 static int working;
 
@@ -100,7 +100,7 @@ static void start(void *(*work)(void *), const char *path)
     pthread_t thread;
     struct worker *worker = &workers[working];
 
-    if (working++ == MOST)
+    if (working++ == MAX_THREADS)
         fixture_broken("too many threads");
     strncpy(worker->path, path, sizeof worker->path - 1);
     if (pthread_create(&thread, NULL, work, worker) != 0)
@@ -113,7 +113,7 @@ static void start(void *(*work)(void *), const char *path)
 
 static uint64_t failed, waited;
 
-static void insist(bool (*update)(const Probes *, char **))
+static void retry_while_busy(bool (*update)(const Probes *, char **))
 {
     char *error = NULL;
 
@@ -139,8 +139,8 @@ static void *toggle(void *argument)
     struct job *job = argument;
 
     for (uint64_t i = 0; i < job->times; i++) {
-        insist(job->on);
-        insist(job->off);
+        retry_while_busy(job->on);
+        retry_while_busy(job->off);
     }
     return NULL;
 }
@@ -157,7 +157,7 @@ static bool set_off(const Probes *probes, char **error)
 
 static void toggle_all(struct job job, int threads)
 {
-    pthread_t thread[MOST];
+    pthread_t thread[MAX_THREADS];
 
     failed = waited = 0;
     for (int i = 0; i < threads; i++)
@@ -225,12 +225,12 @@ static void seal(void)
 
 /* ---- The first thread exits ----------------------------------------------- */
 
-static void *obey(void *none)
+static void *read_commands_after_leader(void *none)
 {
     (void)none;
     while (!fixture_leader_is_zombie())
         sched_yield();
-    fixture_obey();
+    fixture_command_loop();
 }
 
 __attribute__((noreturn))
@@ -238,7 +238,7 @@ static void leave(void)
 {
     pthread_t thread;
 
-    if (pthread_create(&thread, NULL, obey, NULL) != 0)
+    if (pthread_create(&thread, NULL, read_commands_after_leader, NULL) != 0)
         fixture_broken("cannot start a thread");
     pthread_exit(NULL);
 }
@@ -326,7 +326,7 @@ static bool set_off_named(const Probes *probes, const char *name, char **error)
     return probes_set(probes, name, false, error);
 }
 
-static int takes_name(const char *line)
+static int run_named_command(const char *line)
 {
     static const struct {
         const char *command;
@@ -360,7 +360,7 @@ int fixture_command(const char *line)
     if (strcmp(line, "open") == 0) {
         probes = probes_current(&error);
         answer(probes != NULL, error);
-    } else if (takes_name(line)) {
+    } else if (run_named_command(line)) {
     } else if (strcmp(line, "enable-all") == 0) {
         bool done = probes_enable_all(probes, &error);
         answer(done, error);
@@ -386,7 +386,7 @@ int fixture_command(const char *line)
     } else if (sscanf(line, "churn %239[^\n]", path) == 1) {
         start(churn, path);
         printf("done\n");
-    } else if (sscanf(line, "toggle %lu %d", &times, &threads) == 2 && threads <= MOST)
+    } else if (sscanf(line, "toggle %lu %d", &times, &threads) == 2 && threads <= MAX_THREADS)
         toggle_all((struct job){ times, probes_enable_all, probes_disable_all }, threads);
     else if (sscanf(line, "set %lu", &times) == 1)
         toggle_all((struct job){ times, set_on, set_off }, 1);

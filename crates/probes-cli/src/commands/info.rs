@@ -98,7 +98,7 @@ impl Shown<'_> {
         let probes = states.probes().count();
         output.sum_up(&output.messages, probes, || sum_of_states(states));
         warn_of_inconsistent(&output.messages, target.pid(), states);
-        say_who_observes(&output.messages, target.pid(), states);
+        report_observer(&output.messages, target.pid(), states);
         say_who_holds(&output.messages, target.pid(), &self.holders);
         warn_of_refused_closures(&output.messages, target.pid(), self.digest);
         Ok(())
@@ -121,7 +121,7 @@ fn sum_of_states(states: &ProbeStates) -> String {
 }
 
 /// Reports how many sites are observed, and by which process; warns if that was killed.
-fn say_who_observes(messages: &Messages, pid: i32, states: &ProbeStates) {
+fn report_observer(messages: &Messages, pid: i32, states: &ProbeStates) {
     let sites_are = match states.observed_sites() {
         0 => return,
         1 => "1 site is".to_owned(),

@@ -10,10 +10,10 @@ use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 
 /// How long attempts are repeated while the error is transient.
-const PATIENCE: Duration = Duration::from_secs(30);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long until the next attempt.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Undoes the changes of `hold`. Retries transient errors for 30 s or until a termination
 /// signal. Returns `None` if the process has exited or exec'd, which leaves nothing to undo.
@@ -51,11 +51,11 @@ pub(super) fn retry<T>(
         match attempt() {
             Err(error)
                 if error.is_transient()
-                    && begun.elapsed() < PATIENCE
+                    && begun.elapsed() < RETRY_TIMEOUT
                     && !signals.take_interrupt() =>
             {
                 messages.step(format_args!("trying again: {error}"));
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             done => return done,
         }

@@ -15,7 +15,7 @@ pub(crate) fn check(lines: &str, what: &str) -> u64 {
             continue;
         };
         for value in arguments {
-            assert!(is_of(value, number), "{what}: {value} in {line}");
+            assert!(matches_hit(value, number), "{what}: {value} in {line}");
         }
         checked += 1;
     }
@@ -23,7 +23,7 @@ pub(crate) fn check(lines: &str, what: &str) -> u64 {
 }
 
 /// Whether the test programs pass this value in the hit with this number.
-fn is_of(value: &Value, number: i64) -> bool {
+fn matches_hit(value: &Value, number: i64) -> bool {
     if let Some(text) = value["string"]["text"].as_str() {
         // A letter, the number, and maybe dots. Strings of any other form are not checked.
         let digits = text[1..].trim_end_matches('.');

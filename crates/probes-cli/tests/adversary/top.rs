@@ -7,7 +7,7 @@ use crate::program::Program;
 
 // promise: top: Programs that check themselves behave the same on its screen (4 programs)
 #[test]
-fn programs_on_screen_behave_as_alone() {
+fn programs_behave_the_same_under_top() {
     let mut case = Case::begin("on the screen of top", 100);
     let mut rounds = 0;
     while case.wants_another_round(rounds, 1) {

@@ -244,7 +244,7 @@ impl Follower {
     }
 
     /// Its number of open descriptors, and KiB of memory.
-    fn holds(&self) -> (usize, u64) {
+    fn resources(&self) -> (usize, u64) {
         let resident = status(self.tool.pid(), "VmRSS");
         let resident = resident.split(' ').next().unwrap().parse().unwrap();
         (descriptors(self.tool.pid()).len(), resident)
@@ -252,12 +252,12 @@ impl Follower {
 
     /// Asserts that it has about as many descriptors and as much memory as before.
     #[track_caller]
-    fn assert_holds(&self, (descriptors, resident): (usize, u64)) {
+    fn assert_resources(&self, (descriptors, resident): (usize, u64)) {
         // Up to 16 more may be open: those of children whose events have not been read yet.
         eventually("descriptors are closed", || {
-            (self.holds().0 <= descriptors + 16).then_some(())
+            (self.resources().0 <= descriptors + 16).then_some(())
         });
-        let now = self.holds().1;
+        let now = self.resources().1;
         assert!(now < resident + 4096, "{resident} KiB, then {now} KiB");
     }
 
@@ -284,10 +284,10 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
         for file in fixture_forms("fork_storm") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let follower = Follower::of(subject.pid());
-            let held = follower.holds();
+            let held = follower.resources();
             let many = wait_for_rounds(&mut subject, MANY);
             case.add("forks followed", many);
-            follower.assert_holds(held);
+            follower.assert_resources(held);
             follower.end(subject.pid());
             subject.end();
         }
@@ -298,10 +298,10 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             // An object that was being loaded when the follower attached may be missed, but none that is
             // loaded after the next round.
             host.wait_for_round();
-            let (held, missed) = (follower.holds(), host.talker.ask("missed", "missed"));
+            let (held, missed) = (follower.resources(), host.talker.ask("missed", "missed"));
             case.add("loads followed", wait_for_rounds(&mut host, MANY / 4));
             assert_eq!(host.talker.ask("missed", "missed"), missed);
-            follower.assert_holds(held);
+            follower.assert_resources(held);
             follower.end(host.pid());
             host.end();
         }
@@ -309,12 +309,12 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             let folder = Scratch::new();
             let mut executing = Executing::start(&file, &folder);
             let follower = Follower::of(executing.0.pid());
-            let held = follower.holds();
+            let held = follower.resources();
             executing.go();
             let [images, without_hits] = executing.halt_after(MANY / 4);
             assert_eq!(without_hits, 0, "of {images} images");
             case.add("execs followed", images);
-            follower.assert_holds(held);
+            follower.assert_resources(held);
             follower.end(executing.0.pid());
             executing.0.close_input();
             assert!(executing.0.guard().wait().success());

@@ -13,7 +13,7 @@ use crate::subject::{Subject, all, options_with_long_deadline};
 /// CHAOS_SECONDS) is one round.
 const UPDATES: usize = 1000;
 
-fn switch(case: &mut Case, file: &Path) {
+fn update_repeatedly(case: &mut Case, file: &Path) {
     let mut subject = Subject::start(file, ["2"]);
     let target = Target::open(subject.pid()).unwrap();
     let options = Options {
@@ -50,7 +50,7 @@ fn threads_run_on_while_their_code_is_changed() {
     let mut rounds = 0;
     while case.wants_another_round(rounds, 1) {
         for file in &files {
-            switch(&mut case, file);
+            update_repeatedly(&mut case, file);
         }
         rounds += 1;
     }

@@ -81,7 +81,7 @@ fn closures_that_will_be_refused_are_warned_of() {
 }
 
 #[test]
-fn accepted_closures_are_not_spoken_of() {
+fn accepted_closures_give_no_warning() {
     for file in program_forms("closures/within") {
         let talker = Talker::start(&file);
         let tool = observing("count", talker.pid());

@@ -63,7 +63,7 @@ fn first_round(talker: &mut Talker) -> u64 {
 }
 
 /// Commands of `family` that start another program in a new process.
-const WAYS: [&str; 4] = ["spawn", "vfork", "shell exec", "grandchild"];
+const START_COMMANDS: [&str; 4] = ["spawn", "vfork", "shell exec", "grandchild"];
 
 // promise: Following: Every process that a followed one starts or executes has its probes set
 //    before it runs (2 × 14 children)
@@ -79,7 +79,7 @@ fn started_processes_have_their_probes_before_they_run() {
         // Static, dynamic, and with all probes in a library, whose counts are those of its constructor.
         let programs = ["gen_ocaml_2_static", "idle_threads", "objects/linked"];
         for program in programs {
-            for way in WAYS {
+            for way in START_COMMANDS {
                 // A shell has no probes: it is detached, and what it executes is not followed.
                 let followed = u64::from(way != "shell exec");
                 let path = fixture(&format!("{program}.{other}"));

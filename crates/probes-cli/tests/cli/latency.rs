@@ -45,7 +45,7 @@ fn pairs_are_timed_until_interrupted_then_all_restored() {
 }
 
 #[test]
-fn json_has_every_line_picture_the_last_one() {
+fn json_is_per_interval_and_svg_is_final() {
     let scratch = test_support::Scratch::new();
     for mut target in both_forms("timed") {
         let picture = scratch.file("times.svg");

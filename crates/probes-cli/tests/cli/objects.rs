@@ -62,7 +62,7 @@ fn program_of(target: &Talker) -> String {
 }
 
 #[test]
-fn name_is_switched_in_all_objects() {
+fn probe_is_enabled_in_all_objects() {
     for mut target in hosts() {
         let line = format!("attach -pid {} -enable ping,plug", target.pid());
         assert_eq!(

@@ -221,7 +221,7 @@ fn every_observing_command_takes_over_with_force() {
 // promise: Observations: `info` distinguishes a running observer from a killed one, and the
 //    observer after a killed one needs no `-force` (2)
 #[test]
-fn info_tells_a_live_observer_from_a_killed() {
+fn info_distinguishes_live_from_killed_observers() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
@@ -340,14 +340,14 @@ fn container(program: &Path) -> Container {
     ])
 }
 
-fn there(pid: i32, line: &str) -> Command {
+fn in_container(pid: i32, line: &str) -> Command {
     let mut command = enter(pid);
     command.arg("/ocaml-probes").args(line.split(' '));
     command
 }
 
-fn run_there(pid: i32, line: &str) -> Run {
-    run_command(&mut there(pid, line))
+fn run_in_container(pid: i32, line: &str) -> Run {
+    run_command(&mut in_container(pid, line))
 }
 
 // promise: Observations: An observer is seen from other pid namespaces and other mounts of /proc, and
@@ -360,19 +360,19 @@ fn observer_is_seen_from_another_pid_namespace() {
         let elsewhere = "of another pid namespace (ocaml-probes count -quiet -pid ";
 
         let mut outside = observing("count -quiet", pid);
-        let refused = run_there(pid, "count -pid 1").failure();
+        let refused = run_in_container(pid, "count -pid 1").failure();
         let expected = format!("observed by pid {} {elsewhere}{pid}), for ", outside.pid());
         assert!(refused.contains(&expected), "{refused}");
-        let info = run_there(pid, "info -json -quiet -pid 1").json();
+        let info = run_in_container(pid, "info -json -quiet -pid 1").json();
         assert_eq!(info["observer"]["pid"], Value::Null);
         assert_eq!(info["observer"]["alive"], true);
         kill(Pid::from_raw(outside.pid()), Signal::SIGKILL).unwrap();
         outside.guard().wait();
-        let info = run_there(pid, "info -json -quiet -pid 1").json();
+        let info = run_in_container(pid, "info -json -quiet -pid 1").json();
         assert_eq!(info["observer"]["alive"], false);
 
         // Without -force, as the observer before it was killed.
-        let mut inside = there(pid, "count -quiet -pid 1");
+        let mut inside = in_container(pid, "count -quiet -pid 1");
         let mut inside = Guard::spawn(inside.stdin(Stdio::null()).stdout(Stdio::null()));
         eventually("the tool inside observes", || {
             (observer(pid)["alive"] == true).then_some(())

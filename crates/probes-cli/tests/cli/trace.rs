@@ -84,7 +84,7 @@ fn trace_returns_with_the_pid_of_the_program() {
 }
 
 #[test]
-fn standard_output_is_the_program_s_alone() {
+fn standard_output_is_only_the_programs() {
     for file in program_forms("service") {
         // Its first line has its pid.
         let below_pid = |run: Run| run.answer().split_once('\n').unwrap().1.to_owned();
@@ -110,7 +110,7 @@ fn standard_output_is_the_program_s_alone() {
 }
 
 #[test]
-fn output_file_has_our_lines_alone() {
+fn output_file_has_only_our_lines() {
     let scratch = Scratch::new();
     for file in program_forms("service") {
         let answer = scratch.file("answer");

@@ -35,7 +35,7 @@ fn value_of_a_flag_is_never_a_flag() {
 }
 
 #[test]
-fn senseless_arguments_are_refused_before_anything_is_done() {
+fn usage_errors_are_reported_before_anything_is_done() {
     let lines = [
         // Words that are unknown or ambiguous.
         "frobnicate",

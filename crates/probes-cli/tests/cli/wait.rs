@@ -415,7 +415,7 @@ fn program_inherits_signal_dispositions_as_usual() {
 
 #[test]
 fn answer_is_printed_before_waiting() {
-    let mut waiting = TalkingTool::start(command(["trace", "-wait", "-json", "-prog"]));
+    let mut waiting = ToolWithStderr::start(command(["trace", "-wait", "-json", "-prog"]));
     let json = waiting.said();
     assert_eq!(
         children(waiting.tool.pid()),
@@ -429,7 +429,7 @@ fn answer_is_printed_before_waiting() {
 #[test]
 fn unwritable_answer_does_not_end_the_wait() {
     let flags = ["trace", "-wait", "-json", "-o", "/dev/full", "-prog"];
-    let mut waiting = TalkingTool::start(command(flags));
+    let mut waiting = ToolWithStderr::start(command(flags));
     let error = waiting.said();
     let pid = children(waiting.tool.pid())[0];
     assert_eq!(error["kind"], "done_unwritten");
@@ -445,13 +445,13 @@ fn unwritable_answer_does_not_end_the_wait() {
 }
 
 /// The tool, with a program, and what it says on standard error.
-struct TalkingTool {
+struct ToolWithStderr {
     tool: Talker,
     errors: BufReader<ChildStderr>,
 }
 
-impl TalkingTool {
-    fn start(mut command: Command) -> TalkingTool {
+impl ToolWithStderr {
+    fn start(mut command: Command) -> ToolWithStderr {
         command
             .arg(fixture("job.pie"))
             .stdin(Stdio::piped())
@@ -460,7 +460,7 @@ impl TalkingTool {
         let mut guard = Guard::spawn(&mut command);
         let errors = BufReader::new(guard.child().stderr.take().unwrap());
         let tool = Talker::of(guard);
-        TalkingTool { tool, errors }
+        ToolWithStderr { tool, errors }
     }
 
     /// Reads the next JSON object from the tool's standard error.

@@ -74,7 +74,7 @@ fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
         }
         // If all workers pause when it begins and ends, every round is one hit of each probe.
         let is_exact = cycle % 5 == 0;
-        let first = is_exact.then(|| rounds(&mut talker, "stand"));
+        let first = is_exact.then(|| rounds(&mut talker, "pause"));
         let mut observer = target.observe(&observation, options).unwrap();
         if is_exact {
             talker.ask("go", "going");
@@ -87,7 +87,7 @@ fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
             (observer.counts().unwrap().total() > 0).then_some(())
         });
         let mut events = observer.events().unwrap();
-        let last = is_exact.then(|| rounds(&mut talker, "stand"));
+        let last = is_exact.then(|| rounds(&mut talker, "pause"));
         let mut observed = observer.remove().unwrap();
         if is_exact {
             talker.ask("go", "going");

@@ -91,7 +91,7 @@ impl FollowedProcess {
         let memory = self.memory().ok()?;
         match of_parent.filter(|hook| hook.is_in(&memory)) {
             Some(hook) => Some(hook.clone()),
-            None => LoaderHook::left_in(&self.process, &memory),
+            None => LoaderHook::find_stale(&self.process, &memory),
         }
     }
 

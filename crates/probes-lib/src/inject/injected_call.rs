@@ -166,7 +166,7 @@ impl InjectedCall {
 
     /// Whether this mapping is exactly what the call maps or unmaps, not one that the process has made
     /// at the same place.
-    pub(crate) fn is_about(&self, mapping: &Mapping) -> bool {
+    pub(crate) fn matches(&self, mapping: &Mapping) -> bool {
         let [_, _, protection, flags, _, offset] = self.arguments;
         let wants = |bit: i32| protection & bit as u64 != 0;
         let is_shared = flags & libc::MAP_TYPE as u64 == libc::MAP_SHARED as u64;
@@ -463,7 +463,7 @@ mod tests {
         let code = code(&[wipe], &IN_READ, false);
         assert!(code.len() <= MAX_LEN && orphaned_mappings(&code).is_empty());
         let line = b"400000-402000 rw-p 00000000 00:00 0 ";
-        assert!(over.is_about(&maps::parse(line)[0]));
+        assert!(over.matches(&maps::parse(line)[0]));
     }
 
     #[test]
@@ -476,7 +476,7 @@ mod tests {
         let left = InjectedCall::unmap(&(0x40_0000..0x40_2000), read | execute);
         let about = |line: &str| {
             let mapping = &maps::parse(line.as_bytes())[0];
-            [code, data, shared, left].map(|call| call.is_about(mapping))
+            [code, data, shared, left].map(|call| call.matches(mapping))
         };
         let not = [false; 4];
         assert_eq!(

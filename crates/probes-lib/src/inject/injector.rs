@@ -129,14 +129,14 @@ impl<'i> Injector<'i> {
     ///
     /// # Errors
     ///
-    /// See [`Permissions::refuse_all`].
+    /// See [`Permissions::check_some_thread_may`].
     pub(crate) fn refuse_forbidden(
         &self,
         stopped: &Stopped<'_>,
         calls: &[PlacedCall],
     ) -> Result<()> {
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        permissions.refuse_all(stopped.tids(), calls)
+        permissions.check_some_thread_may(stopped.tids(), calls)
     }
 
     /// Makes a thread run system calls once, and linger in their code if it `lingers`; returns how it has
@@ -295,7 +295,7 @@ impl<'i> Injector<'i> {
             let overlaps = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
             let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
             let is_split_off = |it: &Mapping| (it.start.0..it.end.0) == range;
-            let is_missing = call.maps() && !maps.iter().any(|it| call.is_about(it));
+            let is_missing = call.maps() && !maps.iter().any(|it| call.matches(it));
             if is_missing && maps.iter().any(overlaps) {
                 return Ok(Some(Failed::Occupied));
             }

@@ -64,7 +64,7 @@ fn assemble() -> Result<Vec<u8>, IcedError> {
         | libc::CLONE_SYSVSEM;
     /// Of the kernel's sigset_t, in bytes.
     const SIGNAL_SET_LEN: i32 = 8;
-    const KEPT: [AsmRegister64; 7] = [rax, rdi, rsi, rdx, rcx, r10, r11];
+    const SAVED: [AsmRegister64; 7] = [rax, rdi, rsi, rdx, rcx, r10, r11];
 
     let mut a = CodeAssembler::new(64)?;
     // The shortest ways to load small numbers.
@@ -72,7 +72,9 @@ fn assemble() -> Result<Vec<u8>, IcedError> {
         a.push(number)?;
         a.pop(register)
     };
-    KEPT.into_iter().try_for_each(|register| a.push(register))?;
+    SAVED
+        .into_iter()
+        .try_for_each(|register| a.push(register))?;
     // On the stack: the set of all signals, and below it the old mask.
     a.push(-1)?;
     a.push(rax)?;
@@ -102,7 +104,8 @@ fn assemble() -> Result<Vec<u8>, IcedError> {
     a.syscall()?;
     a.pop(rax)?;
     a.pop(rax)?;
-    KEPT.into_iter()
+    SAVED
+        .into_iter()
         .rev()
         .try_for_each(|register| a.pop(register))?;
     a.ret()?;
@@ -167,7 +170,7 @@ impl LoaderHook {
     }
 
     /// Returns the hook that an earlier tool has installed in a process.
-    pub(crate) fn left_in(process: &Process, memory: &ProcessMemory) -> Option<LoaderHook> {
+    pub(crate) fn find_stale(process: &Process, memory: &ProcessMemory) -> Option<LoaderHook> {
         let hook = LoaderHook::find(process, memory).ok()?;
         hook.is_in(memory).then_some(hook)
     }

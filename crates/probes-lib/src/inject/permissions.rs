@@ -49,7 +49,7 @@ impl Permissions<'_> {
     ///
     /// [`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`],
     /// [`ObserveError::SeccompUnreadable`] if none may: that of the first.
-    pub(crate) fn refuse_all(
+    pub(crate) fn check_some_thread_may(
         &self,
         tids: impl Iterator<Item = i32>,
         calls: &[PlacedCall],
@@ -57,9 +57,9 @@ impl Permissions<'_> {
         self.check_any(tids, |tid| self.refusal(tid, || read_filters(tid), calls))
     }
 
-    /// Same as [`Permissions::refuse_all`], for running threads whose filters cannot be read,
+    /// Same as [`Permissions::check_some_thread_may`], for running threads whose filters cannot be read,
     /// because of `why`.
-    pub(crate) fn refuse_all_unread(&self, why: UnreadableFilter) -> Result<()> {
+    pub(crate) fn check_some_thread_may_unread(&self, why: UnreadableFilter) -> Result<()> {
         let process = self.process;
         let tids = process.threads().and_then(|mut list| list.read());
         let tids = tids.map_err(|source| process.exited_or(source))?;

@@ -41,7 +41,7 @@ impl Stopped<'_> {
     ///
     /// # Errors
     ///
-    /// See [`Permissions::refuse_all`].
+    /// See [`Permissions::check_some_thread_may`].
     pub(crate) fn pick_thread(
         &self,
         memory: &impl ReadMemory,
@@ -63,7 +63,7 @@ impl Stopped<'_> {
             }
         }
         if found.is_none() {
-            permissions.refuse_all(self.tids(), calls)?;
+            permissions.check_some_thread_may(self.tids(), calls)?;
         }
         Ok(found)
     }

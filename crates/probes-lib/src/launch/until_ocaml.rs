@@ -172,7 +172,7 @@ mod tests {
     use test_support::{fixture, program};
 
     #[test]
-    fn only_the_runtimes_own_main_is_run_on() {
+    fn start_of_ocaml_needs_the_runtimes_own_main() {
         let start = |file: &Path| start_of_ocaml(&ElfFile::open(file).unwrap());
         for name in ["closures/within", "closures/within_nopie", "service"] {
             assert!(start(&program(name)).is_some(), "{name}");

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn nearby_items_share_runs_that_empty_pages_end() {
+    fn run_ends_at_a_page_without_items() {
         assert_eq!(lens(&[]), []);
         assert_eq!(lens(&[0x1000, 0x1006, 0x2ff0]), [(3, 0x1ff6)]);
         assert_eq!(lens(&[0x1000, 0x3000]), [(1, 6), (1, 6)]);

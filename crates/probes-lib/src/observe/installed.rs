@@ -75,7 +75,7 @@ pub(crate) fn refuse_replaced(
     let pid = process.pid();
     for arena in arenas {
         match arena.is_there(|at, bytes| memory.read(at, bytes)) {
-            Ok(true) => refuse_succeeded(process, memory, arena)?,
+            Ok(true) => refuse_if_removal_began(process, memory, arena)?,
             Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
                 return Err(Error::of_process(pid, ProcessError::Exited));
             }
@@ -94,7 +94,7 @@ pub(crate) fn refuse_replaced(
 /// # Errors
 ///
 /// [`ObserveError::Replaced`].
-pub(crate) fn refuse_succeeded(
+pub(crate) fn refuse_if_removal_began(
     process: &Process,
     data: &impl ReadMemory,
     arena: &Arena,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{ObserveError, ProbeError, Result};
 use crate::observe::frame::{Frame, is_ocaml_4};
-use crate::observe::layout::shared::{MAX_PAIRS, MOST_ARGUMENTS, SharedLayout, record};
+use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::observation::Observation;
 use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, Role, WatchRole};
 use crate::process::program::{LiveSite, Program};
@@ -120,7 +120,7 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
             .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
     }
     for site in selected(program, &observation.watched)? {
-        let arguments = program.site(site).site.arguments().take(MOST_ARGUMENTS);
+        let arguments = program.site(site).site.arguments().take(MAX_ARGUMENTS);
         roles[site].watched = Some(WatchRole {
             point: 0,
             arguments: arguments
@@ -259,8 +259,8 @@ mod tests {
     fn at_most_six_arguments_are_recorded() {
         let plan = plan(&Observation::new().watch(Selector::name("c")));
         let watched = plan.points[0].role.watched.as_ref().unwrap();
-        assert_eq!(watched.arguments.len(), MOST_ARGUMENTS);
-        assert_eq!(plan.shared.record_len, record::len(MOST_ARGUMENTS));
+        assert_eq!(watched.arguments.len(), MAX_ARGUMENTS);
+        assert_eq!(plan.shared.record_len, record::len(MAX_ARGUMENTS));
     }
 
     #[test]

@@ -20,13 +20,13 @@ fn chosen(actions: &Actions) -> Vec<String> {
     let text = |choice: &Choice| {
         let Choice {
             probe,
-            ref aim,
+            ref counter_change,
             fails_if_disabled,
             stage,
         } = *choice;
         let name = program.by_id(probe).name();
-        let Aim::Count(action) = aim else {
-            panic!("{aim:?}");
+        let CounterChange::Count(action) = counter_change else {
+            panic!("{counter_change:?}");
         };
         let named = if fails_if_disabled { " named" } else { "" };
         format!("{name} {action:?}{named} {stage}")

@@ -96,7 +96,7 @@ impl WriteMemory for StoppedMemory<'_> {
         }
     }
 
-    fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+    fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         match self.memory.write(at, bytes) {
             Err(error) if needs_ptrace(&error) => Ok(false),
             result => result.map(|()| true),

@@ -275,7 +275,7 @@ impl<'r> DigestReader<'r> {
             };
             if let Some(memory) = memory.filter(|_| !is_from_file()) {
                 memory.read(at, live).ok()?;
-                if !is_same_beside(&sites, at, file, live) {
+                if !is_same_outside_sites(&sites, at, file, live) {
                     return None;
                 }
             }
@@ -404,7 +404,7 @@ fn place_of<'p>(program: &'p Program, code: &Range<LiveAddr>) -> Option<(&'p Obj
 }
 
 /// Returns whether code at `at` is as in its file, except for sites.
-fn is_same_beside(sites: &[LiveAddr], at: LiveAddr, file: &[u8], live: &mut [u8]) -> bool {
+fn is_same_outside_sites(sites: &[LiveAddr], at: LiveAddr, file: &[u8], live: &mut [u8]) -> bool {
     if file == live {
         return true;
     }

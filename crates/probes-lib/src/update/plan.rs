@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{ProbeError, Result};
 use crate::process::program::{MergedProbe, ProbeId, Program};
-use crate::select::{Action, Aim, AppliedChange, Choice};
+use crate::select::{Action, AppliedChange, Choice, CounterChange};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::update::snapshot::{CodeRun, ProbeReading, Snapshot, State};
 
@@ -131,15 +131,15 @@ impl PlannedChange {
     }
 }
 
-impl Aim {
+impl CounterChange {
     /// Returns the new value of the counter at `at`; `None` if it can hold no more.
     fn new_counter(&self, counter: u16, at: LiveAddr) -> Option<u16> {
         match self {
-            Aim::Set(Action::Enable) => Some(1),
-            Aim::Set(Action::Disable) => Some(0),
-            Aim::Count(Action::Enable) => counter.checked_add(1),
-            Aim::Count(Action::Disable) => Some(counter.saturating_sub(1)),
-            Aim::Undo(added) => {
+            CounterChange::Set(Action::Enable) => Some(1),
+            CounterChange::Set(Action::Disable) => Some(0),
+            CounterChange::Count(Action::Enable) => counter.checked_add(1),
+            CounterChange::Count(Action::Disable) => Some(counter.saturating_sub(1)),
+            CounterChange::Undo(added) => {
                 let added = added.iter().find(|(place, _)| *place == at);
                 let undone = i32::from(counter) - added.map_or(0, |&(_, added)| added);
                 Some(undone.clamp(0, i32::from(u16::MAX)) as u16)
@@ -175,17 +175,20 @@ impl PlanInputs<'_> {
         let mut not_undone = Vec::new();
         for choice in choices {
             let probe = self.program.by_id(choice.probe);
-            match (self.refuse_foreign_code(probe, &before), &choice.aim) {
+            match (
+                self.refuse_foreign_code(probe, &before),
+                &choice.counter_change,
+            ) {
                 (Ok(()), _) => {}
                 // The other probes are undone nevertheless.
-                (Err(_), Aim::Undo(_)) => {
+                (Err(_), CounterChange::Undo(_)) => {
                     not_undone.push(choice.probe);
                     continue;
                 }
                 (Err(error), _) => return Err(error),
             }
             let reading = before.reading(probe);
-            if let Aim::Count(action) = choice.aim {
+            if let CounterChange::Count(action) = choice.counter_change {
                 refuse_inconsistent(probe, reading)?;
                 if action == Action::Disable && reading.state == State::Disabled {
                     if choice.fails_if_disabled {
@@ -197,8 +200,8 @@ impl PlanInputs<'_> {
                 }
             }
             let change = self.draft(probe, choice, &before, &mut draft)?;
-            match choice.aim {
-                Aim::Undo(_) if change.changes_nothing() => skipped.push(choice.probe),
+            match choice.counter_change {
+                CounterChange::Undo(_) if change.changes_nothing() => skipped.push(choice.probe),
                 _ => changes.push(change),
             }
         }
@@ -237,7 +240,7 @@ impl PlanInputs<'_> {
         let write = |index: usize| {
             let at = self.program.counter(index);
             let old = before.counters[index];
-            let new = choice.aim.new_counter(old, at);
+            let new = choice.counter_change.new_counter(old, at);
             let name = || probe.name().to_owned();
             let new = new.ok_or_else(|| ProbeError::CounterFull { name: name() })?;
             Ok(CounterWrite {
@@ -251,7 +254,10 @@ impl PlanInputs<'_> {
         let old = || writes.iter().map(|write| write.old);
         let new = || writes.iter().map(|write| write.new);
         let enable = new().any(|one| one > 0);
-        if matches!(choice.aim, Aim::Count(_)) && enable && new().any(|one| one == 0) {
+        if matches!(choice.counter_change, CounterChange::Count(_))
+            && enable
+            && new().any(|one| one == 0)
+        {
             return Err(ProbeError::UnequalCounters {
                 name: probe.name().to_owned(),
                 smallest: old().min().unwrap_or(0),

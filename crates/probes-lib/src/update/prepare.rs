@@ -15,7 +15,7 @@ use crate::process::image::Image;
 
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
-use crate::select::{Aim, Choice};
+use crate::select::{Choice, CounterChange};
 use crate::sys::code_page::FilePage;
 use crate::trace::stopped::Stopped;
 use crate::update::breakpoints;
@@ -174,7 +174,9 @@ impl PreparedUpdate<'_> {
     /// Returns the names of the probes whose counters are set, whatever they were.
     pub(crate) fn forced_names(&self, choices: &[Choice]) -> HashSet<&str> {
         let program = &self.context.image.program;
-        let forced = choices.iter().filter(|one| matches!(one.aim, Aim::Set(_)));
+        let forced = choices
+            .iter()
+            .filter(|one| matches!(one.counter_change, CounterChange::Set(_)));
         forced.map(|one| program.by_id(one.probe).name()).collect()
     }
 

@@ -54,7 +54,7 @@ fn remapped_code_is_changed_wholly_or_not() {
     let _lock = heavy_test_lock();
     for file in fixture_forms("remapped") {
         let mut session = Session::start(&file);
-        session.talker.ask("travel", "travelling");
+        session.talker.ask("move", "moving");
         let (mut done, mut refused) = (0, 0);
         let mut on = false;
         while done < 100 || refused < 100 {
@@ -72,8 +72,8 @@ fn remapped_code_is_changed_wholly_or_not() {
             }
             assert!(done + refused < 5000, "{done} done, {refused} refused");
         }
-        let settled = session.talker.ask("settle", "settled");
-        assert!(settled.ends_with(" spoilt 0"), "{settled}");
+        let stopped = session.talker.ask("stop", "stopped");
+        assert!(stopped.ends_with(" overwritten 0"), "{stopped}");
         let state = [(0, State::Disabled), (1, State::Enabled)][usize::from(on)];
         session.assert_all(state);
         assert_eq!(session.run()["guarded"] > 0, on);

@@ -38,7 +38,7 @@ fn start(file: &Path, threads: usize) -> Talker {
 
 /// What each thread reports, once all wait between two rounds.
 fn pause_and_report(talker: &mut Talker) -> Vec<ThreadCounts> {
-    let line = talker.ask("stand", "standing");
+    let line = talker.ask("pause", "paused");
     let words = line.split_ascii_whitespace().skip(1);
     let of = |word: &str| {
         let numbers: Vec<u64> = word.split('/').map(|it| it.parse().unwrap()).collect();
@@ -70,8 +70,8 @@ fn sum(own: &[ThreadCounts], of: impl Fn(&ThreadCounts) -> u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
     /// Whether all threads wait between rounds when it starts, and when it ends.
-    begins_at_rest: bool,
-    ends_at_rest: bool,
+    begins_paused: bool,
+    ends_paused: bool,
     /// Whether the probes are switched on and off meanwhile.
     switches: bool,
     /// Whether hits are shown, and whether they are read meanwhile.
@@ -84,8 +84,8 @@ struct Scenario {
 impl Scenario {
     fn of(cycle: usize) -> Scenario {
         Scenario {
-            begins_at_rest: cycle % 3 == 1,
-            ends_at_rest: cycle % 5 % 2 == 1,
+            begins_paused: cycle % 3 == 1,
+            ends_paused: cycle % 5 % 2 == 1,
             switches: cycle % 7 >= 4,
             // In every fourth cycle, threads do not sleep, and reading their hits takes long: in every
             // second one of these, hits are not shown.
@@ -113,7 +113,7 @@ fn observe(
     target: &Target,
     scenario: Scenario,
 ) -> (ObservationReport, Events, Vec<ThreadCounts>) {
-    let mut observer = if scenario.begins_at_rest {
+    let mut observer = if scenario.begins_paused {
         let observer = target.observe(&scenario.observation(), options()).unwrap();
         talker.ask("go", "going");
         observer
@@ -137,7 +137,7 @@ fn observe(
             target.update_with(&all(action), options).unwrap();
         }
     }
-    let (mut observed, own) = if scenario.ends_at_rest {
+    let (mut observed, own) = if scenario.ends_paused {
         let own = pause_and_report(talker);
         (observer.remove().unwrap(), own)
     } else {
@@ -198,7 +198,7 @@ fn check(
     let counts = &observed.counts;
     assert_eq!(counts.hits("start"), Some(starts), "{what}");
     assert_eq!(counts.hits("stop"), Some(stops), "{what}");
-    if scenario.begins_at_rest && scenario.ends_at_rest {
+    if scenario.begins_paused && scenario.ends_paused {
         for own in &own {
             assert_eq!((own.starts, own.stops), (own.rounds, own.rounds), "{what}");
         }
@@ -210,8 +210,8 @@ fn check(
     assert_eq!(latency.count() + unmatched.1, stops, "{what}");
     assert_eq!(latency.dropped(), 0, "{what}");
     let most = |at_rest| if at_rest { 0 } else { own.len() as u64 };
-    assert!(unmatched.0 <= most(scenario.ends_at_rest), "{what}");
-    assert!(unmatched.1 <= most(scenario.begins_at_rest), "{what}");
+    assert!(unmatched.0 <= most(scenario.ends_paused), "{what}");
+    assert!(unmatched.1 <= most(scenario.begins_paused), "{what}");
     if scenario.shows {
         check_events(events, before, &own, &what);
     }
@@ -262,8 +262,8 @@ fn observation_equals_the_handlers_count() {
                 let handled: BTreeMap<_, _> = talker.hits().into_iter().collect();
                 target.update_with(&all(Action::Enable), options).unwrap();
                 let scenario = Scenario {
-                    begins_at_rest: true,
-                    ends_at_rest: true,
+                    begins_paused: true,
+                    ends_paused: true,
                     switches: false,
                     ..Scenario::of(cycle)
                 };

@@ -34,7 +34,7 @@ fn memory_mapped_meanwhile_is_not_written_or_unmapped() {
                 talker.hits();
                 assert_eq!(observer.remove().unwrap().counts.total(), 4);
                 let squatted = numbers(&talker.ask("squatted", "squatted"));
-                assert_eq!(squatted["spoilt"], 0);
+                assert_eq!(squatted["overwritten"], 0);
                 if squatted["left"] == 0 {
                     break;
                 }

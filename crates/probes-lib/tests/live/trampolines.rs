@@ -50,7 +50,7 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
         }
         let met = numbers(&talker.ask("calm", "calm"));
         assert!(
-            hits > 0 && met["in_stubs"] > 0 && met["nested"] > 0,
+            hits > 0 && met["in_trampolines"] > 0 && met["nested"] > 0,
             "{met:?}"
         );
         assert!(unseen <= met["jumped"], "{unseen}: {met:?}");

@@ -22,7 +22,7 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 use crate::say::open_terminal;
 
 /// How long restoring a terminal may take: a terminal whose output is not read accepts no bytes.
-const PATIENCE: Duration = Duration::from_secs(1);
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The size that is used if a terminal does not know its own: that of the VT100.
 const DEFAULT_SIZE: (u16, u16) = (80, 24);
@@ -160,7 +160,7 @@ impl Output {
         fds.extend(interrupt.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
         let timeout = match interrupt {
             Some(_) => PollTimeout::NONE,
-            None => PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX),
+            None => PollTimeout::try_from(RESTORE_TIMEOUT).unwrap_or(PollTimeout::MAX),
         };
         match poll(&mut fds, timeout) {
             Err(nix::errno::Errno::EINTR) => Ok(()),

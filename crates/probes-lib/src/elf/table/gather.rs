@@ -172,11 +172,11 @@ struct Recent {
 impl Recent {
     /// In larger sections, several addresses share an element of `indices`, and a semaphore may be added to
     /// the found ones several times.
-    const MOST: u64 = 1 << 16;
+    const MAX_INDICES: u64 = 1 << 16;
 
     fn of(section: Option<(FileAddr, u64)>) -> Recent {
         let (start, len) = section.unwrap_or((FileAddr(0), 0));
-        let count = (len / COUNTER_LEN).clamp(1, Recent::MOST);
+        let count = (len / COUNTER_LEN).clamp(1, Recent::MAX_INDICES);
         Recent {
             start,
             indices: vec![u32::MAX; count as usize],

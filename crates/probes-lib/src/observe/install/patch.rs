@@ -126,7 +126,7 @@ fn write_together(
         let at = (patch.at.0 - range.start.0) as usize;
         bytes[at..at + PATCH_LEN].copy_from_slice(&patch.after);
     }
-    if memory.write_code_at_once(range.start, &bytes)? {
+    if memory.write_code_atomically(range.start, &bytes)? {
         return Ok(());
     }
     for patch in patches {
@@ -192,7 +192,7 @@ mod tests {
             Ok(())
         }
 
-        fn write_code_at_once(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+        fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
             if !self.is_by_words {
                 assert_eq!(at.0 / PAGE, (at.0 + bytes.len() as u64 - 1) / PAGE);
                 self.write(at, bytes);

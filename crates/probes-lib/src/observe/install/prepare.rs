@@ -111,7 +111,7 @@ pub(crate) fn install(
 ///
 /// # Errors
 ///
-/// See [`Permissions::refuse_all`]; if the observation cannot be prepared, or the process not
+/// See [`Permissions::check_some_thread_may`]; if the observation cannot be prepared, or the process not
 /// stopped.
 pub(crate) fn refuse_forbidden(
     process: &Process,
@@ -121,7 +121,9 @@ pub(crate) fn refuse_forbidden(
 ) -> Result<Duration> {
     if let Some(why) = why_unreadable() {
         let permissions = Permissions::of(process, options.despite_seccomp);
-        return permissions.refuse_all_unread(why).map(|()| Duration::ZERO);
+        return permissions
+            .check_some_thread_may_unread(why)
+            .map(|()| Duration::ZERO);
     }
     let prepared = Prepared::of(process, memory, plan)?;
     with_tracer(&[process], |tracer| {

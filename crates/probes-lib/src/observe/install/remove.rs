@@ -101,7 +101,7 @@ impl OrphanedMappings {
             let start = call.range().start;
             let mut all = arenas.iter().map(Arena::range);
             let has_header = all.any(|range| range.contains(&start));
-            !has_header && maps.iter().any(|mapping| call.is_about(mapping))
+            !has_header && maps.iter().any(|mapping| call.matches(mapping))
         };
         let calls = injected_call::orphaned_mappings(&bytes)
             .into_iter()

@@ -50,7 +50,7 @@ pub(crate) const VALIDITY_LEN: u64 = 2 * PAGE;
 pub(crate) const MAX_PAIRS: u32 = 64;
 
 /// The most arguments of a hit that are recorded.
-pub(crate) const MOST_ARGUMENTS: usize = 6;
+pub(crate) const MAX_ARGUMENTS: usize = 6;
 
 /// Slots of a pair.
 pub(crate) const SLOTS: u64 = 1 << SLOT_BITS;
@@ -167,7 +167,7 @@ pub(crate) struct SharedLayout {
 impl SharedLayout {
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
-        let longest = record::len(MOST_ARGUMENTS);
+        let longest = record::len(MAX_ARGUMENTS);
         self.pairs <= MAX_PAIRS && self.record_len <= longest && self.record_len % 64 == 0
     }
 

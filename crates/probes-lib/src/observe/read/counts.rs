@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn any_counters_can_be_summed() {
+    fn sums_saturate() {
         let counts = counts([[u64::MAX, 0], [2, 0]]);
         assert_eq!(
             (counts.total(), counts.hits("a")),

@@ -27,7 +27,7 @@ pub(super) fn end(
 ) -> Result<(), IcedError> {
     let mut over = a.create_label();
     find_slot(a, end, layout, over)?;
-    reset_slot_of_another(a)?;
+    reset_slot_of_exited_thread(a)?;
     match end {
         PairEnd::Start(_) => {
             push_start(a)?;
@@ -82,7 +82,7 @@ fn find_slot(
 }
 
 /// Empties the slot at rcx if it is of an earlier thread that had the same control block.
-fn reset_slot_of_another(a: &mut CodeAssembler) -> Result<(), IcedError> {
+fn reset_slot_of_exited_thread(a: &mut CodeAssembler) -> Result<(), IcedError> {
     let mut same = a.create_label();
     a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
     a.mov(eax, dword_ptr(rax).fs())?;

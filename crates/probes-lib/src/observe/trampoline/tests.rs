@@ -7,7 +7,7 @@ use test_support::Scratch;
 use super::*;
 use crate::observe::frame::Frame;
 use crate::observe::layout::arena::HeaderVersion;
-use crate::observe::layout::shared::{MOST_ARGUMENTS, record};
+use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
 use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, WatchRole};
 use crate::process::tool::new_id;
 use crate::site::JMP;
@@ -198,7 +198,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
             arguments: vec![ArgumentSource::Register(Register::R12); many],
         }),
     };
-    let watched = || (0..=MOST_ARGUMENTS).map(Some).chain([None]);
+    let watched = || (0..=MAX_ARGUMENTS).map(Some).chain([None]);
     let mut all = Vec::new();
     for (which, ends) in all_ends(0, 1).iter().enumerate() {
         for (many, is_counted) in watched().flat_map(|many| [(many, false), (many, true)]) {
@@ -207,7 +207,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
                 likes.push(role(is_counted, &all_ends(one, other)[which], many, 1));
             }
             let next = many.map_or(0, |many| many + 1);
-            for many in [None, Some(0), Some(next.min(MOST_ARGUMENTS))] {
+            for many in [None, Some(0), Some(next.min(MAX_ARGUMENTS))] {
                 likes.push(role(is_counted, ends, many, u32::MAX));
             }
             all.push((role(is_counted, ends, many, 0), likes));
@@ -222,7 +222,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
 fn every_trampoline_fits_beside_any_others() {
     let layout = SharedLayout {
         pairs: 64,
-        record_len: record::len(MOST_ARGUMENTS),
+        record_len: record::len(MAX_ARGUMENTS),
     };
     for (role, likes) in roles_and_variants() {
         for like in &likes {

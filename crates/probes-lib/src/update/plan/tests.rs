@@ -548,7 +548,7 @@ fn sites_follow_the_counter_of_their_object() {
     };
     let choice = Choice {
         probe: program.probe("a").unwrap().id(),
-        aim: Aim::Undo(Box::new([])),
+        counter_change: CounterChange::Undo(Box::new([])),
         fails_if_disabled: false,
         stage: 0,
     };
@@ -561,7 +561,7 @@ fn sites_follow_the_counter_of_their_object() {
 }
 
 #[test]
-fn breakpoint_is_held_from_its_address() {
+fn breakpoint_range_is_half_open() {
     let program = program_with_probes(&["a"]);
     let inputs = PlanInputs {
         program: &program,

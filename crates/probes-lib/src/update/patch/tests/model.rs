@@ -305,7 +305,7 @@ proptest! {
     // promise: All or nothing: Memory always agrees with the counters, after any sequence of
     //    updates and faults (192 sequences)
     #[test]
-    fn memory_always_equals_the_counters_of_the_model(
+    fn memory_always_agrees_with_the_model(
         fixture in 0..FIXTURES.len(),
         start in prop::collection::vec(counter(), 1..10),
         int3 in prop::collection::vec(any::<Index>(), 0..4),
