@@ -71,7 +71,7 @@ fn sites_in_a_chroot_have_source_lines() {
         for file in program_forms("handlers") {
             let program = ChrootProgram::start(isolation, &file, &[]);
             let sites = run(&format!("info -sites -pid {}", program.pid)).answer();
-            assert!(sites.contains("test-programs/handlers.ml:"), "{sites}");
+            assert!(sites.contains(" handlers.ml:"), "{sites}");
             assert!(sites.contains("Handlers.allocating"), "{sites}");
             program.end();
         }
