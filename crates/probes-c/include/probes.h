@@ -117,7 +117,8 @@ void probes_free(struct Probes *probes);
  *
  * # Safety
  *
- * `probes` is from probes_current(), `name` a string, and `error` is NULL or can be written.
+ * `probes` is NULL or from probes_current(), `name` is NULL or a NUL-terminated string, and
+ * `error` is NULL or can be written.
  */
 bool probes_enable(const struct Probes *probes, const char *name, char **error);
 
@@ -127,34 +128,32 @@ bool probes_enable(const struct Probes *probes, const char *name, char **error);
  *
  * # Safety
  *
- * The same as for probes_enable().
+ * Same as for probes_enable().
  */
 bool probes_disable(const struct Probes *probes, const char *name, char **error);
 
 /**
- * The same as probes_enable(), for all probes whose name begins with a match of the regular
+ * Same as probes_enable(), for all probes whose name begins with a match of the regular
  * expression, which is one of Rust's regex crate. Fails if there is no such probe.
  *
  * # Safety
  *
- * The same as for probes_enable().
+ * Same as for probes_enable().
  */
 bool probes_enable_regexp(const struct Probes *probes, const char *regexp, char **error);
 
 /**
- * The same as probes_disable(), for all probes whose name begins with a match of the regular expression;
- * probes that are off stay off.
+ * Same as probes_disable(), for all probes whose name begins with a match of the regular
+ * expression; probes that are disabled already are skipped.
  *
  * # Safety
  *
- * The same as for probes_enable().
+ * Same as for probes_enable().
  */
-bool probes_disable_regexp(const struct Probes *probes,
-                           const char *regexp,
-                           char **error);
+bool probes_disable_regexp(const struct Probes *probes, const char *regexp, char **error);
 
 /**
- * The same as probes_enable(), for all probes.
+ * Same as probes_enable(), for all probes.
  *
  * # Safety
  *
@@ -163,34 +162,31 @@ bool probes_disable_regexp(const struct Probes *probes,
 bool probes_enable_all(const struct Probes *probes, char **error);
 
 /**
- * The same as probes_disable(), for all probes; probes that are off stay off.
+ * Same as probes_disable(), for all probes; probes that are disabled already are skipped.
  *
  * # Safety
  *
- * The same as for probes_enable_all().
+ * Same as for probes_enable_all().
  */
 bool probes_disable_all(const struct Probes *probes, char **error);
 
 /**
- * Sets the counters of the probe `name` to 1 or 0 and switches all its sites on or off, whatever their
- * state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object that also
- * has a probe of this name was loaded while the probe was on.
+ * Sets the counters of the probe `name` to 1 or 0 and enables or disables all its sites, whatever
+ * their state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object
+ * that also has a probe of this name was loaded while the probe was enabled.
  *
  * # Safety
  *
- * The same as for probes_enable().
+ * Same as for probes_enable().
  */
-bool probes_set(const struct Probes *probes,
-                const char *name,
-                bool on,
-                char **error);
+bool probes_set(const struct Probes *probes, const char *name, bool on, char **error);
 
 /**
- * The same as probes_set(), for all probes.
+ * Same as probes_set(), for all probes.
  *
  * # Safety
  *
- * The same as for probes_enable_all().
+ * Same as for probes_enable_all().
  */
 bool probes_set_all(const struct Probes *probes, bool on, char **error);
 
@@ -199,7 +195,7 @@ bool probes_set_all(const struct Probes *probes, bool on, char **error);
  *
  * # Safety
  *
- * The same as for probes_enable().
+ * Same as for probes_enable().
  */
 int32_t probes_state(const struct Probes *probes,
                      const char *name,
@@ -210,7 +206,7 @@ int32_t probes_state(const struct Probes *probes,
  *
  * # Safety
  *
- * The same as for probes_enable_all().
+ * Same as for probes_enable_all().
  */
 struct ProbesStates *probes_states(const struct Probes *probes,
                                    char **error);
@@ -225,7 +221,7 @@ struct ProbesStates *probes_states(const struct Probes *probes,
 void probes_states_free(struct ProbesStates *states);
 
 /**
- * Frees a message. Does nothing with NULL.
+ * Frees an error message that a function has set through `error`. Does nothing with NULL.
  *
  * # Safety
  *

@@ -64,7 +64,8 @@ pub unsafe extern "C" fn probes_free(probes: *mut Probes) {
 ///
 /// # Safety
 ///
-/// `probes` is from probes_current(), `name` a string, and `error` is NULL or can be written.
+/// `probes` is NULL or from probes_current(), `name` is NULL or a NUL-terminated string, and
+/// `error` is NULL or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_enable(
     probes: *const Probes,
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn probes_enable(
 ///
 /// # Safety
 ///
-/// The same as for probes_enable().
+/// Same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_disable(
     probes: *const Probes,
@@ -91,12 +92,12 @@ pub unsafe extern "C" fn probes_disable(
     unsafe { update(probes, Action::Disable, name, named, false, error) }
 }
 
-/// The same as probes_enable(), for all probes whose name begins with a match of the regular
+/// Same as probes_enable(), for all probes whose name begins with a match of the regular
 /// expression, which is one of Rust's regex crate. Fails if there is no such probe.
 ///
 /// # Safety
 ///
-/// The same as for probes_enable().
+/// Same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_enable_regexp(
     probes: *const Probes,
@@ -107,12 +108,12 @@ pub unsafe extern "C" fn probes_enable_regexp(
     unsafe { update(probes, Action::Enable, regexp, matching, false, error) }
 }
 
-/// The same as probes_disable(), for all probes whose name begins with a match of the regular expression;
-/// probes that are off stay off.
+/// Same as probes_disable(), for all probes whose name begins with a match of the regular
+/// expression; probes that are disabled already are skipped.
 ///
 /// # Safety
 ///
-/// The same as for probes_enable().
+/// Same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_disable_regexp(
     probes: *const Probes,
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn probes_disable_regexp(
     unsafe { update(probes, Action::Disable, regexp, matching, false, error) }
 }
 
-/// The same as probes_enable(), for all probes.
+/// Same as probes_enable(), for all probes.
 ///
 /// # Safety
 ///
@@ -134,11 +135,11 @@ pub unsafe extern "C" fn probes_enable_all(probes: *const Probes, error: *mut *m
     unsafe { update(probes, Action::Enable, c"".as_ptr(), every, false, error) }
 }
 
-/// The same as probes_disable(), for all probes; probes that are off stay off.
+/// Same as probes_disable(), for all probes; probes that are disabled already are skipped.
 ///
 /// # Safety
 ///
-/// The same as for probes_enable_all().
+/// Same as for probes_enable_all().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_disable_all(
     probes: *const Probes,
@@ -148,13 +149,13 @@ pub unsafe extern "C" fn probes_disable_all(
     unsafe { update(probes, Action::Disable, c"".as_ptr(), every, false, error) }
 }
 
-/// Sets the counters of the probe `name` to 1 or 0 and switches all its sites on or off, whatever their
-/// state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object that also
-/// has a probe of this name was loaded while the probe was on.
+/// Sets the counters of the probe `name` to 1 or 0 and enables or disables all its sites, whatever
+/// their state: this repairs a probe that is PROBES_INCONSISTENT, for example because an object
+/// that also has a probe of this name was loaded while the probe was enabled.
 ///
 /// # Safety
 ///
-/// The same as for probes_enable().
+/// Same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_set(
     probes: *const Probes,
@@ -166,11 +167,11 @@ pub unsafe extern "C" fn probes_set(
     unsafe { update(probes, action_of(on), name, named, true, error) }
 }
 
-/// The same as probes_set(), for all probes.
+/// Same as probes_set(), for all probes.
 ///
 /// # Safety
 ///
-/// The same as for probes_enable_all().
+/// Same as for probes_enable_all().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_set_all(
     probes: *const Probes,
@@ -185,7 +186,7 @@ pub unsafe extern "C" fn probes_set_all(
 ///
 /// # Safety
 ///
-/// The same as for probes_enable().
+/// Same as for probes_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_state(
     probes: *const Probes,
@@ -209,7 +210,7 @@ pub unsafe extern "C" fn probes_state(
 ///
 /// # Safety
 ///
-/// The same as for probes_enable_all().
+/// Same as for probes_enable_all().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_states(
     probes: *const Probes,
@@ -238,7 +239,7 @@ pub unsafe extern "C" fn probes_states_free(states: *mut ProbesStates) {
     }
 }
 
-/// Frees a message. Does nothing with NULL.
+/// Frees an error message that a function has set through `error`. Does nothing with NULL.
 ///
 /// # Safety
 ///
@@ -269,7 +270,7 @@ fn every(_: &str) -> Result<Selector, String> {
 
 /// # Safety
 ///
-/// The same as for `probes_enable`.
+/// Same as for `probes_enable`.
 unsafe fn update(
     probes: *const Probes,
     action: Action,
@@ -321,7 +322,7 @@ unsafe fn string<'s>(string: *const c_char) -> Result<&'s str, String> {
     })
 }
 
-/// Returns the result of `work`; or `failed`, and sets the message.
+/// Returns the result of `work`. If it fails or panics, sets the message and returns `failed`.
 ///
 /// # Safety
 ///

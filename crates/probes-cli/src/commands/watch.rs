@@ -157,7 +157,7 @@ impl Watching {
         self.show_chosen(&chosen, write)
     }
 
-    /// Shows hits and waits until they are written, which, unlike the `write` of `show`, cannot ask to stop.
+    /// Same as [`Watching::show`], but blocks until the hits are written, even if a signal comes.
     pub(super) fn show_at_once(&mut self, events: Events) -> Result<(), Failure> {
         let output = self.output.clone();
         self.show(events, |text| output.print(text).map(|()| Next::Continue))

@@ -19,7 +19,7 @@ const TESTED_ELSEWHERE: [&str; 14] = [
     "siginfo",
     "threads_spin",
     "kinds_spin",
-    "interrupted_stubs",
+    "interrupted_trampolines",
     "squatter",
     "sequences",
     "self_counting",

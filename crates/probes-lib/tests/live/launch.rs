@@ -103,7 +103,7 @@ fn every_fixture_starts_with_all_its_probes_on() {
             "shared_text",
             "threads_spin",
             "kinds_spin",
-            "interrupted_stubs",
+            "interrupted_trampolines",
             "churn",
             "churn_1000",
             "fork_storm",

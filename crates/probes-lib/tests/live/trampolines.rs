@@ -29,7 +29,7 @@ fn numbers(line: &str) -> BTreeMap<String, u64> {
 //    sites, and have alternate stacks (2 × 25 observations)
 #[test]
 fn observations_start_and_end_while_signals_hit_trampolines() {
-    for file in fixture_forms("interrupted_stubs") {
+    for file in fixture_forms("interrupted_trampolines") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
@@ -66,7 +66,10 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
 #[test]
 fn long_signal_handler_returns_into_its_trampoline() {
     let leaves = [["return", "jump"], ["jump", "return"]];
-    for (file, leaves) in fixture_forms("interrupted_stubs").into_iter().zip(leaves) {
+    for (file, leaves) in fixture_forms("interrupted_trampolines")
+        .into_iter()
+        .zip(leaves)
+    {
         for (stay, leave) in ["park", "park nested"].into_iter().zip(leaves) {
             let mut talker = Talker::start_with(&file, ["2"]);
             let before = Image::of(talker.pid()).text();
