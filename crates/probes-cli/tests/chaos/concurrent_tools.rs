@@ -81,9 +81,10 @@ fn run_updates(pid: i32, ran: &Mutex<Tools>) {
         };
         match error.kind() {
             ErrorKind::Process(ProcessError::Denied {
-                denial: Denial::Traced { tracer, .. } | Denial::BeingChanged { tracer, .. },
+                denial:
+                    Denial::Traced { tracer: tool, .. } | Denial::BeingChanged { updater: tool, .. },
                 ..
-            }) => ran.lock().unwrap().named.push(*tracer),
+            }) => ran.lock().unwrap().named.push(*tool),
             ErrorKind::Process(ProcessError::Busy { .. })
             | ErrorKind::Process(ProcessError::ThreadsKeepStarting { .. }) => {}
             _ => panic!("{error}"),

@@ -12,8 +12,10 @@ fn enable(name: &str) -> Actions {
 #[test]
 fn dropped_hold_is_given_back_as_dead() {
     for file in fixture_forms("gen_ocaml_2") {
-        let talker = Talker::start(&file);
+        let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
+        // Binds all functions that it calls: their addresses are part of the image.
+        talker.hits();
         let before = Image::of(talker.pid());
         let kept = target.hold(&enable("flag"), Options::default()).unwrap();
         let with_one = Image::of(talker.pid());
