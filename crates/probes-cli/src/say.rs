@@ -137,7 +137,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     print_bytes(text.as_bytes())
 }
 
-/// Same as [`print`], for text that may begin in the middle of a UTF-8 character.
+/// Same as [`print()`], for text that may begin in the middle of a UTF-8 character.
 pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
     let mut out = BufWriter::new(stdout().lock());
     let written = out.write_all(text).and_then(|()| out.flush());
