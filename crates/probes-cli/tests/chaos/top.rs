@@ -30,7 +30,7 @@ fn panic_of_the_screen_restores_terminal_and_process() {
             terminal.wait_for(&format!(", process {pid}"));
             terminal.press(&["Down", "Enter"]);
             terminal.wait_for("1 -> 0");
-            let screen = terminal.wait_for("a panic on demand");
+            let screen = terminal.wait_for("injected panic");
             assert!(!screen.contains("HITS/S"), "{screen}");
             let screen = terminal.wait_until("its status", |screen| {
                 screen.contains("status 101") && screen.matches("  -").count() == 2
