@@ -149,7 +149,7 @@ fn pieces(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Writes a result, while nobody reads the answer, to standard error, as far as that takes it without waiting:
-/// the command was told to end.
+/// the command was interrupted.
 pub(crate) fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     for piece in text.as_bytes().chunks(PIPE_BUF) {
         let mut errors = stderr();

@@ -8,6 +8,7 @@
 pub(crate) mod code_fragments;
 pub(crate) mod denial;
 pub(crate) mod dynamic_loader;
+pub(crate) mod file_lock;
 pub(crate) mod image;
 pub(crate) mod limits;
 pub(crate) mod load_bias;

@@ -30,7 +30,7 @@ pub(crate) enum What {
 pub(crate) struct Exact {
     pub(crate) what: What,
     pub(crate) threads: u64,
-    /// How many the program was told to execute, in all rounds but the first.
+    /// How many hits the program was asked for, in all rounds but the first.
     executed: u64,
     /// How many the [`ObservationReport`]s say, in all rounds but the first.
     observed: u64,

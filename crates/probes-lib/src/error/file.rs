@@ -50,7 +50,7 @@ pub enum FileError {
         /// What is wrong with it.
         defect: ProbeDefect,
     },
-    /// The provider `ocaml` has semaphores of 2 and of 4 bytes, and which one this is cannot be told.
+    /// The provider `ocaml` has semaphores of 2 and of 4 bytes, and it is unknown which of them this is.
     #[error(
         "has no symbol for the semaphore of probe {name} at {address}, so its size (2 or 4 bytes) is unknown"
     )]

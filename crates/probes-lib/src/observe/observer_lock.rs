@@ -17,11 +17,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::OFlag;
 
 use crate::error::{Error, Operation, Result, ToolProcess};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::process::Process;
+use crate::process::file_lock::{self, LockKind};
 use crate::process::tool::{new_id, own_command, own_namespace, since_boot};
 
 /// The file of a process that is locked: everybody may open it, also once its first thread has exited.
@@ -56,8 +57,8 @@ impl ObserverLock {
         let failed = |source| Error::of_call(process.pid(), Operation::Lock, source);
         let device = file.metadata().map_err(failed)?.dev();
         // To be seen, a shared lock is enough, for which the file need not be writable.
-        let lock = lock_of(libc::F_RDLCK, byte);
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).map_err(|errno| failed(errno.into()))?;
+        file_lock::lock(&file, LockKind::Shared, byte..byte + 1)
+            .map_err(|errno| failed(errno.into()))?;
         Ok(ObserverLock {
             _file: file,
             device,
@@ -114,27 +115,14 @@ pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
 /// Returns whether the byte is locked in our /proc, and the device of that.
 fn is_locked_here(process: &Process, record: &ObserverRecord) -> io::Result<(bool, u64)> {
     let file = process.open_file(LOCKED, OFlag::O_RDONLY)?;
-    let mut lock = lock_of(libc::F_WRLCK, record.lock & MAX_OFFSET);
-    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock))?;
-    let is_locked = lock.l_type != libc::F_UNLCK as i16;
+    let byte = record.lock & MAX_OFFSET;
+    let is_locked = file_lock::is_excluded(&file, LockKind::Exclusive, byte..byte + 1)?;
     Ok((is_locked, file.metadata()?.dev()))
-}
-
-/// Returns a lock of one byte.
-fn lock_of(kind: libc::c_int, byte: u64) -> libc::flock {
-    libc::flock {
-        l_type: kind as i16,
-        l_whence: libc::SEEK_SET as i16,
-        l_start: byte as i64,
-        l_len: 1,
-        // fcntl(2): "l_pid must be set to zero".
-        l_pid: 0,
-    }
 }
 
 /// Returns whether /proc/locks lists a lock of this byte.
 fn is_listed(locks: &str, byte: u64) -> bool {
-    // "3: OFDLCK ADVISORY  READ -1 00:15:394043 START END", whoever holds it.
+    // "3: OFDLCK ADVISORY  READ -1 00:15:394043 START END"; -1 stands for any holder.
     let byte = byte.to_string();
     locks.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace();

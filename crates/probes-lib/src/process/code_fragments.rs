@@ -13,6 +13,7 @@
 //! inconsistent is rejected: any bytes may be there.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::symbols::Symbol;
@@ -134,6 +135,15 @@ impl CodeFragment {
 /// The table is not one that is known, or it is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnknownTable;
+
+/// What the symbols of the objects of a process say of its OCaml code; looked up when it is first needed.
+#[derive(Default)]
+pub(crate) struct OcamlCode {
+    /// The table of code fragments of its runtime, if it has one.
+    pub(crate) table: OnceLock<Option<Result<CodeFragments, UnknownTable>>>,
+    /// Where the OCaml code of each object is.
+    pub(crate) areas: OnceLock<Vec<Range<LiveAddr>>>,
+}
 
 /// The table of code fragments of an OCaml runtime, and the code that computes digests.
 #[derive(Clone, Debug, PartialEq, Eq)]

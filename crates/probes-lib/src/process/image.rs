@@ -4,10 +4,9 @@
 use std::collections::HashSet;
 use std::fs::{File, Metadata};
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use nix::fcntl::OFlag;
 
@@ -19,7 +18,7 @@ use crate::error::{
     Result,
 };
 use crate::process::Process;
-use crate::process::code_fragments::{CodeFragments, UnknownTable};
+use crate::process::code_fragments::OcamlCode;
 use crate::process::denial;
 use crate::process::load_bias;
 use crate::process::maps::{self, Mapping, read_maps};
@@ -45,10 +44,8 @@ pub(crate) struct Image {
     /// Only if this process is our own: the load biases of the objects that its dynamic loader
     /// reports as loaded. An object that the loader is still mapping is not among them.
     loaded: Option<Vec<LoadBias>>,
-    /// The table of code fragments of its OCaml runtime; looked up when it is first needed.
-    pub(crate) code_table: OnceLock<Option<std::result::Result<CodeFragments, UnknownTable>>>,
-    /// Where the OCaml code of each object is; looked up when it is first needed.
-    pub(crate) code_areas: OnceLock<Vec<Range<LiveAddr>>>,
+    /// What the symbols of its objects say of OCaml's code.
+    pub(crate) ocaml_code: OcamlCode,
 }
 
 impl Image {
@@ -149,8 +146,7 @@ impl Image {
             files,
             code_lines: code_lines(&maps),
             loaded: None,
-            code_table: OnceLock::new(),
-            code_areas: OnceLock::new(),
+            ocaml_code: OcamlCode::default(),
         };
         Ok((image, error))
     }
@@ -184,8 +180,7 @@ impl Image {
             files: self.files.clone(),
             code_lines: code_lines(maps),
             loaded,
-            code_table: OnceLock::new(),
-            code_areas: OnceLock::new(),
+            ocaml_code: OcamlCode::default(),
         })
     }
 
@@ -198,8 +193,7 @@ impl Image {
             files: self.files.clone(),
             code_lines: self.code_lines.clone(),
             loaded: self.loaded.clone(),
-            code_table: OnceLock::new(),
-            code_areas: OnceLock::new(),
+            ocaml_code: OcamlCode::default(),
         }
     }
 

@@ -124,7 +124,7 @@ impl<'r> DigestReader<'r> {
             // If there are two, the sites may be of either runtime.
             Some(tables.next().map_or(first, |_| Err(UnknownTable)))
         };
-        let table = image.code_table.get_or_init(find_table).clone()?;
+        let table = image.ocaml_code.table.get_or_init(find_table).clone()?;
         Some(DigestReader {
             process,
             image,
@@ -234,7 +234,7 @@ impl<'r> DigestReader<'r> {
             });
             areas.collect()
         };
-        let areas: &Vec<_> = self.image.code_areas.get_or_init(find_areas);
+        let areas: &Vec<_> = self.image.ocaml_code.areas.get_or_init(find_areas);
         if areas.iter().any(|area| has_any(sites, area)) {
             state
         } else {

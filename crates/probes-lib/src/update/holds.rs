@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A holder killed between an intent and its end leaves a record that does not say whether the counters were
-//! written. The counters do, until somebody changes them. So whoever takes the update lock first settles such
+//! written. The counters do, until somebody changes them. So the tool that takes the update lock first settles such
 //! records ([`settled_lock`]). What still cannot be known counts as not held: to subtract what was not added
 //! would disable the probe of another tool.
 
@@ -272,7 +272,7 @@ impl ProcessRecords {
                 match self.open(&folder, &name) {
                     Ok(Some(found)) if found.record.outcomes.is_none() => {
                         if !found.is_alive {
-                            self.settle_one(process, found);
+                            self.write_outcomes(found, |record| outcomes_now(process, record));
                             break;
                         }
                     }
@@ -283,7 +283,28 @@ impl ProcessRecords {
         }
     }
 
-    fn settle_one(&self, process: &Process, found: FoundRecord) {
+    /// Records that nothing of these probes is held by the dead any more.
+    fn forget(&self, is_meant: impl Fn(&str) -> bool) {
+        for found in self.read().0 {
+            if found.is_alive || !found.record.held().any(|held| is_meant(&held.entry.name)) {
+                continue;
+            }
+            self.write_outcomes(found, |record| {
+                let outcomes = record.outcomes.iter().flatten().zip(&record.entries);
+                let forgotten = outcomes.map(|(&outcome, entry)| {
+                    if is_meant(&entry.name) {
+                        Outcome::Unknown
+                    } else {
+                        outcome
+                    }
+                });
+                forgotten.collect()
+            });
+        }
+    }
+
+    /// Writes what became of the entries of a record whose holder is dead.
+    fn write_outcomes(&self, found: FoundRecord, outcomes: impl FnOnce(&Record) -> Vec<Outcome>) {
         if !found.file.folder().can_write() {
             mark_changed(&found.file.name);
             return;
@@ -291,44 +312,10 @@ impl ProcessRecords {
         let Some((locked, record)) = self.lock(found) else {
             return;
         };
-        let outcomes = outcomes_now(process, &record);
-        if locked
-            .append(record.complete, &record::settled(&outcomes))
-            .is_err()
-        {
+        let settled = record::settled(&outcomes(&record));
+        if locked.append(record.complete, &settled).is_err() {
             // Later, the counters will not tell any more.
             locked.remove();
-        }
-    }
-
-    /// Records that nothing of these probes is held by the dead any more.
-    fn forget(&self, is_meant: impl Fn(&str) -> bool) {
-        for found in self.read().0 {
-            if found.is_alive || !found.record.held().any(|held| is_meant(&held.entry.name)) {
-                continue;
-            }
-            if !found.file.folder().can_write() {
-                mark_changed(&found.file.name);
-                continue;
-            }
-            let Some((locked, record)) = self.lock(found) else {
-                continue;
-            };
-            let outcomes = record.outcomes.iter().flatten();
-            let outcomes = outcomes.zip(&record.entries).map(|(&outcome, entry)| {
-                if is_meant(&entry.name) {
-                    Outcome::Unknown
-                } else {
-                    outcome
-                }
-            });
-            let outcomes: Vec<Outcome> = outcomes.collect();
-            if locked
-                .append(record.complete, &record::settled(&outcomes))
-                .is_err()
-            {
-                locked.remove();
-            }
         }
     }
 }

@@ -19,10 +19,11 @@ use std::sync::Arc;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, FcntlArg, OFlag, fcntl, openat};
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
+use crate::process::file_lock::{self, LockKind, WHOLE};
 use crate::process::tool::new_id;
 use crate::sys::fault_point;
 use crate::update::holds::record::ProcessKey;
@@ -271,15 +272,12 @@ impl RecordFile {
     /// to be so.
     pub(crate) fn is_locked(&self) -> bool {
         // Only a lock of one who may write it counts: others could keep it from being released.
-        let mut lock = whole_file(libc::F_RDLCK);
-        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock));
-        asked.is_err() || lock.l_type != libc::F_UNLCK as i16
+        file_lock::is_excluded(&self.file, LockKind::Shared, WHOLE).unwrap_or(true)
     }
 
     /// Locks it; returns `None` if somebody else has, or it was deleted.
     pub(crate) fn lock(self) -> Option<LockedRecord> {
-        let lock = whole_file(libc::F_WRLCK);
-        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&lock)).ok()?;
+        file_lock::lock(&self.file, LockKind::Exclusive, WHOLE).ok()?;
         let is_there = self.file.metadata().is_ok_and(|found| found.nlink() == 1);
         is_there.then_some(LockedRecord(self))
     }
@@ -319,17 +317,6 @@ impl LockedRecord {
         let RecordFile { folder, name, .. } = &self.0;
         unlinkat(&folder.dir, name.as_str(), UnlinkatFlags::NoRemoveDir)?;
         Ok(())
-    }
-}
-
-fn whole_file(kind: libc::c_int) -> libc::flock {
-    libc::flock {
-        l_type: kind as i16,
-        l_whence: libc::SEEK_SET as i16,
-        l_start: 0,
-        l_len: 0,
-        // fcntl(2): "l_pid must be set to zero".
-        l_pid: 0,
     }
 }
 
@@ -400,11 +387,7 @@ mod tests {
         // Another test may have forked: its child has the descriptor until it executes a program.
         eventually("the lock is released", || (!seen.is_locked()).then_some(()));
         // One who may only read it keeps nobody from locking it.
-        fcntl(
-            &seen.file,
-            FcntlArg::F_OFD_SETLK(&whole_file(libc::F_RDLCK)),
-        )
-        .unwrap();
+        file_lock::lock(&seen.file, LockKind::Shared, WHOLE).unwrap();
         assert!(!folder.record(name, false).unwrap().is_locked());
         drop(seen);
         let dead = folder.record(name, true).unwrap();
