@@ -169,7 +169,9 @@ fn explain(error: &clap::Error) -> String {
             format!("{flag} is empty")
         }
         (ErrorKind::ValueValidation, Some(source)) => {
-            let flag = without_value(&flags(ContextKind::InvalidArg));
+            // An operand: `[GLOB]...`.
+            let flag = flags(ContextKind::InvalidArg);
+            let flag = without_value(flag.trim_matches(['[', ']', '.']));
             format!("{flag}: {source}")
         }
         _ => {

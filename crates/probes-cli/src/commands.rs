@@ -43,7 +43,7 @@ pub(crate) enum Command {
     Attach(attach::Args),
     /// Show the state of every probe of a running process, without stopping it
     Info(info::Args),
-    /// Show the probes of a file that is not running
+    /// Show the probes of a file that is not running, or the functions of a file or process
     List(list::Args),
     /// Count how often the probes of a running process are hit
     Count(count::Args),

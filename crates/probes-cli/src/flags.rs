@@ -22,4 +22,4 @@ pub(crate) use paths::PathFlags;
 pub(crate) use probe_selection::{ProbeFlags, by_name, probe_name, with_regexp_help};
 pub(crate) use seccomp::SeccompFlag;
 pub(crate) use take_over::TakeOver;
-pub(crate) use target_selection::{OneProcess, TargetSelection};
+pub(crate) use target_selection::{OneProcess, TargetSelection, pid};

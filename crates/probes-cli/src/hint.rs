@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MemoryError,
-    ObserveError, ProbeError, ProcessError, SystemError, UnreadableFilter,
+    CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, FileError, FunctionError, LaunchError,
+    MemoryError, ObserveError, ProbeError, ProcessError, SystemError, UnreadableFilter,
 };
 
 use crate::text::join_first_few;
@@ -49,6 +49,18 @@ pub(crate) enum Operand {
 }
 
 impl Operand {
+    /// `list` for it.
+    fn to_list(&self) -> String {
+        match self {
+            Operand::Process(pid) | Operand::Attached(pid) => {
+                format!("ocaml-probes list -pid {pid}")
+            }
+            Operand::Program(file) | Operand::File(file) => {
+                format!("ocaml-probes list -prog {}", file.display())
+            }
+        }
+    }
+
     /// Whether the command is `attach`, which has -live (it needs neither ptrace nor a stop) and
     /// -gigatext.
     fn is_attach(&self) -> bool {
@@ -67,6 +79,7 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
     match error.kind() {
         ErrorKind::File(kind) => of_file(kind, error.subject()),
         ErrorKind::Probe(kind) => of_probe(kind, operand),
+        ErrorKind::Function(kind) => of_function(kind, operand),
         ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.is_attach()),
         ErrorKind::Memory(kind) => of_memory(kind, error.pid(), operand.is_attach()),
         ErrorKind::Observe(kind) => of_observe(kind, error.pid()),
@@ -145,6 +158,16 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
         _ => return None,
     };
     Some(hint.to_owned())
+}
+
+fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
+    match kind {
+        FunctionError::NoMatch { .. } => Some(format!(
+            "`{} -functions` lists the names; a glob has to match a whole name: `*.map`, not `map`",
+            operand.to_list()
+        )),
+        _ => None,
+    }
 }
 
 /// Processes that are gone, or cannot be stopped.
@@ -318,9 +341,7 @@ pub(crate) fn repair(pid: i32, name: &str) -> String {
 fn listing(operand: &Operand) -> String {
     match operand {
         Operand::Process(pid) | Operand::Attached(pid) => format!("ocaml-probes info -pid {pid}"),
-        Operand::Program(file) | Operand::File(file) => {
-            format!("ocaml-probes list -prog {}", file.display())
-        }
+        Operand::Program(_) | Operand::File(_) => operand.to_list(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod counted;
 mod format;
+mod functions;
 mod hits;
 mod holds;
 mod latencies;
@@ -17,6 +18,7 @@ use probes_lib::CleanReport;
 pub(crate) use counted::CountReport;
 pub(crate) use format::Format;
 use format::{VERSION, json};
+pub(crate) use functions::FunctionListing;
 pub(crate) use hits::{Field, Hits};
 pub(crate) use holds::Released;
 pub(crate) use latencies::{Latencies, caution, with_unit};
@@ -36,6 +38,15 @@ pub(crate) fn listing(
     match format {
         Format::Plain => Ok(plain::listing(listing, names_process)),
         Format::Table => Ok(table::listing(listing, sites, names_process)),
+        Format::Json => json(listing),
+    }
+}
+
+/// The functions of a process or a file.
+pub(crate) fn functions(format: Format, listing: &FunctionListing<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(listing.plain()),
+        Format::Table => Ok(listing.table()),
         Format::Json => json(listing),
     }
 }

@@ -7,7 +7,7 @@
 //!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`.
 //! - A unique prefix is enough, except for `-enable*` and `-disable*`, which must be spelled out: a
 //!   mistyped flag must not select all probes instead of one.
-//! - What follows `--` is left alone.
+//! - Operands, and what follows `--`, are left alone.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -33,7 +33,7 @@ pub(crate) fn spell_out(
     while let Some(word) = words.next() {
         if word == "--" {
             match words.next() {
-                Some(word) if command.get_positionals().next().is_none() => {
+                Some(word) if operand(command).is_none() => {
                     return Err(unexpected(command, subcommand, &word.to_string_lossy()));
                 }
                 Some(first) => spelled.extend(["--".into(), first].into_iter().chain(words)),
@@ -51,6 +51,8 @@ pub(crate) fn spell_out(
             }
             let flag = flag.spell_out(command, subcommand, || words.next());
             spelled.push(flag?);
+        } else if operand(command).is_some_and(|operand| !operand.is_last_set()) {
+            spelled.push(word);
         } else {
             command = find_subcommand(command, subcommand, &word)?;
             subcommand = subcommand.or(Some(command.get_name()));
@@ -135,11 +137,16 @@ fn before_subcommand(root: &Command, flag: &Flag<'_>, rest: &[OsString]) -> Opti
 }
 
 fn unexpected(command: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
-    let message = match command.get_positionals().next() {
+    let message = match operand(command) {
         Some(_) => format!("unexpected argument \"{word}\": put the program's arguments after --"),
         None => format!("unexpected argument \"{word}\""),
     };
     UsageError::new(subcommand, message)
+}
+
+/// What the words of a command that are not flags are.
+fn operand(command: &Command) -> Option<&Arg> {
+    command.get_positionals().next()
 }
 
 /// A word that begins with a dash.

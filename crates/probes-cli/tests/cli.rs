@@ -26,6 +26,8 @@ mod count; // hits of running programs
 mod documents; // the documents agree with the tests, and JSON output with its page
 #[path = "cli/follow.rs"]
 mod follow; // -follow: fork, exec, dlopen
+#[path = "cli/functions.rs"]
+mod functions; // functions of files and processes
 #[path = "cli/help.rs"]
 mod help; // help and version, word for word
 #[path = "cli/holds.rs"]

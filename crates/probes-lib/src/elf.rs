@@ -3,6 +3,7 @@
 
 pub(crate) mod arguments;
 mod bytecode;
+pub(crate) mod functions;
 pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod source;
@@ -23,8 +24,8 @@ use goblin::elf::header::{
     header64,
 };
 use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD};
-use goblin::elf::section_header::{SHT_NOBITS, SHT_NOTE};
-use goblin::elf::{Header, ProgramHeader, SectionHeader};
+use goblin::elf::section_header::{SHF_EXECINSTR, SHT_NOBITS, SHT_NOTE};
+use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
 
 use crate::address::FileAddr;
 use crate::build_id::BuildId;
@@ -398,28 +399,50 @@ impl ElfFile {
         table: SymbolTable,
         mut visit: impl FnMut(FileAddr, &[u8]),
     ) -> Result<()> {
-        let (symbols, names) = match table {
-            SymbolTable::Static => (".symtab", ".strtab"),
-            SymbolTable::Dynamic => (".dynsym", ".dynstr"),
-        };
-        let section = |name| {
-            let section = self.section(name);
-            let bytes = section.map(|section| self.section_bytes(section, "the symbols"));
-            match bytes.transpose() {
-                Err(error) if matches!(error.kind(), ErrorKind::File(FileError::Elf(_))) => {
-                    Ok(Vec::new())
-                }
-                bytes => bytes.map(Option::unwrap_or_default),
+        let (symbols, names) = match self.symbol_table(table) {
+            Err(error) if matches!(error.kind(), ErrorKind::File(FileError::Elf(_))) => {
+                return Ok(());
             }
+            tables => tables?,
         };
-        let (table, names) = (section(symbols)?, section(names)?);
-        for symbol in symbols::defined(&table) {
+        for symbol in symbols {
             let name = names.get(symbol.st_name..).unwrap_or_default();
             if let Some(len) = memchr::memchr(0, name) {
                 visit(FileAddr(symbol.st_value), &name[..len]);
             }
         }
         Ok(())
+    }
+
+    /// Returns the defined symbols of a table, and the strings that their names are in; none, if there is no
+    /// such table.
+    ///
+    /// # Errors
+    ///
+    /// If the table is damaged, or reading the file fails.
+    pub(crate) fn symbol_table(&self, table: SymbolTable) -> Result<(Vec<Sym>, Vec<u8>)> {
+        let (symbols, names) = match table {
+            SymbolTable::Static => (".symtab", ".strtab"),
+            SymbolTable::Dynamic => (".dynsym", ".dynstr"),
+        };
+        let section = |name| match self.section(name) {
+            Some(section) => self.section_bytes(section, "the symbols"),
+            None => Ok(Vec::new()),
+        };
+        Ok((symbols::defined(&section(symbols)?), section(names)?))
+    }
+
+    /// Returns the name, address and length in bytes of each section with code.
+    pub(crate) fn code_sections(&self) -> impl Iterator<Item = (&[u8], FileAddr, u64)> {
+        let has_code = |section: &&SectionHeader| {
+            section.sh_flags & u64::from(SHF_EXECINSTR) != 0 && section.sh_type != SHT_NOBITS
+        };
+        self.sections.iter().filter(has_code).map(|section| {
+            let name = self.section_names.get(section.sh_name..);
+            let name = name.and_then(|name| name.split(|&byte| byte == 0).next());
+            let address = FileAddr(section.sh_addr);
+            (name.unwrap_or_default(), address, section.sh_size)
+        })
     }
 
     /// Returns the build-id, if the file has one that can be read.

@@ -2,6 +2,7 @@
 //! lower case, without a full stop. What to do next is for the caller to say, based on the [`ErrorKind`].
 
 mod file;
+mod function;
 mod launch;
 mod memory;
 mod observe;
@@ -19,6 +20,7 @@ use nix::errno::Errno;
 use crate::address::LiveAddr;
 
 pub use file::{ElfDefect, FileError, MalformedNote, NoteDefect, ProbeDefect};
+pub use function::FunctionError;
 pub use launch::LaunchError;
 pub use memory::{MemoryError, MemoryPart};
 pub use observe::{
@@ -64,6 +66,9 @@ pub enum ErrorKind {
     /// Probes cannot be found, or cannot be changed as asked.
     #[error(transparent)]
     Probe(#[from] ProbeError),
+    /// Functions cannot be found.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
     /// A process cannot be worked on.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -96,6 +101,7 @@ impl ErrorKind {
         let variant: &str = match self {
             ErrorKind::File(kind) => kind.into(),
             ErrorKind::Probe(kind) => kind.into(),
+            ErrorKind::Function(kind) => kind.into(),
             ErrorKind::Process(kind) => kind.into(),
             ErrorKind::Memory(kind) => kind.into(),
             ErrorKind::Observe(kind) => kind.into(),
@@ -114,6 +120,7 @@ impl ErrorKind {
         let text = match self {
             ErrorKind::File(kind) => kind.with_subject(&name),
             ErrorKind::Probe(kind) => kind.with_subject(&name),
+            ErrorKind::Function(kind) => Some(kind.with_subject(&name)),
             ErrorKind::Process(kind) => kind.with_subject(subject),
             ErrorKind::Memory(kind) => Some(kind.with_subject(&name)),
             ErrorKind::Launch(kind) => kind.with_subject(&name),

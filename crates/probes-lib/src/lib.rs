@@ -66,6 +66,7 @@ mod error;
 #[doc(hidden)]
 pub mod faults;
 mod follow;
+mod functions;
 mod hold;
 mod inject;
 mod job;
@@ -88,17 +89,21 @@ mod update;
 pub use build_id::BuildId;
 pub use elf::Linking;
 pub use elf::arguments::{Argument, Operand};
+pub use elf::functions::{Function, FunctionKind, FunctionName, FunctionTable, NameSource};
+pub use elf::mangling::Language;
 pub use elf::note::{Note, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
 
 // Processes: where their objects are loaded, and which of them have probes.
 pub use address::{FileAddr, LiveAddr, LoadBias};
+pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
 pub use survey::{Survey, SurveyedProcess, survey};
 
 // Updates: what to do, with which probes, and what was done.
 pub use hold::Hold;
+pub use select::glob::{BadGlob, Glob};
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};
 pub use target::Target;
@@ -119,8 +124,8 @@ pub use launch::split::{Follower, Split, Starter};
 pub use launch::{Launch, Launched};
 
 pub use error::{
-    Denial, Effect, ElfDefect, Error, ErrorKind, FileError, LaunchError, MalformedNote,
-    MemoryError, MemoryLimit, MemoryPart, NoteDefect, ObserveError, Operation, ProbeDefect,
-    ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError, ToolProcess, TscDenial,
-    UnreadableFilter,
+    Denial, Effect, ElfDefect, Error, ErrorKind, FileError, FunctionError, LaunchError,
+    MalformedNote, MemoryError, MemoryLimit, MemoryPart, NoteDefect, ObserveError, Operation,
+    ProbeDefect, ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError,
+    ToolProcess, TscDenial, UnreadableFilter,
 };

@@ -1,6 +1,9 @@
 //! What to do with which probes: resolves [`Actions`] to [`Choice`]s, refuses conflicts, and
 //! suggests similar names for an unknown one.
 
+pub(crate) mod glob;
+pub(crate) mod near;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,6 +14,7 @@ use crate::address::LiveAddr;
 use crate::error::{Error, ProbeError, Result};
 use crate::process::object::UnreadableObject;
 use crate::process::program::{ProbeId, Program};
+use crate::select::near::near_names;
 
 /// What to do with a probe. Its counter says how many tools have enabled it, so that tools can
 /// share the probe.
@@ -338,7 +342,7 @@ impl Chooser<'_> {
                 ProbeError::Unknown {
                     name: name.to_owned(),
                     unreadable: paths(self.program.unreadable()),
-                    near: near_names(self.program, name),
+                    near: near_names(self.program.probes().map(|probe| probe.name()), name),
                 },
             )),
         }
@@ -347,41 +351,6 @@ impl Chooser<'_> {
 
 fn paths(unreadable: &[UnreadableObject]) -> Vec<PathBuf> {
     unreadable.iter().map(|one| one.path.clone()).collect()
-}
-
-/// Returns up to three names that are similar to `name`, the most similar first.
-fn near_names(program: &Program, name: &str) -> Vec<String> {
-    const SIMILAR: f64 = 0.75;
-    // A name as long as this was not typed by hand: it is not worth comparing with thousands of
-    // others.
-    if name.len() > 200 {
-        return Vec::new();
-    }
-    let mut near: Vec<(f64, &str)> = program
-        .probes()
-        .map(|probe| {
-            let other = probe.name();
-            // Transposed letters and a missing or wrong suffix are what people mistype.
-            let score = strsim::normalized_damerau_levenshtein(name, other);
-            let long_enough = name.len().min(other.len()) >= 2;
-            let prefix = long_enough && (other.starts_with(name) || name.starts_with(other));
-            let case = other.eq_ignore_ascii_case(name);
-            (
-                if case || prefix {
-                    score.max(0.8)
-                } else {
-                    score
-                },
-                other,
-            )
-        })
-        .filter(|&(score, _)| score >= SIMILAR)
-        .collect();
-    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
-    near.into_iter()
-        .take(3)
-        .map(|(_, name)| name.to_owned())
-        .collect()
 }
 
 #[cfg(test)]

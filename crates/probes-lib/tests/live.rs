@@ -31,6 +31,10 @@ mod musl;
 #[path = "live/objects.rs"]
 mod objects;
 
+// Functions of files and processes.
+#[path = "live/functions.rs"]
+mod functions;
+
 // All processes of the machine.
 #[path = "live/survey.rs"]
 mod survey;

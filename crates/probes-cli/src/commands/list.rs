@@ -1,43 +1,81 @@
-//! `list`: the probes of a file that is not running.
+//! `list`: the probes of a file that is not running, or the functions of a file or process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use probes_lib::{Linking, ProbeTable, SourceMap};
+use probes_lib::{Functions, Glob, Linking, ProbeTable, SourceMap};
 
-use super::open_target::detail;
+use super::open_target::{detail, warn_of_unreadable};
+use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags, PathFlags};
+use crate::flags::{Checked, OutputFlags, PathFlags, pid};
 use crate::hint::Operand;
-use crate::output::{self, Listing};
+use crate::output::{self, FunctionListing, Listing};
 use crate::text::number_of;
 
 const HELP: &str = "\
 In plain format, it prints one name on each line, sorted. With -sites, below each name
     site ADDRESS FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS
-with addresses in the file; `-` stands for what the file does not tell.";
+with addresses in the file; `-` stands for what the file does not tell.
+
+With -functions, it prints a line for each function, by its address:
+    ADDRESS SIZE OBJECT FILE:LINE NAME
+with the size in bytes, and with -pid addresses in the process, also of the libraries that it has loaded.
+A GLOB is for the whole name as it is in the source, such as 'Stdlib.List.*': * stands for any characters,
+? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the first
+that matches; -json has them all. Calls that the compiler has inlined are not calls of a function.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]", after_help = HELP)]
-#[command(next_help_heading = "Flags")]
+#[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]
+       ocaml-probes list -functions -prog FILE|-pid N [FLAGS] [GLOB...]")]
+#[command(after_help = HELP, next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The file, as a path: it is not looked up in PATH
-    #[arg(short, long, value_name = "FILE")]
-    prog: PathBuf,
-    /// Also show each site and semaphore
+    #[arg(short, long, value_name = "FILE", required_unless_present = "pid")]
+    prog: Option<PathBuf>,
+    /// The process whose functions to show
+    #[arg(long, value_name = "N", value_parser = pid, requires = "functions", conflicts_with = "prog")]
+    pid: Option<i32>,
+    /// Show functions instead of probes
     #[arg(long)]
+    functions: bool,
+    /// Also show each site and semaphore
+    #[arg(long, conflicts_with = "functions")]
     sites: bool,
     #[command(flatten)]
     paths: PathFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
+    /// The names of the functions to show; all, if there is none
+    #[arg(value_name = "GLOB", requires = "functions")]
+    globs: Vec<Glob>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
-    let file = &args.prog;
+    match (&args.prog, args.pid) {
+        (Some(file), _) if args.functions => {
+            let failed = |error| Failure::Target(Operand::File(file.clone()), error);
+            list_functions(args, Functions::of_file(file), &output, failed)
+        }
+        (Some(file), _) => list_probes(args, file, &output),
+        (None, Some(pid)) => {
+            let functions = Functions::of_process(pid);
+            list_functions(
+                args,
+                functions,
+                &output.with_pid(pid),
+                Failure::of_process(pid),
+            )
+        }
+        // The command line has one of them.
+        (None, None) => Ok(()),
+    }
+}
+
+fn list_probes(args: &Args, file: &Path, output: &Output) -> Result<(), Failure> {
     let table = ProbeTable::read(file)
-        .map_err(|error| Failure::Target(Operand::File(file.clone()), error))?;
+        .map_err(|error| Failure::Target(Operand::File(file.to_owned()), error))?;
     let linking = match table.linking() {
         Linking::Fixed => "linked to fixed addresses",
         Linking::PositionIndependent => "position independent",
@@ -48,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         table.probes().len()
     ));
     let sources = std::iter::once_with(|| SourceMap::read(file));
-    let detail = detail(&output, args.sites, args.paths.form(), sources);
+    let detail = detail(output, args.sites, args.paths.form(), sources);
     let listing = Listing::of_file(&table, &detail);
     let text = output::listing(output.format, &listing, args.sites, false)?;
     output.print(&text)?;
@@ -58,5 +96,30 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let (probes, sites) = (number_of(probes, "probe"), number_of(sites, "site"));
         format!("{probes}, {sites}")
     });
+    Ok(())
+}
+
+fn list_functions(
+    args: &Args,
+    functions: probes_lib::Result<Functions>,
+    output: &Output,
+    failed: impl Fn(probes_lib::Error) -> Failure,
+) -> Result<(), Failure> {
+    let functions = functions.map_err(&failed)?;
+    let messages = &output.messages;
+    for object in functions.objects() {
+        messages.step(format_args!(
+            "{} has {}",
+            object.table().path().display(),
+            number_of(object.table().functions().len(), "function")
+        ));
+    }
+    if let Some(pid) = args.pid {
+        warn_of_unreadable(messages, functions.unreadable(), pid, "functions");
+    }
+    let selected = functions.select(&args.globs).map_err(&failed)?;
+    let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());
+    output.print(&output::functions(output.format, &listing)?)?;
+    output.sum_up(messages, selected.len(), || listing.sum());
     Ok(())
 }

@@ -30,18 +30,22 @@ pub(super) fn describe(messages: &Messages, target: &Target) {
             object.load_bias()
         ));
     }
-    warn_of_unreadable(messages, target);
+    warn_of_unreadable(messages, &target.unreadable(), pid, "probes");
 }
 
-/// Names the files that could not be read, which may have probes as well.
-fn warn_of_unreadable(messages: &Messages, target: &Target) {
-    let (deleted_or_replaced, others): (Vec<_>, Vec<_>) = target
-        .unreadable()
-        .into_iter()
+/// Names the mapped files that could not be read, which may have probes or functions as well: `what`.
+pub(super) fn warn_of_unreadable(
+    messages: &Messages,
+    unreadable: &[UnreadableObject],
+    pid: i32,
+    what: &str,
+) {
+    let (deleted_or_replaced, others): (Vec<_>, Vec<_>) = unreadable
+        .iter()
         .partition(|file| is_deleted_or_replaced(&file.why));
     let warn = |why: &str, file: &UnreadableObject| {
-        let hint = hint::of(&file.why, &Operand::Process(target.pid()));
-        let hint = hint.unwrap_or_else(|| "the probes of all other files are available".to_owned());
+        let hint = hint::of(&file.why, &Operand::Process(pid));
+        let hint = hint.unwrap_or_else(|| format!("the {what} of all other files are available"));
         messages.warning(
             WarningKind::UnreadableFile,
             &format!("skipped: {why}"),

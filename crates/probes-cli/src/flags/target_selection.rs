@@ -85,7 +85,7 @@ fn matches_from_start(name: &Regex, text: &str) -> bool {
     name.find(text).is_some_and(|found| found.start() == 0)
 }
 
-fn pid(typed: &str) -> Result<i32, String> {
+pub(crate) fn pid(typed: &str) -> Result<i32, String> {
     // `parse` would also take a sign.
     let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
     match typed.parse() {

@@ -431,11 +431,14 @@ fn provider<S: Serializer>(generation: &Generation, to: S) -> Result<S::Ok, S::E
     to.serialize_str(generation.provider())
 }
 
-fn text<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn text<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(value)
 }
 
-fn text_or_null<S: Serializer>(value: &Option<impl Display>, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn text_or_null<S: Serializer>(
+    value: &Option<impl Display>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
     match value {
         Some(value) => to.collect_str(value),
         None => to.serialize_none(),

@@ -1,25 +1,92 @@
-//! Linker symbol -> OCaml name, for the mangling of every compiler: `camlFoo.bar_269` -> `Foo.bar`.
+//! Linker symbol -> name in the source, for OCaml's mangling of every compiler, Rust's and C++'s:
+//! `camlFoo.bar_269` -> `Foo.bar`.
 //!
-//! | compiler | symbol |
+//! | OCaml compiler | symbol |
 //! |---|---|
 //! | up to 5.0 | `camlFoo__bar_269`, operators as `$xx` in hex: `camlA__$2b$2b_7` |
 //! | 5.1 and later | `camlFoo.bar_269`, wrapped by dune: `camlLib__Foo.bar_269` |
 //! | OxCaml | `camlFoo__bar_1_2_code` |
 //! | OxCaml, structured | `_CamlU3FooM3BarF3baz` |
 
+use std::fmt::{self, Write};
 use std::str;
 
-/// Returns the OCaml name of a linker symbol, or the symbol itself if it is not OCaml's.
+/// The longest name that a symbol of Rust or C++ is demangled to, in bytes. Their mangling refers back to parts of
+/// itself, so that a short hostile symbol stands for a name without end.
+const MAX_NAME: usize = 8 << 10;
+
+/// A language whose symbols are mangled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// OCaml.
+    Ocaml,
+    /// Rust.
+    Rust,
+    /// C++.
+    Cpp,
+}
+
+/// Returns the name in the source of a linker symbol, or the symbol itself if it is not mangled.
 pub(crate) fn demangle(symbol: &str) -> String {
+    source_name(symbol).1
+}
+
+/// Returns the language of a linker symbol, if the symbol tells, and its name in the source.
+pub(crate) fn source_name(symbol: &str) -> (Option<Language>, String) {
+    let found = ocaml(symbol)
+        .map(|name| (Language::Ocaml, name))
+        .or_else(|| rust(symbol).map(|name| (Language::Rust, name)))
+        .or_else(|| cpp(symbol).map(|name| (Language::Cpp, name)));
+    match found {
+        Some((language, name)) => (Some(language), name),
+        None => (None, symbol.to_owned()),
+    }
+}
+
+fn ocaml(symbol: &str) -> Option<String> {
     let structured = symbol.strip_prefix("_Caml").and_then(structured);
     let classic = || {
         let path = symbol.strip_prefix("caml")?;
         path.starts_with(|c: char| c.is_ascii_uppercase())
             .then(|| classic(path))
     };
-    structured
-        .or_else(classic)
-        .unwrap_or_else(|| symbol.to_owned())
+    structured.or_else(classic)
+}
+
+/// Without the hash that tells versions of a crate apart.
+fn rust(symbol: &str) -> Option<String> {
+    if !symbol.starts_with("_R") && !symbol.starts_with("_ZN") {
+        return None;
+    }
+    let demangled = rustc_demangle::try_demangle(symbol).ok()?;
+    let mut name = BoundedName::default();
+    write!(name, "{demangled:#}").ok()?;
+    Some(name.0)
+}
+
+fn cpp(symbol: &str) -> Option<String> {
+    if !symbol.starts_with("_Z") {
+        return None;
+    }
+    let demangled = cpp_demangle::Symbol::new(symbol).ok()?;
+    let mut name = BoundedName::default();
+    let options = cpp_demangle::DemangleOptions::new();
+    demangled.structured_demangle(&mut name, &options).ok()?;
+    (!name.0.is_empty()).then_some(name.0)
+}
+
+/// A name that fails to grow any longer.
+#[derive(Default)]
+struct BoundedName(String);
+
+impl Write for BoundedName {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        if self.0.len() + part.len() > MAX_NAME {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(part);
+        Ok(())
+    }
 }
 
 /// `U3FooM3BarF3baz`: a letter for the kind, the length of the name, the name.
@@ -144,8 +211,49 @@ mod tests {
         assert_eq!(demangle("camlFoo__$c3$zz$ff$1b_1"), "Foo.$c3$zz$ff$1b");
     }
 
+    #[test]
+    fn symbols_of_rust_and_cpp_become_source_names() {
+        use super::{Language, source_name};
+        for (symbol, language, name) in [
+            (
+                "_ZNSt6vectorIiE9push_backEOi",
+                Language::Cpp,
+                "std::vector<int>::push_back(int&&)",
+            ),
+            ("_Znwm", Language::Cpp, "operator new(unsigned long)"),
+            (
+                "_ZN4core3ptr13drop_in_place17h0123456789abcdefE",
+                Language::Rust,
+                "core::ptr::drop_in_place",
+            ),
+            ("_RNvC6_123foo3bar", Language::Rust, "123foo::bar"),
+            ("camlFoo__bar_269", Language::Ocaml, "Foo.bar"),
+        ] {
+            assert_eq!(source_name(symbol), (Some(language), name.to_owned()));
+        }
+        for symbol in ["memcpy", "_Z", "_ZN", "_R", "_Zqq", "caml_alloc"] {
+            assert_eq!(source_name(symbol), (None, symbol.to_owned()));
+        }
+    }
+
+    #[test]
+    fn name_without_end_is_left_mangled() {
+        // Each type is a pair of the one before; S_ is the template, S0_ the first pair, and so on.
+        let mut symbol = String::from("_Z1fSt4pairIiiE");
+        for digit in "02468ACEGIKMOQSUWY".chars() {
+            symbol += &format!("St4pairIS{digit}_S{digit}_E");
+        }
+        assert_eq!(demangle(&symbol), symbol);
+    }
+
     proptest::proptest! {
         #![proptest_config(crate::testing::properties(1000))]
+
+        #[test]
+        fn any_mangled_symbol_has_a_name(symbol in "(_Z|_ZN|_R|_RNv)([0-9A-Za-z_$.]|\\PC){0,40}") {
+            let name = demangle(&symbol);
+            assert!(!name.is_empty() && name.len() <= super::MAX_NAME);
+        }
 
         #[test]
         fn any_symbol_has_a_name(symbol in "(_Caml|caml)?([A-Z][0-9]{0,3}|[a-zA-Z0-9_.$]|\\PC){0,20}") {

@@ -74,15 +74,19 @@ impl SourceMap {
         // In a stripped file, the nearest dynamic symbol is another function's.
         let has_symbols = self.loader.get_section_range(b".symtab").is_some();
         let function = self.loader.find_symbol(address.0).filter(|_| has_symbols);
-        // Without debugging information, or if it is corrupt, there are no lines.
-        let location = self.loader.find_location(address.0).ok().flatten();
+        let (file, line) = self.line(address);
         SourceLocation {
             function: function.map(mangling::demangle),
-            file: location
-                .as_ref()
-                .and_then(|location| location.file)
-                .map(str::to_owned),
-            line: location.and_then(|location| location.line),
+            file: file.map(str::to_owned),
+            line,
         }
+    }
+
+    /// Returns the path of the source file and the line of the code at `address`, as far as the debugging information
+    /// tells: see [`SourceLocation`].
+    pub fn line(&self, address: FileAddr) -> (Option<&str>, Option<u32>) {
+        // Without debugging information, or if it is corrupt, there are no lines.
+        let location = self.loader.find_location(address.0).ok().flatten();
+        location.map_or((None, None), |location| (location.file, location.line))
     }
 }

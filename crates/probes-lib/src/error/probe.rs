@@ -156,12 +156,12 @@ impl ProbeError {
     }
 }
 
-fn file_name(path: &Path) -> std::path::Display<'_> {
+pub(super) fn file_name(path: &Path) -> std::path::Display<'_> {
     path.file_name().map_or(path, Path::new).display()
 }
 
 /// Returns the end of a message, which names the unreadable files that may have the probe.
-fn unreadable_suffix(unreadable: &[PathBuf]) -> String {
+pub(super) fn unreadable_suffix(unreadable: &[PathBuf]) -> String {
     const FEW: usize = 3;
     let names = unreadable.iter().take(FEW);
     let names: Vec<String> = names.map(|path| file_name(path).to_string()).collect();
@@ -180,7 +180,7 @@ fn build_id_suffix(build_id: &Option<BuildId>) -> String {
     }
 }
 
-fn did_you_mean(near: &[String]) -> String {
+pub(super) fn did_you_mean(near: &[String]) -> String {
     let quoted: Vec<_> = near.iter().map(|name| format!("\"{name}\"")).collect();
     match quoted.as_slice() {
         [] => String::new(),

@@ -353,7 +353,7 @@ pub(crate) fn is_bytecode(error: &Error) -> bool {
 /// # Errors
 ///
 /// If the process is in the middle of an execve: the vector is empty then, and nothing mapped yet.
-fn read_auxv(process: &Process) -> Result<Vec<u8>> {
+pub(super) fn read_auxv(process: &Process) -> Result<Vec<u8>> {
     let auxv = process
         .read_of_living_thread("auxv")
         .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))?;
@@ -364,7 +364,7 @@ fn read_auxv(process: &Process) -> Result<Vec<u8>> {
 }
 
 /// Opens the executable; returns its path as the kernel names it, too.
-fn open_executable(process: &Process) -> io::Result<(PathBuf, File)> {
+pub(super) fn open_executable(process: &Process) -> io::Result<(PathBuf, File)> {
     process.with_thread_folder(|folder| {
         let exe = format!("{folder}/exe");
         let path = process.read_link(&exe)?;
@@ -403,7 +403,7 @@ fn read_executable(
 
 /// Returns what identifies the mappings of the executable. Its inode number alone does not: a file
 /// on another device may have the same.
-fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> FileId {
+pub(super) fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> FileId {
     let is_it = |mapping: &&Mapping| {
         mapping.inode == inode && mapping.path() == name.as_os_str().as_encoded_bytes()
     };

@@ -99,16 +99,21 @@ pub(crate) fn others(
             }
             Ok(None) => {}
             Err(why) => {
-                let path = mapped_path(mapping);
-                others.unreadable.push(UnreadableObject {
-                    path: without_mark(&path).map_or(path.clone(), PathBuf::from),
-                    why: Arc::new(why),
-                });
+                others.unreadable.push(unreadable(mapping, why));
             }
         }
     }
     others.objects.sort_by_key(|object| object.start());
     others
+}
+
+/// The file of a mapping, which could not be read.
+pub(crate) fn unreadable(mapping: &Mapping, why: Error) -> UnreadableObject {
+    let path = mapped_path(mapping);
+    UnreadableObject {
+        path: without_mark(&path).map_or(path.clone(), PathBuf::from),
+        why: Arc::new(why),
+    }
 }
 
 /// Reads the file of a mapping, whether it has probes or not.
@@ -119,6 +124,22 @@ pub(crate) fn elf_of(process: &Process, maps: &[Mapping], mapping: &Mapping) -> 
 
 /// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
 fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<KnownFile>> {
+    let Some(elf) = code_file(process, maps, mapping)? else {
+        return Ok(None);
+    };
+    match ProbeTable::of(&elf) {
+        Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
+        Err(error) if is_not_elf_or_has_no_probes(error.kind()) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the file of a mapping of code; `None` if it is no ELF file.
+pub(crate) fn code_file(
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+) -> Result<Option<ElfFile>> {
     let (file, metadata) = match open(process, maps, mapping) {
         Ok(opened) => opened,
         // Code that a program has generated, or that is not mapped any more.
@@ -129,14 +150,9 @@ fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option
         return Ok(None);
     }
     let path = without_deleted_mark(mapped_path(mapping), metadata.nlink());
-    let elf = match ElfFile::read(file, path) {
-        Ok(elf) => elf,
+    match ElfFile::read(file, path) {
+        Ok(elf) => Ok(Some(elf)),
         // Code that a program has generated, written to a file and mapped from there.
-        Err(error) if is_not_elf_or_has_no_probes(error.kind()) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    match ProbeTable::of(&elf) {
-        Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),
         Err(error) if is_not_elf_or_has_no_probes(error.kind()) => Ok(None),
         Err(error) => Err(error),
     }

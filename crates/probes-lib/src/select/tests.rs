@@ -44,7 +44,8 @@ fn pair(start: &str, stop: &str) -> Selector {
 }
 
 fn near(name: &str) -> Vec<String> {
-    near_names(&program(), name)
+    let program = program();
+    near_names(program.probes().map(|probe| probe.name()), name)
 }
 
 #[test]
@@ -213,7 +214,7 @@ fn suggestions_are_three_at_most_nearest_first() {
     let names = ["probe_10", "probe_11", "probe_1", "probe_2", "probe_100"];
     let program = program_with_probes(&names);
     assert_eq!(
-        near_names(&program, "probe_12"),
+        near_names(names, "probe_12"),
         ["probe_1", "probe_10", "probe_11"]
     );
     let error = choose(&program, &Actions::new().enable(Selector::name("probe_12"))).unwrap_err();

@@ -1,0 +1,160 @@
+//! `list -functions`, in all formats.
+
+use std::fs;
+
+use serde_json::Value;
+use test_support::{Scratch, Talker, fixture, program, program_forms};
+
+use crate::support::{command, run, run_command, run_on};
+
+fn names(json: &Value) -> Vec<&str> {
+    let functions = json["functions"].as_array().unwrap().iter();
+    functions.map(|it| it["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn plain_lines_have_the_name_last() {
+    for file in program_forms("service") {
+        let answer = run_on("list -functions Stdlib.List.rev*", &file).answer();
+        let lines: Vec<Vec<&str>> = answer
+            .lines()
+            .map(|line| line.splitn(5, ' ').collect())
+            .collect();
+        let rev = lines.iter().find(|line| line[4] == "Stdlib.List.rev");
+        let [address, size, object, source, _] = rev.unwrap()[..] else {
+            panic!("{answer}");
+        };
+        assert!(address.starts_with("0x"), "{answer}");
+        assert!(size.parse::<u32>().unwrap() > 4, "{answer}");
+        assert_eq!(object, file.file_name().unwrap().to_str().unwrap());
+        assert!(source.starts_with("list.ml:"), "{answer}");
+        assert!(lines.len() >= 5, "{answer}");
+        assert!(
+            lines
+                .iter()
+                .all(|line| line[4].starts_with("Stdlib.List.rev"))
+        );
+    }
+}
+
+#[test]
+fn all_functions_are_listed_without_a_glob() {
+    let file = program("service");
+    let all = run_on("list -functions", &file);
+    let count = all.stdout.lines().count();
+    assert!(count > 1000);
+    assert_eq!(all.stderr, format!("{count} functions\n"));
+    let table = run_on("list -functions -format table", &file).answer();
+    assert_eq!(table.lines().count(), count + 2);
+    assert!(
+        table.lines().next().unwrap().contains("| function"),
+        "{table}"
+    );
+    let json = run_on("list -functions -json", &file).json();
+    assert_eq!(json["functions"].as_array().unwrap().len(), count);
+}
+
+#[test]
+fn several_globs_select_what_any_matches() {
+    let file = program("service");
+    let line = "list -functions -json Service.serve caml_alloc_s* main";
+    let json = run_on(line, &file).json();
+    let mut names = names(&json);
+    names.dedup();
+    assert!(
+        names.contains(&"Service.serve") && names.contains(&"main"),
+        "{names:?}"
+    );
+    assert!(names.contains(&"caml_alloc_small"), "{names:?}");
+    assert!(!names.contains(&"caml_alloc"), "{names:?}");
+}
+
+#[test]
+fn glob_without_a_match_names_similar_functions() {
+    let file = program("service");
+    for globs in ["Stdlib.List.mpa", "main Stdlib.List.mpa"] {
+        let error = run_on(&format!("list -functions {globs}"), &file).failure();
+        let (error, hint) = error.split_once('\n').unwrap();
+        let start = "ocaml-probes: no function in service.exe matches Stdlib.List.mpa; did you mean \"Stdlib.List.map\"";
+        assert!(error.starts_with(start), "{error}");
+        assert!(hint.contains("-functions` lists the names"), "{hint}");
+    }
+    let error = run_on("list -functions -json nothing_like_it", &file);
+    assert_eq!(error.code, Some(1));
+    assert!(
+        error.stderr.contains("\"kind\":\"function.no_match\""),
+        "{}",
+        error.stderr
+    );
+}
+
+#[test]
+fn process_shows_all_loaded_objects() {
+    for file in program_forms("service") {
+        let target = Talker::start(&file);
+        let line = format!("list -functions -json -pid {}", target.pid());
+        let json = run(&line).json();
+        assert_eq!(json["pid"], target.pid());
+        assert_eq!(json["program"], file.to_str().unwrap());
+        assert_eq!(json["unreadable"], Value::Array(Vec::new()));
+        let functions = json["functions"].as_array().unwrap();
+        let of = |object: &str| {
+            let is_of = |it: &&Value| it["object"].as_str().unwrap().contains(object);
+            functions.iter().filter(is_of).count()
+        };
+        assert!(of("service") > 1000 && of("libc.so") > 1000 && of("[vdso]") > 2);
+        let value = |it: &Value, field: &str| {
+            let text = it[field]
+                .as_str()
+                .unwrap()
+                .trim_start_matches("0x")
+                .to_owned();
+            u64::from_str_radix(&text, 16).unwrap()
+        };
+        let main = functions.iter().find(|it| it["name"] == "main").unwrap();
+        let bias = value(main, "address") - value(main, "file_address");
+        assert_eq!(
+            bias == 0,
+            file.to_str().unwrap().contains("nopie"),
+            "{main}"
+        );
+    }
+}
+
+// promise: Bad input: A mapped file whose functions cannot be read is named, and the others are listed (1)
+#[test]
+fn unreadable_library_is_named_in_a_warning() {
+    let scratch = Scratch::new();
+    let plugin = scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
+    let mut target = Talker::start(&fixture("objects/host.pie"));
+    target.ask(&format!("load {}", plugin.display()), "loaded");
+    fs::remove_file(&plugin).unwrap();
+    fs::write(&plugin, "another file").unwrap();
+    let run = run(&format!("list -functions -json -pid {} main", target.pid()));
+    // As root, a deleted file can be opened through /proc/PID/map_files.
+    if run.stderr.is_empty() {
+        assert!(nix::unistd::geteuid().is_root());
+        return;
+    }
+    assert!(
+        run.stderr.contains("\"kind\":\"unreadable_file\""),
+        "{}",
+        run.stderr
+    );
+    let json = run.json();
+    assert_eq!(names(&json), ["main"]);
+    let unreadable = json["unreadable"][0]["object"].as_str().unwrap();
+    assert!(unreadable.contains("plugin.so"), "{unreadable}");
+}
+
+#[test]
+fn programs_without_probes_have_functions_too() {
+    let cat = test_support::Guard::spawn(
+        std::process::Command::new("cat").stdin(std::process::Stdio::piped()),
+    );
+    let line = format!("list -functions -pid {} read", cat.pid());
+    test_support::eventually("cat has loaded its libraries", || {
+        let run = run_command(&mut command(line.split(' ')));
+        (run.code == Some(0) && run.stdout.contains("libc.so")).then_some(())
+    });
+}

@@ -1,0 +1,350 @@
+//! [`FunctionTable`]: the functions of a file: where they are, how long they are, and what they are called.
+//!
+//! They are found in `.symtab` and `.dynsym`. A function may have several names there (aliases), and many
+//! functions of different files, or of one, may have the same name. The table refers to the names in the file's
+//! own string tables, and demangles one when it is asked for: hostile tables make many long names of few bytes.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use goblin::elf::Sym;
+use goblin::elf::sym::{STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC};
+
+use crate::address::FileAddr;
+use crate::build_id::BuildId;
+use crate::elf::mangling::{self, Language};
+use crate::elf::{ElfFile, Linking, SymbolTable};
+use crate::error::{ElfDefect, Error, FileError, Result};
+
+/// The longest symbol that is a name, in bytes. Those of C++ templates have some thousands.
+const MAX_SYMBOL: usize = 16 << 10;
+
+/// The functions of a file, in the order of their addresses.
+///
+/// ```no_run
+/// let table = probes_lib::FunctionTable::read("server.exe")?;
+/// for function in table.functions() {
+///     if let Some(name) = function.name() {
+///         println!("{} {} {name}", function.address(), function.len());
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+pub struct FunctionTable {
+    path: PathBuf,
+    linking: Linking,
+    build_id: Option<BuildId>,
+    /// The string tables that the names are in.
+    strings: [Vec<u8>; 2],
+    names: Vec<NamePlace>,
+    functions: Vec<Entry>,
+}
+
+/// One function of a file.
+#[derive(Clone, Copy)]
+pub struct Function<'t> {
+    table: &'t FunctionTable,
+    entry: &'t Entry,
+}
+
+/// What a symbol of a function stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FunctionKind {
+    /// The code that runs when the function is called.
+    Function,
+    /// Code that runs once, when the program is loaded, and chooses the code that runs when the function is called
+    /// (`STT_GNU_IFUNC`): the C library has several `memcpy`, for different processors.
+    Resolver,
+}
+
+/// A name of a function. Displayed as it is in the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionName<'t> {
+    /// As in the source: `Stdlib.List.map`, `std::vector<int>::push_back(int&&)`; the symbol, if it is not mangled
+    /// or cannot be demangled.
+    pub text: String,
+    /// As the linker has it: `camlStdlib__List__map_480`. Bytes that are not UTF-8 are replaced by U+FFFD.
+    pub symbol: std::borrow::Cow<'t, str>,
+    /// The language, if the symbol tells: those of C are not mangled.
+    pub language: Option<Language>,
+    /// Where the name was found.
+    pub source: NameSource,
+}
+
+/// Where the name of a function was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NameSource {
+    /// `.symtab`, which strip(1) removes.
+    Symbol,
+    /// `.dynsym`, which has what the file exports.
+    DynamicSymbol,
+}
+
+struct Entry {
+    address: FileAddr,
+    len: u64,
+    kind: FunctionKind,
+    /// Its names are the ones from here to those of the next entry; the preferred one is first.
+    first_name: usize,
+    last_name: usize,
+}
+
+/// Where a name is in the string tables.
+#[derive(Clone, Copy)]
+struct NamePlace {
+    source: NameSource,
+    offset: usize,
+    len: usize,
+}
+
+/// A symbol of a function.
+struct Found {
+    address: FileAddr,
+    len: u64,
+    kind: FunctionKind,
+    binding: u8,
+    place: NamePlace,
+}
+
+impl FunctionTable {
+    /// Reads the functions of the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, is not an ELF file for x86-64, or has no symbols of functions.
+    pub fn read(path: impl AsRef<Path>) -> Result<FunctionTable> {
+        FunctionTable::of(&ElfFile::open(path.as_ref())?)
+    }
+
+    pub(crate) fn of(elf: &ElfFile) -> Result<FunctionTable> {
+        let mut strings = [Vec::new(), Vec::new()];
+        let mut found = Vec::new();
+        let mut boundaries = code_boundaries(elf);
+        for source in [NameSource::Symbol, NameSource::DynamicSymbol] {
+            let (symbols, names) = elf.symbol_table(source.table())?;
+            for symbol in symbols {
+                if code_end(elf, FileAddr(symbol.st_value)).is_some() {
+                    boundaries.push(symbol.st_value);
+                    found.extend(Found::of(&symbol, &names, source));
+                }
+            }
+            strings[source as usize] = names;
+        }
+        boundaries.sort_unstable();
+        boundaries.dedup();
+        let text = |place: NamePlace| text_at(&strings, place);
+        found.sort_by(|one, other| {
+            let preference = |found: &Found| {
+                let text = text(found.place);
+                let underscores = text.iter().take_while(|&&byte| byte == b'_').count();
+                (found.address, binding_rank(found.binding), underscores)
+            };
+            (preference(one).cmp(&preference(other)))
+                .then_with(|| text(one.place).cmp(text(other.place)))
+                .then(one.place.source.cmp(&other.place.source))
+        });
+        // Most dynamic symbols are in both tables.
+        found.dedup_by(|one, other| {
+            one.address == other.address && text(one.place) == text(other.place)
+        });
+        let mut table = FunctionTable {
+            path: elf.path().to_owned(),
+            linking: elf.linking(),
+            build_id: elf.build_id(),
+            functions: Vec::new(),
+            names: found.iter().map(|found| found.place).collect(),
+            strings,
+        };
+        let mut first_name = 0;
+        for aliases in found.chunk_by(|one, other| one.address == other.address) {
+            let entry = Entry::of(aliases, first_name, &boundaries, elf);
+            first_name = entry.last_name;
+            table.functions.push(entry);
+        }
+        if table.functions.is_empty() {
+            let defect = FileError::Elf(ElfDefect::NoFunctions);
+            return Err(Error::of_file(elf.path(), defect));
+        }
+        Ok(table)
+    }
+
+    /// The path of the file, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How its addresses relate to where it is loaded.
+    pub fn linking(&self) -> Linking {
+        self.linking
+    }
+
+    /// Its build-id, if it has one.
+    pub fn build_id(&self) -> Option<&BuildId> {
+        self.build_id.as_ref()
+    }
+
+    /// The functions, in the order of their addresses.
+    pub fn functions(&self) -> impl ExactSizeIterator<Item = Function<'_>> {
+        let function = |entry| Function { table: self, entry };
+        self.functions.iter().map(function)
+    }
+}
+
+impl<'t> Function<'t> {
+    /// The address of its first instruction.
+    pub fn address(&self) -> FileAddr {
+        self.entry.address
+    }
+
+    /// Its length in bytes. If the symbol does not say it, up to the next symbol or the end of the section.
+    #[expect(clippy::len_without_is_empty, reason = "code is never empty")]
+    pub fn len(&self) -> u64 {
+        self.entry.len
+    }
+
+    /// Whether it is what runs when the function is called.
+    pub fn kind(&self) -> FunctionKind {
+        self.entry.kind
+    }
+
+    /// Its names: exported ones before local ones, otherwise those with fewer underscores first.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = FunctionName<'t>> + use<'t> {
+        let table = self.table;
+        let names = &table.names[self.entry.first_name..self.entry.last_name];
+        names.iter().map(move |&place| {
+            let symbol = String::from_utf8_lossy(text_at(&table.strings, place));
+            let (language, text) = mangling::source_name(&symbol);
+            FunctionName {
+                text,
+                symbol,
+                language,
+                source: place.source,
+            }
+        })
+    }
+
+    /// The first of its names.
+    pub fn name(&self) -> Option<FunctionName<'t>> {
+        self.names().next()
+    }
+}
+
+impl Found {
+    fn of(symbol: &Sym, names: &[u8], source: NameSource) -> Option<Found> {
+        let kind = match symbol.st_type() {
+            STT_FUNC => FunctionKind::Function,
+            STT_GNU_IFUNC => FunctionKind::Resolver,
+            _ => return None,
+        };
+        let name = names.get(symbol.st_name..)?;
+        let len = memchr::memchr(0, &name[..name.len().min(MAX_SYMBOL)])?;
+        if len == 0 || is_part(&name[..len]) {
+            return None;
+        }
+        Some(Found {
+            address: FileAddr(symbol.st_value),
+            len: symbol.st_size,
+            kind,
+            binding: symbol.st_bind(),
+            place: NamePlace {
+                source,
+                offset: symbol.st_name,
+                len,
+            },
+        })
+    }
+}
+
+impl Entry {
+    /// The function that these symbols, which are not none, stand for; their names begin with `first_name`.
+    fn of(aliases: &[Found], first_name: usize, boundaries: &[u64], elf: &ElfFile) -> Entry {
+        let address = aliases[0].address;
+        let said = aliases.iter().map(|alias| alias.len).max().unwrap_or(0);
+        let is_resolver = aliases
+            .iter()
+            .all(|alias| alias.kind == FunctionKind::Resolver);
+        let len = if said > 0 {
+            said
+        } else {
+            let next = boundaries.partition_point(|&boundary| boundary <= address.0);
+            boundaries
+                .get(next)
+                .map_or(u64::MAX, |next| next - address.0)
+        };
+        let end = code_end(elf, address).unwrap_or(address.0);
+        Entry {
+            address,
+            len: len.min(end - address.0),
+            kind: if is_resolver {
+                FunctionKind::Resolver
+            } else {
+                FunctionKind::Function
+            },
+            first_name,
+            last_name: first_name + aliases.len(),
+        }
+    }
+}
+
+impl NameSource {
+    fn table(self) -> SymbolTable {
+        match self {
+            NameSource::Symbol => SymbolTable::Static,
+            NameSource::DynamicSymbol => SymbolTable::Dynamic,
+        }
+    }
+}
+
+impl fmt::Display for FunctionName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for FunctionTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FunctionTable")
+            .field("path", &self.path)
+            .field("functions", &self.functions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn text_at(strings: &[Vec<u8>; 2], place: NamePlace) -> &[u8] {
+    &strings[place.source as usize][place.offset..place.offset + place.len]
+}
+
+/// Whether the symbol names a part of a function that the compiler has moved away because it rarely runs: gcc's
+/// `parse.cold`, `parse.cold.3`.
+fn is_part(symbol: &[u8]) -> bool {
+    let is_digit = |byte: &u8| byte.is_ascii_digit();
+    let end = symbol.iter().rposition(|byte| !is_digit(byte));
+    let without_number = &symbol[..end.map_or(0, |end| end + 1)];
+    let without_number = without_number.strip_suffix(b".").unwrap_or(symbol);
+    without_number.ends_with(b".cold") || symbol.ends_with(b".cold")
+}
+
+fn binding_rank(binding: u8) -> u8 {
+    match binding {
+        STB_GLOBAL => 0,
+        STB_WEAK => 1,
+        _ => 2,
+    }
+}
+
+/// The end of the executable bytes of the file that `address` is among.
+fn code_end(elf: &ElfFile, address: FileAddr) -> Option<u64> {
+    let mut segments = elf.loaded().filter(|segment| segment.executable);
+    let segment = segments.find(|segment| segment.holds_in_file(address, 1))?;
+    Some(segment.start.0.saturating_add(segment.file_len))
+}
+
+/// Where the sections of code begin and end: no function reaches over them.
+fn code_boundaries(elf: &ElfFile) -> Vec<u64> {
+    let sections = elf.code_sections();
+    let both = |(_, start, len): (_, FileAddr, u64)| [start.0, start.0.saturating_add(len)];
+    sections.flat_map(both).collect()
+}
+
+#[cfg(test)]
+mod tests;

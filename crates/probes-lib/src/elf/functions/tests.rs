@@ -1,0 +1,140 @@
+use proptest::prelude::*;
+use test_support::{fixture, program, program_forms};
+
+use super::*;
+use crate::testing::{memory_file, properties};
+
+fn table(file: &Path) -> FunctionTable {
+    FunctionTable::read(file).unwrap()
+}
+
+fn named<'t>(table: &'t FunctionTable, name: &str) -> Vec<Function<'t>> {
+    let has_name = |it: &Function<'_>| it.names().any(|found| found.text == name);
+    table.functions().filter(has_name).collect()
+}
+
+#[test]
+fn functions_have_names_of_the_source() {
+    for file in program_forms("service") {
+        let table = table(&file);
+        let map = named(&table, "Stdlib.List.map");
+        assert_eq!(map.len(), 1);
+        let name = map[0].name().unwrap();
+        assert!(name.symbol.starts_with("camlStdlib__List"), "{name:?}");
+        assert_eq!(name.language, Some(Language::Ocaml));
+        assert_eq!(name.source, NameSource::Symbol);
+        assert!(map[0].len() > 16 && map[0].len() < 1000);
+        let main = named(&table, "main");
+        assert_eq!(main.len(), 1);
+        assert_eq!(main[0].name().unwrap().language, None);
+    }
+}
+
+#[test]
+fn parts_of_functions_are_no_functions() {
+    for symbol in ["parse.cold", "parse.cold.3", "_Z1fv.cold"] {
+        assert!(is_part(symbol.as_bytes()), "{symbol}");
+    }
+    for symbol in [
+        "cold",
+        "parse.isra.0",
+        "parse.cold_path",
+        "a.coldest",
+        "1",
+        "",
+        "x.1",
+    ] {
+        assert!(!is_part(symbol.as_bytes()), "{symbol}");
+    }
+}
+
+#[test]
+fn aliases_are_names_of_one_function() {
+    let libc = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libc = libc
+        .lines()
+        .find(|line| line.contains("/libc.so.6"))
+        .unwrap();
+    let table = table(Path::new(&libc[libc.find('/').unwrap()..]));
+    let write = named(&table, "write");
+    assert_eq!(write.len(), 1);
+    let names: Vec<String> = write[0].names().map(|name| name.text).collect();
+    assert_eq!(names, ["write", "__write"]);
+    let memcpy = named(&table, "memcpy");
+    assert!(memcpy.iter().any(|it| it.kind() == FunctionKind::Resolver));
+}
+
+#[test]
+fn length_that_is_unknown_ends_before_the_next() {
+    let table = table(&program("service"));
+    let start = named(&table, "deregister_tm_clones");
+    let next = named(&table, "register_tm_clones");
+    assert!(start[0].len() <= next[0].address().0 - start[0].address().0);
+    // Another section follows it.
+    let elf = ElfFile::open(&program("service")).unwrap();
+    let (address, len) = elf.section_range(".fini").unwrap();
+    let fini = named(&table, "_fini");
+    assert_eq!((fini[0].address(), fini[0].len()), (address, len));
+}
+
+#[test]
+fn file_without_functions_is_refused() {
+    let error = FunctionTable::read(fixture("corrupt/section_headers_stripped.pie")).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("so its functions cannot be found"),
+        "{error}"
+    );
+}
+
+/// Reads the functions of a file with these bytes and checks what holds of all tables.
+fn check(bytes: &[u8]) {
+    let elf = ElfFile::read(memory_file(bytes), "/srv/server.exe".into());
+    let Ok(table) = elf.and_then(|elf| FunctionTable::of(&elf)) else {
+        return;
+    };
+    let mut last = None;
+    for function in table.functions() {
+        assert!(last < Some(function.address()) && function.len() > 0);
+        assert!(function.address().0.checked_add(function.len()).is_some());
+        last = Some(function.address());
+        for name in function.names() {
+            assert!(!name.text.is_empty() && !name.symbol.is_empty());
+        }
+    }
+}
+
+// promise: Bad input: Any file gives functions or an error (the corpus, 256 damaged files, and a fuzz target)
+#[test]
+fn functions_of_the_corpus_are_read() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/elf");
+    for entry in std::fs::read_dir(corpus).unwrap() {
+        check(&std::fs::read(entry.unwrap().path()).unwrap());
+    }
+}
+
+proptest! {
+    #![proptest_config(properties(256))]
+
+    #[test]
+    fn damaged_symbols_give_functions_or_an_error(
+        damages in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
+        is_of_table in any::<bool>(),
+    ) {
+        let path = fixture("gen_ocaml_2.pie");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let elf = ElfFile::open(&path).unwrap();
+        let table = elf.contents(".symtab").unwrap().unwrap();
+        for (index, byte) in damages {
+            // In the symbols or anywhere.
+            let at = if is_of_table {
+                table.offset as usize + index.index(table.len)
+            } else {
+                index.index(bytes.len())
+            };
+            bytes[at] = byte;
+        }
+        check(&bytes);
+    }
+}

@@ -1,0 +1,152 @@
+//! [`CodeFiles`]: the files whose code is in the memory of a process, with or without probes, and the code that
+//! the kernel adds (vDSO).
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nix::fcntl::OFlag;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::address::LoadBias;
+use crate::elf::{ElfFile, Segment};
+use crate::error::{Error, MemoryError, Operation, ProcessError, Result};
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::denial;
+use crate::process::image::{id_of_executable, open_executable, read_auxv};
+use crate::process::load_bias;
+use crate::process::maps::{Mapping, read_maps};
+use crate::process::memory::ProcessMemory;
+use crate::process::object::{FileId, UnreadableObject};
+use crate::process::objects::{code_file, unreadable, without_deleted_mark};
+
+/// The vDSO of x86-64 has 2 pages, with some debugging options 4.
+const MAX_VDSO: u64 = 64 << 10;
+
+/// What the kernel calls the vDSO in the maps.
+const VDSO: &[u8] = b"[vdso]";
+
+/// The files whose code is in the memory of a process.
+pub(crate) struct CodeFiles {
+    /// The path of the executable.
+    pub(crate) program: PathBuf,
+    /// The executable first, then the others in the order of their addresses; a file that is loaded more than once
+    /// is there more than once.
+    pub(crate) files: Vec<CodeFile>,
+    pub(crate) unreadable: Vec<UnreadableObject>,
+}
+
+/// A file with code, and where it is loaded.
+pub(crate) struct CodeFile {
+    pub(crate) elf: Arc<ElfFile>,
+    pub(crate) bias: LoadBias,
+}
+
+impl CodeFiles {
+    /// Reads the headers of the files.
+    ///
+    /// # Errors
+    ///
+    /// If the executable cannot be read, or the process executes another program meanwhile.
+    pub(crate) fn of(process: &Process) -> Result<CodeFiles> {
+        let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
+        let auxv = read_auxv(process)?;
+        let (name, file) = open_executable(process).map_err(denied)?;
+        let metadata = file.metadata().map_err(denied)?;
+        let path = without_deleted_mark(name.clone(), metadata.nlink());
+        let elf = ElfFile::read(file, path.clone())?;
+        let maps = read_maps(process)?;
+        if read_auxv(process)? != auxv {
+            return Err(Error::of_process(process.pid(), ProcessError::Executed));
+        }
+        let executable = id_of_executable(&name, metadata.ino(), &maps);
+        let bias = bias_of_executable(process, &elf, executable, &auxv, &maps)?;
+        let mut files = CodeFiles {
+            program: path,
+            files: vec![CodeFile {
+                elf: Arc::new(elf),
+                bias,
+            }],
+            unreadable: Vec::new(),
+        };
+        let mut seen = HashSet::from([executable]);
+        for mapping in maps.iter().filter(|mapping| mapping.executable) {
+            let file = FileId {
+                device: Some(mapping.device),
+                inode: mapping.inode,
+            };
+            if mapping.path() == VDSO {
+                let vdso = vdso(process, mapping).map_err(denied)?;
+                files.add(
+                    vdso,
+                    |elf| {
+                        load_bias::of_mapping(&segments(elf), mapping)
+                            .into_iter()
+                            .collect()
+                    },
+                    mapping,
+                );
+            } else if mapping.inode != 0 && !executable.is_of(mapping) && seen.insert(file) {
+                let biases = |elf: &ElfFile| {
+                    load_bias::of_object(&segments(elf), &maps, |it| file.is_of(it)).collect()
+                };
+                files.add(code_file(process, &maps, mapping), biases, mapping);
+            }
+        }
+        Ok(files)
+    }
+
+    /// Adds the file of a mapping for each of its biases.
+    fn add(
+        &mut self,
+        read: Result<Option<ElfFile>>,
+        biases: impl FnOnce(&ElfFile) -> Vec<LoadBias>,
+        mapping: &Mapping,
+    ) {
+        match read {
+            Ok(Some(elf)) => {
+                let elf = Arc::new(elf);
+                let file = |bias| CodeFile {
+                    elf: elf.clone(),
+                    bias,
+                };
+                self.files.extend(biases(&elf).into_iter().map(file));
+            }
+            Ok(None) => {}
+            Err(why) => self.unreadable.push(unreadable(mapping, why)),
+        }
+    }
+}
+
+fn segments(elf: &ElfFile) -> Vec<Segment> {
+    elf.loaded().collect()
+}
+
+fn bias_of_executable(
+    process: &Process,
+    elf: &ElfFile,
+    file: FileId,
+    auxv: &[u8],
+    maps: &[Mapping],
+) -> Result<LoadBias> {
+    let is_file = |mapping: &Mapping| file.is_of(mapping);
+    let (linking, entry) = (elf.linking(), elf.entry());
+    load_bias::of_executable(linking, entry, &segments(elf), auxv, maps, is_file).ok_or_else(|| {
+        let object = elf.path().to_owned();
+        Error::of_process(process.pid(), MemoryError::UnknownLoadBias { object })
+    })
+}
+
+/// Reads the vDSO, which is an ELF file in memory.
+fn vdso(process: &Process, mapping: &Mapping) -> io::Result<Result<Option<ElfFile>>> {
+    let len = mapping.end.0.saturating_sub(mapping.start.0).min(MAX_VDSO);
+    let mut bytes = vec![0; len as usize];
+    ProcessMemory::open(process, OFlag::O_RDONLY)?.read(mapping.start, &mut bytes)?;
+    let file = File::from(memfd_create(c"vdso", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all_at(&bytes, 0)?;
+    Ok(ElfFile::read(file, "[vdso]".into()).map(Some))
+}

@@ -1,0 +1,155 @@
+//! [`Glob`]: a pattern for names of functions.
+
+use std::fmt;
+use std::str::FromStr;
+
+use regex::Regex;
+
+/// A pattern that matches whole names: `*` stands for any characters, `?` for one, `[ab]` for one of these,
+/// `[!ab]` for any other one, `[a-c]` for one of a range; `\` before a character takes it as it is.
+///
+/// ```
+/// let glob: probes_lib::Glob = "Stdlib.List.*".parse().unwrap();
+/// assert!(glob.matches("Stdlib.List.map") && !glob.matches("Stdlib.List"));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Glob {
+    text: String,
+    regex: Regex,
+}
+
+/// A text that is not a [`Glob`]: a `[` without its `]`, a range whose end is before its start, a `\` at the end,
+/// or a pattern too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not a glob: it has a [ without its ], a range such as [b-a] or a \\ at its end, or is far too long"
+)]
+pub struct BadGlob;
+
+impl Glob {
+    /// Whether the whole of `name` matches.
+    pub fn matches(&self, name: &str) -> bool {
+        self.regex.is_match(name)
+    }
+
+    /// The pattern as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl FromStr for Glob {
+    type Err = BadGlob;
+
+    fn from_str(text: &str) -> Result<Glob, BadGlob> {
+        let regex = Regex::new(&regex_of(text).ok_or(BadGlob)?).map_err(|_| BadGlob)?;
+        let text = text.to_owned();
+        Ok(Glob { text, regex })
+    }
+}
+
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// The same pattern as a regular expression.
+fn regex_of(glob: &str) -> Option<String> {
+    let mut regex = String::from(r"(?s)\A");
+    let mut rest = glob.chars();
+    while let Some(next) = rest.next() {
+        match next {
+            '*' => regex.push_str(".*"),
+            '?' => regex.push('.'),
+            '[' => {
+                regex.push('[');
+                let mut inside = rest.clone();
+                if inside.next() == Some('!') {
+                    rest = inside;
+                    regex.push('^');
+                }
+                // A `]` that comes first is one of the characters.
+                let mut is_first = true;
+                loop {
+                    match rest.next()? {
+                        ']' if !is_first => break,
+                        '-' => regex.push('-'),
+                        member => push_literally(member, &mut regex),
+                    }
+                    is_first = false;
+                }
+                regex.push(']');
+            }
+            '\\' => push_literally(rest.next()?, &mut regex),
+            literal => push_literally(literal, &mut regex),
+        }
+    }
+    Some(regex + r"\z")
+}
+
+fn push_literally(character: char, regex: &mut String) {
+    let mut buffer = [0; 4];
+    regex.push_str(&regex::escape(character.encode_utf8(&mut buffer)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_whole_names() {
+        for (glob, matching, others) in [
+            (
+                "Stdlib.List.*",
+                &["Stdlib.List.map", "Stdlib.List."][..],
+                &["Stdlib.ListLabels.map"][..],
+            ),
+            (
+                "caml_?lloc",
+                &["caml_alloc"],
+                &["caml_lloc", "caml_alloc_small"],
+            ),
+            ("*.[mi]*", &["A.map", "A.iter"], &["A.fold"]),
+            ("A.[!a-y]", &["A.z", "A.é"], &["A.b", "A."]),
+            ("A.[]^-]", &["A.]", "A.^", "A.-"], &["A.a"]),
+            (r"Stdlib.\*", &["Stdlib.*"], &["Stdlib.+", "Stdlib.**"]),
+            ("Stdlib.[*]", &["Stdlib.*"], &["Stdlib.+"]),
+            ("f(int)|.", &["f(int)|."], &["f(int)", "x"]),
+            ("*", &["", "a b\nc"], &[]),
+        ] {
+            let glob: Glob = glob.parse().unwrap();
+            for name in matching {
+                assert!(glob.matches(name), "{glob} {name}");
+            }
+            for name in others {
+                assert!(!glob.matches(name), "{glob} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn broken_globs_are_refused() {
+        for text in ["[", "[]", "a[!", r"a\", "[b-a]"] {
+            assert_eq!(text.parse::<Glob>().unwrap_err(), BadGlob, "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(crate::testing::properties(500))]
+
+        #[test]
+        fn any_name_matches_itself_escaped(name in "\\PC{0,12}") {
+            let escaped: String = name.chars().flat_map(|c| ['\\', c]).collect();
+            let glob: Glob = escaped.parse().unwrap();
+            assert!(glob.matches(&name));
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "([*?\\[\\]!\\-^&~\\\\]|\\PC){0,12}") {
+            if let Ok(glob) = text.parse::<Glob>() {
+                glob.matches(&text);
+            }
+        }
+    }
+}
