@@ -5,6 +5,7 @@ pub(crate) mod at_exec;
 pub(crate) mod memory;
 pub(crate) mod run_to;
 pub(crate) mod stacks;
+pub(crate) mod starvation;
 pub(crate) mod stop;
 pub(crate) mod stopped;
 pub(crate) mod thread_id;

@@ -243,7 +243,10 @@ impl Talker {
         match self.lines.recv_timeout(DEADLINE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("{} prints nothing", self.name),
+            Err(RecvTimeoutError::Timeout) => {
+                let processes = process::describe(self.guard.pid());
+                panic!("{} prints nothing{processes}", self.name)
+            }
         }
     }
 

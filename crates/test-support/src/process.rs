@@ -302,3 +302,44 @@ pub fn can_open_map_files() -> bool {
 pub fn processes() -> Vec<i32> {
     numbers("/proc")
 }
+
+/// The threads of a process and of its descendants, each with what the kernel says of its state, its
+/// tracer and its signals: for the message of a test that waited too long.
+pub fn describe(pid: i32) -> String {
+    const FIELDS: [&str; 10] = [
+        "Name:",
+        "State:",
+        "PPid:",
+        "TracerPid:",
+        "SigPnd:",
+        "ShdPnd:",
+        "SigBlk:",
+        "SigIgn:",
+        "SigCgt:",
+        "nonvoluntary_ctxt_switches:",
+    ];
+    let mut described = String::new();
+    let mut pids = vec![pid];
+    while let Some(pid) = pids.pop() {
+        pids.extend(children(pid));
+        for task in fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let read = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let status = read("status");
+            let lines = status
+                .lines()
+                .filter(|line| FIELDS.iter().any(|field| line.starts_with(field)));
+            let lines: Vec<String> = lines.map(|line| line.replace('\t', " ")).collect();
+            let (lines, syscall, wchan) = (lines.join(", "), read("syscall"), read("wchan"));
+            described += &format!(
+                "\n{}: {lines}, in {wchan}: {}",
+                task.path().display(),
+                syscall.trim()
+            );
+        }
+    }
+    described
+}

@@ -130,6 +130,13 @@ fn say_event(messages: &Messages, event: &FollowEvent) {
         FollowEvent::Detached { pid } => {
             messages.step(format_args!("detached from process {pid}: no probes"));
         }
+        FollowEvent::Starved { pid } => messages.about(*pid).warning(
+            WarningKind::Unfollowed,
+            "not followed any more: it, or a process that it has forked, receives signals faster than \
+             a tracer can resume it",
+            "probes of what it forks, executes or loads from now on are not set; `attach` sets them in a \
+             process that runs",
+        ),
         FollowEvent::LoaderNotHooked { pid, reason } => messages.note(&format!(
             "objects that process {pid} loads later will not be seen: {reason}"
         )),

@@ -27,6 +27,8 @@ pub(crate) enum WarningKind {
     StillMapped,
     /// A followed process does not have the probes that were asked for, so far.
     MissingProbes,
+    /// A process is not followed any more, because it receives signals too fast.
+    Unfollowed,
     /// Probes that were disabled stay on, because others have enabled them too.
     StillEnabled,
     /// A mapped file cannot be read; it may have probes as well.

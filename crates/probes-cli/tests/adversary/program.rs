@@ -167,7 +167,10 @@ impl Running<'_> {
             }
         }
         let rounds = verdict.strip_prefix("verdict good rounds=");
-        let rounds = rounds.unwrap_or_else(|| panic!("{what}: {verdict:?}: {}", self.errors()));
+        let rounds = rounds.unwrap_or_else(|| {
+            let status = self.talker.guard().wait();
+            panic!("{what}: {verdict:?}, {status}: {}", self.errors())
+        });
         rounds.parse().unwrap()
     }
 }

@@ -5,15 +5,27 @@ use test_support::{Talker, program};
 use crate::program::Program;
 use crate::ways::every_way;
 
+/// Whether the programs were built by OCaml 5. With it, `domains` and `effects` exist, and `signals` dies by
+/// SIGSEGV without any tool (1 of 6 runs of 4 s with OCaml 5.3).
+fn is_of_ocaml_5() -> bool {
+    let folder = program("terminating").with_file_name("ocaml5");
+    folder.join("domains.exe").exists()
+}
+
 // promise: Observations: Timers every 100 µs whose handlers allocate and raise, and signals that a
 //    program sends itself, are handled as without the tool (in every way)
 #[test]
 fn signal_handling_is_unaffected() {
-    every_way("signals", &Program::checked("signals"));
+    if !is_of_ocaml_5() {
+        every_way("signals", &Program::checked("signals"));
+    }
 }
 
 #[test]
 fn signals_are_handled_with_small_heap() {
+    if is_of_ocaml_5() {
+        return;
+    }
     let program = Program::checked("signals").with_runtime("b,s=256");
     every_way("signals, in a small heap", &program);
 }
@@ -132,11 +144,9 @@ fn threads_in_handlers_keep_their_values() {
     );
 }
 
-// Domains and effects need OCaml 5: an older compiler does not build these programs.
 #[test]
 fn domains_and_effects_are_unaffected() {
-    let folder = program("terminating").with_file_name("ocaml5");
-    if !folder.join("domains.exe").exists() {
+    if !is_of_ocaml_5() {
         return;
     }
     let domains =

@@ -65,6 +65,22 @@ fn first_round(talker: &mut Talker) -> u64 {
 /// Commands of `family` that start another program in a new process.
 const START_COMMANDS: [&str; 4] = ["spawn", "vfork", "shell exec", "grandchild"];
 
+// promise: Following: A process that receives signals faster than a tracer can resume it is detached
+//    and runs on
+#[test]
+fn fast_signals_do_not_stop_a_followed_process() {
+    for program in fixture_forms("ticking") {
+        let mut talker = Talker::start(&program);
+        let following = Following::attach(talker.pid());
+        for command in ["tick", "child"] {
+            talker.ask(command, "ticked");
+        }
+        following.end();
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+}
+
 // promise: Following: Every process that a followed one starts or executes has its probes set
 //    before it runs (2 × 14 children)
 #[test]

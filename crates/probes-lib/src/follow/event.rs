@@ -54,6 +54,12 @@ pub enum FollowEvent {
         /// The process.
         pid: i32,
     },
+    /// A process, or one that it has forked, receives signals faster than it can be resumed, so that it
+    /// executes nothing but their handlers. It is detached, and runs on. Its probes stay as they are.
+    Starved {
+        /// The process.
+        pid: i32,
+    },
     /// The loader of a process cannot be hooked: objects that the process loads later are not seen.
     LoaderNotHooked {
         /// The process.

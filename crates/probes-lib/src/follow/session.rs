@@ -196,6 +196,7 @@ impl<'f> FollowSession<'f> {
                 self.loaded(pid);
                 self.tracees.resume_thread(tid);
             }
+            TraceEvent::Starved { pid } => self.starved(pid),
             TraceEvent::Exited { pid } => {
                 let followed = self.processes.remove(&pid);
                 if followed.is_some_and(|followed| !followed.is_to_be_detached) {
@@ -224,6 +225,20 @@ impl<'f> FollowSession<'f> {
             self.send(FollowEvent::Forked { parent, pid });
         }
         self.processes.insert(pid, followed);
+    }
+
+    /// Marks a process to be detached from, so that it can run on, and those that it was forked from,
+    /// whose memory it may share.
+    fn starved(&mut self, mut pid: i32) {
+        while let Some(followed) = self.processes.get_mut(&pid) {
+            if followed.is_to_be_detached {
+                return;
+            }
+            followed.prepare_to_detach();
+            let parent = followed.parent;
+            self.send(FollowEvent::Starved { pid });
+            pid = parent;
+        }
     }
 
     /// Sets the probes of the program that a process has executed, and resumes it.

@@ -64,6 +64,45 @@ impl Scope {
     }
 }
 
+/// The general registers of a stopped thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Registers {
+    program_counter: u64,
+    stack_pointer: u64,
+    /// `orig_rax` of `struct user_regs_struct`: negative outside of a system call.
+    system_call: i64,
+    others: [u64; 15],
+}
+
+impl Registers {
+    pub(crate) fn stack_pointer(&self) -> u64 {
+        self.stack_pointer
+    }
+
+    /// Whether the thread was stopped in a system call.
+    pub(crate) fn is_in_system_call(&self) -> bool {
+        self.system_call >= 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_user_code(program_counter: u64, stack_pointer: u64) -> Registers {
+        Registers {
+            program_counter,
+            stack_pointer,
+            system_call: -1,
+            others: [0; 15],
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_system_call(program_counter: u64, stack_pointer: u64) -> Registers {
+        Registers {
+            system_call: 0,
+            ..Registers::of_user_code(program_counter, stack_pointer)
+        }
+    }
+}
+
 /// Starts to trace a thread, without stopping it. Threads that it starts will be traced from their start.
 ///
 /// `PTRACE_SEIZE`, not `PTRACE_ATTACH`: if we die, the kernel resumes it as if it had not been traced.
@@ -127,6 +166,20 @@ fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
 /// Returns whether the ptrace-stop of a thread is that of an exec.
 pub(crate) fn is_at_exec(tid: i32) -> bool {
     signal_info(tid).is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
+}
+
+/// Returns the general registers of a stopped thread.
+pub(crate) fn registers(tid: i32) -> Result<Registers, Errno> {
+    let all = ptrace::getregs(Pid::from_raw(tid))?;
+    Ok(Registers {
+        program_counter: all.rip,
+        stack_pointer: all.rsp,
+        system_call: all.orig_rax as i64,
+        others: [
+            all.rax, all.rbx, all.rcx, all.rdx, all.rsi, all.rdi, all.rbp, all.r8, all.r9, all.r10,
+            all.r11, all.r12, all.r13, all.r14, all.r15,
+        ],
+    })
 }
 
 /// Returns the program counter of a stopped thread.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!            next_stopped()                    stopped for              what becomes of the thread
-//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it
+//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it; Starved if nothing runs in between
 //!                                          a group-stop            stays stopped until SIGCONT
 //!                                          a clone, fork, vfork    resumes, and the new one too: Forked
 //!                                          an exec                 stays stopped: Executed
@@ -25,6 +25,7 @@ use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::sys::ptrace::{self, Scope, Wait};
+use crate::trace::starvation::StarvedThreads;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
 
@@ -55,6 +56,7 @@ pub(crate) struct TraceeSet<'t> {
     given_up: HashSet<i32>,
     /// Exited children of our own process, which it may want to wait for.
     unreaped: HashSet<i32>,
+    starved: StarvedThreads,
 }
 
 /// What has happened to a process.
@@ -70,6 +72,8 @@ pub(crate) enum TraceEvent {
     Executed { pid: i32 },
     /// Its thread `tid` is stopped in the loader hook.
     AtLoader { pid: i32, tid: i32 },
+    /// A thread of it receives signals faster than it can be resumed.
+    Starved { pid: i32 },
     /// It has exited.
     Exited { pid: i32 },
 }
@@ -85,6 +89,7 @@ impl<'t> TraceeSet<'t> {
             hooks: HashMap::new(),
             given_up: HashSet::new(),
             unreaped: HashSet::new(),
+            starved: StarvedThreads::default(),
         }
     }
 
@@ -230,8 +235,17 @@ impl<'t> TraceeSet<'t> {
             detach_or_reap(tid, wait);
             return None;
         }
+        if !matches!(wait, Wait::Signal(_)) {
+            self.starved.forget(tid);
+        }
         match wait {
-            Wait::Signal(signal) => ptrace::resume(tid, signal),
+            Wait::Signal(signal) => {
+                let is_starved = self.starved.is_starved(tid);
+                ptrace::resume(tid, signal);
+                return pid
+                    .filter(|_| is_starved)
+                    .map(|pid| TraceEvent::Starved { pid });
+            }
             Wait::GroupStopped => ptrace::listen(tid),
             Wait::Trapped => {
                 let event = self.register(tid);
