@@ -5,6 +5,7 @@ mod attach;
 mod changes;
 mod closures;
 mod count;
+mod discarded;
 mod failures;
 mod follow;
 mod holds;

@@ -114,7 +114,9 @@ pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, Semaphore
 pub use update::snapshot::State;
 
 // Observations: how often, how long and with which values probes are hit.
-pub use observe::{CleanReport, Counts, Event, Events, Latency, Observation, SiteHits, Value};
+pub use observe::{
+    CleanReport, Counts, DiscardedPatches, Event, Events, Latency, Observation, SiteHits, Value,
+};
 pub use observer::{ObservationReport, Observer};
 
 // Programs that are started, and processes that are followed.

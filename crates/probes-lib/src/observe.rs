@@ -13,6 +13,7 @@
 //! All that is needed to remove an observation is in the process ([`layout::arena`]): if the tool is
 //! killed, the next one finds it ([`installed`]) and removes it.
 
+pub(crate) mod discarded;
 mod frame;
 pub(crate) mod install;
 pub(crate) mod installed;
@@ -26,6 +27,7 @@ pub(crate) mod read;
 pub(crate) mod shadow;
 mod trampoline;
 
+pub use self::discarded::DiscardedPatches;
 pub use self::install::remove::CleanReport;
 pub use self::observation::Observation;
 pub use self::read::counts::{Counts, SiteHits};

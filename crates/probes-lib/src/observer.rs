@@ -2,16 +2,19 @@
 //!
 //! [`observe`]: crate::observe
 
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{
     Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProbeError, ProcessError,
     Result,
 };
-use crate::observe::Observation;
+use crate::observe::discarded::DiscardCheck;
 use crate::observe::install::prepare::{Installed, install, refuse_forbidden, write_shared};
 use crate::observe::install::remove::{CleanReport, Removed, remove, remove_stale};
-use crate::observe::installed::{refuse_if_removal_began, refuse_observed, refuse_replaced};
+use crate::observe::installed::{
+    find_points, refuse_if_removal_began, refuse_observed, refuse_replaced,
+};
 use crate::observe::layout::arena::Arena;
 use crate::observe::observer_lock::own_record;
 use crate::observe::plan::ObservationPlan;
@@ -20,6 +23,7 @@ use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, SharedData};
 use crate::observe::read::events::Events;
 use crate::observe::read::latency::{Latency, read_pairs};
+use crate::observe::{DiscardedPatches, Observation};
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
@@ -83,6 +87,8 @@ pub struct ObservationReport {
     /// An upper bound of the total time for which the process was stopped to remove the
     /// observation; zero if it had exited.
     pub stopped: Duration,
+    /// Sites whose records are incomplete.
+    pub discarded: DiscardedPatches,
     /// See [`CleanReport::still_mapped`].
     pub still_mapped: u64,
 }
@@ -284,6 +290,7 @@ impl Observer {
     pub fn check(&self) -> Result<()> {
         self.refuse_removed()?;
         self.refuse_if_removal_began()?;
+        self.find_discarded();
         let memory = self.target.opened.unshadowed_memory_to_read()?;
         refuse_taken_over(&self.target, &memory, &self.active.arenas)
             .map_err(|error| self.target.opened.executed_or(error))
@@ -327,6 +334,7 @@ impl Observer {
     /// Same as [`Observer::counts`].
     pub fn events(&mut self) -> Result<Events> {
         self.refuse_removed()?;
+        self.find_discarded();
         if let Err(error) = self.renew_pages() {
             // What has been recorded in a shared file can still be read.
             if self.active.data.is_none() || !is_replaced(&error) {
@@ -339,6 +347,43 @@ impl Observer {
         read_from(target, &active.arenas, &active.data, |source, memory| {
             events.read(process, source, memory, &clock, false)
         })
+    }
+
+    /// Returns the sites that have been found to record no hits any more. They are looked for whenever something is
+    /// read, but at most five times a second; [`Observer::remove`] looks once more.
+    pub fn discarded(&self) -> DiscardedPatches {
+        self.discards().found()
+    }
+
+    fn discards(&self) -> MutexGuard<'_, DiscardCheck> {
+        let discards = self.active.discards.lock();
+        discards.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks for patches that the process has discarded, if it is time. Fails only if the process cannot
+    /// be read, which the next reading reports.
+    fn find_discarded(&self) {
+        let mut discards = self.discards();
+        if discards.is_due() {
+            let _ = self.try_to_find_discarded(&mut discards);
+        }
+    }
+
+    fn try_to_find_discarded(&self, discards: &mut DiscardCheck) -> Result<()> {
+        let (process, active) = (self.target.opened.process(), &self.active);
+        let memory = self.target.opened.unshadowed_memory_to_read()?;
+        let mut points = Vec::new();
+        for arena in &active.arenas {
+            points.extend(find_points(process, &memory, arena)?.discarded);
+        }
+        let sites = discards.unknown(&active.plan, &points);
+        if !sites.is_empty() {
+            let maps = read_maps(process)?;
+            // Afterwards: another tool that removes this observation says so before it restores the sites.
+            refuse_replaced(process, &memory, &active.arenas)?;
+            discards.add(&sites, &maps);
+        }
+        Ok(())
     }
 
     /// Renews the table of pages that trampolines may read, if it is time.
@@ -394,6 +439,7 @@ impl Observer {
             let events = active.events.read(process, source, memory, &clock, true)?;
             Ok((counts, pairs, events))
         };
+        let mut maps = Vec::new();
         let mut remove_all = || {
             let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
             let memory = target.opened.unshadowed_memory()?;
@@ -402,9 +448,21 @@ impl Observer {
                 None => DataSource::Process(&memory),
             };
             let read = || read_results(&source, Some(&memory));
+            maps = read_maps(process)?;
             remove(process, &memory, &active.arenas, options, read)
         };
-        let removed = match (remove_all(), &active.data) {
+        let removed = remove_all();
+        let discards = active.discards.get_mut();
+        let discards = discards.unwrap_or_else(PoisonError::into_inner);
+        match &removed {
+            Ok(removed) => {
+                let sites = discards.unknown(&active.plan, &removed.discarded);
+                discards.add(&sites, &maps);
+            }
+            Err(error) if is_partly_removed(error) => discards.end(),
+            Err(_) => {}
+        }
+        let removed = match (removed, &active.data) {
             (Err(error), Some(data)) => {
                 let data = DataSource::Shared(data);
                 // The arenas record which tool has replaced this one, even after the process has
@@ -424,6 +482,7 @@ impl Observer {
             counts,
             latencies: Latency::of_pairs(&active.plan.pairs, &pairs, &active.ticks),
             events,
+            discarded: discards.found(),
             stopped: removed.stop_time,
             still_mapped: removed.still_mapped,
         })
@@ -451,6 +510,7 @@ impl Observer {
     /// Reads recorded data.
     fn read<T>(&self, read: impl FnOnce(&DataSource<'_>) -> Result<T>) -> Result<T> {
         self.refuse_removed()?;
+        self.find_discarded();
         let active = &self.active;
         let read = |source: &DataSource<'_>, _: Option<&_>| read(source);
         read_from(&self.target, &active.arenas, &active.data, read)
@@ -487,6 +547,11 @@ fn refuse_taken_over(target: &Target, memory: &ProcessMemory, arenas: &[Arena]) 
     }
     let _lock = UpdateLock::wait(process, Instant::now() + TAKING_OVER);
     refuse_replaced(process, memory, arenas)
+}
+
+/// Returns whether a removal that failed may have restored sites.
+fn is_partly_removed(error: &Error) -> bool {
+    matches!(error.effect(), Effect::HalfChanged | Effect::StillMapped)
 }
 
 fn is_already_observed(error: &Error) -> bool {

@@ -91,6 +91,8 @@ mod files;
 mod refusals;
 
 // Observations: what is counted, timed and shown is exact.
+#[path = "live/discarded.rs"]
+mod discarded;
 #[path = "live/exactness.rs"]
 mod exactness;
 #[path = "live/injected_calls.rs"]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Counts, Observation, Target};
 
-use super::observe_loop::{ActiveObservation, Display};
+use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::{open, sources};
 use super::redraw::RedrawnTable;
 use crate::destination::Output;
@@ -70,9 +70,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     )?;
     let mut counting = Counting::new(args, output, &target);
     let mut outcome = active.run(
-        counting.display.show_interval(),
+        counting.display,
         |observer| observer.counts(),
-        |counts, interruptible, at| counting.show(counts, interruptible, at),
+        |shown, interruptible| counting.show(shown, interruptible),
     );
     let total = match outcome.observed.take() {
         Some(observed) => Some((observed.counts, outcome.lasted)),
@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             format!("{}, {hits} hits", number_of(probes, "probe"))
         });
     }
-    outcome.failures.finish(&output.messages)
+    outcome.finish(&output.messages)
 }
 
 /// Shows counts.
@@ -122,16 +122,16 @@ impl<'t> Counting<'t> {
     /// since the last time.
     fn show(
         &mut self,
-        counts: Counts,
+        shown: Shown<Counts>,
         interruptible: &mut InterruptibleOutput,
-        at: Duration,
     ) -> Result<Next, Failure> {
+        let (counts, at) = (shown.reading, shown.at);
         let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
         let last = self.last.as_ref().map(|(counts, _)| counts);
         let counted = CountReport::new(self.target, &counts, &self.detail);
         let next = if self.display.is_redrawn {
             let table = counted.with_rates_since(last, at - since).table();
-            self.table.redraw(&table, interruptible)
+            self.table.redraw(&table, &shown.discarded, interruptible)
         } else {
             let counted = counted.hits_since(last, at - since).at(at);
             let text = output::counted(self.output.format, &counted);

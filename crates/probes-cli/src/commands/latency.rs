@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use probes_lib::{Latency, Observation, Target};
 
-use super::observe_loop::{ActiveObservation, Display};
+use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open;
 use super::redraw::RedrawnTable;
 use crate::destination::Output;
@@ -81,9 +81,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         table: RedrawnTable::default(),
     };
     let mut outcome = active.run(
-        timing.display.show_interval(),
+        timing.display,
         |observer| observer.latencies(),
-        |latencies, interruptible, at| timing.show(latencies, interruptible, at),
+        |shown, interruptible| timing.show(shown, interruptible),
     );
     let total = match outcome.observed.take() {
         Some(observed) => Some((observed.latencies, outcome.lasted)),
@@ -102,7 +102,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         latencies.warn_of_interleaved(&output.messages);
     }
-    outcome.failures.finish(&output.messages)
+    outcome.finish(&output.messages)
 }
 
 /// Shows the times of pairs.
@@ -119,13 +119,13 @@ impl Timing<'_> {
     /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
-        latencies: Vec<Latency>,
+        shown: Shown<Vec<Latency>>,
         interruptible: &mut InterruptibleOutput,
-        at: Duration,
     ) -> Result<Next, Failure> {
+        let (latencies, at, discarded) = (shown.reading, shown.at, shown.discarded);
         let shown = Latencies::new(self.target, &latencies, at).so_far();
         let next = if self.display.is_redrawn {
-            self.table.redraw(&shown.table(), interruptible)
+            self.table.redraw(&shown.table(), &discarded, interruptible)
         } else {
             let text = output::latencies(self.output.format, &shown);
             text.and_then(|text| interruptible.write(&text))

@@ -5,9 +5,10 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
+use probes_lib::{DiscardedPatches, Observation, ObservationReport, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
+use super::discarded::DiscardWarning;
 use super::undo::retry;
 use crate::destination::{Output, print_result_without_waiting};
 use crate::failure::{Failed, Failure, exit_or_exec, is_replaced};
@@ -33,6 +34,7 @@ pub(super) struct ActiveObservation<'t> {
     duration: Option<Duration>,
     interruptible: InterruptibleOutput,
     output: &'t Output,
+    warning: DiscardWarning,
 }
 
 /// The result of an observation.
@@ -49,6 +51,17 @@ pub(super) struct Outcome<T> {
     pub(super) was_read: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: Failed,
+    discarded: DiscardedPatches,
+    warning: DiscardWarning,
+}
+
+/// A reading that is shown.
+pub(super) struct Shown<T> {
+    pub(super) reading: T,
+    /// Since the beginning.
+    pub(super) at: Duration,
+    /// To be shown by a table that is redrawn; else there was a warning.
+    pub(super) discarded: DiscardedPatches,
 }
 
 /// How often the figures so far are shown, and whether as a table that is redrawn.
@@ -69,11 +82,6 @@ impl Display {
             is_redrawn,
         }
     }
-
-    /// How often what was read is shown.
-    pub(super) fn show_interval(&self) -> Duration {
-        self.interval.unwrap_or(Duration::MAX)
-    }
 }
 
 impl<T> Outcome<T> {
@@ -87,6 +95,12 @@ impl<T> Outcome<T> {
             }
         });
         self.failures.add(printed);
+    }
+
+    /// Reports what is wrong with the results, which are printed, and what has failed.
+    pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
+        self.warning.update(messages, &self.discarded);
+        self.failures.finish(messages)
     }
 }
 
@@ -116,24 +130,29 @@ impl<'t> ActiveObservation<'t> {
             duration,
             interruptible,
             output,
+            warning: DiscardWarning::default(),
         })
     }
 
-    /// Has `show` show a reading every `interval`, until the observation is over; then removes it. If that
+    /// Has `show` show a reading at the intervals of `display`, until the observation is over; then removes it. If that
     /// is seldom, it is read in between, too, in case it ends before the next is shown. Whatever fails, what was observed until then is returned.
     pub(super) fn run<T>(
         mut self,
-        interval: Duration,
+        display: Display,
         read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        show: impl FnMut(T, &mut InterruptibleOutput, Duration) -> Result<Next, Failure>,
+        show: impl FnMut(Shown<T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
     ) -> Outcome<T> {
         let mut last = None;
-        let read_result = self.read_repeatedly(interval, &mut last, read, show);
+        let read_result = self.read_repeatedly(display, &mut last, read, show);
         let lasted = self.begun.elapsed();
         // Removed whatever has failed so far.
         let removed = retry(self.interruptible.signals(), &self.output.messages, || {
             self.observer.remove()
         });
+        let discarded = match &removed {
+            Ok(observed) => observed.discarded.clone(),
+            Err(_) => self.observer.discarded(),
+        };
         let was_read = self.interruptible.was_read();
         let rest = self.interruptible.take_rest();
         self.interruptible.into_signals().unblock();
@@ -176,6 +195,8 @@ impl<'t> ActiveObservation<'t> {
             lasted,
             was_read,
             failures,
+            discarded,
+            warning: self.warning,
         }
     }
 
@@ -183,11 +204,12 @@ impl<'t> ActiveObservation<'t> {
     /// failed, the outer one that of waiting or showing.
     fn read_repeatedly<T>(
         &mut self,
-        interval: Duration,
+        display: Display,
         last: &mut Option<(T, Duration)>,
         mut read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        mut show: impl FnMut(T, &mut InterruptibleOutput, Duration) -> Result<Next, Failure>,
+        mut show: impl FnMut(Shown<T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
     ) -> Result<probes_lib::Result<()>, Failure> {
+        let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.duration.unwrap_or(Duration::MAX);
         let mut next = interval;
         // Read often even if results are shown rarely: if the process exits, or another observer
@@ -213,7 +235,16 @@ impl<'t> ActiveObservation<'t> {
             };
             if at >= next {
                 *last = None;
-                if let Next::Stop = show(reading, &mut self.interruptible, at)? {
+                let discarded = self.observer.discarded();
+                if !display.is_redrawn {
+                    self.warning.update(&self.output.messages, &discarded);
+                }
+                let shown = Shown {
+                    reading,
+                    at,
+                    discarded,
+                };
+                if let Next::Stop = show(shown, &mut self.interruptible)? {
                     return Ok(Ok(()));
                 }
                 next = next_time(at, interval);

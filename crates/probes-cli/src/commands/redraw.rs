@@ -1,9 +1,12 @@
 //! A table on a terminal that is drawn again and again.
 
+use probes_lib::DiscardedPatches;
 use ratatui::crossterm::terminal::window_size;
 
+use super::discarded::caution;
 use crate::failure::Failure;
 use crate::say::{InterruptibleOutput, Next};
+use crate::text::Escaped;
 
 /// How much of the table is on the terminal: the number of its lines that were drawn last.
 #[derive(Debug, Default)]
@@ -12,15 +15,18 @@ pub(super) struct RedrawnTable {
 }
 
 impl RedrawnTable {
-    /// Draws a table in the place of the one before. If it is larger than the terminal, only as much of
-    /// it is drawn as there is room for.
+    /// Draws a table in the place of the one before, below what is wrong with its figures. If it is larger
+    /// than the terminal, only as much of it is drawn as there is room for.
     pub(super) fn redraw(
         &mut self,
         table: &str,
+        discarded: &DiscardedPatches,
         output: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let size = window_size().map_or((0, 0), |size| (size.columns, size.rows));
-        let table = clipped(table, size.0.into(), size.1.into());
+        let caution = caution(discarded)
+            .map_or_else(String::new, |caution| format!("{}\n", Escaped(&caution)));
+        let table = clipped(&(caution + table), size.0.into(), size.1.into());
         let text = self.erase_sequence() + &table;
         self.lines = table.lines().count();
         output.write(&text)

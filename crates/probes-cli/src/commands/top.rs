@@ -20,6 +20,7 @@ use self::screen::{Scroll, ShownProgram};
 use self::session::{Sample, Session};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
+use super::discarded::{DiscardWarning, caution};
 use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open;
 use crate::failure::{Failure, exit_or_exec};
@@ -146,6 +147,9 @@ fn undo(
     pid: i32,
 ) -> Result<(), Failure> {
     let removed = session.remove(signals, messages);
+    if let Some(discarded) = session.discarded() {
+        DiscardWarning::default().update(messages, &discarded);
+    }
     if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
         session.forget();
         let figures = if leaves_figures(&end) {
@@ -306,6 +310,8 @@ impl<'l, 't> View<'l, 't> {
         if let Some(sample) = self.latest.take() {
             let pairs = sample.latencies.iter();
             self.model.set_times(pairs.map(times).collect());
+            let discarded = self.session.discarded();
+            self.model.set_caution(discarded.as_ref().and_then(caution));
             let counts = &sample.counts;
             self.model.set_counts(sample.at, |name| counts.hits(name));
         }

@@ -4,10 +4,13 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Launch, Launched, Observation, ObservationReport, Observer, Selector, Target};
+use probes_lib::{
+    DiscardedPatches, Launch, Launched, Observation, ObservationReport, Observer, Selector, Target,
+};
 
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
+use super::discarded::DiscardWarning;
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::wait::Wait;
@@ -140,6 +143,7 @@ struct Recorder<'l> {
     wanted: &'l ProgramObservation,
     output: &'l Output,
     watching: Watching,
+    warning: DiscardWarning,
     begun: Instant,
 }
 
@@ -159,6 +163,7 @@ impl<'l> Recorder<'l> {
             wanted,
             output,
             watching: Watching::new(hits, output.clone()),
+            warning: DiscardWarning::default(),
             begun,
         }
     }
@@ -191,6 +196,7 @@ impl<'l> Recorder<'l> {
         let print = |text: String| self.output.print_result(&text);
         failures.add(self.watching.show_at_once(observed.events));
         failures.add(self.watching.report_missing());
+        self.warn(&observed.discarded);
         if self.wanted.counts {
             let counted = CountReport::new(self.target, &observed.counts, &Detail::default())
                 .hits_since(None, lasted);
@@ -222,11 +228,17 @@ impl<'l> Recorder<'l> {
                 continue;
             }
             checked = Instant::now();
-            if let Some(error) = observer.check().err().filter(is_replaced) {
+            let check = observer.check();
+            self.warn(&observer.discarded());
+            if let Some(error) = check.err().filter(is_replaced) {
                 return Some(error);
             }
         }
         None
+    }
+
+    fn warn(&mut self, discarded: &DiscardedPatches) {
+        self.warning.update(&self.output.messages, discarded);
     }
 
     fn read_interval(&self) -> Duration {
@@ -253,6 +265,7 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
         counts: observer.counts()?,
         latencies: observer.latencies()?,
         events: observer.events()?,
+        discarded: observer.discarded(),
         stopped: Duration::ZERO,
         still_mapped: 0,
     })

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Event, Events, Observation};
 
-use super::observe_loop::ActiveObservation;
+use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open, sources};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -102,18 +102,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut watching = Watching::new(hits, output.clone());
     watching.limit = args.limit;
     watching.sample = args.rate.map(|rate| Sample::new(rate, Rng::new()));
-    let outcome = active.run(
-        READ_INTERVAL,
+    let mut outcome = active.run(
+        Display {
+            interval: Some(READ_INTERVAL),
+            is_redrawn: false,
+        },
         |observer| observer.events(),
-        |events, interruptible, _| watching.show(events, |text| interruptible.write(text)),
+        |shown, interruptible| watching.show(shown.reading, |text| interruptible.write(text)),
     );
-    let mut failures = outcome.failures;
     if outcome.was_read {
-        let observed = outcome.observed.map(|observed| observed.events);
+        let observed = outcome.observed.take().map(|observed| observed.events);
+        let failures = &mut outcome.failures;
         failures.add(watching.show_rest(observed.unwrap_or_default()));
         failures.add(watching.report_missing());
     }
-    failures.finish(&output.messages)
+    outcome.finish(&output.messages)
 }
 
 /// Shows hits.

@@ -25,6 +25,8 @@ pub(crate) enum WarningKind {
     ClosuresRefused,
     /// Memory of an observation that has ended stays mapped.
     StillMapped,
+    /// Figures are too low, because the process has discarded pages with observed sites.
+    Discarded,
     /// A followed process does not have the probes that were asked for, so far.
     MissingProbes,
     /// A process is not followed any more, because it receives signals too fast.

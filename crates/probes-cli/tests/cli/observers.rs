@@ -39,7 +39,7 @@ fn taking_over(line: &str, pid: i32) -> Talker {
 }
 
 /// Starts a tool whose standard error can be read, and waits until it observes.
-fn watched(line: &str, pid: i32) -> Talker {
+pub(crate) fn watched(line: &str, pid: i32) -> Talker {
     let mut command = command(line.split(' '));
     command
         .args(["-pid", &pid.to_string()])
@@ -64,7 +64,7 @@ pub(crate) fn wait_for_reading(tool: i32) {
 }
 
 /// What a tool prints until it exits: its lines, what it says on standard error, and its status.
-fn rest(mut tool: Talker) -> (Vec<String>, String, Option<i32>) {
+pub(crate) fn rest(mut tool: Talker) -> (Vec<String>, String, Option<i32>) {
     let lines = std::iter::from_fn(|| tool.line()).collect();
     let mut said = String::new();
     let mut stderr = tool.guard().child().stderr.take().unwrap();

@@ -123,32 +123,47 @@ fn other_observer(process: &Process, memory: &ProcessMemory, arena: &Arena) -> O
     observer_in(process, &arenas).filter(|observer| observer.is_alive)
 }
 
-/// Returns the points of an arena that are patched, or half patched or half restored: their indices
-/// in the arena, and what is there instead of the displaced bytes.
+/// What is found at the points of an arena.
+#[derive(Debug, Default)]
+pub(crate) struct FoundPoints {
+    /// Those that are patched, or half patched or half restored: their indices in the arena, and what is
+    /// there instead of the displaced bytes.
+    pub(crate) patched: Vec<(usize, [u8; PATCH_LEN])>,
+    /// Those whose patch is gone, wholly or in part.
+    pub(crate) discarded: Vec<LiveAddr>,
+}
+
+/// Returns what is found at the points of an arena; nothing once they are restored.
 ///
 /// # Errors
 ///
 /// If the arena cannot be read, or the process has exited.
-pub(crate) fn patched_points(
+pub(crate) fn find_points(
     process: &Process,
     memory: &ProcessMemory,
     arena: &Arena,
-) -> Result<Vec<(usize, [u8; PATCH_LEN])>> {
+) -> Result<FoundPoints> {
     let is_restored = arena.is_restored(|at, bytes| memory.read(at, bytes));
     let is_restored = is_restored.map_err(|source| {
         Error::of_read(process.pid(), MemoryPart::Trampoline, arena.code, source)
     })?;
     if is_restored {
-        return Ok(Vec::new());
+        return Ok(FoundPoints::default());
     }
-    let found = read_patches(process, memory, arena)?;
-    let points = found.into_iter().zip(&arena.points).enumerate();
-    let patched = points.filter_map(|(index, (found, point))| {
-        let (found, patch) = (found?, arena.patch(index));
-        let is_patched = found == patch || point.is_half_patched(found, patch);
-        is_patched.then_some((index, found))
-    });
-    Ok(patched.collect())
+    let all = read_patches(process, memory, arena)?;
+    let mut found = FoundPoints::default();
+    for (index, (bytes, point)) in all.into_iter().zip(&arena.points).enumerate() {
+        let (Some(bytes), patch) = (bytes, arena.patch(index)) else {
+            continue;
+        };
+        if bytes == patch || point.is_half_patched(bytes, patch) {
+            found.patched.push((index, bytes));
+        }
+        if point.is_discarded(bytes, patch) {
+            found.discarded.push(point.address);
+        }
+    }
+    Ok(found)
 }
 
 /// Returns the bytes where the patches of an arena's points are or were; `None` where an object has been

@@ -78,13 +78,30 @@ impl Point {
     /// Returns whether `found` is a half-written patch: the opcode is that of a disabled probe, and
     /// each byte of the operand is either the original one or that of `patched`. All four may be
     /// original only if the patch crosses a page boundary, where patches are always written in
-    /// steps.
+    /// steps. There, the opcode may also be that of the patch, if the process has discarded the second page.
     pub(crate) fn is_half_patched(&self, found: [u8; PATCH_LEN], patched: [u8; PATCH_LEN]) -> bool {
         let [opcode, displacement @ ..] = found;
+        let crosses = crosses(self.patch_at(), PAGE);
+        let is_begun = match opcode {
+            CMP => displacement != self.operand || crosses,
+            CALL => displacement != self.operand && crosses,
+            _ => false,
+        };
+        is_begun && self.is_mixed(displacement, patched)
+    }
+
+    /// Returns whether `found` is the site with its original bytes, or with some of them and some of the patch:
+    /// it was patched, and is so no more.
+    pub(crate) fn is_discarded(&self, found: [u8; PATCH_LEN], patched: [u8; PATCH_LEN]) -> bool {
+        let [opcode, displacement @ ..] = found;
+        let is_site = matches!(opcode, CMP | CALL) && self.is_mixed(displacement, patched);
+        is_site && found != patched
+    }
+
+    /// Returns whether each byte of a displacement is either the original one or that of `patched`.
+    fn is_mixed(&self, displacement: [u8; 4], patched: [u8; PATCH_LEN]) -> bool {
         let mut bytes = displacement.iter().zip(self.operand).zip(&patched[1..]);
-        let is_mixed = bytes.all(|((&byte, own), &patched)| byte == own || byte == patched);
-        let is_begun = displacement != self.operand || crosses(self.patch_at(), PAGE);
-        opcode == CMP && is_mixed && is_begun
+        bytes.all(|((&byte, own), &patched)| byte == own || byte == patched)
     }
 }
 
@@ -249,6 +266,35 @@ mod tests {
                 "{address}"
             );
         }
+    }
+
+    #[test]
+    fn discarded_second_page_leaves_a_half_patch() {
+        let patched = POINT.patched(TRAMPOLINE);
+        let at = |address| Point {
+            address: LiveAddr(address),
+            ..POINT
+        };
+        let half = [CALL, 0, 0xf8, 0, 0];
+        assert!(at(0xffc).is_half_patched(half, patched));
+        assert!(!at(0xffa).is_half_patched(half, patched));
+        assert!(!at(0xffc).is_half_patched(POINT.unpatched(true), patched));
+        assert!(!at(0xffc).is_half_patched([0xcc, 0, 0xf8, 0, 0], patched));
+    }
+
+    #[test]
+    fn site_with_original_bytes_is_discarded() {
+        let patched = POINT.patched(TRAMPOLINE);
+        let is_discarded = |found| POINT.is_discarded(found, patched);
+        assert!(is_discarded(POINT.unpatched(false)));
+        assert!(is_discarded(POINT.unpatched(true)));
+        // Only one of its two pages was discarded.
+        assert!(is_discarded([CMP, 0, 0xf8, 0xff, 0xff]));
+        assert!(is_discarded([CALL, 0, 0xf8, 0, 0]));
+        assert!(!is_discarded(patched));
+        // A breakpoint of a debugger, and code of another object.
+        assert!(!is_discarded([0xcc, 0, 0xf8, 0xff, 0xff]));
+        assert!(!is_discarded([CALL, 1, 2, 3, 4]));
     }
 
     #[test]

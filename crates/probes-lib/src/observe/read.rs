@@ -7,8 +7,11 @@ pub(crate) mod latency;
 pub(crate) mod ring;
 pub(crate) mod value;
 
+use std::sync::Mutex;
+
 use self::data_source::SharedData;
 use self::events::EventReader;
+use crate::observe::discarded::DiscardCheck;
 use crate::observe::layout::arena::Arena;
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
@@ -24,6 +27,7 @@ pub(crate) struct ActiveObservation {
     pub(crate) data: Option<SharedData>,
     pub(crate) ticks: TickMeasurement,
     pub(crate) events: EventReader,
+    pub(crate) discards: Mutex<DiscardCheck>,
     /// Tells other tools that we observe; `None` once it is released.
     pub(crate) lock: Option<ObserverLock>,
 }

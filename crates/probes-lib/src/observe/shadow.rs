@@ -2,7 +2,7 @@
 //! [`Shadow`] of the arenas that are found installed in it.
 
 use crate::memory::shadow::{Shadow, Shadowed, ShadowedSite};
-use crate::observe::installed::{find, observer_in, patched_points};
+use crate::observe::installed::{find, find_points, observer_in};
 use crate::observe::layout::arena::Arena;
 use crate::process::Process;
 use crate::process::maps::Mapping;
@@ -40,7 +40,8 @@ pub(crate) fn observed_sites(
     arenas: Vec<Arena>,
 ) -> ObservedSites {
     // What cannot be read is not observed.
-    let observed = |arena: &Arena| patched_points(process, memory, arena).map_or(0, |it| it.len());
+    let observed =
+        |arena: &Arena| find_points(process, memory, arena).map_or(0, |found| found.patched.len());
     let counted = arenas.into_iter().map(|arena| (observed(&arena), arena));
     let (counts, arenas): (Vec<usize>, Vec<Arena>) =
         counted.filter(|(sites, _)| *sites > 0).unzip();

@@ -278,7 +278,7 @@ fn expect_expiry(file: &Path, idle: impl Fn(Pid)) {
 }
 
 /// Starts a program and observes it from its first instruction.
-fn launch_observed(file: &Path, observation: Observation) -> (Talker, Observer) {
+pub(crate) fn launch_observed(file: &Path, observation: Observation) -> (Talker, Observer) {
     let mut command = Command::new(file);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let launch = Launch::new(command).options(options()).observe(observation);

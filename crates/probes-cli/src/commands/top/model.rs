@@ -36,6 +36,8 @@ pub(super) struct Model {
     /// Which page of help is shown.
     help_page: Option<usize>,
     message: Option<String>,
+    /// What is wrong with the figures.
+    caution: Option<String>,
 }
 
 #[derive(Debug)]
@@ -136,6 +138,7 @@ impl Model {
             selected: None,
             help_page: None,
             message: None,
+            caution: None,
         };
         model.arrange();
         model
@@ -180,6 +183,11 @@ impl Model {
     /// Shows a message until the next key.
     pub(super) fn show_message(&mut self, message: impl Into<String>) {
         self.message = Some(message.into());
+    }
+
+    /// Shows what is wrong with the figures, as long as it is.
+    pub(super) fn set_caution(&mut self, caution: Option<String>) {
+        self.caution = caution;
     }
 
     /// Handles a key; a page has `rows` rows.
@@ -375,6 +383,10 @@ impl Model {
     /// Closes the help after the last of its pages.
     pub(super) fn close_help_after(&mut self, pages: usize) {
         self.help_page = self.help_page.filter(|page| *page < pages);
+    }
+
+    pub(super) fn caution(&self) -> Option<&str> {
+        self.caution.as_deref()
     }
 
     pub(super) fn message(&self) -> Option<&str> {

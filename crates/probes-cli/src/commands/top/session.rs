@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Actions, CodeDigest, Counts, Hold, Latency, Observation, Observer, Options,
-    ProbeStates, Report, Result, Selector, Target,
+    Action, Actions, CodeDigest, Counts, DiscardedPatches, Hold, Latency, Observation, Observer,
+    Options, ProbeStates, Report, Result, Selector, Target,
 };
 
 use crate::commands::undo::{fail_unless_all_undone, retry, undo_changes};
@@ -16,7 +16,7 @@ use crate::signals::TerminationSignals;
 /// too.
 pub(super) struct Session<'t> {
     target: &'t Target,
-    /// `None` once it was removed.
+    /// `None` once it is forgotten. If it was removed, removing it again does nothing.
     observer: Option<Observer>,
     begun: Instant,
     /// The updates that have switched a probe and are still to be undone, in the order they were made.
@@ -68,6 +68,11 @@ impl<'t> Session<'t> {
             latencies: observer.latencies().ok()?,
             at: self.begun.elapsed(),
         })
+    }
+
+    /// The sites that record nothing any more, as far as is known.
+    pub(super) fn discarded(&self) -> Option<DiscardedPatches> {
+        self.observer.as_ref().map(Observer::discarded)
     }
 
     /// Which probes are enabled; `None` if that cannot be read now.
@@ -130,7 +135,6 @@ impl<'t> Session<'t> {
             return Ok(0);
         };
         let removed = retry(signals, messages, || observer.remove())?;
-        self.observer = None;
         Ok(removed.still_mapped)
     }
 

@@ -6,6 +6,7 @@
 //! stopped   map each arena ─▶ write its code ─▶ write the shared data ─▶ patch all points
 //! ```
 
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::address::{LiveAddr, PAGE};
@@ -15,6 +16,7 @@ use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::permissions::{Permissions, why_unreadable};
 use crate::memory::WriteMemory;
+use crate::observe::discarded::DiscardCheck;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::remove::unmap_call;
 use crate::observe::install::tsc_access;
@@ -354,6 +356,7 @@ impl Prepared {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
         ActiveObservation {
             events: EventReader::begin(&self.plan, shared_at, self.thread_ids, self.pages),
+            discards: Mutex::new(DiscardCheck::new(self.plan.program.clone())),
             plan: self.plan,
             arenas: self.arenas,
             data,

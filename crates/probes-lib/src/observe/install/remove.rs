@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use crate::address::LiveAddr;
 use crate::error::{Effect, Error, MemoryPart, ProcessError, Result};
 use crate::inject::code_cave;
 use crate::inject::injected_call::{self, InjectedCall};
@@ -12,7 +13,7 @@ use crate::memory::ReadMemory;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::prepare::write_shared;
 use crate::observe::install::write_code;
-use crate::observe::installed::{self, has_observer, patched_points, refuse_replaced};
+use crate::observe::installed::{self, find_points, has_observer, refuse_replaced};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::process::Process;
@@ -177,6 +178,8 @@ pub(crate) struct Removed<T> {
     pub(crate) results: T,
     /// How many points were restored.
     sites: usize,
+    /// The points whose patch was gone.
+    pub(crate) discarded: Vec<LiveAddr>,
     /// How many bytes stay mapped.
     pub(crate) still_mapped: u64,
     /// How long the removal took from the first stop on, with the time in which threads ran to
@@ -190,6 +193,7 @@ impl<T> Removed<T> {
         Removed {
             results,
             sites: 0,
+            discarded: Vec::new(),
             still_mapped: 0,
             stop_time: Duration::ZERO,
         }
@@ -250,14 +254,18 @@ fn remove_all<T: Send>(
                 successor
             }
         };
-        let restore = || -> Result<Vec<Patch>> {
+        let restore = || -> Result<Restored> {
             // Before its observer misses a hit: we may be killed at any moment.
             write_successor(process, memory, arenas, successor)?;
-            let patches = restoring_patches(&injector, &stopped, arenas)?;
-            patch::write_all(process.pid(), &mut stopped.memory(memory)?, &patches)?;
-            Ok(patches)
+            let restored = restoring_patches(&injector, &stopped, arenas)?;
+            patch::write_all(
+                process.pid(),
+                &mut stopped.memory(memory)?,
+                &restored.patches,
+            )?;
+            Ok(restored)
         };
-        let patches = restore().inspect_err(|error| {
+        let restored = restore().inspect_err(|error| {
             if error.effect() != Effect::HalfChanged && successor.is_some() {
                 // The observer continues, unless this write fails, too: then it ends.
                 let _ = write_successor(process, memory, arenas, Some(&ObserverRecord::default()));
@@ -282,7 +290,8 @@ fn remove_all<T: Send>(
         };
         Ok(Removed {
             results,
-            sites: patches.len(),
+            sites: restored.patches.len(),
+            discarded: restored.discarded,
             still_mapped,
             stop_time: since.elapsed(),
         })
@@ -320,27 +329,37 @@ fn write_successor(
     Ok(())
 }
 
+/// The patches that restore points, and the points whose own patch was gone, wholly or in part.
+#[derive(Default)]
+struct Restored {
+    patches: Vec<Patch>,
+    discarded: Vec<LiveAddr>,
+}
+
 /// Returns the patches that restore the points; a point that holds neither its patch nor a part of it is
 /// left alone.
 fn restoring_patches(
     injector: &Injector<'_>,
     stopped: &Stopped<'_>,
     arenas: &[Arena],
-) -> Result<Vec<Patch>> {
-    let mut patches = Vec::new();
+) -> Result<Restored> {
+    let mut restored = Restored::default();
     for arena in arenas {
-        let patched = patched_points(injector.process, injector.memory, arena)?;
+        let found = find_points(injector.process, injector.memory, arena)?;
         let tails = read_tails(injector, stopped, arena)?;
-        patches.extend(patched.into_iter().map(|(index, before)| {
-            let point = arena.points[index];
-            Patch {
-                at: point.patch_at(),
-                before,
-                after: point.unpatched(tails[index] == JMP),
-            }
-        }));
+        restored.discarded.extend(found.discarded);
+        restored
+            .patches
+            .extend(found.patched.into_iter().map(|(index, before)| {
+                let point = arena.points[index];
+                Patch {
+                    at: point.patch_at(),
+                    before,
+                    after: point.unpatched(tails[index] == JMP),
+                }
+            }));
     }
-    Ok(patches)
+    Ok(restored)
 }
 
 /// Returns the first byte of the tail of each trampoline.

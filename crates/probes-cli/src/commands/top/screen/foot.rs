@@ -1,6 +1,6 @@
 //! The last lines of the screen: which keys work now, a message, or help.
 
-use ratatui::style::Stylize;
+use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 
 use crate::commands::top::model::Model;
@@ -22,30 +22,35 @@ const GAP: &str = "  ";
 /// The last lines of a screen of this width, which has `room` lines for them and the title.
 pub(super) fn foot(model: &Model, width: u16, room: usize) -> Foot {
     let width = usize::from(width);
-    let help = pages(&help(model), width, room);
-    let help_pages = help.len();
-    let mut foot = Foot {
-        help_pages,
-        needed: 1,
-        ..Foot::default()
-    };
     if model.is_typing() {
-        foot.lines = typed_filter(model, width);
-        foot.needed = foot.lines.len();
-        return foot;
+        let lines = typed_filter(model, width);
+        return Foot {
+            needed: lines.len(),
+            lines,
+            help_pages: pages(&help(model), width, room).len(),
+        };
     }
-    if let Some(message) = model.message() {
-        let words = Escaped(message).to_string();
-        let message = wrapped(words.split(' '), " ", width);
-        let bold = |line: String| Line::from(line).bold();
-        foot.lines = message.into_iter().map(bold).collect();
-        foot.lines = cut(foot.lines, LONGEST_MESSAGE, width);
-        foot.needed = foot.lines.len();
-    }
+    let lines = |text: Option<&str>, style: Style| -> Vec<Line<'static>> {
+        let words = text.map(|text| Escaped(text).to_string());
+        let lines = words.map(|words| wrapped(words.split(' '), " ", width));
+        let lines = lines.into_iter().flatten();
+        let lines = lines.map(|line| Line::styled(line, style)).collect();
+        cut(lines, LONGEST_MESSAGE, width)
+    };
+    let caution = lines(model.caution(), Style::new().red());
+    let help = pages(&help(model), width, room.saturating_sub(caution.len()));
+    let mut foot = Foot {
+        help_pages: help.len(),
+        lines: caution,
+        needed: 0,
+    };
+    foot.lines
+        .extend(lines(model.message(), Style::new().bold()));
+    foot.needed = foot.lines.len().max(1);
     if let Some(page) = model.help_page().and_then(|page| help.get(page)) {
         foot.needed = foot.lines.len() + page.len();
         foot.lines.extend(page.iter().cloned().map(Line::from));
-    } else if foot.lines.is_empty() {
+    } else if model.message().is_none() {
         foot.lines.push(keys(model, width).into());
     }
     foot

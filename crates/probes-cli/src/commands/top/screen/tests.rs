@@ -265,6 +265,28 @@ fn last_line_shows_the_input_and_the_message() {
 }
 
 #[test]
+fn caution_stays_above_message_and_keys() {
+    let mut model = model();
+    model.set_caution(Some("too\x1b low".to_owned()));
+    let last = |model: &Model| screen(model, 80, 12).split_off(10);
+    assert_eq!(last(&model)[0], "too\\u{1b} low");
+    assert!(last(&model)[1].contains("q quit"));
+    model.show_message("done");
+    assert_eq!(last(&model), ["too\\u{1b} low", "done"]);
+    model.press(Key::Character('p'), 5);
+    assert_eq!(last(&model)[0], "too\\u{1b} low");
+    // Help has all its pages.
+    model.press(Key::Character('?'), 5);
+    let lines = screen(&model, 80, 6);
+    assert!(
+        lines.iter().any(|line| line == "too\\u{1b} low"),
+        "{lines:?}"
+    );
+    model.set_caution(None);
+    assert!(!screen(&model, 80, 12).join("").contains("low"));
+}
+
+#[test]
 fn help_says_which_keys_work_now() {
     let mut model = model();
     let shown = |model: &Model| screen(model, 100, 16).join("\n");

@@ -1,0 +1,119 @@
+//! [`DiscardedPatches`]: patches that are gone although nobody has removed the observation.
+//!
+//! A patched page is a private copy of a page of a file. If the process discards the copy, the bytes of the
+//! file are back, and the sites of the page record nothing any more.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::address::LiveAddr;
+use crate::observe::plan::ObservationPlan;
+use crate::process::maps::{self, Mapping};
+use crate::process::program::Program;
+
+/// How often it is checked at most.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Sites of an observation that record no hits any more: the process has discarded its copies of the patched pages
+/// (by `madvise(MADV_DONTNEED)`, or by a new mapping of the file), or has unloaded an object and loaded it again at the same
+/// address. Hits, times and events of these sites are missing. Sites of objects that are no longer loaded
+/// are none of them.
+///
+/// ```no_run
+/// # let mut observer: probes_lib::Observer = unimplemented!();
+/// let report = observer.remove()?;
+/// for name in report.discarded.probes() {
+///     println!("the figures of {name} are too low");
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DiscardedPatches {
+    program: Arc<Program>,
+    /// Indices in the program.
+    sites: BTreeSet<usize>,
+}
+
+impl DiscardedPatches {
+    /// Returns how many sites there are.
+    pub fn sites(&self) -> usize {
+        self.sites.len()
+    }
+
+    /// Returns the names of their probes, in order.
+    pub fn probes(&self) -> impl Iterator<Item = &str> {
+        let probes = self.program.probes();
+        let has_any = |site: usize| self.sites.contains(&site);
+        let probes =
+            probes.filter(move |probe| !self.sites.is_empty() && probe.sites().any(has_any));
+        probes.map(|probe| probe.name())
+    }
+}
+
+/// Collects the patches that are found to be discarded while an observation lasts.
+#[derive(Debug)]
+pub(crate) struct DiscardCheck {
+    found: DiscardedPatches,
+    /// When the process is checked next; `None`: not any more, because its sites are being restored.
+    next: Option<Instant>,
+}
+
+impl DiscardCheck {
+    pub(crate) fn new(program: Arc<Program>) -> DiscardCheck {
+        DiscardCheck {
+            found: DiscardedPatches {
+                program,
+                sites: BTreeSet::new(),
+            },
+            next: Some(Instant::now()),
+        }
+    }
+
+    /// Returns whether the process is to be checked now; if so, not again for a while.
+    pub(crate) fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = self.next.is_some_and(|next| next <= now);
+        if is_due {
+            self.next = Some(now + INTERVAL);
+        }
+        is_due
+    }
+
+    /// Ends the checks: from now on, unpatched sites are those that we have restored.
+    pub(crate) fn end(&mut self) {
+        self.next = None;
+    }
+
+    /// Returns the sites of those `points` that were not found before; none once the checks have ended.
+    pub(crate) fn unknown(&self, plan: &ObservationPlan, points: &[LiveAddr]) -> Vec<usize> {
+        if self.next.is_none() {
+            return Vec::new();
+        }
+        let site = |point: &LiveAddr| {
+            let planned = &plan.points;
+            let index = planned.binary_search_by_key(point, |planned| planned.point.address);
+            index.ok().map(|index| planned[index].site)
+        };
+        let sites = points.iter().filter_map(site);
+        sites
+            .filter(|site| !self.found.sites.contains(site))
+            .collect()
+    }
+
+    /// Adds sites whose patch is gone, unless their object is no longer mapped there.
+    pub(crate) fn add(&mut self, sites: &[usize], maps: &[Mapping]) {
+        let program = &self.found.program;
+        let is_loaded = |site: &usize| {
+            let site = program.site(*site);
+            let mapping = maps::find(maps, site.address(), 1);
+            mapping.is_some_and(|mapping| site.object.is_mapped_by(mapping))
+        };
+        let loaded: Vec<usize> = sites.iter().copied().filter(is_loaded).collect();
+        self.found.sites.extend(loaded);
+    }
+
+    pub(crate) fn found(&self) -> DiscardedPatches {
+        self.found.clone()
+    }
+}
