@@ -441,7 +441,11 @@ fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
         Denial::BeingChanged { updater, .. } => {
             format!("try again; `kill -CONT {updater}` if that process is stopped")
         }
-        Denial::Policy => "the audit log says which rule: `dmesg`, or `ausearch -m AVC`".to_owned(),
+        Denial::Policy => {
+            "the audit log may say which rule: `dmesg`, or `ausearch -m AVC`; or run ocaml-probes \
+                           outside of the sandbox that it is in"
+                .to_owned()
+        }
         Denial::Traced { tracer, name } if is_attach => format!(
             "detach or end the other tracer, {name} with pid {tracer}; or use -live, which does not use ptrace"
         ),
@@ -514,23 +518,23 @@ mod tests {
         let cases = [
             (
                 Denial::Yama { scope: 1 },
-                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants",
+                "cannot attach to process 4242: kernel.yama.ptrace_scope=1 allows only descendants",
                 "use sudo, or `trace` instead of `attach`, or let the program call \
                  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)",
             ),
             (
                 Denial::Yama { scope: 2 },
-                "cannot attach to 4242: kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
+                "cannot attach to process 4242: kernel.yama.ptrace_scope=2 allows only CAP_SYS_PTRACE",
                 "use sudo",
             ),
             (
                 Denial::Yama { scope: 3 },
-                "cannot attach to 4242: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
+                "cannot attach to process 4242: kernel.yama.ptrace_scope=3 disables ptrace until reboot",
                 "set a lower kernel.yama.ptrace_scope in /etc/sysctl.d and reboot",
             ),
             (
                 Denial::Seccomp,
-                "cannot attach to 4242: this container's or service's seccomp filter blocks ptrace",
+                "cannot attach to process 4242: this container's or service's seccomp filter blocks ptrace",
                 "start the container with --cap-add=SYS_PTRACE; or use -live, which does not use ptrace",
             ),
             (
@@ -543,7 +547,7 @@ mod tests {
             ),
             (
                 Denial::Incapable(Box::new(Denial::Yama { scope: 1 })),
-                "cannot attach to 4242: kernel.yama.ptrace_scope=1 allows only descendants, and this \
+                "cannot attach to process 4242: kernel.yama.ptrace_scope=1 allows only descendants, and this \
                  container or service lacks CAP_SYS_PTRACE",
                 "start the container with --cap-add=SYS_PTRACE",
             ),
@@ -567,8 +571,9 @@ mod tests {
             ),
             (
                 Denial::Policy,
-                "cannot attach to 4242: denied by a security policy (AppArmor, SELinux)",
-                "the audit log says which rule: `dmesg`, or `ausearch -m AVC`",
+                "cannot attach to process 4242: a security module (AppArmor, SELinux, Landlock) does not permit it",
+                "the audit log may say which rule: `dmesg`, or `ausearch -m AVC`; or run ocaml-probes outside of \
+                 the sandbox that it is in",
             ),
             (
                 Denial::Traced {
@@ -593,7 +598,7 @@ mod tests {
             ),
             (
                 Denial::Unexplained,
-                "cannot attach to 4242: the kernel does not permit it, possibly because it is traced from outside this \
+                "cannot attach to process 4242: the kernel does not permit it, possibly because it is traced from outside this \
                  container",
                 "look for a debugger or tracer outside this container, or use sudo",
             ),

@@ -19,6 +19,9 @@ use crate::usage::UsageError;
 /// A name is suggested if what was typed differs from it by at most this many typing errors.
 const MAX_TYPING_ERRORS: usize = 2;
 
+/// A flag of several commands. Where there is none, it does not abbreviate `-format`.
+const DURATION: &str = "for";
+
 /// Spells out `argv`, whose first word is the program. `root` must have been completed with
 /// [`Command::build`].
 pub(crate) fn spell_out(
@@ -224,8 +227,12 @@ impl Flag<'_> {
             return vec![arg];
         }
         flags(command)
-            .filter(|arg| long(arg).starts_with(&self.name) && !must_be_spelled_whole(arg))
+            .filter(|arg| self.abbreviates(arg) && !must_be_spelled_whole(arg))
             .collect()
+    }
+
+    fn abbreviates(&self, flag: &Arg) -> bool {
+        self.name != DURATION && long(flag).starts_with(&self.name)
     }
 
     /// The flag with this name or letter.
@@ -240,7 +247,7 @@ impl Flag<'_> {
 
     /// The flags that may have been meant.
     fn suggestions(&self, command: &Command) -> Vec<String> {
-        let cut_short = |arg: &&Arg| long(arg).starts_with(&self.name);
+        let cut_short = |arg: &&Arg| self.abbreviates(arg);
         let spellings: Vec<_> = flags(command).filter(cut_short).map(one_dash).collect();
         if !spellings.is_empty() {
             return spellings;

@@ -25,7 +25,8 @@ plain format,
 most hits first, with hits a second; with -sites,
     HITS RATE NAME ADDRESS FUNCTION FILE:LINE
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
-far; on a terminal, it redraws a table. With -json there is one line for each interval.
+far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
+may be shorter.
 
 If it is killed, the process goes on counting, which does no harm: `info` reports it, and the next count
 removes the instrumentation.";
@@ -61,6 +62,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let target = open(args.process.pid, &output.messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::count);
+    let display = Display::new(output, args.interval);
+    let table = RedrawnTable::new(display)?;
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -68,7 +71,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.until.duration,
         output,
     )?;
-    let mut counting = Counting::new(args, output, &target);
+    let mut counting = Counting::new(args, output, &target, display, table);
     let mut outcome = active.run(
         counting.display,
         |observer| observer.counts(),
@@ -79,7 +82,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => outcome.last.take().or_else(|| counting.last.take()),
     };
     if let Some((counts, lasted)) = total {
-        outcome.print(output, counting.total(&counts, lasted));
+        let rest = if outcome.was_read {
+            counting.rest(&counts, lasted)
+        } else {
+            Ok(String::new())
+        };
+        let total = counting.total(&counts, lasted);
+        outcome.print(output, rest.and_then(|rest| Ok(rest + &total?)));
         let probes = counts.probes().count();
         output.sum_up(&output.messages, probes, || {
             let hits = counts.probes().map(|(_, hits)| hits).sum::<u64>();
@@ -101,7 +110,13 @@ struct Counting<'t> {
 }
 
 impl<'t> Counting<'t> {
-    fn new(args: &Args, output: &'t Output, target: &'t Target) -> Counting<'t> {
+    fn new(
+        args: &Args,
+        output: &'t Output,
+        target: &'t Target,
+        display: Display,
+        table: RedrawnTable,
+    ) -> Counting<'t> {
         let sources = args.sites.then(|| sources(target));
         let detail = Detail {
             sites: args.sites,
@@ -111,10 +126,10 @@ impl<'t> Counting<'t> {
         Counting {
             target,
             output,
-            display: Display::new(output, args.interval),
+            display,
             detail,
             last: None,
-            table: RedrawnTable::default(),
+            table,
         }
     }
 
@@ -142,7 +157,18 @@ impl<'t> Counting<'t> {
         next
     }
 
-    fn total(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
+    /// The hits since the last interval that was shown, so that those of the intervals add up to all hits.
+    fn rest(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
+        let Some((before, at)) = self.last.as_ref().filter(|_| !self.display.is_redrawn) else {
+            return Ok(String::new());
+        };
+        let counted = CountReport::new(self.target, counts, &self.detail)
+            .hits_since(Some(before), lasted.saturating_sub(*at))
+            .at(lasted);
+        output::counted(self.output.format, &counted)
+    }
+
+    fn total(&mut self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
         let counted = CountReport::new(self.target, counts, &self.detail).hits_since(None, lasted);
         let text = output::counted(self.output.format, &counted)?;
         Ok(self.table.erase_sequence() + &text)

@@ -59,6 +59,9 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if let Some(svg) = &args.svg {
+        args.output.refuse_to_overwrite("-svg", svg)?;
+    }
     let output = &args.output.open()?.with_pid(args.process.pid);
     let target = open(args.process.pid, &output.messages)?;
     // Before anything is changed, because it may fail.
@@ -66,6 +69,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let observation = args.pairs.iter().fold(Observation::new(), |all, pair| {
         all.time(&pair.start, &pair.stop)
     });
+    let display = Display::new(output, args.interval);
+    let table = RedrawnTable::new(display)?;
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -76,9 +81,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut timing = Timing {
         target: &target,
         output,
-        display: Display::new(output, args.interval),
+        display,
         last: None,
-        table: RedrawnTable::default(),
+        table,
     };
     let mut outcome = active.run(
         timing.display,

@@ -52,6 +52,9 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if let Some(file) = &args.prog {
+        args.output.refuse_to_overwrite("-prog", file)?;
+    }
     let output = args.output.open()?;
     match (&args.prog, args.pid) {
         (Some(file), _) if args.functions => {

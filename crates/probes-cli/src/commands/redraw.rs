@@ -1,20 +1,40 @@
 //! A table on a terminal that is drawn again and again.
 
+use std::mem::take;
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::sys::signalfd::SignalFd;
 use probes_lib::DiscardedPatches;
 use ratatui::crossterm::terminal::window_size;
 
 use super::discarded::caution;
+use super::observe_loop::Display;
 use crate::failure::Failure;
 use crate::say::{InterruptibleOutput, Next};
+use crate::signals::block;
 use crate::text::Escaped;
 
-/// How much of the table is on the terminal: the number of its lines that were drawn last.
-#[derive(Debug, Default)]
+/// How much of the table is on the terminal.
+#[derive(Debug)]
 pub(super) struct RedrawnTable {
+    /// How many of its lines were drawn last.
     lines: usize,
+    /// SIGCONT, if there is a table that is redrawn.
+    resumed: Option<SignalFd>,
 }
 
 impl RedrawnTable {
+    /// A table of which nothing is drawn yet. It blocks SIGCONT, which resumes this process all the same.
+    pub(super) fn new(display: Display) -> Result<RedrawnTable, Failure> {
+        let resumed = display
+            .is_redrawn
+            .then(|| block(&SigSet::from(Signal::SIGCONT)));
+        Ok(RedrawnTable {
+            lines: 0,
+            resumed: resumed.transpose()?,
+        })
+    }
+
     /// Draws a table in the place of the one before, below what is wrong with its figures. If it is larger
     /// than the terminal, only as much of it is drawn as there is room for.
     pub(super) fn redraw(
@@ -23,22 +43,34 @@ impl RedrawnTable {
         discarded: &DiscardedPatches,
         output: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
+        // Ctrl-Z waits until the table is drawn: otherwise it would be drawn after `fg`, without a look at
+        // whether this process was stopped. These calls do not fail.
+        let stopping = SigSet::from(Signal::SIGTSTP);
+        let before = stopping.thread_swap_mask(SigmaskHow::SIG_BLOCK);
         let size = window_size().map_or((0, 0), |size| (size.columns, size.rows));
         let caution = caution(discarded)
             .map_or_else(String::new, |caution| format!("{}\n", Escaped(&caution)));
         let table = clipped(&(caution + table), size.0.into(), size.1.into());
         let text = self.erase_sequence() + &table;
         self.lines = table.lines().count();
-        output.write(&text)
+        let drawn = output.write(&text);
+        let _ = before.and_then(|before| before.thread_set_mask());
+        drawn
     }
 
-    /// The control sequence that erases the table. ECMA-48: the cursor moves up by the number of lines
-    /// drawn, to the start of that line, and everything from there on is erased.
-    pub(super) fn erase_sequence(&self) -> String {
-        match self.lines {
-            0 => String::new(),
-            lines => format!("\x1b[{lines}F\x1b[J"),
+    /// The control sequence that erases the table, unless this process was stopped since: then other programs
+    /// may have written below it. ECMA-48: the cursor moves up by the number of lines drawn, to the start of
+    /// that line, and everything from there on is erased.
+    pub(super) fn erase_sequence(&mut self) -> String {
+        match take(&mut self.lines) {
+            lines if lines > 0 && !self.was_resumed() => format!("\x1b[{lines}F\x1b[J"),
+            _ => String::new(),
         }
+    }
+
+    fn was_resumed(&self) -> bool {
+        let signal = self.resumed.as_ref().map(SignalFd::read_signal);
+        matches!(signal, Some(Ok(Some(_))))
     }
 }
 
@@ -69,7 +101,11 @@ mod tests {
 
     #[test]
     fn table_is_erased_before_the_next() {
-        assert_eq!(RedrawnTable { lines: 0 }.erase_sequence(), "");
-        assert_eq!(RedrawnTable { lines: 3 }.erase_sequence(), "\x1b[3F\x1b[J");
+        let table = |lines| RedrawnTable {
+            lines,
+            resumed: None,
+        };
+        assert_eq!(table(0).erase_sequence(), "");
+        assert_eq!(table(3).erase_sequence(), "\x1b[3F\x1b[J");
     }
 }

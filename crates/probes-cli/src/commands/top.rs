@@ -44,7 +44,7 @@ percentile and maximum. Keys:
     s, r                            sort by rate, hits or name; reverse the order
     /                               filter by a part of the name: Enter keeps it, Esc drops it
     p                               pause: the screen does not change, counting goes on
-    ?                               show the keys that work now
+    ?                               show the keys that work now, until Esc
     Ctrl-Z, Ctrl-L                  suspend, redraw
     q Esc Ctrl-C                    quit
 

@@ -84,6 +84,10 @@ impl Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
+    // Not if it is looked up in PATH: the file of that name in this folder is another one.
+    if args.prog.components().count() > 1 {
+        args.output.refuse_to_overwrite("-prog", &args.prog)?;
+    }
     let output = &args.output.open_beside_program()?;
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);

@@ -19,6 +19,7 @@ pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
     match humantime::parse_duration(typed) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
         Ok(_) => Err(format!("\"{typed}\" is too short")),
+        Err(humantime::DurationError::NumberOverflow) => Err(format!("\"{typed}\" is too long")),
         Err(_) if positive(typed).is_ok() => {
             Err(format!("\"{typed}\" has no unit; did you mean {typed}s?"))
         }

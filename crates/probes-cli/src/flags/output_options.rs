@@ -1,7 +1,9 @@
 //! The flags for the output format, for where the answer is written, and for how much to write on standard error.
 
-use std::io::{IsTerminal, stdout};
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, IsTerminal, stdout};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use super::checked::Flags;
 use crate::destination::{Destination, Output};
@@ -56,6 +58,18 @@ impl OutputOptions {
     /// a file.
     pub(crate) fn open_beside_program(&self) -> Result<Output, Failure> {
         self.open_or(Destination::Stderr)
+    }
+
+    /// Fails if the answer would overwrite `path`, the file that `flag` names. To be called before the file
+    /// for the answer is opened, which empties it.
+    pub(crate) fn refuse_to_overwrite(&self, flag: &str, path: &Path) -> Result<(), Failure> {
+        match &self.file {
+            Some(file) if is_same_file(file, path) => {
+                let why = io::Error::other(format!("{flag} names the same file"));
+                Err(Failure::WriteFile(file.clone(), why))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn open_or(&self, default: Destination) -> Result<Output, Failure> {
@@ -115,6 +129,16 @@ impl VerbosityFlags {
         } else {
             Level::Warnings
         }
+    }
+}
+
+/// Whether two paths lead to the same regular file, or would if it existed.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (fs::metadata(one), fs::metadata(other)) {
+        (Ok(one), Ok(other)) => {
+            one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino())
+        }
+        _ => one == other,
     }
 }
 

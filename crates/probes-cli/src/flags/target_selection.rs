@@ -6,6 +6,7 @@ use probes_lib::{Error, survey};
 use regex::Regex;
 
 use super::checked::{Flags, each_once};
+use super::probe_selection::regexp;
 use crate::failure::Failure;
 use crate::say::Messages;
 
@@ -95,5 +96,7 @@ pub(crate) fn pid(typed: &str) -> Result<i32, String> {
 }
 
 fn program_name(typed: &str) -> Result<Regex, String> {
-    Regex::new(typed).map_err(|_| format!("\"{typed}\" is not a regular expression"))
+    // The selector is made for its message, which says what is wrong.
+    regexp(typed)?;
+    Regex::new(typed).map_err(|error| error.to_string())
 }

@@ -134,7 +134,7 @@ fn limited_address_space_is_named() {
         for line in ["count", "watch -probe plain", "latency -pair plain,watched"] {
             let said = run(&format!("{line} -for 1ms -pid {pid}")).failure();
             let start = format!(
-                "ocaml-probes: process {pid} cannot observe: mmap of writable memory fails with ENOMEM"
+                "ocaml-probes: process {pid} cannot be observed: mmap of writable memory fails with ENOMEM"
             );
             let allowed = format!(" KiB are needed, and RLIMIT_AS allows {limit} KiB, of which ");
             assert!(
@@ -191,7 +191,7 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
         assert_eq!(
             refused,
             format!(
-                "ocaml-probes: cannot attach to {pid}: {WHY}; nothing was changed\n\
+                "ocaml-probes: cannot attach to process {pid}: {WHY}; nothing was changed\n\
                  hint: {HINT}; or use -live, which does not use ptrace\n"
             )
         );

@@ -131,6 +131,36 @@ fn last_json_line_has_all_hits_others_new() {
 }
 
 #[test]
+fn hits_of_intervals_add_up_to_all() {
+    for mut target in both_forms("gen_ocaml") {
+        let mut tool = counting("-quiet -json -interval 1ms", target.pid());
+        // The hits come after an interval, and perhaps after the last one.
+        let first = object(&tool.line().unwrap());
+        target.hits();
+        let lines = end(tool, Signal::SIGINT);
+        let mut objects: Vec<Value> = lines.iter().map(|line| object(line)).collect();
+        let total = objects.pop().unwrap();
+        let at = |it: &Value| it["at"].as_f64();
+        assert!(at(&total).is_none() && at(objects.last().unwrap_or(&first)) > Some(0.0));
+        let seconds = |it: &Value| it["seconds"].as_f64().unwrap();
+        let intervals = || std::iter::once(&first).chain(&objects);
+        assert!((intervals().map(seconds).sum::<f64>() - seconds(&total)).abs() < 1e-6);
+        for name in ["shared", "only_alpha"] {
+            let hits = |it: &Value| {
+                let probes = it["probes"].as_array().unwrap();
+                let probe = probes.iter().find(|probe| probe["name"] == name).unwrap();
+                probe["hits"].as_u64().unwrap()
+            };
+            assert_eq!(
+                intervals().map(hits).sum::<u64>(),
+                hits(&total),
+                "{lines:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn count_ends_after_its_duration_or_the_process() {
     for mut target in both_forms("gen_ocaml") {
         let pid = target.pid();
@@ -286,6 +316,32 @@ fn table_on_a_terminal_is_refreshed() {
         terminal.wait_for("$");
         assert!(!is_observed(pid));
         assert_eq!(terminal.screen().matches("hits/s").count(), 1);
+    }
+}
+
+#[test]
+fn resumed_count_overwrites_nothing_on_the_terminal() {
+    let drawn = "only_alpha | ";
+    for target in both_forms("gen_ocaml") {
+        for line in ["count", "latency -pair only_alpha,shared"] {
+            let pid = target.pid();
+            let terminal = Terminal::open(60, 30);
+            let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+            terminal.line(&format!("{tool} {line} -quiet -interval 10ms -pid {pid}"));
+            terminal.wait_for(drawn);
+            terminal.press(&["C-z"]);
+            terminal.wait_for("Stopped");
+            terminal.line("seq 1001 1004");
+            terminal.wait_for("1004\n$");
+            terminal.line("fg");
+            let has_two = |screen: &str| screen.matches(drawn).count() == 2;
+            terminal.wait_until("a second table", has_two);
+            terminal.press(&["C-c"]);
+            let is_over = |screen: &str| screen.trim_end().ends_with('$');
+            let screen = terminal.wait_until("the end", is_over);
+            assert!(screen.contains("\n1001\n1002\n1003\n1004\n"), "{screen}");
+            assert!(!is_observed(pid));
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Output streams: closed pipes, terminals, colours, files, messages as JSON, -quiet and -verbose.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
 use nix::fcntl::OFlag;
@@ -224,6 +225,50 @@ fn file_that_cannot_be_written_changes_nothing() {
         "ocaml-probes: cannot write /nowhere/x: No such file or directory\n"
     );
     assert!(states(target.pid()).contains("plain disabled"));
+}
+
+// promise: Bad input: `-o` never overwrites the program that is read, nor another file of results (4)
+#[test]
+fn o_overwrites_no_other_file_of_the_command() {
+    let target = Talker::start(&fixture("timed.pie"));
+    let scratch = Scratch::new();
+    let before = fs::read(fixture("timed.pie")).unwrap();
+    let program = scratch.copy(&fixture("timed.pie"), "program");
+    let alias = scratch.file("alias");
+    symlink("program", &alias).unwrap();
+    let refused = |tool: &mut Command, flag: &str| {
+        let error = run_command(tool.current_dir(scratch.path())).failure();
+        let end = format!(": {flag} names the same file\n");
+        assert!(
+            error.contains("cannot write ") && error.ends_with(&end),
+            "{error}"
+        );
+    };
+    refused(
+        command("list -prog program -o".split(' ')).arg(&alias),
+        "-prog",
+    );
+    refused(
+        command("trace -prog ./program -wait -o".split(' ')).arg(&program),
+        "-prog",
+    );
+    refused(
+        command("trace -count -o alias -prog".split(' ')).arg(&program),
+        "-prog",
+    );
+    assert!(fs::read(&program).unwrap() == before);
+    let line = format!(
+        "latency -pair start,stop -svg new -o new -pid {}",
+        target.pid()
+    );
+    refused(&mut command(line.split(' ')), "-svg");
+    assert!(!scratch.file("new").exists());
+    // What is no file is overwritten by nothing.
+    let line = format!(
+        "latency -q -for 1ms -pair start,stop -svg /dev/null -o /dev/null -pid {}",
+        target.pid()
+    );
+    assert_eq!(run(&line).answer(), "");
 }
 
 #[test]

@@ -445,7 +445,7 @@ fn smallest_terminal_shows_a_probe_beside_help() {
     ] {
         top.terminal.press(&[key]);
         let screen = top.terminal.wait_for(shown);
-        assert_eq!(row(&screen, "shar…"), ["shar…", "0.0"], "{screen}");
+        assert_eq!(row(&screen, "shared"), ["shared", "0.0"], "{screen}");
     }
 }
 

@@ -57,6 +57,7 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "attach -pid 7 -enable a -for",
         "attach -pid 7 -enable a -for 1",
         "attach -pid 7 -enable a -for soon",
+        "attach -pid 7 -enable a -for 99999999999999999h",
         "count -pid 7 -interval 250",
         "attach -pid 7 -enable a -live=yes",
         "info -pid 7 -live",
@@ -81,6 +82,7 @@ fn usage_errors_are_reported_before_anything_is_done() {
         // Flags without a value or of other commands, and a command that does not exist.
         "trace -prog x -wait=yes",
         "info -pid 7 -wait",
+        "trace -prog x -count -for 1s",
         "trace -prog x -force",
         "completion bash",
         // Flags that must be spelled in full.

@@ -233,7 +233,7 @@ fn replaced(observer: Option<&ToolProcess>) -> String {
 
 fn map_refused(call: &str, errno: Option<i32>, needed: u64, limit: Option<&MemoryLimit>) -> String {
     let kib = |bytes: u64| bytes.div_ceil(1024);
-    let mut text = format!("cannot observe: {call} fails");
+    let mut text = format!("cannot be observed: {call} fails");
     if let Some(errno) = errno {
         let source = io::Error::from_raw_os_error(errno);
         text = format!(

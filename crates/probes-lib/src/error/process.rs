@@ -133,7 +133,7 @@ pub enum Denial {
     #[error("{0}, and this container or service lacks CAP_SYS_PTRACE")]
     Incapable(Box<Denial>),
     /// A Linux security module.
-    #[error("denied by a security policy (AppArmor, SELinux)")]
+    #[error("a security module (AppArmor, SELinux, Landlock) does not permit it")]
     Policy,
     /// Another tool traces it.
     #[error("is already traced by pid {tracer} ({name})")]
@@ -169,7 +169,7 @@ impl ProcessError {
             }
             (ProcessError::Denied { operation, denial }, subject) => {
                 denial.is_about_the_attempt().then(|| match subject.pid() {
-                    Some(pid) => format!("cannot {operation} {pid}: {denial}"),
+                    Some(pid) => format!("cannot {operation} process {pid}: {denial}"),
                     None => format!("cannot {operation} it: {denial}"),
                 })
             }

@@ -198,6 +198,7 @@ impl Model {
             Key::Control('z') => return Some(Request::Suspend),
             Key::Control('l') => return Some(Request::Redraw),
             _ if self.filter_before_typing.is_some() => self.type_filter(key),
+            Key::Escape if self.help_page.is_some() => self.help_page = None,
             Key::Character('q') | Key::Escape => return Some(Request::Quit),
             Key::Character('e' | ' ') | Key::Enter => return self.switch(),
             Key::Character('s') => {
@@ -250,7 +251,11 @@ impl Model {
             self.selected = Some(*only);
         }
         let Some(probe) = self.selected.map(|selected| &self.probes[selected]) else {
-            self.show_message("no probe is selected: the arrow keys select one");
+            self.show_message(if self.shown.is_empty() {
+                "no name contains the filter: / changes it"
+            } else {
+                "no probe is selected: the arrow keys select one"
+            });
             return None;
         };
         Some(Request::Switch {

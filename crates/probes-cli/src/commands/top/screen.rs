@@ -195,17 +195,27 @@ fn table(model: &Model, width: u16, first: usize, count: usize) -> Table<'static
         .iter()
         .filter(|(column, ..)| columns.contains(column));
     let history = history_width(width);
+    let rates = || model.rows(first, count).map(|row| row.figures.rate);
     let (mut widths, mut titles) = (Vec::new(), Vec::new());
-    for (column, width, title) in shown {
+    let mut name_width = width;
+    for (column, least, title) in shown {
+        let of_column = match column {
+            Column::Name => 0,
+            Column::History => history,
+            // There is no other column that could be left out.
+            Column::Rate if needed(&columns) > width => rate_width(rates(), title),
+            _ => *least,
+        };
         widths.push(match column {
             Column::Name => Constraint::Fill(1),
-            Column::History => Constraint::Length(history),
-            _ => Constraint::Length(*width),
+            _ => Constraint::Length(of_column),
         });
+        if *column != Column::Name {
+            name_width = name_width.saturating_sub(of_column + GAP);
+        }
         titles.push(Cell::from(aligned(*column, (*title).to_owned())));
     }
-    let name_width = name_width(width, &columns);
-    let history = usize::from(history);
+    let (name_width, history) = (usize::from(name_width), usize::from(history));
     let rows = model.rows(first, count).map(|row| {
         let cells = columns.iter().map(|&column| {
             let text = match column {
@@ -266,14 +276,10 @@ fn needed(columns: &[Column]) -> u16 {
     widths.saturating_sub(GAP)
 }
 
-fn name_width(width: u16, columns: &[Column]) -> usize {
-    let (_, least, _) = COLUMNS[0];
-    let history = if columns.contains(&Column::History) {
-        history_width(width) - LEAST_HISTORY_WIDTH
-    } else {
-        0
-    };
-    usize::from((width + least).saturating_sub(needed(columns) + history))
+/// The width that rates need.
+fn rate_width(rates: impl Iterator<Item = f64>, title: &str) -> u16 {
+    let widths = rates.map(|rate| rate_text(rate).len());
+    widths.fold(title.len(), usize::max) as u16
 }
 
 /// The width of sparklines: the least width, and half of the columns that the terminal has beyond

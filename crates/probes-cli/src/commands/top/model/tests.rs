@@ -231,6 +231,13 @@ fn quit_and_suspend_keys_work_others_do_nothing() {
     for key in [Key::Character('q'), Key::Escape, Key::Control('c')] {
         assert_eq!(model.press(key, 10), Some(Request::Quit));
     }
+    model.press(Key::Character('?'), 10);
+    // Esc closes help first.
+    assert_eq!(
+        (model.press(Key::Escape, 10), model.help_page()),
+        (None, None)
+    );
+    assert_eq!(model.press(Key::Escape, 10), Some(Request::Quit));
     assert_eq!(model.press(Key::Control('z'), 10), Some(Request::Suspend));
     assert_eq!(model.press(Key::Control('l'), 10), Some(Request::Redraw));
     for key in [Key::Character('x'), Key::Backspace, Key::Control('x')] {
@@ -260,4 +267,9 @@ fn only_row_is_switched_without_being_selected() {
         panic!("nothing is switched");
     };
     assert_eq!(name, "req_end");
+    type_text(&mut model, "/x");
+    model.press(Key::Enter, 10);
+    assert_eq!(model.press(Key::Character('e'), 10), None);
+    let nothing_shown = "no name contains the filter: / changes it";
+    assert_eq!(model.message(), Some(nothing_shown));
 }

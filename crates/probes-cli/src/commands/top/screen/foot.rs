@@ -132,7 +132,7 @@ fn help(model: &Model) -> Vec<&'static str> {
         pause,
         "Ctrl-L: redraw",
         "Ctrl-Z: suspend",
-        "q Esc Ctrl-C: quit",
+        "q Ctrl-C: quit",
         "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
     ]
 }
@@ -159,7 +159,7 @@ fn pages(help: &[&str], width: usize, room: usize) -> Vec<Vec<String>> {
         let next = if index + 1 < count {
             format!("?: more ({} of {count})", index + 1)
         } else {
-            "?: less help".to_owned()
+            "? Esc: less help".to_owned()
         };
         lines.iter().cloned().chain([next]).collect()
     });

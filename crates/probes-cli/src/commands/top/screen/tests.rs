@@ -95,7 +95,7 @@ fn tiny_screen_has_a_probe_and_its_rate() {
         "top server.exe, proc",
         "3 probes, 1 on; 255,",
         "PROBE         HITS/S",
-        "req_…        128,000",
+        "req_start    128,000",
         "q quit  ? keys",
     ];
     assert_eq!(screen(&model(), 20, 5), expected);
@@ -302,7 +302,8 @@ fn help_says_which_keys_work_now() {
         "/: filter names, Enter keeps it, Esc drops it",
         "p: pause the display; counting continues",
         "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
-        "?: less help",
+        "q Ctrl-C: quit",
+        "? Esc: less help",
     ] {
         assert!(help.contains(expected), "{help}");
     }
@@ -343,7 +344,7 @@ fn smallest_terminal_keeps_a_probe_in_every_state() {
     let mut model = timed(100);
     let shows_probe = |model: &Model, state: &str| {
         let lines = screen(model, 20, 5);
-        let has_row = lines.iter().any(|line| line.starts_with("req_…"));
+        let has_row = lines.iter().any(|line| line.starts_with("req_start "));
         assert!(has_row, "{state}: {lines:?}");
         lines
     };
@@ -373,7 +374,10 @@ fn smallest_terminal_keeps_a_probe_in_every_state() {
         pages += 1;
         help += &format!("{} {} ", lines[2], lines[3]);
         let next = format!("?: more ({pages} of {})", scroll.help_pages);
-        assert!(lines[4] == next || lines[4] == "?: less help", "{lines:?}");
+        assert!(
+            lines[4] == next || lines[4] == "? Esc: less help",
+            "{lines:?}"
+        );
         assert!(pages < 100);
     }
     assert!(pages > 1 && help.contains("Quitting removes all"), "{help}");
@@ -381,7 +385,7 @@ fn smallest_terminal_keeps_a_probe_in_every_state() {
     shows_probe(&model, "paused");
     for height in [1, 2, 3, 4] {
         let lines = screen(&model, 20, height);
-        let has_row = lines.iter().any(|line| line.starts_with("req_…"));
+        let has_row = lines.iter().any(|line| line.starts_with("req_start"));
         assert!(has_row, "{height}: {lines:?}");
     }
 }
