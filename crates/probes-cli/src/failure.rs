@@ -123,8 +123,9 @@ impl Failure {
             // It is about no process.
             Failure::Survey(error) => hint::of(error, &Operand::Process(0)),
             Failure::NotUndone(_, hint) => Some(hint.clone()),
-            Failure::NotRemoved(pid, _) => Some(format!(
-                "`ocaml-probes observe -clean -pid {pid}` removes the observation"
+            Failure::NotRemoved(pid, error) => Some(format!(
+                "`{}ocaml-probes observe -clean -pid {pid}` removes the observation",
+                hint::sudo_after(error)
             )),
             Failure::PartlyUndone(_, hint) => Some(format!("once those bytes are gone, {hint}")),
             Failure::NoProcessNamed(_) => {

@@ -460,6 +460,26 @@ fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
     Some(hint)
 }
 
+/// What `ocaml-probes` has to be preceded by in a command that does again what failed with this error.
+pub(crate) fn sudo_after(error: &Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::Process(ProcessError::Denied { denial, .. }) if is_overcome_by_root(denial) => {
+            "sudo "
+        }
+        _ => "",
+    }
+}
+
+fn is_overcome_by_root(denial: &Denial) -> bool {
+    matches!(
+        denial,
+        Denial::Yama { scope: 0..=2 }
+            | Denial::OtherUser { .. }
+            | Denial::NotDumpable
+            | Denial::MorePrivileged
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

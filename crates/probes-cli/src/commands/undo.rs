@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Hold, Options, Report};
 
 use crate::failure::{Failure, exit_or_exec};
+use crate::hint;
 use crate::say::Messages;
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
@@ -36,7 +37,10 @@ pub(super) fn undo_changes(
             ));
             Ok(None)
         }
-        None => Err(Failure::NotUndone(error, by_hand(hold, |_| true))),
+        None => {
+            let by_hand = by_hand(hold, hint::sudo_after(&error), |_| true);
+            Err(Failure::NotUndone(error, by_hand))
+        }
     }
 }
 
@@ -69,15 +73,16 @@ pub(super) fn fail_unless_all_undone(hold: &Hold, undone: &Report) -> Result<(),
         return Ok(());
     };
     let is_left = |name: &str| undone.not_undone.iter().any(|one| one == name);
-    Err(Failure::PartlyUndone(names, by_hand(hold, is_left)))
+    Err(Failure::PartlyUndone(names, by_hand(hold, "", is_left)))
 }
 
 /// Says with which command the user can undo the changes of the probes for which `is_meant` is
-/// true.
-fn by_hand(hold: &Hold, is_meant: impl Fn(&str) -> bool) -> String {
+/// true; `sudo` precedes it.
+fn by_hand(hold: &Hold, sudo: &str, is_meant: impl Fn(&str) -> bool) -> String {
     let report = hold.report();
     let pid = report.pid;
-    if hold.unrecorded().is_none() {
+    // A user's record does not count for a process that has become inaccessible to that user.
+    if hold.unrecorded().is_none() && sudo.is_empty() {
         // The record stays, and this command is dead then.
         return format!("`ocaml-probes attach -pid {pid} -release-dead` undoes the changes");
     }
@@ -97,9 +102,9 @@ fn by_hand(hold: &Hold, is_meant: impl Fn(&str) -> bool) -> String {
         .map(|(flag, names)| format!("{flag} {}", names.join(",")))
         .collect();
     match flags.as_slice() {
-        [] => format!("`ocaml-probes info -pid {pid}` shows which probes are enabled"),
+        [] => format!("`{sudo}ocaml-probes info -pid {pid}` shows which probes are enabled"),
         flags => format!(
-            "`ocaml-probes attach -pid {pid} {}` undoes the changes",
+            "`{sudo}ocaml-probes attach -pid {pid} {}` undoes the changes",
             flags.join(" ")
         ),
     }

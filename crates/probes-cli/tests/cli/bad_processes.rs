@@ -3,13 +3,16 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, geteuid};
-use test_support::{Talker, fixture, program};
+use test_support::{Talker, fixture, fixture_forms, program};
 
-use crate::support::{Folder, image, run, run_command, states};
+use crate::observers::rest;
+use crate::support::{Folder, image, is_observed, run, run_command, states};
 
 /// Asserts that `info` and `attach` of `pid` fail alike, with `why` and `hint`.
 #[track_caller]
@@ -187,4 +190,92 @@ fn process_under_gdb_is_readable_but_not_changed() {
     gdb.guard().wait();
     assert!(!target.hits().is_empty());
     run(&format!("attach -enable-all -pid {pid}")).answer();
+}
+
+/// A command of an ordinary user: of nobody, if we are root.
+fn as_user(program: &Path) -> Command {
+    if !geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.arg(program);
+    command
+}
+
+// promise: Processes that are hard to change: If a process becomes undumpable, each command that its user can no longer
+//    carry out or undo says so, and that sudo is needed (2 × 5 commands)
+#[test]
+fn commands_on_undumpable_processes_suggest_sudo() {
+    for file in fixture_forms("undumpable") {
+        // The user `nobody` possibly cannot enter the build folder.
+        let folder = Folder::new("undumpable");
+        let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+        let copy = folder.copy(&file, "undumpable");
+        let start = || {
+            let mut target = Talker::spawn(&mut as_user(&copy));
+            target.expect("ready");
+            target
+        };
+        let tool = |line: &str, pid: i32| {
+            let mut command = as_user(&tool);
+            command
+                .args(line.split(' '))
+                .args(["-pid", &pid.to_string()]);
+            command
+        };
+
+        let mut target = start();
+        let pid = target.pid();
+        target.ask("hide", "hidden");
+        let why = format!(
+            "ocaml-probes: process {pid} is not dumpable (setuid or file capabilities, or prctl)"
+        );
+        for line in [
+            "info",
+            "attach -enable-all",
+            "attach -live -enable-all",
+            "count",
+        ] {
+            let error = run_command(&mut tool(line, pid)).failure();
+            assert!(error.starts_with(&why), "{line}: {error}");
+            assert!(error.ends_with("\nhint: use sudo\n"), "{line}: {error}");
+        }
+
+        // Meanwhile: what was begun cannot be undone.
+        for (line, begun, hint) in [
+            (
+                "attach -enable ping -for 1h",
+                "ping 0 -> 1",
+                "attach -pid PID -disable ping` undoes the changes",
+            ),
+            (
+                "count -json -interval 10ms",
+                "{",
+                "observe -clean -pid PID` removes the observation",
+            ),
+        ] {
+            let mut target = start();
+            let pid = target.pid();
+            let mut waiting = Talker::spawn(tool(line, pid).stderr(Stdio::piped()));
+            waiting.expect(begun);
+            target.ask("hide", "hidden");
+            kill(Pid::from_raw(waiting.pid()), Signal::SIGTERM).unwrap();
+            let (_, said, status) = rest(waiting);
+            assert_eq!(status, Some(1), "{said}");
+            assert!(said.contains("is not dumpable"), "{said}");
+            let hint = format!(
+                "`sudo ocaml-probes {}",
+                hint.replace("PID", &pid.to_string())
+            );
+            assert!(said.contains(&hint), "{said}");
+            if geteuid().is_root() {
+                // The command of the hint.
+                let words = hint.split('`').nth(1).unwrap();
+                run(words.strip_prefix("sudo ocaml-probes ").unwrap()).answer();
+                assert_eq!(states(pid), "ping disabled\npong disabled\n");
+                assert!(!is_observed(pid));
+            }
+        }
+    }
 }
