@@ -24,3 +24,10 @@ for fixture in gen_ocaml_1 gen_ocaml_2 mixed_generations multi_semaphore prelink
 done
 cp "$built"/corrupt/elf_32_bit "$built"/corrupt/elf_big_endian \
     "$built"/corrupt/elf_header_truncated corpus/elf
+
+# Code of the first functions of a fixture, and of a jump through a table, with its functions' ranges before it.
+mkdir -p corpus/code
+objcopy -O binary --only-section=.text "$built/gen_ocaml_2.pie" corpus/code/text
+{ printf '\004\000\020\020\020\040\060\000\200'; head -c 800 corpus/code/text; } >corpus/code/gen_ocaml_2
+rm corpus/code/text
+printf '\001\000\010\110\215\025\371\017\000\000\110\143\004\202\110\001\320\377\340\220\220\270\001\000\000\000\303\270\002\000\000\000\303\314\314\022\360\377\377' >corpus/code/jump_table

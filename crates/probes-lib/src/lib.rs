@@ -74,6 +74,7 @@ mod launch;
 mod memory;
 mod observe;
 mod observer;
+mod patch_plan;
 mod process;
 mod select;
 mod site;
@@ -118,6 +119,13 @@ pub use observe::{
     CleanReport, Counts, DiscardedPatches, Event, Events, Latency, Observation, SiteHits, Value,
 };
 pub use observer::{ObservationReport, Observer};
+
+// Patches: where a jump to a trampoline can be put in any code.
+pub use patch_plan::code::{Code, CodeRange};
+pub use patch_plan::displaced::DisplacedCopy;
+pub use patch_plan::refusal::Refusal;
+pub use patch_plan::site::{Jump, PatchSite};
+pub use patch_plan::{ExitPlan, FunctionPlan, PatchPlanner};
 
 // Programs that are started, and processes that are followed.
 pub use follow::{Follow, FollowEvent};

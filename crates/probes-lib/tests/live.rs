@@ -123,3 +123,9 @@ mod closures;
 mod examples;
 #[path = "live/oracles.rs"]
 mod oracles;
+
+// Patches of any code, and what they do.
+#[path = "live/displaced.rs"]
+mod displaced;
+#[path = "live/patches.rs"]
+mod patches;

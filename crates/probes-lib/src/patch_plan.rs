@@ -1,0 +1,177 @@
+//! Finds out how code can be patched with a jump to a trampoline: at the entry of a function, at its exits, at any
+//! instruction. Pure: bytes of a file → [`PatchSite`]s, or a [`Refusal`] with the reason.
+//!
+//! ```text
+//! sweep       all functions → every address that something may jump to       targets.rs
+//! place       an instruction → the jumps that can replace it                  place.rs, padding.rs
+//! exits       a function → its returns and tail jumps, without overlap        exits.rs
+//! displaced   the instructions that a jump replaces, at another address      displaced.rs
+//! flags       whether a trampoline may change them                            flags.rs
+//! ```
+//!
+//! The jump has to replace whole instructions, of which none but the first may be a branch target: a thread that
+//! jumped there would execute the middle of the jump.
+//!
+//! Sources: Chamith and others, *Instruction Punning*, PLDI 2017; Duck and others, *Binary Rewriting without
+//! Control Flow Recovery* (E9Patch), PLDI 2020.
+
+pub(crate) mod code;
+pub(crate) mod displaced;
+mod exits;
+mod flags;
+mod padding;
+mod place;
+pub(crate) mod refusal;
+pub(crate) mod site;
+mod targets;
+
+use iced_x86::Mnemonic;
+
+use crate::address::FileAddr;
+use code::{Body, Code, CodeRange};
+use exits::Exits;
+use place::Swept;
+use refusal::Refusal;
+use site::PatchSite;
+
+/// Plans patches of the code of one object. It changes nothing, and knows no process.
+///
+/// ```
+/// use probes_lib::{Code, CodeRange, FileAddr, Jump, PatchPlanner};
+///
+/// // sub $8,%rsp; mov $1,%eax; add $8,%rsp; ret
+/// let bytes = b"\x48\x83\xec\x08\xb8\x01\0\0\0\x48\x83\xc4\x08\xc3";
+/// let mut code = Code::default();
+/// code.add(FileAddr(0x1000), bytes.to_vec(), true);
+/// let function = CodeRange { start: FileAddr(0x1000), len: bytes.len() as u64 };
+/// let planner = PatchPlanner::new(code, &[function], []);
+///
+/// let plan = planner.function(function, &[]);
+/// assert_eq!(plan.entry?[0].jump(), Jump::Near { padding: 0 });
+/// let exits = plan.exits?;
+/// // The `add` and the `ret` are five bytes.
+/// assert_eq!(exits.sites[0].address(), FileAddr(0x1009));
+/// # Ok::<(), probes_lib::Refusal>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PatchPlanner {
+    swept: Swept,
+}
+
+/// How a function can be patched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FunctionPlan {
+    /// The ways to patch its entry, the best one first; at least one.
+    pub entry: Result<Vec<PatchSite>, Refusal>,
+    /// The patches of all its exits, and of the entry together with them.
+    pub exits: Result<ExitPlan, Refusal>,
+}
+
+/// The patches with which a function is timed. They do not overlap each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExitPlan {
+    /// That of the entry. It may displace more than its jump takes: exits that follow it closely.
+    pub entry: PatchSite,
+    /// Those of the exits, each with the exit as its last displaced instruction; a conditional jump to another
+    /// function may be followed by others.
+    pub sites: Vec<PatchSite>,
+    /// How many exits are among the displaced instructions of the entry.
+    pub in_entry: usize,
+}
+
+impl PatchPlanner {
+    /// Sweeps the code of an object. `functions` are all of its functions, with their parts elsewhere; `extra` are further
+    /// addresses that something may jump to: what relocations point to, and symbols.
+    ///
+    /// Takes time in proportion to the code, whatever the ranges are.
+    pub fn new(
+        code: Code,
+        functions: &[CodeRange],
+        extra: impl IntoIterator<Item = FileAddr>,
+    ) -> PatchPlanner {
+        PatchPlanner {
+            swept: Swept::new(code, functions, extra),
+        }
+    }
+
+    /// Plans the patches of a function, of which `parts` are elsewhere (`.cold`).
+    pub fn function(&self, function: CodeRange, parts: &[CodeRange]) -> FunctionPlan {
+        let body = match self.body(function) {
+            Ok(body) => body,
+            Err(refusal) => {
+                return FunctionPlan {
+                    entry: Err(refusal.clone()),
+                    exits: Err(refusal),
+                };
+            }
+        };
+        let entry = self.swept.ways(&body, entry_index(&body));
+        let exits = match &entry {
+            Ok(ways) => self.exits(&body, parts, &ways[0]),
+            Err(refusal) => Err(refusal.clone()),
+        };
+        FunctionPlan { entry, exits }
+    }
+
+    fn exits(
+        &self,
+        body: &Body,
+        parts: &[CodeRange],
+        entry: &PatchSite,
+    ) -> Result<ExitPlan, Refusal> {
+        let mut exits = Exits {
+            swept: &self.swept,
+            entry: entry.clone(),
+            sites: Vec::new(),
+            in_entry: 0,
+        };
+        exits.add(body, parts)?;
+        for part in parts {
+            let mut others = vec![body.range];
+            others.extend(parts.iter().filter(|it| *it != part));
+            exits.add(&self.body(*part)?, &others)?;
+        }
+        Ok(ExitPlan {
+            entry: exits.entry,
+            sites: exits.sites,
+            in_entry: exits.in_entry,
+        })
+    }
+
+    /// Returns the ways to patch the instruction at `address` in a function, the best one first; at least one.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such instruction, or no way.
+    pub fn instruction(
+        &self,
+        function: CodeRange,
+        address: FileAddr,
+    ) -> Result<Vec<PatchSite>, Refusal> {
+        let body = self.body(function)?;
+        let offset = address.0.wrapping_sub(function.start.0);
+        let index = body.index_at(address.0);
+        self.swept
+            .ways(&body, index.ok_or(Refusal::NoInstruction { offset })?)
+    }
+
+    fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
+        let body = self.swept.code.body(range)?;
+        match exits::unknown_jump(&self.swept, &body) {
+            Some(offset) => Err(Refusal::UnknownTargets { offset }),
+            None => Ok(body),
+        }
+    }
+}
+
+/// Returns the index of the instruction that is patched to observe an entry: where the processor tracks indirect
+/// branches, `endbr64` has to be the first.
+fn entry_index(body: &Body) -> usize {
+    let first = body.instructions.first().map(|it| it.mnemonic());
+    usize::from(first == Some(Mnemonic::Endbr64) && body.instructions.len() > 1)
+}
+
+#[cfg(test)]
+mod tests;

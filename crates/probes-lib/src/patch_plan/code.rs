@@ -1,0 +1,191 @@
+//! [`Code`]: the bytes of an object as they are loaded from its file, by address; and [`Body`], the
+//! instructions of one function.
+
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+
+use crate::address::FileAddr;
+use crate::patch_plan::refusal::Refusal;
+
+/// How many segments an object may have; real ones have four to ten.
+const MAX_SEGMENTS: usize = 64;
+
+/// A range of code: a function, or the part of one that the compiler moved away (`.cold`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CodeRange {
+    /// The address of its first byte.
+    pub start: FileAddr,
+    /// In bytes.
+    pub len: u64,
+}
+
+impl CodeRange {
+    /// Returns the address behind the last byte.
+    pub(super) fn end(self) -> u64 {
+        self.start.0.saturating_add(self.len)
+    }
+
+    pub(super) fn contains(self, address: u64) -> bool {
+        (self.start.0..self.end()).contains(&address)
+    }
+}
+
+/// The bytes of an object as its file has them, at the addresses of the file.
+///
+/// ```
+/// use probes_lib::{Code, FileAddr};
+///
+/// // A function that only returns.
+/// let mut code = Code::default();
+/// code.add(FileAddr(0x1000), vec![0xc3], true);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Code {
+    segments: Vec<Segment>,
+    /// Whether the object is loaded exactly where it was linked.
+    is_fixed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Segment {
+    start: u64,
+    bytes: Vec<u8>,
+    is_executable: bool,
+}
+
+impl Segment {
+    fn range(&self) -> Range<u64> {
+        self.start..self.start.saturating_add(self.bytes.len() as u64)
+    }
+}
+
+impl Code {
+    /// Adds bytes that are loaded at `start`. If segments overlap, the first one counts. Segments after the 64th
+    /// are left out, and those in the upper half of the address space: functions there cannot be patched.
+    pub fn add(&mut self, start: FileAddr, bytes: Vec<u8>, is_executable: bool) {
+        let end = start.0.checked_add(bytes.len() as u64);
+        if self.segments.len() == MAX_SEGMENTS || end.is_none_or(|end| end > 1 << 63) {
+            return;
+        }
+        self.segments.push(Segment {
+            start: start.0,
+            bytes,
+            is_executable,
+        });
+    }
+
+    /// Says that the object is loaded at the addresses of its file, so that nothing is below the first 64 KiB.
+    pub fn set_fixed(&mut self) {
+        self.is_fixed = true;
+    }
+
+    /// Returns the bytes from `address` on, `len` at most; fewer at the end of a segment.
+    pub(super) fn bytes(&self, address: u64, len: u64) -> &[u8] {
+        let segment = self
+            .segments
+            .iter()
+            .find(|it| it.range().contains(&address));
+        let rest = segment.and_then(|it| it.bytes.get((address - it.start) as usize..));
+        let rest = rest.unwrap_or_default();
+        &rest[..rest.len().min(usize::try_from(len).unwrap_or(usize::MAX))]
+    }
+
+    /// Returns the ranges of the executable segments.
+    pub(super) fn executable(&self) -> impl Iterator<Item = Range<u64>> {
+        let executable = self.segments.iter().filter(|it| it.is_executable);
+        executable.map(Segment::range)
+    }
+
+    pub(super) fn is_executable(&self, address: u64) -> bool {
+        self.executable().any(|range| range.contains(&address))
+    }
+
+    /// Returns whether memory might be mapped somewhere in these addresses, beside the object itself.
+    pub(super) fn may_have_room(&self, window: &Range<i128>) -> bool {
+        /// Of user space: `vm.mmap_min_addr` is 64 KiB.
+        const USER: Range<i128> = 0x1_0000..(1 << 47) - 0x1000;
+        if self.is_fixed && (window.end <= USER.start || window.start >= USER.end) {
+            return false;
+        }
+        let is_taken = |segment: &Segment| {
+            let range = segment.range();
+            i128::from(range.start) <= window.start && window.end <= i128::from(range.end)
+        };
+        !self.segments.iter().any(is_taken)
+    }
+
+    /// Returns the instructions of a function.
+    ///
+    /// # Errors
+    ///
+    /// If some of its bytes are not in the file, or no instruction.
+    pub(super) fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
+        let bytes = self.bytes(range.start.0, range.len);
+        if bytes.is_empty() || (bytes.len() as u64) < range.len {
+            return Err(Refusal::NotCode);
+        }
+        if !self.is_executable(range.start.0) {
+            return Err(Refusal::NotCode);
+        }
+        let mut instructions = Vec::with_capacity(bytes.len() / 4);
+        for instruction in decode(bytes, range.start.0) {
+            if instruction.is_invalid() {
+                let offset = instruction.ip() - range.start.0;
+                return Err(Refusal::Undecodable { offset });
+            }
+            instructions.push(instruction);
+        }
+        Ok(Body {
+            range,
+            instructions,
+        })
+    }
+}
+
+/// Decodes bytes that are at `address`, one instruction after the other; what is none is an invalid
+/// instruction, and decoding goes on behind it.
+pub(super) fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
+    let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
+    std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()))
+}
+
+/// The instructions of a function, all of them valid.
+#[derive(Clone, Debug)]
+pub(super) struct Body {
+    pub(super) range: CodeRange,
+    pub(super) instructions: Vec<Instruction>,
+}
+
+impl Body {
+    /// Returns the index of the instruction at `address`.
+    pub(super) fn index_at(&self, address: u64) -> Option<usize> {
+        let by_address = |it: &Instruction| it.ip().cmp(&address);
+        self.instructions.binary_search_by(by_address).ok()
+    }
+
+    pub(super) fn offset(&self, instruction: &Instruction) -> u64 {
+        instruction.ip() - self.range.start.0
+    }
+}
+
+/// Returns whether the instruction that follows in memory is never executed after this one.
+pub(super) fn ends_flow(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.flow_control(),
+        FlowControl::Return
+            | FlowControl::UnconditionalBranch
+            | FlowControl::IndirectBranch
+            | FlowControl::Exception
+    ) || instruction.mnemonic() == Mnemonic::Hlt
+}
+
+/// Returns whether this is a call of a function. (iced-x86 counts system calls as calls.)
+pub(super) fn is_call(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Call
+}
+
+/// Returns whether execution goes on with the instruction that follows in memory, and nowhere else.
+pub(super) fn is_straight(instruction: &Instruction) -> bool {
+    instruction.flow_control() == FlowControl::Next && instruction.mnemonic() != Mnemonic::Hlt
+}

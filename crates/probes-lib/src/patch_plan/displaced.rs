@@ -1,0 +1,183 @@
+//! [`DisplacedCopy`]: displaced instructions, to be executed at another address with the same effect.
+//!
+//! ```text
+//! mov x(%rip), %r   the same x, by another displacement          jcc L      the same L, by a near jump
+//! call f            push the original return address; jmp f      loop L     by a jump around a jump
+//! ```
+//!
+//! A displaced call pushes the return address that it always pushed: OCaml's collector, exceptions and
+//! unwinders look it up. Each instruction is re-encoded by itself: a branch to the start of the patch leaves the copy
+//! and passes through the patch again, as it passed through the original instruction.
+
+use iced_x86::{
+    BlockEncoder, BlockEncoderOptions, Code as Opcode, Encoder, FlowControl, Instruction,
+    InstructionBlock, MemoryOperand, OpKind, Register,
+};
+
+use crate::address::LiveAddr;
+use crate::patch_plan::code::{decode, ends_flow, is_call};
+use crate::patch_plan::refusal::Refusal;
+
+/// The code of displaced instructions at their new address, with the jump back.
+///
+/// [`PatchSite::copy_at`](crate::PatchSite::copy_at) makes one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DisplacedCopy {
+    code: Vec<u8>,
+    moved: Vec<(LiveAddr, LiveAddr)>,
+}
+
+impl DisplacedCopy {
+    /// The bytes of the copy.
+    pub fn code(&self) -> &[u8] {
+        &self.code
+    }
+
+    /// Returns where in the copy a thread goes on that was stopped at `address`: at the same instruction. `None` if
+    /// no displaced instruction begins there.
+    pub fn moved(&self, address: LiveAddr) -> Option<LiveAddr> {
+        let found = self.moved.iter().find(|(from, _)| *from == address);
+        found.map(|(_, to)| *to)
+    }
+
+    /// Makes the copy at `to` of the instructions that are `bytes` at `from`.
+    pub(super) fn make(
+        bytes: &[u8],
+        from: LiveAddr,
+        to: LiveAddr,
+    ) -> Result<DisplacedCopy, Refusal> {
+        let mut copy = Writer {
+            at: to,
+            code: Vec::new(),
+            return_addresses: Vec::new(),
+        };
+        let mut moved = Vec::new();
+        let mut falls_through = true;
+        for instruction in decode(bytes, from.0) {
+            let offset = instruction.ip() - from.0;
+            if let Some(what) = immovable(&instruction) {
+                return Err(Refusal::Unmovable { offset, what });
+            }
+            moved.push((LiveAddr(instruction.ip()), copy.here()));
+            if is_call(&instruction) {
+                copy.call(&instruction)?;
+            } else {
+                copy.instruction(&instruction)?;
+            }
+            falls_through = !is_call(&instruction) && !ends_flow(&instruction);
+        }
+        if falls_through {
+            let back = from.plus(bytes.len() as u64);
+            copy.branch(Opcode::Jmp_rel32_64, back.0)?;
+        }
+        let code = copy.finish()?;
+        Ok(DisplacedCopy { code, moved })
+    }
+}
+
+/// Returns what an instruction is that cannot be moved.
+pub(super) fn immovable(instruction: &Instruction) -> Option<&'static str> {
+    if instruction.is_invalid() {
+        return Some("no instruction");
+    }
+    match instruction.flow_control() {
+        FlowControl::Interrupt => return Some("an interrupt"),
+        FlowControl::XbeginXabortXend => return Some("a transaction"),
+        // The kernel restarts them at their own address, and C libraries compare it when they cancel a thread.
+        FlowControl::Call if !is_call(instruction) => return Some("a system call"),
+        _ => {}
+    }
+    if !is_call(instruction) {
+        return None;
+    }
+    let from_stack_pointer = match instruction.op0_kind() {
+        OpKind::Register => instruction.op0_register() == Register::RSP,
+        // The displacement from a 32-bit stack pointer may wrap.
+        _ => instruction.memory_base() == Register::ESP,
+    };
+    match instruction.code() {
+        Opcode::Call_rel32_64 => None,
+        Opcode::Call_rm64 if !from_stack_pointer => None,
+        _ => Some("an unusual call"),
+    }
+}
+
+/// Writes code at one address after the other.
+struct Writer {
+    at: LiveAddr,
+    code: Vec<u8>,
+    /// What is pushed from memory behind the code: the end of the instruction that pushes, and the word.
+    return_addresses: Vec<(usize, u64)>,
+}
+
+impl Writer {
+    fn here(&self) -> LiveAddr {
+        self.at.plus(self.code.len() as u64)
+    }
+
+    fn instruction(&mut self, instruction: &Instruction) -> Result<(), Refusal> {
+        let one = [*instruction];
+        let block = InstructionBlock::new(&one, self.here().0);
+        let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE);
+        let encoded = encoded.map_err(|_| Refusal::OutOfReach)?;
+        self.code.extend(encoded.code_buffer);
+        Ok(())
+    }
+
+    fn encode(&mut self, instruction: &Instruction) -> Result<(), Refusal> {
+        let mut encoder = Encoder::new(64);
+        let encoded = encoder.encode(instruction, self.here().0);
+        encoded.map_err(|_| Refusal::OutOfReach)?;
+        self.code.extend(encoder.take_buffer());
+        Ok(())
+    }
+
+    fn branch(&mut self, kind: Opcode, to: u64) -> Result<(), Refusal> {
+        let branch = Instruction::with_branch(kind, to).map_err(|_| Refusal::OutOfReach)?;
+        self.encode(&branch)
+    }
+
+    fn call(&mut self, call: &Instruction) -> Result<(), Refusal> {
+        // A word behind the code, so that the push is one instruction.
+        let word = MemoryOperand::with_base_displ(Register::RIP, self.here().0 as i64);
+        let push = Instruction::with1(Opcode::Push_rm64, word);
+        self.encode(&push.map_err(|_| Refusal::OutOfReach)?)?;
+        self.return_addresses
+            .push((self.code.len(), call.next_ip()));
+        if call.code() == Opcode::Call_rel32_64 {
+            return self.branch(Opcode::Jmp_rel32_64, call.near_branch_target());
+        }
+        let mut jump = *call;
+        jump.set_code(Opcode::Jmp_rm64);
+        if jump.op0_kind() == OpKind::Memory && jump.memory_base() == Register::RSP {
+            // The push has moved the stack pointer.
+            let displacement = jump.memory_displacement64().wrapping_add(8);
+            jump.set_memory_displacement64(displacement);
+            jump.set_memory_displ_size(8);
+        }
+        self.instruction(&jump)
+    }
+
+    /// Returns the code, followed by the words that it refers to.
+    fn finish(mut self) -> Result<Vec<u8>, Refusal> {
+        for (end, word) in std::mem::take(&mut self.return_addresses) {
+            // Aligned, so that no word is on two pages.
+            while self.here().0 % 8 != 0 {
+                self.code.push(INT3);
+            }
+            let displacement = (self.code.len() - end) as u32;
+            let operand = self.code.get_mut(end - 4..end);
+            let operand = operand.ok_or(Refusal::OutOfReach)?;
+            operand.copy_from_slice(&displacement.to_le_bytes());
+            self.code.extend(word.to_le_bytes());
+        }
+        Ok(self.code)
+    }
+}
+
+const INT3: u8 = 0xcc;
+
+/// Returns whether an instruction calls, and is not a system call.
+pub(super) fn moves_call(instructions: &[Instruction]) -> bool {
+    instructions.iter().any(is_call)
+}

@@ -1,0 +1,109 @@
+//! Whether the status flags are dead at a place, so that a trampoline may change them.
+
+use iced_x86::{Instruction, Mnemonic, OpKind, Register, RflagsBits};
+
+use crate::patch_plan::code::is_straight;
+
+/// Those that arithmetic changes.
+const STATUS: u32 = RflagsBits::OF
+    | RflagsBits::SF
+    | RflagsBits::ZF
+    | RflagsBits::AF
+    | RflagsBits::PF
+    | RflagsBits::CF;
+
+/// Returns whether all status flags are written before any of them is read, or the function returns
+/// before: by the x86-64 psABI (3.2.1), flags are not preserved across calls and returns. Where a block
+/// ends in another way, they count as read.
+pub(super) fn are_dead(from_here: &[Instruction]) -> bool {
+    let mut unwritten = STATUS;
+    for instruction in from_here {
+        if instruction.rflags_read() & unwritten != 0 {
+            return false;
+        }
+        if is_near_return(instruction) {
+            return true;
+        }
+        if writes_surely(instruction) {
+            unwritten &= !instruction.rflags_modified();
+        }
+        if unwritten == 0 {
+            return true;
+        }
+        if !is_straight(instruction) {
+            return false;
+        }
+    }
+    false
+}
+
+fn is_near_return(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Ret
+}
+
+/// Returns false for instructions that leave the flags alone if a count is zero, which is known only when they are
+/// executed: shifts by `cl`, and repeated comparisons of strings.
+fn writes_surely(instruction: &Instruction) -> bool {
+    let last = instruction.op_count().saturating_sub(1);
+    let is_shift = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Shl
+            | Mnemonic::Sal
+            | Mnemonic::Shr
+            | Mnemonic::Sar
+            | Mnemonic::Rol
+            | Mnemonic::Ror
+            | Mnemonic::Rcl
+            | Mnemonic::Rcr
+            | Mnemonic::Shld
+            | Mnemonic::Shrd
+    );
+    let by_cl = instruction.op_count() > 0
+        && instruction.op_kind(last) == OpKind::Register
+        && instruction.op_register(last) == Register::CL;
+    let is_repeated = instruction.has_rep_prefix() || instruction.has_repne_prefix();
+    !(is_shift && by_cl || is_repeated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::patch_plan::code::decode;
+
+    fn dead(bytes: &[u8]) -> bool {
+        are_dead(&decode(bytes, 0x1000).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn flags_are_dead_once_all_are_written() {
+        // mov $1,%eax; sub $8,%rsp; je
+        assert!(dead(b"\xb8\x01\0\0\0\x48\x83\xec\x08\x74\x00"));
+        // inc leaves the carry flag, which jc reads.
+        assert!(!dead(b"\xff\xc0\x72\x00"));
+        assert!(dead(b"\xff\xc0\x48\x39\xc8\x72\x00"));
+        // sete; adc; pushf
+        assert!(!dead(b"\x0f\x94\xc0\xc3"));
+        assert!(!dead(b"\x11\xc8\xc3"));
+        assert!(!dead(b"\x9c\x5b\xc3"));
+    }
+
+    #[test]
+    fn flags_live_at_the_end_of_a_block() {
+        // mov %rax,%rbx; then jmp, call, nothing; and ret.
+        for end in [&b"\xeb\x00"[..], b"\xe8\0\0\0\0", b""] {
+            assert!(!dead(&[b"\x48\x89\xc3", end].concat()), "{end:x?}");
+        }
+        assert!(dead(b"\x48\x89\xc3\xc3"));
+    }
+
+    #[test]
+    fn counts_of_zero_leave_flags_alone() {
+        // shl %cl,%eax; shld %cl,%eax,%eax; repz cmpsb; then jc.
+        for maybe in [&b"\xd3\xe0"[..], b"\x0f\xa5\xc0", b"\xf3\xa6"] {
+            assert!(!dead(&[maybe, b"\x72\x00"].concat()), "{maybe:x?}");
+        }
+        // shl $1 and shl $3 write all of them; shl $0 writes none.
+        assert!(dead(b"\xc1\xe0\x03\x72\x00"));
+        assert!(!dead(b"\xc1\xe0\x00\x72\x00"));
+    }
+}

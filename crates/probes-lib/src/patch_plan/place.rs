@@ -1,0 +1,195 @@
+//! The ways in which an instruction can be patched.
+
+use iced_x86::{FlowControl, Mnemonic};
+
+use crate::address::FileAddr;
+use crate::patch_plan::code::{Body, Code, CodeRange, decode, ends_flow, is_call};
+use crate::patch_plan::displaced::{immovable, moves_call};
+use crate::patch_plan::refusal::Refusal;
+use crate::patch_plan::site::{JUMP_LEN, Jump, PatchSite, SHORT_LEN};
+use crate::patch_plan::targets::Targets;
+use crate::patch_plan::{flags, padding};
+
+/// The code of an object, and the addresses in it that can be reached.
+#[derive(Clone, Debug)]
+pub(super) struct Swept {
+    pub(super) code: Code,
+    pub(super) targets: Targets,
+    /// The functions and their parts, in order.
+    ranges: Vec<CodeRange>,
+    /// Of the ranges up to each of them, the highest end.
+    ends: Vec<u64>,
+}
+
+/// Why no more instructions are displaced.
+enum Stop {
+    /// There is room for a jump.
+    Enough,
+    /// The last one does not fall through.
+    End,
+    /// The next one is a branch target, or the function ends.
+    Target,
+    /// The next one cannot be moved.
+    Unmovable(&'static str),
+}
+
+impl Swept {
+    /// Sweeps the code.
+    pub(super) fn new(
+        code: Code,
+        ranges: &[CodeRange],
+        extra: impl IntoIterator<Item = FileAddr>,
+    ) -> Swept {
+        let mut ranges = ranges.to_vec();
+        ranges.sort_unstable();
+        let highest = |end: &mut u64, range: &CodeRange| {
+            *end = range.end().max(*end);
+            Some(*end)
+        };
+        Swept {
+            targets: Targets::find(&code, &ranges, extra),
+            ends: ranges.iter().scan(0, highest).collect(),
+            ranges,
+            code,
+        }
+    }
+
+    /// Returns whether `address` is in a known function, is called like one, or is one of the jumps of the procedure linkage table, which
+    /// lead to functions of other objects.
+    pub(super) fn is_known(&self, address: u64) -> bool {
+        let after = self.ranges.partition_point(|it| it.start.0 <= address);
+        let end = after.checked_sub(1).and_then(|last| self.ends.get(last));
+        if end.is_some_and(|end| address < *end) || self.targets.is_called(address) {
+            return true;
+        }
+        let first = decode(self.code.bytes(address, 32), address)
+            .find(|it| it.mnemonic() != Mnemonic::Endbr64);
+        first.is_some_and(|it| {
+            it.flow_control() == FlowControl::IndirectBranch && it.is_ip_rel_memory_operand()
+        })
+    }
+
+    /// Returns the ways to patch the instruction with this index, the best one first.
+    pub(super) fn ways(&self, body: &Body, index: usize) -> Result<Vec<PatchSite>, Refusal> {
+        let instructions = body.instructions.get(index..).unwrap_or_default();
+        let Some(first) = instructions.first() else {
+            return Err(Refusal::NotCode);
+        };
+        let start = first.ip();
+        let (mut count, mut len, mut call) = (0, 0, None);
+        let stop = loop {
+            let Some(next) = instructions.get(count) else {
+                break Stop::Target;
+            };
+            let is_target = count > 0 && self.targets.contains(next.ip());
+            if is_target || self.targets.are_inside(next) {
+                break Stop::Target;
+            }
+            if let Some(what) = immovable(next) {
+                break Stop::Unmovable(what);
+            }
+            if count > 0 && is_call(next) {
+                call = Some(count);
+            }
+            count += 1;
+            len = next.next_ip() - start;
+            if len >= JUMP_LEN {
+                break Stop::Enough;
+            }
+            if ends_flow(next) {
+                break Stop::End;
+            }
+        };
+        let behind = match stop {
+            Stop::End => padding::len_at(&self.code, &self.targets, start + len),
+            _ => 0,
+        };
+        let flags_are_dead = flags::are_dead(instructions);
+        let site = |count: usize, jump: Jump| {
+            let displaced = &instructions[..count];
+            let end = displaced.last().map_or(start, |last| last.next_ip());
+            PatchSite {
+                address: FileAddr(start),
+                displaced: self.code.bytes(start, end - start).to_vec(),
+                jump,
+                moves_call: moves_call(displaced),
+                flags_are_dead,
+            }
+        };
+        let mut ways = Vec::new();
+        // A call is better left where it is: its return costs more if it is displaced.
+        if let Some(before) = call {
+            let own = instructions[before].ip() - start;
+            ways.extend(self.punned(start, own).map(|jump| site(before, jump)));
+        }
+        if len + behind >= JUMP_LEN {
+            let padding = JUMP_LEN.saturating_sub(len) as u8;
+            let near = site(count, Jump::Near { padding });
+            if near.moves_call {
+                ways.push(near);
+            } else {
+                ways.insert(0, near);
+            }
+        } else if count > 0 {
+            let own = len + behind;
+            ways.extend(self.punned(start, own).map(|jump| site(count, jump)));
+            let ends = instructions
+                .iter()
+                .take(count)
+                .map(|it| it.next_ip() - start);
+            if let Some(least) = ends.into_iter().position(|end| end >= SHORT_LEN) {
+                let islands = self.islands(start, start + own);
+                ways.extend(islands.map(|island| site(least + 1, Jump::Short { island })));
+            }
+        }
+        ways.retain(|way| self.code.may_have_room(&way.window()));
+        if !ways.is_empty() {
+            return Ok(ways);
+        }
+        let offset = body.offset(first) + len;
+        Err(match stop {
+            Stop::Unmovable(what) => Refusal::Unmovable { offset, what },
+            Stop::Target => {
+                // Of this instruction if it is not the first, or inside it.
+                let from = offset + u64::from(count == 0);
+                let is_target = |it: &u64| self.targets.contains(body.range.start.0 + it);
+                let offset = (from..offset + 16).find(is_target).unwrap_or(offset);
+                Refusal::BranchTarget { offset }
+            }
+            Stop::End | Stop::Enough => Refusal::TooShort {
+                len: (len + behind) as u8,
+            },
+        })
+    }
+
+    /// Returns the jump at `start` of whose five bytes the first `own` can be written.
+    fn punned(&self, start: u64, own: u64) -> Option<Jump> {
+        let chosen = own.checked_sub(1).filter(|it| *it < JUMP_LEN - 1)? as usize;
+        let bytes = self.code.bytes(start, JUMP_LEN);
+        let mut operand: [u8; 4] = bytes.get(1..)?.try_into().ok()?;
+        operand[..chosen].fill(0);
+        Some(Jump::Punned {
+            chosen: chosen as u8,
+            displacement: i32::from_le_bytes(operand),
+        })
+    }
+
+    /// Returns where padding is that a short jump at `start` reaches, the place itself, up to `end`, left out.
+    fn islands(&self, start: u64, end: u64) -> impl Iterator<Item = FileAddr> {
+        /// How far before the site an island can be, padding included.
+        const BEFORE: u64 = 256;
+        let origin = start.saturating_add(SHORT_LEN);
+        let is_reached =
+            move |island: u64| i8::try_from(island.wrapping_sub(origin) as i64).is_ok();
+        let near = start.saturating_sub(BEFORE)..origin.saturating_add(128);
+        self.targets.behind_ends(near).flat_map(move |behind| {
+            let len = padding::len_at(&self.code, &self.targets, behind);
+            let starts = (0..len / JUMP_LEN).map(move |index| behind + index * JUMP_LEN);
+            let is_free = move |island: &u64| *island >= end || island + JUMP_LEN <= start;
+            starts
+                .filter(move |island| is_reached(*island))
+                .filter(is_free)
+                .map(FileAddr)
+        })
+    }
+}

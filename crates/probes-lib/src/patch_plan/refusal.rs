@@ -1,0 +1,83 @@
+//! [`Refusal`]: why a place in code cannot be patched.
+
+/// Why a place cannot be patched; displayed as the end of a sentence that begins with its name.
+///
+/// Offsets are in bytes from the start of the function.
+///
+/// ```
+/// let refusal = probes_lib::Refusal::TooShort { len: 1 };
+/// assert_eq!(refusal.to_string(), "is too short: 1 byte, and a jump takes 5");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Its range is empty, or not all of it is code that the file has.
+    #[error("is not in the code of its file")]
+    NotCode,
+    /// The address is not that of an instruction of the function.
+    #[error("has no instruction at +{offset:#x}")]
+    NoInstruction {
+        /// Where.
+        offset: u64,
+    },
+    /// Some of its bytes are no instruction: they may be data.
+    #[error("has bytes at +{offset:#x} that are not an instruction")]
+    Undecodable {
+        /// Where the first of them is.
+        offset: u64,
+    },
+    /// The place ends before there is room for a jump, and what follows leaves no other way.
+    #[error("is too short: {len} byte{}, and a jump takes 5", if *.len == 1 { "" } else { "s" })]
+    TooShort {
+        /// The length of the place in bytes, with the padding that follows.
+        len: u8,
+    },
+    /// Code jumps into the bytes that the jump would take, and no address is free that a shorter one reaches.
+    #[error("has a branch target at +{offset:#x}, inside the bytes of the jump")]
+    BranchTarget {
+        /// Where the target is.
+        offset: u64,
+    },
+    /// An instruction cannot be executed at another address.
+    #[error("has {what} at +{offset:#x}, which cannot be moved")]
+    Unmovable {
+        /// Where the instruction is.
+        offset: u64,
+        /// What it is, with its article.
+        what: &'static str,
+    },
+    /// It jumps through a table that was not found, so that any of its instructions may be a branch target.
+    #[error("has a jump at +{offset:#x} whose targets are unknown")]
+    UnknownTargets {
+        /// Where the jump is.
+        offset: u64,
+    },
+    /// It jumps to code that belongs to no known function, as happens in stripped files. That may be another
+    /// function, with which this one ends, or a part of its own.
+    #[error("has a jump at +{offset:#x} to code that belongs to no known function")]
+    UnknownCode {
+        /// Where the jump is.
+        offset: u64,
+    },
+    /// The patch of this exit would overlap that of the entry or of another exit.
+    #[error("has too little room between two patches, at +{offset:#x}")]
+    Overlap {
+        /// Where the exit is.
+        offset: u64,
+    },
+    /// The trampoline is too far from the place, or from what a displaced instruction refers to.
+    #[error("is more than 2 GiB from its trampoline, or from what it refers to")]
+    OutOfReach,
+}
+
+impl Refusal {
+    /// The name of the reason in JSON: `too_short`, `branch_target`, …; it stays the same.
+    ///
+    /// ```
+    /// assert_eq!(probes_lib::Refusal::NotCode.name(), "not_code");
+    /// ```
+    pub fn name(&self) -> &'static str {
+        self.into()
+    }
+}

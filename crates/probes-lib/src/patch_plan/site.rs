@@ -1,0 +1,170 @@
+//! [`PatchSite`]: a place in code, and the jump that can be put there.
+
+use std::ops::Range;
+
+use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::patch_plan::displaced::DisplacedCopy;
+use crate::patch_plan::refusal::Refusal;
+use crate::site::JMP;
+
+/// Opcode and displacement of a near jump.
+pub(super) const JUMP_LEN: u64 = 5;
+
+/// Opcode and displacement of a short jump.
+pub(super) const SHORT_LEN: u64 = 2;
+
+const SHORT_JMP: u8 = 0xeb;
+
+/// How a patch site jumps to its trampoline.
+///
+/// ```text
+/// near     e9 d d d d           over whole instructions, and padding behind them
+/// punned   e9 d d d|83          the last bytes of the displacement are those of the instruction
+///                               that follows, which stays: the trampoline has to lie in a window
+/// short    eb d ──▶ e9 d d d d  to padding within 127 bytes, the island, and from there
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Jump {
+    /// Five bytes of our own.
+    Near {
+        /// How many of them are padding behind the displaced instructions.
+        padding: u8,
+    },
+    /// Of the displacement, only the lowest bytes can be chosen.
+    Punned {
+        /// How many: 0 to 3.
+        chosen: u8,
+        /// The displacement, with zeros where it can be chosen.
+        displacement: i32,
+    },
+    /// Two bytes.
+    Short {
+        /// Where the five bytes of the second jump are.
+        island: FileAddr,
+    },
+}
+
+/// A place in code that can be patched: a jump replaces the displaced instructions, which are executed at the end of
+/// the trampoline.
+///
+/// [`PatchPlanner`](crate::PatchPlanner) finds them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PatchSite {
+    pub(super) address: FileAddr,
+    pub(super) displaced: Vec<u8>,
+    pub(super) jump: Jump,
+    pub(super) moves_call: bool,
+    pub(super) flags_are_dead: bool,
+}
+
+impl PatchSite {
+    /// The address of the first byte that is overwritten, which is that of an instruction.
+    pub fn address(&self) -> FileAddr {
+        self.address
+    }
+
+    /// The bytes of the instructions that are displaced: at least one.
+    pub fn displaced(&self) -> &[u8] {
+        &self.displaced
+    }
+
+    /// How the site jumps to its trampoline.
+    pub fn jump(&self) -> Jump {
+        self.jump
+    }
+
+    /// Whether a call is displaced. Its return costs about 8 ns more, because the processor mispredicts it.
+    pub fn moves_call(&self) -> bool {
+        self.moves_call
+    }
+
+    /// Whether the trampoline may change the status flags before the last displaced instruction (of exits), or before
+    /// all of them (elsewhere).
+    pub fn flags_are_dead(&self) -> bool {
+        self.flags_are_dead
+    }
+
+    /// The bytes at the site that are overwritten or, if the jump is punned, have to stay as they are. No other
+    /// patch may overwrite them.
+    pub fn reserved(&self) -> Range<FileAddr> {
+        let len = match self.jump {
+            Jump::Short { .. } => SHORT_LEN,
+            _ => JUMP_LEN,
+        };
+        let len = len.max(self.displaced.len() as u64);
+        self.address..FileAddr(self.address.0.saturating_add(len))
+    }
+
+    /// Returns where the trampoline can begin if the object is loaded with this bias.
+    pub fn trampolines(&self, bias: LoadBias) -> Range<LiveAddr> {
+        let origin = i128::from(bias.live(self.origin()).0);
+        let window = self.displacements();
+        let clip = |address: i128| LiveAddr(address.clamp(0, 1 << 47) as u64);
+        clip(origin + window.start)..clip(origin + window.end)
+    }
+
+    /// Returns the file address from which the displacement of the jump to the trampoline counts: that behind it.
+    fn origin(&self) -> FileAddr {
+        let jump = match self.jump {
+            Jump::Short { island } => island,
+            _ => self.address,
+        };
+        FileAddr(jump.0.wrapping_add(JUMP_LEN))
+    }
+
+    fn displacements(&self) -> Range<i128> {
+        match self.jump {
+            Jump::Punned {
+                chosen,
+                displacement,
+            } => {
+                let start = i128::from(displacement);
+                start..start + (1 << (8 * chosen))
+            }
+            _ => i32::MIN.into()..i128::from(i32::MAX) + 1,
+        }
+    }
+
+    /// Returns where the trampoline can begin, in the file's address space, without wrapping around.
+    pub(super) fn window(&self) -> Range<i128> {
+        let origin = i128::from(self.origin().0);
+        let Range { start, end } = self.displacements();
+        origin + start..origin + end
+    }
+
+    /// Returns what has to be written, and where, so that the site jumps to `trampoline`; `None` if it cannot be
+    /// reached. An island comes first.
+    pub fn writes(&self, bias: LoadBias, trampoline: LiveAddr) -> Option<Vec<(LiveAddr, Vec<u8>)>> {
+        let from = i128::from(bias.live(self.origin()).0);
+        let displacement = i128::from(trampoline.0) - from;
+        if !self.displacements().contains(&displacement) {
+            return None;
+        }
+        let operand = i32::try_from(displacement).ok()?.to_le_bytes();
+        let at = bias.live(self.address);
+        let near = |operand: &[u8]| [&[JMP], operand].concat();
+        Some(match self.jump {
+            Jump::Near { .. } => vec![(at, near(&operand))],
+            Jump::Punned { chosen, .. } => vec![(at, near(&operand[..usize::from(chosen)]))],
+            Jump::Short { island } => {
+                let after = self.address.0.wrapping_add(SHORT_LEN);
+                let short = island.0.wrapping_sub(after) as i64;
+                let short = i8::try_from(short).ok()?.to_le_bytes();
+                vec![
+                    (bias.live(island), near(&operand)),
+                    (at, vec![SHORT_JMP, short[0]]),
+                ]
+            }
+        })
+    }
+
+    /// Returns the displaced instructions as they have to be executed at `to`, if the object is loaded with this bias.
+    ///
+    /// # Errors
+    ///
+    /// If `to` is too far from what they refer to.
+    pub fn copy_at(&self, bias: LoadBias, to: LiveAddr) -> Result<DisplacedCopy, Refusal> {
+        DisplacedCopy::make(&self.displaced, bias.live(self.address), to)
+    }
+}
