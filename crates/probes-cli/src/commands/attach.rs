@@ -151,7 +151,10 @@ fn change_for(
     actions: &Actions,
     failures: &mut Failures,
 ) -> Result<(), Failure> {
-    let messages = output.messages;
+    let messages = match targets {
+        [target] => output.messages.with_pid(target.pid()),
+        _ => output.messages,
+    };
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = TerminationSignals::block()?;
     let mut printed = Ok(());

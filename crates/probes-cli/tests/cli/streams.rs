@@ -152,12 +152,14 @@ fn everything_is_an_object_with_json() {
     }
 
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
-    let line = format!("attach -json -v -disable-all -pid {}", target.pid());
-    let run = run(&line);
-    let said: Vec<Value> = run.stderr.lines().map(object).collect();
-    assert!(said.iter().any(|it| it["type"] == "step"), "{said:?}");
-    assert!(said.iter().any(|it| it["type"] == "note"), "{said:?}");
-    assert!(said.iter().all(|it| it["pid"] == target.pid()), "{said:?}");
+    for actions in ["-disable-all", "-enable-all -for 1ms"] {
+        let line = format!("attach -json -v {actions} -pid {}", target.pid());
+        let run = run(&line);
+        let said: Vec<Value> = run.stderr.lines().map(object).collect();
+        assert!(said.iter().any(|it| it["type"] == "step"), "{said:?}");
+        assert!(said.iter().any(|it| it["type"] == "note"), "{said:?}");
+        assert!(said.iter().all(|it| it["pid"] == target.pid()), "{said:?}");
+    }
 }
 
 #[test]

@@ -49,7 +49,10 @@ impl Screen {
         // start tput.
         let options = TerminalOptions { viewport };
         let terminal = Terminal::with_options(CrosstermBackend::new(output), options)?;
-        Ok(Screen { terminal })
+        let mut screen = Screen { terminal };
+        // Terminals without an alternate screen, such as GNU screen by default, still show what was there.
+        screen.terminal.clear()?;
+        Ok(screen)
     }
 
     /// Draws what has changed since it was drawn last.
