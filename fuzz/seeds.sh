@@ -5,7 +5,7 @@
 set -eu
 sources=../test-programs/fixtures
 built=../_build/default/test-programs/fixtures
-mkdir -p corpus/notes corpus/elf
+mkdir -p corpus/notes corpus/elf corpus/functions
 
 for fixture in gen_ocaml gen_ocaml_2 foreign multi_semaphore arguments \
     corrupt/note_random_bytes corrupt/note_descsz_9 corrupt/note_descsz_huge \
@@ -24,6 +24,30 @@ for fixture in gen_ocaml_1 gen_ocaml_2 mixed_generations multi_semaphore prelink
 done
 cp "$built"/corrupt/elf_32_bit "$built"/corrupt/elf_big_endian \
     "$built"/corrupt/elf_header_truncated corpus/elf
+
+# A function of OCaml with its frametable, with and without its symbol.
+gcc -nostdlib -static -Wl,-N,--build-id=none,-e,0 -o corpus/functions/symbols -x assembler - <<-END
+	.text
+	.globl camlA__go_1
+	.type camlA__go_1, @function
+	camlA__go_1:
+	.cfi_startproc
+	call camlA__go_1
+	1: ret
+	.cfi_endproc
+	.size camlA__go_1, . - camlA__go_1
+	.data
+	.quad 1, 1b
+	.short 17, 1, 1
+	.balign 4
+	.long 2f - .
+	.balign 8
+	2: .long 3f - ., 9 << 12
+	3: .long 4f - 3b
+	.asciz "A.go"
+	4: .asciz "a.ml"
+END
+strip -s -o corpus/functions/frametable corpus/functions/symbols
 
 # Code of the first functions of a fixture, and of a jump through a table, with its functions' ranges before it.
 mkdir -p corpus/code

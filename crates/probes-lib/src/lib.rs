@@ -90,7 +90,9 @@ mod update;
 pub use build_id::BuildId;
 pub use elf::Linking;
 pub use elf::arguments::{Argument, Operand};
-pub use elf::functions::{Function, FunctionKind, FunctionName, FunctionTable, NameSource};
+pub use elf::functions::{
+    FirstCall, Function, FunctionKind, FunctionName, FunctionTable, NameSource,
+};
 pub use elf::mangling::Language;
 pub use elf::note::{Note, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};

@@ -23,7 +23,8 @@ With -functions, it prints a line for each function, by its address:
 with the size in bytes, and with -pid addresses in the process, also of the libraries that it has loaded.
 A GLOB is for the whole name as it is in the source, such as 'Stdlib.List.*': * stands for any characters,
 ? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the first
-that matches; -json has them all. Calls that the compiler has inlined are not calls of a function.";
+that matches; -json has them all. FILE:LINE(call) is the first call of a function whose own line is not
+known. Calls that the compiler has inlined are not calls of a function.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]

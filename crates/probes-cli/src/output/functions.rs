@@ -50,6 +50,15 @@ struct FunctionView<'f> {
     size: u64,
     file: Option<String>,
     line: Option<u32>,
+    /// Its first call, where that is all that is known of its source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_call: Option<CallView>,
+}
+
+#[derive(Debug, Serialize)]
+struct CallView {
+    file: String,
+    line: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -79,6 +88,7 @@ impl<'f> FunctionListing<'f> {
         for view in &views {
             paths.push(&view.object);
             paths.extend(view.file.as_deref());
+            paths.extend(view.first_call.as_ref().map(|call| &*call.file));
         }
         paths.sort_unstable();
         paths.dedup();
@@ -113,6 +123,12 @@ impl<'f> FunctionListing<'f> {
             Some(address) => address.to_string(),
             None => function.file_address.to_string(),
         };
+        let source = match &function.first_call {
+            Some(CallView { file, line }) => {
+                source_or_unknown(Some(file), Some(*line), &self.paths) + "(call)"
+            }
+            None => source_or_unknown(function.file.as_deref(), function.line, &self.paths),
+        };
         let mut name = function_or_unknown(function.name.as_deref());
         if function.kind == RESOLVER {
             name += " (resolver)";
@@ -121,20 +137,24 @@ impl<'f> FunctionListing<'f> {
             address,
             function.size.to_string(),
             Escaped(self.paths.show(&function.object)).to_string(),
-            source_or_unknown(function.file.as_deref(), function.line, &self.paths),
+            source,
             name,
         ]
     }
 
-    /// `17520 functions in 4 objects`.
+    /// `17520 functions in 4 objects, 12 without a name`.
     pub(crate) fn sum(&self) -> String {
         let mut objects: Vec<&str> = self.functions.iter().map(|it| &*it.object).collect();
         objects.dedup();
-        let functions = number_of(self.functions.len(), "function");
-        match objects.len() {
-            1 => functions,
-            several => format!("{functions} in {}", number_of(several, "object")),
+        let mut sum = number_of(self.functions.len(), "function");
+        if objects.len() > 1 {
+            sum += &format!(" in {}", number_of(objects.len(), "object"));
         }
+        match self.functions.iter().filter(|it| it.name.is_none()).count() {
+            0 => {}
+            unnamed => sum += &format!(", {unnamed} without a name"),
+        }
+        sum
     }
 }
 
@@ -149,6 +169,7 @@ impl<'f> FunctionView<'f> {
             Some(sources) => sources.line(function.address()),
             None => (None, None),
         };
+        let first_call = function.first_call().filter(|_| file.is_none());
         let others = function.names().filter(|it| Some(it) != name.as_ref());
         let language = name.as_ref().and_then(|name| name.language);
         FunctionView {
@@ -166,6 +187,7 @@ impl<'f> FunctionView<'f> {
             name_source: name.as_ref().map(|name| match name.source {
                 NameSource::Symbol => "symbol",
                 NameSource::DynamicSymbol => "dynamic_symbol",
+                NameSource::Frametable => "frametable",
             }),
             name: name.as_ref().map(|name| name.text.clone()),
             object: object.table().path().to_string_lossy(),
@@ -174,6 +196,10 @@ impl<'f> FunctionView<'f> {
             size: function.len(),
             file: file.map(str::to_owned),
             line,
+            first_call: first_call.map(|call| CallView {
+                file: call.file.into_owned(),
+                line: call.line,
+            }),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 19] = [
+const SECTIONS: [&str; 20] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -32,6 +32,7 @@ const SECTIONS: [&str; 19] = [
     "top",
     "Own probes",
     "Bad input",
+    "Functions",
 ];
 
 const INTRODUCTION: &str = "\

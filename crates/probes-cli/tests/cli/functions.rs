@@ -158,3 +158,65 @@ fn programs_without_probes_have_functions_too() {
         (run.code == Some(0) && run.stdout.contains("libc.so")).then_some(())
     });
 }
+
+/// A copy without symbols and debugging information; exported functions keep their names.
+fn stripped(scratch: &Scratch, file: &std::path::Path) -> std::path::PathBuf {
+    let copy = scratch.file("stripped");
+    let mut strip = std::process::Command::new("strip");
+    assert!(
+        strip
+            .arg("-o")
+            .arg(&copy)
+            .arg(file)
+            .status()
+            .unwrap()
+            .success()
+    );
+    copy
+}
+
+#[test]
+fn stripped_program_shows_lines_of_first_calls() {
+    let scratch = Scratch::new();
+    for file in program_forms("service") {
+        let copy = stripped(&scratch, &file);
+        let source = |answer: &str| {
+            let line = answer.lines().find(|line| line.ends_with(" Service.serve"));
+            line.unwrap().split(' ').nth(3).unwrap().to_owned()
+        };
+        let line = "list -functions Service.serve";
+        let (first, call) = (run_on(line, &file).answer(), run_on(line, &copy).answer());
+        let (first, call) = (source(&first), source(&call));
+        let call = call.strip_suffix("(call)").unwrap();
+        let [first, call] = [first.as_str(), call].map(|source| {
+            let (file, line) = source.rsplit_once(':').unwrap();
+            assert!(file.ends_with("service.ml"), "{source}");
+            line.parse::<u32>().unwrap()
+        });
+        assert!(first < call && call < first + 10, "{first} {call}");
+
+        let json = run_on("list -functions -json Service.serve", &copy).json();
+        let function = &json["functions"][0];
+        assert_eq!(function["first_call"]["line"], call);
+        assert!(function["file"].is_null() && function["line"].is_null());
+        let table = run_on("list -functions -format table Service.serve", &copy).answer();
+        assert!(
+            table.contains(&format!(":{call}(call) | Service.serve")),
+            "{table}"
+        );
+    }
+}
+
+#[test]
+fn functions_without_a_name_are_counted() {
+    let scratch = Scratch::new();
+    let file = fixture("gen_ocaml_2_stripped.pie");
+    let copy = stripped(&scratch, &file);
+    let json = run_on("list -functions -json", &copy).json();
+    let functions = json["functions"].as_array().unwrap();
+    let unnamed = functions.iter().filter(|it| it["name"].is_null()).count();
+    assert!(unnamed > 0, "{json}");
+    let plain = run_on("list -functions", &copy).answer();
+    let dashes = plain.lines().filter(|line| line.ends_with(" - -")).count();
+    assert_eq!(dashes, unnamed, "{plain}");
+}

@@ -1,8 +1,14 @@
 //! [`FunctionTable`]: the functions of a file: where they are, how long they are, and what they are called.
 //!
 //! They are found in `.symtab` and `.dynsym`. A function may have several names there (aliases), and many
-//! functions of different files, or of one, may have the same name. The table refers to the names in the file's
-//! own string tables, and demangles one when it is asked for: hostile tables make many long names of few bytes.
+//! functions of different files, or of one, may have the same name. Functions without a symbol are found in
+//! `.eh_frame` (`unwind_ranges.rs`), and OCaml's have names in the frametables (`frametables.rs`).
+//!
+//! The table refers to the names in the file's own bytes, and demangles one when it is asked for: hostile tables
+//! make many long names of few bytes.
+
+mod frametables;
+mod unwind_ranges;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,8 +18,10 @@ use goblin::elf::sym::{STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC};
 
 use crate::address::FileAddr;
 use crate::build_id::BuildId;
+use crate::elf::functions::frametables::{Frametables, Text, frametables};
+use crate::elf::functions::unwind_ranges::{UnwindRange, unwind_ranges};
 use crate::elf::mangling::{self, Language};
-use crate::elf::{ElfFile, Linking, SymbolTable};
+use crate::elf::{ElfFile, Linking, SymbolTable, within};
 use crate::error::{ElfDefect, Error, FileError, Result};
 
 /// The longest symbol that is a name, in bytes. Those of C++ templates have some thousands.
@@ -34,8 +42,8 @@ pub struct FunctionTable {
     path: PathBuf,
     linking: Linking,
     build_id: Option<BuildId>,
-    /// The string tables that the names are in.
-    strings: [Vec<u8>; 2],
+    /// What the names are in: the string tables, and the data with the frametables.
+    strings: Strings,
     names: Vec<NamePlace>,
     functions: Vec<Entry>,
 }
@@ -63,7 +71,8 @@ pub struct FunctionName<'t> {
     /// As in the source: `Stdlib.List.map`, `std::vector<int>::push_back(int&&)`; the symbol, if it is not mangled
     /// or cannot be demangled.
     pub text: String,
-    /// As the linker has it: `camlStdlib__List__map_480`. Bytes that are not UTF-8 are replaced by U+FFFD.
+    /// As the linker has it: `camlStdlib__List__map_480`; from a frametable, as in backtraces:
+    /// `Stdlib__List.map`. Bytes that are not UTF-8 are replaced by U+FFFD.
     pub symbol: std::borrow::Cow<'t, str>,
     /// The language, if the symbol tells: those of C are not mangled.
     pub language: Option<Language>,
@@ -78,7 +87,21 @@ pub enum NameSource {
     Symbol,
     /// `.dynsym`, which has what the file exports.
     DynamicSymbol,
+    /// The frametables, in which OCaml has the names for backtraces, if it was compiled with `-g`.
+    Frametable,
 }
+
+/// The call in a function that comes first in its code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstCall<'t> {
+    /// The path of the source file as it was given to the compiler.
+    pub file: std::borrow::Cow<'t, str>,
+    /// The line of the call, from 1.
+    pub line: u32,
+}
+
+/// What the names are in, by [`NameSource`].
+type Strings = [Vec<u8>; 3];
 
 struct Entry {
     address: FileAddr,
@@ -87,6 +110,8 @@ struct Entry {
     /// Its names are the ones from here to those of the next entry; the preferred one is first.
     first_name: usize,
     last_name: usize,
+    /// The file and line of its first call.
+    call: Option<(NamePlace, u32)>,
 }
 
 /// Where a name is in the string tables.
@@ -111,21 +136,45 @@ impl FunctionTable {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, is not an ELF file for x86-64, or has no symbols of functions.
+    /// If the file cannot be read, is not an ELF file for x86-64, or has neither symbols of functions nor `.eh_frame`.
     pub fn read(path: impl AsRef<Path>) -> Result<FunctionTable> {
         FunctionTable::of(&ElfFile::open(path.as_ref())?)
     }
 
     pub(crate) fn of(elf: &ElfFile) -> Result<FunctionTable> {
-        let mut strings = [Vec::new(), Vec::new()];
+        let (mut table, parts) = FunctionTable::of_symbols(elf)?;
+        table.add_unnamed(elf, &parts);
+        if table.functions.is_empty() {
+            let defect = FileError::Elf(ElfDefect::NoFunctions);
+            return Err(Error::of_file(elf.path(), defect));
+        }
+        let is_unnamed = |entry: &Entry| entry.first_name == entry.last_name;
+        if !elf.has_section(".debug_line") || table.functions.iter().any(is_unnamed) {
+            table.add_calls(frametables(elf));
+        }
+        Ok(table)
+    }
+
+    /// Returns the functions that have a symbol, and the addresses of parts of functions, in their order.
+    fn of_symbols(elf: &ElfFile) -> Result<(FunctionTable, Vec<FileAddr>)> {
+        let mut parts = Vec::new();
+        let mut strings = Strings::default();
         let mut found = Vec::new();
         let mut boundaries = code_boundaries(elf);
         for source in [NameSource::Symbol, NameSource::DynamicSymbol] {
-            let (symbols, names) = elf.symbol_table(source.table())?;
+            let (symbols, names) = elf.symbol_table(match source {
+                NameSource::Symbol => SymbolTable::Static,
+                _ => SymbolTable::Dynamic,
+            })?;
             for symbol in symbols {
                 if code_end(elf, FileAddr(symbol.st_value)).is_some() {
                     boundaries.push(symbol.st_value);
-                    found.extend(Found::of(&symbol, &names, source));
+                    match Found::of(&symbol, &names, source) {
+                        Some(function) if is_part(text_in(&names, function.place)) => {
+                            parts.push(function.address);
+                        }
+                        function => found.extend(function),
+                    }
                 }
             }
             strings[source as usize] = names;
@@ -161,11 +210,82 @@ impl FunctionTable {
             first_name = entry.last_name;
             table.functions.push(entry);
         }
-        if table.functions.is_empty() {
-            let defect = FileError::Elf(ElfDefect::NoFunctions);
-            return Err(Error::of_file(elf.path(), defect));
+        parts.sort_unstable();
+        Ok((table, parts))
+    }
+
+    /// Adds the functions that only the unwind tables know.
+    fn add_unnamed(&mut self, elf: &ElfFile, parts: &[FileAddr]) {
+        let mut ranges = unwind_ranges(elf);
+        ranges.retain(|range| {
+            let end = range.address.0.checked_add(range.len);
+            let code_end = code_end(elf, range.address).unwrap_or(0);
+            let is_part = !range.is_entry || parts.binary_search(&range.address).is_ok();
+            !is_part && range.len > 0 && end.is_some_and(|end| end <= code_end)
+        });
+        ranges.sort_by_key(|range| (range.address, range.len));
+        ranges.dedup_by_key(|range| range.address);
+        let stubs: Vec<_> = elf
+            .code_sections()
+            .filter(|(name, ..)| name.starts_with(b".plt"))
+            .map(|(_, address, len)| (address, len))
+            .collect();
+        let known = self.functions.len();
+        // Where the functions known so far end; a shorter one may be inside a longer one.
+        let mut ends: Vec<u64> = Vec::with_capacity(known);
+        for function in &self.functions {
+            let before = ends.last().copied().unwrap_or(0);
+            ends.push(before.max(function.address.0 + function.len));
         }
-        Ok(table)
+        for UnwindRange { address, len, .. } in ranges {
+            let next = self.functions[..known].partition_point(|it| it.address.0 < address.0 + len);
+            let overlaps = next > 0 && ends[next - 1] > address.0;
+            let is_stub = |&(start, stubs): &(_, _)| within(start, stubs, address, 1);
+            if !overlaps && !stubs.iter().any(is_stub) {
+                self.functions.push(Entry {
+                    address,
+                    len,
+                    kind: FunctionKind::Function,
+                    first_name: 0,
+                    last_name: 0,
+                    call: None,
+                });
+            }
+        }
+        self.functions.sort_by_key(|entry| entry.address);
+    }
+
+    /// Adds what the frametables say: names of functions that have no symbol, and the lines of calls.
+    fn add_calls(&mut self, frametables: Frametables) {
+        let place = |text: Text| NamePlace {
+            source: NameSource::Frametable,
+            offset: text.offset,
+            len: text.len,
+        };
+        for call in &frametables.calls {
+            // The call may be the last instruction.
+            let address = call.return_address.0.saturating_sub(1);
+            let next = self.functions.partition_point(|it| it.address.0 <= address);
+            let Some(function) = next.checked_sub(1).map(|at| &mut self.functions[at]) else {
+                continue;
+            };
+            if address - function.address.0 >= function.len {
+                continue;
+            }
+            function.call.get_or_insert((place(call.file), call.line));
+            if function.first_name == function.last_name {
+                function.first_name = self.names.len();
+                self.names.push(place(call.function));
+                function.last_name = self.names.len();
+            }
+            // Calls in a local function that the compiler has made a loop of are said to be in `f.loop`: the shortest
+            // name is nearest to that of the function itself.
+            let name = &mut self.names[function.first_name];
+            if name.source == NameSource::Frametable && call.function.len < name.len {
+                *name = place(call.function);
+            }
+        }
+        self.strings[NameSource::Frametable as usize] = frametables.data;
     }
 
     /// The path of the file, as it was given.
@@ -213,7 +333,13 @@ impl<'t> Function<'t> {
         let names = &table.names[self.entry.first_name..self.entry.last_name];
         names.iter().map(move |&place| {
             let symbol = String::from_utf8_lossy(text_at(&table.strings, place));
-            let (language, text) = mangling::source_name(&symbol);
+            let (language, text) = match place.source {
+                NameSource::Symbol | NameSource::DynamicSymbol => mangling::source_name(&symbol),
+                NameSource::Frametable => {
+                    let name = mangling::name_of_backtrace(&symbol);
+                    (Some(Language::Ocaml), name)
+                }
+            };
             FunctionName {
                 text,
                 symbol,
@@ -221,6 +347,14 @@ impl<'t> Function<'t> {
                 source: place.source,
             }
         })
+    }
+
+    /// Its first call, if it is OCaml's and the frametables tell. They are not read if the file has debugging
+    /// information and symbols of all functions.
+    pub fn first_call(&self) -> Option<FirstCall<'t>> {
+        let (file, line) = self.entry.call?;
+        let file = String::from_utf8_lossy(text_at(&self.table.strings, file));
+        Some(FirstCall { file, line })
     }
 
     /// The first of its names.
@@ -238,7 +372,7 @@ impl Found {
         };
         let name = names.get(symbol.st_name..)?;
         let len = memchr::memchr(0, &name[..name.len().min(MAX_SYMBOL)])?;
-        if len == 0 || is_part(&name[..len]) {
+        if len == 0 {
             return None;
         }
         Some(Found {
@@ -282,15 +416,7 @@ impl Entry {
             },
             first_name,
             last_name: first_name + aliases.len(),
-        }
-    }
-}
-
-impl NameSource {
-    fn table(self) -> SymbolTable {
-        match self {
-            NameSource::Symbol => SymbolTable::Static,
-            NameSource::DynamicSymbol => SymbolTable::Dynamic,
+            call: None,
         }
     }
 }
@@ -310,8 +436,12 @@ impl fmt::Debug for FunctionTable {
     }
 }
 
-fn text_at(strings: &[Vec<u8>; 2], place: NamePlace) -> &[u8] {
-    &strings[place.source as usize][place.offset..place.offset + place.len]
+fn text_at(strings: &Strings, place: NamePlace) -> &[u8] {
+    text_in(&strings[place.source as usize], place)
+}
+
+fn text_in(strings: &[u8], place: NamePlace) -> &[u8] {
+    &strings[place.offset..place.offset + place.len]
 }
 
 /// Whether the symbol names a part of a function that the compiler has moved away because it rarely runs: gcc's

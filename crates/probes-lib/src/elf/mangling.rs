@@ -53,6 +53,28 @@ fn ocaml(symbol: &str) -> Option<String> {
     structured.or_else(classic)
 }
 
+/// Returns the name in the source of a function as OCaml's backtraces have it: `Stdlib__List.map` is
+/// `Stdlib.List.map`.
+pub(crate) fn name_of_backtrace(name: &str) -> String {
+    let name = match name.strip_prefix("Dune__exe__") {
+        Some(wrapped) if wrapped.starts_with(|c: char| c.is_ascii_uppercase()) => wrapped,
+        _ => name,
+    };
+    // Only a unit, which is before the first dot, is wrapped in this way.
+    let (unit, rest) = name.split_at(name.find('.').unwrap_or(name.len()));
+    let unit = unit.replace("__", ".");
+    // Symbols have operators without parentheses.
+    let operator = rest
+        .strip_suffix(')')
+        .and_then(|rest| rest.rsplit_once(".("));
+    match operator {
+        Some((before, operator)) if !operator.starts_with(char::is_alphabetic) => {
+            format!("{unit}{before}.{operator}")
+        }
+        _ => unit + rest,
+    }
+}
+
 /// Without the hash that tells versions of a crate apart.
 fn rust(symbol: &str) -> Option<String> {
     if !symbol.starts_with("_R") && !symbol.starts_with("_ZN") {
@@ -189,6 +211,23 @@ mod tests {
             ("_CamlU3FooM3BarF3baz", "Foo.Bar.baz"),
         ] {
             assert_eq!(demangle(symbol), name, "{symbol}");
+        }
+    }
+
+    #[test]
+    fn names_of_backtraces_become_source_names() {
+        for (name, expected) in [
+            ("Stdlib__List.map", "Stdlib.List.map"),
+            ("Dune__exe__Service.serve", "Service.serve"),
+            ("Foo.bar.(fun)", "Foo.bar.(fun)"),
+            ("Stdlib.(^^)", "Stdlib.^^"),
+            ("Foo.Bar.(>>=)", "Foo.Bar.>>="),
+            ("Foo.)", "Foo.)"),
+            ("Foo.a__b", "Foo.a__b"),
+            ("Lib__Foo", "Lib.Foo"),
+            ("Dune__exe__", "Dune.exe."),
+        ] {
+            assert_eq!(super::name_of_backtrace(name), expected);
         }
     }
 

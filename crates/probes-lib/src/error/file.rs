@@ -134,8 +134,8 @@ pub enum ElfDefect {
     /// The notes cannot be found without section headers.
     #[error("has no section headers, so its probes cannot be found")]
     NoSectionHeaders,
-    /// Neither symbols of functions nor anything else that tells where functions are.
-    #[error("has no symbols, so its functions cannot be found")]
+    /// Neither symbols of functions nor `.eh_frame`.
+    #[error("has neither symbols nor .eh_frame, so its functions cannot be found")]
     NoFunctions,
     /// Sites or semaphores that contradict each other.
     #[error("is corrupt: {0}")]

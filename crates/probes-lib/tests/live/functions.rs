@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use probes_lib::{FunctionTable, Functions, SourceMap};
-use test_support::{Talker, fixture, output, program_forms};
+use probes_lib::{FunctionTable, Functions, Language, NameSource, SourceMap};
+use test_support::{Scratch, Talker, fixture, output, program_forms};
 
 fn stdout(command: &mut Command) -> String {
     let output = output(command.env("LC_ALL", "C"));
@@ -214,4 +214,105 @@ fn functions_of_a_plugin_are_at_its_addresses() {
         count += 1;
     }
     assert!(count > 2);
+}
+
+/// A copy of a program without the symbols and the debugging information, and if `exports` is false also without the
+/// exported symbols, which strip(1) keeps.
+fn stripped(scratch: &Scratch, file: &Path, exports: bool) -> PathBuf {
+    let copy = scratch.file("stripped");
+    stdout(Command::new("strip").arg("-o").arg(&copy).arg(file));
+    if !exports {
+        let mut bytes = std::fs::read(&copy).unwrap();
+        let at = |bytes: &[u8], offset: usize, len: usize| {
+            let mut word = [0; 8];
+            word[..len].copy_from_slice(&bytes[offset..][..len]);
+            u64::from_le_bytes(word) as usize
+        };
+        let (headers, count) = (at(&bytes, 0x28, 8), at(&bytes, 0x3c, 2));
+        for header in (0..count).map(|index| headers + 64 * index) {
+            const SHT_DYNSYM: usize = 11;
+            if at(&bytes, header + 4, 4) == SHT_DYNSYM {
+                bytes[header + 32..][..8].fill(0);
+            }
+        }
+        std::fs::write(&copy, bytes).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn stripped_programs_have_the_same_functions() {
+    let scratch = Scratch::new();
+    for file in program_forms("service") {
+        let whole = FunctionTable::read(&file).unwrap();
+        let stripped = FunctionTable::read(stripped(&scratch, &file, false)).unwrap();
+        let known: BTreeMap<_, _> = whole
+            .functions()
+            .map(|it| (it.address(), it.len()))
+            .collect();
+        for function in stripped.functions() {
+            let len = known.get(&function.address());
+            // Some parts of functions of 2 bytes (ud2) look like functions.
+            let is_function = len == Some(&function.len()) || function.len() == 2;
+            assert!(is_function, "{} {}", function.address(), function.len());
+        }
+        let (found, expected) = (stripped.functions().len(), known.len());
+        // A few, such as _init, are not in .eh_frame.
+        assert!(found + 12 > expected, "{found} of {expected}");
+    }
+}
+
+// promise: Functions: OCaml's functions of a stripped program have the names of its frametables (2 programs)
+#[test]
+fn frametables_name_functions_without_symbols() {
+    let scratch = Scratch::new();
+    for file in program_forms("service") {
+        let whole = FunctionTable::read(&file).unwrap();
+        let known: BTreeMap<_, _> = whole
+            .functions()
+            .filter_map(|it| Some((it.address(), it.name()?)))
+            .collect();
+        let stripped = FunctionTable::read(stripped(&scratch, &file, false)).unwrap();
+        let (mut same, mut named) = (0, 0);
+        for function in stripped.functions() {
+            let Some(name) = function.name() else {
+                continue;
+            };
+            assert_eq!(name.source, NameSource::Frametable);
+            let symbol = &known[&function.address()];
+            assert_eq!(symbol.language, Some(Language::Ocaml), "{symbol} {name}");
+            named += 1;
+            same += usize::from(name.text == symbol.text);
+            // `Stdlib.List.fun` is `Stdlib.List.fold.(fun)`, and `Stdlib.List.entry` is `Stdlib.List`.
+            let (module, _) = symbol.text.rsplit_once('.').unwrap();
+            assert!(name.text.starts_with(module), "{symbol} {name}");
+        }
+        assert!(same > 400 && named > 700, "{same} {named}");
+    }
+}
+
+#[test]
+fn first_calls_are_in_their_functions() {
+    let scratch = Scratch::new();
+    for file in program_forms("service") {
+        let sources = SourceMap::read(&file).unwrap();
+        for exports in [false, true] {
+            let table = FunctionTable::read(stripped(&scratch, &file, exports)).unwrap();
+            let (mut near, mut calls) = (0, 0);
+            for function in table.functions() {
+                let Some(call) = function.first_call() else {
+                    continue;
+                };
+                if let (Some(file), Some(line)) = sources.line(function.address()) {
+                    let name = |path: &str| path.rsplit('/').next().unwrap().to_owned();
+                    calls += 1;
+                    let lines = line..line + 40;
+                    near +=
+                        usize::from(name(file) == name(&call.file) && lines.contains(&call.line));
+                }
+            }
+            // The others begin with code that was inlined, or with the body of a local function.
+            assert!(calls > 300 && near * 20 > calls * 19, "{near} of {calls}");
+        }
+    }
 }

@@ -108,9 +108,26 @@ fn check(bytes: &[u8]) {
 // promise: Bad input: Any file gives functions or an error (the corpus, 256 damaged files, and a fuzz target)
 #[test]
 fn functions_of_the_corpus_are_read() {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/elf");
-    for entry in std::fs::read_dir(corpus).unwrap() {
-        check(&std::fs::read(entry.unwrap().path()).unwrap());
+    for corpus in ["elf", "functions"] {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
+        for entry in std::fs::read_dir(Path::new(root).join(corpus)).unwrap() {
+            check(&std::fs::read(entry.unwrap().path()).unwrap());
+        }
+    }
+}
+
+#[test]
+fn frametable_names_the_function_it_is_of() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/functions");
+    for (file, symbol) in [("symbols", "camlA__go_1"), ("frametable", "A.go")] {
+        let table = table(&Path::new(root).join(file));
+        let mut functions = table.functions();
+        let function = functions.next().unwrap();
+        assert_eq!((functions.len(), function.len()), (0, 6));
+        let name = function.name().unwrap();
+        assert_eq!((&*name.text, &*name.symbol), ("A.go", symbol));
+        let call = function.first_call().unwrap();
+        assert_eq!((&*call.file, call.line), ("a.ml", 9));
     }
 }
 
@@ -118,20 +135,24 @@ proptest! {
     #![proptest_config(properties(256))]
 
     #[test]
-    fn damaged_symbols_give_functions_or_an_error(
+    fn damaged_files_give_functions_or_an_error(
         damages in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
-        is_of_table in any::<bool>(),
+        section in prop::sample::select(vec![".symtab", ".dynsym", ".eh_frame", ".data", ""]),
+        seed in prop::sample::select(vec!["symbols", "frametable", ""]),
     ) {
-        let path = fixture("gen_ocaml_2.pie");
+        let seeds = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/functions"));
+        let path = match seed {
+            "" => fixture("gen_ocaml_2.pie"),
+            seed => seeds.join(seed),
+        };
         let mut bytes = std::fs::read(&path).unwrap();
         let elf = ElfFile::open(&path).unwrap();
-        let table = elf.contents(".symtab").unwrap().unwrap();
+        let table = elf.contents(section).unwrap();
         for (index, byte) in damages {
-            // In the symbols or anywhere.
-            let at = if is_of_table {
-                table.offset as usize + index.index(table.len)
-            } else {
-                index.index(bytes.len())
+            // In a section or anywhere.
+            let at = match &table {
+                Some(table) if table.len > 0 => table.offset as usize + index.index(table.len),
+                _ => index.index(bytes.len()),
             };
             bytes[at] = byte;
         }

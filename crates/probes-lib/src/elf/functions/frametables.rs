@@ -1,0 +1,342 @@
+//! OCaml's frametables: for each return address, what the garbage collector and backtraces have to know, with `-g`
+//! also the file, the line and the function. strip(1) keeps them, because they are data; it removes only the symbols
+//! that say where they are. Here they are recognised by their shape.
+//!
+//! A table is a count (8 bytes) and that many descriptors, aligned to 8 bytes (caml/stack.h of OCaml 4.11 to 4.14,
+//! caml/frame_descriptors.h of 5.0 to 5.4):
+//!
+//! ```text
+//! return address     8 bytes; position independent files have relocations for it
+//! frame size         2 bytes; bit 0: has debuginfo, bit 1: allocates; 0xffff: a return to C, nothing follows
+//! number of roots    2 bytes
+//! roots              2 bytes each: an offset in the frame, or 2 × a register + 1
+//! if it allocates    1 byte n, and n bytes: the lengths of the allocations
+//! if it has debuginfo, aligned to 4: 4 bytes, or n times 4 bytes if it allocates: the distance to a debuginfo
+//! ```
+//!
+//! A debuginfo is two words of 4 bytes (runtime/backtrace_nat.c). If bit 0 of the first is set, another one follows,
+//! for the function that this one was inlined into: the last is for the function that exists. Its bits 2 to 25
+//! are the distance to a distance to the file's name (4 bytes), and the function's name. The second word has the line.
+
+use crate::address::FileAddr;
+use crate::elf::{ElfFile, Segment};
+
+/// `R_X86_64_RELATIVE`: the place holds an address of the file, plus the load bias.
+const RELATIVE: u32 = 8;
+
+/// The length of an entry of a table of relocations (`Elf64_Rela`).
+const RELOCATION_LEN: usize = 24;
+
+/// The shortest descriptor.
+const SHORTEST: usize = 16;
+
+/// How many functions may be inlined into each other at one place.
+const MAX_INLINED: usize = 256;
+
+/// A call in OCaml code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) return_address: FileAddr,
+    /// The function that makes the call, as it exists in the code.
+    pub(super) function: Text,
+    pub(super) file: Text,
+    /// From 1.
+    pub(super) line: u32,
+}
+
+/// A text in the data of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Text {
+    pub(super) offset: usize,
+    pub(super) len: usize,
+}
+
+/// The data of a file with the calls that its frametables describe, in the order of their addresses.
+#[derive(Default)]
+pub(super) struct Frametables {
+    pub(super) data: Vec<u8>,
+    pub(super) calls: Vec<Call>,
+}
+
+/// Reads the frametables of a file; what is damaged is not recognised.
+pub(super) fn frametables(elf: &ElfFile) -> Frametables {
+    let Some((address, _)) = elf.section_range(".data") else {
+        return Frametables::default();
+    };
+    let Some(mut data) = elf.whole_section(".data") else {
+        return Frametables::default();
+    };
+    if let Some(relocations) = elf.whole_section(".rela.dyn") {
+        relocate(&mut data, address, &relocations);
+    }
+    let calls = calls_in(&data, &Code::of(elf));
+    Frametables { data, calls }
+}
+
+/// The calls that tables in `data` describe, in the order of their addresses.
+fn calls_in(data: &[u8], code: &Code) -> Vec<Call> {
+    let places = find_debuginfos(data, code);
+    let raw: Vec<RawCall> = places.iter().filter_map(|place| place.call(data)).collect();
+    // A program has one runtime, and so one format.
+    let is_of_ocaml_5 = raw.iter().any(|call| call.location.is_partly_packed());
+    let calls = raw
+        .iter()
+        .filter_map(|call| call.resolve(data, is_of_ocaml_5));
+    let mut calls: Vec<Call> = calls.collect();
+    calls.sort_by_key(|call| call.return_address);
+    calls
+}
+
+/// Writes addresses of the file where the loader will write addresses of the process.
+fn relocate(data: &mut [u8], address: FileAddr, relocations: &[u8]) {
+    for relocation in relocations.chunks_exact(RELOCATION_LEN) {
+        let (Some(place), Some(info), Some(value)) = (
+            u64_at(relocation, 0),
+            u64_at(relocation, 8),
+            u64_at(relocation, 16),
+        ) else {
+            continue;
+        };
+        if info as u32 != RELATIVE {
+            continue;
+        }
+        let at = place
+            .checked_sub(address.0)
+            .and_then(|at| usize::try_from(at).ok());
+        let field = at.and_then(|at| data.get_mut(at..)?.get_mut(..8));
+        if let Some(field) = field {
+            field.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
+
+/// The code of a file.
+struct Code(Vec<(Segment, Vec<u8>)>);
+
+impl Code {
+    fn of(elf: &ElfFile) -> Code {
+        let segments = elf.loaded().filter(|segment| segment.executable);
+        let with_bytes = |segment| Some((segment, elf.segment_bytes(&segment)?));
+        Code(segments.filter_map(with_bytes).collect())
+    }
+
+    /// Whether a call ends at `address`.
+    fn is_after_call(&self, address: u64) -> bool {
+        let before = self.0.iter().find_map(|(segment, bytes)| {
+            let end = usize::try_from(address.checked_sub(segment.start.0)?).ok()?;
+            let code = bytes.get(..end)?;
+            Some(&code[end.saturating_sub(8)..])
+        });
+        before.is_some_and(ends_with_call)
+    }
+}
+
+/// Whether the bytes may end with a call: `e8` and a distance, or `ff /2` with an operand of any length.
+fn ends_with_call(bytes: &[u8]) -> bool {
+    let byte = |from_end: usize| bytes.len().checked_sub(from_end).map(|at| bytes[at]);
+    let is_indirect = |len: usize| {
+        byte(len) == Some(0xff) && byte(len - 1).is_some_and(|operand| operand >> 3 & 7 == 2)
+    };
+    byte(5) == Some(0xe8) || (2..=7).any(is_indirect)
+}
+
+/// Where a descriptor says that the debuginfo of its return address is.
+struct DebuginfoPlace {
+    return_address: u64,
+    offset: usize,
+}
+
+/// The debuginfos of all descriptors in `data`.
+fn find_debuginfos(data: &[u8], code: &Code) -> Vec<DebuginfoPlace> {
+    let mut found = Vec::new();
+    // In bytes. Each descriptor is read once; more is read only of hostile data, with many tables that are valid
+    // almost to their ends.
+    let mut budget = 4 * data.len();
+    let mut at = 0;
+    while let Some(count) = u64_at(data, at) {
+        let is_possible = (1..=data.len() as u64 / SHORTEST as u64).contains(&count);
+        let table = is_possible
+            .then(|| read_table(data, at + 8, count as usize, code, &mut budget))
+            .flatten();
+        match table {
+            Some((places, end)) => {
+                found.extend(places);
+                at = end;
+            }
+            None => at += 8,
+        }
+        if budget == 0 {
+            break;
+        }
+    }
+    found
+}
+
+/// Reads a table's descriptors, which begin at `at`; returns what they say and where they end. `None` if it is none.
+fn read_table(
+    data: &[u8],
+    mut at: usize,
+    count: usize,
+    code: &Code,
+    budget: &mut usize,
+) -> Option<(Vec<DebuginfoPlace>, usize)> {
+    let mut places = Vec::new();
+    for _ in 0..count {
+        let descriptor = Descriptor::read(data, at, code, budget)?;
+        if let Some(offset) = descriptor.debuginfo {
+            places.push(DebuginfoPlace {
+                return_address: descriptor.return_address,
+                offset,
+            });
+        }
+        at = descriptor.end;
+    }
+    Some((places, at))
+}
+
+struct Descriptor {
+    return_address: u64,
+    /// Where its debuginfo is in the data.
+    debuginfo: Option<usize>,
+    /// Where the next descriptor begins.
+    end: usize,
+}
+
+impl Descriptor {
+    /// Takes from `budget` how many bytes it reads, once it looks like a descriptor.
+    fn read(data: &[u8], start: usize, code: &Code, budget: &mut usize) -> Option<Descriptor> {
+        const RETURN_TO_C: u16 = 0xffff;
+        let return_address = u64_at(data, start)?;
+        let frame = u16_at(data, start + 8)?;
+        let roots = usize::from(u16_at(data, start + 10)?);
+        if frame != RETURN_TO_C && (frame & !3) % 8 != 0 || !code.is_after_call(return_address) {
+            return None;
+        }
+        let Some(rest) = budget.checked_sub(SHORTEST + 2 * roots) else {
+            *budget = 0;
+            return None;
+        };
+        *budget = rest;
+        let mut at = start + 12;
+        for _ in 0..roots {
+            let root = u16_at(data, at)?;
+            if root & 1 == 0 && (root % 8 != 0 || root >= frame) {
+                return None;
+            }
+            at += 2;
+        }
+        let mut debuginfo = None;
+        if frame != RETURN_TO_C {
+            let mut debuginfos = 1;
+            if frame & 2 != 0 {
+                debuginfos = usize::from(*data.get(at)?);
+                at += 1 + debuginfos;
+            }
+            if frame & 1 != 0 {
+                at = at.next_multiple_of(4);
+                for _ in 0..debuginfos {
+                    let distance = u32_at(data, at)? as usize;
+                    if distance != 0 {
+                        debuginfo = debuginfo.or(at.checked_add(distance));
+                    }
+                    at += 4;
+                }
+            }
+        }
+        let end = at.next_multiple_of(8);
+        (end <= data.len().next_multiple_of(8)).then_some(Descriptor {
+            return_address,
+            debuginfo,
+            end,
+        })
+    }
+}
+
+/// A call as its debuginfo has it.
+struct RawCall {
+    return_address: u64,
+    location: Location,
+}
+
+/// The two words of a debuginfo.
+#[derive(Clone, Copy)]
+struct Location {
+    /// Where it is in the data.
+    offset: usize,
+    words: [u32; 2],
+}
+
+impl DebuginfoPlace {
+    /// Returns the debuginfo of the function that exists, which is the last.
+    fn call(&self, data: &[u8]) -> Option<RawCall> {
+        let mut offset = self.offset;
+        for _ in 0..MAX_INLINED {
+            let words = [u32_at(data, offset)?, u32_at(data, offset.checked_add(4)?)?];
+            if words[0] & 1 == 0 {
+                return Some(RawCall {
+                    return_address: self.return_address,
+                    location: Location { offset, words },
+                });
+            }
+            offset = offset.checked_add(8)?;
+        }
+        None
+    }
+}
+
+impl Location {
+    /// Whether the columns did not fit into the two words, which OCaml 5 marks in the last bit. In OCaml 4 it is
+    /// the first bit of the line, and no file has so many lines.
+    fn is_partly_packed(self) -> bool {
+        self.words[1] >> 31 == 1
+    }
+}
+
+impl RawCall {
+    fn resolve(&self, data: &[u8], is_of_ocaml_5: bool) -> Option<Call> {
+        let Location { offset, words } = self.location;
+        let info = offset.checked_add((words[0] & 0x03ff_fffc) as usize)?;
+        let (name, line) = match (is_of_ocaml_5, self.location.is_partly_packed()) {
+            (false, _) => (info + 4, words[1] >> 12),
+            (true, false) => (info + 4, words[1] >> 19),
+            // The columns, 8 bytes, come before the name.
+            (true, true) => (info + 12, words[1] >> 12 & 0x7_ffff),
+        };
+        let distance = u32_at(data, info)? as i32;
+        let file = info.checked_add_signed(distance as isize)?;
+        Some(Call {
+            return_address: FileAddr(self.return_address),
+            function: text_at(data, name)?,
+            file: text_at(data, file)?,
+            line: (line > 0).then_some(line)?,
+        })
+    }
+}
+
+/// The text at an offset, up to its NUL: a name that can be shown.
+fn text_at(data: &[u8], offset: usize) -> Option<Text> {
+    let rest = data.get(offset..)?;
+    let rest = &rest[..rest.len().min(super::MAX_SYMBOL)];
+    let len = memchr::memchr(0, rest).filter(|&len| len > 0)?;
+    let text = std::str::from_utf8(&rest[..len]).ok()?;
+    let is_shown = !text.chars().any(char::is_control);
+    is_shown.then_some(Text { offset, len })
+}
+
+fn u64_at(data: &[u8], at: usize) -> Option<u64> {
+    let bytes = data.get(at..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes))
+}
+
+fn u32_at(data: &[u8], at: usize) -> Option<u32> {
+    let bytes = data.get(at..)?.first_chunk()?;
+    Some(u32::from_le_bytes(*bytes))
+}
+
+fn u16_at(data: &[u8], at: usize) -> Option<u16> {
+    let bytes = data.get(at..)?.first_chunk()?;
+    Some(u16::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests;
