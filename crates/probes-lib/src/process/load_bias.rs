@@ -90,7 +90,10 @@ pub(crate) fn is_loaded(
     is_file: impl Fn(&Mapping) -> bool,
 ) -> bool {
     let mut parts = segments.iter().filter(|it| it.executable || it.writable);
-    parts.all(|segment| is_in_place(segment, bias, maps, &is_file))
+    parts.all(|segment| {
+        is_in_place(segment, bias, maps, &is_file)
+            && has_zeroes_in_place(segment, bias, maps, &is_file)
+    })
 }
 
 /// Returns whether the end of a segment's part of the file is mapped where the bias puts it. The
@@ -110,6 +113,28 @@ fn is_in_place(
         let mapped = mapping.offset.wrapping_add(address.0 - mapping.start.0);
         is_file(mapping) && mapped == offset && mapping.executable == segment.executable
     })
+}
+
+/// Returns whether the zeroes at the end of a segment, which are in no file, are mapped where the bias puts
+/// them. They are mapped last; before, another part of the file is there. Counters may be there. True also if
+/// they are all in the last page of the segment's part of the file.
+fn has_zeroes_in_place(
+    segment: &Segment,
+    bias: LoadBias,
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
+) -> bool {
+    let address_of = |offset: u64| FileAddr(segment.start.0.wrapping_add(offset));
+    let Some(last) = segment.len.checked_sub(1) else {
+        return true;
+    };
+    let last = address_of(last);
+    let last_of_file = segment.file_len.checked_sub(1).map(address_of);
+    if last_of_file.is_some_and(|of_file| page_start(of_file.0) == page_start(last.0)) {
+        return true;
+    }
+    let mapping = maps::find(maps, bias.live(last), 1);
+    mapping.is_some_and(|mapping| !is_file(mapping))
 }
 
 /// Returns the bias at which the mapping is the beginning of one of the segments; `None` if it is of none.
@@ -227,6 +252,25 @@ mod tests {
 7f0000077000-7f00000a0000 rw-p 00076000 fe:01 4711   /srv/server.exe\n",
         ];
         assert_eq!(biases(&twice.concat()), [BIAS, LoadBias(0x7f00_0000_0000)]);
+    }
+
+    #[test]
+    fn object_is_loaded_once_its_zeroes_are_mapped() {
+        let biases = |len: u64, zeroes: &[u8]| -> Vec<LoadBias> {
+            let mut segments = segments();
+            segments[3].len = len;
+            let mut maps = maps::parse(&[MAPS, zeroes].concat());
+            maps.sort_by_key(|mapping| mapping.start);
+            of_object(&segments, &maps, |mapping| mapping.inode == 4711).collect()
+        };
+        let of_file = b"5637d2aa0000-5637d2ab0000 r--p 000a0000 fe:01 4711   /srv/server.exe\n";
+        let of_no_file = b"5637d2aa0000-5637d2ab0000 rw-p 00000000 00:00 0\n";
+        // In the last page of the data.
+        assert_eq!(biases(0x2acc8, b""), [BIAS]);
+        assert_eq!(biases(0x2acc9, b""), []);
+        assert_eq!(biases(0x2acc9, of_file), []);
+        assert_eq!(biases(0x2acc9, of_no_file), [BIAS]);
+        assert_eq!(biases(u64::MAX, of_no_file), []);
     }
 
     #[test]

@@ -28,6 +28,11 @@ fn plugin() -> String {
     fixture("objects/plugin.so").display().to_string()
 }
 
+/// One whose semaphores are in zero-initialised memory, on a page of no file.
+fn zeroed_plugin() -> String {
+    fixture("objects/zeroed.so").display().to_string()
+}
+
 /// Executes every site of the objects, and returns how often the handlers of each have run.
 fn run_plugins(session: &mut Session) -> Vec<String> {
     let line = session.talker.ask("plugins", "plugins");
@@ -285,6 +290,39 @@ fn objects_that_come_and_go_are_changed_whole() {
         load(&mut session, "load", &plugin());
         assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=0"]);
         assert_eq!(session.run()["pong"], 0);
+        session.end();
+    }
+}
+
+// promise: Objects that come and go: An object whose semaphores are in zero-initialised memory is switched like any
+//    other, and left alone until that memory is mapped (2)
+#[test]
+fn object_with_zeroed_semaphores_is_switched_whole() {
+    for mut session in hosts() {
+        load(&mut session, "load", &zeroed_plugin());
+        session.apply(&named(Action::Enable, "plug")).unwrap();
+        assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
+        session.apply(&named(Action::Disable, "plug")).unwrap();
+        assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
+        session.talker.ask("unload 0", "unloaded");
+
+        session
+            .talker
+            .ask(&format!("begin {}", zeroed_plugin()), "begun");
+        // Where its counters will be, there is another part of the file so far.
+        session.talker.ask("data", "mapped");
+        let before = session.image();
+        let force = named(Action::Enable, "plug").force(true);
+        let error = session.apply(&force).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Probe(ProbeError::Unknown { .. })),
+            "{error}"
+        );
+        session.image().assert_same(&before, "without zeroes");
+        session.talker.ask("finish", "finished");
+        assert_eq!(session.state("plug"), State::Disabled);
+        session.apply(&force).unwrap();
+        session.apply(&named(Action::Disable, "plug")).unwrap();
         session.end();
     }
 }
