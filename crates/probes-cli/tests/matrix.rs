@@ -23,6 +23,10 @@ mod support;
 #[path = "matrix/programs.rs"]
 mod programs;
 
+// Programs of Debian's archive; not of a chroot.
+#[path = "matrix/stripped.rs"]
+mod stripped;
+
 // Domains and effects, also while they are observed.
 #[path = "matrix/domains.rs"]
 mod domains;
