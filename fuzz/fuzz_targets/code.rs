@@ -22,9 +22,9 @@ fuzz_target!(|bytes: &[u8]| {
     let mut code = Code::default();
     code.add(FileAddr(AT), text.to_vec(), true);
     code.add(FileAddr(AT + 0x1000), data.to_vec(), false);
-    let planner = PatchPlanner::new(code, &ranges, []);
+    let planner = PatchPlanner::new(code, &ranges, &ranges[ranges.len() / 2..], []);
     for function in &ranges {
-        let plan = planner.function(*function, &ranges);
+        let plan = planner.function(*function);
         let exits = plan.exits.iter().flat_map(|it| it.sites.iter().chain([&it.entry]));
         for site in plan.entry.iter().flatten().chain(exits) {
             assert!(!site.displaced().is_empty());

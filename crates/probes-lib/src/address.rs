@@ -17,6 +17,26 @@ pub struct FileAddr(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LiveAddr(pub u64);
 
+/// A range of code in a file: a function, or the part of one that the compiler moved away (`.cold`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CodeRange {
+    /// The address of its first byte.
+    pub start: FileAddr,
+    /// In bytes.
+    pub len: u64,
+}
+
+impl CodeRange {
+    /// Returns the address behind the last byte.
+    pub(crate) fn end(self) -> u64 {
+        self.start.0.saturating_add(self.len)
+    }
+
+    pub(crate) fn contains(self, address: u64) -> bool {
+        (self.start.0..self.end()).contains(&address)
+    }
+}
+
 /// What is added to a [`FileAddr`] to get its [`LiveAddr`] in one process, modulo 2⁶⁴.
 ///
 /// Modular, because an object linked at a high address may be loaded at a lower one.

@@ -377,6 +377,11 @@ impl ElfFile {
         self.read_at(offset, bytes, "the code around a site")
     }
 
+    /// Reads all that the file has of a segment.
+    pub(crate) fn read_segment(&self, segment: &Segment) -> Result<Vec<u8>> {
+        self.read_range(segment.offset, segment.file_len, "a segment")
+    }
+
     /// Returns whether the file exports a symbol. Of most files that do not, only a few bytes are read.
     pub(crate) fn exports(&self, name: &str) -> bool {
         let hashes = self.contents(".gnu.hash").ok().flatten();

@@ -10,6 +10,7 @@ use crate::elf::ElfFile;
 use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::source::SourceMap;
 use crate::error::{Error, FunctionError, Result};
+use crate::patch_plan::PatchPlanner;
 use crate::process::Process;
 use crate::process::code_files::{CodeFile, CodeFiles};
 use crate::process::object::UnreadableObject;
@@ -202,6 +203,27 @@ impl FunctionObject {
     /// What is added to an address in the file to get the address in the process; `None` if it is of no process.
     pub fn load_bias(&self) -> Option<LoadBias> {
         self.bias
+    }
+
+    /// Reads the code of the file, to plan patches of its functions.
+    ///
+    /// ```no_run
+    /// let functions = probes_lib::Functions::of_file("server.exe")?;
+    /// let object = &functions.objects()[0];
+    /// let planner = object.patch_planner()?;
+    /// for function in object.table().functions() {
+    ///     if let Err(refusal) = planner.function(function.range()).entry {
+    ///         println!("the function at {} {refusal}", function.address());
+    ///     }
+    /// }
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn patch_planner(&self) -> Result<PatchPlanner> {
+        PatchPlanner::read(&self.elf, &self.table)
     }
 
     /// Opens the file for source lines.

@@ -99,7 +99,7 @@ pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
 
 // Processes: where their objects are loaded, and which of them have probes.
-pub use address::{FileAddr, LiveAddr, LoadBias};
+pub use address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
 pub use survey::{Survey, SurveyedProcess, survey};
@@ -123,7 +123,7 @@ pub use observe::{
 pub use observer::{ObservationReport, Observer};
 
 // Patches: where a jump to a trampoline can be put in any code.
-pub use patch_plan::code::{Code, CodeRange};
+pub use patch_plan::code::Code;
 pub use patch_plan::displaced::DisplacedCopy;
 pub use patch_plan::refusal::Refusal;
 pub use patch_plan::site::{Jump, PatchSite};

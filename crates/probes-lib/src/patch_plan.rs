@@ -19,6 +19,7 @@ pub(crate) mod code;
 pub(crate) mod displaced;
 mod exits;
 mod flags;
+mod object;
 mod padding;
 mod place;
 pub(crate) mod refusal;
@@ -27,8 +28,8 @@ mod targets;
 
 use iced_x86::Mnemonic;
 
-use crate::address::FileAddr;
-use code::{Body, Code, CodeRange};
+use crate::address::{CodeRange, FileAddr};
+use code::{Body, Code};
 use exits::Exits;
 use place::Swept;
 use refusal::Refusal;
@@ -44,9 +45,9 @@ use site::PatchSite;
 /// let mut code = Code::default();
 /// code.add(FileAddr(0x1000), bytes.to_vec(), true);
 /// let function = CodeRange { start: FileAddr(0x1000), len: bytes.len() as u64 };
-/// let planner = PatchPlanner::new(code, &[function], []);
+/// let planner = PatchPlanner::new(code, &[function], &[], []);
 ///
-/// let plan = planner.function(function, &[]);
+/// let plan = planner.function(function);
 /// assert_eq!(plan.entry?[0].jump(), Jump::Near { padding: 0 });
 /// let exits = plan.exits?;
 /// // The `add` and the `ret` are five bytes.
@@ -82,22 +83,24 @@ pub struct ExitPlan {
 }
 
 impl PatchPlanner {
-    /// Sweeps the code of an object. `functions` are all of its functions, with their parts elsewhere; `extra` are further
-    /// addresses that something may jump to: what relocations point to, and symbols.
+    /// Sweeps the code of an object. `functions` are all of its functions, `parts` those of functions that the compiler has
+    /// moved away (`.cold`); `extra` are further addresses that something may jump to: what relocations point to, and
+    /// symbols.
     ///
     /// Takes time in proportion to the code, whatever the ranges are.
     pub fn new(
         code: Code,
         functions: &[CodeRange],
+        parts: &[CodeRange],
         extra: impl IntoIterator<Item = FileAddr>,
     ) -> PatchPlanner {
         PatchPlanner {
-            swept: Swept::new(code, functions, extra),
+            swept: Swept::new(code, functions, parts, extra),
         }
     }
 
-    /// Plans the patches of a function, of which `parts` are elsewhere (`.cold`).
-    pub fn function(&self, function: CodeRange, parts: &[CodeRange]) -> FunctionPlan {
+    /// Plans the patches of a function, also of the parts that it jumps to.
+    pub fn function(&self, function: CodeRange) -> FunctionPlan {
         let body = match self.body(function) {
             Ok(body) => body,
             Err(refusal) => {
@@ -109,18 +112,14 @@ impl PatchPlanner {
         };
         let entry = self.swept.ways(&body, entry_index(&body));
         let exits = match &entry {
-            Ok(ways) => self.exits(&body, parts, &ways[0]),
+            Ok(ways) => self.exits(&body, &ways[0]),
             Err(refusal) => Err(refusal.clone()),
         };
         FunctionPlan { entry, exits }
     }
 
-    fn exits(
-        &self,
-        body: &Body,
-        parts: &[CodeRange],
-        entry: &PatchSite,
-    ) -> Result<ExitPlan, Refusal> {
+    fn exits(&self, body: &Body, entry: &PatchSite) -> Result<ExitPlan, Refusal> {
+        let parts = &self.swept.parts_of(body);
         let mut exits = Exits {
             swept: &self.swept,
             entry: entry.clone(),

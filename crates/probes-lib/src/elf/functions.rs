@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use goblin::elf::Sym;
 use goblin::elf::sym::{STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC};
 
-use crate::address::FileAddr;
+use crate::address::{CodeRange, FileAddr};
 use crate::build_id::BuildId;
 use crate::elf::functions::frametables::{Frametables, Text, frametables};
 use crate::elf::functions::unwind_ranges::{UnwindRange, unwind_ranges};
@@ -322,6 +322,14 @@ impl<'t> Function<'t> {
         self.entry.len
     }
 
+    /// Its code.
+    pub fn range(&self) -> CodeRange {
+        CodeRange {
+            start: self.address(),
+            len: self.len(),
+        }
+    }
+
     /// Whether it is what runs when the function is called.
     pub fn kind(&self) -> FunctionKind {
         self.entry.kind
@@ -446,7 +454,7 @@ fn text_in(strings: &[u8], place: NamePlace) -> &[u8] {
 
 /// Whether the symbol names a part of a function that the compiler has moved away because it rarely runs: gcc's
 /// `parse.cold`, `parse.cold.3`.
-fn is_part(symbol: &[u8]) -> bool {
+pub(crate) fn is_part(symbol: &[u8]) -> bool {
     let is_digit = |byte: &u8| byte.is_ascii_digit();
     let end = symbol.iter().rposition(|byte| !is_digit(byte));
     let without_number = &symbol[..end.map_or(0, |end| end + 1)];

@@ -5,31 +5,11 @@ use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
-use crate::address::FileAddr;
+use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::refusal::Refusal;
 
 /// How many segments an object may have; real ones have four to ten.
 const MAX_SEGMENTS: usize = 64;
-
-/// A range of code: a function, or the part of one that the compiler moved away (`.cold`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CodeRange {
-    /// The address of its first byte.
-    pub start: FileAddr,
-    /// In bytes.
-    pub len: u64,
-}
-
-impl CodeRange {
-    /// Returns the address behind the last byte.
-    pub(super) fn end(self) -> u64 {
-        self.start.0.saturating_add(self.len)
-    }
-
-    pub(super) fn contains(self, address: u64) -> bool {
-        (self.start.0..self.end()).contains(&address)
-    }
-}
 
 /// The bytes of an object as its file has them, at the addresses of the file.
 ///
@@ -89,6 +69,17 @@ impl Code {
         let rest = segment.and_then(|it| it.bytes.get((address - it.start) as usize..));
         let rest = rest.unwrap_or_default();
         &rest[..rest.len().min(usize::try_from(len).unwrap_or(usize::MAX))]
+    }
+
+    /// Returns the aligned words of all data.
+    pub(super) fn data_words(&self) -> impl Iterator<Item = FileAddr> {
+        let data = self.segments.iter().filter(|it| !it.is_executable);
+        data.flat_map(|it| {
+            let unaligned = (it.start.wrapping_neg() % 8) as usize;
+            let bytes = it.bytes.get(unaligned..).unwrap_or_default();
+            let words = bytes.chunks_exact(8);
+            words.map(|word| FileAddr(word.try_into().map_or(0, u64::from_le_bytes)))
+        })
     }
 
     /// Returns the ranges of the executable segments.

@@ -2,8 +2,8 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use crate::address::FileAddr;
-use crate::patch_plan::code::{Body, CodeRange, is_straight};
+use crate::address::{CodeRange, FileAddr};
+use crate::patch_plan::code::{Body, is_straight};
 use crate::patch_plan::displaced::{immovable, moves_call};
 use crate::patch_plan::padding;
 use crate::patch_plan::place::Swept;

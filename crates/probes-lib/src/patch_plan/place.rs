@@ -1,13 +1,13 @@
 //! The ways in which an instruction can be patched.
 
-use iced_x86::{FlowControl, Mnemonic};
+use iced_x86::{FlowControl, Instruction, Mnemonic};
 
-use crate::address::FileAddr;
-use crate::patch_plan::code::{Body, Code, CodeRange, decode, ends_flow, is_call};
+use crate::address::{CodeRange, FileAddr};
+use crate::patch_plan::code::{Body, Code, decode, ends_flow, is_call};
 use crate::patch_plan::displaced::{immovable, moves_call};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::{JUMP_LEN, Jump, PatchSite, SHORT_LEN};
-use crate::patch_plan::targets::Targets;
+use crate::patch_plan::targets::{Targets, has_near_target};
 use crate::patch_plan::{flags, padding};
 
 /// The code of an object, and the addresses in it that can be reached.
@@ -15,6 +15,8 @@ use crate::patch_plan::{flags, padding};
 pub(super) struct Swept {
     pub(super) code: Code,
     pub(super) targets: Targets,
+    /// The parts of functions that are elsewhere, in order.
+    parts: Vec<CodeRange>,
     /// The functions and their parts, in order.
     ranges: Vec<CodeRange>,
     /// Of the ranges up to each of them, the highest end.
@@ -37,11 +39,15 @@ impl Swept {
     /// Sweeps the code.
     pub(super) fn new(
         code: Code,
-        ranges: &[CodeRange],
+        functions: &[CodeRange],
+        parts: &[CodeRange],
         extra: impl IntoIterator<Item = FileAddr>,
     ) -> Swept {
-        let mut ranges = ranges.to_vec();
+        let mut ranges = [functions, parts].concat();
         ranges.sort_unstable();
+        let mut parts = parts.to_vec();
+        parts.sort_unstable();
+        parts.dedup();
         let highest = |end: &mut u64, range: &CodeRange| {
             *end = range.end().max(*end);
             Some(*end)
@@ -50,8 +56,24 @@ impl Swept {
             targets: Targets::find(&code, &ranges, extra),
             ends: ranges.iter().scan(0, highest).collect(),
             ranges,
+            parts,
             code,
         }
+    }
+
+    /// Returns the parts of a function that it jumps to.
+    pub(super) fn parts_of(&self, body: &Body) -> Vec<CodeRange> {
+        let part = |instruction: &Instruction| {
+            let target = instruction.near_branch_target();
+            let after = self.parts.partition_point(|it| it.start.0 <= target);
+            let part = *self.parts.get(after.checked_sub(1)?)?;
+            let is_jump = !is_call(instruction) && has_near_target(instruction);
+            (is_jump && part.contains(target)).then_some(part)
+        };
+        let mut parts: Vec<CodeRange> = body.instructions.iter().filter_map(part).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        parts
     }
 
     /// Returns whether `address` is in a known function, is called like one, or is one of the jumps of the procedure linkage table, which

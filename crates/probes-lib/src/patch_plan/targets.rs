@@ -17,8 +17,8 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use crate::address::FileAddr;
-use crate::patch_plan::code::{Code, CodeRange, decode, ends_flow, is_call};
+use crate::address::{CodeRange, FileAddr};
+use crate::patch_plan::code::{Code, decode, ends_flow, is_call};
 
 /// Entries of jump tables that are read of one object; real ones have far fewer. Without a limit, a file could
 /// make each function read the same data.
@@ -259,7 +259,8 @@ impl Targets {
     }
 }
 
-fn has_near_target(instruction: &Instruction) -> bool {
+/// Returns whether the instruction is a branch or call whose target is in its bytes.
+pub(super) fn has_near_target(instruction: &Instruction) -> bool {
     let kind = instruction.op0_kind();
     instruction.op_count() > 0 && matches!(kind, OpKind::NearBranch64 | OpKind::NearBranch32)
 }

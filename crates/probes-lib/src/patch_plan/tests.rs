@@ -1,10 +1,14 @@
 //! Plans of small pieces of code, and of bytes that are none.
 
+use std::path::Path;
+
 use iced_x86::Register;
 use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, qword_ptr, rax, rcx, rdi};
 use proptest::prelude::*;
+use test_support::{Scratch, fixture};
 
 use super::*;
+use crate::Functions;
 use crate::address::{LiveAddr, LoadBias};
 use site::Jump;
 
@@ -27,13 +31,13 @@ fn planner_of(functions: &[&[u8]]) -> (PatchPlanner, Vec<CodeRange>) {
         }
     };
     let ranges: Vec<CodeRange> = functions.iter().map(&mut range).collect();
-    (PatchPlanner::new(code, &ranges, []), ranges)
+    (PatchPlanner::new(code, &ranges, &[], []), ranges)
 }
 
 /// Returns the ways to patch the entry of the first of these functions.
 fn entry(functions: &[&[u8]]) -> Result<Vec<PatchSite>, Refusal> {
     let (planner, ranges) = planner_of(functions);
-    planner.function(ranges[0], &[]).entry
+    planner.function(ranges[0]).entry
 }
 
 fn assembled(write: impl FnOnce(&mut CodeAssembler)) -> Vec<u8> {
@@ -110,7 +114,7 @@ fn call_behind_the_entry_stays() {
         start: FileAddr(AT),
         len: bytes.len() as u64,
     };
-    let plan = PatchPlanner::new(code, &[range], []).function(range, &[]);
+    let plan = PatchPlanner::new(code, &[range], &[], []).function(range);
     let ways = plan.entry.unwrap();
     assert!(ways.len() == 1 && ways[0].jump() == Jump::Near { padding: 0 });
 }
@@ -127,7 +131,7 @@ fn island_is_reached_by_a_short_jump() {
     let target = b"\x38\xc0\xff\xff\xff\x7f\xeb\xfa";
     let island = [b"\xc3", NOPS].concat();
     let (planner, ranges) = planner_of(&[b"\x38\xc0\x0f\x1f\0\xeb\xfb", &island, target]);
-    let plan = planner.function(ranges[0], &[]);
+    let plan = planner.function(ranges[0]);
     let ways = plan.entry.unwrap();
     let short = ways.iter().find_map(|way| match way.jump() {
         Jump::Short { island } => Some((way, island)),
@@ -148,7 +152,7 @@ fn exits_do_not_overlap_the_entry() {
     // The return is in the entry's jump, or close behind it.
     let (planner, ranges) = planner_of(&[b"\x48\x8b\x07\xc3\xcc", b"\x48\x8b\x47\x08\x90\xc3"]);
     for range in ranges {
-        let exits = planner.function(range, &[]).exits.unwrap();
+        let exits = planner.function(range).exits.unwrap();
         assert_eq!((exits.sites.len(), exits.in_entry), (0, 1), "{exits:?}");
         assert_eq!(exits.entry.displaced().last(), Some(&0xc3));
     }
@@ -169,17 +173,20 @@ fn tail_jumps_are_exits_and_loops_are_not() {
         a.db(b"\xe9\0\0\0\0").unwrap();
     });
     let (planner, ranges) = planner_of(&[&function, other]);
-    let exits = planner.function(ranges[0], &[]).exits.unwrap();
+    let exits = planner.function(ranges[0]).exits.unwrap();
     let addresses: Vec<_> = exits.sites.iter().map(PatchSite::address).collect();
     assert_eq!(addresses, [FileAddr(ranges[1].start.0 - 5)]);
     // If the other code is a part of the function, its return is the exit.
-    let exits = planner.function(ranges[0], &ranges[1..]).exits.unwrap();
+    let mut code = Code::default();
+    code.add(FileAddr(AT), [&function[..], other].concat(), true);
+    let planner = PatchPlanner::new(code, &ranges[..1], &ranges[1..], []);
+    let exits = planner.function(ranges[0]).exits.unwrap();
     assert!(exits.sites[0].address() >= ranges[1].start);
     // If nothing is known of it, the function may end there or not.
     let mut code = Code::default();
     code.add(FileAddr(AT), [&function[..], other].concat(), true);
-    let planner = PatchPlanner::new(code, &ranges[..1], []);
-    let refusal = planner.function(ranges[0], &[]).exits.unwrap_err();
+    let planner = PatchPlanner::new(code, &ranges[..1], &[], []);
+    let refusal = planner.function(ranges[0]).exits.unwrap_err();
     assert!(matches!(refusal, Refusal::UnknownCode { .. }), "{refusal}");
 }
 
@@ -202,7 +209,7 @@ fn jump_tables_yield_branch_targets() {
             entries.iter().flat_map(entry).collect(),
             false,
         );
-        PatchPlanner::new(code, &[range], [])
+        PatchPlanner::new(code, &[range], &[], [])
     };
     let planner = plan(&[0x12, 0x18, 0x2000]);
     let at = |offset: u64| planner.instruction(range, FileAddr(AT + offset));
@@ -210,8 +217,8 @@ fn jump_tables_yield_branch_targets() {
         at(0x11).unwrap()[0].jump(),
         Jump::Punned { chosen: 0, .. }
     ));
-    assert!(planner.function(range, &[]).exits.is_ok());
-    let unknown = plan(&[0x2000]).function(range, &[]);
+    assert!(planner.function(range).exits.is_ok());
+    let unknown = plan(&[0x2000]).function(range);
     assert_eq!(unknown.entry, Err(Refusal::UnknownTargets { offset: 0xe }));
 }
 
@@ -289,7 +296,7 @@ fn code_between_functions_is_swept() {
         start: FileAddr(AT),
         len: function.len() as u64,
     };
-    let plan = PatchPlanner::new(code, &[range], []).function(range, &[]);
+    let plan = PatchPlanner::new(code, &[range], &[], []).function(range);
     assert!(matches!(plan.entry.unwrap()[0].jump(), Jump::Punned { .. }));
 }
 
@@ -318,6 +325,17 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     pieces.prop_map(|pieces| pieces.concat())
 }
 
+/// Plans all functions of a file; returns how many can be counted, or `None` if it cannot be read.
+fn plan_file(file: &Path) -> Option<usize> {
+    let functions = Functions::of_file(file).ok()?;
+    let object = &functions.objects()[0];
+    let planner = object.patch_planner().ok()?;
+    let ranges: Vec<CodeRange> = object.table().functions().map(|it| it.range()).collect();
+    check_plans(&planner, &ranges, &[]);
+    let entry = |range: &&CodeRange| planner.function(**range).entry.is_ok();
+    Some(ranges.iter().filter(entry).count())
+}
+
 proptest! {
     // promise: Bad input: Any bytes taken for code give plans of patches or reasons (256 cases, and a fuzz target)
     #[test]
@@ -337,15 +355,32 @@ proptest! {
         };
         let ranges: Vec<CodeRange> = ranges.iter().map(range).collect();
         let extra: Vec<_> = extra.iter().map(|at| FileAddr(start.wrapping_add((*at).into()))).collect();
-        let planner = PatchPlanner::new(code, &ranges, extra.clone());
+        let planner = PatchPlanner::new(code, &ranges, &ranges[ranges.len() / 2..], extra.clone());
         check_plans(&planner, &ranges, &extra);
+    }
+
+    #[test]
+    fn damaged_files_are_planned_without_a_panic(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..40),
+    ) {
+        let fixture = fixture("spin_10.pie");
+        prop_assert!(plan_file(&fixture).unwrap() > 5);
+        let mut bytes = std::fs::read(fixture).unwrap();
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let scratch = Scratch::new();
+        let file = scratch.file("damaged");
+        std::fs::write(&file, bytes).unwrap();
+        plan_file(&file);
     }
 }
 
 /// Checks the plans of all of these ranges: no site displaces one of the `targets`, except as its first byte.
 fn check_plans(planner: &PatchPlanner, ranges: &[CodeRange], targets: &[FileAddr]) {
     for function in ranges {
-        let plan = planner.function(*function, ranges);
+        let plan = planner.function(*function);
         let exits = plan.exits.iter();
         let exits = exits.flat_map(|it| it.sites.iter().chain([&it.entry]));
         for site in plan.entry.iter().flatten().chain(exits) {
@@ -381,7 +416,7 @@ fn code_corpus_is_planned_without_a_panic() {
         let mut code = Code::default();
         code.add(FileAddr(AT), text.to_vec(), true);
         code.add(FileAddr(AT + 0x1000), data.to_vec(), false);
-        check_plans(&PatchPlanner::new(code, &ranges, []), &ranges, &[]);
+        check_plans(&PatchPlanner::new(code, &ranges, &[], []), &ranges, &[]);
         files += 1;
     }
     assert!(files > 0);

@@ -14,7 +14,7 @@ use nix::sys::ptrace::{self, Options, regset};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use probes_lib::{DisplacedCopy, FileAddr, Jump, LiveAddr, LoadBias, PatchSite};
+use probes_lib::{DisplacedCopy, FileAddr, Jump, Linking, LiveAddr, LoadBias, PatchSite};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use test_support::process::{peek, poke, settle};
@@ -228,13 +228,16 @@ fn try_peek(pid: i32, address: u64) -> Option<Vec<u8>> {
 }
 
 /// Returns the load bias of a file in a process.
-fn bias_of(pid: i32, file: &Path, lowest: u64) -> LoadBias {
+fn bias_of(pid: i32, file: &Path, linking: Linking) -> LoadBias {
+    if linking == Linking::Fixed {
+        return LoadBias::NONE;
+    }
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let file = file.canonicalize().unwrap();
     let line = maps.lines().find(|it| it.ends_with(file.to_str().unwrap()));
     let start = line.unwrap().split_once('-').unwrap().0;
-    let start = u64::from_str_radix(start, 16).unwrap();
-    LoadBias::between(FileAddr(lowest), LiveAddr(start))
+    // Linkers place the first byte of a file at 0.
+    LoadBias(u64::from_str_radix(start, 16).unwrap())
 }
 
 /// Returns whether the effect of an instruction depends only on registers and memory that are reset.
@@ -351,7 +354,7 @@ fn assert_same(
 /// Tests random sites of an object that is loaded in the process.
 fn test_object(puppet: &Puppet, file: &Path, cases: u32) {
     let object = Object::read(file);
-    let bias = bias_of(puppet.pid.as_raw(), file, object.lowest & !4095);
+    let bias = bias_of(puppet.pid.as_raw(), file, object.linking);
     let first = bias.live(object.functions[0].range.start).0;
     // Beside the object, in reach of all of its code.
     let room = (1..64).find_map(|step: u64| {
@@ -381,7 +384,7 @@ fn test_object(puppet: &Puppet, file: &Path, cases: u32) {
         ),
         |(function, offset, seeds)| {
             let function = &object.functions[function.index(object.functions.len())];
-            let plan = object.planner.function(function.range, &function.parts);
+            let plan = object.planner.function(function.range);
             for site in plan.entry.iter().flatten().take(3) {
                 count(site, &seeds);
             }

@@ -4,90 +4,35 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use goblin::elf::{Elf, program_header::PF_X, program_header::PT_LOAD, sym};
-use probes_lib::{Code, CodeRange, FileAddr, Jump, PatchPlanner, PatchSite, Refusal};
+use probes_lib::{CodeRange, Functions, Jump, Linking, PatchPlanner, PatchSite, Refusal};
 use test_support::program_forms;
 
-/// An object, with its functions as its symbols tell.
+/// An object, with its functions.
 pub(crate) struct Object {
     pub(crate) planner: PatchPlanner,
     pub(crate) functions: Vec<Function>,
-    /// The lowest address that is loaded.
-    pub(crate) lowest: u64,
+    pub(crate) linking: Linking,
 }
 
-#[derive(Clone)]
 pub(crate) struct Function {
-    pub(crate) name: String,
+    symbol: String,
     pub(crate) range: CodeRange,
-    pub(crate) parts: Vec<CodeRange>,
 }
 
 impl Object {
     pub(crate) fn read(path: &Path) -> Object {
-        let bytes = fs::read(path).unwrap();
-        let elf = Elf::parse(&bytes).unwrap();
-        let mut code = Code::default();
-        let loaded = |header: &&goblin::elf::ProgramHeader| header.p_type == PT_LOAD;
-        for segment in elf.program_headers.iter().filter(loaded) {
-            let contents = bytes[segment.file_range()].to_vec();
-            code.add(
-                FileAddr(segment.p_vaddr),
-                contents,
-                segment.p_flags & PF_X != 0,
-            );
-        }
-        let segments = elf.program_headers.iter().filter(loaded);
-        let lowest = segments.map(|it| it.p_vaddr).min().unwrap();
-        if elf.header.e_type == goblin::elf::header::ET_EXEC {
-            code.set_fixed();
-        }
-        let text = elf.section_headers.iter();
-        let text = text
-            .filter(|it| elf.shdr_strtab.get_at(it.sh_name) == Some(".text"))
-            .map(|it| it.vm_range())
-            .next()
-            .unwrap();
-        let mut extra = Vec::new();
-        let mut ranges = BTreeMap::new();
-        for (symbols, names) in [(&elf.syms, &elf.strtab), (&elf.dynsyms, &elf.dynstrtab)] {
-            for symbol in symbols.iter() {
-                if symbol.st_shndx == 0 || !text.contains(&(symbol.st_value as usize)) {
-                    continue;
-                }
-                extra.push(FileAddr(symbol.st_value));
-                if symbol.st_type() == sym::STT_FUNC && symbol.st_size > 0 {
-                    let name = names.get_at(symbol.st_name).unwrap_or("");
-                    let at = ranges.entry(symbol.st_value).or_insert((0, String::new()));
-                    *at = (symbol.st_size.max(at.0), name.to_owned());
-                }
-            }
-        }
-        let addends = elf.dynrelas.iter().filter_map(|it| it.r_addend);
-        extra.extend(addends.map(|addend| FileAddr(addend as u64)));
-        let range = |(start, (len, name)): (&u64, &(u64, String))| {
-            let start = FileAddr(*start);
-            (CodeRange { start, len: *len }, name.clone())
+        let functions = Functions::of_file(path).unwrap();
+        let object = &functions.objects()[0];
+        let function = |it: probes_lib::Function<'_>| Function {
+            symbol: it
+                .name()
+                .map_or_else(String::new, |name| name.symbol.into_owned()),
+            range: it.range(),
         };
-        let all: Vec<(CodeRange, String)> = ranges.iter().map(range).collect();
-        let cold: BTreeMap<&str, CodeRange> = all
-            .iter()
-            .filter_map(|(range, name)| Some((name.split_once(".cold")?.0, *range)))
-            .collect();
-        let functions = all
-            .iter()
-            .filter(|(_, name)| !name.contains(".cold"))
-            .map(|(range, name)| Function {
-                name: name.clone(),
-                range: *range,
-                parts: cold.get(name.as_str()).copied().into_iter().collect(),
-            })
-            .collect();
-        let ranges: Vec<CodeRange> = all.iter().map(|(range, _)| *range).collect();
         Object {
-            planner: PatchPlanner::new(code, &ranges, extra),
-            functions,
-            lowest,
+            planner: object.patch_planner().unwrap(),
+            linking: object.table().linking(),
+            functions: object.table().functions().map(function).collect(),
         }
     }
 }
@@ -131,7 +76,7 @@ impl Coverage {
         let mut coverage = Coverage::default();
         for function in functions {
             coverage.functions += 1;
-            let plan = object.planner.function(function.range, &function.parts);
+            let plan = object.planner.function(function.range);
             match &plan.entry {
                 Ok(ways) => *coverage.kind(&ways[0]) += 1,
                 Err(refusal) => coverage.refuse("entry", refusal),
@@ -179,7 +124,7 @@ impl Coverage {
 }
 
 fn is_ocaml(function: &&Function) -> bool {
-    let name = function.name.strip_prefix("caml");
+    let name = function.symbol.strip_prefix("caml");
     name.is_some_and(|name| name.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
