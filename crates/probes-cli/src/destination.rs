@@ -2,7 +2,7 @@
 //! a traced program whose standard output is its own, standard error.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write, stderr, stdout};
+use std::io::{self, BufWriter, IsTerminal, LineWriter, Write, stderr, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +41,20 @@ impl Output {
     /// Writes an answer.
     pub(crate) fn print(&self, text: &str) -> Result<(), Failure> {
         self.destination.print(text.as_bytes())
+    }
+
+    /// Writes an answer part by part: it may be larger than memory.
+    pub(crate) fn print_parts(
+        &self,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        let mut to: Box<dyn Write> = match &self.destination {
+            Destination::Stdout => Box::new(BufWriter::new(stdout().lock())),
+            Destination::Stderr => Box::new(LineWriter::new(stderr())),
+            Destination::File(file) => Box::new(BufWriter::new(&**file)),
+        };
+        let written = write(&mut to).and_then(|()| to.flush());
+        written.map_err(Failure::Output)
     }
 
     /// Writes what took time to learn, or, if that fails, writes it to standard error: it must not be lost. The

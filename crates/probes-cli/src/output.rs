@@ -13,11 +13,13 @@ mod svg;
 mod table;
 mod view;
 
+use std::io::{self, Write};
+
 use probes_lib::CleanReport;
 
 pub(crate) use counted::CountReport;
 pub(crate) use format::Format;
-use format::{VERSION, json};
+use format::{VERSION, json, write_json};
 pub(crate) use functions::FunctionListing;
 pub(crate) use hits::{Field, Hits};
 pub(crate) use holds::Released;
@@ -42,12 +44,16 @@ pub(crate) fn listing(
     }
 }
 
-/// The functions of a process or a file.
-pub(crate) fn functions(format: Format, listing: &FunctionListing<'_>) -> Result<String, Failure> {
+/// Writes the functions of a process or a file, one by one: a hostile file may have names that do not fit into memory.
+pub(crate) fn functions(
+    format: Format,
+    listing: &FunctionListing<'_>,
+    to: &mut dyn Write,
+) -> io::Result<()> {
     match format {
-        Format::Plain => Ok(listing.plain()),
-        Format::Table => Ok(listing.table()),
-        Format::Json => json(listing),
+        Format::Plain => listing.plain(to),
+        Format::Table => listing.table(to),
+        Format::Json => write_json(listing, to),
     }
 }
 

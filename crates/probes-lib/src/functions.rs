@@ -25,7 +25,7 @@ use crate::select::near::near_names;
 /// let functions = Functions::of_process(4242)?;
 /// let globs = ["Http.*".parse::<Glob>().unwrap()];
 /// for found in functions.select(&globs)? {
-///     println!("{:?} {}", found.address(), found.name.unwrap());
+///     println!("{:?} {}", found.address(), found.name().unwrap());
 /// }
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
@@ -45,14 +45,14 @@ pub struct FunctionObject {
 }
 
 /// A function that was selected.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 pub struct SelectedFunction<'f> {
     /// The file that it is in.
     pub object: &'f FunctionObject,
     /// The function.
     pub function: Function<'f>,
-    /// The first of its names that matches; `None` if it has no name.
-    pub name: Option<FunctionName<'f>>,
+    /// The index of the first of its names that matches.
+    name: usize,
 }
 
 impl Functions {
@@ -141,18 +141,15 @@ impl Functions {
         for object in &self.objects {
             for function in object.table.functions() {
                 let name = if globs.is_empty() {
-                    function.name()
+                    Some(0)
                 } else {
-                    let Some(name) = first_match(function, globs, &mut has_match) else {
-                        continue;
-                    };
-                    Some(name)
+                    first_match(function, globs, &mut has_match)
                 };
-                selected.push(SelectedFunction {
+                selected.extend(name.map(|name| SelectedFunction {
                     object,
                     function,
                     name,
-                });
+                }));
             }
         }
         match has_match.iter().position(|has_match| !has_match) {
@@ -173,14 +170,10 @@ impl Functions {
     }
 }
 
-/// Returns the first name of the function that a glob matches; notes in `has_match` which globs match a name.
-fn first_match<'f>(
-    function: Function<'f>,
-    globs: &[Glob],
-    has_match: &mut [bool],
-) -> Option<FunctionName<'f>> {
+/// Returns the index of the first name of the function that a glob matches; notes in `has_match` which globs match a name.
+fn first_match(function: Function<'_>, globs: &[Glob], has_match: &mut [bool]) -> Option<usize> {
     let mut first = None;
-    for name in function.names() {
+    for (index, name) in function.names().enumerate() {
         let mut matches = false;
         for (glob, has_match) in globs.iter().zip(&mut *has_match) {
             let is_match = glob.matches(&name.text);
@@ -188,7 +181,7 @@ fn first_match<'f>(
             matches |= is_match;
         }
         if matches && first.is_none() {
-            first = Some(name);
+            first = Some(index);
         }
     }
     first
@@ -237,7 +230,12 @@ impl FunctionObject {
     }
 }
 
-impl SelectedFunction<'_> {
+impl<'f> SelectedFunction<'f> {
+    /// The first of its names that matches, or of all; `None` if it has no name. It is demangled each time.
+    pub fn name(&self) -> Option<FunctionName<'f>> {
+        self.function.nth_name(self.name)
+    }
+
     /// Its address in the process; `None` if it is of no process.
     pub fn address(&self) -> Option<LiveAddr> {
         let bias = self.object.bias?;

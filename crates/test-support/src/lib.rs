@@ -19,9 +19,11 @@ pub mod container;
 mod inherited;
 pub mod process;
 mod scratch;
+mod symbol_file;
 pub mod tmux;
 
 pub use scratch::Scratch;
+pub use symbol_file::SymbolFile;
 
 /// How long a test waits for anything. Far longer than it takes on a busy machine: only a hang
 /// should reach it.

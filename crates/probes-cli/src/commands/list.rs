@@ -11,6 +11,7 @@ use crate::flags::{Checked, OutputFlags, PathFlags, pid};
 use crate::hint::Operand;
 use crate::output::{self, FunctionListing, Listing};
 use crate::text::number_of;
+use crate::usage::UsageError;
 
 const HELP: &str = "\
 In plain format, it prints one name on each line, sorted. With -sites, below each name
@@ -32,10 +33,10 @@ known. Calls that the compiler has inlined are not calls of a function.";
 #[command(after_help = HELP, next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The file, as a path: it is not looked up in PATH
-    #[arg(short, long, value_name = "FILE", required_unless_present = "pid")]
+    #[arg(short, long, value_name = "FILE")]
     prog: Option<PathBuf>,
     /// The process whose functions to show
-    #[arg(long, value_name = "N", value_parser = pid, requires = "functions", conflicts_with = "prog")]
+    #[arg(long, value_name = "N", value_parser = pid, conflicts_with = "prog")]
     pid: Option<i32>,
     /// Show functions instead of probes
     #[arg(long)]
@@ -63,7 +64,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             list_functions(args, Functions::of_file(file), &output, failed)
         }
         (Some(file), _) => list_probes(args, file, &output),
-        (None, Some(pid)) => {
+        (None, Some(pid)) if args.functions => {
             let functions = Functions::of_process(pid);
             list_functions(
                 args,
@@ -72,9 +73,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 Failure::of_process(pid),
             )
         }
-        // The command line has one of them.
-        (None, None) => Ok(()),
+        (None, Some(pid)) => {
+            let instead = format!("`ocaml-probes info -pid {pid}` shows the probes of a process");
+            Err(usage(format!("-pid needs -functions; {instead}")))
+        }
+        (None, None) if args.functions => Err(usage("needs -prog FILE or -pid N")),
+        (None, None) => Err(usage("needs -prog FILE")),
     }
+}
+
+fn usage(message: impl Into<String>) -> Failure {
+    Failure::Usage(UsageError::new(Some("list"), message))
 }
 
 fn list_probes(args: &Args, file: &Path, output: &Output) -> Result<(), Failure> {
@@ -123,7 +132,7 @@ fn list_functions(
     }
     let selected = functions.select(&args.globs).map_err(&failed)?;
     let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());
-    output.print(&output::functions(output.format, &listing)?)?;
+    output.print_parts(|to| output::functions(output.format, &listing, to))?;
     output.sum_up(messages, selected.len(), || listing.sum());
     Ok(())
 }

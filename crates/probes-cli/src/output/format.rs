@@ -26,10 +26,16 @@ pub(super) const VERSION: u32 = 1;
 /// An object as a line. It can be written to a terminal, like all text.
 pub(super) fn json(answer: &impl Serialize) -> Result<String, Failure> {
     let mut text = Vec::new();
-    let mut serializer = Serializer::with_formatter(&mut text, Printable);
-    let written = answer.serialize(&mut serializer).map_err(io::Error::from);
+    let written = write_json(answer, &mut text);
     let text = written.and_then(|()| String::from_utf8(text).map_err(io::Error::other));
-    Ok(text.map_err(Failure::Output)? + "\n")
+    text.map_err(Failure::Output)
+}
+
+/// Writes the same.
+pub(super) fn write_json(answer: &impl Serialize, mut to: impl Write) -> io::Result<()> {
+    let mut serializer = Serializer::with_formatter(&mut to, Printable);
+    answer.serialize(&mut serializer)?;
+    to.write_all(b"\n")
 }
 
 /// Compact JSON in which characters that a terminal would not show are escapes.

@@ -1,31 +1,37 @@
 //! [`FunctionListing`]: the functions of a process or a file, in all formats. The field names are those of the
 //! JSON output: new ones may be added, none renamed.
+//!
+//! Names are demangled when they are written, one by one: those of a hostile file are longer than what fits into
+//! memory.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::fmt::Write;
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Write};
 
 use probes_lib::{
-    FileAddr, FunctionKind, FunctionObject, Functions, Language, LiveAddr, NameSource,
+    FileAddr, FirstCall, FunctionKind, FunctionObject, Functions, Language, LiveAddr, NameSource,
     SelectedFunction, SourceMap, UnreadableObject,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::format::VERSION;
 use super::paths::{PathForm, ShownPaths};
 use super::plain::{function_or_unknown, source_or_unknown};
-use super::table::table;
+use super::table::StreamedTable;
 use super::view::{text, text_or_null};
 use crate::text::{Escaped, number_of};
 
+/// How long all paths are together that are shortened, in bytes. If they are longer, they are shown in full.
+const MAX_PATHS: usize = 8 << 20;
+
 /// Functions, in the order of the objects and of their addresses.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(tag = "type", rename = "functions")]
 pub(crate) struct FunctionListing<'f> {
     version: u32,
     pid: Option<i32>,
     program: String,
-    functions: Vec<FunctionView<'f>>,
+    functions: Selected<'f>,
     /// The mapped files whose functions are not known.
     unreadable: Vec<UnreadableView>,
     /// The paths in it, as text shows them.
@@ -33,11 +39,16 @@ pub(crate) struct FunctionListing<'f> {
     paths: ShownPaths,
 }
 
-#[derive(Debug, Serialize)]
+/// The functions that are shown, and the source lines of their files. A program without them is listed as well.
+struct Selected<'f> {
+    functions: &'f [SelectedFunction<'f>],
+    sources: HashMap<*const FunctionObject, SourceMap>,
+}
+
+#[derive(Serialize)]
 struct FunctionView<'f> {
     name: Option<String>,
-    /// Its other names.
-    aliases: Vec<String>,
+    aliases: Aliases<'f>,
     kind: &'static str,
     language: Option<&'static str>,
     symbol: Option<String>,
@@ -48,20 +59,23 @@ struct FunctionView<'f> {
     #[serde(serialize_with = "text")]
     file_address: FileAddr,
     size: u64,
-    file: Option<String>,
+    file: Option<&'f str>,
     line: Option<u32>,
     /// Its first call, where that is all that is known of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_call: Option<CallView>,
+    first_call: Option<CallView<'f>>,
 }
 
-#[derive(Debug, Serialize)]
-struct CallView {
-    file: String,
+/// The other names of a function.
+struct Aliases<'f>(SelectedFunction<'f>);
+
+#[derive(Serialize)]
+struct CallView<'f> {
+    file: Cow<'f, str>,
     line: u32,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 struct UnreadableView {
     object: String,
     why: String,
@@ -71,51 +85,40 @@ impl<'f> FunctionListing<'f> {
     /// The `selected` ones of `functions`, which are those of the process `pid`, or of a file.
     pub(crate) fn of(
         functions: &'f Functions,
-        selected: &[SelectedFunction<'f>],
+        selected: &'f [SelectedFunction<'f>],
         pid: Option<i32>,
         form: PathForm,
     ) -> FunctionListing<'f> {
-        let mut source_maps = SourceMaps::default();
-        let view = |selected: &SelectedFunction<'f>| {
-            FunctionView::of(selected, source_maps.of(selected.object))
-        };
-        let views: Vec<_> = selected.iter().map(view).collect();
         let unreadable = |one: &UnreadableObject| UnreadableView {
             object: one.path.to_string_lossy().into_owned(),
             why: one.why.to_string(),
         };
-        let mut paths: Vec<&str> = Vec::new();
-        for view in &views {
-            paths.push(&view.object);
-            paths.extend(view.file.as_deref());
-            paths.extend(view.first_call.as_ref().map(|call| &*call.file));
-        }
-        paths.sort_unstable();
-        paths.dedup();
+        let selected = Selected::of(selected);
         FunctionListing {
             version: VERSION,
             pid,
             program: functions.program().to_string_lossy().into_owned(),
-            paths: ShownPaths::new(form, paths),
-            functions: views,
+            paths: selected.shown_paths(form),
+            functions: selected,
             unreadable: functions.unreadable().iter().map(unreadable).collect(),
         }
     }
 
     /// One line for each function, with its name, which may hold spaces, at the end.
-    pub(super) fn plain(&self) -> String {
-        let mut text = String::new();
-        for function in &self.functions {
-            let [address, size, object, source, name] = self.cells(function);
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "{address} {size} {object} {source} {name}");
-        }
-        text
+    pub(super) fn plain(&self, to: &mut dyn Write) -> io::Result<()> {
+        self.functions.views().try_for_each(|function| {
+            let [address, size, object, source, name] = self.cells(&function);
+            writeln!(to, "{address} {size} {object} {source} {name}")
+        })
     }
 
-    pub(super) fn table(&self) -> String {
-        let rows = self.functions.iter().map(|it| self.cells(it).to_vec());
-        table(&["address", "size", "object", "source", "function"], rows)
+    pub(super) fn table(&self, to: &mut dyn Write) -> io::Result<()> {
+        let head = ["address", "size", "object", "source", "function"];
+        let rows = || self.functions.views().map(|it| self.cells(&it).to_vec());
+        let mut table = StreamedTable::default();
+        rows().for_each(|row| table.widen(&row));
+        to.write_all(table.rows(&head, &[]).as_bytes())?;
+        rows().try_for_each(|row| to.write_all(table.rows(&head, &[row]).as_bytes()))
     }
 
     fn cells(&self, function: &FunctionView<'_>) -> [String; 5] {
@@ -127,7 +130,7 @@ impl<'f> FunctionListing<'f> {
             Some(CallView { file, line }) => {
                 source_or_unknown(Some(file), Some(*line), &self.paths) + "(call)"
             }
-            None => source_or_unknown(function.file.as_deref(), function.line, &self.paths),
+            None => source_or_unknown(function.file, function.line, &self.paths),
         };
         let mut name = function_or_unknown(function.name.as_deref());
         if function.kind == RESOLVER {
@@ -144,13 +147,15 @@ impl<'f> FunctionListing<'f> {
 
     /// `17520 functions in 4 objects, 12 without a name`.
     pub(crate) fn sum(&self) -> String {
-        let mut objects: Vec<&str> = self.functions.iter().map(|it| &*it.object).collect();
+        let functions = self.functions.functions;
+        let mut objects: Vec<_> = functions.iter().map(|it| path_of(it.object)).collect();
         objects.dedup();
-        let mut sum = number_of(self.functions.len(), "function");
+        let mut sum = number_of(functions.len(), "function");
         if objects.len() > 1 {
             sum += &format!(" in {}", number_of(objects.len(), "object"));
         }
-        match self.functions.iter().filter(|it| it.name.is_none()).count() {
+        let is_unnamed = |it: &&SelectedFunction<'_>| it.function.names().len() == 0;
+        match functions.iter().filter(is_unnamed).count() {
             0 => {}
             unnamed => sum += &format!(", {unnamed} without a name"),
         }
@@ -158,22 +163,83 @@ impl<'f> FunctionListing<'f> {
     }
 }
 
-impl<'f> FunctionView<'f> {
-    fn of(selected: &SelectedFunction<'f>, sources: Option<&SourceMap>) -> FunctionView<'f> {
-        let SelectedFunction {
-            object,
-            function,
-            name,
-        } = selected;
+impl<'f> Selected<'f> {
+    fn of(functions: &'f [SelectedFunction<'f>]) -> Selected<'f> {
+        let mut sources = HashMap::new();
+        let of_objects = functions.chunk_by(|one, other| std::ptr::eq(one.object, other.object));
+        for object in of_objects.map(|functions| functions[0].object) {
+            sources.extend(
+                object
+                    .source_map()
+                    .ok()
+                    .map(|map| (&raw const *object, map)),
+            );
+        }
+        Selected { functions, sources }
+    }
+
+    fn views(&self) -> impl Iterator<Item = FunctionView<'_>> {
+        let view = |it| FunctionView::of(it, self.location(it));
+        self.functions.iter().map(view)
+    }
+
+    fn location(&self, selected: &SelectedFunction<'f>) -> Location<'_> {
+        let sources = self.sources.get(&(&raw const *selected.object));
         let (file, line) = match sources {
-            Some(sources) => sources.line(function.address()),
+            Some(sources) => sources.line(selected.function.address()),
             None => (None, None),
         };
-        let first_call = function.first_call().filter(|_| file.is_none());
-        let others = function.names().filter(|it| Some(it) != name.as_ref());
+        let call = selected.function.first_call();
+        Location {
+            file,
+            line,
+            first_call: call.filter(|_| file.is_none()),
+        }
+    }
+
+    /// The form in which the paths of objects and source files are shown.
+    fn shown_paths(&self, form: PathForm) -> ShownPaths {
+        let mut paths: HashSet<String> = HashSet::new();
+        let mut len = 0;
+        for selected in self.functions {
+            let location = self.location(selected);
+            let call = location.first_call.as_ref().map(|call| &*call.file);
+            let object = path_of(selected.object);
+            for path in [Some(&*object), location.file, call].into_iter().flatten() {
+                if !paths.contains(path) {
+                    len += path.len();
+                    paths.insert(path.to_owned());
+                }
+            }
+            if len > MAX_PATHS {
+                return ShownPaths::default();
+            }
+        }
+        ShownPaths::new(form, paths)
+    }
+}
+
+impl Serialize for Selected<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.views())
+    }
+}
+
+/// Where the code of a function comes from, as far as its file tells.
+struct Location<'f> {
+    file: Option<&'f str>,
+    line: Option<u32>,
+    /// Its first call, if the file is not known.
+    first_call: Option<FirstCall<'f>>,
+}
+
+impl<'f> FunctionView<'f> {
+    fn of(selected: &SelectedFunction<'f>, location: Location<'f>) -> FunctionView<'f> {
+        let function = selected.function;
+        let name = selected.name();
         let language = name.as_ref().and_then(|name| name.language);
         FunctionView {
-            aliases: others.map(|name| name.text).collect(),
+            aliases: Aliases(*selected),
             kind: match function.kind() {
                 FunctionKind::Function => "function",
                 FunctionKind::Resolver => RESOLVER,
@@ -189,30 +255,36 @@ impl<'f> FunctionView<'f> {
                 NameSource::DynamicSymbol => "dynamic_symbol",
                 NameSource::Frametable => "frametable",
             }),
-            name: name.as_ref().map(|name| name.text.clone()),
-            object: object.table().path().to_string_lossy(),
+            name: name.map(|name| name.text),
+            object: path_of(selected.object),
             address: selected.address(),
             file_address: function.address(),
             size: function.len(),
-            file: file.map(str::to_owned),
-            line,
-            first_call: first_call.map(|call| CallView {
-                file: call.file.into_owned(),
+            file: location.file,
+            line: location.line,
+            first_call: location.first_call.map(|call| CallView {
+                file: call.file,
                 line: call.line,
             }),
         }
     }
 }
 
-const RESOLVER: &str = "resolver";
-
-/// The source lines of the files that functions are shown of. A program without them is listed as well.
-#[derive(Default)]
-struct SourceMaps(HashMap<*const FunctionObject, Option<SourceMap>>);
-
-impl SourceMaps {
-    fn of(&mut self, object: &FunctionObject) -> Option<&SourceMap> {
-        let map = self.0.entry(object);
-        map.or_insert_with(|| object.source_map().ok()).as_ref()
+impl Serialize for Aliases<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Aliases(selected) = self;
+        let names = selected.function.names();
+        if names.len() < 2 {
+            return serializer.collect_seq([""; 0]);
+        }
+        let shown = selected.name();
+        let others = names.filter(|it| Some(it) != shown.as_ref());
+        serializer.collect_seq(others.map(|name| name.text))
     }
 }
+
+fn path_of(object: &FunctionObject) -> Cow<'_, str> {
+    object.table().path().to_string_lossy()
+}
+
+const RESOLVER: &str = "resolver";

@@ -150,21 +150,19 @@ pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> S
 #[derive(Debug, Default)]
 pub(super) struct StreamedTable {
     widths: Vec<usize>,
+    has_head: bool,
 }
 
 impl StreamedTable {
     /// The lines of these rows; before the first ones, also those of the head.
     pub(super) fn rows(&mut self, head: &[&str], rows: &[Vec<String>]) -> String {
-        let is_first = self.widths.is_empty();
-        self.widths.resize(head.len(), 0);
         let head: Vec<String> = head.iter().map(ToString::to_string).collect();
         for row in rows.iter().chain([&head]) {
-            for (width, cell) in self.widths.iter_mut().zip(row) {
-                *width = get_string_width(cell).max(*width);
-            }
+            self.widen(row);
         }
         let mut lines = String::new();
-        if is_first {
+        if !self.has_head {
+            self.has_head = true;
             lines += &self.line(&head);
             let rules: Vec<String> = self
                 .widths
@@ -175,6 +173,14 @@ impl StreamedTable {
         }
         rows.iter()
             .fold(lines, |lines, row| lines + &self.line(row))
+    }
+
+    /// Makes the columns wide enough for a row that comes later.
+    pub(super) fn widen(&mut self, row: &[String]) {
+        self.widths.resize(row.len().max(self.widths.len()), 0);
+        for (width, cell) in self.widths.iter_mut().zip(row) {
+            *width = get_string_width(cell).max(*width);
+        }
     }
 
     fn line(&self, cells: &[String]) -> String {
@@ -206,5 +212,20 @@ mod tests {
             ),
             " req_start | 22222\n a         | 3\n"
         );
+    }
+
+    #[test]
+    fn widened_columns_are_those_of_a_table() {
+        let rows = [["tick", "1"], ["日本", "22"]].map(|row| row.map(str::to_owned).to_vec());
+        let mut streamed = StreamedTable::default();
+        rows.iter().for_each(|row| streamed.widen(row));
+        let head = ["name", "arguments"];
+        let mut lines = streamed.rows(&head, &[]);
+        for row in &rows {
+            lines += &streamed.rows(&head, std::slice::from_ref(row));
+        }
+        let whole = table(&head, rows.into_iter());
+        let whole: Vec<&str> = whole.lines().map(str::trim_end).collect();
+        assert_eq!(lines.lines().collect::<Vec<_>>(), whole);
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
-use test_support::{Scratch, Talker, fixture, program, program_forms};
+use test_support::{Scratch, SymbolFile, Talker, fixture, program, program_forms};
 
 use crate::support::{command, run, run_command, run_on};
 
@@ -219,4 +219,34 @@ fn functions_without_a_name_are_counted() {
     let plain = run_on("list -functions", &copy).answer();
     let dashes = plain.lines().filter(|line| line.ends_with(" - -")).count();
     assert_eq!(dashes, unnamed, "{plain}");
+}
+
+// promise: Bad input: Names that do not fit into memory are written one by one (3 formats)
+#[test]
+fn names_larger_than_memory_are_listed() {
+    // f(P<int, int>, Q<P<int, int>, P<int, int>>, ...): 4 KB from 80 bytes.
+    let symbol = "_Z1f1PIiiE1QIS0_S0_E1RIS2_S2_E1SIS4_S4_E1TIS6_S6_E1UIS8_S8_E1VISA_SA_E1WISC_SC_E";
+    let functions = 3000;
+    let file = SymbolFile {
+        names: format!("\0{symbol}\0").into(),
+        symbols: (0..functions).map(|at| (1, at)).collect(),
+        segments: 1,
+    };
+    let scratch = Scratch::new();
+    let path = scratch.file("templates");
+    fs::write(&path, file.bytes()).unwrap();
+    for format in ["plain", "table", "json"] {
+        let answer = scratch.file(format);
+        let mut command = std::process::Command::new("prlimit");
+        command
+            .arg("--data=12582912")
+            .arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+        command.args(["list", "-functions", "-format", format, "-prog"]);
+        let run = run_command(command.arg(&path).arg("-o").arg(&answer));
+        assert_eq!(run.code, Some(0), "{format}: {}", run.stderr);
+        let answer = fs::read_to_string(answer).unwrap();
+        let names = answer.matches("f(P<int, int>, Q<P<int, int>, ").count();
+        assert_eq!(names, functions as usize, "{format}");
+        assert!(answer.len() > 12 << 20, "{format}: {}", answer.len());
+    }
 }

@@ -8,6 +8,7 @@
 //! make many long names of few bytes.
 
 mod frametables;
+mod ranges;
 mod unwind_ranges;
 
 use std::fmt;
@@ -19,13 +20,22 @@ use goblin::elf::sym::{STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC};
 use crate::address::{CodeRange, FileAddr};
 use crate::build_id::BuildId;
 use crate::elf::functions::frametables::{Frametables, Text, frametables};
+use crate::elf::functions::ranges::Ranges;
 use crate::elf::functions::unwind_ranges::{UnwindRange, unwind_ranges};
 use crate::elf::mangling::{self, Language};
-use crate::elf::{ElfFile, Linking, SymbolTable, within};
+use crate::elf::{ElfFile, Linking, SymbolTable};
 use crate::error::{ElfDefect, Error, FileError, Result};
 
 /// The longest symbol that is a name, in bytes. Those of C++ templates have some thousands.
 const MAX_SYMBOL: usize = 16 << 10;
+
+/// How long all symbols of a small file may be together, in bytes. Those of a larger one may be
+/// [`MAX_REPEATED`] times as long as its string tables.
+const MAX_SYMBOLS: usize = 16 << 20;
+
+/// How often the bytes of string tables are part of a symbol on average, at most. Linkers let a symbol share the end of
+/// another, and static functions of one name share it.
+const MAX_REPEATED: usize = 4;
 
 /// The functions of a file, in the order of their addresses.
 ///
@@ -128,6 +138,8 @@ struct Found {
     len: u64,
     kind: FunctionKind,
     binding: u8,
+    /// How many underscores the symbol begins with.
+    underscores: usize,
     place: NamePlace,
 }
 
@@ -142,8 +154,9 @@ impl FunctionTable {
     }
 
     pub(crate) fn of(elf: &ElfFile) -> Result<FunctionTable> {
-        let (mut table, parts) = FunctionTable::of_symbols(elf)?;
-        table.add_unnamed(elf, &parts);
+        let code = code_of(elf);
+        let (mut table, parts) = FunctionTable::of_symbols(elf, &code)?;
+        table.add_unnamed(elf, &code, &parts);
         if table.functions.is_empty() {
             let defect = FileError::Elf(ElfDefect::NoFunctions);
             return Err(Error::of_file(elf.path(), defect));
@@ -156,8 +169,9 @@ impl FunctionTable {
     }
 
     /// Returns the functions that have a symbol, and the addresses of parts of functions, in their order.
-    fn of_symbols(elf: &ElfFile) -> Result<(FunctionTable, Vec<FileAddr>)> {
+    fn of_symbols(elf: &ElfFile, code: &Ranges) -> Result<(FunctionTable, Vec<FileAddr>)> {
         let mut parts = Vec::new();
+        let (mut symbols_len, mut strings_len) = (0, 0);
         let mut strings = Strings::default();
         let mut found = Vec::new();
         let mut boundaries = code_boundaries(elf);
@@ -166,14 +180,23 @@ impl FunctionTable {
                 NameSource::Symbol => SymbolTable::Static,
                 _ => SymbolTable::Dynamic,
             })?;
+            strings_len += names.len();
+            let most = MAX_SYMBOLS.max(strings_len.saturating_mul(MAX_REPEATED));
             for symbol in symbols {
-                if code_end(elf, FileAddr(symbol.st_value)).is_some() {
+                if code.end_at(symbol.st_value).is_some() {
                     boundaries.push(symbol.st_value);
-                    match Found::of(&symbol, &names, source) {
-                        Some(function) if is_part(text_in(&names, function.place)) => {
-                            parts.push(function.address);
-                        }
-                        function => found.extend(function),
+                    let Some(function) = Found::of(&symbol, &names, source) else {
+                        continue;
+                    };
+                    symbols_len += function.place.len;
+                    if symbols_len > most {
+                        let defect = FileError::Elf(ElfDefect::LongSymbols { most });
+                        return Err(Error::of_file(elf.path(), defect));
+                    }
+                    if is_part(text_in(&names, function.place)) {
+                        parts.push(function.address);
+                    } else {
+                        found.push(function);
                     }
                 }
             }
@@ -184,9 +207,8 @@ impl FunctionTable {
         let text = |place: NamePlace| text_at(&strings, place);
         found.sort_by(|one, other| {
             let preference = |found: &Found| {
-                let text = text(found.place);
-                let underscores = text.iter().take_while(|&&byte| byte == b'_').count();
-                (found.address, binding_rank(found.binding), underscores)
+                let rank = binding_rank(found.binding);
+                (found.address, rank, found.underscores)
             };
             (preference(one).cmp(&preference(other)))
                 .then_with(|| text(one.place).cmp(text(other.place)))
@@ -206,7 +228,7 @@ impl FunctionTable {
         };
         let mut first_name = 0;
         for aliases in found.chunk_by(|one, other| one.address == other.address) {
-            let entry = Entry::of(aliases, first_name, &boundaries, elf);
+            let entry = Entry::of(aliases, first_name, &boundaries, code);
             first_name = entry.last_name;
             table.functions.push(entry);
         }
@@ -215,21 +237,20 @@ impl FunctionTable {
     }
 
     /// Adds the functions that only the unwind tables know.
-    fn add_unnamed(&mut self, elf: &ElfFile, parts: &[FileAddr]) {
+    fn add_unnamed(&mut self, elf: &ElfFile, code: &Ranges, parts: &[FileAddr]) {
         let mut ranges = unwind_ranges(elf);
         ranges.retain(|range| {
             let end = range.address.0.checked_add(range.len);
-            let code_end = code_end(elf, range.address).unwrap_or(0);
+            let code_end = code.end_at(range.address.0).unwrap_or(0);
             let is_part = !range.is_entry || parts.binary_search(&range.address).is_ok();
             !is_part && range.len > 0 && end.is_some_and(|end| end <= code_end)
         });
         ranges.sort_by_key(|range| (range.address, range.len));
         ranges.dedup_by_key(|range| range.address);
-        let stubs: Vec<_> = elf
+        let stubs = elf
             .code_sections()
-            .filter(|(name, ..)| name.starts_with(b".plt"))
-            .map(|(_, address, len)| (address, len))
-            .collect();
+            .filter(|(name, ..)| name.starts_with(b".plt"));
+        let stubs = Ranges::of(stubs.map(|(_, address, len)| (address.0, len)));
         let known = self.functions.len();
         // Where the functions known so far end; a shorter one may be inside a longer one.
         let mut ends: Vec<u64> = Vec::with_capacity(known);
@@ -240,8 +261,7 @@ impl FunctionTable {
         for UnwindRange { address, len, .. } in ranges {
             let next = self.functions[..known].partition_point(|it| it.address.0 < address.0 + len);
             let overlaps = next > 0 && ends[next - 1] > address.0;
-            let is_stub = |&(start, stubs): &(_, _)| within(start, stubs, address, 1);
-            if !overlaps && !stubs.iter().any(is_stub) {
+            if !overlaps && stubs.end_at(address.0).is_none() {
                 self.functions.push(Entry {
                     address,
                     len,
@@ -308,6 +328,23 @@ impl FunctionTable {
         let function = |entry| Function { table: self, entry };
         self.functions.iter().map(function)
     }
+
+    fn name(&self, place: NamePlace) -> FunctionName<'_> {
+        let symbol = String::from_utf8_lossy(text_at(&self.strings, place));
+        let (language, text) = match place.source {
+            NameSource::Symbol | NameSource::DynamicSymbol => mangling::source_name(&symbol),
+            NameSource::Frametable => {
+                let name = mangling::name_of_backtrace(&symbol);
+                (Some(Language::Ocaml), name)
+            }
+        };
+        FunctionName {
+            text,
+            symbol,
+            language,
+            source: place.source,
+        }
+    }
 }
 
 impl<'t> Function<'t> {
@@ -339,22 +376,13 @@ impl<'t> Function<'t> {
     pub fn names(&self) -> impl ExactSizeIterator<Item = FunctionName<'t>> + use<'t> {
         let table = self.table;
         let names = &table.names[self.entry.first_name..self.entry.last_name];
-        names.iter().map(move |&place| {
-            let symbol = String::from_utf8_lossy(text_at(&table.strings, place));
-            let (language, text) = match place.source {
-                NameSource::Symbol | NameSource::DynamicSymbol => mangling::source_name(&symbol),
-                NameSource::Frametable => {
-                    let name = mangling::name_of_backtrace(&symbol);
-                    (Some(Language::Ocaml), name)
-                }
-            };
-            FunctionName {
-                text,
-                symbol,
-                language,
-                source: place.source,
-            }
-        })
+        names.iter().map(|&place| table.name(place))
+    }
+
+    /// The one of [`names`](Function::names) with this index.
+    pub(crate) fn nth_name(&self, index: usize) -> Option<FunctionName<'t>> {
+        let names = &self.table.names[self.entry.first_name..self.entry.last_name];
+        names.get(index).map(|&place| self.table.name(place))
     }
 
     /// Its first call, if it is OCaml's and the frametables tell. They are not read if the file has debugging
@@ -367,7 +395,7 @@ impl<'t> Function<'t> {
 
     /// The first of its names.
     pub fn name(&self) -> Option<FunctionName<'t>> {
-        self.names().next()
+        self.nth_name(0)
     }
 }
 
@@ -383,11 +411,13 @@ impl Found {
         if len == 0 {
             return None;
         }
+        let other = name[..len].iter().position(|&byte| byte != b'_');
         Some(Found {
             address: FileAddr(symbol.st_value),
             len: symbol.st_size,
             kind,
             binding: symbol.st_bind(),
+            underscores: other.unwrap_or(len),
             place: NamePlace {
                 source,
                 offset: symbol.st_name,
@@ -399,7 +429,7 @@ impl Found {
 
 impl Entry {
     /// The function that these symbols, which are not none, stand for; their names begin with `first_name`.
-    fn of(aliases: &[Found], first_name: usize, boundaries: &[u64], elf: &ElfFile) -> Entry {
+    fn of(aliases: &[Found], first_name: usize, boundaries: &[u64], code: &Ranges) -> Entry {
         let address = aliases[0].address;
         let said = aliases.iter().map(|alias| alias.len).max().unwrap_or(0);
         let is_resolver = aliases
@@ -413,7 +443,7 @@ impl Entry {
                 .get(next)
                 .map_or(u64::MAX, |next| next - address.0)
         };
-        let end = code_end(elf, address).unwrap_or(address.0);
+        let end = code.end_at(address.0).unwrap_or(address.0);
         Entry {
             address,
             len: len.min(end - address.0),
@@ -470,11 +500,10 @@ fn binding_rank(binding: u8) -> u8 {
     }
 }
 
-/// The end of the executable bytes of the file that `address` is among.
-fn code_end(elf: &ElfFile, address: FileAddr) -> Option<u64> {
-    let mut segments = elf.loaded().filter(|segment| segment.executable);
-    let segment = segments.find(|segment| segment.holds_in_file(address, 1))?;
-    Some(segment.start.0.saturating_add(segment.file_len))
+/// The executable bytes that come from the file.
+fn code_of(elf: &ElfFile) -> Ranges {
+    let segments = elf.loaded().filter(|segment| segment.executable);
+    Ranges::of(segments.map(|segment| (segment.start.0, segment.file_len)))
 }
 
 /// Where the sections of code begin and end: no function reaches over them.

@@ -134,6 +134,12 @@ pub enum ElfDefect {
     /// The notes cannot be found without section headers.
     #[error("has no section headers, so its probes cannot be found")]
     NoSectionHeaders,
+    /// Symbols of functions that are so long together that they must overlap.
+    #[error("is corrupt: its symbols are longer than {most} bytes together")]
+    LongSymbols {
+        /// How long symbols of such a file may be together, in bytes.
+        most: usize,
+    },
     /// Neither symbols of functions nor `.eh_frame`.
     #[error("has neither symbols nor .eh_frame, so its functions cannot be found")]
     NoFunctions,

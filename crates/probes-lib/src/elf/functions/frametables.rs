@@ -110,12 +110,19 @@ fn relocate(data: &mut [u8], address: FileAddr, relocations: &[u8]) {
     }
 }
 
-/// The code of a file.
+/// How long the code of a file may be, in bytes. Segments may claim the same bytes of the file.
+const MAX_CODE: u64 = 512 << 20;
+
+/// The code of a file; segments that are too much are left out.
 struct Code(Vec<(Segment, Vec<u8>)>);
 
 impl Code {
     fn of(elf: &ElfFile) -> Code {
-        let segments = elf.loaded().filter(|segment| segment.executable);
+        let mut len = 0;
+        let segments = elf.loaded().filter(|segment| {
+            len += u64::from(segment.executable) * segment.file_len.min(MAX_CODE);
+            segment.executable && len <= MAX_CODE
+        });
         let with_bytes = |segment| Some((segment, elf.segment_bytes(&segment)?));
         Code(segments.filter_map(with_bytes).collect())
     }

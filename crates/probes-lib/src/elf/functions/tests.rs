@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use test_support::{fixture, program, program_forms};
+use test_support::{DEADLINE, SymbolFile, fixture, program, program_forms};
 
 use super::*;
 use crate::testing::{memory_file, properties};
@@ -69,7 +69,7 @@ fn length_that_is_unknown_ends_before_the_next() {
     let table = table(&program("service"));
     let start = named(&table, "deregister_tm_clones");
     let next = named(&table, "register_tm_clones");
-    assert!(start[0].len() <= next[0].address().0 - start[0].address().0);
+    assert_eq!(start[0].len(), next[0].address().0 - start[0].address().0);
     // Another section follows it.
     let elf = ElfFile::open(&program("service")).unwrap();
     let (address, len) = elf.section_range(".fini").unwrap();
@@ -86,6 +86,48 @@ fn file_without_functions_is_refused() {
             .ends_with("so its functions cannot be found"),
         "{error}"
     );
+}
+
+fn functions_of(file: &SymbolFile) -> Result<FunctionTable> {
+    let elf = ElfFile::read(memory_file(&file.bytes()), "/srv/server.exe".into());
+    FunctionTable::of(&elf?)
+}
+
+#[test]
+fn symbols_that_overlap_are_refused() {
+    // Each name is the end of the same one.
+    let aliases = SymbolFile {
+        names: format!("\0{}\0", "_".repeat(16_000)).into(),
+        symbols: (0..50_000).map(|it| (1 + it % 16_000, 0)).collect(),
+        segments: 1,
+    };
+    let error = functions_of(&aliases).unwrap_err().to_string();
+    assert!(
+        error.contains("its symbols are longer than 16777216 bytes"),
+        "{error}"
+    );
+
+    let symbols = aliases.symbols.into_iter().take(1000).collect();
+    let table = functions_of(&SymbolFile { symbols, ..aliases }).unwrap();
+    let function = table.functions().next().unwrap();
+    let lens: Vec<usize> = function.names().map(|name| name.symbol.len()).collect();
+    assert!(lens.is_sorted());
+    assert_eq!((lens.len(), lens[0]), (1000, 15_001));
+}
+
+#[test]
+fn many_segments_are_searched_fast() {
+    let file = SymbolFile {
+        names: b"\0f\0".into(),
+        symbols: (0..100_000).map(|at| (1, at)).collect(),
+        segments: 60_000,
+    };
+    let start = std::time::Instant::now();
+    let table = functions_of(&file).unwrap();
+    assert_eq!(table.functions().len(), 100_000);
+    assert!(table.functions().all(|function| function.len() == 1));
+    // To look at each segment for each symbol takes minutes.
+    assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
 }
 
 /// Reads the functions of a file with these bytes and checks what holds of all tables.

@@ -1,0 +1,60 @@
+//! [`Ranges`]: which of many address ranges an address is in.
+
+/// Address ranges that do not overlap, in order.
+pub(super) struct Ranges(Vec<(u64, u64)>);
+
+impl Ranges {
+    /// The ranges with these starts and lengths. Those that overlap are one; a file may claim that one reaches past
+    /// the end of the address space.
+    pub(super) fn of(ranges: impl Iterator<Item = (u64, u64)>) -> Ranges {
+        let with_end = ranges.map(|(start, len)| (start, start.saturating_add(len)));
+        let mut ranges: Vec<(u64, u64)> = with_end.filter(|(start, end)| start < end).collect();
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, last| {
+            let overlaps = next.0 < last.1;
+            if overlaps {
+                last.1 = last.1.max(next.1);
+            }
+            overlaps
+        });
+        Ranges(ranges)
+    }
+
+    /// The end of the range that `address` is in.
+    pub(super) fn end_at(&self, address: u64) -> Option<u64> {
+        let next = self.0.partition_point(|&(start, _)| start <= address);
+        let (_, end) = self.0[next.checked_sub(1)?];
+        (address < end).then_some(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_ranges_are_one() {
+        let ranges = [(40, 5), (10, 10), (15, 1), (18, 12), (30, 10), (7, 0)];
+        let ranges = Ranges::of(ranges.into_iter());
+        for (address, end) in [
+            (7, None),
+            (9, None),
+            (10, Some(30)),
+            (29, Some(30)),
+            // It touches the one before and the one after.
+            (30, Some(40)),
+            (44, Some(45)),
+            (45, None),
+        ] {
+            assert_eq!(ranges.end_at(address), end, "{address}");
+        }
+    }
+
+    #[test]
+    fn range_ends_with_the_address_space() {
+        let ranges = Ranges::of([(u64::MAX - 1, 9)].into_iter());
+        assert_eq!(ranges.end_at(u64::MAX - 1), Some(u64::MAX));
+        assert_eq!(ranges.end_at(5), None);
+        assert_eq!(Ranges::of([].into_iter()).end_at(0), None);
+    }
+}
