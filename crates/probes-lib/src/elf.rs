@@ -352,12 +352,6 @@ impl ElfFile {
             })
     }
 
-    /// Returns the bytes of a segment that come from the file; `None` if they cannot be read.
-    pub(crate) fn segment_bytes(&self, segment: &Segment) -> Option<Vec<u8>> {
-        self.read_range(segment.offset, segment.file_len, "a segment")
-            .ok()
-    }
-
     /// Returns whether there is a section of this name.
     pub(crate) fn has_section(&self, name: &str) -> bool {
         self.section(name).is_some()

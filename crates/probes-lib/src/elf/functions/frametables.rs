@@ -123,7 +123,7 @@ impl Code {
             len += u64::from(segment.executable) * segment.file_len.min(MAX_CODE);
             segment.executable && len <= MAX_CODE
         });
-        let with_bytes = |segment| Some((segment, elf.segment_bytes(&segment)?));
+        let with_bytes = |segment| Some((segment, elf.read_segment(&segment).ok()?));
         Code(segments.filter_map(with_bytes).collect())
     }
 
