@@ -72,7 +72,7 @@ fn fast_signals_do_not_stop_a_followed_process() {
     for program in fixture_forms("ticking") {
         let mut talker = Talker::start(&program);
         let following = Following::attach(talker.pid());
-        for command in ["tick", "child"] {
+        for command in ["sleep", "tick", "child"] {
             talker.ask(command, "ticked");
         }
         following.end();

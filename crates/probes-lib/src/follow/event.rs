@@ -55,7 +55,7 @@ pub enum FollowEvent {
         pid: i32,
     },
     /// A process, or one that it has forked, receives signals faster than it can be resumed, so that it
-    /// executes nothing but their handlers. It is detached, and runs on. Its probes stay as they are.
+    /// executes next to nothing but their handlers. It is detached, and runs on. Its probes stay as they are.
     Starved {
         /// The process.
         pid: i32,

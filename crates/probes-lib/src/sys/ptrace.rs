@@ -64,45 +64,6 @@ impl Scope {
     }
 }
 
-/// The general registers of a stopped thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Registers {
-    program_counter: u64,
-    stack_pointer: u64,
-    /// `orig_rax` of `struct user_regs_struct`: negative outside of a system call.
-    system_call: i64,
-    others: [u64; 15],
-}
-
-impl Registers {
-    pub(crate) fn stack_pointer(&self) -> u64 {
-        self.stack_pointer
-    }
-
-    /// Whether the thread was stopped in a system call.
-    pub(crate) fn is_in_system_call(&self) -> bool {
-        self.system_call >= 0
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of_user_code(program_counter: u64, stack_pointer: u64) -> Registers {
-        Registers {
-            program_counter,
-            stack_pointer,
-            system_call: -1,
-            others: [0; 15],
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of_system_call(program_counter: u64, stack_pointer: u64) -> Registers {
-        Registers {
-            system_call: 0,
-            ..Registers::of_user_code(program_counter, stack_pointer)
-        }
-    }
-}
-
 /// Starts to trace a thread, without stopping it. Threads that it starts will be traced from their start.
 ///
 /// `PTRACE_SEIZE`, not `PTRACE_ATTACH`: if we die, the kernel resumes it as if it had not been traced.
@@ -168,18 +129,32 @@ pub(crate) fn is_at_exec(tid: i32) -> bool {
     signal_info(tid).is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
 }
 
-/// Returns the general registers of a stopped thread.
-pub(crate) fn registers(tid: i32) -> Result<Registers, Errno> {
-    let all = ptrace::getregs(Pid::from_raw(tid))?;
-    Ok(Registers {
-        program_counter: all.rip,
-        stack_pointer: all.rsp,
-        system_call: all.orig_rax as i64,
-        others: [
-            all.rax, all.rbx, all.rcx, all.rdx, all.rsi, all.rdi, all.rbp, all.r8, all.r9, all.r10,
-            all.r11, all.r12, all.r13, all.r14, all.r15,
-        ],
-    })
+/// Returns whether `signal` waits for a stopped thread or its process, which will receive it once more
+/// after it resumes. Only the first signals of each queue are looked at.
+pub(crate) fn is_pending(tid: i32, signal: i32) -> bool {
+    [0, libc::PTRACE_PEEKSIGINFO_SHARED]
+        .into_iter()
+        .any(|flags| {
+            pending_signals(tid, flags)
+                .is_ok_and(|pending| pending.iter().any(|info| info.si_signo == signal))
+        })
+}
+
+/// Returns the first signals that wait in a queue of a stopped thread.
+fn pending_signals(tid: i32, flags: u32) -> Result<Vec<libc::siginfo_t>, Errno> {
+    const MAX: usize = 16;
+    let asked = libc::ptrace_peeksiginfo_args {
+        off: 0,
+        flags,
+        nr: MAX as i32,
+    };
+    let mut found = Vec::<libc::siginfo_t>::with_capacity(MAX);
+    // SAFETY: ptrace reads `asked` and writes at most MAX infos to `found`, which has room for them.
+    let count = unsafe { libc::ptrace(libc::PTRACE_PEEKSIGINFO, tid, &asked, found.as_mut_ptr()) };
+    let count = Errno::result(count)?;
+    // SAFETY: the kernel has written so many.
+    unsafe { found.set_len(count as usize) };
+    Ok(found)
 }
 
 /// Returns the program counter of a stopped thread.

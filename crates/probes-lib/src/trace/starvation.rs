@@ -7,80 +7,92 @@
 //!
 //! A traced thread stops before it receives a signal. If its timer expires again before the tracer has
 //! resumed it and the handler has returned, it stops once more where it was: the handler runs again and
-//! again, and the code that was interrupted never. On a slow or busy machine a timer of 100 µs is enough.
+//! again, and the code that was interrupted never. Or that code is `nanosleep`, which ends as soon as it has
+//! begun, and is called again for the time that is left: all of it. A timer of 100 µs is enough.
+//!
+//! So the time counts that a thread has between its resumption and its next signal.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::sys::ptrace::{self, Registers};
+use crate::sys::ptrace;
 
-/// The registers are read at one of so many stops.
-const STOPS_A_LOOK: u32 = 8;
+/// A time that is as good as none: a handler and a system call take it.
+const SHORT: Duration = Duration::from_micros(200);
 
-/// Which of these looks have to find the same registers, and for how long, before a thread counts as
-/// starved: about 500 stops in half a second. A thread that waits in a loop without changing a
-/// register looks the same, if it receives as many signals.
-const LOOKS: u32 = 64;
+/// How long a thread is watched, and for how many signals at least, before it may count as starved.
 const LASTING: Duration = Duration::from_millis(500);
+const SIGNALS: u32 = 64;
 
-/// The threads that were stopped for signals, and where they were.
+/// A thread is starved if it could execute its own code for less than one part in so many.
+const PARTS: u32 = 4;
+
+/// The threads that were stopped for signals.
 #[derive(Debug, Default)]
 pub(crate) struct StarvedThreads {
     threads: HashMap<i32, SignalStops>,
 }
 
-/// The stops of one thread for signals.
-#[derive(Debug, Default)]
-struct SignalStops {
-    stops: u32,
-    place: Option<Place>,
-}
-
-/// Where a thread was found, again and again.
+/// The latest stops of one thread for signals.
 #[derive(Debug)]
-struct Place {
-    registers: Registers,
+struct SignalStops {
     since: Instant,
-    looks: u32,
+    signals: u32,
+    /// How long it ran between them, short times left out.
+    ran: Duration,
+    /// When it was resumed; `None` if the same signal waited for it then.
+    resumed: Option<Instant>,
 }
 
 impl StarvedThreads {
-    /// Notes that a thread is stopped for a signal; returns whether it has executed nothing but handlers
-    /// for some time.
-    pub(crate) fn is_starved(&mut self, tid: i32) -> bool {
-        let stops = self.threads.entry(tid).or_default();
-        stops.stops = stops.stops.wrapping_add(1);
-        stops.stops % STOPS_A_LOOK == 0
-            && ptrace::registers(tid).is_ok_and(|found| stops.look(found, Instant::now()))
+    /// Notes that a thread is stopped for `signal`, and is resumed now. Returns whether it has executed
+    /// hardly anything but handlers for some time.
+    pub(crate) fn is_starved(&mut self, tid: i32, signal: i32) -> bool {
+        let now = Instant::now();
+        let stops = self.threads.entry(tid);
+        let stops = stops.or_insert_with(|| SignalStops::new(now));
+        let is_starved = stops.stop(now);
+        stops.resume(now, ptrace::is_pending(tid, signal));
+        is_starved
     }
 
-    /// Forgets a thread: it has exited, or has done something.
+    /// Forgets a thread, which has exited.
     pub(crate) fn forget(&mut self, tid: i32) {
         self.threads.remove(&tid);
     }
 }
 
 impl SignalStops {
-    /// Returns whether the thread has been where `registers` say for too long.
-    fn look(&mut self, registers: Registers, now: Instant) -> bool {
-        match &mut self.place {
-            // A system call that is interrupted goes on, or reports it.
-            _ if registers.is_in_system_call() => self.place = None,
-            Some(place) if place.registers == registers => {
-                place.looks += 1;
-                return place.looks >= LOOKS && now.duration_since(place.since) >= LASTING;
-            }
-            // Another signal has interrupted the handler, which is above on the stack.
-            Some(place) if registers.stack_pointer() < place.registers.stack_pointer() => {}
-            _ => {
-                self.place = Some(Place {
-                    registers,
-                    since: now,
-                    looks: 1,
-                });
+    fn new(since: Instant) -> SignalStops {
+        SignalStops {
+            since,
+            signals: 0,
+            ran: Duration::ZERO,
+            resumed: None,
+        }
+    }
+
+    /// Notes that the thread has stopped. Returns whether it has been starved since it was first watched;
+    /// if that is not the case, but could be told, watching starts again.
+    fn stop(&mut self, now: Instant) -> bool {
+        if let Some(resumed) = self.resumed {
+            let ran = now.duration_since(resumed);
+            if ran >= SHORT {
+                self.ran += ran;
             }
         }
-        false
+        self.signals += 1;
+        let watched = now.duration_since(self.since);
+        if watched < LASTING || self.signals < SIGNALS {
+            return false;
+        }
+        let is_starved = self.ran < watched / PARTS;
+        *self = SignalStops::new(now);
+        is_starved
+    }
+
+    fn resume(&mut self, now: Instant, has_same_pending: bool) {
+        self.resumed = (!has_same_pending).then_some(now);
     }
 }
 
@@ -88,45 +100,46 @@ impl SignalStops {
 mod tests {
     use super::*;
 
-    /// Whether a thread is starved that is found at these places, one every 10 ms.
-    fn is_starved(places: impl IntoIterator<Item = Registers>) -> bool {
-        let (mut stops, mut now) = (SignalStops::default(), Instant::now());
-        places.into_iter().any(|registers| {
-            now += Duration::from_millis(10);
-            stops.look(registers, now)
+    /// Whether a thread is starved that runs for these times between two stops of 100 µs, with the
+    /// same signal pending at its resumption or not.
+    fn is_starved(times: impl IntoIterator<Item = (u64, bool)>) -> bool {
+        let mut now = Instant::now();
+        let mut stops = SignalStops::new(now);
+        times.into_iter().any(|(micros, has_same_pending)| {
+            let is_starved = stops.stop(now);
+            now += Duration::from_micros(100);
+            stops.resume(now, has_same_pending);
+            now += Duration::from_micros(micros);
+            is_starved
         })
     }
 
-    fn running(counter: u64, stack: u64) -> Registers {
-        Registers::of_user_code(counter, stack)
+    #[test]
+    fn signals_in_quick_succession_starve_a_thread() {
+        assert!(is_starved((0..6000).map(|_| (100, false))));
+        // Not for half a second, or fewer signals.
+        assert!(!is_starved((0..2000).map(|_| (100, false))));
+        assert!(!is_starved((0..60).map(|_| (100_000, true))));
     }
 
     #[test]
-    fn thread_at_one_place_is_starved() {
-        assert!(is_starved((0..100).map(|_| running(1, 1000))));
-        assert!(!is_starved((0..50).map(|_| running(1, 1000))));
+    fn signals_that_wait_starve_a_thread() {
+        // The tracer gets its processor late.
+        assert!(is_starved((0..200).map(|_| (5000, true))));
+        assert!(is_starved((0..400).map(|n| (5000, n % 8 != 0))));
     }
 
     #[test]
-    fn interrupted_handlers_do_not_count_as_progress() {
-        let handler = |n| if n % 3 == 0 { 900 } else { 1000 };
-        assert!(is_starved(
-            (0..200).map(|n| running(handler(n), handler(n)))
-        ));
+    fn thread_that_runs_between_signals_is_not_starved() {
+        assert!(!is_starved((0..10_000).map(|_| (500, false))));
+        // Three timers at once.
+        let times = |n| if n % 3 == 0 { 9000 } else { 20 };
+        assert!(!is_starved((0..3000).map(|n| (times(n), false))));
     }
 
     #[test]
-    fn thread_that_moves_is_not_starved() {
-        assert!(!is_starved((0..1000).map(|n| running(n % 40, 1000))));
-        // It returns from a function from time to time.
-        let stack = |n| if n % 40 == 0 { 1100 } else { 1000 };
-        assert!(!is_starved((0..1000).map(|n| running(1, stack(n)))));
-    }
-
-    #[test]
-    fn thread_in_system_call_is_not_starved() {
-        assert!(!is_starved(
-            (0..1000).map(|_| Registers::of_system_call(1, 1000))
-        ));
+    fn burst_of_signals_does_not_starve_a_thread() {
+        let times = |n| if n == 1000 { 2_000_000 } else { 20 };
+        assert!(!is_starved((0..2000).map(|n| (times(n), false))));
     }
 }

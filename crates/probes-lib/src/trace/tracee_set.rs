@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!            next_stopped()                    stopped for              what becomes of the thread
-//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it; Starved if nothing runs in between
+//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it; Starved if next to nothing runs in between
 //!                                          a group-stop            stays stopped until SIGCONT
 //!                                          a clone, fork, vfork    resumes, and the new one too: Forked
 //!                                          an exec                 stays stopped: Executed
@@ -202,7 +202,13 @@ impl<'t> TraceeSet<'t> {
 
     /// Removes a process from the set.
     pub(crate) fn forget(&mut self, pid: i32) {
-        self.threads.retain(|_, process| *process != pid);
+        self.threads.retain(|tid, process| {
+            let is_kept = *process != pid;
+            if !is_kept {
+                self.starved.forget(*tid);
+            }
+            is_kept
+        });
         self.hooks.remove(&pid);
     }
 
@@ -235,12 +241,9 @@ impl<'t> TraceeSet<'t> {
             detach_or_reap(tid, wait);
             return None;
         }
-        if !matches!(wait, Wait::Signal(_)) {
-            self.starved.forget(tid);
-        }
         match wait {
             Wait::Signal(signal) => {
-                let is_starved = self.starved.is_starved(tid);
+                let is_starved = self.starved.is_starved(tid, signal);
                 ptrace::resume(tid, signal);
                 return pid
                     .filter(|_| is_starved)
@@ -288,6 +291,7 @@ impl<'t> TraceeSet<'t> {
     /// Removes a thread that has exited; returns an event if its process has, too.
     fn gone(&mut self, pid: Option<i32>, tid: i32) -> Option<TraceEvent> {
         self.threads.remove(&tid);
+        self.starved.forget(tid);
         // The exit of the first thread is reported last, unless that thread was not traced any
         // more.
         let pid = pid.filter(|pid| *pid == tid || !self.has(*pid))?;
