@@ -15,7 +15,7 @@ mod target_selection;
 pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
 pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use duration::{DurationFlag, duration, positive};
-pub(crate) use fields::FieldFlags;
+pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{Pair, PairFlags, pair};
 pub(crate) use paths::PathFlags;

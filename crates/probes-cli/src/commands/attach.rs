@@ -172,6 +172,9 @@ fn change_for(
     }
     changed.retain(|(_, hold)| hold.report().changed.iter().any(is_change));
     if changed.is_empty() {
+        if failures.are_of_all() {
+            return printed;
+        }
         messages.note("nothing was changed, and there is nothing to undo");
         return printed;
     }

@@ -53,11 +53,15 @@ impl Failures {
         result.map_err(|failure| self.add(pid, failure)).ok()
     }
 
+    /// Whether no process is without a failure.
+    pub(super) fn are_of_all(&self) -> bool {
+        self.list.len() >= self.total
+    }
+
     /// Fails if any process has failed; `others` says what became of the processes that have not
     /// failed, and is left out if there are none.
     pub(super) fn finish(&mut self, others: &'static str) -> Result<(), Failure> {
-        let all_failed = self.list.len() >= self.total;
-        self.finish_all(if all_failed { "" } else { others })
+        self.finish_all(if self.are_of_all() { "" } else { others })
     }
 
     /// Same as [`Failures::finish`], but `outcome` says what became of all processes, and is used

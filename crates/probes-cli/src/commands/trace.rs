@@ -12,7 +12,7 @@ use super::trace_observe::{self, ObserveFlags};
 use super::wait::Wait;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{ActionFlags, Checked, OutputFlags, with_regexp_help};
+use crate::flags::{ActionFlags, Checked, OutputFlags, refuse_fields_in_json, with_regexp_help};
 use crate::hint::Operand;
 
 const HELP: &str = "\
@@ -88,6 +88,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     if args.prog.components().count() > 1 {
         args.output.refuse_to_overwrite("-prog", &args.prog)?;
     }
+    refuse_fields_in_json("trace", args.observe.fields.as_deref(), args.output.format)?;
     let output = &args.output.open_beside_program()?;
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);

@@ -17,9 +17,11 @@ use super::wait::Wait;
 use super::watch::{self, Watching};
 use crate::destination::Output;
 use crate::failure::{Failed, Failure, is_replaced};
-use crate::flags::{Flags, Pair, PathFlags, by_name, each_once, pair, probe_name};
+use crate::flags::{
+    Checked, FieldFlags, Flags, Pair, PathFlags, by_name, each_once, pair, probe_name,
+};
 use crate::hint::Operand;
-use crate::output::{self, CountReport, Detail, Hits, Latencies, PathForm};
+use crate::output::{self, CountReport, Detail, Field, Hits, Latencies, PathForm};
 
 // What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
@@ -34,6 +36,8 @@ pub(super) struct ObserveFlags {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = probe_name)]
     watch: Vec<String>,
     #[command(flatten)]
+    fields: Checked<FieldFlags>,
+    #[command(flatten)]
     paths: PathFlags,
 }
 
@@ -43,6 +47,8 @@ pub(super) struct ProgramObservation {
     counts: bool,
     pairs: Vec<Pair>,
     watched: Vec<Selector>,
+    /// The fields of a hit that are shown; `None`: all.
+    pub(super) fields: Option<Vec<Field>>,
     paths: PathForm,
 }
 
@@ -51,10 +57,14 @@ impl Flags for ObserveFlags {
 
     fn check(self) -> Result<ProgramObservation, String> {
         each_once("-latency", &self.latency)?;
+        if self.fields.is_some() && self.watch.is_empty() {
+            return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
+        }
         Ok(ProgramObservation {
             counts: self.count,
             pairs: self.latency,
             watched: by_name("-watch", &self.watch)?,
+            fields: self.fields.clone(),
             paths: self.paths.form(),
         })
     }
@@ -157,7 +167,8 @@ impl<'l> Recorder<'l> {
         // Not read if no hits are shown, because it takes long.
         let sources = wanted.watches().then(|| sources(target));
         let sources = sources.unwrap_or_default();
-        let hits = Hits::new(output.format, target, sources, wanted.paths);
+        let hits = Hits::new(output.format, target, sources, wanted.paths)
+            .of_fields(wanted.fields.as_deref());
         Recorder {
             target,
             wanted,

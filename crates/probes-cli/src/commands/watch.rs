@@ -14,11 +14,10 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, ProbeFlags, SeccompFlag,
-    TakeOver, positive, with_regexp_help,
+    TakeOver, positive, refuse_fields_in_json, with_regexp_help,
 };
 use crate::output::{Format, Hits, WarningKind};
 use crate::say::Next;
-use crate::usage::UsageError;
 use sample::Sample;
 
 /// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
@@ -78,20 +77,14 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    if args.fields.is_some() && args.output.format == Format::Json {
-        let why = "-fields and -json cannot be combined: an object has all fields";
-        return Err(Failure::Usage(UsageError::new(Some("watch"), why)));
-    }
+    refuse_fields_in_json("watch", args.fields.as_deref(), args.output.format)?;
     let output = args.output.open()?.with_pid(args.process.pid);
     let target = open(args.process.pid, &output.messages)?;
     let probes = args.probes.iter().cloned();
     let observation = probes.fold(Observation::new(), Observation::watch);
     // Before anything is observed, because it may take long.
-    let hits = Hits::new(output.format, &target, sources(&target), args.paths.form());
-    let hits = match &*args.fields {
-        Some(fields) => hits.of_fields(fields.clone()),
-        None => hits,
-    };
+    let hits = Hits::new(output.format, &target, sources(&target), args.paths.form())
+        .of_fields(args.fields.as_deref());
     let active = ActiveObservation::begin(
         &target,
         &observation,

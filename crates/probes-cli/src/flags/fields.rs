@@ -3,12 +3,14 @@
 use strum::VariantArray;
 
 use super::checked::{Flags, each_once};
-use crate::output::Field;
+use crate::failure::Failure;
+use crate::output::{Field, Format};
+use crate::usage::UsageError;
 
 // The fields of a hit.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FieldFlags {
-    /// Columns to show: time,thread,name,address,function,source,args
+    /// Columns of a hit: time,thread,name,address,function,source,args
     #[arg(id = "fields", long, value_name = "FIELDS", value_delimiter = ',', value_parser = field)]
     chosen: Vec<Field>,
 }
@@ -21,6 +23,19 @@ impl Flags for FieldFlags {
         each_once("-fields", &self.chosen)?;
         Ok((!self.chosen.is_empty()).then_some(self.chosen))
     }
+}
+
+/// Refuses to choose fields of JSON objects, which have all.
+pub(crate) fn refuse_fields_in_json(
+    command: &'static str,
+    fields: Option<&[Field]>,
+    format: Format,
+) -> Result<(), Failure> {
+    if fields.is_some() && format == Format::Json {
+        let why = "-fields and -json cannot be combined: an object has all fields";
+        return Err(Failure::Usage(UsageError::new(Some(command), why)));
+    }
+    Ok(())
 }
 
 fn field(typed: &str) -> Result<Field, String> {

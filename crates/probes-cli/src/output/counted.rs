@@ -162,19 +162,22 @@ impl<'c> CountReport<'c> {
         text
     }
 
-    /// A table.
+    /// A table; with the time since the beginning, if there is one.
     pub(crate) fn table(&self) -> String {
         let has_sites = self.probes.iter().any(|row| row.site.is_some());
-        let mut head = vec!["probe", "hits", "hits/s"];
+        let at = self.at.map(|at| format!("{:.1}", at.as_secs_f64()));
+        let mut head: Vec<&str> = at.iter().map(|_| "seconds").collect();
+        head.extend(["probe", "hits", "hits/s"]);
         if has_sites {
             head.extend(["address", "function", "source"]);
         }
         let rows = self.probes.iter().map(|row| {
-            let mut cells = vec![
+            let mut cells: Vec<String> = at.iter().cloned().collect();
+            cells.extend([
                 Escaped(row.name).to_string(),
                 row.hits.to_string(),
                 format!("{:.0}", row.rate),
-            ];
+            ]);
             if let Some(site) = &row.site {
                 cells.extend([
                     site.address.to_string(),

@@ -72,8 +72,9 @@ impl Hits {
         }
     }
 
-    /// The same, of some fields, in that order.
-    pub(crate) fn of_fields(self, fields: Vec<Field>) -> Hits {
+    /// The same, of these fields in their order, or of all.
+    pub(crate) fn of_fields(self, fields: Option<&[Field]>) -> Hits {
+        let fields = fields.unwrap_or(Field::VARIANTS).to_vec();
         Hits { fields, ..self }
     }
 

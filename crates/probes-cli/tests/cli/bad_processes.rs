@@ -183,6 +183,8 @@ fn process_under_gdb_is_readable_but_not_changed() {
         gdb.pid()
     );
     assert!(error.contains(&hint), "{error}");
+    let error = run(&format!("attach -enable-all -for 1h -pid {pid}")).failure();
+    assert!(error.contains(&why) && !error.contains("undo"), "{error}");
     assert!(image(pid) == before);
 
     gdb.send("detach");

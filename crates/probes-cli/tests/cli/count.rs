@@ -131,6 +131,29 @@ fn last_json_line_has_all_hits_others_new() {
 }
 
 #[test]
+fn tables_of_intervals_have_their_time() {
+    for target in both_forms("gen_ocaml") {
+        let mut tool = counting("-quiet -format table -interval 1ms", target.pid());
+        assert_eq!(
+            words(&tool.line().unwrap()),
+            ["seconds", "probe", "hits", "hits/s"]
+        );
+        let row = std::iter::from_fn(|| tool.line()).find(|line| line.contains(" shared "));
+        let row = row.unwrap();
+        assert!(words(&row)[0].parse::<f64>().is_ok(), "{row}");
+        let lines = end(tool, Signal::SIGINT);
+        // The last table is that of all hits.
+        let head = words(&lines[lines.len() - 4]);
+        assert_eq!(head, ["probe", "hits", "hits/s"]);
+    }
+}
+
+fn words(line: &str) -> Vec<&str> {
+    let words = line.split_whitespace();
+    words.filter(|word| *word != "|").collect()
+}
+
+#[test]
 fn hits_of_intervals_add_up_to_all() {
     for mut target in both_forms("gen_ocaml") {
         let mut tool = counting("-quiet -json -interval 1ms", target.pid());

@@ -73,6 +73,14 @@ fn results_of_an_exited_program_are_printed() {
 }
 
 #[test]
+fn chosen_fields_of_hits_are_shown() {
+    for file in fixture_forms("timed") {
+        let run = trace(&file, "-watch start -fields name,args", "do (.)\nquit\n");
+        assert_eq!(run.stderr, "start 0 1\n");
+    }
+}
+
+#[test]
 fn interleaving_pairs_of_a_program_are_reported() {
     for file in program_forms("interleaved") {
         let run = trace(&file, "-latency start,stop", "bursts 4\n");

@@ -83,6 +83,8 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "trace -prog x -wait=yes",
         "info -pid 7 -wait",
         "trace -prog x -count -for 1s",
+        "trace -prog x -count -fields time",
+        "trace -prog x -watch a -fields time -json",
         "trace -prog x -force",
         "completion bash",
         // Flags that must be spelled in full.

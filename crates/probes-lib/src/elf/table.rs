@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::address::FileAddr;
 use crate::build_id::BuildId;
 use crate::elf::{ElfFile, Linking, Segment};
-use crate::error::{ElfDefect, Error, FileError, Result};
+use crate::error::{ElfDefect, Error, FileError, ProcessError, Result};
 use crate::memory::runs;
 use crate::site::{SITE_LEN, SiteCode};
 
@@ -141,10 +141,15 @@ impl ProbeTable {
     /// # Errors
     ///
     /// If the file cannot be read, is not an x86-64 program, has a note that is malformed or
-    /// contradicts the file, or has no OCaml probes
-    /// ([`ProbeError::NoProbes`](crate::ProbeError::NoProbes)).
+    /// contradicts the file, has no OCaml probes
+    /// ([`ProbeError::NoProbes`](crate::ProbeError::NoProbes)), or runs OCaml bytecode
+    /// ([`ProcessError::Bytecode`](crate::ProcessError::Bytecode)).
     pub fn read(path: impl AsRef<Path>) -> Result<ProbeTable> {
-        ProbeTable::of(&ElfFile::open(path.as_ref())?)
+        let elf = ElfFile::open(path.as_ref())?;
+        if elf.interprets_bytecode() {
+            return Err(Error::of_file(elf.path(), ProcessError::Bytecode));
+        }
+        ProbeTable::of(&elf)
     }
 
     pub(crate) fn of(elf: &ElfFile) -> Result<ProbeTable> {

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
 use probes_lib::{
-    Action, Denial, Effect, Error, ErrorKind, Launch, ProbeError, ProcessError, Selector, Target,
+    Action, Denial, Effect, Error, ErrorKind, Launch, ProbeError, ProbeTable, ProcessError,
+    Selector, Target,
 };
 use test_support::process::{self, Image, settle};
 use test_support::{
@@ -79,6 +80,8 @@ fn bytecode_is_refused() {
         error.to_string().contains(" runs OCaml bytecode"),
         "{error}"
     );
+    let error = ProbeTable::read(&program).map(drop).unwrap_err();
+    assert!(error.to_string().ends_with("never run"), "{error}");
 }
 
 // promise: Exit, exec and fork of the process: A process that exits after it was opened is reported
