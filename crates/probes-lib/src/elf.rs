@@ -6,6 +6,7 @@ mod bytecode;
 pub(crate) mod functions;
 pub(crate) mod mangling;
 pub(crate) mod note;
+pub(crate) mod relocations;
 pub(crate) mod source;
 pub(crate) mod symbols;
 pub(crate) mod table;
@@ -35,6 +36,10 @@ use crate::sys::fault_point;
 /// The largest section that is read. Those of real programs are smaller (a million notes take about
 /// 100 MiB); a sparse file may claim far more.
 const MAX_SECTION: u64 = 128 << 20;
+
+/// How much of the segments is read, of all together. The largest programs have 200 MB of code and data; segments may
+/// claim the same bytes of the file.
+pub(crate) const MAX_LOADED: u64 = 512 << 20;
 
 pub(crate) const CTX: Ctx = Ctx {
     container: Container::Big,

@@ -2,9 +2,9 @@
 //! instruction. Pure: bytes of a file → [`PatchSite`]s, or a [`Refusal`] with the reason.
 //!
 //! ```text
-//! sweep       all functions → every address that something may jump to       targets.rs
+//! sweep       all functions → every address that something may jump to       targets.rs, tables.rs
 //! place       an instruction → the jumps that can replace it                  place.rs, padding.rs
-//! exits       a function → its returns and tail jumps, without overlap        exits.rs
+//! exits       a function → its returns and tail jumps, without overlap        exits.rs, parts.rs
 //! displaced   the instructions that a jump replaces, at another address      displaced.rs
 //! flags       whether a trampoline may change them                            flags.rs
 //! ```
@@ -21,9 +21,11 @@ mod exits;
 mod flags;
 mod object;
 mod padding;
+mod parts;
 mod place;
 pub(crate) mod refusal;
 pub(crate) mod site;
+mod tables;
 mod targets;
 
 use iced_x86::Mnemonic;
@@ -63,7 +65,7 @@ pub struct PatchPlanner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FunctionPlan {
-    /// The ways to patch its entry, the best one first; at least one.
+    /// The candidates for the patch of its entry, the best one first; at least one.
     pub entry: Result<Vec<PatchSite>, Refusal>,
     /// The patches of all its exits, and of the entry together with them.
     pub exits: Result<ExitPlan, Refusal>,
@@ -110,27 +112,23 @@ impl PatchPlanner {
                 };
             }
         };
-        let entry = self.swept.ways(&body, entry_index(&body));
+        let entry = self.swept.candidates(&body, entry_index(&body));
         let exits = match &entry {
-            Ok(ways) => self.exits(&body, &ways[0]),
+            Ok(candidates) => self.exits(&body, &candidates[0]),
             Err(refusal) => Err(refusal.clone()),
         };
         FunctionPlan { entry, exits }
     }
 
     fn exits(&self, body: &Body, entry: &PatchSite) -> Result<ExitPlan, Refusal> {
-        let parts = &self.swept.parts_of(body);
-        let mut exits = Exits {
-            swept: &self.swept,
-            entry: entry.clone(),
-            sites: Vec::new(),
-            in_entry: 0,
-        };
-        exits.add(body, parts)?;
+        let parts = &self.swept.parts_of(body)?;
+        let mut all = vec![body.range];
+        all.extend(parts);
+        let start = body.range.start;
+        let mut exits = Exits::new(&self.swept, entry);
+        exits.add(body, start, &all)?;
         for part in parts {
-            let mut others = vec![body.range];
-            others.extend(parts.iter().filter(|it| *it != part));
-            exits.add(&self.body(*part)?, &others)?;
+            exits.add(&self.body(*part)?, start, &all)?;
         }
         Ok(ExitPlan {
             entry: exits.entry,
@@ -139,11 +137,11 @@ impl PatchPlanner {
         })
     }
 
-    /// Returns the ways to patch the instruction at `address` in a function, the best one first; at least one.
+    /// Returns the candidates for a patch of the instruction at `address`, the best one first; at least one.
     ///
     /// # Errors
     ///
-    /// If there is no such instruction, or no way.
+    /// If there is no such instruction, or no patch of it is possible.
     pub fn instruction(
         &self,
         function: CodeRange,
@@ -153,11 +151,11 @@ impl PatchPlanner {
         let offset = address.0.wrapping_sub(function.start.0);
         let index = body.index_at(address.0);
         self.swept
-            .ways(&body, index.ok_or(Refusal::NoInstruction { offset })?)
+            .candidates(&body, index.ok_or(Refusal::NoInstruction { offset })?)
     }
 
     fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
-        let body = self.swept.code.body(range)?;
+        let body = self.swept.body(range)?;
         match exits::unknown_jump(&self.swept, &body) {
             Some(offset) => Err(Refusal::UnknownTargets { offset }),
             None => Ok(body),

@@ -18,6 +18,7 @@ use crate::memory::runs;
 use crate::site::{SITE_LEN, SiteCode};
 
 use gather::FoundSemaphore;
+pub(crate) use gather::noted_sites;
 pub use probe::{Probe, Semaphore, Site};
 
 /// Length of a counter in bytes.

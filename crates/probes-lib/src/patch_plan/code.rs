@@ -7,6 +7,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::refusal::Refusal;
+use crate::patch_plan::targets::AddressSet;
 
 /// How many segments an object may have; real ones have four to ten.
 const MAX_SEGMENTS: usize = 64;
@@ -25,13 +26,24 @@ pub struct Code {
     segments: Vec<Segment>,
     /// Whether the object is loaded exactly where it was linked.
     is_fixed: bool,
+    /// The bytes that others change.
+    foreign: Vec<CodeRange>,
 }
 
 #[derive(Clone, Debug)]
 struct Segment {
     start: u64,
     bytes: Vec<u8>,
-    is_executable: bool,
+    contents: Contents,
+}
+
+/// What the bytes at some addresses are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contents {
+    Data,
+    Code,
+    /// Executable, perhaps with jump tables among the code.
+    Both,
 }
 
 impl Segment {
@@ -41,18 +53,88 @@ impl Segment {
 }
 
 impl Code {
-    /// Adds bytes that are loaded at `start`. If segments overlap, the first one counts. Segments after the 64th
-    /// are left out, and those in the upper half of the address space: functions there cannot be patched.
-    pub fn add(&mut self, start: FileAddr, bytes: Vec<u8>, is_executable: bool) {
+    /// Adds bytes that are loaded at `start`. If segments overlap, the first one counts. Returns false, and leaves
+    /// them out, after the 64th segment and in the upper half of the address space: functions there cannot be
+    /// patched.
+    ///
+    /// ```
+    /// use probes_lib::{Code, FileAddr};
+    ///
+    /// assert!(Code::default().add(FileAddr(0x1000), vec![0xc3], true));
+    /// assert!(!Code::default().add(FileAddr(u64::MAX), vec![0xc3], true));
+    /// ```
+    pub fn add(&mut self, start: FileAddr, bytes: Vec<u8>, is_executable: bool) -> bool {
+        let contents = if is_executable {
+            Contents::Both
+        } else {
+            Contents::Data
+        };
+        self.add_contents(start, bytes, contents)
+    }
+
+    pub(super) fn add_contents(
+        &mut self,
+        start: FileAddr,
+        bytes: Vec<u8>,
+        contents: Contents,
+    ) -> bool {
         let end = start.0.checked_add(bytes.len() as u64);
         if self.segments.len() == MAX_SEGMENTS || end.is_none_or(|end| end > 1 << 63) {
-            return;
+            return false;
         }
         self.segments.push(Segment {
             start: start.0,
             bytes,
-            is_executable,
+            contents,
         });
+        true
+    }
+
+    /// Writes an address into data, as the dynamic loader does.
+    pub(super) fn relocate(&mut self, at: FileAddr, address: FileAddr) {
+        let Some(segment) = self
+            .segments
+            .iter_mut()
+            .find(|it| it.range().contains(&at.0))
+        else {
+            return;
+        };
+        if segment.contents == Contents::Data {
+            let offset = (at.0 - segment.start) as usize;
+            if let Some(word) = segment.bytes.get_mut(offset..offset.saturating_add(8)) {
+                word.copy_from_slice(&address.0.to_le_bytes());
+            }
+        }
+    }
+
+    /// Says that others change these bytes while the object is loaded, as debuggers and tracers do with probe sites: they
+    /// are neither displaced nor part of a jump.
+    ///
+    /// ```
+    /// use probes_lib::{Code, CodeRange, FileAddr, PatchPlanner};
+    ///
+    /// // nop; mov $1,%eax; ret
+    /// let mut code = Code::default();
+    /// code.add(FileAddr(0x1000), b"\x90\xb8\x01\0\0\0\xc3".to_vec(), true);
+    /// code.add_foreign(CodeRange { start: FileAddr(0x1000), len: 1 });
+    /// let function = CodeRange { start: FileAddr(0x1000), len: 7 };
+    /// let refusal = PatchPlanner::new(code, &[function], &[], []).function(function).entry;
+    /// assert_eq!(refusal.unwrap_err().name(), "unmovable");
+    /// ```
+    pub fn add_foreign(&mut self, range: CodeRange) {
+        self.foreign.push(range);
+    }
+
+    /// Returns the bytes that others change.
+    pub(super) fn foreign(&self) -> AddressSet {
+        let mut set = AddressSet::new(self);
+        for code in self.executable() {
+            for range in &self.foreign {
+                let inside = range.start.0.max(code.start)..range.end().min(code.end);
+                inside.for_each(|address| set.insert(address));
+            }
+        }
+        set
     }
 
     /// Says that the object is loaded at the addresses of its file, so that nothing is below the first 64 KiB.
@@ -71,9 +153,21 @@ impl Code {
         &rest[..rest.len().min(usize::try_from(len).unwrap_or(usize::MAX))]
     }
 
+    pub(super) fn is_fixed(&self) -> bool {
+        self.is_fixed
+    }
+
+    /// Returns the number of bytes of code.
+    pub(super) fn len(&self) -> u64 {
+        self.executable().map(|it| it.end - it.start).sum()
+    }
+
     /// Returns the aligned words of all data.
     pub(super) fn data_words(&self) -> impl Iterator<Item = FileAddr> {
-        let data = self.segments.iter().filter(|it| !it.is_executable);
+        let data = self
+            .segments
+            .iter()
+            .filter(|it| it.contents != Contents::Code);
         data.flat_map(|it| {
             let unaligned = (it.start.wrapping_neg() % 8) as usize;
             let bytes = it.bytes.get(unaligned..).unwrap_or_default();
@@ -84,12 +178,28 @@ impl Code {
 
     /// Returns the ranges of the executable segments.
     pub(super) fn executable(&self) -> impl Iterator<Item = Range<u64>> {
-        let executable = self.segments.iter().filter(|it| it.is_executable);
+        let executable = self
+            .segments
+            .iter()
+            .filter(|it| it.contents != Contents::Data);
         executable.map(Segment::range)
     }
 
     pub(super) fn is_executable(&self, address: u64) -> bool {
         self.executable().any(|range| range.contains(&address))
+    }
+
+    /// Returns whether an address is one of code, or the end of code, which is never reached.
+    pub(super) fn is_label(&self, address: u64) -> bool {
+        self.executable()
+            .any(|range| (range.start..=range.end).contains(&address))
+    }
+
+    /// Returns whether tables may be at an address.
+    pub(super) fn is_data(&self, address: u64) -> bool {
+        let mut segments = self.segments.iter();
+        let segment = segments.find(|it| it.range().contains(&address));
+        segment.is_some_and(|it| it.contents != Contents::Code)
     }
 
     /// Returns whether memory might be mapped somewhere in these addresses, beside the object itself.
@@ -112,6 +222,11 @@ impl Code {
     ///
     /// If some of its bytes are not in the file, or no instruction.
     pub(super) fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
+        /// Of one function; the largest real ones, of interpreters and generated parsers, have less than 1 MiB.
+        const MAX_LEN: u64 = 16 << 20;
+        if range.len > MAX_LEN {
+            return Err(Refusal::TooLarge { len: range.len });
+        }
         let bytes = self.bytes(range.start.0, range.len);
         if bytes.is_empty() || (bytes.len() as u64) < range.len {
             return Err(Refusal::NotCode);

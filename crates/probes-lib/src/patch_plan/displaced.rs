@@ -10,13 +10,14 @@
 //! and passes through the patch again, as it passed through the original instruction.
 
 use iced_x86::{
-    BlockEncoder, BlockEncoderOptions, Code as Opcode, Encoder, FlowControl, Instruction,
-    InstructionBlock, MemoryOperand, OpKind, Register,
+    Code as Opcode, Encoder, FlowControl, Instruction, MemoryOperand, OpKind, Register,
 };
 
 use crate::address::LiveAddr;
 use crate::patch_plan::code::{decode, ends_flow, is_call};
 use crate::patch_plan::refusal::Refusal;
+use crate::patch_plan::site::{JUMP_LEN, SHORT_JMP, SHORT_LEN};
+use crate::patch_plan::targets::has_near_target;
 
 /// The code of displaced instructions at their new address, with the jump back.
 ///
@@ -88,16 +89,23 @@ pub(super) fn immovable(instruction: &Instruction) -> Option<&'static str> {
         _ => {}
     }
     if !is_call(instruction) {
-        return None;
+        // Processors differ in what a prefix for 16 bits does to them.
+        let is_odd = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch16;
+        return is_odd.then_some("an unusual jump");
     }
-    let from_stack_pointer = match instruction.op0_kind() {
+    let is_lost = match instruction.op0_kind() {
         OpKind::Register => instruction.op0_register() == Register::RSP,
+        // What is pushed must not overwrite the operand.
+        _ if instruction.memory_base() == Register::RSP => {
+            let displacement = instruction.memory_displacement64() as i64;
+            (-15..0).contains(&displacement) || instruction.memory_index() != Register::None
+        }
         // The displacement from a 32-bit stack pointer may wrap.
         _ => instruction.memory_base() == Register::ESP,
     };
     match instruction.code() {
         Opcode::Call_rel32_64 => None,
-        Opcode::Call_rm64 if !from_stack_pointer => None,
+        Opcode::Call_rm64 if !is_lost => None,
         _ => Some("an unusual call"),
     }
 }
@@ -116,12 +124,29 @@ impl Writer {
     }
 
     fn instruction(&mut self, instruction: &Instruction) -> Result<(), Refusal> {
-        let one = [*instruction];
-        let block = InstructionBlock::new(&one, self.here().0);
-        let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE);
-        let encoded = encoded.map_err(|_| Refusal::OutOfReach)?;
-        self.code.extend(encoded.code_buffer);
-        Ok(())
+        if !has_near_target(instruction) {
+            return self.encode(instruction);
+        }
+        let mut branch = *instruction;
+        branch.set_code(branch.code().as_near_branch());
+        if !branch.is_jcc_short_or_near() && !branch.is_jmp_short_or_near() {
+            return self.short_only(branch);
+        }
+        self.encode(&branch)
+    }
+
+    /// Writes a branch that has only a short form, `loop` or `jrcxz`, as one to a near jump.
+    fn short_only(&mut self, mut branch: Instruction) -> Result<(), Refusal> {
+        let target = branch.near_branch_target();
+        let start = self.code.len();
+        branch.set_near_branch64(self.here().0);
+        self.encode(&branch)?;
+        // Over the short jump that is taken if the branch is not.
+        branch.set_near_branch64(self.here().0.wrapping_add(SHORT_LEN));
+        self.code.truncate(start);
+        self.encode(&branch)?;
+        self.code.extend([SHORT_JMP, JUMP_LEN as u8]);
+        self.branch(Opcode::Jmp_rel32_64, target)
     }
 
     fn encode(&mut self, instruction: &Instruction) -> Result<(), Refusal> {

@@ -1,30 +1,43 @@
 //! Where a function is left: its returns, and its jumps to other functions.
 
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
-use crate::patch_plan::code::{Body, is_straight};
-use crate::patch_plan::displaced::{immovable, moves_call};
-use crate::patch_plan::padding;
+use crate::patch_plan::code::{Body, is_call, is_straight};
+use crate::patch_plan::displaced::moves_call;
 use crate::patch_plan::place::Swept;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::{JUMP_LEN, Jump, PatchSite};
+use crate::patch_plan::targets::{JumpTargets, has_near_target};
+use crate::patch_plan::{flags, padding};
 
-/// How many instructions are searched for where the register of an indirect jump comes from, and how many an entry
-/// may displace beyond its jump.
+/// How many instructions an entry may displace beyond its jump.
 const NEAR: usize = 8;
 
-/// Returns the indexes of the instructions that leave a function, whose parts elsewhere are `parts`.
+/// Returns the indexes of the instructions that leave a function which is entered at `entries`. The body is one of
+/// its `parts`.
 ///
 /// # Errors
 ///
-/// If it jumps to code of which nothing is known.
-fn find(swept: &Swept, body: &Body, parts: &[CodeRange]) -> Result<Vec<usize>, Refusal> {
+/// If it jumps to code of which nothing is known, or does not end.
+fn find(
+    swept: &Swept,
+    body: &Body,
+    entries: [u64; 2],
+    parts: &[CodeRange],
+) -> Result<Vec<usize>, Refusal> {
+    // A jump to the entry is a tail call of the function itself.
     let is_inside = |address: u64| {
-        // A jump to the first instruction is a tail call of the function itself.
-        let is_own = body.range.contains(address) && address != body.range.start.0;
-        is_own || parts.iter().any(|part| part.contains(address))
+        !entries.contains(&address) && parts.iter().any(|part| part.contains(address))
     };
+    let last = body.instructions.last();
+    if let Some(last) = last.filter(|_| falls_through(body) && !is_inside(body.range.end())) {
+        let offset = body.offset(last);
+        return Err(Refusal::FallsThrough { offset });
+    }
     let mut exits = Vec::new();
     for (index, instruction) in body.instructions.iter().enumerate() {
         let is_exit = match instruction.flow_control() {
@@ -38,11 +51,13 @@ fn find(swept: &Swept, body: &Body, parts: &[CodeRange]) -> Result<Vec<usize>, R
                 !is_inside(target)
             }
             FlowControl::IndirectBranch => {
-                let before = &body.instructions[index.saturating_sub(NEAR)..index];
-                match table_jump(before, instruction) {
-                    Table::No => true,
-                    Table::Maybe => !swept.targets.has_tables_of(body.range),
-                    Table::Yes => false,
+                let offset = body.offset(instruction);
+                match swept.targets.of_jump(instruction.ip()) {
+                    JumpTargets::Inside => false,
+                    JumpTargets::Outside => true,
+                    JumpTargets::Unclear | JumpTargets::Unknown => {
+                        return Err(Refusal::UnknownTargets { offset });
+                    }
                 }
             }
             _ => false,
@@ -54,54 +69,24 @@ fn find(swept: &Swept, body: &Body, parts: &[CodeRange]) -> Result<Vec<usize>, R
     Ok(exits)
 }
 
-/// Returns the offset of a jump whose table was not found.
+/// Returns the offset of a jump whose targets are unknown.
 pub(super) fn unknown_jump(swept: &Swept, body: &Body) -> Option<u64> {
-    let unknown = body.instructions.iter().enumerate().find(|(index, it)| {
-        let before = &body.instructions[index.saturating_sub(NEAR)..*index];
+    let unknown = body.instructions.iter().find(|it| {
         it.flow_control() == FlowControl::IndirectBranch
-            && table_jump(before, it) == Table::Yes
-            && !swept.targets.has_tables_of(body.range)
+            && swept.targets.of_jump(it.ip()) == JumpTargets::Unknown
     });
-    unknown.map(|(_, instruction)| body.offset(instruction))
+    unknown.map(|instruction| body.offset(instruction))
 }
 
-/// Whether an indirect jump goes through a table of the function itself.
-#[derive(PartialEq, Eq)]
-enum Table {
-    Yes,
-    /// Through a table of addresses, which may be those of other functions.
-    Maybe,
-    No,
-}
-
-fn table_jump(before: &[Instruction], jump: &Instruction) -> Table {
-    if jump.op0_kind() == OpKind::Memory {
-        return if jump.memory_index() == Register::None {
-            Table::No
-        } else {
-            Table::Maybe
-        };
-    }
-    let register = jump.op0_register();
-    let is_source = |it: &&Instruction| {
-        it.op_count() > 0
-            && it.op0_kind() == OpKind::Register
-            && it.op0_register().full_register() == register
-    };
-    match before
-        .iter()
-        .rev()
-        .take_while(|it| is_straight(it))
-        .find(is_source)
-    {
-        Some(source) if source.mnemonic() == Mnemonic::Add => Table::Yes,
-        Some(source)
-            if source.mnemonic() == Mnemonic::Mov && source.memory_index() != Register::None =>
-        {
-            Table::Maybe
-        }
-        _ => Table::No,
-    }
+/// Returns whether execution goes on behind the last instruction of a body. The last call of a function does not
+/// return, if nothing follows it.
+fn falls_through(body: &Body) -> bool {
+    let is_padding = |it: &&Instruction| it.mnemonic() == Mnemonic::Nop;
+    let last = body.instructions.iter().rev().find(|it| !is_padding(it));
+    last.is_some_and(|last| {
+        let goes_on = is_straight(last) || last.flow_control() == FlowControl::ConditionalBranch;
+        goes_on && !is_call(last)
+    })
 }
 
 /// Chooses the patches of all exits of one function, which do not overlap each other or its entry's.
@@ -112,23 +97,43 @@ pub(super) struct Exits<'s> {
     pub(super) sites: Vec<PatchSite>,
     /// Exits among what the entry displaces.
     pub(super) in_entry: usize,
+    /// The starts and ends of what the sites reserve; nothing of it overlaps.
+    taken: BTreeMap<FileAddr, FileAddr>,
 }
 
 impl Exits<'_> {
-    /// Adds the exits of the function's body, or of another part of it.
-    pub(super) fn add(&mut self, body: &Body, parts: &[CodeRange]) -> Result<(), Refusal> {
-        for index in find(self.swept, body, parts)? {
+    pub(super) fn new<'s>(swept: &'s Swept, entry: &PatchSite) -> Exits<'s> {
+        Exits {
+            swept,
+            entry: entry.clone(),
+            sites: Vec::new(),
+            in_entry: 0,
+            taken: BTreeMap::new(),
+        }
+    }
+
+    /// Adds the exits of the body of a function that begins at `start`, or of another of its `parts`.
+    pub(super) fn add(
+        &mut self,
+        body: &Body,
+        start: FileAddr,
+        parts: &[CodeRange],
+    ) -> Result<(), Refusal> {
+        let entries = [start.0, self.entry.address.0];
+        for index in find(self.swept, body, entries, parts)? {
             let exit = &body.instructions[index];
             let displaced = self.entry.address.0..self.displaced_end();
             if displaced.contains(&exit.ip()) {
                 self.in_entry += 1;
             } else if let Some(site) = self.site(body, index) {
+                self.taken
+                    .extend(site.reserved().map(|it| (it.start, it.end)));
                 self.sites.push(site);
             } else if !self.extend_entry(body, index) {
                 let offset = body.offset(exit);
                 return Err(self
                     .swept
-                    .ways(body, index)
+                    .candidates(body, index)
                     .err()
                     .unwrap_or(Refusal::Overlap { offset }));
             }
@@ -142,16 +147,10 @@ impl Exits<'_> {
 
     /// Returns whether a patch would overlap an earlier one.
     fn overlaps(&self, site: &PatchSite) -> bool {
-        let islands = |site: &PatchSite| match site.jump {
-            Jump::Short { island } => Some(island..FileAddr(island.0 + JUMP_LEN)),
-            _ => None,
-        };
-        let ranges = |site: &PatchSite| [Some(site.reserved()), islands(site)];
-        let earlier = self.sites.iter().chain([&self.entry]).flat_map(ranges);
-        earlier.flatten().any(|taken| {
-            let overlaps =
-                |it: &std::ops::Range<FileAddr>| it.start < taken.end && taken.start < it.end;
-            ranges(site).iter().flatten().any(overlaps)
+        site.reserved().any(|range| {
+            let before = self.taken.range(..range.end).next_back();
+            let overlaps = |it: Range<FileAddr>| it.start < range.end && range.start < it.end;
+            before.is_some_and(|(_, end)| range.start < *end) || self.entry.reserved().any(overlaps)
         })
     }
 
@@ -162,7 +161,7 @@ impl Exits<'_> {
             !self.overlaps(site) && self.swept.code.may_have_room(&site.window())
         };
         let is_conditional = exit.flow_control() == FlowControl::ConditionalBranch;
-        if immovable(exit).is_some() {
+        if self.swept.immovable(exit).is_some() {
             return None;
         }
         let with_before = (!is_conditional)
@@ -172,16 +171,16 @@ impl Exits<'_> {
             return Some(site);
         }
         // Short jumps before the others: the window of a punned one may be taken.
-        let ways = self.swept.ways(body, index).unwrap_or_default();
-        let mut ways: Vec<_> = ways.into_iter().filter(fits).collect();
+        let candidates = self.swept.candidates(body, index).unwrap_or_default();
+        let mut candidates: Vec<_> = candidates.into_iter().filter(fits).collect();
         let shorts = self.short_with_before(body, index);
-        ways.extend(shorts.into_iter().flatten().filter(fits));
-        ways.sort_by_key(|way| match way.jump {
+        candidates.extend(shorts.into_iter().flatten().filter(fits));
+        candidates.sort_by_key(|candidate| match candidate.jump {
             Jump::Near { .. } => 0,
             Jump::Short { .. } => 1,
             Jump::Punned { chosen, .. } => 5 - chosen,
         });
-        ways.into_iter().next()
+        candidates.into_iter().next()
     }
 
     /// Returns the near jump over the exit and the least instructions before it that make room for it.
@@ -203,12 +202,12 @@ impl Exits<'_> {
     ) -> Option<impl Iterator<Item = PatchSite>> {
         let exit = &body.instructions[index];
         let first = self.first_before(body, index, |it| exit.next_ip() - it.ip() >= 2)?;
-        let ways = self.swept.ways(body, first).ok()?;
-        let of_way = move |way: PatchSite| match way.jump {
-            Jump::Short { .. } => Some(self.made(body, first, index, way.jump)),
+        let candidates = self.swept.candidates(body, first).ok()?;
+        let of_candidate = move |candidate: PatchSite| match candidate.jump {
+            Jump::Short { .. } => Some(self.made(body, first, index, candidate.jump)),
             _ => None,
         };
-        Some(ways.into_iter().filter_map(of_way))
+        Some(candidates.into_iter().filter_map(of_candidate))
     }
 
     /// Returns the last instruction, at or before the exit, with which there is `room`, if nothing is reached
@@ -233,7 +232,7 @@ impl Exits<'_> {
             }
             first = first.checked_sub(1)?;
             let before = &body.instructions[first];
-            if !is_straight(before) || immovable(before).is_some() {
+            if !is_straight(before) || self.swept.immovable(before).is_some() {
                 return None;
             }
         }
@@ -244,6 +243,14 @@ impl Exits<'_> {
         let displaced = &body.instructions[first..=last];
         let start = displaced[0].ip();
         let exit = &body.instructions[last];
+        // Those of a function that is entered or returned to.
+        let flags_are_dead_at_exit = match exit.flow_control() {
+            FlowControl::ConditionalBranch => false,
+            FlowControl::UnconditionalBranch => {
+                has_near_target(exit) && self.swept.begins_function(exit.near_branch_target())
+            }
+            _ => true,
+        };
         PatchSite {
             address: FileAddr(start),
             displaced: self
@@ -253,15 +260,17 @@ impl Exits<'_> {
                 .to_vec(),
             jump,
             moves_call: moves_call(displaced),
-            // Those of a function that is entered or returned to.
-            flags_are_dead: exit.flow_control() != FlowControl::ConditionalBranch,
+            flags_are_dead: flags::are_dead(&body.instructions[first..]),
+            flags_are_dead_at_exit,
         }
     }
 
     /// Makes the entry displace what is between it and an exit, with the exit; returns false if it cannot.
     fn extend_entry(&mut self, body: &Body, index: usize) -> bool {
         let exit = &body.instructions[index];
-        if exit.flow_control() == FlowControl::ConditionalBranch || immovable(exit).is_some() {
+        if exit.flow_control() == FlowControl::ConditionalBranch
+            || self.swept.immovable(exit).is_some()
+        {
             return false;
         }
         let Some(first) = body.index_at(self.displaced_end()) else {
@@ -275,7 +284,7 @@ impl Exits<'_> {
         let targets = &self.swept.targets;
         let is_reached = |it: &Instruction| targets.contains(it.ip()) || targets.are_inside(it);
         let (_, straight) = between.split_last().unwrap_or((exit, &[]));
-        let can_move = |it: &Instruction| is_straight(it) && immovable(it).is_none();
+        let can_move = |it: &Instruction| is_straight(it) && self.swept.immovable(it).is_none();
         if between.len() > NEAR
             || !is_followed
             || between.iter().any(is_reached)

@@ -14,7 +14,7 @@ const STATUS: u32 = RflagsBits::OF
 
 /// Returns whether all status flags are written before any of them is read, or the function returns
 /// before: by the x86-64 psABI (3.2.1), flags are not preserved across calls and returns. Where a block
-/// ends in another way, they count as read.
+/// ends otherwise, they count as read.
 pub(super) fn are_dead(from_here: &[Instruction]) -> bool {
     let mut unwritten = STATUS;
     for instruction in from_here {

@@ -3,13 +3,11 @@
 
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::functions::{FunctionTable, is_part};
-use crate::elf::{ElfFile, Linking, SymbolTable};
+use crate::elf::table::noted_sites;
+use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment, SymbolTable};
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::patch_plan::PatchPlanner;
-use crate::patch_plan::code::Code;
-
-/// Of all segments together, in bytes. The largest programs have 200 MB of code and data.
-const MAX_LEN: u64 = 512 << 20;
+use crate::patch_plan::code::{Code, Contents};
 
 impl PatchPlanner {
     /// Reads the code of a file, whose functions are those of `table`.
@@ -20,21 +18,27 @@ impl PatchPlanner {
     pub(crate) fn read(elf: &ElfFile, table: &FunctionTable) -> Result<PatchPlanner> {
         let mut code = Code::default();
         let mut len = 0_u64;
-        for segment in elf.loaded() {
+        // Those in the upper half are of kernels.
+        for segment in elf.loaded().filter(|it| it.start.0 < 1 << 63) {
             len = len.saturating_add(segment.file_len);
-            if len > MAX_LEN {
+            if len > MAX_LOADED {
                 let what = "the code";
                 let defect = ElfDefect::TooLarge { what, size: len };
                 return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
             }
             let bytes = elf.read_segment(&segment)?;
-            code.add(segment.start, bytes, segment.executable);
+            if !add_segment(&mut code, elf, &segment, bytes) {
+                let (what, size) = ("the number of segments", elf.loaded().count() as u64);
+                let defect = ElfDefect::TooLarge { what, size };
+                return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
+            }
         }
-        let mut extra = relocated(elf);
+        let mut extra = relocated(elf, &mut code, len);
         if elf.linking() == Linking::Fixed {
-            // There are no relocations: any word may be the address of a label.
             code.set_fixed();
-            extra.extend(code.data_words());
+        }
+        for site in noted_sites(elf)? {
+            code.add_foreign(site);
         }
         let mut parts = Vec::new();
         for symbols in [SymbolTable::Static, SymbolTable::Dynamic] {
@@ -56,42 +60,54 @@ impl PatchPlanner {
     }
 }
 
-/// Returns the addresses that the dynamic loader adds the load bias to: elf(5), `Elf64_Rela`, and the generic ABI's
-/// `SHT_RELR`.
-fn relocated(elf: &ElfFile) -> Vec<FileAddr> {
-    /// Offset, type and symbol, addend.
-    const RELA_LEN: usize = 24;
-    let mut addresses = Vec::new();
-    let words = elf.whole_section(".rela.dyn").unwrap_or_default();
-    for rela in words.chunks_exact(RELA_LEN) {
-        addresses.push(FileAddr(word(&rela[16..])));
+/// Adds a segment, its code and its data apart: without `-z separate-code`, linkers put both into one. Returns
+/// false if there are too many segments.
+fn add_segment(code: &mut Code, elf: &ElfFile, segment: &Segment, bytes: Vec<u8>) -> bool {
+    /// Of code, in one segment; real ones have about five.
+    const MAX_SECTIONS: usize = 8;
+    if !segment.executable {
+        return code.add(segment.start, bytes, false);
     }
-    // Addresses of words, each followed by bitmaps of which of the next 63 words are relocated as well.
-    let mut next = 0_u64;
-    let words = elf.whole_section(".relr.dyn").unwrap_or_default();
-    let mut relocate = |at: u64| {
-        let mut bytes = [0; 8];
-        let segment = elf.loaded().find(|it| it.holds_in_file(FileAddr(at), 8));
-        let read = segment.map(|it| elf.read_loaded(&it, FileAddr(at), &mut bytes));
-        if let Some(Ok(())) = read {
-            addresses.push(FileAddr(u64::from_le_bytes(bytes)));
-        }
-    };
-    for entry in words.chunks_exact(8).map(word) {
-        if entry % 2 == 0 {
-            relocate(entry);
-            next = entry.wrapping_add(8);
-            continue;
-        }
-        for bit in (1..64).filter(|bit| entry & 1 << bit != 0) {
-            relocate(next.wrapping_add(8 * (bit - 1)));
-        }
-        next = next.wrapping_add(8 * 63);
+    let inside = elf
+        .code_sections()
+        .filter(|(_, start, len)| *len > 0 && segment.holds_in_file(*start, *len));
+    let mut sections: Vec<_> = inside.map(|(_, start, len)| (start.0, len)).collect();
+    sections.sort_unstable();
+    if sections.is_empty() || sections.len() > MAX_SECTIONS {
+        return code.add(segment.start, bytes, true);
     }
-    addresses
+    let end = segment.start.0.saturating_add(segment.file_len);
+    let mut at = segment.start.0;
+    let mut pieces = Vec::new();
+    for (start, len) in sections {
+        pieces.push((at..start, Contents::Data));
+        pieces.push((at.max(start)..start.saturating_add(len), Contents::Code));
+        at = at.max(start.saturating_add(len));
+    }
+    pieces.push((at..end, Contents::Data));
+    pieces.retain(|(range, _)| !range.is_empty());
+    pieces.into_iter().all(|(range, contents)| {
+        let offsets =
+            (range.start - segment.start.0) as usize..(range.end - segment.start.0) as usize;
+        let bytes = bytes.get(offsets).unwrap_or_default().to_vec();
+        code.add_contents(FileAddr(range.start), bytes, contents)
+    })
 }
 
-fn word(bytes: &[u8]) -> u64 {
-    let first = bytes.first_chunk();
-    first.map_or(0, |word| u64::from_le_bytes(*word))
+/// Returns the addresses that the dynamic loader adds the load bias to, and writes them into the data. The object has
+/// `len` bytes.
+fn relocated(elf: &ElfFile, code: &mut Code, len: u64) -> Vec<FileAddr> {
+    let mut addresses = Vec::new();
+    for relocation in elf.relocations() {
+        addresses.push(relocation.addend);
+        if relocation.is_relative {
+            code.relocate(relocation.at, relocation.addend);
+        }
+    }
+    // These words hold their addresses already.
+    for at in elf.packed_relocations().take(len as usize / 8) {
+        let word = code.bytes(at.0, 8).first_chunk();
+        addresses.extend(word.map(|word| FileAddr(u64::from_le_bytes(*word))));
+    }
+    addresses
 }

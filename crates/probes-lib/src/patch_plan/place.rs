@@ -1,13 +1,13 @@
-//! The ways in which an instruction can be patched.
+//! The patch sites that are possible at an instruction.
 
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::code::{Body, Code, decode, ends_flow, is_call};
-use crate::patch_plan::displaced::{immovable, moves_call};
+use crate::patch_plan::displaced::{self, moves_call};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::{JUMP_LEN, Jump, PatchSite, SHORT_LEN};
-use crate::patch_plan::targets::{Targets, has_near_target};
+use crate::patch_plan::targets::{AddressSet, Ranges, Targets, has_near_target};
 use crate::patch_plan::{flags, padding};
 
 /// The code of an object, and the addresses in it that can be reached.
@@ -15,6 +15,10 @@ use crate::patch_plan::{flags, padding};
 pub(super) struct Swept {
     pub(super) code: Code,
     pub(super) targets: Targets,
+    /// The bytes that others change.
+    foreign: AddressSet,
+    /// The longest function that is planned.
+    max_len: u64,
     /// The parts of functions that are elsewhere, in order.
     parts: Vec<CodeRange>,
     /// The functions and their parts, in order.
@@ -53,7 +57,16 @@ impl Swept {
             Some(*end)
         };
         Swept {
-            targets: Targets::find(&code, &ranges, extra),
+            targets: Targets::find(
+                &code,
+                Ranges {
+                    all: &ranges,
+                    parts: &parts,
+                },
+                extra,
+            ),
+            foreign: code.foreign(),
+            max_len: max_len(&code, &ranges),
             ends: ranges.iter().scan(0, highest).collect(),
             ranges,
             parts,
@@ -61,29 +74,65 @@ impl Swept {
         }
     }
 
-    /// Returns the parts of a function that it jumps to.
-    pub(super) fn parts_of(&self, body: &Body) -> Vec<CodeRange> {
-        let part = |instruction: &Instruction| {
-            let target = instruction.near_branch_target();
-            let after = self.parts.partition_point(|it| it.start.0 <= target);
-            let part = *self.parts.get(after.checked_sub(1)?)?;
-            let is_jump = !is_call(instruction) && has_near_target(instruction);
-            (is_jump && part.contains(target)).then_some(part)
-        };
-        let mut parts: Vec<CodeRange> = body.instructions.iter().filter_map(part).collect();
-        parts.sort_unstable();
-        parts.dedup();
-        parts
+    fn ranges(&self) -> Ranges<'_> {
+        Ranges {
+            all: &self.ranges,
+            parts: &self.parts,
+        }
     }
 
-    /// Returns whether `address` is in a known function, is called like one, or is one of the jumps of the procedure linkage table, which
-    /// lead to functions of other objects.
+    /// Returns the instructions of a function, or of a part of one.
+    pub(super) fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
+        if range.len > self.max_len {
+            return Err(Refusal::TooLarge { len: range.len });
+        }
+        self.code.body(range)
+    }
+
+    /// Returns whether a function is entered at `address`.
+    pub(super) fn begins_function(&self, address: u64) -> bool {
+        let is_part = self.parts.binary_search_by_key(&address, |it| it.start.0);
+        let is_own = self.ranges().begins_function(address) && is_part.is_err();
+        is_own || self.targets.is_called(address) || self.is_linkage(address)
+    }
+
+    /// Returns the parts of a function that it jumps to.
+    ///
+    /// # Errors
+    ///
+    /// If it jumps to some of them through tables, and they may be those of other functions.
+    pub(super) fn parts_of(&self, body: &Body) -> Result<Vec<CodeRange>, Refusal> {
+        let part = |instruction: &Instruction| {
+            let is_jump = !is_call(instruction) && has_near_target(instruction);
+            is_jump.then(|| self.ranges().part_at(instruction.near_branch_target()))?
+        };
+        let mut parts: Vec<CodeRange> = body.instructions.iter().filter_map(part).collect();
+        let start = body.range.start.0;
+        let Some(by_table) = self.targets.owners.by_table(start) else {
+            let is_jump = |it: &&Instruction| it.flow_control() == FlowControl::IndirectBranch;
+            let jump = body.instructions.iter().find(is_jump);
+            let offset = jump.map_or(0, |jump| body.offset(jump));
+            return Err(Refusal::UnknownTargets { offset });
+        };
+        let by_table = by_table.into_iter();
+        parts.extend(by_table.filter_map(|start| self.ranges().part_at(start)));
+        parts.sort_unstable();
+        parts.dedup();
+        Ok(parts)
+    }
+
+    /// Returns whether `address` is in a known function, is called like one, or is one of the jumps of the procedure
+    /// linkage table, which lead to functions of other objects.
     pub(super) fn is_known(&self, address: u64) -> bool {
         let after = self.ranges.partition_point(|it| it.start.0 <= address);
         let end = after.checked_sub(1).and_then(|last| self.ends.get(last));
         if end.is_some_and(|end| address < *end) || self.targets.is_called(address) {
             return true;
         }
+        self.is_linkage(address)
+    }
+
+    fn is_linkage(&self, address: u64) -> bool {
         let first = decode(self.code.bytes(address, 32), address)
             .find(|it| it.mnemonic() != Mnemonic::Endbr64);
         first.is_some_and(|it| {
@@ -91,8 +140,17 @@ impl Swept {
         })
     }
 
-    /// Returns the ways to patch the instruction with this index, the best one first.
-    pub(super) fn ways(&self, body: &Body, index: usize) -> Result<Vec<PatchSite>, Refusal> {
+    /// Returns what an instruction is that cannot be moved.
+    pub(super) fn immovable(&self, instruction: &Instruction) -> Option<&'static str> {
+        let mut bytes = instruction.ip()..instruction.next_ip();
+        let is_foreign = bytes.any(|it| self.foreign.contains(it));
+        is_foreign
+            .then_some("a probe site")
+            .or_else(|| displaced::immovable(instruction))
+    }
+
+    /// Returns the candidates for a patch of the instruction with this index, the best one first.
+    pub(super) fn candidates(&self, body: &Body, index: usize) -> Result<Vec<PatchSite>, Refusal> {
         let instructions = body.instructions.get(index..).unwrap_or_default();
         let Some(first) = instructions.first() else {
             return Err(Refusal::NotCode);
@@ -107,7 +165,7 @@ impl Swept {
             if is_target || self.targets.are_inside(next) {
                 break Stop::Target;
             }
-            if let Some(what) = immovable(next) {
+            if let Some(what) = self.immovable(next) {
                 break Stop::Unmovable(what);
             }
             if count > 0 && is_call(next) {
@@ -136,37 +194,38 @@ impl Swept {
                 jump,
                 moves_call: moves_call(displaced),
                 flags_are_dead,
+                flags_are_dead_at_exit: false,
             }
         };
-        let mut ways = Vec::new();
+        let mut candidates = Vec::new();
         // A call is better left where it is: its return costs more if it is displaced.
         if let Some(before) = call {
             let own = instructions[before].ip() - start;
-            ways.extend(self.punned(start, own).map(|jump| site(before, jump)));
+            candidates.extend(self.punned(start, own).map(|jump| site(before, jump)));
         }
         if len + behind >= JUMP_LEN {
             let padding = JUMP_LEN.saturating_sub(len) as u8;
             let near = site(count, Jump::Near { padding });
             if near.moves_call {
-                ways.push(near);
+                candidates.push(near);
             } else {
-                ways.insert(0, near);
+                candidates.insert(0, near);
             }
         } else if count > 0 {
             let own = len + behind;
-            ways.extend(self.punned(start, own).map(|jump| site(count, jump)));
+            candidates.extend(self.punned(start, own).map(|jump| site(count, jump)));
             let ends = instructions
                 .iter()
                 .take(count)
                 .map(|it| it.next_ip() - start);
             if let Some(least) = ends.into_iter().position(|end| end >= SHORT_LEN) {
                 let islands = self.islands(start, start + own);
-                ways.extend(islands.map(|island| site(least + 1, Jump::Short { island })));
+                candidates.extend(islands.map(|island| site(least + 1, Jump::Short { island })));
             }
         }
-        ways.retain(|way| self.code.may_have_room(&way.window()));
-        if !ways.is_empty() {
-            return Ok(ways);
+        candidates.retain(|candidate| self.code.may_have_room(&candidate.window()));
+        if !candidates.is_empty() {
+            return Ok(candidates);
         }
         let offset = body.offset(first) + len;
         Err(match stop {
@@ -189,6 +248,10 @@ impl Swept {
         let chosen = own.checked_sub(1).filter(|it| *it < JUMP_LEN - 1)? as usize;
         let bytes = self.code.bytes(start, JUMP_LEN);
         let mut operand: [u8; 4] = bytes.get(1..)?.try_into().ok()?;
+        let kept = start + own..start + JUMP_LEN;
+        if kept.into_iter().any(|it| self.foreign.contains(it)) {
+            return None;
+        }
         operand[..chosen].fill(0);
         Some(Jump::Punned {
             chosen: chosen as u8,
@@ -214,4 +277,21 @@ impl Swept {
                 .map(FileAddr)
         })
     }
+}
+
+/// Returns the length of the longest functions that are planned: if ranges overlap so much that together they are
+/// many times the code, the longest ones are left out.
+fn max_len(code: &Code, ranges: &[CodeRange]) -> u64 {
+    /// The code is decoded so many times at most.
+    const TIMES: u64 = 8;
+    let mut lens: Vec<u64> = ranges.iter().map(|it| it.len).collect();
+    lens.sort_unstable();
+    let mut left = (code.len() * TIMES).saturating_add(1 << 20);
+    for len in lens {
+        let Some(rest) = left.checked_sub(len) else {
+            return len - 1;
+        };
+        left = rest;
+    }
+    u64::MAX
 }

@@ -27,7 +27,13 @@ pub enum Refusal {
         /// Where the first of them is.
         offset: u64,
     },
-    /// The place ends before there is room for a jump, and what follows leaves no other way.
+    /// It is longer than any real function, or overlaps so many others that planning them all would take too long.
+    #[error("is too large: {len} bytes")]
+    TooLarge {
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// The place ends before there is room for a jump, and what follows leaves no shorter jump.
     #[error("is too short: {len} byte{}, and a jump takes 5", if *.len == 1 { "" } else { "s" })]
     TooShort {
         /// The length of the place in bytes, with the padding that follows.
@@ -58,6 +64,13 @@ pub enum Refusal {
     #[error("has a jump at +{offset:#x} to code that belongs to no known function")]
     UnknownCode {
         /// Where the jump is.
+        offset: u64,
+    },
+    /// It ends neither with a return nor with a jump: what follows is executed after it. There is no instruction to
+    /// patch as its exit.
+    #[error("runs on into what follows it, at +{offset:#x}")]
+    FallsThrough {
+        /// Where its last instruction is.
         offset: u64,
     },
     /// The patch of this exit would overlap that of the entry or of another exit.

@@ -13,7 +13,7 @@ pub(super) const JUMP_LEN: u64 = 5;
 /// Opcode and displacement of a short jump.
 pub(super) const SHORT_LEN: u64 = 2;
 
-const SHORT_JMP: u8 = 0xeb;
+pub(super) const SHORT_JMP: u8 = 0xeb;
 
 /// How a patch site jumps to its trampoline.
 ///
@@ -49,6 +49,28 @@ pub enum Jump {
 /// the trampoline.
 ///
 /// [`PatchPlanner`](crate::PatchPlanner) finds them.
+///
+/// ```
+/// use probes_lib::{Code, CodeRange, FileAddr, LiveAddr, LoadBias, PatchPlanner};
+///
+/// // mov $1,%eax; ret
+/// let mut code = Code::default();
+/// code.add(FileAddr(0x1000), b"\xb8\x01\0\0\0\xc3".to_vec(), true);
+/// let function = CodeRange { start: FileAddr(0x1000), len: 6 };
+/// let planner = PatchPlanner::new(code, &[function], &[], []);
+/// let site = &planner.function(function).entry?[0];
+/// assert_eq!(site.displaced(), b"\xb8\x01\0\0\0");
+///
+/// // The object is loaded 0x40_0000 higher, and a trampoline is at 0x50_0000.
+/// let (bias, trampoline) = (LoadBias(0x40_0000), LiveAddr(0x50_0000));
+/// assert!(site.trampolines(bias).contains(&trampoline));
+/// let writes = site.writes(bias, trampoline).unwrap();
+/// assert_eq!(writes, [(LiveAddr(0x40_1000), b"\xe9\xfb\xef\x0f\0".to_vec())]);
+/// let copy = site.copy_at(bias, trampoline)?;
+/// assert!(copy.code().starts_with(site.displaced()));
+/// assert_eq!(copy.moved(LiveAddr(0x40_1000)), Some(trampoline));
+/// # Ok::<(), probes_lib::Refusal>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchSite {
     pub(super) address: FileAddr,
@@ -56,6 +78,7 @@ pub struct PatchSite {
     pub(super) jump: Jump,
     pub(super) moves_call: bool,
     pub(super) flags_are_dead: bool,
+    pub(super) flags_are_dead_at_exit: bool,
 }
 
 impl PatchSite {
@@ -79,21 +102,33 @@ impl PatchSite {
         self.moves_call
     }
 
-    /// Whether the trampoline may change the status flags before the last displaced instruction (of exits), or before
-    /// all of them (elsewhere).
+    /// Whether the trampoline may change the status flags before all displaced instructions.
     pub fn flags_are_dead(&self) -> bool {
         self.flags_are_dead
     }
 
-    /// The bytes at the site that are overwritten or, if the jump is punned, have to stay as they are. No other
-    /// patch may overwrite them.
-    pub fn reserved(&self) -> Range<FileAddr> {
+    /// Whether the trampoline may change the status flags before the last displaced instruction, which is an exit. False
+    /// if it is none.
+    pub fn flags_are_dead_at_exit(&self) -> bool {
+        self.flags_are_dead_at_exit
+    }
+
+    /// The bytes that are overwritten or, if the jump is punned, have to stay as they are: at the site, and of its
+    /// island. No other patch may overwrite them.
+    pub fn reserved(&self) -> impl Iterator<Item = Range<FileAddr>> + use<> {
         let len = match self.jump {
             Jump::Short { .. } => SHORT_LEN,
             _ => JUMP_LEN,
         };
         let len = len.max(self.displaced.len() as u64);
-        self.address..FileAddr(self.address.0.saturating_add(len))
+        let range = |start: FileAddr, len| start..FileAddr(start.0.saturating_add(len));
+        let island = match self.jump {
+            Jump::Short { island } => Some(range(island, JUMP_LEN)),
+            _ => None,
+        };
+        [Some(range(self.address, len)), island]
+            .into_iter()
+            .flatten()
     }
 
     /// Returns where the trampoline can begin if the object is loaded with this bias.

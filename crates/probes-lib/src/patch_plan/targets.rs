@@ -1,49 +1,52 @@
-//! [`Targets`]: every address that something may jump or return to, found by a linear sweep of all
-//! functions, and of the code between them: stripped files do not list all functions, nor their cold parts. That is sound for compiled code: gcc, clang and ocamlopt keep tables out of the text.
+//! [`Targets`]: every address that something may jump or return to, found by a linear sweep of all functions,
+//! and of the code between them: stripped files do not list all functions, nor their cold parts.
 //!
 //! ```text
 //! jmp, jcc, call L          L
 //! call …                    the address behind it: callee, longjmp and unwinder return there
 //! lea L(%rip), %r           L, if it is code (OCaml's exception handlers, computed gotos)
-//! jmp *%r, jmp *T(,%r,8)    what the tables that the function refers to can yield (see `tables`)
-//! functions, relocations, symbols: as given
+//! endbr64                   its own address
+//! jump tables of offsets    what they can yield (jumps.rs)
+//! addresses in data         by relocations; at fixed addresses, any word
+//! functions, symbols        as given
 //! ```
 //!
 //! A landing pad of C++ is either behind an instruction that does not fall through or behind a call, so
 //! none is inside a displaced run of instructions.
 
-use std::collections::BTreeSet;
+mod jumps;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::code::{Code, decode, ends_flow, is_call};
-
-/// Entries of jump tables that are read of one object; real ones have far fewer. Without a limit, a file could
-/// make each function read the same data.
-const MAX_ENTRIES: u32 = 1 << 24;
+use crate::patch_plan::parts::PartOwners;
+use crate::patch_plan::tables::{JumpSource, WINDOW};
+pub(super) use jumps::JumpTargets;
 
 /// A set of addresses of code.
 #[derive(Clone, Debug)]
-struct AddressSet(Vec<(Range<u64>, Vec<u64>)>);
+pub(super) struct AddressSet(Vec<(Range<u64>, Vec<u64>)>);
 
 impl AddressSet {
     /// Returns an empty set of addresses of the executable segments.
-    fn new(code: &Code) -> AddressSet {
+    pub(super) fn new(code: &Code) -> AddressSet {
         let words = |range: &Range<u64>| (range.end - range.start).div_ceil(64) as usize;
         let empty = |range: Range<u64>| (range.clone(), vec![0; words(&range)]);
         AddressSet(code.executable().map(empty).collect())
     }
 
-    fn insert(&mut self, address: u64) {
+    pub(super) fn insert(&mut self, address: u64) {
         if let Some((range, bits)) = self.0.iter_mut().find(|it| it.0.contains(&address)) {
             let at = address - range.start;
             bits[(at / 64) as usize] |= 1 << (at % 64);
         }
     }
 
-    fn contains(&self, address: u64) -> bool {
+    pub(super) fn contains(&self, address: u64) -> bool {
         let part = self.0.iter().find(|it| it.0.contains(&address));
         part.is_some_and(|(range, bits)| {
             let at = address - range.start;
@@ -58,175 +61,265 @@ pub(super) struct Targets {
     all: AddressSet,
     /// Those of direct calls: each begins a function, whether it is known or not.
     called: AddressSet,
-    /// Those of jump tables.
-    of_tables: BTreeSet<u64>,
-    /// How many more entries of tables are read; 0 means that some were not.
-    entries_left: u32,
+    /// Those that tables, other data, relocations or symbols hold.
+    labels: AddressSet,
+    /// Those behind calls.
+    returns: AddressSet,
+    /// Where the indirect jumps at these addresses lead.
+    jumps: BTreeMap<u64, JumpTargets>,
+    /// How many more entries of tables are read; 0 means that some may be unread.
+    entries_left: usize,
+    pub(super) owners: PartOwners,
     /// The addresses behind the instructions that do not fall through, in order.
     behind_ends: Vec<u64>,
 }
 
-/// What functions that overlap or adjoin refer to.
-#[derive(Default)]
-struct References {
-    has_indirect_jump: bool,
-    /// Addresses of data that may be jump tables.
-    data: Vec<u64>,
-    /// Addresses of code that the entries of a table may be relative to.
-    code: Vec<u64>,
-}
-
-/// A function that jumps through tables.
-struct Switch {
+/// Functions that overlap, or the code between two functions: what belongs to a jump is looked for here.
+struct Group {
     range: Range<u64>,
-    references: References,
+    /// The addresses that its `lea` instructions load.
+    leas: Vec<(Register, u64)>,
+    /// Addresses among its displacements and immediates, if it is at fixed addresses.
+    constants: Vec<u64>,
+    jumps: Vec<(u64, JumpSource)>,
 }
 
-/// Whether code is known to be that of a function. Stripped files do not list all of theirs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Function,
-    Between,
+impl Group {
+    fn new(range: Range<u64>) -> Group {
+        Group {
+            range,
+            leas: Vec::new(),
+            constants: Vec::new(),
+            jumps: Vec::new(),
+        }
+    }
+
+    /// Returns all addresses that it refers to.
+    fn addresses(&self) -> impl Iterator<Item = u64> {
+        let leas = self.leas.iter().map(|(_, address)| *address);
+        leas.chain(self.constants.iter().copied())
+    }
 }
 
 /// What is remembered during the sweep until tables are read.
-#[derive(Default)]
-struct Sweep {
-    /// All addresses of data that any code refers to.
-    mentioned: BTreeSet<u64>,
-    switches: Vec<Switch>,
-    group: References,
-    group_start: u64,
+struct Sweep<'c> {
+    code: &'c Code,
+    ranges: Ranges<'c>,
+    /// Where instructions have been decoded.
+    decoded: AddressSet,
+    /// The addresses of data that functions with jumps through tables refer to; once the sweep is done, all, in order.
+    references: Vec<u64>,
+    /// Those that other functions refer to.
+    other_references: Vec<u64>,
+    /// Where tables of offsets begin that count from their own start: the one before ends there at the latest.
+    tables: BTreeSet<u64>,
+    /// Those with indirect jumps.
+    groups: Vec<Group>,
 }
 
-impl Sweep {
-    /// Ends a group of functions that overlap; the next one begins at `end`.
-    fn end_group(&mut self, end: u64) {
-        let references = std::mem::take(&mut self.group);
-        self.mentioned.extend(references.data.iter().copied());
-        let range = self.group_start..end;
-        if references.has_indirect_jump {
-            self.switches.push(Switch { range, references });
-        }
-        self.group_start = end;
+/// The functions of an object, and their parts.
+#[derive(Clone, Copy)]
+pub(super) struct Ranges<'r> {
+    /// Both, in order.
+    pub(super) all: &'r [CodeRange],
+    /// The parts, in order.
+    pub(super) parts: &'r [CodeRange],
+}
+
+impl Ranges<'_> {
+    pub(super) fn begins_function(&self, address: u64) -> bool {
+        let start = |range: &CodeRange| range.start.0;
+        self.all.binary_search_by_key(&address, start).is_ok()
+    }
+
+    /// Returns whether an address is in one of them, unless that has another one inside before the address.
+    fn contains(&self, address: u64) -> bool {
+        let after = self.all.partition_point(|it| it.start.0 <= address);
+        let last = after.checked_sub(1).and_then(|last| self.all.get(last));
+        last.is_some_and(|it| it.contains(address))
+    }
+
+    pub(super) fn part_at(&self, address: u64) -> Option<CodeRange> {
+        let after = self.parts.partition_point(|it| it.start.0 <= address);
+        let part = *self.parts.get(after.checked_sub(1)?)?;
+        part.contains(address).then_some(part)
     }
 }
 
 impl Targets {
-    /// Sweeps all code; each byte is decoded once, even if the `ranges`, which are in order, overlap.
+    /// Sweeps all code; each instruction is decoded once, even if ranges overlap.
     pub(super) fn find(
         code: &Code,
-        ranges: &[CodeRange],
+        ranges: Ranges<'_>,
         extra: impl IntoIterator<Item = FileAddr>,
     ) -> Targets {
         let mut targets = Targets {
             all: AddressSet::new(code),
             called: AddressSet::new(code),
-            of_tables: BTreeSet::new(),
-            entries_left: MAX_ENTRIES,
+            labels: AddressSet::new(code),
+            returns: AddressSet::new(code),
+            jumps: BTreeMap::new(),
+            entries_left: jumps::MAX_ENTRIES,
+            owners: PartOwners::default(),
             behind_ends: Vec::new(),
         };
-        for address in extra {
+        let words = code.is_fixed().then(|| code.data_words());
+        for address in extra.into_iter().chain(words.into_iter().flatten()) {
             targets.all.insert(address.0);
+            targets.labels.insert(address.0);
         }
-        let mut sweep = Sweep::default();
+        let mut sweep = Sweep {
+            code,
+            ranges,
+            decoded: AddressSet::new(code),
+            references: Vec::new(),
+            other_references: Vec::new(),
+            tables: BTreeSet::new(),
+            groups: Vec::new(),
+        };
         for segment in code.executable() {
-            let first = ranges.partition_point(|it| it.start.0 < segment.start);
-            let inside = &ranges[first..];
-            let inside = &inside[..inside.partition_point(|it| it.start.0 < segment.end)];
+            let start = |it: &CodeRange| it.start.0;
+            let first = ranges.all.partition_point(|it| start(it) < segment.start);
+            let mut inside = &ranges.all[first..];
+            inside = &inside[..inside.partition_point(|it| start(it) < segment.end)];
             let mut end = segment.start;
-            for (index, range) in inside.iter().enumerate() {
-                targets.all.insert(range.start.0);
-                if range.start.0 >= end {
-                    sweep.end_group(end);
-                    targets.sweep(code, end..range.start.0, Place::Between, &mut sweep);
-                    sweep.end_group(range.start.0);
+            while let Some(first) = inside.first() {
+                targets.sweep_group(&mut sweep, end..start(first), &[]);
+                end = start(first);
+                let mut count = 0;
+                while let Some(next) = inside.get(count).filter(|it| count == 0 || start(it) < end)
+                {
+                    end = next.end().min(segment.end).max(end);
+                    count += 1;
                 }
-                end = end.max(range.end().min(segment.end));
-                let next = inside.get(index + 1).map_or(u64::MAX, |next| next.start.0);
-                let piece = range.start.0..end.min(next);
-                targets.sweep(code, piece, Place::Function, &mut sweep);
+                let (together, rest) = inside.split_at(count);
+                targets.sweep_group(&mut sweep, start(first)..end, together);
+                inside = rest;
             }
-            sweep.end_group(end);
-            targets.sweep(code, end..segment.end, Place::Between, &mut sweep);
-            sweep.end_group(segment.end);
+            targets.sweep_group(&mut sweep, end..segment.end, &[]);
+            let marks = memchr::memmem::find_iter(
+                code.bytes(segment.start, segment.end - segment.start),
+                b"\xf3\x0f\x1e\xfa",
+            );
+            for offset in marks {
+                targets.all.insert(segment.start + offset as u64);
+            }
         }
-        targets.read_tables(code, &sweep);
+        targets.read_tables(&mut sweep);
         targets.behind_ends.sort_unstable();
+        targets.behind_ends.dedup();
         targets
     }
 
-    fn sweep(&mut self, code: &Code, piece: Range<u64>, place: Place, sweep: &mut Sweep) {
-        let bytes = code.bytes(piece.start, piece.end - piece.start);
-        for instruction in decode(bytes, piece.start) {
-            if instruction.is_invalid() {
-                continue;
-            }
-            if has_near_target(&instruction) {
-                self.all.insert(instruction.near_branch_target());
-            }
-            if is_call(&instruction) {
-                self.all.insert(instruction.next_ip());
-                if has_near_target(&instruction) {
-                    self.called.insert(instruction.near_branch_target());
+    /// Sweeps functions that overlap, or the code between two functions if there are none. Each function is decoded
+    /// from its start, until its instructions are those of another one.
+    fn sweep_group(&mut self, sweep: &mut Sweep<'_>, range: Range<u64>, functions: &[CodeRange]) {
+        let mut group = Group::new(range.clone());
+        let mut decode_from = |targets: &mut Targets, start: u64| {
+            // With the rest of an instruction at its end.
+            let bytes = sweep
+                .code
+                .bytes(start, (range.end - start).saturating_add(15));
+            let mut before: Vec<Instruction> = Vec::with_capacity(4 * WINDOW);
+            for instruction in decode(bytes, start) {
+                let address = instruction.ip();
+                if address >= range.end || sweep.decoded.contains(address) {
+                    break;
                 }
+                sweep.decoded.insert(address);
+                if instruction.is_invalid() {
+                    continue;
+                }
+                if instruction.flow_control() == FlowControl::IndirectBranch {
+                    let last = before.len().saturating_sub(WINDOW);
+                    let source = JumpSource::of(&before[last..], &instruction);
+                    group.jumps.push((address, source));
+                }
+                targets.add(sweep, &instruction, &mut group, !functions.is_empty());
+                if before.len() == 4 * WINDOW {
+                    before.drain(..3 * WINDOW);
+                }
+                before.push(instruction);
             }
-            if ends_flow(&instruction) && place == Place::Function {
-                self.behind_ends.push(instruction.next_ip());
+        };
+        for function in functions {
+            self.all.insert(function.start.0);
+            decode_from(self, function.start.0);
+        }
+        if functions.is_empty() {
+            decode_from(self, range.start);
+        }
+        sweep.tables.extend(
+            group
+                .jumps
+                .iter()
+                .filter_map(|(_, source)| source.own_table()),
+        );
+        let data = group.addresses().filter(|it| sweep.code.is_data(*it));
+        let references = if group.jumps.iter().any(|(_, it)| it.needs_offsets()) {
+            &mut sweep.references
+        } else {
+            &mut sweep.other_references
+        };
+        references.extend(data);
+        if !group.jumps.is_empty() {
+            sweep.groups.push(group);
+        }
+    }
+
+    /// Adds what one instruction refers to.
+    fn add(
+        &mut self,
+        sweep: &Sweep<'_>,
+        instruction: &Instruction,
+        group: &mut Group,
+        is_in_function: bool,
+    ) {
+        let code = sweep.code;
+        if has_near_target(instruction) {
+            self.all.insert(instruction.near_branch_target());
+            if is_in_function && !is_call(instruction) {
+                self.add_part(sweep.ranges, instruction, group);
             }
-            let references = &mut sweep.group;
-            if instruction.flow_control() == FlowControl::IndirectBranch {
-                references.has_indirect_jump = true;
+        }
+        if is_call(instruction) {
+            self.all.insert(instruction.next_ip());
+            self.returns.insert(instruction.next_ip());
+            if has_near_target(instruction) {
+                self.called.insert(instruction.near_branch_target());
             }
-            if let Some(address) = reference(&instruction) {
-                if code.is_executable(address) {
+        }
+        if ends_flow(instruction) && is_in_function {
+            self.behind_ends.push(instruction.next_ip());
+        }
+        if instruction.mnemonic() == Mnemonic::Lea && instruction.is_ip_rel_memory_operand() {
+            let address = instruction.ip_rel_memory_address();
+            if code.is_executable(address) || code.is_data(address) {
+                self.all.insert(address);
+                let register = instruction.op0_register().full_register();
+                group.leas.push((register, address));
+            }
+        }
+        if code.is_fixed() {
+            for address in constants(instruction) {
+                if code.is_executable(address) || code.is_data(address) {
                     self.all.insert(address);
-                    references.code.push(address);
-                } else {
-                    references.data.push(address);
+                    group.constants.push(address);
                 }
             }
         }
     }
 
-    /// Adds what jump tables can yield. A table is read until an entry does not lead into the function, or to
-    /// the next address of data that any function refers to:
-    ///
-    /// ```text
-    /// lea T(%rip), %b; movslq (%b,%i,4), %r; add %b, %r; jmp *%r     int32 entries, relative to T
-    /// the same with another base (glibc's printf)                    … to an address of code
-    /// jmp *T(,%i,8)                                                  addresses
-    /// ```
-    fn read_tables(&mut self, code: &Code, sweep: &Sweep) {
-        /// Of code, that the entries of one table may be relative to.
-        const MAX_BASES: usize = 4;
-        for Switch { range, references } in &sweep.switches {
-            let tables: BTreeSet<u64> = references.data.iter().copied().collect();
-            let code_bases: BTreeSet<u64> = references.code.iter().copied().collect();
-            for &table in &tables {
-                let next = sweep.mentioned.range(table.saturating_add(1)..).next();
-                let len = next.map_or(u64::MAX, |next| next - table);
-                let bytes = code.bytes(table, len.min(1 << 20));
-                let bases = code_bases.iter().copied().take(MAX_BASES);
-                for base in bases.chain([table]) {
-                    let offset = |word: &[u8]| word.try_into().map_or(0, i32::from_le_bytes);
-                    let entry = |word| base.wrapping_add_signed(offset(word).into());
-                    self.read_table(range, bytes.chunks_exact(4).map(entry));
-                }
-                let entry = |word: &[u8]| word.try_into().map_or(0, u64::from_le_bytes);
-                self.read_table(range, bytes.chunks_exact(8).map(entry));
-            }
+    /// Adds a jump if it leads from a function to a part, or back.
+    fn add_part(&mut self, ranges: Ranges<'_>, jump: &Instruction, group: &Group) {
+        let target = jump.near_branch_target();
+        if (group.range.start..group.range.end).contains(&target) {
+            return;
         }
-    }
-
-    fn read_table(&mut self, function: &Range<u64>, entries: impl Iterator<Item = u64>) {
-        for target in entries.take_while(|target| function.contains(target)) {
-            let Some(left) = self.entries_left.checked_sub(1) else {
-                return;
-            };
-            self.entries_left = left;
-            self.all.insert(target);
-            self.of_tables.insert(target);
+        match (ranges.part_at(jump.ip()), ranges.part_at(target)) {
+            (None, Some(part)) => self.owners.add_jump(part, group.range.start),
+            (Some(part), None) => self.owners.add_jump(part, target),
+            _ => {}
         }
     }
 
@@ -243,12 +336,10 @@ impl Targets {
         self.called.contains(address)
     }
 
-    /// Returns whether the tables of a function that jumps through tables were read: they lead into it.
-    pub(super) fn has_tables_of(&self, range: CodeRange) -> bool {
-        let mut inside = self
-            .of_tables
-            .range(range.start.0..range.end().max(range.start.0));
-        self.entries_left > 0 && inside.next().is_some()
+    /// Returns where the indirect jump at an address leads.
+    pub(super) fn of_jump(&self, address: u64) -> JumpTargets {
+        let found = self.jumps.get(&address).copied();
+        found.unwrap_or(JumpTargets::Unknown)
     }
 
     /// Returns the addresses from `start` to `end` that are behind instructions which do not fall through.
@@ -265,25 +356,19 @@ pub(super) fn has_near_target(instruction: &Instruction) -> bool {
     instruction.op_count() > 0 && matches!(kind, OpKind::NearBranch64 | OpKind::NearBranch32)
 }
 
-/// Returns the address that an instruction refers to without accessing it, or with an index: one of code, or of a table.
-fn reference(instruction: &Instruction) -> Option<u64> {
-    if instruction.is_ip_rel_memory_operand() {
-        return (instruction.mnemonic() == Mnemonic::Lea)
-            .then(|| instruction.ip_rel_memory_address());
-    }
-    let has_memory =
-        (0..instruction.op_count()).any(|operand| instruction.op_kind(operand) == OpKind::Memory);
-    if has_memory && instruction.memory_index() != Register::None {
-        let displacement = instruction.memory_displacement64();
-        return (instruction.memory_displ_size() >= 4).then_some(displacement);
-    }
-    if instruction.mnemonic() != Mnemonic::Mov {
-        return None;
-    }
-    // In programs at fixed addresses: `mov $T, %r32`.
-    matches!(
-        instruction.op1_kind(),
-        OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64
-    )
-    .then(|| instruction.immediate(1))
+/// Returns the numbers in an instruction that may be addresses if code is at fixed ones: displacements and
+/// immediates of four bytes at least.
+fn constants(instruction: &Instruction) -> impl Iterator<Item = u64> + use<> {
+    let instruction = *instruction;
+    (0..instruction.op_count()).filter_map(move |operand| match instruction.op_kind(operand) {
+        OpKind::Memory if instruction.is_ip_rel_memory_operand() => None,
+        OpKind::Memory => {
+            let is_long = instruction.memory_displ_size() >= 4;
+            is_long.then(|| instruction.memory_displacement64())
+        }
+        OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 => {
+            Some(instruction.immediate(operand))
+        }
+        _ => None,
+    })
 }

@@ -1,9 +1,10 @@
 //! Plans of small pieces of code, and of bytes that are none.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use iced_x86::Register;
 use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, qword_ptr, rax, rcx, rdi};
+use iced_x86::{Instruction, Register};
 use proptest::prelude::*;
 use test_support::{Scratch, fixture};
 
@@ -11,6 +12,8 @@ use super::*;
 use crate::Functions;
 use crate::address::{LiveAddr, LoadBias};
 use site::Jump;
+
+mod labels;
 
 const AT: u64 = 0x40_1000;
 /// What the linker writes between functions.
@@ -34,7 +37,7 @@ fn planner_of(functions: &[&[u8]]) -> (PatchPlanner, Vec<CodeRange>) {
     (PatchPlanner::new(code, &ranges, &[], []), ranges)
 }
 
-/// Returns the ways to patch the entry of the first of these functions.
+/// Returns the candidates for a patch of the entry of the first of these functions.
 fn entry(functions: &[&[u8]]) -> Result<Vec<PatchSite>, Refusal> {
     let (planner, ranges) = planner_of(functions);
     planner.function(ranges[0]).entry
@@ -49,40 +52,40 @@ fn assembled(write: impl FnOnce(&mut CodeAssembler)) -> Vec<u8> {
 #[test]
 fn whole_instructions_are_displaced() {
     // push %rbx; mov $1,%eax; ret
-    let ways = entry(&[b"\x53\xb8\x01\0\0\0\xc3"]).unwrap();
-    assert_eq!(ways.len(), 1);
-    assert_eq!(ways[0].jump(), Jump::Near { padding: 0 });
-    assert_eq!(ways[0].displaced(), b"\x53\xb8\x01\0\0\0");
+    let candidates = entry(&[b"\x53\xb8\x01\0\0\0\xc3"]).unwrap();
+    assert_eq!(candidates.len(), 1);
+    assert_eq!(candidates[0].jump(), Jump::Near { padding: 0 });
+    assert_eq!(candidates[0].displaced(), b"\x53\xb8\x01\0\0\0");
 }
 
 #[test]
 fn padding_behind_a_short_function_is_used() {
     let short = [b"\x31\xc0\xc3", NOPS].concat();
-    let ways = entry(&[&short, b"\x31\xc0\xc3"]).unwrap();
-    assert_eq!(ways[0].jump(), Jump::Near { padding: 2 });
-    assert_eq!(ways[0].displaced(), b"\x31\xc0\xc3");
+    let candidates = entry(&[&short, b"\x31\xc0\xc3"]).unwrap();
+    assert_eq!(candidates[0].jump(), Jump::Near { padding: 2 });
+    assert_eq!(candidates[0].displaced(), b"\x31\xc0\xc3");
     // Not if something jumps there: `jmp -9` to the padding's second byte.
-    let ways = entry(&[&short, b"\xeb\xf5"]).unwrap();
-    assert!(matches!(ways[0].jump(), Jump::Punned { .. }));
+    let candidates = entry(&[&short, b"\xeb\xf5"]).unwrap();
+    assert!(matches!(candidates[0].jump(), Jump::Punned { .. }));
 }
 
 #[test]
 fn loop_at_four_is_punned_upwards() {
     // sub $8,%rsp; loop: cmp $1,%rax; jne loop; add $8,%rsp; ret
     let bytes = b"\x48\x83\xec\x08\x48\x83\xf8\x01\x75\xfa\x48\x83\xc4\x08\xc3";
-    let ways = entry(&[bytes]).unwrap();
+    let candidates = entry(&[bytes]).unwrap();
     let punned = Jump::Punned {
         chosen: 3,
         displacement: 0x4800_0000,
     };
-    assert_eq!(ways[0].jump(), punned);
+    assert_eq!(candidates[0].jump(), punned);
     let start = AT + 5 + 0x4800_0000;
     let window = LiveAddr(start)..LiveAddr(start + (16 << 20));
-    assert_eq!(ways[0].trampolines(LoadBias::NONE), window);
+    assert_eq!(candidates[0].trampolines(LoadBias::NONE), window);
     let to = LiveAddr(start + 0x12_3456);
-    let writes = ways[0].writes(LoadBias::NONE, to).unwrap();
+    let writes = candidates[0].writes(LoadBias::NONE, to).unwrap();
     assert_eq!(writes, [(LiveAddr(AT), b"\xe9\x56\x34\x12".to_vec())]);
-    assert_eq!(ways[0].writes(LoadBias::NONE, LiveAddr(AT)), None);
+    assert_eq!(candidates[0].writes(LoadBias::NONE, LiveAddr(AT)), None);
 }
 
 #[test]
@@ -96,16 +99,16 @@ fn jump_over_a_prefix_is_a_target() {
 fn call_behind_the_entry_stays() {
     // sub $8,%rsp; call; add $8,%rsp; ret: the call's e8 is the jump's last byte.
     let bytes = b"\x48\x83\xec\x08\xe8\0\0\0\0\x48\x83\xc4\x08\xc3";
-    let ways = entry(&[bytes]).unwrap();
+    let candidates = entry(&[bytes]).unwrap();
     let displacement = 0xe800_0000_u32 as i32;
     assert_eq!(
-        ways[0].jump(),
+        candidates[0].jump(),
         Jump::Punned {
             chosen: 3,
             displacement
         }
     );
-    assert!(!ways[0].moves_call() && ways[1].moves_call());
+    assert!(!candidates[0].moves_call() && candidates[1].moves_call());
     // At fixed addresses there is nothing 400 MiB below.
     let mut code = Code::default();
     code.add(FileAddr(AT), bytes.to_vec(), true);
@@ -115,14 +118,14 @@ fn call_behind_the_entry_stays() {
         len: bytes.len() as u64,
     };
     let plan = PatchPlanner::new(code, &[range], &[], []).function(range);
-    let ways = plan.entry.unwrap();
-    assert!(ways.len() == 1 && ways[0].jump() == Jump::Near { padding: 0 });
+    let candidates = plan.entry.unwrap();
+    assert!(candidates.len() == 1 && candidates[0].jump() == Jump::Near { padding: 0 });
 }
 
 #[test]
 fn patch_comes_after_endbr64() {
-    let ways = entry(&[b"\xf3\x0f\x1e\xfa\xb8\x01\0\0\0\xc3"]).unwrap();
-    assert_eq!(ways[0].address(), FileAddr(AT + 4));
+    let candidates = entry(&[b"\xf3\x0f\x1e\xfa\xb8\x01\0\0\0\xc3"]).unwrap();
+    assert_eq!(candidates[0].address(), FileAddr(AT + 4));
 }
 
 #[test]
@@ -132,17 +135,21 @@ fn island_is_reached_by_a_short_jump() {
     let island = [b"\xc3", NOPS].concat();
     let (planner, ranges) = planner_of(&[b"\x38\xc0\x0f\x1f\0\xeb\xfb", &island, target]);
     let plan = planner.function(ranges[0]);
-    let ways = plan.entry.unwrap();
-    let short = ways.iter().find_map(|way| match way.jump() {
-        Jump::Short { island } => Some((way, island)),
-        _ => None,
-    });
-    let (way, island) = short.unwrap();
+    let candidates = plan.entry.unwrap();
+    let short = candidates
+        .iter()
+        .find_map(|candidate| match candidate.jump() {
+            Jump::Short { island } => Some((candidate, island)),
+            _ => None,
+        });
+    let (candidate, island) = short.unwrap();
     assert_eq!(
-        (way.displaced(), island),
+        (candidate.displaced(), island),
         (&b"\x38\xc0"[..], FileAddr(AT + 8))
     );
-    let writes = way.writes(LoadBias::NONE, LiveAddr(AT + 0x1000)).unwrap();
+    let writes = candidate
+        .writes(LoadBias::NONE, LiveAddr(AT + 0x1000))
+        .unwrap();
     let near = (LiveAddr(AT + 8), b"\xe9\xf3\x0f\0\0".to_vec());
     assert_eq!(writes, [near, (LiveAddr(AT), b"\xeb\x06".to_vec())]);
 }
@@ -222,6 +229,237 @@ fn jump_tables_yield_branch_targets() {
     assert_eq!(unknown.entry, Err(Refusal::UnknownTargets { offset: 0xe }));
 }
 
+/// Returns a planner of one function at fixed addresses or not, with data behind it, and the function's range.
+fn with_data(code: &[u8], data: &[u8], is_fixed: bool) -> (PatchPlanner, CodeRange) {
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: code.len() as u64,
+    };
+    let mut bytes = Code::default();
+    bytes.add(FileAddr(AT), code.to_vec(), true);
+    bytes.add(FileAddr(AT + 0x1000), data.to_vec(), false);
+    if is_fixed {
+        bytes.set_fixed();
+    }
+    (PatchPlanner::new(bytes, &[range], &[], []), range)
+}
+
+/// Returns a table of offsets at `AT + 0x1000`, of addresses that count from `AT`.
+fn offsets(entries: &[i32]) -> Vec<u8> {
+    let entry = |it: &i32| (it - 0x1000).to_le_bytes();
+    entries.iter().flat_map(entry).collect()
+}
+
+/// lea AT+0x1000(%rip),%rdx; movslq (%rdx,%rax,4),%rax; add %rdx,%rax; jmp *%rax
+const SWITCH: &[u8] = b"\x48\x8d\x15\xf9\x0f\0\0\x48\x63\x04\x82\x48\x01\xd0\xff\xe0";
+
+#[test]
+fn cases_that_are_moved_away_end_no_table() {
+    // neg %esi, where the first label is; mov %esi,%eax; ret. The second entry is that of code behind the function.
+    let function = [SWITCH, b"\xf7\xde\x89\xf0\xc3"].concat();
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: function.len() as u64,
+    };
+    let mut code = Code::default();
+    code.add(FileAddr(AT), [function, vec![0x90; 0x100]].concat(), true);
+    let table = offsets(&[0x10, 0x80, 0x12, 0x2000]);
+    code.add(FileAddr(AT + 0x1000), table, false);
+    let planner = PatchPlanner::new(code, &[range], &[], []);
+    for site in planner.instruction(range, FileAddr(AT + 0x10)).unwrap() {
+        assert_eq!(site.displaced(), b"\xf7\xde", "{site:?}");
+    }
+    // There may be an exit.
+    let refusal = planner.function(range).exits.unwrap_err();
+    assert_eq!(refusal, Refusal::UnknownTargets { offset: 0xe });
+}
+
+#[test]
+fn constants_end_no_table() {
+    // mov $0x402020,%edi; then the switch, whose last entry is the ret behind a nop.
+    let constant = (AT as u32 + 0x1008).to_le_bytes();
+    let mut code = [b"\xbf", &constant[..], SWITCH, b"\x90\x90\x90\xc3\x90\x90"].concat();
+    code[5 + 3..5 + 7].copy_from_slice(&(0x1000 - 12_i32).to_le_bytes());
+    for is_fixed in [false, true] {
+        let (planner, range) = with_data(&code, &offsets(&[0x15, 0x16, 0x17, 0x18]), is_fixed);
+        assert!(planner.swept.targets.contains(AT + 0x17));
+        assert!(planner.function(range).entry.is_ok());
+    }
+}
+
+#[test]
+fn tables_end_where_the_next_begins() {
+    // Two switches with two cases each, nop and ret; of the second, two nops and ret.
+    let second = b"\x48\x8d\x15\xed\x0f\0\0\x48\x63\x04\x82\x48\x01\xd0\xff\xe0";
+    let code = [SWITCH, b"\x90\xc3\x90\x90", second, b"\x90\xc3\x90\x90"].concat();
+    let entries = [
+        [0x10, 0x11].map(|it| it - 0x1000),
+        [0x24, 0x25].map(|it| it - 0x1008),
+    ];
+    let data: Vec<u8> = entries
+        .iter()
+        .flatten()
+        .flat_map(|it: &i32| it.to_le_bytes())
+        .collect();
+    let range = |start| CodeRange {
+        start: FileAddr(AT + start),
+        len: 0x14,
+    };
+    let planner = |code: &[u8]| {
+        let mut bytes = Code::default();
+        bytes.add(FileAddr(AT), code.to_vec(), true);
+        bytes.add(FileAddr(AT + 0x1000), data.clone(), false);
+        PatchPlanner::new(bytes, &[range(0), range(0x14)], &[], [])
+    };
+    // Read from the start of the first table, the entries of the second lead 8 bytes further down.
+    let reads_on = |planner: &PatchPlanner| planner.swept.targets.contains(AT + 0x24 - 8);
+    assert!(!reads_on(&planner(&code)));
+    // An address that is in a register only, and in no jump, ends none.
+    let mut unused = code.clone();
+    unused[0x1b..0x24].fill(0x90);
+    assert!(reads_on(&planner(&unused)));
+}
+
+#[test]
+fn parts_reached_through_tables_have_exits() {
+    // The switch, whose cases are its ret and the part: mov $1,%eax; ret
+    let function = [SWITCH, b"\xb8\x01\0\0\0\xc3\x90\x90"].concat();
+    let part = b"\xb8\x02\0\0\0\xc3\x90\x90";
+    let table = offsets(&[0x10, 0x18]);
+    let (_, ranges) = planner_of(&[&function, part, &function]);
+    let planner = |functions: &[CodeRange], third: &[u8]| {
+        let mut code = Code::default();
+        let bytes = [&function[..], part, third].concat();
+        code.add(FileAddr(AT), bytes, true);
+        code.add(FileAddr(AT + 0x1000), table.clone(), false);
+        PatchPlanner::new(code, functions, &ranges[1..2], [])
+    };
+    let exits = |planner: &PatchPlanner| {
+        let exits = planner.function(ranges[0]).exits.map(|it| it.sites);
+        exits.map(|sites| {
+            sites
+                .iter()
+                .map(|it| it.address().0 - AT)
+                .collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(exits(&planner(&ranges[..1], &[])), Ok(vec![0x10, 0x18]));
+    // Another function jumps to the part: it is that one's, and the table has been read too far.
+    let jump = b"\x90\x90\x90\xe9\xf0\xff\xff\xff";
+    let other = [jump, &[0x90; 16][..]].concat();
+    let both = [ranges[0], ranges[2]];
+    assert_eq!(exits(&planner(&both, &other)), Ok(vec![0x10]));
+    // Another one has such a table: it may be either's.
+    let mut other = function.clone();
+    other[3..7].copy_from_slice(&(0x1000 - 0x27_i32).to_le_bytes());
+    let refusal = exits(&planner(&both, &other));
+    assert_eq!(refusal, Err(Refusal::UnknownTargets { offset: 0xe }));
+}
+
+#[test]
+fn distant_jumps_of_parts_are_unclear() {
+    // test %rdi,%rdi; je to the part; ret; the part: test %rsi,%rsi; jne to the ret; jmp *%rax
+    let function = b"\x48\x85\xff\x74\x03\x90\x90\xc3";
+    let part = b"\x48\x85\xf6\x75\xfa\xff\xe0";
+    let (_, ranges) = planner_of(&[function, part]);
+    let targets = |parts: &[CodeRange]| {
+        let mut code = Code::default();
+        code.add(FileAddr(AT), [&function[..], part].concat(), true);
+        let planner = PatchPlanner::new(code, &ranges[..1], parts, []);
+        planner.swept.targets.of_jump(AT + 0xd)
+    };
+    assert_eq!(targets(&ranges[1..]), targets::JumpTargets::Unclear);
+    assert_eq!(targets(&[]), targets::JumpTargets::Outside);
+}
+
+#[test]
+fn addresses_in_any_data_are_targets() {
+    // jmp *TABLE(,%rdi,8) with the table in the executable segment; nop; nop; ret
+    let table = (AT as u32 + 0x10).to_le_bytes();
+    let mut code = [
+        b"\xff\x24\xfd",
+        &table[..],
+        b"\x90\x90\xc3\xcc\xcc\xcc\xcc\xcc\xcc",
+    ]
+    .concat();
+    for label in [7_u64, 8, 9] {
+        code.extend((AT + label).to_le_bytes());
+    }
+    let (planner, range) = with_data(&code, &[], true);
+    let function = CodeRange { len: 10, ..range };
+    assert!((7..10).all(|it| planner.swept.targets.contains(AT + it)));
+    assert_eq!(
+        planner.swept.targets.of_jump(AT),
+        targets::JumpTargets::Inside
+    );
+    assert!(planner.function(function).entry.is_ok());
+}
+
+#[test]
+fn calls_through_arrays_of_functions_are_exits() {
+    // The switch, whose cases are nop and ret; jmp *ARRAY(,%rdi,8)
+    let array = (AT as u32 + 0x1010).to_le_bytes();
+    let code = [
+        SWITCH,
+        b"\x90\x90\xc3\xff\x24\xfd",
+        &array,
+        b"\xc3\x90\x90\x90",
+    ]
+    .concat();
+    let table = offsets(&[0x10, 0x11, 0x12, -0x5000]);
+    let other = (AT + 0x1a).to_le_bytes();
+    let mut bytes = Code::default();
+    bytes.add(FileAddr(AT), code, true);
+    bytes.add(
+        FileAddr(AT + 0x1000),
+        [&table[..], &other, &other].concat(),
+        false,
+    );
+    bytes.set_fixed();
+    let range = |start, len| CodeRange {
+        start: FileAddr(AT + start),
+        len,
+    };
+    let ranges = [range(0, 0x1a), range(0x1a, 4)];
+    let targets = PatchPlanner::new(bytes, &ranges, &[], []).swept.targets;
+    assert_eq!(targets.of_jump(AT + 0xe), targets::JumpTargets::Inside);
+    assert_eq!(targets.of_jump(AT + 0x13), targets::JumpTargets::Outside);
+}
+
+#[test]
+fn all_references_at_fixed_addresses_are_seen() {
+    let address = (AT as u32 + 0x40).to_le_bytes();
+    let references = [
+        // movq $L,(%rip); lea L,%rax; push $L; add $L,%rax; mov L(%rax),%rax; jmp *L(%rax)
+        [b"\x48\xc7\x05\0\0\0\0", &address[..]].concat(),
+        [b"\x48\x8d\x04\x25", &address[..]].concat(),
+        [b"\x68", &address[..]].concat(),
+        [b"\x48\x05", &address[..]].concat(),
+        [b"\x48\x8b\x80", &address[..]].concat(),
+        [b"\xff\xa0", &address[..]].concat(),
+    ];
+    for mut code in references {
+        code.resize(0x80, 0x90);
+        let (planner, _) = with_data(&code, &[], true);
+        assert!(planner.swept.targets.contains(AT + 0x40), "{code:x?}");
+    }
+}
+
+#[test]
+fn functions_inside_instructions_cut_none() {
+    // mov $0xfeeb90,%eax, whose third byte is the start of another function: jmp to itself; then jmp -2
+    let code = b"\xb8\x90\x90\xeb\x00\xeb\xfe\x90\x90\xc3";
+    let range = |start, len| CodeRange {
+        start: FileAddr(AT + start),
+        len,
+    };
+    let mut bytes = Code::default();
+    bytes.add(FileAddr(AT), code.to_vec(), true);
+    let ranges = [range(0, 10), range(4, 1)];
+    let planner = PatchPlanner::new(bytes, &ranges, &[], []);
+    assert!(planner.swept.targets.contains(AT + 5));
+}
+
 #[test]
 fn refusals_say_why() {
     let refusal = |bytes: &[u8]| entry(&[bytes]).unwrap_err().to_string();
@@ -250,15 +488,15 @@ fn copies_refer_to_the_same_addresses() {
     let bytes = assembled(|a| {
         a.mov(rax, qword_ptr(AT + 0x100)).unwrap();
     });
-    let ways = entry(&[&[&bytes[..], b"\xc3"].concat()]).unwrap();
+    let candidates = entry(&[&[&bytes[..], b"\xc3"].concat()]).unwrap();
     for to in [AT + 0x1_0000, AT - 0x1_0000] {
-        let copy = ways[0].copy_at(LoadBias::NONE, LiveAddr(to)).unwrap();
+        let copy = candidates[0].copy_at(LoadBias::NONE, LiveAddr(to)).unwrap();
         let copied: Vec<_> = code::decode(copy.code(), to).collect();
         assert_eq!(copied[0].memory_displacement64(), AT + 0x100);
         assert_eq!(copied[1].near_branch_target(), AT + bytes.len() as u64);
         assert_eq!(copy.moved(LiveAddr(AT)), Some(LiveAddr(to)));
     }
-    let far = ways[0].copy_at(LoadBias::NONE, LiveAddr(AT + (3 << 30)));
+    let far = candidates[0].copy_at(LoadBias::NONE, LiveAddr(AT + (3 << 30)));
     assert_eq!(far, Err(Refusal::OutOfReach));
 }
 
@@ -278,6 +516,193 @@ fn displaced_call_pushes_its_own_return_address() {
     let jump = (copied[1].mnemonic(), copied[1].memory_base());
     assert_eq!(jump, (Mnemonic::Jmp, Register::RSP));
     assert_eq!(copied[1].memory_displacement64(), 16);
+}
+
+#[test]
+fn branches_in_copies_keep_their_targets() {
+    let from = 0x1_0000_0000;
+    // je, jmp, loop, jrcxz, each to itself or to near it; a near je.
+    let branches: [&[u8]; 6] = [
+        b"\x74\xfe",
+        b"\xeb\xfe",
+        b"\xe2\xfe",
+        b"\xe3\x10",
+        b"\x67\xe3\xf0",
+        b"\x0f\x84\xf7\xff\xfe\xff",
+    ];
+    for branch in branches {
+        let target = code::decode(branch, from)
+            .next()
+            .unwrap()
+            .near_branch_target();
+        let copy = |to| displaced::DisplacedCopy::make(branch, LiveAddr(from), LiveAddr(to));
+        for to in [from + 0x1000, from - 0x7fff_0000, from + 0x7ffe_0000] {
+            let copied = copy(to).unwrap();
+            let copied: Vec<_> = code::decode(copied.code(), to).collect();
+            let leads = |it: &Instruction| it.near_branch_target();
+            assert!(copied.iter().any(|it| leads(it) == target), "{copied:x?}");
+            // Execution goes on behind the branch, unless it is a `jmp`.
+            let goes_on = copied
+                .iter()
+                .any(|it| leads(it) == from + branch.len() as u64);
+            assert_eq!(goes_on, branch[0] != 0xeb, "{copied:x?}");
+            assert!(copied.iter().all(|it| leads(it) != to && !it.is_invalid()));
+        }
+    }
+    let far = b"\x0f\x84\xf7\xff\xfe\xff";
+    let to = LiveAddr(from + 6 + 0x7fff_8000);
+    let copy = displaced::DisplacedCopy::make(far, LiveAddr(from), to);
+    assert_eq!(copy, Err(Refusal::OutOfReach));
+}
+
+#[test]
+fn calls_below_the_stack_pointer_stay() {
+    // call *-8(%rsp); call *-16(%rsp); call *(%rsp,%rax)
+    for (call, moves) in [
+        (&b"\xff\x54\x24\xf8"[..], false),
+        (b"\xff\x54\x24\xf0", true),
+        (b"\xff\x14\x04", false),
+    ] {
+        let call = code::decode(call, AT).next().unwrap();
+        assert_eq!(displaced::immovable(&call).is_none(), moves, "{call:?}");
+    }
+}
+
+#[test]
+fn flags_live_at_jumps_into_functions() {
+    // cmp %rsi,%rdi; jmp to the second instruction of the next function, a jc; or to its first.
+    let other = b"\x90\x72\x02\x31\xc0\xc3";
+    for (to, are_dead) in [(1, false), (0, true)] {
+        let function = [&b"\x48\x39\xf7\x66\x90\xe9"[..], &[to, 0, 0, 0]].concat();
+        let (planner, ranges) = planner_of(&[&function, other]);
+        let exits = planner.function(ranges[0]).exits.unwrap();
+        assert_eq!(exits.sites[0].flags_are_dead_at_exit(), are_dead);
+    }
+}
+
+#[test]
+fn loops_to_a_patched_entry_are_exits() {
+    // endbr64; mov %rsi,(%rdi); mov %rdi,%rax; dec %rsi; jne to the first mov; mov $1,%eax; add $8,%rsp; ret
+    let entry = b"\xf3\x0f\x1e\xfa\x48\x89\x37\x48\x89\xf8\x48\xff\xce\x75\xf5";
+    let exit = b"\xb8\x01\0\0\0\x48\x83\xc4\x08\xc3";
+    let (planner, ranges) = planner_of(&[&[&entry[..], exit].concat()]);
+    let plan = planner.function(ranges[0]);
+    assert_eq!(plan.entry.unwrap()[0].address(), FileAddr(AT + 4));
+    let exits = plan.exits.unwrap();
+    let addresses: Vec<u64> = exits.sites.iter().map(|it| it.address().0 - AT).collect();
+    assert_eq!(addresses, [13, 20]);
+}
+
+#[test]
+fn jumps_between_parts_are_no_exits() {
+    // xor %eax,%eax; 3 nops; jmp to the part: jne to its own start; mov $1,%eax; ret
+    let function = b"\x31\xc0\x90\x90\x90\xe9\0\0\0\0";
+    let part = b"\x75\xfe\xb8\x01\0\0\0\xc3";
+    let (_, ranges) = planner_of(&[function, part]);
+    let mut code = Code::default();
+    code.add(FileAddr(AT), [&function[..], part].concat(), true);
+    let planner = PatchPlanner::new(code, &ranges[..1], &ranges[1..], []);
+    let exits = planner.function(ranges[0]).exits.unwrap();
+    assert_eq!(exits.sites.len(), 1, "{exits:?}");
+}
+
+#[test]
+fn falling_through_is_no_exit() {
+    // mov $1,%eax, and nothing; a call that does not return; a jump over the end.
+    let (planner, ranges) = planner_of(&[
+        b"\xb8\x01\0\0\0",
+        b"\xb8\x01\0\0\0\xe8\0\0\0\0",
+        b"\xb8\x01\0\0\0\xc3\x90",
+    ]);
+    let refusal = planner.function(ranges[0]).exits.unwrap_err();
+    assert_eq!(refusal, Refusal::FallsThrough { offset: 0 });
+    assert!(planner.function(ranges[1]).exits.is_ok());
+    assert!(planner.function(ranges[2]).exits.is_ok());
+}
+
+#[test]
+fn probe_sites_stay() {
+    // sub $8,%rsp; then a site that a loop goes to; mov $1,%eax; jmp to the site
+    let bytes = b"\x48\x83\xec\x08\x90\x3d\0\0\0\0\xb8\x01\0\0\0\xeb\xf3";
+    let at = |offset, len| CodeRange {
+        start: FileAddr(AT + offset),
+        len,
+    };
+    let refusal = |site: Option<CodeRange>, offset| {
+        let mut code = Code::default();
+        code.add(FileAddr(AT), bytes.to_vec(), true);
+        site.into_iter().for_each(|site| code.add_foreign(site));
+        let planner = PatchPlanner::new(code, &[at(0, 17)], &[], []);
+        planner.instruction(at(0, 17), FileAddr(AT + offset)).err()
+    };
+    assert_eq!((refusal(None, 0), refusal(None, 4)), (None, None));
+    // Its first byte would be the last one of the entry's jump.
+    let site = Some(at(4, 6));
+    assert_eq!(refusal(site, 0), Some(Refusal::BranchTarget { offset: 4 }));
+    let unmovable = refusal(site, 4).unwrap().to_string();
+    assert_eq!(unmovable, "has a probe site at +0x4, which cannot be moved");
+    assert_eq!(refusal(site, 10), None);
+}
+
+#[test]
+fn islands_are_reserved() {
+    let site = PatchSite {
+        address: FileAddr(AT),
+        displaced: vec![0x31, 0xc0],
+        jump: Jump::Short {
+            island: FileAddr(AT + 8),
+        },
+        moves_call: false,
+        flags_are_dead: false,
+        flags_are_dead_at_exit: false,
+    };
+    let reserved: Vec<_> = site.reserved().collect();
+    let range = |start, end| FileAddr(AT + start)..FileAddr(AT + end);
+    assert_eq!(reserved, [range(0, 2), range(8, 13)]);
+}
+
+#[test]
+fn endbr64_is_a_target() {
+    // Where nothing refers to it: in the middle of an instruction, too.
+    let (planner, _) = planner_of(&[b"\x90\xb8\xf3\x0f\x1e\xfa\xc3"]);
+    assert!(planner.swept.targets.contains(AT + 2));
+}
+
+#[test]
+fn functions_that_are_too_large_are_refused() {
+    let code = vec![0x90; 0x1000];
+    let whole = CodeRange {
+        start: FileAddr(AT),
+        len: 0x1000,
+    };
+    let small = CodeRange { len: 16, ..whole };
+    let mut functions = vec![whole; 10_000];
+    functions.push(small);
+    let mut bytes = Code::default();
+    bytes.add(FileAddr(AT), code, true);
+    let planner = PatchPlanner::new(bytes.clone(), &functions, &[], []);
+    assert!(planner.function(small).entry.is_ok());
+    let refusal = planner.function(whole).entry.unwrap_err();
+    assert_eq!(refusal, Refusal::TooLarge { len: 0x1000 });
+    // Each of them alone is not.
+    let planner = PatchPlanner::new(bytes, &[whole, small], &[], []);
+    assert!(planner.function(whole).entry.is_ok());
+    let mut bytes = Code::default();
+    let len = (16 << 20) + 1;
+    bytes.add(FileAddr(AT), vec![0x90; len as usize], true);
+    let range = CodeRange { len, ..whole };
+    let plan = PatchPlanner::new(bytes, &[range], &[], []).function(range);
+    assert_eq!(plan.entry, Err(Refusal::TooLarge { len }));
+}
+
+#[test]
+fn many_exits_are_planned() {
+    // 200,000 returns with padding: all pairs of them are 20 thousand million.
+    let bytes = b"\xc3\xcc\xcc\xcc\xcc".repeat(200_000);
+    let bytes = [b"\xb8\x01\0\0\0", &bytes[..]].concat();
+    let (planner, ranges) = planner_of(&[&bytes]);
+    let exits = planner.function(ranges[0]).exits.unwrap();
+    assert_eq!(exits.sites.len(), 200_000);
 }
 
 #[test]
@@ -343,7 +768,7 @@ proptest! {
         bytes in bytes(),
         ranges in prop::collection::vec((0_u64..220, 0_u64..220), 0..8),
         data in prop::collection::vec(any::<u8>(), 0..64),
-        start in prop::sample::select(vec![0, AT, u64::MAX - 100]),
+        start in prop::sample::select(vec![0, AT, (1 << 47) - 0x2000]),
         extra in prop::collection::vec(any::<u8>(), 0..4),
     ) {
         let mut code = Code::default();
@@ -377,8 +802,18 @@ proptest! {
     }
 }
 
-/// Checks the plans of all of these ranges: no site displaces one of the `targets`, except as its first byte.
+/// Checks the plans of all of these ranges: no site overwrites or moves a branch target, except as its first byte,
+/// and copies have the same effect.
 fn check_plans(planner: &PatchPlanner, ranges: &[CodeRange], targets: &[FileAddr]) {
+    let code = &planner.swept.code;
+    let mut targets: BTreeSet<u64> = targets.iter().map(|it| it.0).collect();
+    for range in ranges {
+        for instruction in code::decode(code.bytes(range.start.0, range.len), range.start.0) {
+            if targets::has_near_target(&instruction) {
+                targets.insert(instruction.near_branch_target());
+            }
+        }
+    }
     for function in ranges {
         let plan = planner.function(*function);
         let exits = plan.exits.iter();
@@ -386,37 +821,72 @@ fn check_plans(planner: &PatchPlanner, ranges: &[CodeRange], targets: &[FileAddr
         for site in plan.entry.iter().flatten().chain(exits) {
             let (start, len) = (site.address().0, site.displaced().len() as u64);
             assert!(len > 0);
-            let inside = start + 1..start + len;
-            assert!(!targets.iter().any(|it| inside.contains(&it.0)));
+            let inside = targets.range(start + 1..start + len).next();
+            assert_eq!(inside, None, "{site:x?}");
             for bias in [LoadBias::NONE, LoadBias(0x10_0000_0000)] {
-                let to = site.trampolines(bias).start;
-                if site.writes(bias, to).is_some() {
-                    let _ = site.copy_at(bias, to);
+                let window = site.trampolines(bias);
+                for to in [window.start, LiveAddr(window.end.0.saturating_sub(1))] {
+                    check_at(site, bias, to, &targets);
                 }
             }
         }
     }
 }
 
-// As fuzz/fuzz_targets/code.rs reads them.
+/// Checks what a site writes for a trampoline at `to`, and its copy there.
+fn check_at(site: &PatchSite, bias: LoadBias, to: LiveAddr, targets: &BTreeSet<u64>) {
+    for (at, bytes) in site.writes(bias, to).into_iter().flatten() {
+        let start = bias.file(at).0;
+        let mut inside = targets.range(start + 1..start + bytes.len() as u64);
+        assert_eq!(inside.next(), None, "{site:x?}");
+    }
+    let Ok(copy) = site.copy_at(bias, to) else {
+        return;
+    };
+    let start = bias.live(site.address()).0;
+    let copied_at = |address: u64| {
+        let offset = (address - to.0) as usize;
+        code::decode(&copy.code()[offset..], address)
+            .next()
+            .unwrap()
+    };
+    let originals: Vec<_> = code::decode(site.displaced(), start).collect();
+    for original in &originals {
+        let moved = copy.moved(LiveAddr(original.ip())).unwrap();
+        let copied = copied_at(moved.0);
+        if code::is_call(original) {
+            assert_eq!(copied.mnemonic(), Mnemonic::Push);
+            continue;
+        }
+        assert_eq!(copied.mnemonic(), original.mnemonic());
+        let has_near = original.is_jcc_short_or_near() || original.is_jmp_short_or_near();
+        if has_near {
+            assert_eq!(copied.near_branch_target(), original.near_branch_target());
+        }
+        if original.is_ip_rel_memory_operand() {
+            let address = copied.ip_rel_memory_address();
+            assert_eq!(address, original.ip_rel_memory_address());
+        }
+    }
+    let last = originals.last().unwrap();
+    if code::is_straight(last) {
+        let moved = copied_at(copy.moved(LiveAddr(last.ip())).unwrap().0);
+        let back = copied_at(moved.next_ip()).near_branch_target();
+        assert_eq!(back, last.next_ip());
+    }
+}
+
+include!("../../../../fuzz/fuzz_targets/code_input.rs");
+
 #[test]
 fn code_corpus_is_planned_without_a_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/code");
     let mut files = 0;
     for entry in std::fs::read_dir(corpus).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-        let (count, rest) = bytes.split_first().unwrap();
-        let (ranges, rest) = rest.split_at(rest.len().min(2 * usize::from(*count)));
-        let range = |pair: &[u8]| CodeRange {
-            start: FileAddr(AT + 4 * u64::from(pair[0])),
-            len: 4 * u64::from(pair[1]),
-        };
-        let ranges: Vec<CodeRange> = ranges.chunks_exact(2).map(range).collect();
-        let (text, data) = rest.split_at(rest.len() - rest.len() / 8);
-        let mut code = Code::default();
-        code.add(FileAddr(AT), text.to_vec(), true);
-        code.add(FileAddr(AT + 0x1000), data.to_vec(), false);
-        check_plans(&PatchPlanner::new(code, &ranges, &[], []), &ranges, &[]);
+        let (code, ranges) = code_input(&bytes).unwrap();
+        let parts = &ranges[ranges.len() / 2..];
+        check_plans(&PatchPlanner::new(code, &ranges, parts, []), &ranges, &[]);
         files += 1;
     }
     assert!(files > 0);

@@ -1,10 +1,13 @@
 //! Plans of patches of real code: how much of it can be patched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use probes_lib::{CodeRange, Functions, Jump, Linking, PatchPlanner, PatchSite, Refusal};
+use probes_lib::{
+    CodeRange, FileAddr, Functions, Jump, Linking, PatchPlanner, PatchSite, ProbeTable, Refusal,
+    SITE_LEN,
+};
 use test_support::program_forms;
 
 /// An object, with its functions.
@@ -78,7 +81,7 @@ impl Coverage {
             coverage.functions += 1;
             let plan = object.planner.function(function.range);
             match &plan.entry {
-                Ok(ways) => *coverage.kind(&ways[0]) += 1,
+                Ok(candidates) => *coverage.kind(&candidates[0]) += 1,
                 Err(refusal) => coverage.refuse("entry", refusal),
             }
             match &plan.exits {
@@ -152,4 +155,37 @@ fn nearly_all_entries_of_libc_can_be_patched() {
     assert!(object.functions.len() > 1000);
     let coverage = Coverage::of(&object, object.functions.iter());
     coverage.assert("libc", 995, 800);
+}
+
+#[test]
+fn patches_leave_probe_sites_alone() {
+    for program in program_forms("service") {
+        let object = Object::read(&program);
+        let table = ProbeTable::read(&program).unwrap();
+        let sites = table.probes().flat_map(|probe| probe.sites());
+        let sites: BTreeSet<u64> = sites.map(|site| site.address().0).collect();
+        assert!(!sites.is_empty());
+        let (mut patches, mut refused) = (0, 0);
+        for function in &object.functions {
+            let plan = object.planner.function(function.range);
+            let exits = plan.exits.iter();
+            let exits = exits.flat_map(|it| it.sites.iter().chain([&it.entry]));
+            for site in plan.entry.iter().flatten().chain(exits) {
+                for range in site.reserved() {
+                    let near = range.start.0.saturating_sub(SITE_LEN as u64 - 1)..range.end.0;
+                    assert_eq!(sites.range(near).next(), None, "{site:x?}");
+                }
+                patches += 1;
+            }
+            let start = function.range.start.0;
+            for &site in sites.range(start..start + function.range.len) {
+                let refusal = object.planner.instruction(function.range, FileAddr(site));
+                let offset = site - start;
+                let what = "a probe site";
+                assert_eq!(refusal, Err(Refusal::Unmovable { offset, what }));
+                refused += 1;
+            }
+        }
+        assert!(patches > 1000 && refused == sites.len());
+    }
 }

@@ -19,13 +19,8 @@
 //! are the distance to a distance to the file's name (4 bytes), and the function's name. The second word has the line.
 
 use crate::address::FileAddr;
-use crate::elf::{ElfFile, Segment};
-
-/// `R_X86_64_RELATIVE`: the place holds an address of the file, plus the load bias.
-const RELATIVE: u32 = 8;
-
-/// The length of an entry of a table of relocations (`Elf64_Rela`).
-const RELOCATION_LEN: usize = 24;
+use crate::elf::relocations::Relocation;
+use crate::elf::{ElfFile, MAX_LOADED, Segment};
 
 /// The shortest descriptor.
 const SHORTEST: usize = 16;
@@ -66,9 +61,7 @@ pub(super) fn frametables(elf: &ElfFile) -> Frametables {
     let Some(mut data) = elf.whole_section(".data") else {
         return Frametables::default();
     };
-    if let Some(relocations) = elf.whole_section(".rela.dyn") {
-        relocate(&mut data, address, &relocations);
-    }
+    relocate(&mut data, address, &elf.relocations());
     let calls = calls_in(&data, &Code::of(elf));
     Frametables { data, calls }
 }
@@ -88,30 +81,15 @@ fn calls_in(data: &[u8], code: &Code) -> Vec<Call> {
 }
 
 /// Writes addresses of the file where the loader will write addresses of the process.
-fn relocate(data: &mut [u8], address: FileAddr, relocations: &[u8]) {
-    for relocation in relocations.chunks_exact(RELOCATION_LEN) {
-        let (Some(place), Some(info), Some(value)) = (
-            u64_at(relocation, 0),
-            u64_at(relocation, 8),
-            u64_at(relocation, 16),
-        ) else {
-            continue;
-        };
-        if info as u32 != RELATIVE {
-            continue;
-        }
-        let at = place
-            .checked_sub(address.0)
-            .and_then(|at| usize::try_from(at).ok());
+fn relocate(data: &mut [u8], address: FileAddr, relocations: &[Relocation]) {
+    for Relocation { at, addend, .. } in relocations.iter().filter(|it| it.is_relative) {
+        let at = (at.0.checked_sub(address.0)).and_then(|at| usize::try_from(at).ok());
         let field = at.and_then(|at| data.get_mut(at..)?.get_mut(..8));
         if let Some(field) = field {
-            field.copy_from_slice(&value.to_le_bytes());
+            field.copy_from_slice(&addend.0.to_le_bytes());
         }
     }
 }
-
-/// How long the code of a file may be, in bytes. Segments may claim the same bytes of the file.
-const MAX_CODE: u64 = 512 << 20;
 
 /// The code of a file; segments that are too much are left out.
 struct Code(Vec<(Segment, Vec<u8>)>);
@@ -120,8 +98,8 @@ impl Code {
     fn of(elf: &ElfFile) -> Code {
         let mut len = 0;
         let segments = elf.loaded().filter(|segment| {
-            len += u64::from(segment.executable) * segment.file_len.min(MAX_CODE);
-            segment.executable && len <= MAX_CODE
+            len += u64::from(segment.executable) * segment.file_len.min(MAX_LOADED);
+            segment.executable && len <= MAX_LOADED
         });
         let with_bytes = |segment| Some((segment, elf.read_segment(&segment).ok()?));
         Code(segments.filter_map(with_bytes).collect())

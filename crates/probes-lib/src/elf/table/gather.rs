@@ -4,7 +4,7 @@
 
 use std::str;
 
-use crate::address::FileAddr;
+use crate::address::{CodeRange, FileAddr};
 use crate::elf::note::{self, Note};
 use crate::elf::{ElfFile, Segment, within};
 use crate::error::{ElfDefect, Error, FileError, ProbeDefect, ProbeError, Result};
@@ -59,6 +59,28 @@ fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Re
         Ok(note) => visit(note),
         Err(note) => Err(Error::of_file(elf.path(), FileError::MalformedNote(note))),
     })
+}
+
+/// Returns the bytes that enabling or tracing a probe changes, at each site that a note of any provider names: OCaml's as
+/// a whole, of others the first one.
+///
+/// # Errors
+///
+/// If a note is malformed.
+pub(crate) fn noted_sites(elf: &ElfFile) -> Result<Vec<CodeRange>> {
+    let mut sites = Vec::new();
+    if elf.contents(NOTE_SECTION)?.is_none() {
+        return Ok(sites);
+    }
+    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+    each_note(elf, |note| {
+        let start = FileAddr(note.pc.wrapping_add(prelink_shift(&note, base)));
+        let is_ocaml = Generation::of_provider(note.provider).is_some();
+        let len = if is_ocaml { SITE_LEN as u64 } else { 1 };
+        sites.extend((note.pc != 0).then_some(CodeRange { start, len }));
+        Ok(())
+    })?;
+    Ok(sites)
 }
 
 /// Returns for how many notes memory is to be reserved: an upper bound of their number, but at most

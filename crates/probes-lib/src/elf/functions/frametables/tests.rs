@@ -150,17 +150,19 @@ fn data_of_another_shape_is_no_table() {
 fn relocations_give_addresses_of_the_file() {
     let mut data = Data::default();
     data.words(&[0; 4]);
-    let mut table = Data::default();
-    let relative = u64::from(RELATIVE);
-    table
-        .words(&[0x1008, relative, 0x77])
-        .words(&[0x1010, 1, 0x78]);
-    // Before the data, across their end, and one that is cut.
-    table
-        .words(&[0xfff, relative, 1])
-        .words(&[0x101c, relative, 1])
-        .words(&[0x1000]);
-    relocate(&mut data.0, FileAddr(0x1000), &table.0);
+    let relocation = |at, addend, is_relative| Relocation {
+        at: FileAddr(at),
+        addend: FileAddr(addend),
+        is_relative,
+    };
+    let table = [
+        relocation(0x1008, 0x77, true),
+        relocation(0x1010, 0x78, false),
+        // Before the data, and across their end.
+        relocation(0xfff, 1, true),
+        relocation(0x101c, 1, true),
+    ];
+    relocate(&mut data.0, FileAddr(0x1000), &table);
     let mut expected = Data::default();
     expected.words(&[0, 0x77, 0, 0]);
     assert_eq!(data.0, expected.0);

@@ -1,0 +1,70 @@
+//! [`PartOwners`]: which function each part belongs to that the compiler has moved away (`.cold`): the one that jumps
+//! there, directly or through a table, or that the part jumps back to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use crate::address::CodeRange;
+
+/// Which functions the parts belong to; parts are named by their starts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartOwners {
+    /// A part, and an address of the function: its start if it jumps to the part, or what the part jumps to.
+    by_jump: BTreeSet<(u64, u64)>,
+    /// The same pairs.
+    parts: BTreeSet<(u64, u64)>,
+    /// By the start of a function, its end, and the parts that its tables have labels in.
+    by_table: BTreeMap<u64, (u64, BTreeSet<u64>)>,
+    /// The function whose tables have labels in a part; `None` if there are several.
+    of_table: BTreeMap<u64, Option<u64>>,
+}
+
+impl PartOwners {
+    /// Adds a jump between a part and an address of a function.
+    pub(super) fn add_jump(&mut self, part: CodeRange, address: u64) {
+        self.by_jump.insert((part.start.0, address));
+        self.parts.insert((address, part.start.0));
+    }
+
+    /// Adds a table of a function with a label in a part.
+    pub(super) fn add_label(&mut self, part: CodeRange, function: &Range<u64>) {
+        let (part, start) = (part.start.0, function.start);
+        let new = || (function.end, BTreeSet::new());
+        self.by_table
+            .entry(start)
+            .or_insert_with(new)
+            .1
+            .insert(part);
+        let owner = self.of_table.entry(part).or_insert(Some(start));
+        *owner = owner.filter(|it| *it == start);
+    }
+
+    /// Returns whether a function may have parts.
+    pub(super) fn has_part(&self, function: &Range<u64>) -> bool {
+        let pairs = (function.start, 0)..(function.end, 0);
+        self.by_table.contains_key(&function.start) || self.parts.range(pairs).next().is_some()
+    }
+
+    /// Returns the parts that the function at an address jumps to through tables; `None` if they may be those of another
+    /// one: a table may have been read beyond its end.
+    pub(super) fn by_table(&self, address: u64) -> Option<Vec<u64>> {
+        let before = self.by_table.range(..=address).next_back();
+        let Some((&start, (end, labelled))) = before.filter(|(_, (end, _))| address < *end) else {
+            return Some(Vec::new());
+        };
+        let function = start..*end;
+        let mut found = Vec::new();
+        for &part in labelled {
+            let mut owners = self.by_jump.range((part, 0)..=(part, u64::MAX));
+            let is_own = owners.clone().any(|(_, it)| function.contains(it));
+            if !is_own && owners.next().is_some() {
+                continue;
+            }
+            if !is_own && self.of_table.get(&part) != Some(&Some(start)) {
+                return None;
+            }
+            found.push(part);
+        }
+        Some(found)
+    }
+}

@@ -1,0 +1,277 @@
+//! [`JumpTargets`]: where indirect jumps lead, as jump tables and other data say.
+
+use iced_x86::Register;
+
+use crate::patch_plan::tables::{JumpSource, Origin};
+use crate::patch_plan::targets::{Group, Ranges, Sweep, Targets};
+
+/// Entries of jump tables that are read of one object; real ones have far fewer. Without a limit, a file could
+/// make each function read the same data.
+pub(super) const MAX_ENTRIES: usize = 1 << 24;
+
+/// Where an indirect jump leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::patch_plan) enum JumpTargets {
+    /// To addresses that may not be among the targets.
+    Unknown,
+    /// To addresses that are among the targets, but it is not known to which of them.
+    Unclear,
+    /// To other functions.
+    Outside,
+    /// Into its own function.
+    Inside,
+}
+
+/// Returns where a jump leads that may use either of two tables; `None` is what is no table.
+fn together(one: Option<JumpTargets>, other: Option<JumpTargets>) -> Option<JumpTargets> {
+    match (one, other) {
+        (Some(one), Some(other)) if one != other => Some(JumpTargets::Unclear),
+        _ => one.or(other),
+    }
+}
+
+impl Targets {
+    /// Adds what jump tables of offsets can yield, then finds out where each indirect jump leads.
+    ///
+    /// All data that a function with such a jump refers to are read like tables whose offsets count from their own
+    /// start: of strings and numbers, the first entry leads out of the code. So are those of all other functions if some
+    /// jump's table is in none of these: that of a part of a function may be loaded in another part.
+    pub(super) fn read_tables(&mut self, sweep: &mut Sweep<'_>) {
+        let mut references = std::mem::take(&mut sweep.references);
+        let mut is_elsewhere = |group: &Group, source: JumpSource| match source {
+            JumpSource::Relative { table, .. } => {
+                let found = self.meant(group, table, |it| sweep.code.is_data(it));
+                found.is_none_or(|found| found.is_empty())
+            }
+            JumpSource::Computed => true,
+            _ => false,
+        };
+        let mut jumps = sweep
+            .groups
+            .iter()
+            .flat_map(|group| group.jumps.iter().map(move |(_, source)| (group, *source)));
+        let reads_all = jumps.any(|(group, source)| is_elsewhere(group, source));
+        let mut all = [&references[..], &sweep.other_references[..]].concat();
+        all.sort_unstable();
+        all.dedup();
+        references.sort_unstable();
+        references.dedup();
+        let tables = if reads_all { &all } else { &references };
+        for &start in tables {
+            let entries = self.offsets(sweep, start, start);
+            self.add_labels(&entries.unwrap_or_default());
+        }
+        sweep.references = all;
+        let groups = std::mem::take(&mut sweep.groups);
+        // Tables of offsets first: what they hold tells where other jumps may lead.
+        for is_relative in [true, false] {
+            for group in &groups {
+                for &(address, source) in &group.jumps {
+                    if matches!(source, JumpSource::Relative { .. }) == is_relative {
+                        let found = self.follow(sweep, group, source);
+                        self.jumps.insert(address, found);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns where a jump leads whose target comes from `source`.
+    fn follow(&mut self, sweep: &Sweep<'_>, group: &Group, source: JumpSource) -> JumpTargets {
+        match source {
+            JumpSource::Pointer => JumpTargets::Outside,
+            JumpSource::Address(target) => {
+                let found = self.classify(group, sweep.ranges, &[target]);
+                let is_unknown = sweep.code.is_executable(target) && !sweep.ranges.contains(target);
+                found.unwrap_or(if is_unknown {
+                    JumpTargets::Unclear
+                } else {
+                    JumpTargets::Outside
+                })
+            }
+            JumpSource::Computed => JumpTargets::Unknown,
+            JumpSource::Distant => self.unless_labels(sweep, group),
+            JumpSource::Absolute(origin) => {
+                let mut found = None;
+                let tables = self.meant(group, origin, |_| true);
+                for table in tables.unwrap_or_default() {
+                    let entries = self.addresses(sweep, table).unwrap_or_default();
+                    // A table of labels may follow one of functions.
+                    let has_function = entries.iter().any(|it| sweep.ranges.begins_function(*it));
+                    let leads = match self.classify(group, sweep.ranges, &entries) {
+                        Some(JumpTargets::Inside) if has_function => Some(JumpTargets::Unclear),
+                        leads => leads,
+                    };
+                    found = together(found, leads);
+                }
+                found.unwrap_or_else(|| self.unless_labels(sweep, group))
+            }
+            JumpSource::Relative { table, base } => {
+                let found = self.follow_offsets(sweep, group, [table, base]);
+                found.unwrap_or(JumpTargets::Unknown)
+            }
+        }
+    }
+
+    /// Returns where a jump through a table of offsets leads; `None` if that is unknown.
+    fn follow_offsets(
+        &mut self,
+        sweep: &Sweep<'_>,
+        group: &Group,
+        [table, base]: [Origin; 2],
+    ) -> Option<JumpTargets> {
+        let mut found = None;
+        let mut starts = self.meant(group, table, |it| sweep.code.is_data(it))?;
+        if starts.is_empty() {
+            starts = self.meant(group, Origin::Unknown, |it| sweep.code.is_data(it))?;
+        }
+        for start in starts {
+            let mut bases = Vec::new();
+            if base != table {
+                bases = self.meant(group, base, |_| true)?;
+                if bases.is_empty() {
+                    bases = self.meant(group, Origin::Unknown, |_| true)?;
+                }
+            }
+            if base == table || !matches!(base, Origin::Address(_)) {
+                bases.push(start);
+            }
+            for base in bases {
+                let entries = self.offsets(sweep, start, base)?;
+                self.add_labels(&entries);
+                let leads = self.classify(group, sweep.ranges, &entries);
+                found = together(found, leads);
+            }
+        }
+        found
+    }
+
+    /// Returns where a jump leads through a table with these entries; `None` if that is unknown.
+    fn classify(
+        &mut self,
+        group: &Group,
+        ranges: Ranges<'_>,
+        entries: &[u64],
+    ) -> Option<JumpTargets> {
+        let (mut is_inside, mut is_known) = (false, true);
+        for &entry in entries {
+            let part = ranges.part_at(entry);
+            if let Some(part) = part.filter(|it| !it.contains(group.range.start)) {
+                self.owners.add_label(part, &group.range);
+                is_inside = true;
+            }
+            is_inside |= entry > group.range.start && entry < group.range.end;
+            // Compilers let impossible cases lead to the end.
+            is_known &= ranges.contains(entry) || entry == group.range.end;
+        }
+        let is_part = ranges.part_at(group.range.start).is_some();
+        if entries.is_empty() {
+            None
+        } else if !is_inside && entries.iter().all(|it| ranges.begins_function(*it)) {
+            Some(JumpTargets::Outside)
+        } else if !is_inside && !is_part {
+            None
+        } else if is_known {
+            Some(JumpTargets::Inside)
+        } else {
+            Some(JumpTargets::Unclear)
+        }
+    }
+
+    fn add_labels(&mut self, entries: &[u64]) {
+        for &entry in entries {
+            self.all.insert(entry);
+            self.labels.insert(entry);
+        }
+    }
+
+    /// Returns where a jump leads whose target is unknown: out of a function that has no parts, and of which neither tables
+    /// nor other data hold a label.
+    fn unless_labels(&mut self, sweep: &Sweep<'_>, group: &Group) -> JumpTargets {
+        // As many steps as are taken for an entry.
+        let steps = (group.range.end - group.range.start) as usize / 64;
+        if self.take(1 + steps).is_none() {
+            return JumpTargets::Unknown;
+        }
+        let is_label = |it: u64| self.labels.contains(it) && !self.returns.contains(it);
+        let has_label = (group.range.start.saturating_add(1)..group.range.end).any(is_label);
+        let is_part = sweep.ranges.part_at(group.range.start).is_some();
+        if has_label || is_part || self.owners.has_part(&group.range) {
+            JumpTargets::Unclear
+        } else {
+            JumpTargets::Outside
+        }
+    }
+
+    /// Returns the addresses that a group may mean by an origin, those that are possible; `None` if too many have been
+    /// read.
+    fn meant(
+        &mut self,
+        group: &Group,
+        origin: Origin,
+        is_possible: impl Fn(u64) -> bool,
+    ) -> Option<Vec<u64>> {
+        let register = match origin {
+            Origin::Address(address) => return Some(vec![address]),
+            Origin::Register(register) => Some(register),
+            Origin::Unknown => None,
+        };
+        self.take(group.leas.len() + group.constants.len())?;
+        let is_meant = |it: &&(Register, u64)| register.is_none_or(|register| register == it.0);
+        let leas = group.leas.iter().filter(is_meant).map(|it| it.1);
+        let constants = group.constants.iter().copied();
+        let constants = constants.filter(|_| register.is_none());
+        let mut found: Vec<u64> = leas
+            .chain(constants)
+            .filter(|it| is_possible(*it))
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        Some(found)
+    }
+
+    /// Reads a table of offsets from `base`, up to an entry that is not in code, or to another table.
+    fn offsets(&mut self, sweep: &Sweep<'_>, table: u64, base: u64) -> Option<Vec<u64>> {
+        let mut after = sweep.tables.range(table.saturating_add(1)..);
+        let end = after.next().copied().unwrap_or(u64::MAX);
+        self.read((table..end).step_by(4), |at| {
+            let offset = sweep.code.bytes(at, 4).try_into().ok()?;
+            let entry = base.wrapping_add_signed(i32::from_le_bytes(offset).into());
+            sweep.code.is_label(entry).then_some(entry)
+        })
+    }
+
+    /// Reads a table of addresses, up to an entry that is not in code, or to data that other code refers to. All addresses
+    /// in data are known to be targets, whether they are read here or not.
+    fn addresses(&mut self, sweep: &Sweep<'_>, table: u64) -> Option<Vec<u64>> {
+        let after = sweep.references.partition_point(|it| *it <= table);
+        let end = sweep.references.get(after).copied().unwrap_or(u64::MAX);
+        self.read((table..end).step_by(8), |at| {
+            let entry = sweep.code.bytes(at, 8).try_into().ok();
+            let entry = entry.map(u64::from_le_bytes);
+            entry.filter(|it| sweep.code.is_label(*it))
+        })
+    }
+
+    /// Reads a table; `None` if too many entries have been read.
+    fn read(
+        &mut self,
+        mut places: impl Iterator<Item = u64>,
+        entry_at: impl Fn(u64) -> Option<u64>,
+    ) -> Option<Vec<u64>> {
+        let mut entries = Vec::new();
+        self.take(1)?;
+        while let Some(entry) = places.next().and_then(&entry_at) {
+            self.take(1)?;
+            entries.push(entry);
+        }
+        Some(entries)
+    }
+
+    /// Counts entries; `None` if there are too many.
+    fn take(&mut self, count: usize) -> Option<()> {
+        let left = self.entries_left.checked_sub(count);
+        self.entries_left = left.unwrap_or(0);
+        left.map(drop)
+    }
+}
