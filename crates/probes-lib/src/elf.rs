@@ -39,7 +39,7 @@ const MAX_SECTION: u64 = 128 << 20;
 
 /// How much of the segments is read, of all together. The largest programs have 200 MB of code and data; segments may
 /// claim the same bytes of the file.
-pub(crate) const MAX_LOADED: u64 = 512 << 20;
+pub(crate) const MAX_LOADED: u64 = 256 << 20;
 
 pub(crate) const CTX: Ctx = Ctx {
     container: Container::Big,

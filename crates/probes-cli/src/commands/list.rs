@@ -9,7 +9,7 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags, PathFlags, pid};
 use crate::hint::Operand;
-use crate::output::{self, FunctionListing, Listing};
+use crate::output::{self, FunctionListing, Listing, WarningKind};
 use crate::text::number_of;
 use crate::usage::UsageError;
 
@@ -20,8 +20,10 @@ In plain format, it prints one name on each line, sorted. With -sites, below eac
 with addresses in the file; `-` stands for what the file does not tell.
 
 With -functions, it prints a line for each function, by its address:
-    ADDRESS SIZE OBJECT FILE:LINE NAME
+    ADDRESS SIZE OBJECT FILE:LINE CAN NAME
 with the size in bytes, and with -pid addresses in the process, also of the libraries that it has loaded.
+CAN is `count,time` if a jump can be put at its entry and at all its exits, `count(REASON)` if only at its
+entry, and `no(REASON)` if not there either. No command does so yet.
 A GLOB is for the whole name as it is in the source, such as 'Stdlib.List.*': * stands for any characters,
 ? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the first
 that matches; -json has them all. FILE:LINE(call) is the first call of a function whose own line is not
@@ -132,6 +134,13 @@ fn list_functions(
     }
     let selected = functions.select(&args.globs).map_err(&failed)?;
     let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());
+    for why in listing.unknown() {
+        messages.warning(
+            WarningKind::UnreadableFile,
+            &format!("not known which functions can be counted and timed: {why}"),
+            "everything else about them is shown",
+        );
+    }
     output.print_parts(|to| output::functions(output.format, &listing, to))?;
     output.sum_up(messages, selected.len(), || listing.sum());
     Ok(())

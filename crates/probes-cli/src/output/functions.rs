@@ -4,13 +4,16 @@
 //! Names are demangled when they are written, one by one: those of a hostile file are longer than what fits into
 //! memory.
 
+mod observable;
+
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
+use observable::{Observable, RefusalView};
 use probes_lib::{
-    FileAddr, FirstCall, FunctionKind, FunctionObject, Functions, Language, LiveAddr, NameSource,
-    SelectedFunction, SourceMap, UnreadableObject,
+    Error, FileAddr, FirstCall, FunctionKind, FunctionObject, Functions, Language, LiveAddr,
+    NameSource, SelectedFunction, SourceMap, UnreadableObject,
 };
 use serde::{Serialize, Serializer};
 
@@ -42,6 +45,10 @@ pub(crate) struct FunctionListing<'f> {
 /// The functions that are shown, and the source lines of their files. A program without them is listed as well.
 struct Selected<'f> {
     functions: &'f [SelectedFunction<'f>],
+    /// Of each function, whether it can be counted and timed.
+    observable: Vec<Observable>,
+    /// Why that is not known, of the objects where it is not.
+    unknown: Vec<Error>,
     sources: HashMap<*const FunctionObject, SourceMap>,
 }
 
@@ -64,6 +71,12 @@ struct FunctionView<'f> {
     /// Its first call, where that is all that is known of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_call: Option<CallView<'f>>,
+    can_count: Option<bool>,
+    can_time: Option<bool>,
+    refusal: Option<RefusalView>,
+    /// The last three in one word.
+    #[serde(skip)]
+    observable: &'f Observable,
 }
 
 /// The other names of a function.
@@ -107,13 +120,13 @@ impl<'f> FunctionListing<'f> {
     /// One line for each function, with its name, which may hold spaces, at the end.
     pub(super) fn plain(&self, to: &mut dyn Write) -> io::Result<()> {
         self.functions.views().try_for_each(|function| {
-            let [address, size, object, source, name] = self.cells(&function);
-            writeln!(to, "{address} {size} {object} {source} {name}")
+            let [address, size, object, source, can, name] = self.cells(&function);
+            writeln!(to, "{address} {size} {object} {source} {can} {name}")
         })
     }
 
     pub(super) fn table(&self, to: &mut dyn Write) -> io::Result<()> {
-        let head = ["address", "size", "object", "source", "function"];
+        let head = ["address", "size", "object", "source", "can", "function"];
         let rows = || self.functions.views().map(|it| self.cells(&it).to_vec());
         let mut table = StreamedTable::default();
         rows().for_each(|row| table.widen(&row));
@@ -121,7 +134,7 @@ impl<'f> FunctionListing<'f> {
         rows().try_for_each(|row| to.write_all(table.rows(&head, &[row]).as_bytes()))
     }
 
-    fn cells(&self, function: &FunctionView<'_>) -> [String; 5] {
+    fn cells(&self, function: &FunctionView<'_>) -> [String; 6] {
         let address = match function.address {
             Some(address) => address.to_string(),
             None => function.file_address.to_string(),
@@ -141,11 +154,17 @@ impl<'f> FunctionListing<'f> {
             function.size.to_string(),
             Escaped(self.paths.show(&function.object)).to_string(),
             source,
+            function.observable.to_string(),
             name,
         ]
     }
 
-    /// `17520 functions in 4 objects, 12 without a name`.
+    /// Why it is not known which functions can be counted, of the objects where it is not.
+    pub(crate) fn unknown(&self) -> &[Error] {
+        &self.functions.unknown
+    }
+
+    /// `17520 functions in 4 objects, 12 without a name, 3 that cannot be counted, 20 that cannot be timed`.
     pub(crate) fn sum(&self) -> String {
         let functions = self.functions.functions;
         let mut objects: Vec<_> = functions.iter().map(|it| path_of(it.object)).collect();
@@ -159,6 +178,16 @@ impl<'f> FunctionListing<'f> {
             0 => {}
             unnamed => sum += &format!(", {unnamed} without a name"),
         }
+        let observable = &self.functions.observable;
+        let count = |is: fn(&Observable) -> bool| observable.iter().filter(|it| is(it)).count();
+        for (what, count) in [
+            ("counted", count(|it| it.can_count() == Some(false))),
+            ("timed", count(|it| it.can_time() == Some(false))),
+        ] {
+            if count > 0 {
+                sum += &format!(", {count} that cannot be {what}");
+            }
+        }
         sum
     }
 }
@@ -166,8 +195,17 @@ impl<'f> FunctionListing<'f> {
 impl<'f> Selected<'f> {
     fn of(functions: &'f [SelectedFunction<'f>]) -> Selected<'f> {
         let mut sources = HashMap::new();
+        let (mut observable, mut unknown) = (Vec::with_capacity(functions.len()), Vec::new());
         let of_objects = functions.chunk_by(|one, other| std::ptr::eq(one.object, other.object));
-        for object in of_objects.map(|functions| functions[0].object) {
+        for functions in of_objects {
+            match Observable::of(functions) {
+                Ok(of_object) => observable.extend(of_object),
+                Err(why) => {
+                    observable.extend(functions.iter().map(|_| Observable::Unknown));
+                    unknown.push(why);
+                }
+            }
+            let object = functions[0].object;
             sources.extend(
                 object
                     .source_map()
@@ -175,12 +213,17 @@ impl<'f> Selected<'f> {
                     .map(|map| (&raw const *object, map)),
             );
         }
-        Selected { functions, sources }
+        Selected {
+            functions,
+            observable,
+            unknown,
+            sources,
+        }
     }
 
     fn views(&self) -> impl Iterator<Item = FunctionView<'_>> {
-        let view = |it| FunctionView::of(it, self.location(it));
-        self.functions.iter().map(view)
+        let functions = self.functions.iter().zip(&self.observable);
+        functions.map(|(it, observable)| FunctionView::of(it, self.location(it), observable))
     }
 
     fn location(&self, selected: &SelectedFunction<'f>) -> Location<'_> {
@@ -234,7 +277,11 @@ struct Location<'f> {
 }
 
 impl<'f> FunctionView<'f> {
-    fn of(selected: &SelectedFunction<'f>, location: Location<'f>) -> FunctionView<'f> {
+    fn of(
+        selected: &SelectedFunction<'f>,
+        location: Location<'f>,
+        observable: &'f Observable,
+    ) -> FunctionView<'f> {
         let function = selected.function;
         let name = selected.name();
         let language = name.as_ref().and_then(|name| name.language);
@@ -266,6 +313,10 @@ impl<'f> FunctionView<'f> {
                 file: call.file,
                 line: call.line,
             }),
+            can_count: observable.can_count(),
+            can_time: observable.can_time(),
+            refusal: observable.refusal(),
+            observable,
         }
     }
 }

@@ -18,21 +18,22 @@ fn plain_lines_have_the_name_last() {
         let answer = run_on("list -functions Stdlib.List.rev*", &file).answer();
         let lines: Vec<Vec<&str>> = answer
             .lines()
-            .map(|line| line.splitn(5, ' ').collect())
+            .map(|line| line.splitn(6, ' ').collect())
             .collect();
-        let rev = lines.iter().find(|line| line[4] == "Stdlib.List.rev");
-        let [address, size, object, source, _] = rev.unwrap()[..] else {
+        let rev = lines.iter().find(|line| line[5] == "Stdlib.List.rev");
+        let [address, size, object, source, can, _] = rev.unwrap()[..] else {
             panic!("{answer}");
         };
         assert!(address.starts_with("0x"), "{answer}");
         assert!(size.parse::<u32>().unwrap() > 4, "{answer}");
         assert_eq!(object, file.file_name().unwrap().to_str().unwrap());
         assert!(source.starts_with("list.ml:"), "{answer}");
+        assert_eq!(can, "count,time");
         assert!(lines.len() >= 5, "{answer}");
         assert!(
             lines
                 .iter()
-                .all(|line| line[4].starts_with("Stdlib.List.rev"))
+                .all(|line| line[5].starts_with("Stdlib.List.rev"))
         );
     }
 }
@@ -43,7 +44,6 @@ fn all_functions_are_listed_without_a_glob() {
     let all = run_on("list -functions", &file);
     let count = all.stdout.lines().count();
     assert!(count > 1000);
-    assert_eq!(all.stderr, format!("{count} functions\n"));
     let table = run_on("list -functions -format table", &file).answer();
     assert_eq!(table.lines().count(), count + 2);
     assert!(
@@ -51,7 +51,90 @@ fn all_functions_are_listed_without_a_glob() {
         "{table}"
     );
     let json = run_on("list -functions -json", &file).json();
-    assert_eq!(json["functions"].as_array().unwrap().len(), count);
+    let functions = json["functions"].as_array().unwrap();
+    assert_eq!(functions.len(), count);
+    let without = |field: &str| functions.iter().filter(|it| it[field] == false).count();
+    let mut sum = format!("{count} functions");
+    for (field, what) in [("can_count", "counted"), ("can_time", "timed")] {
+        match without(field) {
+            0 => {}
+            refused => sum += &format!(", {refused} that cannot be {what}"),
+        }
+    }
+    assert_eq!(all.stderr, sum + "\n");
+}
+
+#[test]
+fn functions_say_whether_they_can_be_observed() {
+    let scratch = Scratch::new();
+    let (source, file) = (scratch.file("short.s"), scratch.file("short"));
+    // The first is followed by another one, the second by padding; the third has a conditional jump to a part of the
+    // code that belongs to no function.
+    let functions = [
+        ("first", "ret"),
+        ("second", "mov %rdi, %rax; ret; .skip 8, 0x90"),
+        ("third", "mov $1, %eax; test %edi, %edi; je hidden; ret"),
+    ];
+    let mut assembly = String::from(".text\n.globl _start\n_start: ret\n");
+    for (name, code) in functions {
+        assembly += &format!(".type {name}, @function\n{name}: {code}\n.size {name}, . - {name}\n");
+    }
+    assembly += "hidden: ret\n";
+    fs::write(&source, assembly).unwrap();
+    let mut gcc = std::process::Command::new("gcc");
+    gcc.args(["-nostdlib", "-no-pie", "-static", "-o"]);
+    assert!(gcc.arg(&file).arg(&source).status().unwrap().success());
+    let line = "list -functions first second third";
+    let plain = run_on(line, &file);
+    let words: Vec<&str> = plain
+        .stdout
+        .lines()
+        .map(|line| line.split(' ').nth(4).unwrap())
+        .collect();
+    assert_eq!(
+        words,
+        ["no(too_short)", "count,time", "count(unknown_code)"]
+    );
+    let table = run_on(&format!("{line} -format table"), &file).answer();
+    assert!(table.contains(" | no(too_short)       | first"), "{table}");
+    let json = run_on(&format!("{line} -json"), &file).json();
+    let shown = |index: usize| {
+        let function = &json["functions"][index];
+        (
+            &function["can_count"],
+            &function["can_time"],
+            &function["refusal"],
+        )
+    };
+    let (yes, no) = (Value::Bool(true), Value::Bool(false));
+    let refusal = |reason, text| serde_json::json!({"reason": reason, "text": text});
+    let short = refusal("too_short", "is too short: 1 byte, and a jump takes 5");
+    assert_eq!(shown(0), (&no, &no, &short));
+    assert_eq!(shown(1), (&yes, &yes, &Value::Null));
+    let hidden = "has a jump at +0x7 to code that belongs to no known function";
+    assert_eq!(shown(2), (&yes, &no, &refusal("unknown_code", hidden)));
+}
+
+#[test]
+fn code_that_cannot_be_read_is_unknown() {
+    // Segments beyond those that are planned.
+    let file = SymbolFile {
+        names: b"\0f\0".to_vec(),
+        symbols: vec![(1, 0)],
+        segments: 70,
+    };
+    let scratch = Scratch::new();
+    let path = scratch.file("segments");
+    fs::write(&path, file.bytes()).unwrap();
+    let plain = run_on("list -functions", &path);
+    assert!(plain.stdout.ends_with(" - - f\n"), "{}", plain.stdout);
+    let warning = "segments is corrupt: it has 70 segments with code or data";
+    assert!(plain.stderr.contains(warning), "{}", plain.stderr);
+    let json = run_on("list -functions -json", &path).json();
+    let function = &json["functions"][0];
+    for field in ["can_count", "can_time", "refusal"] {
+        assert!(function[field].is_null(), "{function}");
+    }
 }
 
 #[test]
@@ -201,7 +284,7 @@ fn stripped_program_shows_lines_of_first_calls() {
         assert!(function["file"].is_null() && function["line"].is_null());
         let table = run_on("list -functions -format table Service.serve", &copy).answer();
         assert!(
-            table.contains(&format!(":{call}(call) | Service.serve")),
+            table.contains(&format!(":{call}(call) | count,time | Service.serve")),
             "{table}"
         );
     }
@@ -217,7 +300,7 @@ fn functions_without_a_name_are_counted() {
     let unnamed = functions.iter().filter(|it| it["name"].is_null()).count();
     assert!(unnamed > 0, "{json}");
     let plain = run_on("list -functions", &copy).answer();
-    let dashes = plain.lines().filter(|line| line.ends_with(" - -")).count();
+    let dashes = plain.lines().filter(|line| line.ends_with(" -")).count();
     assert_eq!(dashes, unnamed, "{plain}");
 }
 

@@ -223,7 +223,7 @@ impl Code {
     /// If some of its bytes are not in the file, or no instruction.
     pub(super) fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
         /// Of one function; the largest real ones, of interpreters and generated parsers, have less than 1 MiB.
-        const MAX_LEN: u64 = 16 << 20;
+        const MAX_LEN: u64 = 4 << 20;
         if range.len > MAX_LEN {
             return Err(Refusal::TooLarge { len: range.len });
         }

@@ -28,8 +28,9 @@ impl PatchPlanner {
             }
             let bytes = elf.read_segment(&segment)?;
             if !add_segment(&mut code, elf, &segment, bytes) {
-                let (what, size) = ("the number of segments", elf.loaded().count() as u64);
-                let defect = ElfDefect::TooLarge { what, size };
+                let count = elf.loaded().count();
+                let text = format!("it has {count} segments with code or data");
+                let defect = ElfDefect::Contradiction(text);
                 return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
             }
         }

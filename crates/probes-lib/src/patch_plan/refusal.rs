@@ -9,6 +9,7 @@
 /// assert_eq!(refusal.to_string(), "is too short: 1 byte, and a jump takes 5");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr, thiserror::Error)]
+#[cfg_attr(test, derive(strum::VariantNames))]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Refusal {

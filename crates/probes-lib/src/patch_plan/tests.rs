@@ -484,6 +484,15 @@ fn refusals_say_why() {
 }
 
 #[test]
+fn refusals_are_documented() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/functions.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for name in <Refusal as strum::VariantNames>::VARIANTS {
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
 fn copies_refer_to_the_same_addresses() {
     let bytes = assembled(|a| {
         a.mov(rax, qword_ptr(AT + 0x100)).unwrap();
@@ -688,7 +697,7 @@ fn functions_that_are_too_large_are_refused() {
     let planner = PatchPlanner::new(bytes, &[whole, small], &[], []);
     assert!(planner.function(whole).entry.is_ok());
     let mut bytes = Code::default();
-    let len = (16 << 20) + 1;
+    let len = (4 << 20) + 1;
     bytes.add(FileAddr(AT), vec![0x90; len as usize], true);
     let range = CodeRange { len, ..whole };
     let plan = PatchPlanner::new(bytes, &[range], &[], []).function(range);

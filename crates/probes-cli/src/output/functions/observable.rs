@@ -1,0 +1,82 @@
+//! [`Observable`]: whether a function can be counted and timed.
+
+use std::fmt;
+
+use probes_lib::{Error, FunctionPlan, PatchPlanner, Refusal, SelectedFunction};
+use serde::Serialize;
+
+/// Whether a function can be counted, which patches its entry, and timed, which patches its exits, too.
+pub(super) enum Observable {
+    Timed,
+    /// Counted, but not timed.
+    Counted(Refusal),
+    Refused(Refusal),
+    /// The code of its file could not be read.
+    Unknown,
+}
+
+/// Why a function cannot be timed or counted.
+#[derive(Serialize)]
+pub(super) struct RefusalView {
+    reason: &'static str,
+    text: String,
+}
+
+impl Observable {
+    /// Finds it out for functions of one object.
+    pub(super) fn of(functions: &[SelectedFunction<'_>]) -> Result<Vec<Observable>, Error> {
+        let Some(first) = functions.first() else {
+            return Ok(Vec::new());
+        };
+        let planner = first.object.patch_planner()?;
+        let of_function = |it: &SelectedFunction<'_>| Observable::of_function(&planner, it);
+        Ok(functions.iter().map(of_function).collect())
+    }
+
+    fn of_function(planner: &PatchPlanner, selected: &SelectedFunction<'_>) -> Observable {
+        let FunctionPlan { entry, exits, .. } = planner.function(selected.function.range());
+        match (entry, exits) {
+            (Err(refusal), _) => Observable::Refused(refusal),
+            (_, Err(refusal)) => Observable::Counted(refusal),
+            (Ok(_), Ok(_)) => Observable::Timed,
+        }
+    }
+
+    pub(super) fn can_count(&self) -> Option<bool> {
+        match self {
+            Observable::Timed | Observable::Counted(_) => Some(true),
+            Observable::Refused(_) => Some(false),
+            Observable::Unknown => None,
+        }
+    }
+
+    pub(super) fn can_time(&self) -> Option<bool> {
+        match self {
+            Observable::Timed => Some(true),
+            Observable::Counted(_) | Observable::Refused(_) => Some(false),
+            Observable::Unknown => None,
+        }
+    }
+
+    pub(super) fn refusal(&self) -> Option<RefusalView> {
+        match self {
+            Observable::Counted(refusal) | Observable::Refused(refusal) => Some(RefusalView {
+                reason: refusal.name(),
+                text: refusal.to_string(),
+            }),
+            Observable::Timed | Observable::Unknown => None,
+        }
+    }
+}
+
+/// One word, as text shows it.
+impl fmt::Display for Observable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Observable::Timed => f.write_str("count,time"),
+            Observable::Counted(refusal) => write!(f, "count({})", refusal.name()),
+            Observable::Refused(refusal) => write!(f, "no({})", refusal.name()),
+            Observable::Unknown => f.write_str("-"),
+        }
+    }
+}
