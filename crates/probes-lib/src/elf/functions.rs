@@ -56,6 +56,8 @@ pub struct FunctionTable {
     strings: Strings,
     names: Vec<NamePlace>,
     functions: Vec<Entry>,
+    /// The parts of functions that the compiler has moved away, in order.
+    parts: Vec<CodeRange>,
 }
 
 /// One function of a file.
@@ -155,8 +157,8 @@ impl FunctionTable {
 
     pub(crate) fn of(elf: &ElfFile) -> Result<FunctionTable> {
         let code = code_of(elf);
-        let (mut table, parts) = FunctionTable::of_symbols(elf, &code)?;
-        table.add_unnamed(elf, &code, &parts);
+        let mut table = FunctionTable::of_symbols(elf, &code)?;
+        table.add_unnamed(elf, &code);
         if table.functions.is_empty() {
             let defect = FileError::Elf(ElfDefect::NoFunctions);
             return Err(Error::of_file(elf.path(), defect));
@@ -168,8 +170,8 @@ impl FunctionTable {
         Ok(table)
     }
 
-    /// Returns the functions that have a symbol, and the addresses of parts of functions, in their order.
-    fn of_symbols(elf: &ElfFile, code: &Ranges) -> Result<(FunctionTable, Vec<FileAddr>)> {
+    /// Returns the functions and parts of functions that have a symbol.
+    fn of_symbols(elf: &ElfFile, code: &Ranges) -> Result<FunctionTable> {
         let mut parts = Vec::new();
         let (mut symbols_len, mut strings_len) = (0, 0);
         let mut strings = Strings::default();
@@ -194,7 +196,10 @@ impl FunctionTable {
                         return Err(Error::of_file(elf.path(), defect));
                     }
                     if is_part(text_in(&names, function.place)) {
-                        parts.push(function.address);
+                        parts.push(CodeRange {
+                            start: function.address,
+                            len: function.len,
+                        });
                     } else {
                         found.push(function);
                     }
@@ -223,6 +228,7 @@ impl FunctionTable {
             linking: elf.linking(),
             build_id: elf.build_id(),
             functions: Vec::new(),
+            parts,
             names: found.iter().map(|found| found.place).collect(),
             strings,
         };
@@ -232,18 +238,21 @@ impl FunctionTable {
             first_name = entry.last_name;
             table.functions.push(entry);
         }
-        parts.sort_unstable();
-        Ok((table, parts))
+        table.parts.sort_unstable();
+        Ok(table)
     }
 
-    /// Adds the functions that only the unwind tables know.
-    fn add_unnamed(&mut self, elf: &ElfFile, code: &Ranges, parts: &[FileAddr]) {
+    /// Adds the functions and parts of functions that only the unwind tables know.
+    fn add_unnamed(&mut self, elf: &ElfFile, code: &Ranges) {
         let mut ranges = unwind_ranges(elf);
         ranges.retain(|range| {
             let end = range.address.0.checked_add(range.len);
             let code_end = code.end_at(range.address.0).unwrap_or(0);
-            let is_part = !range.is_entry || parts.binary_search(&range.address).is_ok();
-            !is_part && range.len > 0 && end.is_some_and(|end| end <= code_end)
+            let is_known = self
+                .parts
+                .binary_search_by_key(&range.address, |it| it.start)
+                .is_ok();
+            !is_known && range.len > 0 && end.is_some_and(|end| end <= code_end)
         });
         ranges.sort_by_key(|range| (range.address, range.len));
         ranges.dedup_by_key(|range| range.address);
@@ -258,10 +267,18 @@ impl FunctionTable {
             let before = ends.last().copied().unwrap_or(0);
             ends.push(before.max(function.address.0 + function.len));
         }
-        for UnwindRange { address, len, .. } in ranges {
+        for UnwindRange {
+            address,
+            len,
+            is_entry,
+        } in ranges
+        {
             let next = self.functions[..known].partition_point(|it| it.address.0 < address.0 + len);
             let overlaps = next > 0 && ends[next - 1] > address.0;
-            if !overlaps && stubs.end_at(address.0).is_none() {
+            if overlaps || stubs.end_at(address.0).is_some() {
+                continue;
+            }
+            if is_entry {
                 self.functions.push(Entry {
                     address,
                     len,
@@ -270,9 +287,13 @@ impl FunctionTable {
                     last_name: 0,
                     call: None,
                 });
+            } else {
+                let start = address;
+                self.parts.push(CodeRange { start, len });
             }
         }
         self.functions.sort_by_key(|entry| entry.address);
+        self.parts.sort_unstable();
     }
 
     /// Adds what the frametables say: names of functions that have no symbol, and the lines of calls.
@@ -327,6 +348,13 @@ impl FunctionTable {
     pub fn functions(&self) -> impl ExactSizeIterator<Item = Function<'_>> {
         let function = |entry| Function { table: self, entry };
         self.functions.iter().map(function)
+    }
+
+    /// The parts of functions that the compiler has moved away because they rarely run, in the order of their addresses:
+    /// those with a symbol, `parse.cold`, and those of which the unwind tables say that they are entered with something on
+    /// the stack.
+    pub(crate) fn parts(&self) -> &[CodeRange] {
+        &self.parts
     }
 
     fn name(&self, place: NamePlace) -> FunctionName<'_> {
@@ -484,7 +512,7 @@ fn text_in(strings: &[u8], place: NamePlace) -> &[u8] {
 
 /// Whether the symbol names a part of a function that the compiler has moved away because it rarely runs: gcc's
 /// `parse.cold`, `parse.cold.3`.
-pub(crate) fn is_part(symbol: &[u8]) -> bool {
+fn is_part(symbol: &[u8]) -> bool {
     let is_digit = |byte: &u8| byte.is_ascii_digit();
     let end = symbol.iter().rposition(|byte| !is_digit(byte));
     let without_number = &symbol[..end.map_or(0, |end| end + 1)];

@@ -2,7 +2,7 @@
 //! addresses of code that its data hold.
 
 use crate::address::{CodeRange, FileAddr};
-use crate::elf::functions::{FunctionTable, is_part};
+use crate::elf::functions::FunctionTable;
 use crate::elf::table::noted_sites;
 use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment, SymbolTable};
 use crate::error::{ElfDefect, Error, FileError, Result};
@@ -41,23 +41,12 @@ impl PatchPlanner {
         for site in noted_sites(elf)? {
             code.add_foreign(site);
         }
-        let mut parts = Vec::new();
         for symbols in [SymbolTable::Static, SymbolTable::Dynamic] {
-            let (symbols, names) = elf.symbol_table(symbols)?;
-            for symbol in symbols {
-                extra.push(FileAddr(symbol.st_value));
-                let name = names.get(symbol.st_name..).unwrap_or_default();
-                let name = &name[..memchr::memchr(0, name).unwrap_or(0)];
-                if symbol.is_function() && is_part(name) {
-                    parts.push(CodeRange {
-                        start: FileAddr(symbol.st_value),
-                        len: symbol.st_size,
-                    });
-                }
-            }
+            let (symbols, _) = elf.symbol_table(symbols)?;
+            extra.extend(symbols.iter().map(|symbol| FileAddr(symbol.st_value)));
         }
         let functions: Vec<CodeRange> = table.functions().map(|it| it.range()).collect();
-        Ok(PatchPlanner::new(code, &functions, &parts, extra))
+        Ok(PatchPlanner::new(code, &functions, table.parts(), extra))
     }
 }
 

@@ -60,8 +60,8 @@ pub enum Refusal {
         /// Where the jump is.
         offset: u64,
     },
-    /// It jumps to code that belongs to no known function, as happens in stripped files. That may be another
-    /// function, with which this one ends, or a part of its own.
+    /// It jumps to code that belongs to no known function. That may be another function, with which this one ends, or a
+    /// part of its own.
     #[error("has a jump at +{offset:#x} to code that belongs to no known function")]
     UnknownCode {
         /// Where the jump is.

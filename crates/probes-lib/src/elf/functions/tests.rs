@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use test_support::{DEADLINE, SymbolFile, fixture, program, program_forms};
+use test_support::{DEADLINE, Scratch, SymbolFile, fixture, program, program_forms};
 
 use super::*;
 use crate::testing::{memory_file, properties};
@@ -45,6 +45,36 @@ fn parts_of_functions_are_no_functions() {
         "x.1",
     ] {
         assert!(!is_part(symbol.as_bytes()), "{symbol}");
+    }
+}
+
+#[test]
+fn stripped_files_still_have_parts() {
+    let scratch = Scratch::new();
+    for file in program_forms("service") {
+        let stripped = scratch.file("stripped");
+        let mut strip = std::process::Command::new("strip");
+        strip.arg("-o").arg(&stripped).arg(&file);
+        assert!(strip.status().unwrap().success());
+        let elf = ElfFile::open(&file).unwrap();
+        let (symbols, names) = elf.symbol_table(SymbolTable::Static).unwrap();
+        let mut named = Vec::new();
+        for symbol in symbols {
+            let name = names[symbol.st_name..].split(|&byte| byte == 0).next();
+            if is_part(name.unwrap()) {
+                named.push(CodeRange {
+                    start: FileAddr(symbol.st_value),
+                    len: symbol.st_size,
+                });
+            }
+        }
+        let with_symbols = table(&file);
+        assert!(named.iter().all(|it| with_symbols.parts().contains(it)));
+        let found = table(&stripped);
+        assert!(!found.parts().is_empty());
+        for part in found.parts() {
+            assert!(named.contains(part), "{part:x?}");
+        }
     }
 }
 
