@@ -111,7 +111,7 @@ fn functions_say_whether_they_can_be_observed() {
     let short = refusal("too_short", "is too short: 1 byte, and a jump takes 5");
     assert_eq!(shown(0), (&no, &no, &short));
     assert_eq!(shown(1), (&yes, &yes, &Value::Null));
-    let hidden = "has a jump at +0x7 to code that belongs to no known function";
+    let hidden = "has a jump at +0x7 to code that belongs to no known function, or to several";
     assert_eq!(shown(2), (&yes, &no, &refusal("unknown_code", hidden)));
 }
 

@@ -17,11 +17,25 @@ pub(super) struct PartOwners {
     by_table: BTreeMap<u64, (u64, BTreeSet<u64>)>,
     /// The function whose tables have labels in a part; `None` if there are several.
     of_table: BTreeMap<u64, Option<u64>>,
+    /// The function that jumps to a part; `None` if there are several.
+    of_jump: BTreeMap<u64, Option<u64>>,
 }
 
 impl PartOwners {
-    /// Adds a jump between a part and an address of a function.
-    pub(super) fn add_jump(&mut self, part: CodeRange, address: u64) {
+    /// Adds a jump to a part, from a function at this address; `is_alone` if it overlaps no other one.
+    pub(super) fn add_jump(&mut self, part: CodeRange, function: u64, is_alone: bool) {
+        self.add_jump_back(part, function);
+        let owner = self.of_jump.entry(part.start.0).or_insert(Some(function));
+        *owner = owner.filter(|it| *it == function && is_alone);
+    }
+
+    /// Returns whether several functions jump to a part: its exits would be those of each.
+    pub(super) fn is_shared(&self, part: CodeRange) -> bool {
+        self.of_jump.get(&part.start.0) == Some(&None)
+    }
+
+    /// Adds a jump from a part to an address of a function.
+    pub(super) fn add_jump_back(&mut self, part: CodeRange, address: u64) {
         self.by_jump.insert((part.start.0, address));
         self.parts.insert((address, part.start.0));
     }

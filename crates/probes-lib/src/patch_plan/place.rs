@@ -100,13 +100,19 @@ impl Swept {
     ///
     /// # Errors
     ///
-    /// If it jumps to some of them through tables, and they may be those of other functions.
+    /// If some of them may be those of other functions.
     pub(super) fn parts_of(&self, body: &Body) -> Result<Vec<CodeRange>, Refusal> {
-        let part = |instruction: &Instruction| {
-            let is_jump = !is_call(instruction) && has_near_target(instruction);
-            is_jump.then(|| self.ranges().part_at(instruction.near_branch_target()))?
-        };
-        let mut parts: Vec<CodeRange> = body.instructions.iter().filter_map(part).collect();
+        let jumps = body.instructions.iter();
+        let jumps = jumps.filter(|it| !is_call(it) && has_near_target(it));
+        let mut parts = Vec::new();
+        for jump in jumps {
+            let part = self.ranges().part_at(jump.near_branch_target());
+            if part.is_some_and(|part| self.targets.owners.is_shared(part)) {
+                let offset = body.offset(jump);
+                return Err(Refusal::UnknownCode { offset });
+            }
+            parts.extend(part);
+        }
         let start = body.range.start.0;
         let Some(by_table) = self.targets.owners.by_table(start) else {
             let is_jump = |it: &&Instruction| it.flow_control() == FlowControl::IndirectBranch;

@@ -60,9 +60,9 @@ pub enum Refusal {
         /// Where the jump is.
         offset: u64,
     },
-    /// It jumps to code that belongs to no known function. That may be another function, with which this one ends, or a
-    /// part of its own.
-    #[error("has a jump at +{offset:#x} to code that belongs to no known function")]
+    /// It jumps to code that belongs to no known function: that may be another function, with which this one ends, or a
+    /// part of its own. Or it shares a part with another function.
+    #[error("has a jump at +{offset:#x} to code that belongs to no known function, or to several")]
     UnknownCode {
         /// Where the jump is.
         offset: u64,

@@ -235,7 +235,7 @@ impl Targets {
                     let source = JumpSource::of(&before[last..], &instruction);
                     group.jumps.push((address, source));
                 }
-                targets.add(sweep, &instruction, &mut group, !functions.is_empty());
+                targets.add(sweep, &instruction, &mut group, functions.len());
                 if before.len() == 4 * WINDOW {
                     before.drain(..3 * WINDOW);
                 }
@@ -273,13 +273,13 @@ impl Targets {
         sweep: &Sweep<'_>,
         instruction: &Instruction,
         group: &mut Group,
-        is_in_function: bool,
+        functions: usize,
     ) {
         let code = sweep.code;
         if has_near_target(instruction) {
             self.all.insert(instruction.near_branch_target());
-            if is_in_function && !is_call(instruction) {
-                self.add_part(sweep.ranges, instruction, group);
+            if functions > 0 && !is_call(instruction) {
+                self.add_part(sweep.ranges, instruction, group, functions == 1);
             }
         }
         if is_call(instruction) {
@@ -289,7 +289,7 @@ impl Targets {
                 self.called.insert(instruction.near_branch_target());
             }
         }
-        if ends_flow(instruction) && is_in_function {
+        if ends_flow(instruction) && functions > 0 {
             self.behind_ends.push(instruction.next_ip());
         }
         if instruction.mnemonic() == Mnemonic::Lea && instruction.is_ip_rel_memory_operand() {
@@ -311,14 +311,14 @@ impl Targets {
     }
 
     /// Adds a jump if it leads from a function to a part, or back.
-    fn add_part(&mut self, ranges: Ranges<'_>, jump: &Instruction, group: &Group) {
+    fn add_part(&mut self, ranges: Ranges<'_>, jump: &Instruction, group: &Group, is_alone: bool) {
         let target = jump.near_branch_target();
         if (group.range.start..group.range.end).contains(&target) {
             return;
         }
         match (ranges.part_at(jump.ip()), ranges.part_at(target)) {
-            (None, Some(part)) => self.owners.add_jump(part, group.range.start),
-            (Some(part), None) => self.owners.add_jump(part, target),
+            (None, Some(part)) => self.owners.add_jump(part, group.range.start, is_alone),
+            (Some(part), None) => self.owners.add_jump_back(part, target),
             _ => {}
         }
     }

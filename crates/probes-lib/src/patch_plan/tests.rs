@@ -349,6 +349,15 @@ fn parts_reached_through_tables_have_exits() {
     let other = [jump, &[0x90; 16][..]].concat();
     let both = [ranges[0], ranges[2]];
     assert_eq!(exits(&planner(&both, &other)), Ok(vec![0x10]));
+    // Both jump to the part.
+    let mut jumping = function.clone();
+    jumping[0x10..0x15].copy_from_slice(b"\xe9\x03\0\0\0");
+    let mut code = Code::default();
+    code.add(FileAddr(AT), [&jumping[..], part, &other].concat(), true);
+    code.add(FileAddr(AT + 0x1000), table.clone(), false);
+    let shared = PatchPlanner::new(code, &both, &ranges[1..2], []);
+    let refusal = Refusal::UnknownCode { offset: 0x10 };
+    assert_eq!(exits(&shared), Err(refusal));
     // Another one has such a table: it may be either's.
     let mut other = function.clone();
     other[3..7].copy_from_slice(&(0x1000 - 0x27_i32).to_le_bytes());

@@ -133,8 +133,8 @@ fn check(options: &str) {
         count > 24 && planned >= count - 2,
         "{options}: {planned} of {count}"
     );
-    // Where labels are in an array, it is not known whether other jumps lead out.
-    assert!(unknown <= 6, "{options}: {unknown} of {count}");
+    // Where labels are in an array, it is not known whether other jumps lead out; and some functions share a part.
+    assert!(unknown <= 10, "{options}: {unknown} of {count}");
 }
 
 /// Returns the addresses of the bytes that a patch overwrites or moves.
