@@ -195,7 +195,14 @@ fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<
         }
         ProcessError::Busy { .. }
         | ProcessError::ThreadsKeepStarting { .. }
+        | ProcessError::FollowerLost
         | ProcessError::Executed => "try again",
+        ProcessError::FollowerSilent => {
+            return Some(format!(
+                "look whether its tracer is stopped (TracerPid in /proc/{}/status); `kill -CONT` continues that",
+                pid.map_or("PID".to_owned(), |pid| pid.to_string())
+            ));
+        }
         ProcessError::KeepsChanging => {
             "try again; is another ocaml-probes changing the same process?"
         }
@@ -451,6 +458,14 @@ fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
         ),
         Denial::Traced { tracer, name } => {
             format!("detach or end the other tracer, {name} with pid {tracer}")
+        }
+        Denial::OtherVersion { tracer, .. } if is_attach => {
+            format!(
+                "use the version of process {tracer}, or end that; or use -live, which does not use ptrace"
+            )
+        }
+        Denial::OtherVersion { tracer, .. } => {
+            format!("use the version of process {tracer}, or end that")
         }
         Denial::Unexplained => {
             "look for a debugger or tracer outside this container, or use sudo".to_owned()

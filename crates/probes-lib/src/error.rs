@@ -31,6 +31,11 @@ pub use process::{Denial, ProcessError};
 pub use subject::Subject;
 pub use system::{Operation, SystemError};
 
+/// What calls that a follower is to make fail with, and with nothing else: it does not lend the process any more
+/// ([`ProcessError::FollowerLost`]), or does not answer ([`ProcessError::FollowerSilent`]).
+pub(crate) const FOLLOWER_LOST: Errno = Errno::ENOTCONN;
+pub(crate) const FOLLOWER_SILENT: Errno = Errno::EHOSTDOWN;
+
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -176,8 +181,10 @@ impl Error {
 
     /// A failed system call on a process: the one place that turns ESRCH into "exited".
     pub(crate) fn of_call(pid: i32, operation: Operation, source: io::Error) -> Error {
-        match source.raw_os_error() {
-            Some(libc::ESRCH) => Error::of_process(pid, ProcessError::Exited),
+        match source.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ESRCH) => Error::of_process(pid, ProcessError::Exited),
+            Some(FOLLOWER_LOST) => Error::of_process(pid, ProcessError::FollowerLost),
+            Some(FOLLOWER_SILENT) => Error::of_process(pid, ProcessError::FollowerSilent),
             _ => Error::of_process(pid, SystemError::Call { operation, source }),
         }
     }
@@ -209,11 +216,13 @@ impl Error {
         address: LiveAddr,
         source: io::Error,
     ) -> Error {
-        match (source.kind(), source.raw_os_error()) {
+        match (source.kind(), source.raw_os_error().map(Errno::from_raw)) {
             // ESRCH: the thread through which it was to be written was killed while it was stopped.
-            (io::ErrorKind::UnexpectedEof, _) | (_, Some(libc::ESRCH)) => {
+            (io::ErrorKind::UnexpectedEof, _) | (_, Some(Errno::ESRCH)) => {
                 Error::of_process(pid, ProcessError::Exited)
             }
+            (_, Some(FOLLOWER_LOST)) => Error::of_process(pid, ProcessError::FollowerLost),
+            (_, Some(FOLLOWER_SILENT)) => Error::of_process(pid, ProcessError::FollowerSilent),
             _ => Error::of_process(
                 pid,
                 MemoryError::Write {
@@ -387,7 +396,7 @@ impl std::error::Error for Error {
 }
 
 /// The kernel's reason without Rust's "(os error 2)".
-fn reason(error: &io::Error) -> String {
+pub(crate) fn reason(error: &io::Error) -> String {
     match error.raw_os_error() {
         // "Try again", says nix, which sounds like advice.
         Some(libc::EAGAIN) => "Resource temporarily unavailable".to_owned(),

@@ -94,7 +94,8 @@ use self::session::FollowSession;
 ///
 /// # Requirements and side effects
 ///
-/// All threads of the processes are traced: no other debugger can trace them meanwhile, and a program
+/// All threads of the processes are traced: no debugger can trace them meanwhile (other programs of the same user that use this
+/// library can stop and observe them: they are lent for that), and a program
 /// that changes its user when it is executed (set-user-ID) runs without that privilege. If this process
 /// dies, they run on; while it is stopped (SIGSTOP, SIGTSTP), they wait for it wherever they fork,
 /// execute or load something, or receive a signal.
@@ -145,6 +146,16 @@ impl Follow {
                 Ok(())
             })
         })
+    }
+
+    /// Checks whether a target could be followed, as far as that is known while it runs. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::check`]; unlike an update, this needs a process that nobody traces, not even another
+    /// `Follow`.
+    pub fn check(target: &Target, actions: &Actions, options: Options) -> Result<()> {
+        session::check(target, actions, options)
     }
 
     /// Starts a thread that does `work`, and returns when that calls [`TracerSide::report_begun`], or fails.

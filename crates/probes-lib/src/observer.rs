@@ -451,7 +451,11 @@ impl Observer {
             maps = read_maps(process)?;
             remove(process, &memory, &active.arenas, options, read)
         };
-        let removed = remove_all();
+        let removed = match remove_all() {
+            // Without that follower, or connected to it anew.
+            Err(error) if is_follower_lost(&error) && !is_partly_removed(&error) => remove_all(),
+            removed => removed,
+        };
         let discards = active.discards.get_mut();
         let discards = discards.unwrap_or_else(PoisonError::into_inner);
         match &removed {
@@ -560,6 +564,11 @@ fn is_already_observed(error: &Error) -> bool {
         kind,
         ErrorKind::Observe(ObserveError::AlreadyObserved { .. })
     )
+}
+
+fn is_follower_lost(error: &Error) -> bool {
+    let kind = error.kind();
+    matches!(kind, ErrorKind::Process(ProcessError::FollowerLost))
 }
 
 fn is_replaced(error: &Error) -> bool {

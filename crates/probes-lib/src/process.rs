@@ -109,6 +109,14 @@ impl Process {
         Ok(File::from(fd))
     }
 
+    /// Returns the device and inode of a file of the process, without opening it: opening `mem` may wait for an
+    /// execve.
+    pub(crate) fn identity_of(&self, path: &str) -> io::Result<(u64, u64)> {
+        fault_point!(Stat);
+        let status = fstatat(&self.dir, path, AtFlags::empty())?;
+        Ok((status.st_dev, status.st_ino))
+    }
+
     /// Reads a file of the process whole.
     pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         // The kernel does not report the length, and each read takes time.
@@ -443,7 +451,7 @@ impl ThreadList {
 }
 
 /// Returns whether opening or reading failed because there is no such process or thread any more.
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw),
         Some(Errno::ENOENT | Errno::ESRCH)

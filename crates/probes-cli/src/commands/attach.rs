@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use probes_lib::{Actions, Effect, Error, Hold, Options, ProbeChange, Report, Target};
+use probes_lib::{Actions, Effect, Error, Follow, Hold, Options, ProbeChange, Report, Target};
 
 use super::changes::{print_changes, print_undone};
 use super::failures::Failures;
@@ -210,7 +210,13 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
     }
     if let Some(actions) = args.actions().filter(|_| pids.len() > 1) {
         for target in &targets {
-            match target.check(&actions, args.options()) {
+            let options = args.options();
+            let checked = if args.follow {
+                Follow::check(target, &actions, options)
+            } else {
+                target.check(&actions, options)
+            };
+            match checked {
                 // A program that is executed later may have it.
                 Err(error) if args.follow && error.is_missing_name() => {}
                 checked => {

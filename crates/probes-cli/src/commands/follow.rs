@@ -140,6 +140,9 @@ fn say_event(messages: &Messages, event: &FollowEvent) {
         FollowEvent::LoaderNotHooked { pid, reason } => messages.note(&format!(
             "objects that process {pid} loads later will not be seen: {reason}"
         )),
+        FollowEvent::NotLent { reason } => messages.note(&format!(
+            "other tools cannot stop what is followed: {reason}"
+        )),
         FollowEvent::Exited { pid } => messages.step(format_args!("process {pid} exited")),
         _ => {}
     }

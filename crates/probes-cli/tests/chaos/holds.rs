@@ -102,8 +102,8 @@ fn kill_in_every_way(case: &mut Case, file: PathBuf, fault: &str) {
     }
     // A living holder keeps what it holds.
     let line = format!("attach -pid {} -enable-all -for 1h", subject.pid());
-    let mut living = Guard::spawn(&mut tool::command(&line));
     let held = plus(&subject.states(), 1);
+    let mut living = Guard::spawn(&mut tool::command(&line));
     let one = |states: &States| states.values().all(|&state| state == (1, State::Enabled));
     assert!(one(&held));
     eventually("it holds", || {

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -11,7 +13,8 @@ use nix::unistd::Pid;
 use test_support::process::{self, status};
 use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
 
-use crate::support::{Folder, command, object, run, states};
+use crate::count::{end, observing};
+use crate::support::{Folder, command, is_observed, object, run, states};
 
 const ON: &str = "ping enabled\npong enabled\n";
 const OFF: &str = "ping disabled\npong disabled\n";
@@ -137,6 +140,316 @@ fn library_probes_are_enabled_before_their_initialisers() {
     }
 }
 
+// promise: Following: A followed process can be observed and updated: its follower lends it, and follows
+//    what it forks, executes and loads meanwhile (2)
+#[test]
+fn followed_process_is_observed_and_updated() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let pid = talker.pid();
+        let mut following = Following::attach(pid);
+        let count = observing("count -quiet", pid);
+        talker.hits();
+        for line in ["fork", "clone"] {
+            assert_eq!(talker.ask(line, "child"), "child hits ping=3 pong=1");
+            talker.expect("started 0");
+        }
+        let program = fixture("idle_threads.pie");
+        talker.ask(&format!("spawn {}", program.display()), "ready");
+        assert_eq!(first_round(&mut talker), 4);
+        talker.ask("quit", "started 0");
+        let lines = end(count, Signal::SIGINT);
+        assert!(
+            lines[0].starts_with("3 ") && lines[0].ends_with(" ping"),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].starts_with("1 ") && lines[1].ends_with(" pong"),
+            "{lines:?}"
+        );
+        assert!(!is_observed(pid));
+
+        for line in ["watch -probe ping", "latency -pair ping,pong"] {
+            let tool = observing(&format!("{line} -quiet -for 1h"), pid);
+            talker.hits();
+            assert!(!end(tool, Signal::SIGTERM).is_empty(), "{line}");
+        }
+        run(&format!("attach -quiet -disable ping -pid {pid}")).answer();
+        assert_eq!(states(pid), "ping disabled\npong enabled\n");
+
+        // An exec is followed while the process is observed, which ends the observation.
+        let count = observing("count -quiet", pid);
+        talker.ask(&format!("exec {}", program.display()), "ready");
+        assert_eq!(first_round(&mut talker), 4);
+        drop(count);
+        assert!(following.0.guard().is_running());
+        following.end();
+        assert_left_alone(pid);
+        quit(talker);
+    }
+}
+
+/// Repeats `step` while other tools begin and end observing a process.
+fn while_others_observe(pid: i32, mut step: impl FnMut()) {
+    let observing = std::thread::spawn(move || {
+        for _ in 0..20 {
+            run(&format!("count -quiet -for 1ms -pid {pid}")).answer();
+        }
+    });
+    while !observing.is_finished() {
+        step();
+    }
+    observing.join().unwrap();
+    assert!(!is_observed(pid));
+}
+
+// promise: Following: No load goes unseen while other tools begin and end observing the process (2 × 20
+//    observations)
+#[test]
+fn no_load_is_missed_while_others_observe() {
+    for host in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&host);
+        let pid = talker.pid();
+        let following = Following::attach(pid);
+        let folder = Folder::new("follow-lending");
+        let eager = folder.copy(&fixture("objects/eager.so"), "eager.so");
+        let load = format!("load {}", eager.display());
+        while_others_observe(pid, || {
+            talker.ask(&load, "loaded 0");
+            // In its own constructor, and in a round.
+            let hits = talker.ask("plugins", "plugins");
+            assert_eq!(hits, "plugins 0:ping=2,plug=4");
+            talker.ask("unload 0", "unloaded");
+        });
+        following.end();
+        assert_left_alone(pid);
+        quit(talker);
+    }
+}
+
+// promise: Following: No process that is started goes unseen while other tools begin and end observing
+//    (2 × 20 observations)
+#[test]
+fn no_child_is_missed_while_others_observe() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let pid = talker.pid();
+        let following = Following::attach(pid);
+        let program = fixture("idle_threads.pie");
+        while_others_observe(pid, || {
+            assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+            talker.expect("started 0");
+            for way in ["spawn", "vfork", "grandchild"] {
+                talker.ask(&format!("{way} {}", program.display()), "ready");
+                assert_eq!(first_round(&mut talker), 4, "{way}");
+                talker.ask("quit", "started 0");
+            }
+        });
+        following.end();
+        assert_left_alone(pid);
+        quit(talker);
+    }
+}
+
+/// What happens while a process is lent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Accident {
+    FollowerKilled,
+    /// It is stopped until the tool has given up.
+    FollowerSilent,
+    ToolKilled,
+    /// It is stopped, and continued later.
+    ToolSilent,
+}
+
+/// How long it may take until a process is seen while it is lent.
+const LENDING_LIMIT: Duration = Duration::from_secs(120);
+
+/// Stops the process `tool` with a signal; returns whether the process `pid`, which is lent, is then stopped, and so
+/// stays for as long as the other tool waits. If not, `tool` is continued.
+fn stop_while_lent(tool: i32, pid: i32) -> bool {
+    let send = |signal| kill(Pid::from_raw(tool), signal).unwrap();
+    send(Signal::SIGSTOP);
+    // It may have exited.
+    let is_still = |tid: &i32| matches!(process::state(*tid), Some('T' | 'Z') | None);
+    eventually("all its threads are stopped", || {
+        process::threads(tool).iter().all(is_still).then_some(())
+    });
+    let is_lent = process::state(tool) == Some('T') && process::state(pid) == Some('t');
+    if !is_lent {
+        send(Signal::SIGCONT);
+    }
+    is_lent
+}
+
+/// Follows a process and observes it again and again, until it is stopped for an observer; then the accident happens.
+/// Asserts that each observer has succeeded, or said why it has not. Returns whether the last one has not succeeded.
+fn end_lending_by(accident: Accident, talker: &mut Talker) -> bool {
+    let lost = if accident == Accident::FollowerSilent {
+        "is followed by a tool that does not answer, and may be stopped until that does"
+    } else {
+        "was taken back by the tool that follows it"
+    };
+    let pid = talker.pid();
+    let begun = Instant::now();
+    let mut attach = command(["attach", "-follow", "-enable-all", "-pid"]);
+    let mut following = Following::started(attach.arg(pid.to_string()), pid);
+    let follower = following.0.pid();
+    let resume = |tool| kill(Pid::from_raw(tool), Signal::SIGCONT).unwrap();
+    // It prints what it has changed once it follows. Its loader may be hooked since an earlier follower was killed.
+    following.0.expect(&format!("{pid} pong"));
+    eventually("it runs", || {
+        (process::state(pid) != Some('t')).then_some(())
+    });
+    assert_ne!(status(pid, "TracerPid"), "0");
+    let mut has_happened = false;
+    let mut has_failed = false;
+    while !has_happened {
+        assert!(
+            begun.elapsed() < LENDING_LIMIT,
+            "never seen while it was lent"
+        );
+        let mut observer = command(["count", "-quiet", "-for", "1ms", "-pid"]);
+        observer.arg(pid.to_string()).stdout(Stdio::null());
+        let mut observer = Guard::spawn(observer.stderr(Stdio::piped()));
+        let victim = match accident {
+            Accident::FollowerKilled | Accident::FollowerSilent => follower,
+            Accident::ToolKilled | Accident::ToolSilent => observer.pid(),
+        };
+        while observer.is_running() && !has_happened {
+            if process::state(pid) != Some('t') || !stop_while_lent(victim, pid) {
+                std::thread::yield_now();
+                continue;
+            }
+            has_happened = true;
+            match accident {
+                Accident::FollowerKilled => following.0.guard().child().kill().unwrap(),
+                Accident::ToolKilled => observer.child().kill().unwrap(),
+                Accident::FollowerSilent => {
+                    observer.wait();
+                    resume(follower);
+                }
+                Accident::ToolSilent => {
+                    talker.hits();
+                    resume(observer.pid());
+                }
+            }
+        }
+        let status = observer.wait();
+        let mut said = String::new();
+        let stderr = observer.child().stderr.as_mut().unwrap();
+        stderr.read_to_string(&mut said).unwrap();
+        let is_killed = accident == Accident::ToolKilled && status.signal().is_some();
+        let is_reported = has_happened && said.contains(lost);
+        assert!(
+            status.success() || is_killed || is_reported,
+            "{status} {said}"
+        );
+        has_failed = !status.success();
+    }
+    if accident == Accident::FollowerKilled {
+        following.0.guard().wait();
+    } else {
+        assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
+        talker.expect("started 0");
+        following.end();
+    }
+    has_failed
+}
+
+/// Asserts that a process answers and that what a killed tool has left can be removed.
+fn assert_runs_and_can_be_cleaned(talker: &mut Talker) {
+    let pid = talker.pid();
+    talker.hits();
+    assert_eq!(status(pid, "TracerPid"), "0");
+    run(&format!("observe -clean -quiet -pid {pid}")).answer();
+    assert!(!is_observed(pid));
+    // The probes stay as the follower has set them.
+    run(&format!("attach -quiet -disable-all -pid {pid}")).answer();
+    assert_eq!(states(pid), OFF);
+}
+
+// promise: Following: If the follower is killed while it lends a process, the process runs on, and what is left
+//    can be removed (2 × 10 kills)
+#[test]
+fn killed_follower_leaves_lent_process_running() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let mut failed = 0;
+        for _ in 0..10 {
+            failed += usize::from(end_lending_by(Accident::FollowerKilled, &mut talker));
+            assert_runs_and_can_be_cleaned(&mut talker);
+        }
+        assert!(failed > 0);
+        quit(talker);
+    }
+}
+
+// promise: Following: If a tool is killed while a followed process is lent to it, the process runs on and is followed
+//    on (2 × 10 kills)
+#[test]
+fn killed_tool_leaves_lent_process_running() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        for _ in 0..10 {
+            assert!(end_lending_by(Accident::ToolKilled, &mut talker));
+            assert_runs_and_can_be_cleaned(&mut talker);
+        }
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+}
+
+// promise: Following: If a tool is silent while a followed process is lent to it, the process runs on and is followed
+//    on (2 × 3 times)
+#[test]
+fn silent_tool_leaves_lent_process_running() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let mut failed = 0;
+        for _ in 0..3 {
+            failed += usize::from(end_lending_by(Accident::ToolSilent, &mut talker));
+            assert_runs_and_can_be_cleaned(&mut talker);
+        }
+        assert!(failed > 0);
+        assert_left_alone(talker.pid());
+        quit(talker);
+    }
+}
+
+#[test]
+fn silent_follower_leaves_lent_process_running() {
+    let mut talker = Talker::start(&fixture("family.pie"));
+    // An observer that has only to resume the process succeeds.
+    let has_failed = (0..5).any(|_| {
+        let has_failed = end_lending_by(Accident::FollowerSilent, &mut talker);
+        assert_runs_and_can_be_cleaned(&mut talker);
+        has_failed
+    });
+    assert!(has_failed);
+    assert_left_alone(talker.pid());
+    quit(talker);
+}
+
+#[test]
+fn observation_outlives_its_follower() {
+    for family in fixture_forms("family") {
+        let mut talker = Talker::start(&family);
+        let pid = talker.pid();
+        for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+            let mut following = Following::attach(pid);
+            let count = observing("count -quiet", pid);
+            kill(Pid::from_raw(following.0.pid()), signal).unwrap();
+            following.0.guard().wait();
+            talker.hits();
+            let lines = end(count, Signal::SIGINT);
+            assert!(lines[0].starts_with("3 "), "{lines:?}");
+            assert!(!is_observed(pid));
+        }
+        quit(talker);
+    }
+}
+
 #[test]
 fn process_is_followed_through_several_execs() {
     for way in ["exec", "thread"] {
@@ -236,6 +549,10 @@ fn daemons_are_followed_and_detached_with_the_others() {
         following.end();
         assert_left_alone(daemon);
         kill(Pid::from_raw(daemon), Signal::SIGKILL).unwrap();
+        eventually(
+            "it has exited, and does not read what is sent to its parent",
+            || matches!(process::state(daemon), Some('Z') | None).then_some(()),
+        );
         assert_left_alone(talker.pid());
         quit(talker);
     }

@@ -234,9 +234,13 @@ impl Folder {
         Folder(path)
     }
 
+    /// Copies a file in a process of its own: a child that another test forks meanwhile would inherit the open copy, and a
+    /// program that is open for writing cannot be executed.
     pub(crate) fn copy(&self, file: &Path, name: impl AsRef<Path>) -> PathBuf {
         let copy = self.0.join(name);
-        fs::copy(file, &copy).unwrap();
+        let mut cp = Command::new("cp");
+        let status = cp.arg("--preserve=mode").arg(file).arg(&copy).status();
+        assert!(status.unwrap().success(), "cannot copy {}", file.display());
         copy
     }
 }

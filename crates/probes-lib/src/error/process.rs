@@ -89,6 +89,16 @@ pub enum ProcessError {
         /// The deadline, in milliseconds.
         deadline_ms: u64,
     },
+    /// The tool that follows it ([`Follow`](crate::Follow)) had stopped it for this one, and has ended or resumed it: this one
+    /// was silent for two seconds, or took more than five. The process runs on.
+    #[error(
+        "was taken back by the tool that follows it: that has ended, or this one has kept it stopped for too long"
+    )]
+    FollowerLost,
+    /// The tool that follows it ([`Follow`](crate::Follow)), and was to stop it for this one, does not answer. The process may be
+    /// stopped until that tool runs again.
+    #[error("is followed by a tool that does not answer, and may be stopped until that does")]
+    FollowerSilent,
     /// It executed a new program meanwhile.
     #[error("executed a new program meanwhile")]
     Executed,
@@ -141,6 +151,17 @@ pub enum Denial {
         /// The tracer.
         tracer: i32,
         /// The tracer's command name.
+        name: String,
+    },
+    /// Another version of this tool follows it, and does not lend it to this one
+    /// ([`Follow`](crate::Follow)).
+    #[error(
+        "is followed by pid {tracer} ({name}), another version of this tool, which does not lend it"
+    )]
+    OtherVersion {
+        /// The process that follows it.
+        tracer: i32,
+        /// That process's command name.
         name: String,
     },
     /// Another update of it is in progress, or was at that moment.

@@ -58,6 +58,8 @@ pub enum Operation {
     Lock,
     /// To record what is held of its probes.
     RecordHold,
+    /// To have it stopped by the tool that follows it ([`Follow`](crate::Follow)).
+    StopByFollower,
     /// To make one of its threads execute an injected call.
     InjectCall,
     /// To stop it at its entry point, having started it.
@@ -71,6 +73,7 @@ impl fmt::Display for Operation {
             Operation::Attach => "attach to",
             Operation::Lock => "lock",
             Operation::RecordHold => "record what is held of",
+            Operation::StopByFollower => "have its follower stop",
             Operation::InjectCall => "inject a call into",
             Operation::StopAtEntry => "stop at the entry point of",
         })

@@ -67,6 +67,11 @@ pub enum FollowEvent {
         /// Why.
         reason: &'static str,
     },
+    /// Processes cannot be lent to other tools, which cannot stop them while they are followed.
+    NotLent {
+        /// Why: another process has taken the address of this follower, or no socket can be had.
+        reason: String,
+    },
     /// Probes of a process could not be set; [`Error::effect`] says what it is left with.
     Failed {
         /// The process.

@@ -1,7 +1,6 @@
 //! [`FollowedProcess`]: what is known of a process that is followed.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use nix::fcntl::OFlag;
 
@@ -19,7 +18,6 @@ use crate::process::object::Object;
 use crate::process::objects::Files;
 use crate::select::{Actions, Choice};
 use crate::trace::stopped::Stopped;
-use crate::update::holds::settled_lock;
 use crate::update::options::Options;
 use crate::update::patch::Outcome;
 use crate::update::prepare::{UpdateContext, UpdateRequest};
@@ -118,7 +116,7 @@ impl FollowedProcess {
     }
 
     /// Sets the probes of `image` as `choices` say; `image` has to be the current image of the
-    /// process.
+    /// process, and no other tool may change it meanwhile.
     pub(super) fn set(
         &self,
         image: &Image,
@@ -126,7 +124,6 @@ impl FollowedProcess {
         options: Options,
         stopped: &Stopped<'_>,
     ) -> Result<Report> {
-        let _lock = settled_lock(&self.process, Instant::now() + options.deadline)?;
         let memory = shadow::shadowed_memory(self.memory()?, &read_maps(&self.process)?);
         let context = UpdateContext {
             process: &self.process,

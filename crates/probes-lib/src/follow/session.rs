@@ -15,16 +15,20 @@ use std::time::{Duration, Instant};
 use super::channel::EventSender;
 use super::event::FollowEvent;
 use super::followed_process::FollowedProcess;
-use crate::error::{Effect, Error, ErrorKind, ProbeError, ProcessError, Result};
+use crate::error::{Effect, Error, ErrorKind, ProbeError, ProcessError, Result, reason};
 use crate::inject::loader_hook::{LoaderHook, NoLoaderHook};
 use crate::process::Process;
 use crate::process::image::Image;
 use crate::process::object::Object;
 use crate::select::{Actions, choose_present};
 use crate::target::Target;
+use crate::trace::lender::Lender;
 use crate::trace::stopped::Stopped;
-use crate::trace::tracee_set::{TICK, TraceEvent, TraceeSet};
+use crate::trace::tracee_set::{FOLLOW_TICK, TraceEvent, TraceeSet};
 use crate::trace::tracer::Tracer;
+use crate::update::attempt::refuse_traced;
+use crate::update::holds::settled_lock;
+use crate::update::lock::{self, UpdateLock};
 use crate::update::options::Options;
 use crate::update::report::Report;
 
@@ -42,9 +46,18 @@ const STOP_LIMIT: Duration = Duration::from_millis(100);
 pub(crate) struct FollowSession<'f> {
     tracees: TraceeSet<'f>,
     processes: HashMap<i32, FollowedProcess>,
+    /// Other tools, to which processes are lent.
+    lender: Lender,
     actions: &'f Actions,
     options: Options,
     events: &'f EventSender<FollowEvent>,
+}
+
+/// See [`Follow::check`](crate::Follow::check).
+pub(super) fn check(target: &Target, actions: &Actions, options: Options) -> Result<()> {
+    let is_traced = refuse_traced(target.opened.process(), |_| false);
+    is_traced.map_err(|error| error.with_effect_if_none(Effect::NothingChanged))?;
+    target.check(actions, options)
 }
 
 impl<'f> FollowSession<'f> {
@@ -54,13 +67,19 @@ impl<'f> FollowSession<'f> {
         options: Options,
         events: &'f EventSender<FollowEvent>,
     ) -> FollowSession<'f> {
-        FollowSession {
+        let session = FollowSession {
             tracees: TraceeSet::new(tracer),
             processes: HashMap::new(),
+            lender: Lender::new(),
             actions,
             options,
             events,
+        };
+        if let Some(error) = session.lender.error() {
+            let reason = reason(error);
+            session.send(FollowEvent::NotLent { reason });
         }
+        session
     }
 
     /// Sets the probes of a target, and follows it.
@@ -81,7 +100,7 @@ impl<'f> FollowSession<'f> {
     }
 
     fn set_target(&mut self, target: &Target, followed: &mut FollowedProcess) -> Result<Report> {
-        match target.check(self.actions, self.options) {
+        match check(target, self.actions, self.options) {
             Err(error) if error.is_missing_name() => {}
             checked => checked?,
         }
@@ -93,6 +112,7 @@ impl<'f> FollowSession<'f> {
         loop {
             // Its files are read here, so that they need not be while it is stopped.
             followed.resolve(self.actions)?;
+            let _lock = self.lock(&followed.process)?;
             let held = self
                 .tracees
                 .stop_and_keep(&followed.process, self.options.deadline)?;
@@ -137,6 +157,25 @@ impl<'f> FollowSession<'f> {
         self.processes.insert(followed.pid(), followed);
     }
 
+    /// Waits for the update lock of a process; `None` if the tool to which the process is lent holds it. That may
+    /// wait for us, and changes the process only while it is served, which it is not now.
+    fn lock(&mut self, process: &Process) -> Result<Option<UpdateLock>> {
+        let deadline = Instant::now() + self.options.deadline;
+        loop {
+            match settled_lock(process, Instant::now()) {
+                Err(error) if error.is_being_changed() && Instant::now() < deadline => {
+                    let holder = lock::holder_in(&error);
+                    let pid = process.pid();
+                    if self.lender.lends_to(holder, pid, &self.tracees) {
+                        return Ok(None);
+                    }
+                    lock::pause();
+                }
+                locked => return locked.map(Some),
+            }
+        }
+    }
+
     /// Hooks the loader of a process.
     fn hook_loader(&mut self, followed: &FollowedProcess) -> Option<LoaderHook> {
         let pid = followed.pid();
@@ -164,9 +203,12 @@ impl<'f> FollowSession<'f> {
         let mut end = None;
         let mut next_try = Instant::now();
         loop {
-            let tick = Instant::now() + TICK;
+            let tick = Instant::now() + FOLLOW_TICK;
             while let Some(event) = self.tracees.next(tick) {
                 self.handle(event);
+            }
+            if end.is_none() {
+                self.lender.serve(&mut self.tracees);
             }
             if Instant::now() >= next_try {
                 self.detach_pending();
@@ -179,6 +221,8 @@ impl<'f> FollowSession<'f> {
             }
             if end.is_none() && self.events.is_stopping() {
                 end = Some(Instant::now() + DETACH_LIMIT);
+                // Tools wait until the processes are detached.
+                self.lender.close();
                 self.processes
                     .values_mut()
                     .for_each(FollowedProcess::prepare_to_detach);
@@ -330,6 +374,7 @@ impl<'f> FollowSession<'f> {
     ) -> Result<Report> {
         let choices = choose_present(&image.program, self.actions)?;
         let process = &followed.process;
+        let _lock = self.lock(process)?;
         match moment {
             Moment::Exec => {
                 let stopped = self.tracees.at_exec(process);

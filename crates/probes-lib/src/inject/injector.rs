@@ -136,7 +136,7 @@ impl<'i> Injector<'i> {
         calls: &[PlacedCall],
     ) -> Result<()> {
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        permissions.check_some_thread_may(stopped.tids(), calls)
+        permissions.check_some_thread_may(stopped, calls)
     }
 
     /// Makes a thread run system calls once, and linger in their code if it `lingers`; returns how it has
@@ -165,6 +165,7 @@ impl<'i> Injector<'i> {
             match thread {
                 Some(found) => break found,
                 None if begun.elapsed() > self.limit => {
+                    stopped.refuse_lost()?;
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
                 None => {
@@ -196,8 +197,9 @@ impl<'i> Injector<'i> {
         loop {
             tries += 1;
             let is_free = !stopped.leads_into(self.memory, &self.range());
-            let before = redirect::redirectable(tid, self.memory)
-                .filter(|_| is_free && permissions.allow(tid, &placed));
+            let thread_calls = stopped.calls();
+            let before = redirect::redirectable(thread_calls, tid, self.memory)
+                .filter(|_| is_free && permissions.allow(thread_calls, tid, &placed));
             if let Some(before) = before {
                 let left;
                 (stopped, left) = self.redirect(stopped, (tid, before), &[call], false)?;
@@ -243,7 +245,7 @@ impl<'i> Injector<'i> {
                 let stopped =
                     at_exec.run_round_trip(self.tracer, stopped, memory, entry, back, limit);
                 let stopped = stopped.map_err(|reason| not_returned(pid, reason))?;
-                let result = lingers_at.and_then(|_| redirect::result(tid));
+                let result = lingers_at.and_then(|_| redirect::result(stopped.calls(), tid));
                 Ok((stopped, result.map_or(Left::AtEnd, Left::Lingering)))
             }
         }

@@ -12,10 +12,13 @@ use crate::process::Process;
 use crate::process::denial;
 use crate::process::seccomp::OwnFilters;
 use crate::process::seccomp::filter::{self, Filter};
-use crate::sys::ptrace;
+use crate::trace::stopped::Stopped;
+use crate::trace::thread_calls::ThreadCalls;
 
-/// `CAP_SYS_ADMIN` of capability.h.
-const CAP_SYS_ADMIN: u64 = 1 << 21;
+/// How many instructions the filters of a thread have at most, counting some more for each filter:
+/// `MAX_INSNS_PER_PATH` of the kernel's seccomp.c.
+const MAX_FILTERS_LEN: usize = (1 << 18) / 8;
+const FILTER_OVERHEAD: usize = 4;
 
 /// The seccomp modes of /proc/PID/status.
 const NONE: u32 = 0;
@@ -39,22 +42,28 @@ impl Permissions<'_> {
     }
 
     /// Returns whether a stopped thread may make all these calls.
-    pub(crate) fn allow(&self, tid: i32, calls: &[PlacedCall]) -> bool {
-        matches!(self.refusal(tid, || read_filters(tid), calls), Ok(None))
+    pub(crate) fn allow(&self, thread_calls: &ThreadCalls, tid: i32, calls: &[PlacedCall]) -> bool {
+        let refusal = self.refusal(tid, || read_filters(thread_calls, tid), calls);
+        matches!(refusal, Ok(None))
     }
 
-    /// Checks that one of these threads, which are stopped, may make all the calls.
+    /// Checks that one of the stopped threads may make all the calls.
     ///
     /// # Errors
     ///
     /// [`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`],
-    /// [`ObserveError::SeccompUnreadable`] if none may: that of the first.
+    /// [`ObserveError::SeccompUnreadable`] if none may: that of the first. If the process is lent, and its lease is lost.
     pub(crate) fn check_some_thread_may(
         &self,
-        tids: impl Iterator<Item = i32>,
+        stopped: &Stopped<'_>,
         calls: &[PlacedCall],
     ) -> Result<()> {
-        self.check_any(tids, |tid| self.refusal(tid, || read_filters(tid), calls))
+        let thread_calls = stopped.calls();
+        let checked = self.check_any(stopped.tids(), |tid| {
+            self.refusal(tid, || read_filters(thread_calls, tid), calls)
+        });
+        // The filters may be unreadable because of that.
+        checked.or_else(|error| stopped.refuse_lost().and(Err(error)))
     }
 
     /// Same as [`Permissions::check_some_thread_may`], for running threads whose filters cannot be read,
@@ -128,11 +137,16 @@ fn refusal_of(
 }
 
 /// Reads the filters of a stopped thread.
-fn read_filters(tid: i32) -> Result<Vec<Filter>, UnreadableFilter> {
+fn read_filters(calls: &ThreadCalls, tid: i32) -> Result<Vec<Filter>, UnreadableFilter> {
     let mut filters = Vec::new();
+    let mut room = MAX_FILTERS_LEN;
     loop {
-        match ptrace::seccomp_filter(tid, filters.len()) {
-            Ok(Some(filter)) => filters.push(Filter(filter)),
+        match calls.seccomp_filter(tid, filters.len()) {
+            Ok(Some(filter)) => {
+                let left = room.checked_sub(filter.len() + FILTER_OVERHEAD);
+                room = left.ok_or(UnreadableFilter::NotSupported)?;
+                filters.push(Filter(filter));
+            }
             Ok(None) => return Ok(filters),
             Err(Errno::EMEDIUMTYPE) => return Err(UnreadableFilter::NotClassic),
             Err(Errno::EACCES | Errno::EPERM) => {
@@ -146,7 +160,7 @@ fn read_filters(tid: i32) -> Result<Vec<Filter>, UnreadableFilter> {
 /// Returns why this process cannot read seccomp filters, as far as that is known without trying.
 pub(crate) fn why_unreadable() -> Option<UnreadableFilter> {
     let ours = denial::own_status();
-    if ours.effective & CAP_SYS_ADMIN == 0 {
+    if !ours.is_admin() {
         return Some(UnreadableFilter::NotPermitted);
     }
     (ours.seccomp != NONE).then_some(UnreadableFilter::ReaderFiltered)

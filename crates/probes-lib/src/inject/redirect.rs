@@ -5,8 +5,6 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::ptrace as nix_ptrace;
-use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, Operation, ProcessError, Result};
@@ -14,8 +12,9 @@ use crate::inject::injected_call::{NO_CALL, PlacedCall, Registers};
 use crate::inject::permissions::Permissions;
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::sys::ptrace::{self, Wait};
+use crate::sys::ptrace::Wait;
 use crate::trace::stopped::Stopped;
+use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::Tracer;
 
 /// About how long injected calls take.
@@ -51,8 +50,8 @@ impl Stopped<'_> {
         let mut found = None;
         for tid in self.tids() {
             let is_wanted = |it: &Registers| found.is_none() || it.orig_rax == NO_CALL;
-            let thread = redirectable(tid, memory).filter(is_wanted);
-            let thread = thread.filter(|_| permissions.allow(tid, calls));
+            let thread = redirectable(self.calls(), tid, memory).filter(is_wanted);
+            let thread = thread.filter(|_| permissions.allow(self.calls(), tid, calls));
             let Some(registers) = thread else {
                 continue;
             };
@@ -63,7 +62,7 @@ impl Stopped<'_> {
             }
         }
         if found.is_none() {
-            permissions.check_some_thread_may(self.tids(), calls)?;
+            permissions.check_some_thread_may(self, calls)?;
         }
         Ok(found)
     }
@@ -72,7 +71,7 @@ impl Stopped<'_> {
     /// before its first instruction.
     pub(crate) fn first(&self) -> Option<(i32, Registers)> {
         let tid = self.tids().next()?;
-        Some((tid, registers(tid).ok()?))
+        Some((tid, registers(self.calls(), tid).ok()?))
     }
 }
 
@@ -96,7 +95,7 @@ impl Tracer<'_> {
     ) -> Result<(Stopped<'p>, Left)> {
         let failed =
             |errno: Errno| Error::of_call(process.pid(), Operation::InjectCall, errno.into());
-        set_registers(tid, &before.redirected_to(entry)).map_err(failed)?;
+        set_registers(stopped.calls(), tid, &before.redirected_to(entry)).map_err(failed)?;
         let mut stopped = stopped;
         let begun = Instant::now();
         let mut pause = CALL_TIME;
@@ -104,15 +103,16 @@ impl Tracer<'_> {
             let range = std::slice::from_ref(code);
             stopped = self.run_within(process, stopped, vec![tid], range, pause, limit)?;
             // A thread that is not stopped has exited, perhaps before it ran the code.
-            let Ok(now) = registers(tid) else {
+            let calls = stopped.calls();
+            let Ok(now) = registers(calls, tid) else {
                 return Ok((stopped, Left::Interrupted));
             };
             let is_there = code.contains(&now.rip);
-            let is_interrupted = is_there && matches!(ptrace::peek_wait(tid), Wait::Signal(_));
+            let is_interrupted = is_there && matches!(calls.peek_wait(tid), Wait::Signal(_));
             let lingers = lingers_at == Some(LiveAddr(now.rip));
             if is_interrupted || lingers || now.has_returned(&before) {
                 // A thread that has been killed needs no registers.
-                let _ = set_registers(tid, &before);
+                let _ = set_registers(calls, tid, &before);
             }
             if lingers {
                 return Ok((stopped, Left::Lingering(now.rax)));
@@ -147,7 +147,9 @@ impl Tracer<'_> {
         pause: Duration,
         limit: Duration,
     ) -> Result<Stopped<'p>> {
-        let tids = stopped.tids().filter(|tid| is_within(*tid, code)).collect();
+        let calls = stopped.calls();
+        let tids = stopped.tids().filter(|tid| is_within(calls, *tid, code));
+        let tids = tids.collect();
         self.run_within(process, stopped, tids, code, pause, limit)
     }
 
@@ -163,8 +165,9 @@ impl Tracer<'_> {
         pause: Duration,
         limit: Duration,
     ) -> Result<Stopped<'p>> {
+        let calls = stopped.calls().clone();
         let can_run_alone = |tid: &i32| {
-            is_within(*tid, code) && !matches!(ptrace::peek_wait(*tid), Wait::Signal(_))
+            is_within(&calls, *tid, code) && !matches!(calls.peek_wait(*tid), Wait::Signal(_))
         };
         let others_too = tids.is_empty() || !tids.iter().all(can_run_alone);
         if others_too {
@@ -174,7 +177,7 @@ impl Tracer<'_> {
         }
         tids.retain(|_| !others_too);
         for tid in &tids {
-            ptrace::resume(*tid, 0);
+            calls.resume(*tid);
         }
         let begun = Instant::now();
         while begun.elapsed() < pause {
@@ -183,9 +186,9 @@ impl Tracer<'_> {
             // repeatedly.
             for tid in &tids {
                 let is_reported =
-                    matches!(ptrace::peek_wait(*tid), Wait::Trapped | Wait::GroupStopped);
-                if is_reported && is_within(*tid, code) {
-                    ptrace::resume(*tid, 0);
+                    matches!(calls.peek_wait(*tid), Wait::Trapped | Wait::GroupStopped);
+                if is_reported && is_within(&calls, *tid, code) {
+                    calls.resume(*tid);
                 }
             }
         }
@@ -194,28 +197,33 @@ impl Tracer<'_> {
 }
 
 /// Returns the registers of a stopped thread if it can be redirected now.
-pub(crate) fn redirectable(tid: i32, memory: &impl ReadMemory) -> Option<Registers> {
+pub(crate) fn redirectable(
+    calls: &ThreadCalls,
+    tid: i32,
+    memory: &impl ReadMemory,
+) -> Option<Registers> {
     // A thread with a pending signal has to receive it first.
-    if !matches!(ptrace::peek_wait(tid), Wait::Trapped | Wait::GroupStopped) {
+    if !matches!(calls.peek_wait(tid), Wait::Trapped | Wait::GroupStopped) {
         return None;
     }
-    let registers = registers(tid).ok()?;
-    (!is_in_sequence(tid, registers.rip, memory)).then_some(registers)
+    let registers = registers(calls, tid).ok()?;
+    (!is_in_sequence(calls, tid, registers.rip, memory)).then_some(registers)
 }
 
-/// Whether a stopped thread is in `code`.
-fn is_within(tid: i32, code: &[Range<u64>]) -> bool {
-    let at = ptrace::program_counter(tid);
-    at.is_ok_and(|at| code.iter().any(|code| code.contains(&at)))
+/// Whether a stopped thread is in `code`; true if it may run.
+fn is_within(calls: &ThreadCalls, tid: i32, code: &[Range<u64>]) -> bool {
+    let registers = calls.registers(tid);
+    let is_inside = |at: u64| code.iter().any(|code| code.contains(&at));
+    registers.is_ok_and(|registers| is_inside(registers.rip)) || calls.is_lost()
 }
 
 /// Whether a thread that is stopped at `at` is in a restartable sequence (rseq(2)). When it is resumed,
 /// it has to restart the sequence; the kernel would not make it do so after injected code.
-fn is_in_sequence(tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
+fn is_in_sequence(calls: &ThreadCalls, tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
     // struct rseq_cs: version and flags, start, length.
     let mut sequence = [0; 24];
     let mut place = [0; 8];
-    let is_read = ptrace::rseq_cs_address(tid).is_some_and(|pointer| {
+    let is_read = calls.rseq_cs_address(tid).is_some_and(|pointer| {
         let is_any = memory.read(pointer, &mut place).is_ok() && place != [0; 8];
         is_any
             && memory
@@ -231,12 +239,12 @@ fn is_in_sequence(tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
 }
 
 /// Returns what the last system call of a stopped thread has returned.
-pub(crate) fn result(tid: i32) -> Option<u64> {
-    registers(tid).ok().map(|registers| registers.rax)
+pub(crate) fn result(calls: &ThreadCalls, tid: i32) -> Option<u64> {
+    registers(calls, tid).ok().map(|registers| registers.rax)
 }
 
-fn registers(tid: i32) -> Result<Registers, Errno> {
-    let all = nix_ptrace::getregs(Pid::from_raw(tid))?;
+fn registers(calls: &ThreadCalls, tid: i32) -> Result<Registers, Errno> {
+    let all = calls.registers(tid)?;
     if all.cs != USER_64 {
         return Err(Errno::ENOTSUP);
     }
@@ -255,9 +263,8 @@ fn registers(tid: i32) -> Result<Registers, Errno> {
     })
 }
 
-fn set_registers(tid: i32, registers: &Registers) -> Result<(), Errno> {
-    let tid = Pid::from_raw(tid);
-    let mut all = nix_ptrace::getregs(tid)?;
+fn set_registers(calls: &ThreadCalls, tid: i32, registers: &Registers) -> Result<(), Errno> {
+    let mut all = calls.registers(tid)?;
     all.rax = registers.rax;
     all.rcx = registers.rcx;
     all.rdx = registers.rdx;
@@ -269,5 +276,5 @@ fn set_registers(tid: i32, registers: &Registers) -> Result<(), Errno> {
     all.r11 = registers.r11;
     all.rip = registers.rip;
     all.orig_rax = registers.orig_rax;
-    nix_ptrace::setregs(tid, all)
+    calls.set_registers(tid, all)
 }

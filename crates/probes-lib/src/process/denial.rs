@@ -59,6 +59,18 @@ pub(crate) fn traced(process: &Process, operation: Operation, tracer: i32) -> Er
     )
 }
 
+/// Returns the error for a process that the thread `tracer` of another version of this tool follows.
+pub(crate) fn other_version(process: &Process, tracer: i32) -> Error {
+    let status_of = |tid| Process::open(tid).ok()?.status().ok();
+    let tracer = status_of(tracer).map_or(tracer, |status| status.tgid);
+    let denial = Denial::OtherVersion {
+        tracer,
+        name: name_of(tracer),
+    };
+    let operation = Operation::Attach;
+    Error::of_process(process.pid(), ProcessError::Denied { operation, denial })
+}
+
 /// Returns the denial if thread `tid` is the tracer. The denial names the process of that thread,
 /// as TracerPid is the id of a thread.
 fn by_tracer(tid: i32) -> Denial {

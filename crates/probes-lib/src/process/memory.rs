@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use nix::fcntl::OFlag;
@@ -10,7 +11,17 @@ use nix::fcntl::OFlag;
 use crate::address::LiveAddr;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::Process;
+use crate::process::load_bias::auxv_value;
 use crate::sys::{fault_point, fault_point_within};
+
+/// `AT_RANDOM` of getauxval(3): "The address of sixteen bytes containing a random value."
+const AT_RANDOM: u64 = 25;
+
+/// Returns where the random bytes of the program are that a process runs; `None` if it is exiting.
+pub(crate) fn random_bytes_at(process: &Process) -> io::Result<Option<LiveAddr>> {
+    let auxv = process.read_of_living_thread("auxv")?;
+    Ok(auxv_value(&auxv, AT_RANDOM).map(LiveAddr))
+}
 
 /// The address space that a process had when this was opened. After the process has executed another
 /// program, reads and writes fail; they never reach the new program.
@@ -20,6 +31,15 @@ pub(crate) struct ProcessMemory {
 }
 
 impl ProcessMemory {
+    /// Returns memory that was opened already, perhaps by another process.
+    pub(crate) fn of_file(file: File) -> ProcessMemory {
+        ProcessMemory { file }
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
     /// Opens the memory of the program that the process runs.
     pub(crate) fn open(process: &Process, flags: OFlag) -> io::Result<ProcessMemory> {
         let file = process.with_thread_folder(|folder| {
@@ -32,6 +52,22 @@ impl ProcessMemory {
             }
         })?;
         Ok(ProcessMemory { file })
+    }
+
+    /// Returns the random bytes that the kernel has given to the program that `process` runs now, which tell
+    /// one program from another; `None` if the process is exiting, or this is the memory of a program that it ran before.
+    pub(crate) fn random_bytes(&self, process: &Process) -> io::Result<Option<[u8; 16]>> {
+        let mut bytes = [0; 16];
+        let Some(at) = random_bytes_at(process)? else {
+            return Ok(None);
+        };
+        match self.read(at, &mut bytes) {
+            Ok(()) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            // Another process still has that memory, without these bytes.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes `bytes` at `at`, whatever the protection of the page.

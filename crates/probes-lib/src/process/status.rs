@@ -8,6 +8,9 @@ const PF_EXITING: u64 = 0x4;
 const PF_FORKNOEXEC: u64 = 0x40;
 const PF_KTHREAD: u64 = 0x0020_0000;
 
+/// `CAP_SYS_ADMIN` of capability.h.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
 /// `USER_HZ` of amd64: clock ticks of `stat` per second.
 const TICKS: f64 = 100.0;
 
@@ -42,6 +45,11 @@ pub(crate) struct Status {
 }
 
 impl Status {
+    /// Returns whether it may do what takes `CAP_SYS_ADMIN` in its user namespace.
+    pub(crate) fn is_admin(&self) -> bool {
+        self.effective & CAP_SYS_ADMIN != 0
+    }
+
     /// Parses `/proc/…/status`; fields that cannot be read are 0 or empty.
     pub(crate) fn parse(bytes: &[u8]) -> Status {
         let mut status = Status::default();

@@ -129,6 +129,11 @@ pub(crate) fn is_at_exec(tid: i32) -> bool {
     signal_info(tid).is_ok_and(|info| info.si_code >> 8 == libc::PTRACE_EVENT_EXEC)
 }
 
+/// Returns the registers of a stopped thread.
+pub(crate) fn registers(tid: i32) -> Result<libc::user_regs_struct, Errno> {
+    ptrace::getregs(Pid::from_raw(tid))
+}
+
 /// Returns whether `signal` waits for a stopped thread or its process, which will receive it once more
 /// after it resumes. Only the first signals of each queue are looked at.
 pub(crate) fn is_pending(tid: i32, signal: i32) -> bool {
@@ -157,33 +162,26 @@ fn pending_signals(tid: i32, flags: u32) -> Result<Vec<libc::siginfo_t>, Errno> 
     Ok(found)
 }
 
-/// Returns the program counter of a stopped thread.
-pub(crate) fn program_counter(tid: i32) -> Result<u64, Errno> {
-    Ok(program_counter_and_stack_pointer(tid)?.0)
+/// Changes the registers of a stopped thread.
+pub(crate) fn set_registers(tid: i32, registers: libc::user_regs_struct) -> Result<(), Errno> {
+    ptrace::setregs(Pid::from_raw(tid), registers)
 }
 
-/// Returns the program counter and the stack pointer of a stopped thread.
-pub(crate) fn program_counter_and_stack_pointer(tid: i32) -> Result<(u64, LiveAddr), Errno> {
-    let registers = ptrace::getregs(Pid::from_raw(tid))?;
-    Ok((registers.rip, LiveAddr(registers.rsp)))
+/// Returns the program counter of a stopped thread.
+pub(crate) fn program_counter(tid: i32) -> Result<u64, Errno> {
+    Ok(registers(tid)?.rip)
 }
 
 /// Returns the stack pointer of a stopped thread.
 pub(crate) fn stack_pointer(tid: i32) -> Result<u64, Errno> {
-    Ok(ptrace::getregs(Pid::from_raw(tid))?.rsp)
-}
-
-/// Returns the address of a stopped thread's control block.
-pub(crate) fn thread_pointer(tid: i32) -> Result<u64, Errno> {
-    Ok(ptrace::getregs(Pid::from_raw(tid))?.fs_base)
+    Ok(registers(tid)?.rsp)
 }
 
 /// Makes a stopped thread resume at `address`.
 pub(crate) fn set_program_counter(tid: i32, address: LiveAddr) -> Result<(), Errno> {
-    let tid = Pid::from_raw(tid);
-    let mut registers = ptrace::getregs(tid)?;
-    registers.rip = address.0;
-    ptrace::setregs(tid, registers)
+    let mut changed = registers(tid)?;
+    changed.rip = address.0;
+    set_registers(tid, changed)
 }
 
 /// Returns where a stopped thread stores which restartable sequence it is in: the address of `rseq_cs`

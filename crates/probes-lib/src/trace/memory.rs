@@ -11,7 +11,8 @@ use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::memory::ProcessMemory;
-use crate::sys::{ptrace, short_write_point};
+use crate::sys::short_write_point;
+use crate::trace::thread_calls::ThreadCalls;
 
 /// `IOV_MAX`: process_vm_writev(2) fails with EINVAL above it.
 const MAX_IOVECS: usize = 1024;
@@ -22,12 +23,25 @@ pub(crate) struct StoppedMemory<'m> {
     memory: &'m ProcessMemory,
     /// A stopped thread of the process; its address space is the process's.
     tid: i32,
+    calls: ThreadCalls,
 }
 
 impl<'m> StoppedMemory<'m> {
-    /// The thread `tid` has to be in a ptrace-stop, with the calling thread as its tracer.
-    pub(crate) fn new(memory: &'m ProcessMemory, tid: i32) -> StoppedMemory<'m> {
-        StoppedMemory { memory, tid }
+    /// The thread `tid` has to be in a ptrace-stop.
+    pub(crate) fn new(
+        memory: &'m ProcessMemory,
+        tid: i32,
+        calls: ThreadCalls,
+    ) -> StoppedMemory<'m> {
+        StoppedMemory { memory, tid, calls }
+    }
+
+    fn write_one_by_one(&self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
+        for (done, &(at, value)) in writes.iter().enumerate() {
+            let written = self.calls.write(self.memory, at, &value.to_le_bytes());
+            written.map_err(|source| CounterFault { done, source })?;
+        }
+        Ok(())
     }
 
     /// Writes counters, up to `MAX_IOVECS` of them by one call.
@@ -88,22 +102,26 @@ impl ReadMemory for StoppedMemory<'_> {
 
 impl WriteMemory for StoppedMemory<'_> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
-        match self.memory.write(at, bytes) {
+        match self.calls.write(self.memory, at, bytes) {
             Err(error) if needs_ptrace(&error) => {
-                ptrace::poke_text(self.tid, at, bytes).map_err(|_| error)
+                let poked = self.calls.poke_text(self.tid, at, bytes);
+                poked.map_err(|source| if self.calls.is_lost() { source } else { error })
             }
             result => result,
         }
     }
 
     fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
-        match self.memory.write(at, bytes) {
+        match self.calls.write(self.memory, at, bytes) {
             Err(error) if needs_ptrace(&error) => Ok(false),
             result => result.map(|()| true),
         }
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
+        if let ThreadCalls::Leased(_) = self.calls {
+            return self.write_one_by_one(writes);
+        }
         let CounterFault { done, source } = match self.write_many(writes) {
             Ok(()) => return Ok(()),
             Err(fault) => fault,

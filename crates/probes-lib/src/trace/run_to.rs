@@ -16,6 +16,7 @@ use crate::process::memory::ProcessMemory;
 use crate::site::INT3;
 use crate::sys::ptrace::{self, Wait};
 use crate::trace::memory::StoppedMemory;
+use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::Tracer;
 
 /// Why no place was reached.
@@ -37,7 +38,7 @@ pub(crate) fn run_to(
     memory: &ProcessMemory,
     places: &[LiveAddr],
 ) -> Result<LiveAddr, NotReached> {
-    let mut code = StoppedMemory::new(memory, pid);
+    let mut code = StoppedMemory::new(memory, pid, ThreadCalls::Own);
     let mut instructions = Vec::with_capacity(places.len());
     for &place in places {
         let mut instruction = [0];

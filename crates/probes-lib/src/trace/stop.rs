@@ -9,16 +9,23 @@
 //! ```
 
 use std::collections::HashSet;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::error::{Error, Operation, ProcessError, Result, Subject};
+use crate::error::{
+    Denial, Error, ErrorKind, FOLLOWER_LOST, FOLLOWER_SILENT, Operation, ProcessError, Result,
+    Subject,
+};
 use crate::process::denial;
 use crate::process::{Process, ThreadList};
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals;
+use crate::trace::lease::message::NotStopped;
+use crate::trace::lease::{Lease, NoLease, PATIENCE, is_closed};
 use crate::trace::stopped::{Stopped, Tracee};
+use crate::trace::tracee_set::is_follower;
 use crate::trace::tracer::{TICK, Tracer, reap, reap_if_exited};
 
 /// The least time that a thread takes to stop; threads stop one after the other.
@@ -35,7 +42,107 @@ impl Tracer<'_> {
     /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
     /// or execs meanwhile. Then every thread is resumed as if it had not been stopped.
     pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
-        self.stop_all(process, limit, Scope::Threads)
+        let deadline = Instant::now() + limit;
+        if self.lease.borrow().is_some() {
+            if let LeaseOutcome::Stopped(stopped) = self.stop_leased(process, limit, deadline)? {
+                return Ok(stopped);
+            }
+        }
+        loop {
+            let error = match self.stop_all(process, limit, Scope::Threads) {
+                Err(error) if is_traced(&error) => error,
+                stopped => return stopped,
+            };
+            match self.stop_leased(process, limit, deadline)? {
+                LeaseOutcome::Stopped(stopped) => return Ok(stopped),
+                // The kernel is about to detach it.
+                LeaseOutcome::FollowerEnds if Instant::now() < deadline => std::thread::sleep(TICK),
+                LeaseOutcome::FollowerEnds | LeaseOutcome::Refused => return Err(error),
+            }
+        }
+    }
+
+    /// Has the follower of a process, if it has one, stop it; waits for its answers for some time after `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Tracer::stop`], [`ProcessError::FollowerLost`], and [`ProcessError::FollowerSilent`]. Once the lease is
+    /// lost while the process was stopped, this tracer stops it no more.
+    fn stop_leased<'p>(
+        &self,
+        process: &'p Process,
+        limit: Duration,
+        deadline: Instant,
+    ) -> Result<LeaseOutcome<'p>> {
+        let (pid, since) = (process.pid(), Instant::now());
+        let deadline = deadline + PATIENCE;
+        let failed = |errno: Errno| denial::error(process, Operation::StopByFollower, errno);
+        let known = self.lease.borrow().clone();
+        let tracer = known
+            .as_ref()
+            .map_or_else(|| tracer_of(process), |it| it.tracer());
+        let refused = || {
+            // It does not lend a process from which it has just detached.
+            if tracer == 0 || tracer_of(process) != tracer {
+                LeaseOutcome::FollowerEnds
+            } else {
+                LeaseOutcome::Refused
+            }
+        };
+        let lease = match known.map_or_else(|| self.lease(process, tracer, deadline), Ok) {
+            Ok(lease) => lease,
+            Err(NoLease::Absent) => return Ok(LeaseOutcome::FollowerEnds),
+            Err(NoLease::Refused) => return Ok(refused()),
+            Err(NoLease::OtherVersion) => {
+                return match refused() {
+                    LeaseOutcome::Refused => Err(denial::other_version(process, tracer)),
+                    ends => Ok(ends),
+                };
+            }
+            Err(NoLease::Silent) => return Err(failed(FOLLOWER_SILENT)),
+            Err(NoLease::Failed(errno)) => return Err(failed(errno)),
+        };
+        let was_stopped = lease.has_stopped();
+        let error = match lease.stop(limit, deadline) {
+            Ok(Ok(tids)) => {
+                let stopped = Stopped::leased(process, tids, lease, since);
+                return Ok(LeaseOutcome::Stopped(stopped));
+            }
+            Ok(Err(NotStopped::NotLent)) => {
+                self.lease.take();
+                return Ok(refused());
+            }
+            Err(error) if is_closed(&error) && !was_stopped => {
+                self.lease.take();
+                return Ok(LeaseOutcome::FollowerEnds);
+            }
+            Err(_) => failed(lease.loss().unwrap_or(FOLLOWER_LOST)),
+            Ok(Err(NotStopped::Failed(errno))) => failed(errno),
+            Ok(Err(NotStopped::Exited)) => Error::of_process(pid, ProcessError::Exited),
+            Ok(Err(NotStopped::Executed)) => Error::of_process(pid, ProcessError::Executed),
+            Ok(Err(NotStopped::Busy(tid))) => busy(process, tid, limit),
+            Ok(Err(NotStopped::ThreadsKeepStarting)) => threads_keep_starting(process, limit),
+        };
+        Err(error)
+    }
+
+    /// Connects to the thread `tracer` of a process, if it is a follower.
+    fn lease(
+        &self,
+        process: &Process,
+        tracer: i32,
+        deadline: Instant,
+    ) -> Result<Rc<Lease>, NoLease> {
+        if tracer == 0 {
+            return Err(NoLease::Absent);
+        }
+        if !is_follower(tracer) {
+            return Err(NoLease::Refused);
+        }
+        let lease = Lease::connect(tracer, process, self.holds_update_lock.get(), deadline)?;
+        let lease = Rc::new(lease);
+        *self.lease.borrow_mut() = Some(lease.clone());
+        Ok(lease)
     }
 
     /// Same as [`Tracer::stop`], but also traces the processes and threads that it creates from now
@@ -71,6 +178,28 @@ impl Tracer<'_> {
         stopping.run()?;
         Ok(stopping.stopped)
     }
+}
+
+/// Returns the thread that traces a process; 0 if none does.
+fn tracer_of(process: &Process) -> i32 {
+    process.status().map_or(0, |status| status.tracer)
+}
+
+/// What comes of asking the follower of a process to stop it.
+enum LeaseOutcome<'p> {
+    Stopped(Stopped<'p>),
+    /// It has none, or that does not lend it.
+    Refused,
+    /// It is ending, or has ended.
+    FollowerEnds,
+}
+
+/// Returns whether a process could not be stopped because it has a tracer.
+fn is_traced(error: &Error) -> bool {
+    let ErrorKind::Process(ProcessError::Denied { denial, .. }) = error.kind() else {
+        return false;
+    };
+    matches!(denial, Denial::Traced { .. } | Denial::BeingChanged { .. })
 }
 
 /// Returns whether the calling thread already traces the thread `tid`, and if so makes `tid` stop.
@@ -126,12 +255,7 @@ impl Stopping<'_, '_> {
             // The threads of the first pass are stopped in time. If they are all threads, a second
             // pass takes no time, so it is made even after the deadline.
             if passes > 1 && Instant::now() > self.deadline {
-                return Err(Error::of_process(
-                    process.pid(),
-                    ProcessError::ThreadsKeepStarting {
-                        deadline_ms: self.limit.as_millis() as u64,
-                    },
-                ));
+                return Err(threads_keep_starting(process, self.limit));
             }
         }
         if ptrace::is_at_exec(process.pid()) {
@@ -225,7 +349,7 @@ impl Stopping<'_, '_> {
                 && !self.has_stopped(tid)?
             {
                 if Instant::now() > self.deadline {
-                    return Err(self.busy(tid));
+                    return Err(busy(self.stopped.process(), tid, self.limit));
                 }
                 let remaining = (self.order.len() - next) as u32;
                 if remaining > 0 && !rested {
@@ -341,24 +465,33 @@ impl Stopping<'_, '_> {
         let pid = self.stopped.process().pid();
         Error::of_process(pid, ProcessError::Executed)
     }
+}
 
-    fn busy(&self, tid: i32) -> Error {
-        let process = self.stopped.process();
-        let status = process.thread_status(tid).unwrap_or_default();
-        let wchan = process
-            .read(&format!("task/{tid}/wchan"))
-            .unwrap_or_default();
-        Error::new(
-            Subject::Thread {
-                pid: process.pid(),
-                tid,
-            },
-            ProcessError::Busy {
-                name: status.name,
-                state: status.state,
-                wchan: String::from_utf8_lossy(&wchan).into_owned(),
-                deadline_ms: self.limit.as_millis() as u64,
-            },
-        )
-    }
+fn threads_keep_starting(process: &Process, limit: Duration) -> Error {
+    Error::of_process(
+        process.pid(),
+        ProcessError::ThreadsKeepStarting {
+            deadline_ms: limit.as_millis() as u64,
+        },
+    )
+}
+
+/// Returns the error for a thread that has not stopped within `limit`.
+fn busy(process: &Process, tid: i32, limit: Duration) -> Error {
+    let status = process.thread_status(tid).unwrap_or_default();
+    let wchan = process
+        .read(&format!("task/{tid}/wchan"))
+        .unwrap_or_default();
+    Error::new(
+        Subject::Thread {
+            pid: process.pid(),
+            tid,
+        },
+        ProcessError::Busy {
+            name: status.name,
+            state: status.state,
+            wchan: String::from_utf8_lossy(&wchan).into_owned(),
+            deadline_ms: limit.as_millis() as u64,
+        },
+    )
 }

@@ -1,23 +1,27 @@
-//! [`Stopped`]: a process all of whose threads are traced by this thread, and stopped. Dropping it
-//! detaches them, so that no early return leaves a thread stopped.
+//! [`Stopped`]: a process all of whose threads are traced by this thread, and stopped, or lent by their
+//! follower. Dropping it detaches them, or gives them back, so that no early return leaves a thread stopped.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::error::{Error, ProcessError, Result};
+use crate::address::LiveAddr;
+use crate::error::{Error, Operation, ProcessError, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::sys::ptrace;
+use crate::trace::lease::Lease;
 use crate::trace::memory::StoppedMemory;
 use crate::trace::stacks::Stacks;
+use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::reap_if_exited;
 
 /// The state of a traced thread.
@@ -41,6 +45,8 @@ pub(crate) struct Stopped<'p> {
     stays_traced: bool,
     /// Whether dropping it kills the process, which must not run as it is.
     kills_on_drop: bool,
+    /// Makes ptrace calls about its threads.
+    calls: ThreadCalls,
     /// Where its stacks are, once they have been looked up: no thread maps memory meanwhile.
     stacks: OnceCell<Stacks>,
     not_send: PhantomData<*const ()>,
@@ -55,9 +61,25 @@ impl<'p> Stopped<'p> {
             since: Instant::now(),
             stays_traced,
             kills_on_drop: false,
+            calls: ThreadCalls::Own,
             stacks: OnceCell::new(),
             not_send: PhantomData,
         }
+    }
+
+    /// A process that its follower has stopped for us, which has asked for that at `since`: these are its threads.
+    pub(crate) fn leased(
+        process: &'p Process,
+        tids: impl IntoIterator<Item = i32>,
+        lease: Rc<Lease>,
+        since: Instant,
+    ) -> Stopped<'p> {
+        let mut stopped = Stopped::none_yet(process, false);
+        stopped.since = since;
+        let tids = tids.into_iter();
+        stopped.tracees = tids.map(|tid| (tid, Tracee::Stopped(0))).collect();
+        stopped.calls = ThreadCalls::Leased(lease);
+        stopped
     }
 
     /// A process whose only thread is traced by this thread, and stopped.
@@ -93,14 +115,34 @@ impl<'p> Stopped<'p> {
         self.tracees.iter().filter_map(stopped)
     }
 
+    /// Makes ptrace calls about its threads.
+    pub(crate) fn calls(&self) -> &ThreadCalls {
+        &self.calls
+    }
+
+    /// Checks that it is stopped as far as we know: if it may run, nothing is known about its threads.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcessError::FollowerLost`], [`ProcessError::FollowerSilent`].
+    pub(crate) fn refuse_lost(&self) -> Result<()> {
+        let lost = |errno: Errno| {
+            Error::of_call(self.process.pid(), Operation::StopByFollower, errno.into())
+        };
+        self.calls.loss().map_or(Ok(()), |errno| Err(lost(errno)))
+    }
+
     fn stacks(&self) -> &Stacks {
         self.stacks.get_or_init(|| Stacks::of(self.process))
     }
 
-    /// Returns whether a thread executes `code`, or may return there: from a signal handler, for one.
+    /// Returns whether a thread executes `code`, or may return there: from a signal handler, for one. True if
+    /// the process may run.
     pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
-        self.tids()
-            .any(|tid| self.thread_leads_into(tid, memory, code))
+        let is_inside = self
+            .tids()
+            .any(|tid| self.thread_leads_into(tid, memory, code));
+        is_inside || self.calls.is_lost()
     }
 
     /// Returns whether a stopped thread executes `code`, or may return there.
@@ -111,18 +153,25 @@ impl<'p> Stopped<'p> {
         code: &Range<u64>,
     ) -> bool {
         let returns = |stack| self.stacks().lead_into(memory, stack, code);
-        ptrace::program_counter_and_stack_pointer(tid)
-            .is_ok_and(|(counter, stack)| code.contains(&counter) || returns(stack))
+        let leads = self.calls.registers(tid).is_ok_and(|registers| {
+            code.contains(&registers.rip) || returns(LiveAddr(registers.rsp))
+        });
+        leads || self.calls.is_lost()
     }
 
     /// Returns the memory of the process, which no thread of it changes now.
     ///
     /// # Errors
     ///
-    /// If all its threads have been killed meanwhile.
+    /// If all its threads have been killed meanwhile; if it is lent, and `memory` is that of a program which it ran
+    /// before.
     pub(crate) fn memory<'m>(&self, memory: &'m ProcessMemory) -> Result<StoppedMemory<'m>> {
+        if let ThreadCalls::Leased(lease) = &self.calls {
+            // Its follower does not write through `memory`.
+            lease.refuse_outdated(self.process, memory)?;
+        }
         match self.tids().next() {
-            Some(tid) => Ok(StoppedMemory::new(memory, tid)),
+            Some(tid) => Ok(StoppedMemory::new(memory, tid, self.calls.clone())),
             None => Err(Error::of_process(self.process.pid(), ProcessError::Exited)),
         }
     }
@@ -148,6 +197,13 @@ impl<'p> Stopped<'p> {
     }
 
     fn detach(&mut self) {
+        if let ThreadCalls::Leased(lease) = &self.calls {
+            if !self.tracees.is_empty() {
+                self.tracees.clear();
+                lease.resume_all();
+            }
+            return;
+        }
         for (tid, tracee) in self.tracees.drain() {
             let (Tracee::Stopped(signal) | Tracee::Foreign(signal)) = tracee else {
                 continue;

@@ -4,7 +4,6 @@
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::sys::ptrace;
 use crate::trace::stopped::Stopped;
 
 /// How much of a control block is searched, in bytes: glibc's and musl's are not much larger.
@@ -21,7 +20,8 @@ impl Stopped<'_> {
     pub(crate) fn tid_offset(&self, process: &Process, memory: &impl ReadMemory) -> Option<u32> {
         let mut common: Option<Vec<u32>> = None;
         for tid in self.tids().take(SAMPLE) {
-            let block = ptrace::thread_pointer(tid).unwrap_or(0);
+            let registers = self.calls().registers(tid);
+            let block = registers.map_or(0, |registers| registers.fs_base);
             let mut bytes = [0; BLOCK];
             // A thread that has just started has no block.
             if block == 0 || memory.read(LiveAddr(block), &mut bytes).is_err() {

@@ -31,11 +31,21 @@ use crate::trace::tracer::Tracer;
 
 /// How often to look even if no signal has come: another thread of this process may have received our
 /// SIGCHLD.
-pub(crate) const TICK: Duration = Duration::from_millis(10);
+pub(crate) const FOLLOW_TICK: Duration = Duration::from_millis(10);
 
 /// The name of the tracing thread once it has a tracee set: unlike other tracers of ours, it goes
 /// on tracing.
 const FOLLOWER_NAME: &std::ffi::CStr = c"probes-follower";
+
+/// Returns whether a thread has a tracee set, by its name.
+pub(crate) fn is_follower(tid: i32) -> bool {
+    if tid == 0 {
+        return false;
+    }
+    let thread = Process::open(tid).ok();
+    let status = thread.and_then(|thread| thread.status().ok());
+    status.is_some_and(|status| status.name.as_bytes() == FOLLOWER_NAME.to_bytes())
+}
 
 /// How long a thread that a loader hook has started may take to exit.
 const HOOK_THREAD_EXIT_LIMIT: Duration = Duration::from_millis(100);
@@ -98,8 +108,13 @@ impl<'t> TraceeSet<'t> {
     }
 
     /// Returns whether a thread of the process is in the set.
-    fn has(&self, pid: i32) -> bool {
+    pub(crate) fn has(&self, pid: i32) -> bool {
         self.threads.values().any(|&process| process == pid)
+    }
+
+    /// Returns the process of a thread, if that is in the set.
+    pub(crate) fn process_of(&self, tid: i32) -> Option<i32> {
+        self.threads.get(&tid).copied()
     }
 
     /// Stops all threads of a process, which belongs to the set from now on.
@@ -126,18 +141,14 @@ impl<'t> TraceeSet<'t> {
 
     /// Resumes stopped threads of other processes. A thread in vfork(2) stops only after its child has
     /// executed a program, and the child may wait for us.
-    fn resume_others(&self, pid: i32) {
+    pub(crate) fn resume_others(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
             match ptrace::peek_wait(tid) {
                 Wait::Signal(signal) => ptrace::resume(tid, signal),
                 Wait::Trapped => ptrace::resume(tid, 0),
+                Wait::GroupStopped => ptrace::listen(tid),
                 // They have something to report, or are not stopped.
-                Wait::GroupStopped
-                | Wait::Cloned(_)
-                | Wait::Executed
-                | Wait::Running
-                | Wait::Exited
-                | Wait::Gone => {}
+                Wait::Cloned(_) | Wait::Executed | Wait::Running | Wait::Exited | Wait::Gone => {}
             }
         }
     }
@@ -148,7 +159,33 @@ impl<'t> TraceeSet<'t> {
         self.given_up.insert(pid);
     }
 
-    /// Resumes a process that `stop_and_keep` has stopped.
+    /// Resumes at once the threads of a process that have nothing to report; [`TraceeSet::next`] handles
+    /// the others. Signals have been passed on meanwhile without being counted, and times when threads were stopped say
+    /// nothing about starvation.
+    pub(crate) fn let_run(&mut self, pid: i32) {
+        self.starved = StarvedThreads::default();
+        for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
+            match ptrace::peek_wait(tid) {
+                Wait::Signal(signal) => ptrace::resume(tid, signal),
+                Wait::Trapped => ptrace::resume(tid, 0),
+                Wait::GroupStopped => ptrace::listen(tid),
+                Wait::Cloned(_) | Wait::Executed | Wait::Running | Wait::Exited | Wait::Gone => {}
+            }
+        }
+    }
+
+    /// Makes the threads of a process that run stop for a moment. In a process that is stopped by a signal, they then stay
+    /// stopped, although they were resumed.
+    pub(crate) fn interrupt_running(&self, pid: i32) {
+        for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
+            if ptrace::peek_wait(tid) == Wait::Running {
+                // It fails only if the thread has been killed.
+                let _ = ptrace::interrupt(tid);
+            }
+        }
+    }
+
+    /// Resumes a process that `stop_and_keep` has stopped, in the next calls of [`TraceeSet::next`].
     pub(crate) fn resume(&mut self, process: &Process, held: Stopped<'_>) {
         let pid = process.pid();
         // Threads that are not among `held` have exited, and were reaped when it was stopped.
@@ -215,7 +252,7 @@ impl<'t> TraceeSet<'t> {
     /// Waits for a short time until something may have happened.
     pub(crate) fn wait(&mut self) {
         if self.next_stopped().is_none() {
-            self.tracer.wait_up_to(TICK);
+            self.tracer.wait_up_to(FOLLOW_TICK);
         }
     }
 

@@ -13,8 +13,10 @@
 //! ptrace belongs to a thread, and the kernel detaches every tracee when its tracer thread ends: so
 //! the tracees resume however the tracer ends.
 
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -26,6 +28,7 @@ use crate::process::Process;
 use crate::process::denial::TRACER_NAME;
 use crate::sys::ptrace::{self, Scope, Wait};
 use crate::sys::signals::{self, BlockedSignals};
+use crate::trace::lease::Lease;
 
 /// The polling interval, for what no signal may announce: how often the watchdog (the caller's
 /// thread) checks the tracer, and how often the tracer checks its tracees, because another thread
@@ -40,6 +43,10 @@ pub(crate) struct Tracer<'a> {
     /// Odd while the thread is in `PTRACE_SEIZE`.
     seizes: &'a AtomicU64,
     sigchld_taken: &'a AtomicBool,
+    /// To the follower of a process that it has lent.
+    pub(crate) lease: RefCell<Option<Rc<Lease>>>,
+    /// Whether what this thread does is done with the update lock of the process held.
+    pub(crate) holds_update_lock: Cell<bool>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -77,6 +84,8 @@ fn run_watched<T: Send>(
             work(&Tracer {
                 seizes: &seizes,
                 sigchld_taken,
+                lease: RefCell::default(),
+                holds_update_lock: Cell::new(false),
                 not_send: PhantomData,
             })
         };

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Effect, Error, ErrorKind, Operation, ProbeError, ProcessError, Result};
 use crate::memory::shadow::Shadowed;
+use crate::process::Process;
 use crate::process::denial;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::opened::OpenedProcess;
 use crate::process::program::Program;
 use crate::select::{Choice, choose_undo};
+use crate::trace::tracee_set::is_follower;
 use crate::trace::tracer::with_tracer;
 use crate::update::holds::{self, HoldChange, HoldRecord, ProcessRecords, ReleasedHold};
 use crate::update::lock;
@@ -132,7 +134,7 @@ impl Updater<'_> {
     fn check_once(&self, choose: Choose<'_>) -> Result<()> {
         if self.stop_mode() == StopMode::Stopped {
             self.opened.process().refuse_self_and_ancestors()?;
-            self.refuse_traced()?;
+            refuse_traced(self.opened.process(), is_follower)?;
         }
         let image = self.opened.current_image()?;
         let choices = choose(&image.program)?;
@@ -143,22 +145,6 @@ impl Updater<'_> {
             memory: &memory,
         };
         context.prepare(self.request(&choices)).map(drop)
-    }
-
-    /// Refuses a process that is traced, unless by another update, which will be over soon.
-    fn refuse_traced(&self) -> Result<()> {
-        let process = self.opened.process();
-        let status = process.status();
-        let tracer = status.map_err(|source| process.exited_or(source))?.tracer;
-        if tracer == 0 {
-            return Ok(());
-        }
-        let error = denial::traced(process, Operation::Attach, tracer);
-        if error.is_being_changed() {
-            Ok(())
-        } else {
-            Err(error)
-        }
     }
 
     fn stop_mode(&self) -> StopMode {
@@ -274,6 +260,7 @@ impl Updater<'_> {
         }
         let digests = context.digests(request.choices);
         let done = with_tracer(&[process], |tracer| {
+            tracer.holds_update_lock.set(true);
             let stopped = digests.stop(tracer, process, context.memory.bare(), limit)?;
             let digest = digests.write(&stopped, context.memory.bare());
             if let Some(prepared) = prepared {
@@ -316,5 +303,21 @@ impl Updater<'_> {
             code_digest: digest,
             ..prepared.report(Duration::ZERO)
         }))
+    }
+}
+
+/// Refuses a process that is traced, unless by another update, which will be over soon, or by a thread for
+/// which `lends` is true.
+pub(crate) fn refuse_traced(process: &Process, lends: impl Fn(i32) -> bool) -> Result<()> {
+    let status = process.status();
+    let tracer = status.map_err(|source| process.exited_or(source))?.tracer;
+    if tracer == 0 || lends(tracer) {
+        return Ok(());
+    }
+    let error = denial::traced(process, Operation::Attach, tracer);
+    if error.is_being_changed() {
+        Ok(())
+    } else {
+        Err(error)
     }
 }

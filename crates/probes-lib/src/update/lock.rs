@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::{major, minor};
 
-use crate::error::{Denial, Error, Operation, ProcessError, Result};
+use crate::error::{Denial, Error, ErrorKind, Operation, ProcessError, Result};
 use crate::process::{Process, name_of};
 
 /// How many times the lock is tried after the deadline if /proc/locks names no holder: a holder may have
@@ -93,6 +93,17 @@ fn lock_file(process: &Process) -> io::Result<File> {
     }
 }
 
+/// Returns the pid of the process that holds the lock, as an error says; 0 if it is not known.
+pub(crate) fn holder_in(error: &Error) -> i32 {
+    match error.kind() {
+        ErrorKind::Process(ProcessError::Denied {
+            denial: Denial::BeingChanged { updater, .. },
+            ..
+        }) => *updater,
+        _ => 0,
+    }
+}
+
 /// Returns the pid that /proc/locks names as the holder of a lock on this file.
 fn holder_of(file: &File) -> Option<i32> {
     let metadata = file.metadata().ok()?;
@@ -120,7 +131,6 @@ fn holder(locks: &str, device: u64, inode: u64) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
     use test_support::{Talker, fixture};
 
     #[test]

@@ -92,6 +92,7 @@ pub(crate) fn install(
     // Memory that is mapped next to one without a file may become a part of it.
     prepared.mappings.retain(|mapping| mapping.inode != 0);
     let (code_digest, stop_time) = with_tracer(&[process], |tracer| {
+        tracer.holds_update_lock.set(true);
         let begun = Instant::now();
         let injector = prepared.injector(tracer, process, memory, options);
         let stopped = digests.stop(tracer, process, memory, options.deadline)?;

@@ -233,6 +233,7 @@ fn remove_all<T: Send>(
     let maps = read_maps(process)?;
     let code_cave = code_cave::find(process, memory, &maps)?;
     with_tracer(&[process], |tracer| {
+        tracer.holds_update_lock.set(true);
         let injector = Injector {
             tracer,
             process,

@@ -1,0 +1,452 @@
+//! What a tool asks of a follower that lends it a process, and the answers: words of 64 bits, the first of which
+//! says what the others are.
+
+use libc::user_regs_struct;
+use nix::errno::Errno;
+
+use crate::address::LiveAddr;
+use crate::sys::ptrace::Wait;
+
+/// The version of these messages. A follower lends to tools of the same version only.
+pub(crate) const VERSION: u64 = 1;
+
+/// Begins the first message, and the answer to it, in all versions; the version is next.
+const MAGIC: u64 = u64::from_le_bytes(*b"o-p lend");
+
+/// The length of the longest message in bytes. The kernel's default limit of a socket is a little more.
+pub(crate) const MAX_LEN: usize = 192 << 10;
+
+/// How many threads the answer to a request to stop can name.
+pub(crate) const MAX_THREADS: usize = MAX_LEN / WORD - 1;
+
+/// How many bytes are written by one message.
+pub(crate) const MAX_WRITE: usize = 16 << 10;
+
+const WORD: usize = size_of::<u64>();
+
+/// The first message, with which the tool sends the memory of the process, opened to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hello {
+    Process {
+        pid: i32,
+        /// Whether the tool holds the update lock of the process until it closes the connection.
+        holds_lock: bool,
+    },
+    OtherVersion(u64),
+}
+
+/// The answer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Welcome {
+    Accepted,
+    /// The process is not followed (any more), or the tool may not change it.
+    Refused,
+    /// The follower is of this version.
+    OtherVersion(u64),
+}
+
+/// What is asked of the follower. All threads are of the process that the first message is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// To stop all threads of the process within this many milliseconds, until `ResumeAll`.
+    Stop(u64),
+    /// To resume them.
+    ResumeAll,
+    Wait(i32),
+    ResumeThread(i32),
+    Registers(i32),
+    SetRegisters(i32, Box<user_regs_struct>),
+    RseqAddress(i32),
+    SeccompFilter(i32, usize),
+    /// To write memory through the descriptor that the tool has sent.
+    Write(LiveAddr, Vec<u8>),
+    /// To write memory by ptrace, which the kernel may permit where it refuses the other.
+    Poke(i32, LiveAddr, Vec<u8>),
+}
+
+/// The answer of the follower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Done,
+    /// These threads are stopped.
+    Stopped(Vec<i32>),
+    NotStopped(NotStopped),
+    Wait(Wait),
+    Registers(Box<user_regs_struct>),
+    RseqAddress(Option<LiveAddr>),
+    SeccompFilter(Option<Vec<libc::sock_filter>>),
+    Failed(Errno),
+}
+
+/// Why a process was not stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotStopped {
+    /// It is not followed any more.
+    NotLent,
+    Exited,
+    /// Its program is not the one whose memory the tool has opened.
+    Executed,
+    /// This thread has not stopped in time.
+    Busy(i32),
+    ThreadsKeepStarting,
+    /// The follower could not do it, or could not tell whether it may.
+    Failed(Errno),
+}
+
+macro_rules! registers {
+    ($($name:ident)*) => {
+        fn register_words(registers: &user_regs_struct) -> Vec<u64> {
+            vec![$(registers.$name),*]
+        }
+
+        fn registers_of(words: &[u64]) -> Option<Box<user_regs_struct>> {
+            let [$($name),*] = *words else { return None };
+            Some(Box::new(user_regs_struct { $($name),* }))
+        }
+    };
+}
+
+registers! {
+    r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base
+    gs_base ds es fs gs
+}
+
+impl Hello {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        to_bytes(&match self {
+            Hello::Process { pid, holds_lock } => {
+                vec![MAGIC, VERSION, word(pid), u64::from(holds_lock)]
+            }
+            Hello::OtherVersion(version) => vec![MAGIC, version],
+        })
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Hello> {
+        match *to_words(bytes)? {
+            [MAGIC, VERSION, pid, holds_lock @ (0 | 1)] => Some(Hello::Process {
+                pid: number(pid)?,
+                holds_lock: holds_lock == 1,
+            }),
+            [MAGIC, VERSION, ..] => None,
+            // What follows is of that version.
+            [MAGIC, version, ..] => Some(Hello::OtherVersion(version)),
+            _ => None,
+        }
+    }
+}
+
+impl Welcome {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        to_bytes(&match self {
+            Welcome::Accepted => vec![MAGIC, VERSION, 1],
+            Welcome::Refused => vec![MAGIC, VERSION, 0],
+            Welcome::OtherVersion(version) => vec![MAGIC, version],
+        })
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Welcome> {
+        match *to_words(bytes)? {
+            [MAGIC, VERSION, 1] => Some(Welcome::Accepted),
+            [MAGIC, VERSION, 0] => Some(Welcome::Refused),
+            [MAGIC, VERSION, ..] => None,
+            [MAGIC, version, ..] => Some(Welcome::OtherVersion(version)),
+            _ => None,
+        }
+    }
+}
+
+impl Request {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        to_bytes(&self.words())
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Request> {
+        Request::of(&to_words(bytes)?)
+    }
+
+    fn words(&self) -> Vec<u64> {
+        let of = |kind, tid: i32| vec![kind, word(tid)];
+        match self {
+            Request::Stop(limit_ms) => vec![0, *limit_ms],
+            Request::ResumeAll => vec![1],
+            Request::Wait(tid) => of(2, *tid),
+            Request::ResumeThread(tid) => of(3, *tid),
+            Request::Registers(tid) => of(4, *tid),
+            Request::SetRegisters(tid, registers) => {
+                [of(5, *tid), register_words(registers)].concat()
+            }
+            Request::RseqAddress(tid) => of(6, *tid),
+            Request::SeccompFilter(tid, index) => vec![7, word(*tid), *index as u64],
+            Request::Write(at, bytes) => [vec![8, at.0], padded(bytes)].concat(),
+            Request::Poke(tid, at, bytes) => [of(9, *tid), vec![at.0], padded(bytes)].concat(),
+        }
+    }
+
+    fn of(words: &[u64]) -> Option<Request> {
+        let (kind, rest) = words.split_first()?;
+        Some(match (kind, rest) {
+            (0, &[limit_ms]) => Request::Stop(limit_ms),
+            (1, []) => Request::ResumeAll,
+            (2, &[tid]) => Request::Wait(number(tid)?),
+            (3, &[tid]) => Request::ResumeThread(number(tid)?),
+            (4, &[tid]) => Request::Registers(number(tid)?),
+            (5, [tid, registers @ ..]) => {
+                Request::SetRegisters(number(*tid)?, registers_of(registers)?)
+            }
+            (6, &[tid]) => Request::RseqAddress(number(tid)?),
+            (7, &[tid, index]) => Request::SeccompFilter(number(tid)?, index.try_into().ok()?),
+            (8, [at, padded @ ..]) => Request::Write(LiveAddr(*at), unpadded(padded)?),
+            (9, [tid, at, padded @ ..]) => {
+                Request::Poke(number(*tid)?, LiveAddr(*at), unpadded(padded)?)
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl Reply {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        to_bytes(&self.words())
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Reply> {
+        Reply::of(&to_words(bytes)?)
+    }
+
+    fn words(&self) -> Vec<u64> {
+        match self {
+            Reply::Done => vec![0],
+            Reply::Stopped(tids) => [1]
+                .into_iter()
+                .chain(tids.iter().map(|tid| word(*tid)))
+                .collect(),
+            Reply::NotStopped(why) => match why {
+                NotStopped::NotLent => vec![2, 0, 0],
+                NotStopped::Exited => vec![2, 1, 0],
+                NotStopped::Executed => vec![2, 2, 0],
+                NotStopped::Busy(tid) => vec![2, 3, word(*tid)],
+                NotStopped::ThreadsKeepStarting => vec![2, 4, 0],
+                NotStopped::Failed(errno) => vec![2, 5, word(*errno as i32)],
+            },
+            Reply::Wait(wait) => match wait {
+                Wait::Running => vec![3, 0, 0],
+                Wait::Signal(signal) => vec![3, 1, word(*signal)],
+                Wait::Trapped => vec![3, 2, 0],
+                Wait::GroupStopped => vec![3, 3, 0],
+                Wait::Cloned(child) => vec![3, 4, word(*child)],
+                Wait::Executed => vec![3, 5, 0],
+                Wait::Exited => vec![3, 6, 0],
+                Wait::Gone => vec![3, 7, 0],
+            },
+            Reply::Registers(registers) => [vec![4], register_words(registers)].concat(),
+            Reply::RseqAddress(None) => vec![5],
+            Reply::RseqAddress(Some(at)) => vec![5, at.0],
+            Reply::SeccompFilter(None) => vec![6],
+            Reply::SeccompFilter(Some(filter)) => {
+                let instructions = filter.iter().map(|it| {
+                    let (code, jumps) = (u64::from(it.code), [it.jt, it.jf].map(u64::from));
+                    code | jumps[0] << 16 | jumps[1] << 24 | u64::from(it.k) << 32
+                });
+                [7].into_iter().chain(instructions).collect()
+            }
+            Reply::Failed(errno) => vec![8, word(*errno as i32)],
+        }
+    }
+
+    fn of(words: &[u64]) -> Option<Reply> {
+        let (kind, rest) = words.split_first()?;
+        Some(match (kind, rest) {
+            (0, []) => Reply::Done,
+            (1, tids) => {
+                let tids: Option<Vec<i32>> = tids.iter().map(|tid| number(*tid)).collect();
+                Reply::Stopped(tids?)
+            }
+            (2, &[why, about]) => Reply::NotStopped(match why {
+                0 => NotStopped::NotLent,
+                1 => NotStopped::Exited,
+                2 => NotStopped::Executed,
+                3 => NotStopped::Busy(number(about)?),
+                4 => NotStopped::ThreadsKeepStarting,
+                5 => NotStopped::Failed(Errno::from_raw(number(about)?)),
+                _ => return None,
+            }),
+            (3, &[wait, about]) => Reply::Wait(match wait {
+                0 => Wait::Running,
+                1 => Wait::Signal(number(about)?),
+                2 => Wait::Trapped,
+                3 => Wait::GroupStopped,
+                4 => Wait::Cloned(number(about)?),
+                5 => Wait::Executed,
+                6 => Wait::Exited,
+                7 => Wait::Gone,
+                _ => return None,
+            }),
+            (4, registers) => Reply::Registers(registers_of(registers)?),
+            (5, []) => Reply::RseqAddress(None),
+            (5, &[at]) => Reply::RseqAddress(Some(LiveAddr(at))),
+            (6, []) => Reply::SeccompFilter(None),
+            (7, instructions) => {
+                let filter = instructions.iter().map(|it| libc::sock_filter {
+                    code: *it as u16,
+                    jt: (it >> 16) as u8,
+                    jf: (it >> 24) as u8,
+                    k: (it >> 32) as u32,
+                });
+                Reply::SeccompFilter(Some(filter.collect()))
+            }
+            (8, &[errno]) => Reply::Failed(Errno::from_raw(number(errno)?)),
+            _ => return None,
+        })
+    }
+}
+
+fn word(number: i32) -> u64 {
+    i64::from(number) as u64
+}
+
+fn number(word: u64) -> Option<i32> {
+    i32::try_from(word as i64).ok()
+}
+
+/// Returns bytes as words, behind their number.
+fn padded(bytes: &[u8]) -> Vec<u64> {
+    let words = bytes.chunks(WORD).map(|piece| {
+        let mut word = [0; WORD];
+        word[..piece.len()].copy_from_slice(piece);
+        u64::from_le_bytes(word)
+    });
+    [bytes.len() as u64].into_iter().chain(words).collect()
+}
+
+/// The opposite of [`padded`].
+fn unpadded(words: &[u64]) -> Option<Vec<u8>> {
+    let (len, padded) = words.split_first()?;
+    let len = usize::try_from(*len).ok()?;
+    let mut bytes: Vec<u8> = padded.iter().flat_map(|it| it.to_le_bytes()).collect();
+    let is_padding = |rest: &[u8]| rest.len() < WORD && rest.iter().all(|&byte| byte == 0);
+    bytes.get(len..).filter(|rest| is_padding(rest))?;
+    bytes.truncate(len);
+    Some(bytes)
+}
+
+fn to_bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn to_words(bytes: &[u8]) -> Option<Vec<u64>> {
+    let words = bytes.chunks_exact(WORD);
+    words.remainder().is_empty().then(|| {
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        words.map(word).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn registers() -> Box<user_regs_struct> {
+        let words: Vec<u64> = (1..=27).collect();
+        registers_of(&words).unwrap()
+    }
+
+    #[test]
+    fn messages_arrive_as_they_were_sent() {
+        let requests = [
+            Request::Stop(500),
+            Request::ResumeAll,
+            Request::Wait(1),
+            Request::ResumeThread(2),
+            Request::Registers(3),
+            Request::SetRegisters(4, registers()),
+            Request::RseqAddress(5),
+            Request::SeccompFilter(6, 1),
+            Request::Write(LiveAddr(0x1000), vec![1, 2, 3]),
+            Request::Poke(7, LiveAddr(0x1000), vec![1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            Request::Poke(7, LiveAddr(0x1000), Vec::new()),
+        ];
+        let filter = libc::sock_filter {
+            code: 0x1234,
+            jt: 0x56,
+            jf: 0x78,
+            k: 0x9abc_def0,
+        };
+        let replies = [
+            Reply::Done,
+            Reply::Stopped(vec![]),
+            Reply::Stopped(vec![4242, 4243]),
+            Reply::NotStopped(NotStopped::NotLent),
+            Reply::NotStopped(NotStopped::Exited),
+            Reply::NotStopped(NotStopped::Executed),
+            Reply::NotStopped(NotStopped::Busy(4243)),
+            Reply::NotStopped(NotStopped::ThreadsKeepStarting),
+            Reply::NotStopped(NotStopped::Failed(Errno::EMFILE)),
+            Reply::Stopped(vec![i32::MAX; MAX_THREADS]),
+            Reply::Wait(Wait::Running),
+            Reply::Wait(Wait::Signal(10)),
+            Reply::Wait(Wait::Trapped),
+            Reply::Wait(Wait::GroupStopped),
+            Reply::Wait(Wait::Cloned(4244)),
+            Reply::Wait(Wait::Executed),
+            Reply::Wait(Wait::Exited),
+            Reply::Wait(Wait::Gone),
+            Reply::Registers(registers()),
+            Reply::RseqAddress(None),
+            Reply::RseqAddress(Some(LiveAddr(u64::MAX))),
+            Reply::SeccompFilter(None),
+            Reply::SeccompFilter(Some(Vec::new())),
+            Reply::SeccompFilter(Some(vec![filter])),
+            Reply::Failed(Errno::ESRCH),
+        ];
+        for request in requests {
+            assert_eq!(Request::parse(&request.to_bytes()), Some(request));
+        }
+        for reply in replies {
+            assert_eq!(Reply::parse(&reply.to_bytes()), Some(reply));
+        }
+    }
+
+    #[test]
+    fn other_versions_are_recognized() {
+        let hello = |holds_lock| Hello::Process {
+            pid: 4242,
+            holds_lock,
+        };
+        for hello in [hello(false), hello(true), Hello::OtherVersion(2)] {
+            assert_eq!(Hello::parse(&hello.to_bytes()), Some(hello));
+        }
+        let later = to_bytes(&[MAGIC, VERSION + 1, 17, 18]);
+        assert_eq!(Hello::parse(&later), Some(Hello::OtherVersion(VERSION + 1)));
+        for welcome in [
+            Welcome::Accepted,
+            Welcome::Refused,
+            Welcome::OtherVersion(2),
+        ] {
+            assert_eq!(Welcome::parse(&welcome.to_bytes()), Some(welcome));
+        }
+        assert_eq!(Hello::parse(&to_bytes(&[VERSION, MAGIC])), None);
+        assert_eq!(Welcome::parse(&to_bytes(&[MAGIC])), None);
+    }
+
+    #[test]
+    fn longest_write_fits_in_a_message() {
+        let write = Request::Poke(1, LiveAddr(0), vec![0; MAX_WRITE]);
+        assert!(write.to_bytes().len() <= MAX_LEN);
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_give_a_message_or_none(words in prop::collection::vec(
+            prop_oneof![0..12_u64, any::<u64>()], 0..40)) {
+            let bytes = to_bytes(&words);
+            let _ = (Hello::parse(&bytes), Welcome::parse(&bytes), Request::parse(&bytes[..bytes.len() / 2]));
+            if let Some(request) = Request::of(&words) {
+                prop_assert_eq!(Request::of(&request.words()), Some(request));
+            }
+            if let Some(reply) = Reply::of(&words) {
+                prop_assert_eq!(Reply::of(&reply.words()), Some(reply));
+            }
+        }
+    }
+}

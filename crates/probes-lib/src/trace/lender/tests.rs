@@ -1,0 +1,975 @@
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+use test_support::process::state;
+use test_support::{Guard, Talker, eventually, fixture};
+
+use super::*;
+use crate::address::LiveAddr;
+use crate::error::{FOLLOWER_LOST, Result};
+use crate::inject::permissions::Permissions;
+use crate::memory::{ReadMemory, WriteMemory};
+use crate::process::maps::read_maps;
+use crate::process::memory::random_bytes_at;
+use crate::process::status::Status;
+use crate::trace::lease::{Lease, NoLease};
+use crate::trace::stopped::Stopped;
+use crate::trace::tracee_set::{FOLLOW_TICK, TraceEvent};
+use crate::trace::tracer::with_tracer;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// No tool takes so long, however slow the machine is.
+const PATIENT: Limits = Limits {
+    silence: LIMIT,
+    stopped: LIMIT,
+    idle: LIMIT,
+};
+
+/// A thread that follows processes, and lends them.
+struct Follower {
+    tid: i32,
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Follower {
+    fn of(pid: i32) -> Follower {
+        Follower::with(&[pid], Limits::USUAL)
+    }
+
+    fn patient(pid: i32) -> Follower {
+        Follower::with(&[pid], PATIENT)
+    }
+
+    fn with(pids: &[i32], limits: Limits) -> Follower {
+        let pids = pids.to_vec();
+        let (tid, started) = channel();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let stop = is_over.clone();
+        let thread = std::thread::spawn(move || follow(&pids, limits, tid, &stop));
+        Follower {
+            tid: started.recv().unwrap(),
+            is_over,
+            thread,
+        }
+    }
+
+    fn end(self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.thread.join().unwrap();
+    }
+}
+
+fn follow(pids: &[i32], limits: Limits, started: Sender<i32>, stop: &AtomicBool) {
+    let processes: Vec<Process> = pids
+        .iter()
+        .map(|pid| Process::open(*pid).unwrap())
+        .collect();
+    let processes: Vec<&Process> = processes.iter().collect();
+    let followed = with_tracer(&processes, |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        let mut lender = Lender::with(limits);
+        for process in &processes {
+            add(&mut tracees, process);
+        }
+        started.send(gettid().as_raw()).unwrap();
+        while !stop.load(Ordering::SeqCst) {
+            while let Some(event) = tracees.next(Instant::now() + FOLLOW_TICK) {
+                if let TraceEvent::Executed { pid } = event {
+                    tracees.resume_thread(pid);
+                }
+            }
+            lender.serve(&mut tracees);
+            tracees.wait();
+        }
+        Ok(())
+    });
+    followed.unwrap();
+}
+
+/// Begins to trace a process.
+fn add(tracees: &mut TraceeSet<'_>, process: &Process) {
+    let stopped = tracees.stop_and_keep(process, LIMIT).unwrap();
+    tracees.resume(process, stopped);
+    tracees.let_run(process.pid());
+}
+
+/// When a tool stops waiting for an answer.
+fn soon() -> Instant {
+    Instant::now() + LIMIT
+}
+
+fn hello(pid: i32, holds_lock: bool) -> Vec<u8> {
+    Hello::Process { pid, holds_lock }.to_bytes()
+}
+
+/// Opens the memory of a process to write it.
+fn memory_file(pid: i32) -> File {
+    let mut options = File::options();
+    let options = options.read(true).write(true);
+    options.open(format!("/proc/{pid}/mem")).unwrap()
+}
+
+fn is_stopped(tid: i32) -> bool {
+    state(tid) == Some('t')
+}
+
+/// Returns an address in the code of a process, and a byte of it.
+fn some_code(process: &Process) -> (LiveAddr, u8) {
+    let maps = read_maps(process).unwrap();
+    let code = maps.iter().find(|mapping| mapping.executable).unwrap();
+    let mut byte = [0];
+    let memory = ProcessMemory::open(process, OFlag::O_RDONLY).unwrap();
+    memory.read(code.start, &mut byte).unwrap();
+    (code.start, byte[0])
+}
+
+#[test]
+fn process_is_stopped_until_resumed_or_abandoned() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let process = Process::open(pid).unwrap();
+    let (code, byte) = some_code(&process);
+    for is_resumed in [true, false, true] {
+        let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+        assert!(!lease.has_stopped());
+        let mut tids = lease.stop(LIMIT, soon()).unwrap().unwrap();
+        tids.sort_unstable();
+        let mut threads = process.threads().unwrap().read().unwrap();
+        threads.sort_unstable();
+        assert_eq!(tids, threads);
+        assert!(tids.iter().all(|tid| is_stopped(*tid)));
+        let registers = lease.answer(&Request::Registers(pid), Some).unwrap();
+        assert!(matches!(&registers, Reply::Registers(it) if it.rip != 0));
+        lease.write(code, &[byte]).unwrap();
+        lease.poke(pid, code, &[byte]).unwrap();
+        // Once more, as after a part of it has run.
+        assert_eq!(
+            lease.stop(LIMIT, soon()).unwrap().unwrap().len(),
+            tids.len()
+        );
+        if is_resumed {
+            lease.resume_all();
+            assert!(!lease.is_lost());
+            // Each was resumed before the answer.
+            assert!(!tids.iter().any(|tid| is_stopped(*tid)));
+        } else {
+            drop(lease);
+        }
+        talker.hits();
+    }
+    follower.end();
+    talker.hits();
+}
+
+// promise: Following: A tool that is silent while a followed process is stopped for it loses it: the process runs on,
+//    and nothing more of what the tool asks for is done
+#[test]
+fn silent_tool_loses_the_process() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::of(pid);
+    let process = Process::open(pid).unwrap();
+    let (code, byte) = some_code(&process);
+    let lease = std::rc::Rc::new(Lease::connect(follower.tid, &process, true, soon()).unwrap());
+    let tids = lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let stopped = Stopped::leased(&process, tids, lease.clone(), Instant::now());
+    let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
+    // No thread has such a number on its stack.
+    let nowhere = 0x5a5a_7b7b_5a5a..0x5a5a_7b7b_5a5b;
+    assert!(!stopped.leads_into(&memory, &nowhere));
+    // It answers although the tool has not resumed it.
+    talker.hits();
+    let other = [!byte];
+    assert!(lease.write(code, &other).is_err());
+    assert!(lease.is_lost() && !lease.has_stopped());
+    assert!(stopped.leads_into(&memory, &nowhere));
+    assert_eq!(
+        lease.answer(&Request::Registers(pid), Some),
+        Err(FOLLOWER_LOST)
+    );
+    let mut writer = stopped.memory(&memory).unwrap();
+    let error = writer.write_code(code, &other).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(FOLLOWER_LOST as i32));
+    let counters = writer.write_counters(&[(code, 0)]).unwrap_err();
+    assert_eq!(
+        (counters.done, counters.source.raw_os_error()),
+        (0, Some(FOLLOWER_LOST as i32))
+    );
+    assert!(lease.stop(LIMIT, soon()).is_err());
+    assert_eq!(some_code(&process), (code, byte));
+    drop(stopped);
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn tool_that_says_nothing_is_not_waited_for() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = Process::open(talker.pid()).unwrap();
+    let follower = Follower::patient(process.pid());
+    let connect = || PacketSocket::connect(&lease::address(follower.tid)).unwrap();
+    let _silent: Vec<PacketSocket> = (1..MAX_CLIENTS).map(|_| connect()).collect();
+    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    lease.resume_all();
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn only_the_proven_process_is_touched() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let other = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let not_followed = Process::open(other.pid()).unwrap();
+    let refused = Lease::connect(follower.tid, &not_followed, true, soon());
+    assert_eq!(refused.err(), Some(NoLease::Refused));
+    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, soon()).unwrap();
+    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    for tid in [other.pid(), 1, -1, 0] {
+        let wait = lease.answer(&Request::Wait(tid), Some);
+        assert_eq!(wait, Err(Errno::ESRCH), "{tid}");
+        assert!(lease.call(&Request::ResumeThread(tid)).is_err());
+    }
+    assert!(!lease.is_lost());
+    lease.resume_all();
+    follower.end();
+}
+
+/// Sends bytes, and a file with them; returns the answer, `None` if the connection is closed without one.
+fn answer(socket: &PacketSocket, bytes: &[u8], file: Option<&File>) -> Option<Vec<u8>> {
+    socket.send(bytes, file.map(File::as_fd)).unwrap();
+    socket.wait_for_message(Instant::now() + LIMIT).unwrap();
+    let mut answer = vec![0; MAX_LEN];
+    let (len, _) = socket.receive(&mut answer).ok()?;
+    answer.truncate(len);
+    Some(answer)
+}
+
+#[test]
+fn message_out_of_order_ends_the_connection() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let connect = || PacketSocket::connect(&lease::address(follower.tid)).unwrap();
+    let memory = memory_file(pid);
+    let hello = hello(pid, true);
+    let stop = Request::Stop(LIMIT.as_millis() as u64).to_bytes();
+    let wait = Request::Wait(pid).to_bytes();
+    let welcome = |answer: Option<Vec<u8>>| answer.and_then(|it| Welcome::parse(&it));
+
+    // Before anything was proved.
+    for first in [&stop, &wait, &vec![0], &vec![7; 64]] {
+        assert_eq!(answer(&connect(), first, None), None);
+    }
+    // With no proof, or a wrong one.
+    let own = memory_file(std::process::id() as i32);
+    let to_read = File::open(format!("/proc/{pid}/mem")).unwrap();
+    for file in [None, Some(&own), Some(&to_read)] {
+        let refused = welcome(answer(&connect(), &hello, file));
+        assert_eq!(refused, Some(Welcome::Refused));
+    }
+    // Another version gets the number of ours.
+    let later = Hello::OtherVersion(lease::message::VERSION + 1).to_bytes();
+    let ours = Welcome::OtherVersion(lease::message::VERSION).to_bytes();
+    assert_eq!(answer(&connect(), &later, Some(&memory)), Some(ours));
+    // Calls before it is stopped, a second greeting, and descriptors that were not asked for.
+    for second in [&wait, &hello] {
+        let socket = connect();
+        let accepted = welcome(answer(&socket, &hello, Some(&memory)));
+        assert_eq!(accepted, Some(Welcome::Accepted));
+        assert_eq!(answer(&socket, second, None), None);
+    }
+    let socket = connect();
+    answer(&socket, &hello, Some(&memory)).unwrap();
+    assert_eq!(answer(&socket, &stop, Some(&memory)), None);
+    // While it is stopped: the process runs on.
+    for (message, file) in [(&vec![7; 64], None), (&wait, Some(&memory))] {
+        let socket = connect();
+        answer(&socket, &hello, Some(&memory)).unwrap();
+        answer(&socket, &stop, None).unwrap();
+        assert!(is_stopped(pid));
+        assert_eq!(answer(&socket, message, file), None);
+        assert!(!is_stopped(pid));
+        talker.hits();
+    }
+    follower.end();
+}
+
+#[test]
+fn memory_from_before_an_exec_proves_nothing() {
+    let mut talker = Talker::start(&fixture("family.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, soon()).unwrap();
+    let outdated = memory_file(pid);
+    talker.ask(&exec("idle_threads.pie"), "ready");
+    let socket = PacketSocket::connect(&lease::address(follower.tid)).unwrap();
+    answer(&socket, &hello(pid, true), Some(&outdated)).unwrap();
+    let stop = Request::Stop(LIMIT.as_millis() as u64).to_bytes();
+    let executed = Reply::NotStopped(NotStopped::Executed).to_bytes();
+    assert_eq!(answer(&socket, &stop, None), Some(executed));
+    assert_eq!(
+        lease.stop(LIMIT, soon()).unwrap(),
+        Err(NotStopped::Executed)
+    );
+    assert!(!is_stopped(pid));
+    talker.hits();
+    follower.end();
+}
+
+/// The command with which `family` executes a fixture.
+fn exec(name: &str) -> String {
+    format!("exec {}", fixture(name).display())
+}
+
+/// Asserts that nothing can be written with the memory that a tool has opened before the process has executed the
+/// program that it runs now.
+fn assert_unwritable(stopped: &Stopped<'_>, outdated: &ProcessMemory) {
+    let (code, byte) = some_code(stopped.process());
+    let written = stopped.memory(outdated).map(|mut memory| {
+        memory.write_code(code, &[!byte]).unwrap();
+    });
+    assert_eq!(some_code(stopped.process()), (code, byte));
+    assert_executed(written);
+}
+
+fn assert_executed<T: std::fmt::Debug>(result: Result<T>) {
+    let error = result.unwrap_err();
+    let kind = error.kind();
+    assert!(
+        matches!(kind, ErrorKind::Process(ProcessError::Executed)),
+        "{error}"
+    );
+}
+
+#[test]
+fn program_executed_before_the_lease_is_not_changed() {
+    let mut talker = Talker::start(&fixture("family.pie"));
+    let follower = Follower::patient(talker.pid());
+    let process = &Process::open(talker.pid()).unwrap();
+    let outdated = ProcessMemory::open(process, OFlag::O_RDWR).unwrap();
+    talker.ask(&exec("idle_threads.pie"), "ready");
+    let checked = with_tracer(&[process], |tracer| {
+        assert_unwritable(&tracer.stop(process, LIMIT)?, &outdated);
+        Ok(())
+    });
+    checked.unwrap();
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn program_executed_between_two_stops_is_not_stopped() {
+    let mut talker = Talker::start(&fixture("family.pie"));
+    let follower = Follower::patient(talker.pid());
+    let process = &Process::open(talker.pid()).unwrap();
+    let again = with_tracer(&[process], |tracer| {
+        tracer.stop(process, LIMIT)?.release();
+        talker.ask(&exec("idle_threads.pie"), "ready");
+        tracer.stop(process, LIMIT).map(Stopped::release)
+    });
+    assert_executed(again);
+    talker.hits();
+    follower.end();
+}
+
+// promise: Following: A program that a process executes while it is lent cannot be changed through its follower, nor its
+//    registers be read
+#[test]
+fn program_executed_inside_the_lease_is_not_touched() {
+    let mut talker = Talker::start(&fixture("family.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, soon()).unwrap();
+    assert_eq!(lease.stop(LIMIT, soon()).unwrap(), Ok(vec![pid]));
+    let Ok(Reply::Registers(registers)) = lease.answer(&Request::Registers(pid), Some) else {
+        panic!("no registers");
+    };
+    lease.call(&Request::ResumeThread(pid)).unwrap();
+    talker.send(&exec("idle_threads.pie"));
+    eventually("it executes the program", || {
+        let wait = lease.answer(&Request::Wait(pid), Some);
+        (wait == Ok(Reply::Wait(Wait::Executed))).then_some(())
+    });
+    let (code, byte) = some_code(&Process::open(pid).unwrap());
+    for request in [
+        Request::Registers(pid),
+        Request::SetRegisters(pid, registers),
+        Request::RseqAddress(pid),
+        Request::SeccompFilter(pid, 0),
+        Request::Write(code, vec![!byte]),
+        Request::Poke(pid, code, vec![!byte]),
+        Request::ResumeThread(pid),
+    ] {
+        let refused = lease.answer(&request, Some);
+        assert!(refused.is_err(), "{request:?} {refused:?}");
+    }
+    assert!(!lease.is_lost());
+    assert_eq!(some_code(&Process::open(pid).unwrap()), (code, byte));
+    assert_eq!(
+        lease.stop(LIMIT, soon()).unwrap(),
+        Err(NotStopped::Executed)
+    );
+    talker.expect("ready");
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn resumed_threads_are_only_looked_at() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let process = Process::open(pid).unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    let tids = lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let other = *tids.iter().find(|tid| **tid != pid).unwrap();
+    let Ok(Reply::Registers(registers)) = lease.answer(&Request::Registers(other), Some) else {
+        panic!("no registers");
+    };
+    let (code, byte) = some_code(&process);
+    let set = [
+        Request::SetRegisters(other, registers),
+        Request::Poke(other, code, vec![byte]),
+        Request::Write(code, vec![byte]),
+    ];
+    let are_done = || set.each_ref().map(|it| lease.call(it).is_ok());
+    assert_eq!(are_done(), [true; 3]);
+    lease.call(&Request::ResumeThread(pid)).unwrap();
+    assert_eq!(are_done(), [false; 3]);
+    assert!(lease.answer(&Request::Registers(other), Some).is_ok());
+    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    assert_eq!(are_done(), [true; 3]);
+    lease.resume_all();
+    follower.end();
+}
+
+/// Runs `check` with processes that are followed, and the lender.
+fn with_lender(processes: &[&Process], check: impl FnOnce(&mut TraceeSet<'_>, Lender) + Send) {
+    let checked = with_tracer(processes, |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        for process in processes {
+            add(&mut tracees, process);
+        }
+        let lender = Lender::with(PATIENT);
+        check(&mut tracees, lender);
+        Ok(())
+    });
+    checked.unwrap();
+}
+
+#[test]
+fn job_stop_outlives_a_thread_that_was_resumed() {
+    let mut talker = Talker::start_with(&fixture("idle_threads.pie"), ["4"]);
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let process = Process::open(pid).unwrap();
+    let threads = process.threads().unwrap().read().unwrap();
+    let are_stopped = || {
+        eventually("it is stopped", || {
+            let is_stopped = |tid: &i32| matches!(state(*tid), Some('T' | 't'));
+            threads.iter().all(is_stopped).then_some(())
+        });
+    };
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    are_stopped();
+    for is_resumed in [true, false] {
+        let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+        lease.stop(LIMIT, soon()).unwrap().unwrap();
+        let wait = lease.answer(&Request::Wait(pid), Some);
+        assert_eq!(wait, Ok(Reply::Wait(Wait::GroupStopped)));
+        lease.call(&Request::ResumeThread(pid)).unwrap();
+        eventually("it runs", || (!is_stopped(pid)).then_some(()));
+        if is_resumed {
+            lease.resume_all();
+        }
+        drop(lease);
+        are_stopped();
+    }
+    kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn signals_reach_other_processes_while_one_is_lent() {
+    let lent = Talker::start(&fixture("idle_threads.pie"));
+    let mut other = Talker::start(&fixture("job.pie"));
+    let follower = Follower::with(&[lent.pid(), other.pid()], PATIENT);
+    other.ask("catch 10", "catching");
+    let process = Process::open(lent.pid()).unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    for is_busy in [false, true] {
+        kill(Pid::from_raw(other.pid()), Signal::SIGUSR1).unwrap();
+        let begun = Instant::now();
+        // A tool that asks all the time, until the other process has received its signal.
+        while is_busy && is_stopped(other.pid()) && begun.elapsed() < LIMIT {
+            lease.answer(&Request::Wait(process.pid()), Some).unwrap();
+        }
+        assert!(begun.elapsed() < LIMIT);
+        eventually("the signal is caught", || {
+            other.ask("caught", "caught").contains(" 10:").then_some(())
+        });
+    }
+    assert!(is_stopped(lent.pid()));
+    lease.resume_all();
+    assert!(!lease.is_lost());
+    follower.end();
+}
+
+#[test]
+fn tool_that_reads_no_answers_loses_the_process() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let socket = PacketSocket::connect(&lease::address(follower.tid)).unwrap();
+    let memory = memory_file(pid);
+    answer(&socket, &hello(pid, true), Some(&memory)).unwrap();
+    let stop = Request::Stop(LIMIT.as_millis() as u64).to_bytes();
+    answer(&socket, &stop, None).unwrap();
+    assert!(is_stopped(pid));
+    let request = Request::Registers(pid).to_bytes();
+    eventually("its connection is closed", || {
+        socket.send(&request, None).ok();
+        socket.is_closed().then_some(())
+    });
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn follower_that_does_not_answer_is_silent() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    with_lender(&[process], |_, lender| {
+        assert!(lender.error().is_none());
+        let at_once = Instant::now() + Duration::from_millis(10);
+        let refused = Lease::connect(gettid().as_raw(), process, true, at_once);
+        assert_eq!(refused.err(), Some(NoLease::Silent));
+    });
+    let (started, is_started) = channel();
+    let (over, is_over) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            with_lender(&[process], move |_, _| {
+                started.send(()).unwrap();
+                is_over.recv().unwrap();
+            });
+        });
+        is_started.recv().unwrap();
+        let stopped = with_tracer(&[process], |tracer| {
+            tracer.stop(process, Duration::ZERO).map(Stopped::release)
+        });
+        over.send(()).unwrap();
+        let error = stopped.unwrap_err();
+        let kind = error.kind();
+        assert!(
+            matches!(kind, ErrorKind::Process(ProcessError::FollowerSilent)),
+            "{error}"
+        );
+    });
+    talker.hits();
+}
+
+#[test]
+fn address_can_be_taken_once() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    with_lender(&[process], |tracees, mut first| {
+        let second = Lender::with(PATIENT);
+        let error = second.error().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        first.close();
+        first.serve(tracees);
+        let refused = Lease::connect(gettid().as_raw(), process, true, soon());
+        assert_eq!(refused.err(), Some(NoLease::Absent));
+    });
+}
+
+#[test]
+fn program_without_random_bytes_is_not_lent() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let follower = Follower::patient(talker.pid());
+    let process = &Process::open(talker.pid()).unwrap();
+    let memory = ProcessMemory::open(process, OFlag::O_RDWR).unwrap();
+    let at = random_bytes_at(process).unwrap().unwrap();
+    memory.write(at, &[0; 16]).unwrap();
+    let stopped = with_tracer(&[process], |tracer| {
+        tracer.stop(process, LIMIT).map(Stopped::release)
+    });
+    let text = stopped.unwrap_err().to_string();
+    let expected = format!("cannot have its follower stop process {}: ", process.pid());
+    assert!(text.starts_with(&expected), "{text}");
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn lost_lease_is_not_blamed_on_seccomp() {
+    let talker = Talker::start(&fixture("seccomp.pie"));
+    let limits = Limits {
+        silence: Duration::from_millis(10),
+        ..PATIENT
+    };
+    let follower = Follower::with(&[talker.pid()], limits);
+    let process = &Process::open(talker.pid()).unwrap();
+    let checked = with_tracer(&[process], |tracer| {
+        let stopped = tracer.stop(process, LIMIT)?;
+        eventually("it is taken back", || {
+            (!is_stopped(process.pid())).then_some(())
+        });
+        Permissions::of(process, false).check_some_thread_may(&stopped, &[])
+    });
+    let error = checked.unwrap_err();
+    let kind = error.kind();
+    assert!(
+        matches!(kind, ErrorKind::Process(ProcessError::FollowerLost)),
+        "{error}"
+    );
+    follower.end();
+}
+
+/// A follower that takes its time to stop a process, and then only says that it has done so.
+fn stop_slowly(process: &Process, pause: Duration, started: Sender<()>) {
+    let served = with_tracer(&[process], |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
+        add(&mut tracees, process);
+        started.send(()).unwrap();
+        let client = eventually("a tool connects", || listener.accept().ok());
+        let mut buffer = vec![0; MAX_LEN];
+        let mut request = |answer: &[u8]| {
+            client.wait_for_message(soon()).unwrap();
+            client.receive(&mut buffer).unwrap();
+            client.send(answer, None).unwrap();
+        };
+        request(&Welcome::Accepted.to_bytes());
+        std::thread::sleep(pause);
+        request(&Reply::Stopped(vec![process.pid()]).to_bytes());
+        request(&Reply::Done.to_bytes());
+        Ok(())
+    });
+    served.unwrap();
+}
+
+#[test]
+fn stop_time_includes_the_wait_for_the_follower() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    let pause = Duration::from_millis(50);
+    let (started, is_started) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || stop_slowly(process, pause, started));
+        is_started.recv().unwrap();
+        let stop_time = with_tracer(&[process], |tracer| {
+            tracer.stop(process, LIMIT).map(Stopped::release)
+        });
+        assert!(stop_time.unwrap() >= pause);
+    });
+}
+
+#[test]
+fn tools_take_turns() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    with_lender(&[process], |tracees, mut lender| {
+        let greeting = hello(process.pid(), true);
+        let memory = memory_file(process.pid());
+        let sockets: Vec<PacketSocket> = (0..3)
+            .map(|_| {
+                let socket = PacketSocket::connect(&lease::address(gettid().as_raw())).unwrap();
+                socket.send(&greeting, Some(memory.as_fd())).unwrap();
+                for request in [Request::Stop(1000), Request::ResumeAll, Request::Stop(1000)] {
+                    socket.send(&request.to_bytes(), None).unwrap();
+                }
+                socket.send(&Request::ResumeAll.to_bytes(), None).unwrap();
+                socket
+            })
+            .collect();
+        let mut buffer = vec![0; MAX_LEN];
+        // Which have been answered: the greeting, and that the process was stopped and resumed.
+        let mut answered = || -> Vec<usize> {
+            let mut count = |socket: &PacketSocket| {
+                let answers = std::iter::from_fn(|| socket.receive(&mut buffer).ok());
+                answers.count()
+            };
+            sockets.iter().map(&mut count).collect()
+        };
+        lender.serve(tracees);
+        assert_eq!(answered(), [3, 1, 1]);
+        for expected in [[0, 2, 0], [0, 0, 2], [2, 0, 0], [0, 2, 0], [0, 0, 2]] {
+            lender.serve(tracees);
+            assert_eq!(answered(), expected);
+        }
+    });
+    talker.hits();
+}
+
+#[test]
+fn process_is_not_stopped_for_ever() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let limits = Limits {
+        stopped: Duration::from_millis(100),
+        ..PATIENT
+    };
+    let follower = Follower::with(&[talker.pid()], limits);
+    let process = Process::open(talker.pid()).unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    // A slow machine may need longer to stop it.
+    let _ = lease.stop(LIMIT, soon()).unwrap();
+    eventually("it is lost", || {
+        let is_asked = lease.answer(&Request::Wait(process.pid()), Some).is_ok();
+        (!is_asked && lease.is_lost()).then_some(())
+    });
+    talker.hits();
+    follower.end();
+}
+
+#[test]
+fn idle_tool_is_disconnected() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let limits = Limits {
+        idle: Duration::from_millis(10),
+        ..PATIENT
+    };
+    let follower = Follower::with(&[talker.pid()], limits);
+    let socket = PacketSocket::connect(&lease::address(follower.tid)).unwrap();
+    socket.wait_for_message(Instant::now() + LIMIT).unwrap();
+    let end = socket.receive(&mut [0; 16]).unwrap_err();
+    assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+    follower.end();
+}
+
+#[test]
+fn lock_is_skipped_for_its_holder_only() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    with_lender(&[process], |tracees, mut lender| {
+        let (own, pid) = (std::process::id() as i32, process.pid());
+        let memory = memory_file(pid);
+        let connect = |lender: &mut Lender, holds_lock: bool| {
+            let socket = PacketSocket::connect(&lease::address(gettid().as_raw())).unwrap();
+            let bytes = hello(pid, holds_lock);
+            socket.send(&bytes, Some(memory.as_fd())).unwrap();
+            lender.lends_to(own, pid, tracees).then_some(socket)
+        };
+        assert!(connect(&mut lender, false).is_none());
+        let socket = connect(&mut lender, true).unwrap();
+        assert!(!lender.lends_to(own, own, tracees));
+        assert!(!lender.lends_to(1, pid, tracees));
+        // Another thread of that process may hold the lock now.
+        drop(socket);
+        assert!(!lender.lends_to(own, pid, tracees));
+    });
+}
+
+#[test]
+fn filters_are_read_for_the_privileged_only() {
+    let may_read = |admin: bool, seccomp: u32| {
+        let effective = if admin { u64::MAX } else { 0 };
+        let status = Status {
+            effective,
+            seccomp,
+            ..Status::default()
+        };
+        may_read_filters(&status)
+    };
+    assert!(may_read(true, 0));
+    assert!(!may_read(false, 0) && !may_read(true, 1) && !may_read(true, 2));
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    let mut command = std::process::Command::new("cat");
+    command.stdin(std::process::Stdio::piped());
+    if geteuid().is_root() {
+        command.uid(65534);
+    }
+    let unprivileged = Guard::spawn(&mut command);
+    with_lender(&[process], |tracees, _| {
+        let (_other, socket) = PacketSocket::pair().unwrap();
+        let proof = Proof::of(process.pid(), memory_file(process.pid())).unwrap();
+        let lending = Lending {
+            socket: &socket,
+            tool: unprivileged.pid(),
+            proof: &proof,
+            limits: PATIENT,
+            until: soon(),
+            has_run: false.into(),
+            next_tick: Instant::now().into(),
+        };
+        lending.stop(LIMIT, tracees).unwrap();
+        let asked = lending.call(Request::SeccompFilter(process.pid(), 0), tracees);
+        assert_eq!(asked, Err(Errno::EACCES));
+        tracees.let_run(process.pid());
+    });
+}
+
+#[test]
+fn threads_with_something_to_report_are_not_resumed() {
+    let mut talker = Talker::start(&fixture("job.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    talker.ask("catch 10", "catching");
+    let process = Process::open(pid).unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let trapped = lease.answer(&Request::Wait(pid), Some);
+    assert_eq!(trapped, Ok(Reply::Wait(Wait::Trapped)));
+    lease.call(&Request::ResumeThread(pid)).unwrap();
+    // It runs now, so there is nothing to resume.
+    assert_eq!(lease.call(&Request::ResumeThread(pid)), Err(Errno::EBUSY));
+    kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
+    eventually("it is about to receive the signal", || {
+        let wait = lease.answer(&Request::Wait(pid), Some);
+        (wait == Ok(Reply::Wait(Wait::Signal(10)))).then_some(())
+    });
+    assert_eq!(lease.call(&Request::ResumeThread(pid)), Err(Errno::EBUSY));
+    assert_eq!(lease.stop(LIMIT, soon()).unwrap(), Ok(vec![pid]));
+    lease.resume_all();
+    let caught = talker.ask("caught", "caught");
+    assert!(caught.starts_with("caught 10:"), "{caught}");
+    follower.end();
+}
+
+#[test]
+fn exited_process_is_not_stopped() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let process = Process::open(pid).unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    talker.guard().child().kill().unwrap();
+    talker.guard().wait();
+    let refused = lease.stop(LIMIT, soon()).unwrap();
+    assert!(matches!(
+        refused,
+        Err(NotStopped::Exited | NotStopped::NotLent)
+    ));
+    assert!(!lease.is_lost() && !lease.has_stopped());
+    follower.end();
+}
+
+/// A thread that follows a process, and answers as another version would.
+fn follow_as_another_version(pid: i32, started: Sender<()>, stop: &AtomicBool) {
+    let process = &Process::open(pid).unwrap();
+    let followed = with_tracer(&[process], move |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
+        let stopped = tracees.stop_and_keep(process, LIMIT)?;
+        tracees.resume(process, stopped);
+        started.send(()).unwrap();
+        while !stop.load(Ordering::SeqCst) {
+            while tracees.next(Instant::now() + FOLLOW_TICK).is_some() {}
+            if let Ok(client) = listener.accept() {
+                client.wait_for_message(Instant::now() + LIMIT).unwrap();
+                let version = Welcome::OtherVersion(lease::message::VERSION + 1);
+                client.send(&version.to_bytes(), None).unwrap();
+            }
+            tracees.wait();
+        }
+        Ok(())
+    });
+    followed.unwrap();
+}
+
+#[test]
+fn follower_of_another_version_is_named() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let process = &Process::open(pid).unwrap();
+    let is_over = AtomicBool::new(false);
+    let (started, is_started) = channel();
+    let stopped = std::thread::scope(|scope| {
+        scope.spawn(|| follow_as_another_version(pid, started, &is_over));
+        is_started.recv().unwrap();
+        let stopped = with_tracer(&[process], |tracer| {
+            tracer.stop(process, LIMIT).map(Stopped::release)
+        });
+        is_over.store(true, Ordering::SeqCst);
+        stopped
+    });
+    let text = stopped.unwrap_err().to_string();
+    let expected = format!("process {pid} is followed by pid {} (", std::process::id());
+    assert!(text.starts_with(&expected), "{text}");
+    let end = "), another version of this tool, which does not lend it";
+    assert!(text.ends_with(end), "{text}");
+    talker.hits();
+}
+
+#[test]
+fn tracer_uses_the_follower() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let pid = talker.pid();
+    let follower = Follower::patient(pid);
+    let process = &Process::open(pid).unwrap();
+    let stop = |times: usize| -> Result<()> {
+        with_tracer(&[process], |tracer| {
+            for _ in 0..times {
+                tracer.stop(process, LIMIT)?.release();
+            }
+            Ok(())
+        })
+    };
+    stop(3).unwrap();
+    talker.hits();
+    follower.end();
+    stop(1).unwrap();
+    talker.hits();
+}
+
+/// A follower that ends before it answers that it does not lend the process.
+fn refuse_and_end(process: &Process, started: Sender<()>) {
+    let client = with_tracer(&[process], |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
+        add(&mut tracees, process);
+        started.send(()).unwrap();
+        let client = eventually("a tool connects", || listener.accept().ok());
+        client.wait_for_message(Instant::now() + LIMIT).unwrap();
+        Ok(client)
+    });
+    eventually("it is not traced", || {
+        (process.status().unwrap().tracer == 0).then_some(())
+    });
+    client
+        .unwrap()
+        .send(&Welcome::Refused.to_bytes(), None)
+        .unwrap();
+}
+
+#[test]
+fn follower_that_ends_is_no_obstacle() {
+    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    let (started, is_started) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| refuse_and_end(process, started));
+        is_started.recv().unwrap();
+        let stopped = with_tracer(&[process], |tracer| {
+            tracer.stop(process, LIMIT).map(Stopped::release)
+        });
+        stopped.unwrap();
+    });
+    talker.hits();
+}
+
+#[test]
+fn listener_that_is_not_the_tracer_is_refused() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = Process::open(talker.pid()).unwrap();
+    // Our own process has taken the address of that one.
+    let _listener = PacketSocket::listen(&lease::address(talker.pid())).unwrap();
+    let refused = Lease::connect(talker.pid(), &process, true, soon());
+    assert_eq!(refused.err(), Some(NoLease::Refused));
+}

@@ -1,0 +1,137 @@
+//! [`ThreadCalls`]: the ptrace calls about threads of a stopped process, and the writes to its memory, by whichever
+//! thread is its tracer.
+
+use std::io;
+use std::rc::Rc;
+
+use libc::{sock_filter, user_regs_struct};
+use nix::errno::Errno;
+
+use crate::address::LiveAddr;
+use crate::process::memory::ProcessMemory;
+use crate::sys::ptrace::{self, Wait};
+use crate::trace::lease::Lease;
+use crate::trace::lease::message::{Reply, Request};
+
+/// Which thread makes ptrace calls.
+#[derive(Clone, Debug)]
+pub(crate) enum ThreadCalls {
+    /// The calling thread, which is the tracer.
+    Own,
+    /// The follower of the process, which lends it.
+    Leased(Rc<Lease>),
+}
+
+impl ThreadCalls {
+    /// Returns whether the process may run although it is taken to be stopped: what is asked about its threads has to
+    /// be answered as if they could be anywhere.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.loss().is_some()
+    }
+
+    /// Returns what calls fail with if that is so.
+    pub(crate) fn loss(&self) -> Option<Errno> {
+        match self {
+            ThreadCalls::Own => None,
+            ThreadCalls::Leased(lease) => lease.loss(),
+        }
+    }
+
+    /// Writes through /proc/PID/mem. A tool that has lost its lease must not write: so the follower does it.
+    pub(crate) fn write(
+        &self,
+        memory: &ProcessMemory,
+        at: LiveAddr,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        match self {
+            ThreadCalls::Own => memory.write(at, bytes),
+            ThreadCalls::Leased(lease) => lease.write(at, bytes),
+        }
+    }
+
+    /// See [`ptrace::peek_wait`].
+    pub(crate) fn peek_wait(&self, tid: i32) -> Wait {
+        match self {
+            ThreadCalls::Own => ptrace::peek_wait(tid),
+            ThreadCalls::Leased(lease) => {
+                let wait = lease.answer(&Request::Wait(tid), |reply| match reply {
+                    Reply::Wait(wait) => Some(wait),
+                    _ => None,
+                });
+                wait.unwrap_or(Wait::Gone)
+            }
+        }
+    }
+
+    /// Resumes a stopped thread, traced, without a signal.
+    pub(crate) fn resume(&self, tid: i32) {
+        match self {
+            ThreadCalls::Own => ptrace::resume(tid, 0),
+            // A failure means that it was killed, which the next wait reports.
+            ThreadCalls::Leased(lease) => drop(lease.call(&Request::ResumeThread(tid))),
+        }
+    }
+
+    /// Returns the registers of a stopped thread.
+    pub(crate) fn registers(&self, tid: i32) -> Result<user_regs_struct, Errno> {
+        match self {
+            ThreadCalls::Own => ptrace::registers(tid),
+            ThreadCalls::Leased(lease) => {
+                lease.answer(&Request::Registers(tid), |reply| match reply {
+                    Reply::Registers(registers) => Some(*registers),
+                    _ => None,
+                })
+            }
+        }
+    }
+
+    /// Changes the registers of a stopped thread.
+    pub(crate) fn set_registers(&self, tid: i32, registers: user_regs_struct) -> Result<(), Errno> {
+        match self {
+            ThreadCalls::Own => ptrace::set_registers(tid, registers),
+            ThreadCalls::Leased(lease) => {
+                lease.call(&Request::SetRegisters(tid, Box::new(registers)))
+            }
+        }
+    }
+
+    /// See [`ptrace::rseq_cs_address`].
+    pub(crate) fn rseq_cs_address(&self, tid: i32) -> Option<LiveAddr> {
+        match self {
+            ThreadCalls::Own => ptrace::rseq_cs_address(tid),
+            ThreadCalls::Leased(lease) => {
+                let address = lease.answer(&Request::RseqAddress(tid), |reply| match reply {
+                    Reply::RseqAddress(address) => Some(address),
+                    _ => None,
+                });
+                address.ok().flatten()
+            }
+        }
+    }
+
+    /// See [`ptrace::seccomp_filter`].
+    pub(crate) fn seccomp_filter(
+        &self,
+        tid: i32,
+        index: usize,
+    ) -> Result<Option<Vec<sock_filter>>, Errno> {
+        match self {
+            ThreadCalls::Own => ptrace::seccomp_filter(tid, index),
+            ThreadCalls::Leased(lease) => {
+                lease.answer(&Request::SeccompFilter(tid, index), |reply| match reply {
+                    Reply::SeccompFilter(filter) => Some(filter),
+                    _ => None,
+                })
+            }
+        }
+    }
+
+    /// See [`ptrace::poke_text`].
+    pub(crate) fn poke_text(&self, tid: i32, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            ThreadCalls::Own => ptrace::poke_text(tid, at, bytes),
+            ThreadCalls::Leased(lease) => lease.poke(tid, at, bytes),
+        }
+    }
+}
