@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use crate::commands::Command;
-use crate::say::MessageForm;
+use crate::messages::MessageForm;
 use crate::spelling::{asks_for_json, spell_out};
 use crate::usage::UsageError;
 

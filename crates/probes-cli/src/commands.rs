@@ -6,6 +6,7 @@ mod changes;
 mod closures;
 mod count;
 mod discarded;
+mod failed;
 mod failures;
 mod follow;
 mod holds;
@@ -30,7 +31,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::failure::Failure;
-use crate::say::Messages;
+use crate::messages::Messages;
 
 /// A subcommand with its flags, which are checked as far as possible without the target program.
 #[derive(Debug, Subcommand)]

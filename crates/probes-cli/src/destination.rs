@@ -10,8 +10,8 @@ use std::sync::Arc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::failure::Failure;
+use crate::messages::Messages;
 use crate::output::Format;
-use crate::say::{self, Messages};
 
 /// The most that one write(2) to a pipe writes as a whole, pipe(7).
 const PIPE_BUF: usize = 4096;
@@ -107,7 +107,7 @@ impl Destination {
     /// Writes text.
     pub(crate) fn print(&self, text: &[u8]) -> Result<(), Failure> {
         let written = match self {
-            Destination::Stdout => return say::print_bytes(text),
+            Destination::Stdout => return print_bytes(text),
             Destination::File(file) => (&**file).write_all(text),
             Destination::Stderr => pieces(text).try_for_each(|piece| stderr().write_all(piece)),
         };
@@ -141,6 +141,18 @@ impl Destination {
             Destination::File(file) => action(file.as_fd()),
         }
     }
+}
+
+/// Writes a result to standard output.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+/// Same as [`print()`], for text that may begin in the middle of a UTF-8 character.
+fn print_bytes(text: &[u8]) -> Result<(), Failure> {
+    let mut out = BufWriter::new(stdout().lock());
+    let written = out.write_all(text).and_then(|()| out.flush());
+    written.map_err(Failure::Output)
 }
 
 /// Splits lines into pieces to be written by one write(2) each, so that what other processes write to the same

@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError};
 
 use crate::hint::{self, Operand};
-use crate::say::Messages;
 use crate::usage::UsageError;
 
 /// Why a command failed. Each variant is a `kind` in JSON, except those of the library's errors.
@@ -188,36 +187,6 @@ impl fmt::Display for Failure {
             Failure::NoTerminal(why, _) => write!(f, "top needs a terminal, but {why}"),
             Failure::System(what, error) => write!(f, "cannot {what}: {}", reason(error)),
         }
-    }
-}
-
-/// What failed of a command that goes on nevertheless, to print what it knows.
-#[derive(Debug, Default)]
-pub(crate) struct Failed(Vec<Failure>);
-
-impl Failed {
-    /// Adds the failure of a step, if it has failed.
-    pub(crate) fn add(&mut self, step: Result<(), Failure>) {
-        self.0.extend(step.err());
-    }
-
-    /// Says all failures but the last, and returns that, which is the failure of the command. A reader of
-    /// standard output that has gone is no failure if there is another.
-    pub(crate) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
-        if self.0.iter().any(|failure| !failure.is_closed_pipe()) {
-            self.0.retain(|failure| !failure.is_closed_pipe());
-        }
-        // Standard output fails each time that it is written to.
-        let mut said: Vec<String> = Vec::new();
-        self.0.retain(|failure| {
-            let text = failure.to_string();
-            let is_new = !said.contains(&text);
-            said.push(text);
-            is_new
-        });
-        let last = self.0.pop();
-        self.0.iter().for_each(|failure| messages.failure(failure));
-        last.map_or(Ok(()), Err)
     }
 }
 

@@ -10,8 +10,9 @@ mod destination;
 mod failure;
 mod flags;
 mod hint;
+mod interruptible_output;
+mod messages;
 mod output;
-mod say;
 mod signals;
 mod spelling;
 mod text;
@@ -21,13 +22,13 @@ use std::process::ExitCode;
 
 use command_line::NoCommand;
 use failure::Failure;
-use say::{Level, Messages};
+use messages::{Level, Messages};
 
 fn main() -> ExitCode {
     let (messages, outcome) = match command_line::parse(std::env::args_os()) {
         Ok(command) => (command.messages(), command.run()),
         Err(NoCommand::Print(text)) => {
-            let printed = say::print(&text).map(|()| ExitCode::SUCCESS);
+            let printed = destination::print(&text).map(|()| ExitCode::SUCCESS);
             (Messages::default(), printed)
         }
         Err(NoCommand::Usage(error, form)) => {

@@ -1,14 +1,16 @@
 //! Formats the results of the commands as plain text, as a table, or as JSON.
 
+mod answer_tables;
 mod counted;
 mod format;
 mod functions;
 mod hits;
-mod holds;
+mod holder;
 mod latencies;
 mod message;
 mod paths;
 mod plain;
+mod released;
 mod svg;
 mod table;
 mod view;
@@ -22,10 +24,10 @@ pub(crate) use format::Format;
 use format::{VERSION, json, write_json};
 pub(crate) use functions::FunctionListing;
 pub(crate) use hits::{Field, Hits};
-pub(crate) use holds::Released;
 pub(crate) use latencies::{Latencies, caution, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
+pub(crate) use released::Released;
 pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 
 use crate::failure::Failure;
@@ -39,7 +41,7 @@ pub(crate) fn listing(
 ) -> Result<String, Failure> {
     match format {
         Format::Plain => Ok(plain::listing(listing, names_process)),
-        Format::Table => Ok(table::listing(listing, sites, names_process)),
+        Format::Table => Ok(answer_tables::listing(listing, sites, names_process)),
         Format::Json => json(listing),
     }
 }
@@ -61,7 +63,7 @@ pub(crate) fn functions(
 pub(crate) fn processes(format: Format, processes: &Processes) -> Result<String, Failure> {
     match format {
         Format::Plain => Ok(plain::processes(processes)),
-        Format::Table => Ok(table::processes(processes)),
+        Format::Table => Ok(answer_tables::processes(processes)),
         Format::Json => json(processes),
     }
 }
@@ -74,7 +76,7 @@ pub(crate) fn changes(
 ) -> Result<String, Failure> {
     match format {
         Format::Plain => Ok(plain::changes(changes, names_process)),
-        Format::Table => Ok(table::changes(changes, names_process)),
+        Format::Table => Ok(answer_tables::changes(changes, names_process)),
         Format::Json => json(changes),
     }
 }
@@ -86,8 +88,8 @@ pub(crate) fn released(
     names_process: bool,
 ) -> Result<String, Failure> {
     match format {
-        Format::Plain => Ok(holds::plain(released, names_process)),
-        Format::Table => Ok(holds::released_table(released, names_process)),
+        Format::Plain => Ok(released::plain(released, names_process)),
+        Format::Table => Ok(released::table(released, names_process)),
         Format::Json => released.iter().map(json).collect(),
     }
 }

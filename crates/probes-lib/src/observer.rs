@@ -10,8 +10,9 @@ use crate::error::{
     Result,
 };
 use crate::observe::discarded::DiscardCheck;
-use crate::observe::install::prepare::{Installed, install, refuse_forbidden, write_shared};
+use crate::observe::install::prepare::{Installed, install, refuse_forbidden};
 use crate::observe::install::remove::{CleanReport, Removed, remove, remove_stale};
+use crate::observe::install::write_shared;
 use crate::observe::installed::{
     find_points, refuse_if_removal_began, refuse_observed, refuse_replaced,
 };

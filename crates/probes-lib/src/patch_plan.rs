@@ -15,10 +15,12 @@
 //! Sources: Chamith and others, *Instruction Punning*, PLDI 2017; Duck and others, *Binary Rewriting without
 //! Control Flow Recovery* (E9Patch), PLDI 2020.
 
+mod address_set;
 pub(crate) mod code;
 pub(crate) mod displaced;
 mod exits;
 mod flags;
+pub(crate) mod jump;
 mod object;
 mod padding;
 mod parts;

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::flags::{
     Change, ChangeFlags, Checked, OutputFlags, TargetSelection, duration, with_regexp_help,
 };
-use crate::say::Messages;
+use crate::messages::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 const HELP: &str = "\

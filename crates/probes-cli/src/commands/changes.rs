@@ -9,8 +9,8 @@ use probes_lib::{ProbeChange, Report};
 use super::closures::warn_of_refused_closures;
 use crate::destination::Output;
 use crate::failure::Failure;
+use crate::messages::Messages;
 use crate::output::{self, Changes, Update, WarningKind};
-use crate::say::Messages;
 use crate::text::{join_first_few, number_of};
 
 /// Prints what was changed in a process that runs, and the notes and warnings about it.

@@ -3,8 +3,8 @@
 use probes_lib::CodeDigest;
 
 use crate::hint;
+use crate::messages::Messages;
 use crate::output::WarningKind;
-use crate::say::Messages;
 
 /// Warns if closures that the process marshals from now on are refused, or if that cannot be known.
 pub(super) fn warn_of_refused_closures(messages: &Messages, pid: i32, digest: CodeDigest) {

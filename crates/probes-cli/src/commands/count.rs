@@ -13,8 +13,8 @@ use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, PathFlags, ProbeFlags, SeccompFlag, TakeOver,
     duration, with_regexp_help,
 };
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail};
-use crate::say::{InterruptibleOutput, Next};
 use crate::text::number_of;
 
 const HELP: &str = "\

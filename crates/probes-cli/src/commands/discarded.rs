@@ -2,8 +2,8 @@
 
 use probes_lib::DiscardedPatches;
 
+use crate::messages::Messages;
 use crate::output::WarningKind;
-use crate::say::Messages;
 use crate::text::{join_first_few, number_of};
 
 /// Warns of sites that have been discarded since the last warning.

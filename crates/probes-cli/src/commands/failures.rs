@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::flags::TargetSelection;
-use crate::say::Messages;
+use crate::messages::Messages;
 
 /// The failures of the processes that a command works on. If it works on a single process, the
 /// failure of that process is the failure of the command.

@@ -11,8 +11,8 @@ use super::changes;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::hint::Operand;
+use crate::messages::Messages;
 use crate::output::{Update, WarningKind};
-use crate::say::Messages;
 use crate::signals::{TerminationSignals, block_all};
 
 /// `attach -follow`: changes the targets, and follows them until interrupted.

@@ -9,8 +9,8 @@ use super::changes::say_remarks;
 use super::failures::Failures;
 use crate::destination::Output;
 use crate::failure::Failure;
+use crate::messages::Messages;
 use crate::output::{self, Released, WarningKind};
-use crate::say::Messages;
 use crate::text::{join_first_few, number_of};
 
 /// Gives back what dead commands hold of each process, and prints it.

@@ -12,8 +12,8 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags, PathFlags, TargetSelection, with_regexp_help};
 use crate::hint;
+use crate::messages::Messages;
 use crate::output::{self, Listing, WarningKind};
-use crate::say::Messages;
 use crate::text::{join_first_few, number_of};
 
 const HELP: &str = "\

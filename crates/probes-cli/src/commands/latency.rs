@@ -15,8 +15,9 @@ use crate::failure::Failure;
 use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, PairFlags, SeccompFlag, TakeOver, duration,
 };
-use crate::output::{self, Latencies};
-use crate::say::{InterruptibleOutput, Next};
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::messages::Messages;
+use crate::output::{self, Latencies, WarningKind};
 
 const HELP: &str = "\
 Measures latencies inside the process, whether the probes are enabled or not: a STOP ends the last
@@ -105,9 +106,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let written = picture_file.write(&latencies.picture());
             outcome.failures.add(written);
         }
-        latencies.warn_of_interleaved(&output.messages);
+        warn_of_interleaved(&output.messages, &latencies);
     }
     outcome.finish(&output.messages)
+}
+
+/// Warns of times that may not be those of an event.
+pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>) {
+    for caution in latencies.cautions() {
+        messages.warning(
+            WarningKind::Interleaved,
+            &caution,
+            "a stop is taken for that of the last start of its thread: observe only events that nest in their thread",
+        );
+    }
 }
 
 /// Shows the times of pairs.

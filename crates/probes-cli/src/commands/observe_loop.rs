@@ -9,11 +9,13 @@ use probes_lib::{DiscardedPatches, Observation, ObservationReport, Observer, Opt
 
 use super::closures::warn_of_refused_closures;
 use super::discarded::DiscardWarning;
+use super::failed::Failed;
 use super::undo::retry;
 use crate::destination::{Output, print_result_without_waiting};
-use crate::failure::{Failed, Failure, exit_or_exec, is_replaced};
+use crate::failure::{Failure, exit_or_exec, is_replaced};
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::messages::Messages;
 use crate::output::{Format, WarningKind};
-use crate::say::{InterruptibleOutput, Messages, Next};
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// How often a process is read, however seldom it is shown. If the process exits, the last reading is

@@ -5,8 +5,8 @@ use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 use crate::destination::Output;
 use crate::failure::{Failure, is_deleted_or_replaced};
 use crate::hint::{self, Operand};
+use crate::messages::Messages;
 use crate::output::{Detail, Format, PathForm, WarningKind};
-use crate::say::Messages;
 use crate::text::join_first_few;
 
 /// Opens a process in order to change it, and describes it.

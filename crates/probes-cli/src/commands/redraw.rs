@@ -10,7 +10,7 @@ use ratatui::crossterm::terminal::window_size;
 use super::discarded::caution;
 use super::observe_loop::Display;
 use crate::failure::Failure;
-use crate::say::{InterruptibleOutput, Next};
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::signals::block;
 use crate::text::Escaped;
 

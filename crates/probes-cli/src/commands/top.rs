@@ -28,7 +28,7 @@ use crate::flags::{
     Checked, OneProcess, PairFlags, ProbeFlags, SeccompFlag, TakeOver, VerbosityFlags, duration,
     with_regexp_help,
 };
-use crate::say::{Level, MessageForm, Messages};
+use crate::messages::{Level, MessageForm, Messages};
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 

@@ -11,12 +11,14 @@ use probes_lib::{
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
 use super::discarded::DiscardWarning;
+use super::failed::Failed;
+use super::latency::warn_of_interleaved;
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::wait::Wait;
 use super::watch::{self, Watching};
 use crate::destination::Output;
-use crate::failure::{Failed, Failure, is_replaced};
+use crate::failure::{Failure, is_replaced};
 use crate::flags::{
     Checked, FieldFlags, Flags, Pair, PathFlags, by_name, each_once, pair, probe_name,
 };
@@ -216,7 +218,7 @@ impl<'l> Recorder<'l> {
         if !observed.latencies.is_empty() {
             let latencies = Latencies::new(self.target, &observed.latencies, lasted);
             failures.add(output::latencies(format, &latencies).and_then(print));
-            latencies.warn_of_interleaved(&self.output.messages);
+            warn_of_interleaved(&self.output.messages, &latencies);
         }
     }
 

@@ -6,7 +6,7 @@ use probes_lib::{Hold, Options, Report};
 
 use crate::failure::{Failure, exit_or_exec};
 use crate::hint;
-use crate::say::Messages;
+use crate::messages::Messages;
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 

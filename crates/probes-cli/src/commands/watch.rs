@@ -16,8 +16,8 @@ use crate::flags::{
     Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, ProbeFlags, SeccompFlag,
     TakeOver, positive, refuse_fields_in_json, with_regexp_help,
 };
+use crate::interruptible_output::Next;
 use crate::output::{Format, Hits, WarningKind};
-use crate::say::Next;
 use sample::Sample;
 
 /// How often hits are read: fewer hits come in this time than the ring in the process holds, up to

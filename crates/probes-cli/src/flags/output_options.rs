@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use super::checked::Flags;
 use crate::destination::{Destination, Output};
 use crate::failure::Failure;
+use crate::messages::{Level, MessageForm, Messages};
 use crate::output::Format;
-use crate::say::{Level, MessageForm, Messages};
 
 // The flags for the output format, for where the answer is written, and for how much to write on standard error.
 #[derive(Debug, clap::Args)]

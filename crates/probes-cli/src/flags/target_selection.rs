@@ -8,7 +8,7 @@ use regex::Regex;
 use super::checked::{Flags, each_once};
 use super::probe_selection::regexp;
 use crate::failure::Failure;
-use crate::say::Messages;
+use crate::messages::Messages;
 
 // One process.
 #[derive(Debug, clap::Args)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use probes_lib::{Counts, LiveAddr, SourceMap, Target};
 use serde::{Serialize, Serializer};
 
-use super::format::VERSION;
+use super::format::{VERSION, seconds, seconds_or_null};
 use super::paths::ShownPaths;
 use super::plain::{function_or_unknown, source_or_unknown};
 use super::table;
@@ -221,20 +221,6 @@ impl SiteRow<'_> {
 
     fn source(&self, paths: &ShownPaths) -> String {
         source_or_unknown(self.file.as_deref(), self.line, paths)
-    }
-}
-
-pub(super) fn seconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_f64(value.as_secs_f64())
-}
-
-pub(super) fn seconds_or_null<S: Serializer>(
-    value: &Option<Duration>,
-    to: S,
-) -> Result<S::Ok, S::Error> {
-    match value {
-        Some(value) => seconds(value, to),
-        None => to.serialize_none(),
     }
 }
 

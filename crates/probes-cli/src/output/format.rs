@@ -1,9 +1,9 @@
 //! [`Format`], and what all JSON answers have in common.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
-use serde::Serialize;
-use serde_json::Serializer;
+use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 
 use crate::failure::Failure;
@@ -33,9 +33,25 @@ pub(super) fn json(answer: &impl Serialize) -> Result<String, Failure> {
 
 /// Writes the same.
 pub(super) fn write_json(answer: &impl Serialize, mut to: impl Write) -> io::Result<()> {
-    let mut serializer = Serializer::with_formatter(&mut to, Printable);
+    let mut serializer = serde_json::Serializer::with_formatter(&mut to, Printable);
     answer.serialize(&mut serializer)?;
     to.write_all(b"\n")
+}
+
+/// Serializes a duration as seconds.
+pub(super) fn seconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(value.as_secs_f64())
+}
+
+/// The same, or null.
+pub(super) fn seconds_or_null<S: Serializer>(
+    value: &Option<Duration>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => seconds(value, to),
+        None => to.serialize_none(),
+    }
 }
 
 /// Compact JSON in which characters that a terminal would not show are escapes.

@@ -8,11 +8,8 @@ use std::time::Duration;
 use probes_lib::{Latency, Target};
 use serde::{Serialize, Serializer};
 
-use super::counted::{seconds, seconds_or_null};
-use super::format::VERSION;
-use super::message::WarningKind;
+use super::format::{VERSION, seconds, seconds_or_null};
 use super::table;
-use crate::say::Messages;
 use crate::text::Escaped;
 
 /// The times of the pairs of a process.
@@ -91,18 +88,12 @@ impl<'l> Latencies<'l> {
         self
     }
 
-    /// Warns of times that may not be those of an event.
-    pub(crate) fn warn_of_interleaved(&self, messages: &Messages) {
-        for pair in &self.pairs {
-            if let Some(caution) = pair.caution() {
-                messages.warning(
-                    WarningKind::Interleaved,
-                    &format!("{},{}: {caution}", pair.start, pair.stop),
-                    "a stop is taken for that of the last start of its thread: observe only events that nest in their \
-                     thread",
-                );
-            }
-        }
+    /// Of each pair whose times may not be those of an event, its name and what is wrong.
+    pub(crate) fn cautions(&self) -> impl Iterator<Item = String> {
+        self.pairs.iter().filter_map(|pair| {
+            let caution = pair.caution()?;
+            Some(format!("{},{}: {caution}", pair.start, pair.stop))
+        })
     }
 
     /// A line for each pair.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::holds::HolderView;
+use super::holder::HolderView;
 use super::paths::ShownPaths;
 use super::view::{
     ChangeView, Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word,

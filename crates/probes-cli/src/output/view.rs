@@ -12,9 +12,8 @@ use probes_lib::{
 };
 use serde::{Serialize, Serializer};
 
-use super::counted::seconds;
-use super::format::VERSION;
-use super::holds::{self, HolderView};
+use super::format::{VERSION, seconds};
+use super::holder::{self, HolderView};
 use super::paths::{PathForm, ShownPaths};
 
 /// The probes of a process, or of a file that is not running: what only a process has is then `None`.
@@ -135,7 +134,7 @@ impl<'t> Listing<'t> {
         holders: &'t Holders,
         detail: &Detail,
     ) -> Listing<'t> {
-        let mut by_probe = holds::by_probe(holders);
+        let mut by_probe = holder::by_probe(holders);
         let view = |state: ProbeState<'t>| ProbeView {
             holders: by_probe.remove(state.name()).unwrap_or_default(),
             ..ProbeView::of_process(&state, states.objects(), detail)

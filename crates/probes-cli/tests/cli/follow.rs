@@ -60,6 +60,13 @@ fn quit(mut talker: Talker) {
     assert_eq!(talker.guard().wait().code(), Some(0));
 }
 
+/// Ends following, which must leave nothing in the process, and then the process.
+fn leave(following: Following, talker: Talker) {
+    following.end();
+    assert_left_alone(talker.pid());
+    quit(talker);
+}
+
 /// The hits of one round of a program that has just started.
 fn first_round(talker: &mut Talker) -> u64 {
     talker.hits().iter().map(|(_, hits)| hits).sum()
@@ -78,9 +85,7 @@ fn fast_signals_do_not_stop_a_followed_process() {
         for command in ["sleep", "tick", "child"] {
             talker.ask(command, "ticked");
         }
-        following.end();
-        assert_left_alone(talker.pid());
-        quit(talker);
+        leave(following, talker);
     }
 }
 
@@ -133,9 +138,7 @@ fn library_probes_are_enabled_before_their_initialisers() {
             talker.ask(&format!("exec {}", eager.display()), "ready");
             let hits = talker.ask("plugins", "plugins");
             assert_eq!(hits, "plugins 0:ping=2,plug=4");
-            following.end();
-            assert_left_alone(talker.pid());
-            quit(talker);
+            leave(following, talker);
         }
     }
 }
@@ -776,9 +779,7 @@ fn followed_process_stops_as_usual_for_its_parent() {
         assert_eq!(wait_status(talker.pid()), WaitStatus::Continued(pid));
         talker.expect("child hits ping=0 pong=0");
         talker.expect("started 0");
-        following.end();
-        assert_left_alone(talker.pid());
-        quit(talker);
+        leave(following, talker);
     }
 }
 
@@ -792,9 +793,7 @@ fn signals_of_a_followed_process_keep_their_information() {
         talker.ask("send", "sending");
         let received = talker.ask("received", "received");
         assert!(received.ends_with("lost 0 disordered 0"), "{received}");
-        following.end();
-        assert_left_alone(talker.pid());
-        quit(talker);
+        leave(following, talker);
     }
     for siginfo in fixture_forms("siginfo") {
         let mut talker = Talker::start(&siginfo);
@@ -803,9 +802,7 @@ fn signals_of_a_followed_process_keep_their_information() {
             let report = talker.ask("report", "report");
             assert!(report.ends_with("wrong=0"), "{report}");
         }
-        following.end();
-        assert_left_alone(talker.pid());
-        quit(talker);
+        leave(following, talker);
     }
 }
 
@@ -939,9 +936,7 @@ fn ocaml_programs_are_followed_with_their_plugins() {
         let mut talker = Talker::start(&file);
         let following = Following::attach(talker.pid());
         start_programs_in_every_way(&mut talker, &file);
-        following.end();
-        assert_left_alone(talker.pid());
-        quit(talker);
+        leave(following, talker);
         let mut tool = command([
             "trace",
             "-follow",

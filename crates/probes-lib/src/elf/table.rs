@@ -17,9 +17,9 @@ use crate::error::{ElfDefect, Error, FileError, ProcessError, Result};
 use crate::memory::runs;
 use crate::site::{SITE_LEN, SiteCode};
 
-use gather::FoundSemaphore;
 pub(crate) use gather::noted_sites;
 pub use probe::{Probe, Semaphore, Site};
+use semaphore_layout::FoundSemaphore;
 
 /// Length of a counter in bytes.
 pub(crate) const COUNTER_LEN: u64 = 2;

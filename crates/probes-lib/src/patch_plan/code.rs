@@ -6,8 +6,8 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
+use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::refusal::Refusal;
-use crate::patch_plan::targets::AddressSet;
 
 /// How many segments an object may have; real ones have four to ten.
 const MAX_SEGMENTS: usize = 64;
@@ -127,7 +127,7 @@ impl Code {
 
     /// Returns the bytes that others change.
     pub(super) fn foreign(&self) -> AddressSet {
-        let mut set = AddressSet::new(self);
+        let mut set = AddressSet::new(self.executable());
         for code in self.executable() {
             for range in &self.foreign {
                 let inside = range.start.0.max(code.start)..range.end().min(code.end);

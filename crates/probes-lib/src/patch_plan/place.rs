@@ -3,11 +3,13 @@
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
+use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::code::{Body, Code, decode, ends_flow, is_call};
 use crate::patch_plan::displaced::{self, moves_call};
+use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
-use crate::patch_plan::site::{JUMP_LEN, Jump, PatchSite, SHORT_LEN};
-use crate::patch_plan::targets::{AddressSet, Ranges, Targets, has_near_target};
+use crate::patch_plan::site::PatchSite;
+use crate::patch_plan::targets::{Ranges, Targets, has_near_target};
 use crate::patch_plan::{flags, padding};
 
 /// The code of an object, and the addresses in it that can be reached.

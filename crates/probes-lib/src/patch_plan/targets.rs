@@ -22,38 +22,11 @@ use std::ops::Range;
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::address::{CodeRange, FileAddr};
+use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::code::{Code, decode, ends_flow, is_call};
 use crate::patch_plan::parts::PartOwners;
 use crate::patch_plan::tables::{JumpSource, WINDOW};
 pub(super) use jumps::JumpTargets;
-
-/// A set of addresses of code.
-#[derive(Clone, Debug)]
-pub(super) struct AddressSet(Vec<(Range<u64>, Vec<u64>)>);
-
-impl AddressSet {
-    /// Returns an empty set of addresses of the executable segments.
-    pub(super) fn new(code: &Code) -> AddressSet {
-        let words = |range: &Range<u64>| (range.end - range.start).div_ceil(64) as usize;
-        let empty = |range: Range<u64>| (range.clone(), vec![0; words(&range)]);
-        AddressSet(code.executable().map(empty).collect())
-    }
-
-    pub(super) fn insert(&mut self, address: u64) {
-        if let Some((range, bits)) = self.0.iter_mut().find(|it| it.0.contains(&address)) {
-            let at = address - range.start;
-            bits[(at / 64) as usize] |= 1 << (at % 64);
-        }
-    }
-
-    pub(super) fn contains(&self, address: u64) -> bool {
-        let part = self.0.iter().find(|it| it.0.contains(&address));
-        part.is_some_and(|(range, bits)| {
-            let at = address - range.start;
-            bits[(at / 64) as usize] & 1 << (at % 64) != 0
-        })
-    }
-}
 
 /// The addresses that something may jump or return to, and what else the sweep finds.
 #[derive(Clone, Debug)]
@@ -154,10 +127,10 @@ impl Targets {
         extra: impl IntoIterator<Item = FileAddr>,
     ) -> Targets {
         let mut targets = Targets {
-            all: AddressSet::new(code),
-            called: AddressSet::new(code),
-            labels: AddressSet::new(code),
-            returns: AddressSet::new(code),
+            all: AddressSet::new(code.executable()),
+            called: AddressSet::new(code.executable()),
+            labels: AddressSet::new(code.executable()),
+            returns: AddressSet::new(code.executable()),
             jumps: BTreeMap::new(),
             entries_left: jumps::MAX_ENTRIES,
             owners: PartOwners::default(),
@@ -171,7 +144,7 @@ impl Targets {
         let mut sweep = Sweep {
             code,
             ranges,
-            decoded: AddressSet::new(code),
+            decoded: AddressSet::new(code.executable()),
             references: Vec::new(),
             other_references: Vec::new(),
             tables: BTreeSet::new(),

@@ -11,7 +11,7 @@ use test_support::{Scratch, fixture};
 use super::*;
 use crate::Functions;
 use crate::address::{LiveAddr, LoadBias};
-use site::Jump;
+use jump::Jump;
 
 mod labels;
 

@@ -9,7 +9,7 @@ use probes_lib::{
 
 use crate::commands::undo::{fail_unless_all_undone, retry, undo_changes};
 use crate::failure::Failure;
-use crate::say::Messages;
+use crate::messages::Messages;
 use crate::signals::TerminationSignals;
 
 /// Counts in a process, and switches its probes. Dropping it, as a panic does, undoes everything,

@@ -19,7 +19,7 @@ use ratatui::crossterm::terminal::{
 use ratatui::layout::Rect;
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
-use crate::say::open_terminal;
+use crate::interruptible_output::open_terminal;
 
 /// How long restoring a terminal may take: a terminal whose output is not read accepts no bytes.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -10,7 +10,8 @@ use crate::elf::{ElfFile, Segment, within};
 use crate::error::{ElfDefect, Error, FileError, ProbeDefect, ProbeError, Result};
 use crate::site::{SITE_LEN, SiteCode};
 
-use super::{COUNTER_LEN, Generation, SiteEntry, semaphore_layout};
+use super::semaphore_layout::{self, FoundSemaphore};
+use super::{COUNTER_LEN, Generation, SiteEntry};
 
 const NOTE_SECTION: &str = ".note.stapsdt";
 const BASE_SECTION: &str = ".stapsdt.base";
@@ -25,12 +26,6 @@ pub(super) struct Found {
     pub(super) sites: Vec<SiteEntry>,
     /// The argument strings of the sites, each followed by a NUL.
     pub(super) arguments: Vec<u8>,
-}
-
-pub(super) struct FoundSemaphore {
-    pub(super) name: Box<str>,
-    pub(super) counter: FileAddr,
-    pub(super) generation: Generation,
 }
 
 fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::error::Error {

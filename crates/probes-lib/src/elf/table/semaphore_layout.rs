@@ -25,8 +25,13 @@ use crate::address::FileAddr;
 use crate::elf::{ElfFile, SymbolTable};
 use crate::error::{Error, FileError, Result};
 
-use super::gather::FoundSemaphore;
 use super::{COUNTER_LEN, Generation};
+
+pub(super) struct FoundSemaphore {
+    pub(super) name: Box<str>,
+    pub(super) counter: FileAddr,
+    pub(super) generation: Generation,
+}
 
 /// Length of a semaphore of two counters, in bytes.
 const PAIR_LEN: u64 = 2 * COUNTER_LEN;

@@ -10,17 +10,15 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
+use crate::error::{Error, ObserveError, ProcessError, Result};
 use crate::inject::code_cave;
 use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::permissions::{Permissions, why_unreadable};
-use crate::memory::WriteMemory;
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::install::patch::{self, Patch};
-use crate::observe::install::remove::unmap_call;
 use crate::observe::install::tsc_access;
-use crate::observe::install::write_code;
+use crate::observe::install::{unmap_call, write_code, write_shared};
 use crate::observe::installed::read_each;
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::readable_pages::ReadablePages;
@@ -400,23 +398,4 @@ fn wipe_calls(arena: &Arena, data: Option<&SharedData>) -> Vec<InjectedCall> {
     let over = data.map(|_| InjectedCall::map_over(at, VALIDITY_LEN));
     let wipe = InjectedCall::wipe_on_fork(at, PAGE);
     over.into_iter().chain([wipe]).collect()
-}
-
-/// Writes bytes into the shared data, each at its offset.
-///
-/// # Errors
-///
-/// If the shared data cannot be written.
-pub(crate) fn write_shared(
-    pid: i32,
-    memory: &ProcessMemory,
-    sharing: &Arena,
-    writes: &[(u64, Vec<u8>)],
-) -> Result<()> {
-    for (offset, bytes) in writes {
-        let at = sharing.shared_at().plus(*offset);
-        let written = memory.while_it_runs().write_code(at, bytes);
-        written.map_err(|source| Error::of_write(pid, MemoryPart::ObservationData, at, source))?;
-    }
-    Ok(())
 }

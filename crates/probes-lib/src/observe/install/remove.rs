@@ -11,8 +11,7 @@ use crate::inject::injected_call::{self, InjectedCall};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::ReadMemory;
 use crate::observe::install::patch::{self, Patch};
-use crate::observe::install::prepare::write_shared;
-use crate::observe::install::write_code;
+use crate::observe::install::{unmap_call, write_code, write_shared};
 use crate::observe::installed::{self, find_points, has_observer, refuse_replaced};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
@@ -417,11 +416,6 @@ fn wait_until_left<'s>(
         pause = (pause * 2).min(LEAVING / 8);
     }
     Ok(Some(stopped))
-}
-
-/// Returns the call that unmaps an arena.
-pub(crate) fn unmap_call(arena: &Arena) -> InjectedCall {
-    InjectedCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
 }
 
 /// Returns how many bytes of arenas and orphaned mappings are still mapped.

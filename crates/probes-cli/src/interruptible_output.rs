@@ -1,0 +1,128 @@
+//! [`InterruptibleOutput`]: where a long-running command writes its answer.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write, stdout};
+use std::mem::take;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Instant;
+
+use nix::fcntl::OFlag;
+
+use crate::destination::Destination;
+use crate::failure::Failure;
+use crate::signals::{TerminationSignals, WaitEnd};
+
+/// Standard output, which is a terminal, opened once more, so that writes to the returned file do
+/// not block, but writes of other processes still do. If it cannot be opened, for example because
+/// the terminal is another user's after su(1), returns a duplicate of standard output.
+pub(crate) fn open_terminal() -> io::Result<File> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(flags.bits());
+    match options.open("/proc/self/fd/1") {
+        Ok(file) => Ok(file),
+        Err(_) => Ok(stdout().as_fd().try_clone_to_owned()?.into()),
+    }
+}
+
+/// Where a long-running command writes its result: a reader that stopped reading cannot keep the
+/// command from ending at a signal or at its deadline.
+pub(crate) struct InterruptibleOutput {
+    destination: Destination,
+    signals: TerminationSignals,
+    deadline: Option<Instant>,
+    /// Standard output, if it is a terminal.
+    terminal: Option<File>,
+    was_read: bool,
+    /// What there was no room for when the deadline came.
+    rest: Vec<u8>,
+}
+
+/// Whether a long-running command continues.
+pub(crate) enum Next {
+    Continue,
+    Stop,
+}
+
+impl InterruptibleOutput {
+    /// Its [`InterruptibleOutput::write`] waits no longer than until one of `signals` comes.
+    pub(crate) fn new(
+        destination: Destination,
+        signals: TerminationSignals,
+    ) -> Result<InterruptibleOutput, Failure> {
+        let is_terminal = destination.is_terminal_on_stdout();
+        let terminal = is_terminal.then(open_terminal).transpose();
+        Ok(InterruptibleOutput {
+            destination,
+            signals,
+            deadline: None,
+            terminal: terminal.map_err(Failure::Output)?,
+            was_read: true,
+            rest: Vec::new(),
+        })
+    }
+
+    /// From now on, [`InterruptibleOutput::write`] waits no longer than until `deadline`.
+    pub(crate) fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+    }
+
+    pub(crate) fn signals(&self) -> &TerminationSignals {
+        &self.signals
+    }
+
+    /// Returns the signals.
+    pub(crate) fn into_signals(self) -> TerminationSignals {
+        self.signals
+    }
+
+    /// False if a signal came while the reader did not read.
+    pub(crate) fn was_read(&self) -> bool {
+        self.was_read
+    }
+
+    /// What there was no room for when the deadline came, to be printed before all else.
+    pub(crate) fn take_rest(&mut self) -> Vec<u8> {
+        take(&mut self.rest)
+    }
+
+    /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them.
+    pub(crate) fn write(&mut self, text: &str) -> Result<Next, Failure> {
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            if let Some(end) = self
+                .signals
+                .wait_to_write(&self.destination, self.deadline)?
+            {
+                self.was_read = !matches!(end, WaitEnd::Interrupted);
+                if self.was_read {
+                    self.rest = rest.to_vec();
+                }
+                return Ok(Next::Stop);
+            }
+            match self.write_some(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if is_temporary(&error) => {}
+                Err(error) => return Err(Failure::Output(error)),
+            }
+        }
+        Ok(Next::Continue)
+    }
+
+    /// Writes as much as there is room for now.
+    fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(terminal) = &self.terminal {
+            let mut terminal = terminal;
+            return terminal.write(bytes);
+        }
+        self.destination.write_some(bytes)
+    }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}

@@ -1,0 +1,124 @@
+//! [`Messages`]: what a command says beside its answer, on standard error.
+
+use std::fmt;
+use std::io::{Write, stderr};
+
+use crate::failure::Failure;
+use crate::output::{self, MessageKind, WarningKind};
+use crate::text::Escaped;
+
+/// How much to write to standard error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    /// Only errors (-quiet).
+    Errors,
+    /// Also warnings, what was skipped, and how long the process was stopped.
+    #[default]
+    Warnings,
+    /// Also each step (-verbose).
+    Steps,
+}
+
+/// How messages are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MessageForm {
+    /// For people.
+    #[default]
+    Text,
+    /// An object each, for programs.
+    Json,
+}
+
+/// Writes messages to standard error, one line each, and a second one for a hint.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Messages {
+    level: Level,
+    form: MessageForm,
+    /// The process that they are about.
+    pid: Option<i32>,
+    /// Whether the text names the process.
+    names_process: bool,
+}
+
+impl Messages {
+    /// Writes the messages of `level` and the more important ones.
+    pub(crate) fn new(level: Level, form: MessageForm) -> Messages {
+        Messages {
+            level,
+            form,
+            ..Messages::default()
+        }
+    }
+
+    /// The same, about one of several processes: with the pid at the start of each message.
+    pub(crate) fn about(self, pid: i32) -> Messages {
+        Messages {
+            names_process: true,
+            ..self.with_pid(pid)
+        }
+    }
+
+    /// The same, about the only process: its pid is in JSON, but not in the text.
+    pub(crate) fn with_pid(self, pid: i32) -> Messages {
+        Messages {
+            pid: Some(pid),
+            ..self
+        }
+    }
+
+    /// Why a command failed, and what to do about it.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        let about = Messages {
+            pid: self.pid.or(failure.pid()),
+            ..*self
+        };
+        let (kind, hint) = (failure.kind(), failure.hint());
+        let kind = MessageKind::Error(&kind);
+        about.write(kind, &failure.to_string(), hint.as_deref());
+    }
+
+    /// What is unusual, though the command succeeds, and what to do about it.
+    pub(crate) fn warning(&self, kind: WarningKind, message: &str, hint: &str) {
+        self.write(MessageKind::Warning(kind), message, Some(hint));
+    }
+
+    /// Reports what was done, where it does not belong into the result on standard output.
+    pub(crate) fn note(&self, message: &str) {
+        self.write(MessageKind::Note, message, None);
+    }
+
+    /// What is being done.
+    pub(crate) fn step(&self, message: fmt::Arguments<'_>) {
+        if self.level >= Level::Steps {
+            self.write(MessageKind::Step, &message.to_string(), None);
+        }
+    }
+
+    fn write(&self, kind: MessageKind<'_>, message: &str, hint: Option<&str>) {
+        let (level, start) = match kind {
+            MessageKind::Error(_) => (Level::Errors, "ocaml-probes: "),
+            MessageKind::Warning(_) => (Level::Warnings, "ocaml-probes: warning: "),
+            MessageKind::Note => (Level::Warnings, ""),
+            MessageKind::Step => (Level::Steps, ""),
+        };
+        if level > self.level {
+            return;
+        }
+        let lines = match self.form {
+            MessageForm::Json => vec![output::message(kind, message, hint, self.pid)],
+            MessageForm::Text => {
+                let pid = self.pid.filter(|_| self.names_process);
+                let process = pid.map_or_else(String::new, |pid| format!("{pid}: "));
+                // Escaped, because other users may have chosen the names and paths in the message.
+                let line = format!("{start}{process}{}\n", Escaped(message));
+                let hint = hint.map(|hint| format!("hint: {}\n", Escaped(hint)));
+                std::iter::once(line).chain(hint).collect()
+            }
+        };
+        for line in lines {
+            // Each line by one write, because a traced program may write to the same place. If standard
+            // error is closed, there is no place to report that.
+            let _ = stderr().write_all(line.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! [`Released`]: what was given back for dead holders.
+
+use probes_lib::ReleasedHold;
+use serde::Serialize;
+
+use super::format::VERSION;
+use super::view::ChangeView;
+use super::{plain, table};
+use crate::text::Escaped;
+
+/// What was given back for one dead holder.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "released")]
+pub(crate) struct Released<'r> {
+    version: u32,
+    pid: i32,
+    /// Its pid in its own pid namespace.
+    holder: i32,
+    command: &'r str,
+    uid: u32,
+    changed: Vec<ChangeView<'r>>,
+    /// Probes of which nothing was left to give back.
+    passed_over: &'r [String],
+    /// Probes that stay held: something else is in their code.
+    not_undone: &'r [String],
+    stopped_us: u128,
+}
+
+impl<'r> Released<'r> {
+    /// Returns what was given back; `None` if that failed.
+    pub(crate) fn of(released: &'r ReleasedHold) -> Option<Released<'r>> {
+        let tool = &released.holder.tool;
+        let report = released.report.as_ref().ok()?;
+        Some(Released {
+            version: VERSION,
+            pid: report.pid,
+            holder: tool.pid,
+            command: &tool.command,
+            uid: released.holder.user,
+            changed: report.changed.iter().map(ChangeView::of).collect(),
+            passed_over: &report.skipped,
+            not_undone: &report.not_undone,
+            stopped_us: report.stopped.as_micros(),
+        })
+    }
+}
+
+pub(super) fn plain(released: &[Released<'_>], names_process: bool) -> String {
+    let changes = |one: &Released<'_>| -> String {
+        let process = names_process.then_some(one.pid);
+        let changed = one.changed.iter();
+        changed
+            .map(|change| plain::change(change, process))
+            .collect()
+    };
+    released.iter().map(changes).collect()
+}
+
+pub(super) fn table(released: &[Released<'_>], names_process: bool) -> String {
+    let rows = released.iter().flat_map(|one| {
+        one.changed.iter().map(|change| {
+            let pid = names_process.then(|| one.pid.to_string());
+            let mut row: Vec<String> = pid.into_iter().collect();
+            row.extend([
+                one.holder.to_string(),
+                Escaped(change.name).to_string(),
+                change.before.to_string(),
+                change.after.to_string(),
+                change.sites.to_string(),
+            ]);
+            row
+        })
+    });
+    let mut head = vec!["holder", "probe", "before", "after", "sites"];
+    if names_process {
+        head.insert(0, "pid");
+    }
+    table::table(&head, rows)
+}

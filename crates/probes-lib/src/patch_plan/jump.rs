@@ -1,0 +1,41 @@
+//! [`Jump`]: the jumps that can be put at a patch site.
+
+use crate::address::FileAddr;
+
+/// Opcode and displacement of a near jump.
+pub(super) const JUMP_LEN: u64 = 5;
+
+/// Opcode and displacement of a short jump.
+pub(super) const SHORT_LEN: u64 = 2;
+
+pub(super) const SHORT_JMP: u8 = 0xeb;
+
+/// How a patch site jumps to its trampoline.
+///
+/// ```text
+/// near     e9 d d d d           over whole instructions, and padding behind them
+/// punned   e9 d d d|83          the last bytes of the displacement are those of the instruction
+///                               that follows, which stays: the trampoline has to lie in a window
+/// short    eb d ──▶ e9 d d d d  to padding within 127 bytes, the island, and from there
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Jump {
+    /// Five bytes of our own.
+    Near {
+        /// How many of them are padding behind the displaced instructions.
+        padding: u8,
+    },
+    /// Of the displacement, only the lowest bytes can be chosen.
+    Punned {
+        /// How many: 0 to 3.
+        chosen: u8,
+        /// The displacement, with zeros where it can be chosen.
+        displacement: i32,
+    },
+    /// Two bytes.
+    Short {
+        /// Where the five bytes of the second jump are.
+        island: FileAddr,
+    },
+}
