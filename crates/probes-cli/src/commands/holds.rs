@@ -1,9 +1,10 @@
 //! Who holds probes of a process: `info` shows it, `attach -for` warns of the dead, and
 //! `attach -release-dead` gives back what these hold.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use probes_lib::{Hold, Holder, Holders, Options, Target};
+use probes_lib::{Hold, Holder, Holders, Options, ReleasedHold, Target};
 
 use super::changes::say_remarks;
 use super::failures::Failures;
@@ -25,7 +26,7 @@ pub(super) fn release_dead(
         let pid = target.pid();
         let released = target.release_dead(options);
         let released = released.map_err(Failure::of_attached(pid));
-        let Some(released) = failures.record(pid, released) else {
+        let Some(mut released) = failures.record(pid, released) else {
             continue;
         };
         let messages = failures.messages(pid);
@@ -37,6 +38,7 @@ pub(super) fn release_dead(
         if released.is_empty() {
             messages.note("no dead command holds probes that can be given back");
         }
+        keep_last_changes(&mut released);
         for one in released {
             let holder = &one.holder;
             let report = one.report.map_err(Failure::of_attached(pid));
@@ -63,6 +65,18 @@ pub(super) fn release_dead(
     }
     failures.finish("the others were changed")?;
     printed
+}
+
+/// Leaves of each probe the last change: it may be on after what one holder gave back, and off in the end.
+fn keep_last_changes(released: &mut [ReleasedHold]) {
+    let mut seen = HashSet::new();
+    for one in released.iter_mut().rev() {
+        if let Ok(report) = &mut one.report {
+            report
+                .changed
+                .retain(|change| seen.insert(change.name.clone()));
+        }
+    }
 }
 
 /// Says who holds which probes; warns of the dead.

@@ -35,6 +35,6 @@ pub(crate) fn positive(typed: &str) -> Result<u64, String> {
     let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
     match typed.parse() {
         Ok(number) if is_number && number > 0 => Ok(number),
-        _ => Err(format!("\"{typed}\" is not a positive number")),
+        _ => Err(format!("\"{typed}\" is not a whole number above 0")),
     }
 }

@@ -1,7 +1,7 @@
 //! The flags for the output format, for where the answer is written, and for how much to write on standard error.
 
 use std::fs;
-use std::io::{self, IsTerminal, stdout};
+use std::io::{self, IsTerminal, stderr, stdout};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,8 @@ pub(crate) struct VerbosityFlags {
 #[derive(Debug)]
 pub(crate) struct OutputOptions {
     pub(crate) format: Format,
+    /// Whether the format depends on where the answer is written.
+    is_default_format: bool,
     file: Option<PathBuf>,
     reports_changes: bool,
     pub(crate) messages: Messages,
@@ -57,7 +59,11 @@ impl OutputOptions {
     /// The same for a command whose standard output is a traced program's: standard error, unless there is
     /// a file.
     pub(crate) fn open_beside_program(&self) -> Result<Output, Failure> {
-        self.open_or(Destination::Stderr)
+        let mut output = self.open_or(Destination::Stderr)?;
+        if self.is_default_format && self.file.is_none() {
+            output.format = default_format(&stderr());
+        }
+        Ok(output)
     }
 
     /// Fails if the answer would overwrite `path`, the file that `flag` names. To be called before the file
@@ -87,16 +93,16 @@ impl Flags for OutputFlags {
     type Value = OutputOptions;
 
     fn check(self) -> Result<OutputOptions, String> {
-        let default = if self.output.is_none() && stdout().is_terminal() {
-            Format::Table
-        } else {
-            Format::Plain
+        let default = match self.output {
+            None => default_format(&stdout()),
+            Some(_) => Format::Plain,
         };
         let json = self.json.then_some(Format::Json);
         if json.is_some() && self.format.is_some_and(|format| Some(format) != json) {
             return Err("-json means -format json, and another format is given".to_owned());
         }
-        let format = json.or(self.format).unwrap_or(default);
+        let chosen = json.or(self.format);
+        let format = chosen.unwrap_or(default);
         let form = match format {
             Format::Json => MessageForm::Json,
             Format::Plain | Format::Table => MessageForm::Text,
@@ -105,6 +111,7 @@ impl Flags for OutputFlags {
         let is_asked_for = json.is_some() || self.format.is_some() || self.output.is_some();
         Ok(OutputOptions {
             format,
+            is_default_format: chosen.is_none(),
             reports_changes: is_asked_for || !self.verbosity.quiet,
             file: self.output,
             messages: Messages::new(self.verbosity.level(), form),
@@ -129,6 +136,14 @@ impl VerbosityFlags {
         } else {
             Level::Warnings
         }
+    }
+}
+
+fn default_format(to: &impl IsTerminal) -> Format {
+    if to.is_terminal() {
+        Format::Table
+    } else {
+        Format::Plain
     }
 }
 

@@ -468,3 +468,17 @@ fn release_of_own() -> String {
     hold_and_die(&target, "-enable plain");
     release(target.pid())
 }
+
+#[test]
+fn releasing_several_dead_leaves_nothing_on() {
+    for target in both_forms("gen_ocaml_2") {
+        for _ in 0..2 {
+            hold_and_die(&target, "-enable plain");
+        }
+        let released = run(&format!("attach -pid {} -release-dead", target.pid()));
+        let changes = "plain 2 -> 1, 0 sites\nplain 1 -> 0, 1 site\n";
+        assert_eq!(released.stdout, changes);
+        let stderr = released.stderr;
+        assert!(!stderr.contains("still on"), "{stderr}");
+    }
+}

@@ -2,13 +2,14 @@
 
 use std::process::{Command, Stdio};
 
-use test_support::{fixture, fixture_forms, program_forms};
+use test_support::tmux::Terminal;
+use test_support::{Scratch, fixture, fixture_forms, program_forms};
 
 use crate::support::{Run, command, object, run_command};
 
 /// Runs the tool with `flags` on a program that gets `words` on standard input.
 fn trace(file: &std::path::Path, flags: &str, words: &str) -> Run {
-    let scratch = test_support::Scratch::new();
+    let scratch = Scratch::new();
     let input = scratch.file("words");
     std::fs::write(&input, words).unwrap();
     let mut shell = Command::new("sh");
@@ -70,6 +71,25 @@ fn results_of_an_exited_program_are_printed() {
             "{times}"
         );
     }
+}
+
+#[test]
+fn table_is_shown_where_results_go() {
+    let terminal = Terminal::open(80, 20);
+    let scratch = Scratch::new();
+    let errors = scratch.file("errors");
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let file = fixture("timed.pie");
+    let count = format!("echo quit | {tool} trace -count -prog {}", file.display());
+    terminal.line(&format!("clear; {count} > /dev/null"));
+    terminal.wait_for(" | hits/s");
+    terminal.line(&format!(
+        "clear; {count} 2> '{}'; echo do''ne",
+        errors.display()
+    ));
+    terminal.wait_for("done");
+    let errors = std::fs::read_to_string(errors).unwrap();
+    assert!(errors.contains("0 0.0 start\n"), "{errors}");
 }
 
 #[test]
