@@ -4,7 +4,7 @@ use super::holder::held_by;
 use super::paths::ShownPaths;
 use super::plain::{arguments, function, site_state, source};
 use super::table::table;
-use super::view::{Changes, Listing, ProbeView, Processes, state_word};
+use super::view::{ChangeView, Changes, Listing, ProbeView, Processes, state_word};
 use crate::text::{Escaped, number_of};
 
 pub(super) fn listing(listing: &Listing<'_>, sites: bool, names_process: bool) -> String {
@@ -99,19 +99,26 @@ fn site_rows(probe: &ProbeView<'_>, objects: bool, paths: &ShownPaths) -> Vec<Ve
     sites.chain(semaphores).collect()
 }
 
+pub(super) const CHANGE_HEAD: [&str; 4] = ["probe", "before", "after", "sites"];
+
+/// The cells of a change, below [`CHANGE_HEAD`].
+pub(super) fn change_cells(change: &ChangeView<'_>) -> [String; 4] {
+    [
+        Escaped(change.name).to_string(),
+        change.before.to_string(),
+        change.after.to_string(),
+        change.sites.to_string(),
+    ]
+}
+
 pub(super) fn changes(changes: &Changes<'_>, names_process: bool) -> String {
     let pid = names_process.then(|| changes.pid.to_string());
     let rows = changes.changed.iter().map(|change| {
         let mut row: Vec<String> = pid.iter().cloned().collect();
-        row.extend([
-            Escaped(change.name).to_string(),
-            change.before.to_string(),
-            change.after.to_string(),
-            change.sites.to_string(),
-        ]);
+        row.extend(change_cells(change));
         row
     });
-    let mut head = vec!["probe", "before", "after", "sites"];
+    let mut head = CHANGE_HEAD.to_vec();
     if names_process {
         head.insert(0, "pid");
     }

@@ -268,7 +268,7 @@ impl Serialize for Selected<'_> {
     }
 }
 
-/// Where the code of a function comes from, as far as its file tells.
+/// Where the code of a function comes from, if its file says so.
 struct Location<'f> {
     file: Option<&'f str>,
     line: Option<u32>,

@@ -3,10 +3,10 @@
 use probes_lib::ReleasedHold;
 use serde::Serialize;
 
+use super::answer_tables::{CHANGE_HEAD, change_cells};
 use super::format::VERSION;
 use super::view::ChangeView;
 use super::{plain, table};
-use crate::text::Escaped;
 
 /// What was given back for one dead holder.
 #[derive(Debug, Serialize)]
@@ -61,17 +61,13 @@ pub(super) fn table(released: &[Released<'_>], names_process: bool) -> String {
         one.changed.iter().map(|change| {
             let pid = names_process.then(|| one.pid.to_string());
             let mut row: Vec<String> = pid.into_iter().collect();
-            row.extend([
-                one.holder.to_string(),
-                Escaped(change.name).to_string(),
-                change.before.to_string(),
-                change.after.to_string(),
-                change.sites.to_string(),
-            ]);
+            row.push(one.holder.to_string());
+            row.extend(change_cells(change));
             row
         })
     });
-    let mut head = vec!["holder", "probe", "before", "after", "sites"];
+    let mut head = vec!["holder"];
+    head.extend(CHANGE_HEAD);
     if names_process {
         head.insert(0, "pid");
     }

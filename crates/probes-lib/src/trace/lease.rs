@@ -220,7 +220,7 @@ impl Lease {
         self.has_stopped.set(false);
     }
 
-    /// Returns whether the process is stopped for us, as far as we know.
+    /// Returns whether the process is stopped for us; it may run if the follower is lost and we have not noticed.
     pub(crate) fn has_stopped(&self) -> bool {
         self.has_stopped.get() && !self.is_lost()
     }

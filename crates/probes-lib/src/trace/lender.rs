@@ -310,7 +310,7 @@ impl Proof {
             Ok((own, self.memory.random_bytes(&self.process)?))
         };
         match read() {
-            // It has erased them: programs cannot be told apart.
+            // It has erased them: it is not known whether the programs are the same.
             Ok((Some(own), Some(_))) if own == [0; 16] => {
                 Err(NotStopped::Failed(Errno::EOPNOTSUPP))
             }

@@ -73,7 +73,7 @@ impl SignalStops {
     }
 
     /// Notes that the thread has stopped. Returns whether it has been starved since it was first watched;
-    /// if that is not the case, but could be told, watching starts again.
+    /// if not, and it was watched for long enough, watching starts again.
     fn stop(&mut self, now: Instant) -> bool {
         if let Some(resumed) = self.resumed {
             let ran = now.duration_since(resumed);
