@@ -2,7 +2,7 @@
 //!
 //! A thin binary over `probes-lib`, in two steps: before anything runs, the arguments are parsed
 //! and checked, which gives a command ([`command_line`], [`flags`]); then the command runs, and
-//! writes its answer ([`commands`], [`output`], [`say`]).
+//! writes its answer ([`commands`], [`output`], [`messages`]).
 
 mod command_line;
 mod commands;
