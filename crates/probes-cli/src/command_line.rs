@@ -10,7 +10,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use crate::commands::Command;
 use crate::messages::MessageForm;
-use crate::spelling::{asks_for_json, spell_out};
+use crate::spelling::{asks_for_json, spell_out, there_are};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
@@ -22,19 +22,19 @@ Examples:
 
 -pid 7, --pid 7, -pid=7 and --pid=7 are the same. Subcommands and flags may be cut to a unique
 prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
-whatever it looks like. `--` ends the flags.
+and that of a FILE or RE also if it looks like a flag. `--` ends the flags.
 
 The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors, warnings
 and notes are on standard error; with -json they are objects, too, one on each line.
 
 Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -latency or
--watch, that of the program.";
+-watch, that of the program. If that is 0, trace -count, -latency and -watch exit with 1 if the
+observation failed, ended before the program did, or could not be written.";
 
 /// List, enable, disable and observe the probes of live OCaml programs.
 #[derive(Debug, Parser)]
 #[command(
     name = "ocaml-probes",
-    version,
     disable_version_flag = true,
     disable_help_flag = true
 )]
@@ -51,15 +51,15 @@ struct CommandLine {
     #[arg(short, visible_short_alias = '?', long, action = ArgAction::Help, global = true)]
     #[arg(help_heading = "Flags", display_order = 1000)]
     help: Option<bool>,
-    /// Print the version
-    #[arg(long, action = ArgAction::Version)]
-    version: Option<bool>,
+    /// Print the version: the same as the subcommand
+    #[arg(long)]
+    version: bool,
 }
 
 /// Why there is no command to run.
 #[derive(Debug)]
 pub(crate) enum NoCommand {
-    /// Help or the version was asked for: its text.
+    /// Help was asked for: its text.
     Print(String),
     /// The arguments make no sense; and how to say so.
     Usage(UsageError, MessageForm),
@@ -115,12 +115,9 @@ fn definition_for(argv: &[OsString]) -> clap::Command {
     definition
 }
 
-/// The help or the version, if that is what was asked for.
+/// The help, if that is what was asked for.
 fn text_to_print(error: &clap::Error) -> Option<String> {
-    let is_asked_for = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-    );
+    let is_asked_for = error.kind() == ErrorKind::DisplayHelp;
     is_asked_for.then(|| coloured(&error.render()))
 }
 
@@ -135,10 +132,7 @@ fn usage_error(error: &clap::Error, subcommand: Option<&str>) -> UsageError {
 }
 
 fn missing_subcommand() -> String {
-    let definition = definition();
-    let names = definition.get_subcommands().map(clap::Command::get_name);
-    let names: Vec<&str> = names.collect();
-    format!("no subcommand; there are {}", names.join(", "))
+    format!("no subcommand; {}", there_are(&definition()))
 }
 
 /// What is wrong, with flags spelled as in our help.

@@ -1,11 +1,12 @@
 //! [`Output`]: how the answer of a command is written, and where to: standard output, a file (-o), or, beside
 //! a traced program whose standard output is its own, standard error.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, LineWriter, Write, stderr, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -34,10 +35,41 @@ pub(crate) struct Output {
 pub(crate) enum Destination {
     Stdout,
     Stderr,
-    File(Arc<File>),
+    File(Arc<AnswerFile>),
+}
+
+/// The file of -o. Its old contents stay until the command has begun, so that one that fails before leaves them.
+#[derive(Debug)]
+pub(crate) struct AnswerFile {
+    file: File,
+    is_emptied: AtomicBool,
+}
+
+impl AnswerFile {
+    /// Opens a file, or creates it. If it is a pipe without a reader, this waits for one.
+    fn open(path: &Path) -> io::Result<AnswerFile> {
+        let mut file = OpenOptions::new();
+        let file = file.write(true).create(true).truncate(false).open(path)?;
+        let is_emptied = AtomicBool::new(!file.metadata()?.is_file());
+        Ok(AnswerFile { file, is_emptied })
+    }
+
+    /// The file, emptied by the first call.
+    fn emptied(&self) -> io::Result<&File> {
+        if !self.is_emptied.swap(true, Ordering::Relaxed) {
+            self.file.set_len(0)?;
+        }
+        Ok(&self.file)
+    }
 }
 
 impl Output {
+    /// Empties the file that the answer is written to, if it is one: the command has begun, and what is there is not its
+    /// answer. The first part of an answer does so, too.
+    pub(crate) fn begin(&self) -> Result<(), Failure> {
+        self.destination.print(b"")
+    }
+
     /// Writes an answer.
     pub(crate) fn print(&self, text: &str) -> Result<(), Failure> {
         self.destination.print(text.as_bytes())
@@ -51,7 +83,9 @@ impl Output {
         let mut to: Box<dyn Write> = match &self.destination {
             Destination::Stdout => Box::new(BufWriter::new(stdout().lock())),
             Destination::Stderr => Box::new(LineWriter::new(stderr())),
-            Destination::File(file) => Box::new(BufWriter::new(&**file)),
+            Destination::File(file) => {
+                Box::new(BufWriter::new(file.emptied().map_err(Failure::Output)?))
+            }
         };
         let written = write(&mut to).and_then(|()| to.flush());
         written.map_err(Failure::Output)
@@ -93,9 +127,9 @@ impl Output {
 }
 
 impl Destination {
-    /// A file, which is emptied. If it is a pipe without a reader, this waits for one.
+    /// A file.
     pub(crate) fn file(path: &Path) -> Result<Destination, Failure> {
-        let file = File::create(path);
+        let file = AnswerFile::open(path);
         let file = file.map_err(|error| Failure::WriteFile(path.to_owned(), error))?;
         Ok(Destination::File(Arc::new(file)))
     }
@@ -108,7 +142,7 @@ impl Destination {
     pub(crate) fn print(&self, text: &[u8]) -> Result<(), Failure> {
         let written = match self {
             Destination::Stdout => return print_bytes(text),
-            Destination::File(file) => (&**file).write_all(text),
+            Destination::File(file) => file.emptied().and_then(|mut file| file.write_all(text)),
             Destination::Stderr => pieces(text).try_for_each(|piece| stderr().write_all(piece)),
         };
         written.map_err(Failure::Output)
@@ -128,7 +162,7 @@ impl Destination {
                 output.flush()?;
             }
             Destination::Stderr => stderr().write_all(piece)?,
-            Destination::File(file) => (&**file).write_all(piece)?,
+            Destination::File(file) => file.emptied()?.write_all(piece)?,
         }
         Ok(piece.len())
     }
@@ -138,7 +172,7 @@ impl Destination {
         match self {
             Destination::Stdout => action(stdout().as_fd()),
             Destination::Stderr => action(stderr().as_fd()),
-            Destination::File(file) => action(file.as_fd()),
+            Destination::File(file) => action(file.file.as_fd()),
         }
     }
 }

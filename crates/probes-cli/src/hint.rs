@@ -15,6 +15,8 @@ use crate::text::join_first_few;
 
 const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
 
+const NO_BYTECODE: &str = "probes exist only in native code: build the program with ocamlopt, or as a .exe of dune that is not bytecode";
+
 const ADD_CAPABILITY: &str = "start the container with --cap-add=SYS_PTRACE";
 
 const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
@@ -117,6 +119,10 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
         Operand::Program(_) | Operand::File(_) => None,
     };
     let hint = match kind {
+        ProbeError::NoProbes {
+            runs_bytecode: true,
+            ..
+        } => NO_BYTECODE,
         ProbeError::NoProbes { unreadable, .. } if !unreadable.is_empty() => {
             "root (outside of containers) can read files that others may not read, or that were \
              deleted or replaced"
@@ -180,9 +186,7 @@ fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<
         }
         ProcessError::Zombie { .. } => "it has exited, start it again",
         ProcessError::KernelThread { .. } => "give the pid of an OCaml program",
-        ProcessError::Bytecode => {
-            "build it as native code: with ocamlopt, or as a .exe of dune that is not bytecode"
-        }
+        ProcessError::Bytecode => NO_BYTECODE,
         ProcessError::Translated { .. } => "run the program without the translator",
         ProcessError::SelfOrAncestor { .. } if is_attach => {
             "use -live, which changes the process without stopping it; or run ocaml-probes from a shell that the process has not started"
@@ -439,6 +443,7 @@ fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
             }
             _ => ADD_CAPABILITY.to_owned(),
         },
+        Denial::OtherUser { uid: 0, .. } => "use sudo".to_owned(),
         Denial::OtherUser { name, .. } => format!("use sudo, or be that user: sudo -u {name}"),
         Denial::UserNamespace => {
             "run ocaml-probes inside that container, or as root outside of it".to_owned()
@@ -466,6 +471,14 @@ fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
         }
         Denial::OtherVersion { tracer, .. } => {
             format!("use the version of process {tracer}, or end that")
+        }
+        Denial::FollowedByOtherUser { tracer, .. } => {
+            let live = if is_attach {
+                "; or use -live, which does not use ptrace"
+            } else {
+                ""
+            };
+            format!("be the user of process {tracer}, or end that{live}")
         }
         Denial::Unexplained => {
             "look for a debugger or tracer outside this container, or use sudo".to_owned()
@@ -592,7 +605,24 @@ mod tests {
                     name: root(),
                 },
                 "process 4242 belongs to uid 0 (root)",
-                "use sudo, or be that user: sudo -u root",
+                "use sudo",
+            ),
+            (
+                Denial::OtherUser {
+                    uid: 33,
+                    name: "www-data".to_owned(),
+                },
+                "process 4242 belongs to uid 33 (www-data)",
+                "use sudo, or be that user: sudo -u www-data",
+            ),
+            (
+                Denial::FollowedByOtherUser {
+                    tracer: 99,
+                    name: "ocaml-probes".to_owned(),
+                },
+                "process 4242 is followed by pid 99 (ocaml-probes), a tool of another user, which lends it only to \
+                 tools of that user",
+                "be the user of process 99, or end that; or use -live, which does not use ptrace",
             ),
             (
                 Denial::UserNamespace,

@@ -4,7 +4,8 @@
 //! Each flag becomes `--flag` or `--flag=VALUE`, each subcommand is spelled out:
 //!
 //! - The argument after a flag that takes a value is its value, whatever it looks like, as with
-//!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`.
+//!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`. Only a flag
+//!   is no value where none can begin with a dash: in `-pid -for 1s` the pid is missing.
 //! - A unique prefix is enough, except for `-enable*` and `-disable*`, which must be spelled out: a
 //!   mistyped flag must not select all probes instead of one.
 //! - Operands, and what follows `--`, are left alone.
@@ -16,11 +17,16 @@ use clap::{Arg, Command};
 
 use crate::usage::UsageError;
 
-/// A name is suggested if what was typed differs from it by at most this many typing errors.
+/// A name is suggested if what was typed differs from it by at most this many typing errors, and by no more than
+/// one in three letters.
 const MAX_TYPING_ERRORS: usize = 2;
+const LETTERS_PER_ERROR: usize = 3;
 
 /// A flag of several commands. Where there is none, it does not abbreviate `-format`.
 const DURATION: &str = "for";
+
+/// The subcommand that is also a flag.
+const VERSION: &str = "version";
 
 /// Spells out `argv`, whose first word is the program. `root` must have been completed with
 /// [`Command::build`].
@@ -50,6 +56,12 @@ pub(crate) fn spell_out(
                 return Err(error);
             }
             if subcommand == Some("help") && flag.find_whole(root).is_some_and(is_help) {
+                continue;
+            }
+            if subcommand.is_none() && flag.is_version(root) {
+                command = find_subcommand(root, None, OsStr::new(VERSION))?;
+                subcommand = Some(VERSION);
+                spelled.push(VERSION.into());
                 continue;
             }
             let flag = flag.spell_out(command, subcommand, || words.next());
@@ -97,7 +109,8 @@ fn find_subcommand<'c>(
     word: &OsStr,
 ) -> Result<&'c Command, UsageError> {
     let word = word.to_string_lossy();
-    let error = |message| Err(UsageError::new(subcommand, message));
+    // Even after `help`, it is not about that.
+    let error = |message| Err(UsageError::new(None, message));
     if !command.has_subcommands() {
         return Err(unexpected(command, subcommand, &word));
     }
@@ -110,12 +123,22 @@ fn find_subcommand<'c>(
     match fitting.as_slice() {
         [] => {
             let near: Vec<&str> = names().filter(|name| is_near(name, &word)).collect();
-            let suggestion = did_you_mean(&near);
+            let suggestion = if near.is_empty() {
+                format!("; {}", there_are(command))
+            } else {
+                did_you_mean(&near)
+            };
             error(format!("no subcommand \"{word}\"{suggestion}"))
         }
         [name] => Ok(command.find_subcommand(name).unwrap_or(command)),
         names => error(format!("\"{word}\" could be {}", names.join(" or "))),
     }
+}
+
+/// Names the subcommands of `command`.
+pub(crate) fn there_are(command: &Command) -> String {
+    let names: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
+    format!("there are {}", names.join(", "))
 }
 
 /// What is wrong with a flag that comes before the subcommand, unless it is one of `root` itself; `rest` comes
@@ -203,15 +226,17 @@ impl Flag<'_> {
         };
         let mut spelled = format!("--{}", long(arg)).into_bytes();
         if arg.get_action().takes_values() {
-            let Some(value) = self
-                .value
-                .map(<[u8]>::to_vec)
-                .or_else(|| Some(next()?.into_vec()))
-            else {
-                return error(format!(
-                    "{typed} needs a value: {typed} {}",
-                    value_name(arg)
-                ));
+            let needed = || format!("{typed} needs a value: {typed} {}", value_name(arg));
+            let value = match self.value {
+                Some(value) => value.to_vec(),
+                None => match next() {
+                    Some(word) if !may_begin_with_dash(arg) && is_flag(&word, command) => {
+                        let word = word.to_string_lossy();
+                        return error(format!("{}, not the flag {word}", needed()));
+                    }
+                    Some(word) => word.into_vec(),
+                    None => return error(needed()),
+                },
             };
             spelled.push(b'=');
             spelled.extend(value);
@@ -229,6 +254,12 @@ impl Flag<'_> {
         flags(command)
             .filter(|arg| self.abbreviates(arg) && !must_be_spelled_whole(arg))
             .collect()
+    }
+
+    /// Whether it is `-version`, which means the subcommand, with all its flags.
+    fn is_version(&self, root: &Command) -> bool {
+        let found = self.find(root);
+        self.value.is_none() && matches!(found.as_slice(), [flag] if long(flag) == VERSION)
     }
 
     fn abbreviates(&self, flag: &Arg) -> bool {
@@ -291,8 +322,19 @@ fn value_name(flag: &Arg) -> &str {
     }
 }
 
+/// Whether a value of the flag may look like a flag: a file and a regular expression may.
+fn may_begin_with_dash(flag: &Arg) -> bool {
+    matches!(value_name(flag), "FILE" | "RE")
+}
+
+/// Whether a word is a flag of `command`, or the beginning of one.
+fn is_flag(word: &OsStr, command: &Command) -> bool {
+    Flag::of(word).is_some_and(|flag| !flag.find(command).is_empty())
+}
+
 fn is_near(name: &str, typed: &str) -> bool {
-    typed.len() > MAX_TYPING_ERRORS && strsim::osa_distance(name, typed) <= MAX_TYPING_ERRORS
+    let allowed = MAX_TYPING_ERRORS.min(typed.len() / LETTERS_PER_ERROR);
+    allowed > 0 && strsim::osa_distance(name, typed) <= allowed
 }
 
 fn did_you_mean(near: &[impl AsRef<str>]) -> String {

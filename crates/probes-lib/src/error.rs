@@ -300,12 +300,15 @@ impl Error {
     }
 
     /// Whether the same call may succeed in a moment: a [stop timeout](Error::is_stop_timeout),
-    /// [`ProcessError::KeepsChanging`], [`SystemError::NoThread`], [`Denial::BeingChanged`], or
-    /// [`Denial::Traced`].
+    /// [`ProcessError::KeepsChanging`], [`SystemError::NoThread`], [`Denial::BeingChanged`],
+    /// [`Denial::Traced`], or [`Denial::FollowedByOtherUser`].
     pub fn is_transient(&self) -> bool {
         self.is_stop_timeout()
             || self.is_being_changed()
-            || matches!(self.denial(), Some(Denial::Traced { .. }))
+            || matches!(
+                self.denial(),
+                Some(Denial::Traced { .. } | Denial::FollowedByOtherUser { .. })
+            )
             || matches!(
                 self.kind(),
                 ErrorKind::Process(ProcessError::KeepsChanging)
@@ -332,6 +335,12 @@ impl Error {
             ErrorKind::Process(ProcessError::Denied { denial, .. }) => Some(denial),
             _ => None,
         }
+    }
+
+    /// Returns the same error about this subject.
+    pub(crate) fn about(mut self, subject: Subject) -> Error {
+        self.0.subject = subject;
+        self
     }
 
     /// Returns the same error with this effect, whatever effect it had before.

@@ -120,7 +120,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some(duration) => change_for(duration, args, output, &targets, &actions, &mut failures),
     };
     failures.finish("the others were changed")?;
-    printed
+    // If all of them have exited, nothing was printed.
+    printed.and_then(|()| output.begin())
 }
 
 /// Changes every process.

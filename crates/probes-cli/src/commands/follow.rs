@@ -54,7 +54,7 @@ pub(super) fn attached(
         }
     }
     match failures.len() {
-        0 => printed,
+        0 => printed.and_then(|()| output.begin()),
         1 if !reports_each_failure => Err(failures.remove(0)),
         failed => Err(Failure::NotSet(failed)),
     }
@@ -81,6 +81,10 @@ pub(super) fn launched(
     };
     let mut has_begun = false;
     while let Some(event) = follow.next(Duration::MAX) {
+        // Not earlier: the program may not be there.
+        if let Err(failure) = output.begin() {
+            messages.failure(&failure);
+        }
         match event {
             FollowEvent::Set(report) => {
                 let printed = if has_begun {

@@ -128,9 +128,11 @@ fn warn_of_others(messages: &Messages, pid: i32, holders: &Holders) {
 fn how_to_release(pid: i32, holder: &Holder) -> String {
     let command = format!("`ocaml-probes attach -pid {pid} -release-dead`");
     if holder.can_be_released {
-        format!("{command} gives them back")
-    } else {
-        format!("{command} gives them back, for root or uid {}", holder.user)
+        return format!("{command} gives them back");
+    }
+    match holder.user {
+        0 => format!("{command} gives them back, for root"),
+        user => format!("{command} gives them back, for root or uid {user}"),
     }
 }
 

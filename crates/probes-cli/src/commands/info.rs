@@ -75,7 +75,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             shown.show(args, &output, failures.names_process())?;
         }
     }
-    failures.finish("")
+    failures.finish("")?;
+    // If all of them have exited, nothing was printed.
+    output.begin()
 }
 
 /// What is shown of one process.

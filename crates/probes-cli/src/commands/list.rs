@@ -51,13 +51,21 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
     /// The names of the functions to show; all, if there is none
-    #[arg(value_name = "GLOB", requires = "functions")]
+    #[arg(value_name = "GLOB")]
     globs: Vec<Glob>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(file) = &args.prog {
         args.output.refuse_to_overwrite("-prog", file)?;
+    }
+    if let (Some(glob), false) = (args.globs.first(), args.functions) {
+        return Err(usage(match args.prog {
+            Some(_) => format!("\"{glob}\" needs -functions: a GLOB selects functions"),
+            None => {
+                format!("needs -prog FILE, or -functions and -pid N: write -prog {glob}")
+            }
+        }));
     }
     let output = args.output.open()?;
     match (&args.prog, args.pid) {

@@ -145,6 +145,7 @@ impl<'t> ActiveObservation<'t> {
         show: impl FnMut(Shown<T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
     ) -> Outcome<T> {
         let mut last = None;
+        let begun = self.output.begin();
         let read_result = self.read_repeatedly(display, &mut last, read, show);
         let lasted = self.begun.elapsed();
         // Removed whatever has failed so far.
@@ -160,6 +161,7 @@ impl<'t> ActiveObservation<'t> {
         self.interruptible.into_signals().unblock();
         let pid = self.target.pid();
         let mut failures = Failed::default();
+        failures.add(begun);
         failures.add(self.output.destination.print(&rest));
         let (read_error, shown) = match read_result {
             Ok(read) => (read.err(), Ok(())),

@@ -1,5 +1,6 @@
 //! `trace -count`, `-latency` and `-watch`: observes a program from its first instruction to its last.
 
+use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -94,7 +95,8 @@ impl ProgramObservation {
     }
 }
 
-/// Starts a program, waits until it exits and prints what was observed; returns the status to exit with.
+/// Starts a program, waits until it exits and prints what was observed; returns the status to exit with: the
+/// program's, but that of a failure if the program succeeded and what was observed could not be printed.
 pub(super) fn run(
     launch: Launch,
     wait: Wait,
@@ -106,46 +108,51 @@ pub(super) fn run(
     let launched = launch.observe(wanted.observation()).spawn();
     let mut launched =
         launched.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
+    let pid = launched.report().pid;
+    let output = &output.clone().with_pid(pid);
     let printed = print_started(output, program, launched.report());
     let observed = launched.take_observer();
-    let status = match observed {
+    let (status, recorded) = match observed {
         Some(observer) => {
-            let (pid, digest) = (launched.report().pid, observer.code_digest());
-            let output = &output.clone().with_pid(pid);
-            warn_of_refused_closures(&output.messages, pid, digest);
+            warn_of_refused_closures(&output.messages, pid, observer.code_digest());
             let target = observer.target().clone();
             let recorder = Recorder::new(&target, wanted, output, begun);
             record_until_exit(launched, wait, recorder, observer)
         }
-        None => wait.until_exit(launched),
+        None => (wait.until_exit(launched), Ok(())),
     };
-    if let Err(failure) = printed {
-        // The program has run, and our exit status has to be its own.
-        output.messages.failure(&failure);
+    let status = status.map_err(|source| Failure::System("wait for the program", source))?;
+    let mut is_complete = true;
+    for failure in [recorded, printed].into_iter().filter_map(Result::err) {
+        if !failure.is_closed_pipe() {
+            output.messages.failure(&failure);
+            is_complete = false;
+        }
     }
-    status.map_err(|source| Failure::System("wait for the program", source))
+    Ok(if is_complete { status } else { status.max(1) })
 }
 
-/// Waits for the program in this thread, and records in another.
+/// Waits for the program in this thread, and records in another. Returns the program's status, and what has become of
+/// the recording.
 fn record_until_exit(
     launched: Launched,
     wait: Wait,
     recorder: Recorder<'_>,
     observer: Observer,
-) -> std::io::Result<u8> {
+) -> (io::Result<u8>, Result<(), Failure>) {
     let (exit_sender, exited) = channel::<()>();
     std::thread::scope(|scope| {
-        let record = move || {
-            let messages = recorder.output.messages;
-            match recorder.run(observer, &exited) {
-                Err(failure) if !failure.is_closed_pipe() => messages.failure(&failure),
-                _ => {}
-            }
+        let record = move || recorder.run(observer, &exited);
+        let recording = match std::thread::Builder::new().spawn_scoped(scope, record) {
+            Ok(recording) => recording,
+            Err(source) => return (Err(source), Ok(())),
         };
-        std::thread::Builder::new().spawn_scoped(scope, record)?;
         let status = wait.until_exit(launched);
         drop(exit_sender);
-        status
+        match recording.join() {
+            Ok(recorded) => (status, recorded),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     })
 }
 

@@ -201,38 +201,44 @@ impl Watching {
             .min(usize::try_from(left).unwrap_or(usize::MAX));
         self.shown += count as u64;
         let mut text = self.hits.lines(&chosen[..count])?;
-        let (mut lost, mut skipped) = (0, 0);
-        if self.reported.elapsed() >= REPORT_INTERVAL {
-            (lost, skipped) = (self.lost, self.skipped);
-            text.push_str(&self.take_missing()?);
+        let is_report_due = self.reported.elapsed() >= REPORT_INTERVAL;
+        if is_report_due {
+            text.push_str(&self.missing_object()?);
         }
-        let next = write(&text).inspect_err(|_| {
-            // To be reported in the end.
-            (self.lost, self.skipped) = (lost, skipped);
-        })?;
+        // If that fails, it is reported in the end.
+        let next = write(&text)?;
+        if is_report_due {
+            // Below the hits, and so below the head of their table.
+            self.say_missing();
+        }
         let has_enough = self.limit.is_some_and(|limit| self.shown >= limit);
         Ok(if has_enough { Next::Stop } else { next })
     }
 
     /// Reports what was not shown since the last report.
     pub(super) fn report_missing(&mut self) -> Result<(), Failure> {
-        let text = self.take_missing()?;
-        if text.is_empty() {
+        let object = self.missing_object()?;
+        self.say_missing();
+        if object.is_empty() {
             return Ok(());
         }
-        self.output.print_result(&text)
+        self.output.print_result(&object)
     }
 
-    /// Reports what was not shown since the last report: with -json, as the text returned, which is to be
-    /// printed among the hits; otherwise as messages, and the text is empty.
-    fn take_missing(&mut self) -> Result<String, Failure> {
-        self.reported = Instant::now();
-        let (lost, skipped) = (take(&mut self.lost), take(&mut self.skipped));
-        if (lost, skipped) == (0, 0) {
+    /// With -json, what was not shown since the last report, to be printed among the hits; otherwise empty.
+    fn missing_object(&self) -> Result<String, Failure> {
+        if self.output.format != Format::Json || (self.lost, self.skipped) == (0, 0) {
             return Ok(String::new());
         }
+        self.hits.missing(self.lost, self.skipped)
+    }
+
+    /// Ends what is reported; without -json, says it in messages.
+    fn say_missing(&mut self) {
+        self.reported = Instant::now();
+        let (lost, skipped) = (take(&mut self.lost), take(&mut self.skipped));
         if self.output.format == Format::Json {
-            return self.hits.missing(lost, skipped);
+            return;
         }
         let messages = self.output.messages;
         if skipped > 0 {
@@ -246,6 +252,5 @@ impl Watching {
                 hint,
             );
         }
-        Ok(String::new())
     }
 }

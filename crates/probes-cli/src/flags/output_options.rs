@@ -15,7 +15,7 @@ use crate::output::Format;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct OutputFlags {
-    /// Write the output to FILE, which is truncated first
+    /// Write the output to FILE, which is emptied once the command has begun
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// plain, table or json; by default table on a terminal, else plain
@@ -66,8 +66,7 @@ impl OutputOptions {
         Ok(output)
     }
 
-    /// Fails if the answer would overwrite `path`, the file that `flag` names. To be called before the file
-    /// for the answer is opened, which empties it.
+    /// Fails if the answer would overwrite `path`, the file that `flag` names.
     pub(crate) fn refuse_to_overwrite(&self, flag: &str, path: &Path) -> Result<(), Failure> {
         match &self.file {
             Some(file) if is_same_file(file, path) => {

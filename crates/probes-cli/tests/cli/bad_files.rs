@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use test_support::{Talker, fixture, fixture_forms};
+use serde_json::Value;
+use test_support::{Talker, fixture, fixture_forms, program};
 
-use crate::support::{golden, image, redacted, run, run_on};
+use crate::support::{golden, image, object, redacted, run, run_on};
 
 // promise: Bad input: Every damaged file gives its error message, unless its probes can be
 //    determined nevertheless (all of `corrupt/`)
@@ -48,6 +49,36 @@ fn programs_without_ocaml_probes_get_a_hint() {
             assert!(info.contains("no OCaml probes in "), "{info}");
         }
     }
+}
+
+#[test]
+fn bytecode_without_probes_is_called_bytecode() {
+    let file = program("bytecode/unprobed.bc");
+    let is_told = |error: &str| {
+        assert!(error.contains("runs OCaml bytecode"), "{error}");
+        let hint = "hint: probes exist only in native code: build the program with ocamlopt";
+        assert!(error.contains(hint), "{error}");
+    };
+    for line in ["list", "trace -enable-all", "trace -count"] {
+        is_told(&run_on(line, &file).failure());
+    }
+    let target = Talker::start(&file);
+    for line in ["info", "attach -enable-all", "count", "watch -regexp ."] {
+        is_told(&run(&format!("{line} -pid {}", target.pid())).failure());
+    }
+    // The process that was to run it is gone.
+    let with_notes = program("closures/bytecode");
+    for line in ["trace -enable-all", "trace -count"] {
+        let error = run_on(line, &with_notes).failure();
+        let start = format!("ocaml-probes: {} runs OCaml", with_notes.display());
+        assert!(error.starts_with(&start), "{error}");
+        let error = object(&run_on(&format!("{line} -json"), &with_notes).stderr);
+        assert_eq!(error["pid"], Value::Null);
+    }
+    // It is followed: what it executes may have probes.
+    let followed = run_on("trace -follow -enable-all", &file);
+    assert_eq!(followed.code, Some(0), "{followed:?}");
+    assert!(followed.stderr.contains("runs OCaml bytecode"));
 }
 
 #[test]

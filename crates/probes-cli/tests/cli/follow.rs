@@ -4,12 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 use test_support::process::{self, status};
 use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
 
@@ -28,7 +28,7 @@ impl Following {
         Following::started(tool.arg(pid.to_string()), pid)
     }
 
-    fn started(tool: &mut std::process::Command, pid: i32) -> Following {
+    fn started(tool: &mut Command, pid: i32) -> Following {
         let following = Following(Talker::spawn(tool));
         eventually("its loader is hooked", || {
             process::is_loader_changed(pid).then_some(())
@@ -189,6 +189,51 @@ fn followed_process_is_observed_and_updated() {
         following.end();
         assert_left_alone(pid);
         quit(talker);
+    }
+}
+
+// promise: Following: A tool that another user's follower does not lend to says whose it is (2, as root)
+#[test]
+fn follower_of_another_user_is_named() {
+    // Only root can be two users.
+    if !geteuid().is_root() {
+        return;
+    }
+    for file in fixture_forms("idle_threads") {
+        // The user `nobody` possibly cannot enter the build folder.
+        let folder = Folder::new("follower");
+        let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+        let file = folder.copy(&file, "program");
+        let as_nobody = |program: &Path| {
+            let mut nobody = Command::new("setpriv");
+            nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            nobody.arg(program);
+            nobody
+        };
+        let mut talker = Talker::spawn(&mut as_nobody(&file));
+        talker.expect("ready");
+        let pid = talker.pid();
+        let mut attach = as_nobody(&tool);
+        attach.args(["attach", "-follow", "-quiet", "-enable-all", "-pid"]);
+        let following = Following::started(attach.arg(pid.to_string()), pid);
+        let follower = following.0.pid();
+        let why = format!(
+            "process {pid} is followed by pid {follower} (ocaml-probes), a tool of another user"
+        );
+        for (line, live) in [
+            ("count", ""),
+            (
+                "attach -disable-all",
+                "; or use -live, which does not use ptrace",
+            ),
+        ] {
+            let error = run(&format!("{line} -pid {pid}")).failure();
+            assert!(error.contains(&why), "{error}");
+            let hint = format!("hint: be the user of process {follower}, or end that{live}\n");
+            assert!(error.ends_with(&hint), "{error}");
+        }
+        talker.hits();
+        leave(following, talker);
     }
 }
 

@@ -386,14 +386,14 @@ fn user_sees_what_root_holds() {
             shown.stderr
         );
         assert!(
-            shown.stderr.contains("for root or uid 0\n"),
+            shown.stderr.contains("gives them back, for root\n"),
             "{}",
             shown.stderr
         );
         let line = format!("attach -pid {pid} -release-dead");
         let refused = run_command(&mut as_nobody(&line));
         assert!(
-            refused.stderr.contains("for root or uid 0\n"),
+            refused.stderr.contains("gives them back, for root\n"),
             "{}",
             refused.stderr
         );

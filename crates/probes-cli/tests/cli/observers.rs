@@ -318,7 +318,7 @@ fn traced_program_that_is_taken_over_runs_on() {
         assert!(!is_observed(pid));
         tool.close_input();
         let (_, said, status) = rest(tool);
-        assert_eq!(status, Some(0), "{said}");
+        assert_eq!(status, Some(1), "not observed to its end: {said}");
         let lines: Vec<&str> = said.lines().collect();
         let [one, other, why] = lines[..] else {
             panic!("{said}");

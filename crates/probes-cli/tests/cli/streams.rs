@@ -229,6 +229,53 @@ fn file_that_cannot_be_written_changes_nothing() {
     assert!(states(target.pid()).contains("plain disabled"));
 }
 
+// promise: Bad input: A command that fails before it has begun leaves the file of `-o` as it was (11)
+#[test]
+fn failed_command_leaves_its_file() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let (scratch, pid) = (Scratch::new(), target.pid());
+    let file = scratch.file("answer");
+    fs::write(&file, "the last answer").unwrap();
+    let traced = fixture("gen_ocaml_2.pie");
+    let traced = traced.display();
+    for line in [
+        "info -pid 4194305",
+        "count -pid 4194305",
+        "list -prog /nowhere",
+        "list -functions -pid 4194305",
+        &format!("attach -enable nothing -pid {pid}"),
+        &format!("attach -follow -enable-all -pid {}", std::process::id()),
+        &format!("count -probe nothing -pid {pid}"),
+        &format!("watch -probe nothing -pid {pid}"),
+        "trace -prog /nowhere",
+        "trace -follow -prog /nowhere",
+        &format!("trace -count -enable nothing -prog {traced}"),
+    ] {
+        let mut tool = command(line.split(' '));
+        run_command(tool.arg("-o").arg(&file)).failure();
+        let kept = fs::read_to_string(&file).unwrap();
+        assert_eq!(kept, "the last answer", "{line}");
+    }
+}
+
+#[test]
+fn file_has_only_what_the_command_answers() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let (scratch, pid) = (Scratch::new(), target.pid());
+    let file = scratch.file("answer");
+    let plain = fixture("no_probes.pie");
+    for line in [
+        format!("attach -release-dead -pid {pid}"),
+        format!("watch -for 1ms -probe plain -pid {pid}"),
+        format!("trace -follow -wait -prog {}", plain.display()),
+    ] {
+        fs::write(&file, "the last answer").unwrap();
+        let mut tool = command(line.split(' '));
+        run_command(tool.arg("-o").arg(&file)).answer();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "", "{line}");
+    }
+}
+
 // promise: Bad input: `-o` never overwrites the program that is read, nor another file of results (4)
 #[test]
 fn o_overwrites_no_other_file_of_the_command() {

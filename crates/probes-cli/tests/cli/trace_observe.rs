@@ -123,6 +123,18 @@ fn interleaving_pairs_of_a_program_are_reported() {
 }
 
 #[test]
+fn unprinted_results_fail_a_successful_program() {
+    let file = fixture("job.pie");
+    for flags in ["-count", "-json -count"] {
+        for (words, code) in [("exit 0\n", 1), ("exit 7\n", 7)] {
+            let run = trace(&file, &format!("{flags} -o /dev/full"), words);
+            assert_eq!(run.code, Some(code), "{flags}: {run:?}");
+            assert!(run.stderr.contains("cannot write the output"), "{run:?}");
+        }
+    }
+}
+
+#[test]
 fn results_are_kept_if_json_cannot_be_written() {
     let flags = "trace -json -count -watch start -o /dev/full -prog";
     let mut tool = command(flags.split(' '));

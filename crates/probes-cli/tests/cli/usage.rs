@@ -48,6 +48,10 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "-v info -pid 7",
         "-pid 7",
         "help -json",
+        "help nope",
+        "help cont",
+        "-version x",
+        "-version -pid 7",
         "info -frobnicate -pid 7",
         "info -pidd 7",
         "attach -f -pid 7 -enable a",
@@ -59,6 +63,12 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "attach -pid 7 -enable a -for soon",
         "attach -pid 7 -enable a -for 99999999999999999h",
         "count -pid 7 -interval 250",
+        // A flag in the place of a value.
+        "count -pid -for 1s",
+        "count -pid 7 -for -format json",
+        "watch -pid 7 -probe -limit 1",
+        "watch -pid 7 -regexp . -fields -json",
+        "trace -count -watch -json -prog x",
         "attach -pid 7 -enable a -live=yes",
         "info -pid 7 -live",
         "trace -prog x y",
@@ -108,6 +118,8 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "list",
         "list -prog=",
         "list -prog x y",
+        "list server.exe",
+        "list server.exe -sites",
         "list -pid 7",
         "list -functions",
         "list -functions -pid 7 -prog x",
@@ -164,6 +176,17 @@ fn usage_errors_are_reported_before_anything_is_done() {
         text += &format!("$ ocaml-probes {line}\n{}", run.stderr);
     }
     golden("usage-errors.txt", &text);
+}
+
+#[test]
+fn version_flag_is_the_subcommand() {
+    for flags in ["", " -json", " -format plain", " -q"] {
+        let expected = run(&format!("version{flags}")).answer();
+        assert!(expected.contains(env!("CARGO_PKG_VERSION")), "{expected}");
+        for spelling in ["-version", "--version", "--vers"] {
+            assert_eq!(run(&format!("{spelling}{flags}")).answer(), expected);
+        }
+    }
 }
 
 #[test]

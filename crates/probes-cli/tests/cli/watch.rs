@@ -1,7 +1,7 @@
 //! `watch`: hits of running programs, one by one, with their arguments.
 
 use std::io::Read;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -225,6 +225,26 @@ fn skipped_hits_are_reported() {
         assert!((1..=3).contains(&shown.len()), "{shown:?}");
         assert_eq!(sum("skipped") + sum("lost") + shown.len() as u64, 1000);
     }
+}
+
+#[test]
+fn skipped_hits_are_reported_below_the_head() {
+    let mut program = Talker::start(&test_support::program("shown"));
+    let tool = command(["watch", "-format", "table", "-rate", "1", "-limit", "2"]);
+    let mut together = Command::new("sh");
+    together.args(["-c", "exec \"$@\" 2>&1", "sh"]);
+    together.arg(tool.get_program()).args(tool.get_args());
+    together.args(["-probe", "numbered", "-pid", &program.pid().to_string()]);
+    let mut tool = Guard::spawn(together.stdout(Stdio::piped()));
+    while tool.is_running() {
+        program.ask("hit numbered 10", "done");
+    }
+    let mut shown = String::new();
+    let stdout = tool.child().stdout.as_mut().unwrap();
+    stdout.read_to_string(&mut shown).unwrap();
+    let head = shown.find("| thread").unwrap();
+    let skipped = shown.find(" hits were skipped").unwrap();
+    assert!(head < skipped, "{shown}");
 }
 
 // promise: Observations: What a killed tool has left is reported, and removed with `observe -clean`

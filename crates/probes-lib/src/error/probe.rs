@@ -17,6 +17,8 @@ pub enum ProbeError {
     NoProbes {
         /// The file's build-id, if it has one.
         build_id: Option<BuildId>,
+        /// Whether the file runs OCaml bytecode, and has no native OCaml code.
+        runs_bytecode: bool,
         /// If the file runs in a process: other files that are mapped there and could not be read.
         unreadable: Vec<PathBuf>,
     },
@@ -129,10 +131,16 @@ impl ProbeError {
         match self {
             ProbeError::NoProbes {
                 build_id,
+                runs_bytecode,
                 unreadable,
             } => Some(format!(
-                "no OCaml probes in {subject}{}{}",
+                "no OCaml probes in {subject}{}{}{}",
                 build_id_suffix(build_id),
+                if *runs_bytecode {
+                    ", which runs OCaml bytecode"
+                } else {
+                    ""
+                },
                 unreadable_suffix(unreadable)
             )),
             ProbeError::Unknown {

@@ -164,6 +164,16 @@ pub enum Denial {
         /// That process's command name.
         name: String,
     },
+    /// A tool of another user follows it, and lends it only to tools of its own user ([`Follow`](crate::Follow)).
+    #[error(
+        "is followed by pid {tracer} ({name}), a tool of another user, which lends it only to tools of that user"
+    )]
+    FollowedByOtherUser {
+        /// The process that follows it.
+        tracer: i32,
+        /// That process's command name.
+        name: String,
+    },
     /// Another update of it is in progress, or was at that moment.
     #[error("is being changed by {}", changer(*.updater, .name))]
     BeingChanged {

@@ -17,7 +17,7 @@ use nix::unistd::{AccessFlags, access, getegid, geteuid};
 use crate::address::LoadBias;
 use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
-use crate::error::{Error, ErrorKind, LaunchError, Result, SystemError};
+use crate::error::{Error, ErrorKind, LaunchError, Result, Subject, SystemError};
 use crate::process::Process;
 use crate::process::program::Program;
 use crate::select::{Actions, choose};
@@ -117,6 +117,8 @@ pub(super) fn error_of_launch(error: Error, program: PathBuf, file: Option<&Path
                 _ => error,
             }
         }
+        // The process never ran the program, and is not there any more.
+        _ if error.pid().is_some() => error.about(Subject::Program(program)),
         _ => error,
     }
 }

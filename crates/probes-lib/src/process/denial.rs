@@ -61,12 +61,24 @@ pub(crate) fn traced(process: &Process, operation: Operation, tracer: i32) -> Er
 
 /// Returns the error for a process that the thread `tracer` of another version of this tool follows.
 pub(crate) fn other_version(process: &Process, tracer: i32) -> Error {
+    not_lent(process, tracer, |tracer, name| Denial::OtherVersion {
+        tracer,
+        name,
+    })
+}
+
+/// Returns the error for a process that the thread `tracer` of another user's tool follows.
+pub(crate) fn followed_by_other_user(process: &Process, tracer: i32) -> Error {
+    not_lent(process, tracer, |tracer, name| {
+        Denial::FollowedByOtherUser { tracer, name }
+    })
+}
+
+/// The same for any reason, which is given the pid and the name of the tracer's process.
+fn not_lent(process: &Process, tracer: i32, why: impl FnOnce(i32, String) -> Denial) -> Error {
     let status_of = |tid| Process::open(tid).ok()?.status().ok();
     let tracer = status_of(tracer).map_or(tracer, |status| status.tgid);
-    let denial = Denial::OtherVersion {
-        tracer,
-        name: name_of(tracer),
-    };
+    let denial = why(tracer, name_of(tracer));
     let operation = Operation::Attach;
     Error::of_process(process.pid(), ProcessError::Denied { operation, denial })
 }

@@ -384,6 +384,7 @@ fn read_executable(
         path,
         ProbeError::NoProbes {
             build_id: None,
+            runs_bytecode: false,
             unreadable: Vec::new(),
         },
     );

@@ -72,6 +72,8 @@ pub(crate) enum NoLease {
     /// There is no follower at that address (any more), or too many tools are connected to it; or the process has exited.
     Absent,
     Refused,
+    /// It is of another user, or in another user namespace.
+    OtherUser,
     /// It is another version of this tool.
     OtherVersion,
     /// It does not answer, or too many tools are connecting to it.
@@ -138,8 +140,11 @@ impl Lease {
         // Others may use that address, too.
         let peer = socket.peer()?;
         let thread = Process::open(tracer).map_err(|_| NoLease::Absent)?;
-        if thread.status()?.tgid != peer.pid || !is_own_user(peer) {
+        if thread.status()?.tgid != peer.pid {
             return Err(NoLease::Refused);
+        }
+        if !is_own_user(peer) {
+            return Err(NoLease::OtherUser);
         }
         let lease = Lease {
             socket,

@@ -93,8 +93,11 @@ impl Tracer<'_> {
             Ok(lease) => lease,
             Err(NoLease::Absent) => return Ok(LeaseOutcome::FollowerEnds),
             Err(NoLease::Refused) => return Ok(refused()),
-            Err(NoLease::OtherVersion) => {
+            Err(why @ (NoLease::OtherUser | NoLease::OtherVersion)) => {
                 return match refused() {
+                    LeaseOutcome::Refused if why == NoLease::OtherUser => {
+                        Err(denial::followed_by_other_user(process, tracer))
+                    }
                     LeaseOutcome::Refused => Err(denial::other_version(process, tracer)),
                     ends => Ok(ends),
                 };

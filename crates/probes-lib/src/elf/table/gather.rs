@@ -273,6 +273,7 @@ pub(super) fn no_probes(elf: &ElfFile) -> crate::error::Error {
         elf.path(),
         ProbeError::NoProbes {
             build_id: elf.build_id(),
+            runs_bytecode: elf.interprets_bytecode(),
             unreadable: Vec::new(),
         },
     )
