@@ -26,11 +26,11 @@ use goblin::elf::header::{
 };
 use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD};
 use goblin::elf::section_header::{SHF_EXECINSTR, SHT_NOBITS, SHT_NOTE};
-use goblin::elf::{Header, ProgramHeader, SectionHeader, Sym};
+use goblin::elf::{Header, ProgramHeader, SectionHeader};
 
 use crate::address::FileAddr;
 use crate::build_id::BuildId;
-use crate::error::{ElfDefect, Error, ErrorKind, FileError, Result};
+use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::sys::fault_point;
 
 /// The largest section that is read. Those of real programs are smaller (a million notes take about
@@ -381,72 +381,6 @@ impl ElfFile {
         self.read_range(segment.offset, segment.file_len, "a segment")
     }
 
-    /// Returns whether the file exports a symbol. Of most files that do not, only a few bytes are read.
-    pub(crate) fn exports(&self, name: &str) -> bool {
-        let hashes = self.contents(".gnu.hash").ok().flatten();
-        let may_export = hashes.is_none_or(|hashes| {
-            let read = |offset, bytes: &mut [u8]| hashes.read(offset, bytes).ok();
-            symbols::may_hold(name, hashes.len, read)
-        });
-        may_export && self.exported(name).is_some()
-    }
-
-    /// Returns the address of a symbol that the file exports.
-    pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
-        let mut found = None;
-        let visit = |address, symbol: &[u8]| {
-            if symbol == name.as_bytes() {
-                found = found.or(Some(address));
-            }
-        };
-        self.each_symbol(SymbolTable::Dynamic, visit).ok()?;
-        found
-    }
-
-    /// Calls `visit` with the address and name of each defined symbol of a table; never, if the
-    /// table is damaged or missing.
-    ///
-    /// # Errors
-    ///
-    /// If reading the file fails.
-    pub(crate) fn each_symbol(
-        &self,
-        table: SymbolTable,
-        mut visit: impl FnMut(FileAddr, &[u8]),
-    ) -> Result<()> {
-        let (symbols, names) = match self.symbol_table(table) {
-            Err(error) if matches!(error.kind(), ErrorKind::File(FileError::Elf(_))) => {
-                return Ok(());
-            }
-            tables => tables?,
-        };
-        for symbol in symbols {
-            let name = names.get(symbol.st_name..).unwrap_or_default();
-            if let Some(len) = memchr::memchr(0, name) {
-                visit(FileAddr(symbol.st_value), &name[..len]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the defined symbols of a table, and the strings that their names are in; none, if there is no
-    /// such table.
-    ///
-    /// # Errors
-    ///
-    /// If the table is damaged, or reading the file fails.
-    pub(crate) fn symbol_table(&self, table: SymbolTable) -> Result<(Vec<Sym>, Vec<u8>)> {
-        let (symbols, names) = match table {
-            SymbolTable::Static => (".symtab", ".strtab"),
-            SymbolTable::Dynamic => (".dynsym", ".dynstr"),
-        };
-        let section = |name| match self.section(name) {
-            Some(section) => self.section_bytes(section, "the symbols"),
-            None => Ok(Vec::new()),
-        };
-        Ok((symbols::defined(&section(symbols)?), section(names)?))
-    }
-
     /// Returns the name, address and length in bytes of each section with code.
     pub(crate) fn code_sections(&self) -> impl Iterator<Item = (&[u8], FileAddr, u64)> {
         let has_code = |section: &&SectionHeader| {
@@ -485,15 +419,6 @@ impl ElfFile {
             file_len: self.len,
         })
     }
-}
-
-/// The two symbol tables of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SymbolTable {
-    /// All symbols; stripped files have none.
-    Static,
-    /// Those that the file exports.
-    Dynamic,
 }
 
 /// A section whose range is within the file.

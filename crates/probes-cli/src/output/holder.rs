@@ -10,7 +10,7 @@ use super::format::seconds;
 use crate::text::Escaped;
 
 /// Who holds a probe, or held it until its death.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct HolderView<'t> {
     /// `None` if it is one of another pid namespace.
     pid: Option<i32>,

@@ -134,9 +134,9 @@ impl<'t> Listing<'t> {
         holders: &'t Holders,
         detail: &Detail,
     ) -> Listing<'t> {
-        let mut by_probe = holder::by_probe(holders);
+        let by_probe = holder::by_probe(holders);
         let view = |state: ProbeState<'t>| ProbeView {
-            holders: by_probe.remove(state.name()).unwrap_or_default(),
+            holders: by_probe.get(state.name()).cloned().unwrap_or_default(),
             ..ProbeView::of_process(&state, states.objects(), detail)
         };
         let mut objects = states.objects().iter();

@@ -23,7 +23,8 @@ use crate::elf::functions::frametables::{Frametables, Text, frametables};
 use crate::elf::functions::ranges::Ranges;
 use crate::elf::functions::unwind_ranges::{UnwindRange, unwind_ranges};
 use crate::elf::mangling::{self, Language};
-use crate::elf::{ElfFile, Linking, SymbolTable};
+use crate::elf::symbols::SymbolTable;
+use crate::elf::{ElfFile, Linking};
 use crate::error::{ElfDefect, Error, FileError, Result};
 
 /// The longest symbol that is a name, in bytes. Those of C++ templates have some thousands.
@@ -178,33 +179,39 @@ impl FunctionTable {
         let mut found = Vec::new();
         let mut boundaries = code_boundaries(elf);
         for source in [NameSource::Symbol, NameSource::DynamicSymbol] {
-            let (symbols, names) = elf.symbol_table(match source {
+            let symbols = elf.symbols(match source {
                 NameSource::Symbol => SymbolTable::Static,
                 _ => SymbolTable::Dynamic,
             })?;
+            let Some(symbols) = symbols else {
+                continue;
+            };
+            let names = symbols.names()?;
             strings_len += names.len();
             let most = MAX_SYMBOLS.max(strings_len.saturating_mul(MAX_REPEATED));
-            for symbol in symbols {
-                if code.end_at(symbol.st_value).is_some() {
-                    boundaries.push(symbol.st_value);
-                    let Some(function) = Found::of(&symbol, &names, source) else {
-                        continue;
-                    };
-                    symbols_len += function.place.len;
-                    if symbols_len > most {
-                        let defect = FileError::Elf(ElfDefect::LongSymbols { most });
-                        return Err(Error::of_file(elf.path(), defect));
-                    }
-                    if is_part(text_in(&names, function.place)) {
-                        parts.push(CodeRange {
-                            start: function.address,
-                            len: function.len,
-                        });
-                    } else {
-                        found.push(function);
-                    }
+            symbols.each(|symbol| {
+                if code.end_at(symbol.st_value).is_none() {
+                    return Ok(());
                 }
-            }
+                boundaries.push(symbol.st_value);
+                let Some(function) = Found::of(symbol, &names, source) else {
+                    return Ok(());
+                };
+                symbols_len += function.place.len;
+                if symbols_len > most {
+                    let defect = FileError::Elf(ElfDefect::LongSymbols { most });
+                    return Err(Error::of_file(elf.path(), defect));
+                }
+                if is_part(text_in(&names, function.place)) {
+                    parts.push(CodeRange {
+                        start: function.address,
+                        len: function.len,
+                    });
+                } else {
+                    found.push(function);
+                }
+                Ok(())
+            })?;
             strings[source as usize] = names;
         }
         boundaries.sort_unstable();

@@ -1,12 +1,23 @@
-//! Symbols of a file's own table (`.symtab`), local ones included, looked up by name, with their lengths.
-
-use std::cell::OnceCell;
+//! Symbols of a file's tables (`.symtab`, `.dynsym`), local ones included, looked up by name, with their lengths. Tables
+//! are read part by part, and nothing of them is kept: they may be large, and most files have none of the names
+//! that are looked for.
 
 use goblin::elf::Sym;
 use goblin::elf::sym::sym64::SIZEOF_SYM;
+use memchr::memmem::Finder;
 
 use crate::address::FileAddr;
-use crate::elf::{CTX, ElfFile};
+use crate::elf::{Contents, ElfFile};
+use crate::error::{ErrorKind, FileError, Result};
+
+/// The two symbol tables of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SymbolTable {
+    /// All symbols; stripped files have none.
+    Static,
+    /// Those that the file exports.
+    Dynamic,
+}
 
 /// A function or variable of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,64 +27,197 @@ pub(crate) struct Symbol {
     pub(crate) len: u64,
 }
 
-/// The symbols of a file. The table itself is read when a name is found in its strings: most files have none
-/// of those that are looked for.
+/// A symbol table, and the strings that its names are in.
 pub(crate) struct Symbols<'e> {
-    elf: &'e ElfFile,
-    strings: Vec<u8>,
-    table: OnceCell<Vec<Sym>>,
+    table: Contents<'e>,
+    strings: Contents<'e>,
 }
 
+/// How many bytes of a table are read at once: a whole number of symbols, and few enough to stay in the processor's cache.
+const PART_LEN: usize = 1024 * SIZEOF_SYM;
+
 impl ElfFile {
-    /// Returns the symbols of the file; `None` if it has none that can be read: it may be stripped.
-    pub(crate) fn symbols(&self) -> Option<Symbols<'_>> {
-        Some(Symbols {
-            elf: self,
-            strings: self.whole_section(".strtab")?,
-            table: OnceCell::new(),
-        })
+    /// Returns a symbol table; `None` if the file has no such table: it may be stripped.
+    ///
+    /// # Errors
+    ///
+    /// If the table is not within the file.
+    pub(crate) fn symbols(&self, table: SymbolTable) -> Result<Option<Symbols<'_>>> {
+        let (symbols, strings) = match table {
+            SymbolTable::Static => (".symtab", ".strtab"),
+            SymbolTable::Dynamic => (".dynsym", ".dynstr"),
+        };
+        let Some(table) = self.contents(symbols)? else {
+            return Ok(None);
+        };
+        let strings = self.contents(strings)?;
+        let strings = strings.unwrap_or(Contents { len: 0, ..table });
+        Ok(Some(Symbols { table, strings }))
+    }
+
+    /// Calls `visit` with each defined symbol of a table, and its name; never, if the table is damaged or missing.
+    ///
+    /// # Errors
+    ///
+    /// If reading the file fails.
+    pub(crate) fn each_symbol(
+        &self,
+        table: SymbolTable,
+        mut visit: impl FnMut(&Sym, &[u8]),
+    ) -> Result<()> {
+        let mut read = || {
+            let Some(symbols) = self.symbols(table)? else {
+                return Ok(());
+            };
+            let names = symbols.names()?;
+            symbols.each(|symbol| {
+                let name = names.get(symbol.st_name..).unwrap_or_default();
+                if let Some(len) = memchr::memchr(0, name) {
+                    visit(symbol, &name[..len]);
+                }
+                Ok(())
+            })
+        };
+        match read() {
+            Err(error) if matches!(error.kind(), ErrorKind::File(FileError::Elf(_))) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Returns whether the file exports a symbol. Of most files that do not, only a few bytes are read.
+    pub(crate) fn exports(&self, name: &str) -> bool {
+        let hashes = self.contents(".gnu.hash").ok().flatten();
+        let may_export = hashes.is_none_or(|hashes| {
+            let read = |offset, bytes: &mut [u8]| hashes.read(offset, bytes).ok();
+            may_hold(name, hashes.len, read)
+        });
+        may_export && self.exported(name).is_some()
+    }
+
+    /// Returns the address of a symbol that the file exports.
+    pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
+        let symbols = self.symbols(SymbolTable::Dynamic).ok()??;
+        let [found] = symbols.find([name]).ok()?;
+        found.first().map(|symbol| symbol.address)
     }
 }
 
 impl Symbols<'_> {
+    /// Calls `visit` with each symbol that the file defines.
+    ///
+    /// # Errors
+    ///
+    /// If reading the file fails, or that of `visit`, after which it is not called again.
+    pub(crate) fn each(&self, mut visit: impl FnMut(&Sym) -> Result<()>) -> Result<()> {
+        each_part(&self.table, 0, |_, part| {
+            let entries = part.chunks_exact(SIZEOF_SYM);
+            let symbols = entries.filter_map(|entry| entry.first_chunk().map(parse));
+            let mut defined = symbols.filter(|symbol| symbol.st_shndx != 0);
+            defined.try_for_each(|symbol| visit(&symbol))
+        })
+    }
+
+    /// Reads the strings that names are in, each followed by a NUL.
+    ///
+    /// # Errors
+    ///
+    /// If reading the file fails.
+    pub(crate) fn names(&self) -> Result<Vec<u8>> {
+        let mut names = vec![0; self.strings.len];
+        self.strings.read(0, &mut names)?;
+        Ok(names)
+    }
+
     /// Returns the symbols of each name that the file defines.
-    pub(crate) fn find<const N: usize>(&self, names: [&str; N]) -> [Vec<Symbol>; N] {
-        let places = names.map(|name| places_of(&self.strings, name));
+    ///
+    /// # Errors
+    ///
+    /// If reading the file fails.
+    pub(crate) fn find<const N: usize>(&self, names: [&str; N]) -> Result<[Vec<Symbol>; N]> {
+        let places = self.places(&names.map(with_nul))?;
         let mut found = [const { Vec::new() }; N];
-        if places.iter().all(Vec::is_empty) {
-            return found;
+        if places.is_empty() {
+            return Ok(found);
         }
-        // What cannot be read has no symbols.
-        let read = || defined(&self.elf.whole_section(".symtab").unwrap_or_default());
-        for symbol in self.table.get_or_init(read) {
-            for (found, places) in found.iter_mut().zip(&places) {
-                if places.contains(&symbol.st_name) {
-                    found.push(Symbol {
-                        address: FileAddr(symbol.st_value),
-                        len: symbol.st_size,
-                    });
-                }
+        self.each(|symbol| {
+            if let Ok(at) = places.binary_search_by_key(&symbol.st_name, |place| place.0) {
+                found[places[at].1].push(Symbol {
+                    address: FileAddr(symbol.st_value),
+                    len: symbol.st_size,
+                });
             }
-        }
-        found
+            Ok(())
+        })?;
+        Ok(found)
     }
 
     /// Returns whether the name of some symbol may contain `part`.
     pub(crate) fn has_name_with(&self, part: &str) -> bool {
-        memchr::memmem::find(&self.strings, part.as_bytes()).is_some()
+        self.has(part.into())
     }
 
     /// Returns whether the name of some symbol may end with `end`.
     pub(crate) fn has_name_ending(&self, end: &str) -> bool {
-        !places_of(&self.strings, end).is_empty()
+        self.has(with_nul(end))
+    }
+
+    fn has(&self, text: Vec<u8>) -> bool {
+        let places = self.places(&[text]);
+        places.is_ok_and(|places| !places.is_empty())
+    }
+
+    /// Returns where in the strings each of `texts` is: an offset and the index of the text, in the order of the
+    /// offsets. With its NUL, a name is a string or the tail of one there: linkers merge common tails.
+    fn places(&self, texts: &[Vec<u8>]) -> Result<Vec<(usize, usize)>> {
+        let finders: Vec<Finder<'_>> = texts.iter().map(Finder::new).collect();
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut places = Vec::new();
+        each_part(&self.strings, longest, |at, part| {
+            for (index, finder) in finders.iter().enumerate() {
+                // The next part has the others.
+                let found = finder.find_iter(part).take_while(|&place| place < PART_LEN);
+                places.extend(found.map(|place| (at + place, index)));
+            }
+            Ok(())
+        })?;
+        places.sort_unstable();
+        Ok(places)
     }
 }
 
-/// Parses a symbol table, elf(5); returns the symbols that the file defines.
-pub(super) fn defined(table: &[u8]) -> Vec<Sym> {
-    let mut symbols = Sym::parse(table, 0, table.len() / SIZEOF_SYM, CTX).unwrap_or_default();
-    symbols.retain(|symbol| symbol.st_shndx != 0);
-    symbols
+/// Parses an entry of a symbol table: `Elf64_Sym` of elf(5).
+fn parse(entry: &[u8; SIZEOF_SYM]) -> Sym {
+    let [n0, n1, n2, n3, info, other, s0, s1, ref numbers @ ..] = *entry;
+    let (value, size) = numbers.split_at(8);
+    let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    Sym {
+        st_name: u32::from_le_bytes([n0, n1, n2, n3]) as usize,
+        st_info: info,
+        st_other: other,
+        st_shndx: u16::from_le_bytes([s0, s1]).into(),
+        st_value: number(value),
+        st_size: number(size),
+    }
+}
+
+fn with_nul(name: &str) -> Vec<u8> {
+    name.bytes().chain([0]).collect()
+}
+
+/// Calls `visit` with each part of a section, and the offset of the part; at its end, each has the first `more` bytes of the
+/// next one, too.
+fn each_part(
+    section: &Contents<'_>,
+    more: usize,
+    mut visit: impl FnMut(usize, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut bytes = vec![0; section.len.min(PART_LEN + more)];
+    for at in (0..section.len).step_by(PART_LEN) {
+        let len = bytes.len().min(section.len - at);
+        section.read(at, &mut bytes[..len])?;
+        visit(at, &bytes[..len])?;
+    }
+    Ok(())
 }
 
 /// Returns whether a `.gnu.hash` section of `len` bytes may have a name: false only if its Bloom filter says that
@@ -81,11 +225,7 @@ pub(super) fn defined(table: &[u8]) -> Vec<Sym> {
 ///
 /// The section is four 32-bit words (of which the third is the length of the filter in 64-bit words, the
 /// fourth a shift), the filter, and the hash table itself.
-pub(super) fn may_hold(
-    name: &str,
-    len: usize,
-    read: impl Fn(usize, &mut [u8]) -> Option<()>,
-) -> bool {
+fn may_hold(name: &str, len: usize, read: impl Fn(usize, &mut [u8]) -> Option<()>) -> bool {
     const HEADER_LEN: usize = 16;
     let mut header = [0; HEADER_LEN];
     if len < HEADER_LEN || read(0, &mut header).is_none() {
@@ -108,35 +248,118 @@ pub(super) fn may_hold(
     u64::from_le_bytes(word) & bits == bits
 }
 
-/// Returns the offsets at which `name` is a string or the tail of one: linkers merge common tails.
-fn places_of(strings: &[u8], name: &str) -> Vec<usize> {
-    let with_nul: Vec<u8> = name.bytes().chain([0]).collect();
-    memchr::memmem::find_iter(strings, &with_nul).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use test_support::{DEADLINE, fixture};
+
     use super::*;
-    use test_support::fixture;
+    use crate::testing::{ProgramSpec, memory_file};
+
+    /// A file with these symbols; the address of each is its index, from 1.
+    fn file(names: impl IntoIterator<Item = String>) -> ElfFile {
+        let mut made = ProgramSpec::new(&[], &[]);
+        made.symbols = names.into_iter().zip(1..).collect();
+        ElfFile::read(memory_file(&made.bytes()), PathBuf::from("made")).unwrap()
+    }
+
+    fn addresses(found: &[Symbol]) -> Vec<u64> {
+        found.iter().map(|symbol| symbol.address.0).collect()
+    }
 
     #[test]
     fn symbols_are_found_by_whole_names() {
         let elf = ElfFile::open(&fixture("spin_10.pie")).unwrap();
-        let symbols = elf.symbols().unwrap();
-        let [main, ain, none] = symbols.find(["main", "ain", "no_such_symbol"]);
+        let symbols = elf.symbols(SymbolTable::Static).unwrap().unwrap();
+        let names = ["main", "ain", "no_such_symbol"];
+        let [main, ain, none] = symbols.find(names).unwrap();
         assert_eq!(main.len(), 1);
         assert!(main[0].len > 0 && ain.is_empty() && none.is_empty());
         assert!(symbols.has_name_ending("ain") && !symbols.has_name_ending("mai"));
         let stripped = ElfFile::open(&fixture("gen_ocaml_2_stripped.pie")).unwrap();
-        assert!(stripped.symbols().is_none());
+        assert!(stripped.symbols(SymbolTable::Static).unwrap().is_none());
     }
 
     #[test]
     fn name_at_the_end_of_another_is_found() {
-        let strings = b"\0caml_main\0main_loop\0";
-        assert_eq!(places_of(strings, "main"), [6]);
-        assert_eq!(places_of(strings, "main_loop"), [11]);
-        assert!(places_of(strings, "loop_").is_empty());
-        assert!(defined(&[0; 20]).is_empty());
+        let elf = file(["caml_main", "main_loop", "main"].map(str::to_owned));
+        let symbols = elf.symbols(SymbolTable::Static).unwrap().unwrap();
+        let texts = ["main", "main_loop", "loop_"].map(with_nul);
+        let places = symbols.places(&texts).unwrap();
+        assert_eq!(places, [(6, 0), (11, 1), (21, 0)]);
+        let found = symbols.find(["main"]).unwrap();
+        assert_eq!(addresses(&found[0]), [3]);
+    }
+
+    #[test]
+    fn names_across_parts_are_found_once() {
+        // Ten bytes with its NUL, and the length of a part is no multiple of that.
+        let name = |index: u64| format!("name_{index:04}");
+        let elf = file((1..8_000).map(name));
+        let symbols = elf.symbols(SymbolTable::Static).unwrap().unwrap();
+        let strings = symbols.names().unwrap();
+        let mut split = 0;
+        for part_end in (PART_LEN..strings.len()).step_by(PART_LEN) {
+            for at in [part_end - 9, part_end, part_end + 9] {
+                let start = strings[..at].iter().rposition(|&byte| byte == 0);
+                let start = start.unwrap() + 1;
+                let text = strings[start..start + 10].to_vec();
+                let longer = vec![b'x'; 40];
+                let places = symbols.places(&[text, longer]).unwrap();
+                assert_eq!(places, [(start, 0)]);
+                split += usize::from((start + 1..start + 10).contains(&part_end));
+            }
+        }
+        assert_eq!(split, 3);
+        let found = symbols.find([&*name(1), &*name(4_000), &*name(7_999)]);
+        let found = found.unwrap().map(|one| addresses(&one));
+        assert_eq!(found, [[1], [4_000], [7_999]]);
+    }
+
+    #[test]
+    fn symbols_are_those_of_goblin() {
+        let elf = ElfFile::open(&fixture("spin_10.pie")).unwrap();
+        let mut symbols = Vec::new();
+        let visit = |symbol: &Sym, name: &[u8]| {
+            symbols.push((*symbol, String::from_utf8_lossy(name).into_owned()));
+        };
+        elf.each_symbol(SymbolTable::Static, visit).unwrap();
+        let bytes = std::fs::read(elf.path()).unwrap();
+        let theirs = goblin::elf::Elf::parse(&bytes).unwrap();
+        let defined = theirs.syms.iter().filter(|symbol| symbol.st_shndx != 0);
+        let defined = defined.map(|it| (it, theirs.strtab.get_at(it.st_name).unwrap().to_owned()));
+        assert_eq!(symbols, defined.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn many_symbols_of_one_name_are_found_fast() {
+        const COUNT: usize = 600_000;
+        let elf = file(std::iter::repeat_n("main".to_owned(), COUNT));
+        let symbols = elf.symbols(SymbolTable::Static).unwrap().unwrap();
+        let start = std::time::Instant::now();
+        let [found] = symbols.find(["main"]).unwrap();
+        assert_eq!(found.len(), COUNT);
+        // To look at each place of the name for each symbol takes minutes.
+        assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn table_without_strings_has_no_names() {
+        let mut made = ProgramSpec::new(&[], &[]);
+        made.symbols = vec![("main".to_owned(), 1)];
+        let mut bytes = made.bytes();
+        let at = bytes.windows(8).position(|it| it == b".strtab\0").unwrap();
+        bytes[at] = b'_';
+        let elf = ElfFile::read(memory_file(&bytes), PathBuf::from("made")).unwrap();
+        let symbols = elf.symbols(SymbolTable::Static).unwrap().unwrap();
+        let mut count = 0;
+        let visit = |_: &Sym| {
+            count += 1;
+            Ok(())
+        };
+        symbols.each(visit).unwrap();
+        assert_eq!(count, 1);
+        assert!(symbols.find(["main"]).unwrap()[0].is_empty() && !symbols.has_name_with(""));
     }
 }

@@ -10,6 +10,7 @@
 
 use crate::address::{FileAddr, LiveAddr};
 use crate::elf::ElfFile;
+use crate::elf::symbols::SymbolTable;
 use crate::error::{Error, Operation, Result, SystemError};
 use crate::observe::install::at_launch::AtLaunch;
 use crate::observe::install::prepare::Installed;
@@ -139,10 +140,9 @@ impl<'s> Patched<'s> {
 /// Returns the function of the runtime that calls the first OCaml code, if the file's `main` calls the
 /// runtime at once.
 fn start_of_ocaml(elf: &ElfFile) -> Option<FileAddr> {
-    let symbols = elf
-        .symbols()?
-        .find(["main", "caml_main", "caml_start_program"]);
-    let [[main], [caml_main], [start]] = symbols.each_ref().map(Vec::as_slice) else {
+    let symbols = elf.symbols(SymbolTable::Static).ok()??;
+    let found = symbols.find(["main", "caml_main", "caml_start_program"]);
+    let [[main], [caml_main], [start]] = found.as_ref().ok()?.each_ref().map(Vec::as_slice) else {
         return None;
     };
     if main.len > LONGEST_MAIN {

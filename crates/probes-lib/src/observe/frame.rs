@@ -11,6 +11,7 @@
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
+use crate::elf::symbols::SymbolTable;
 use crate::process::program::{LiveSite, Program};
 
 /// What differs between two calls of a function that have not returned.
@@ -61,12 +62,11 @@ pub(crate) fn is_ocaml_4(program: &Program) -> bool {
 /// object file.
 fn has_runtime_4(elf: &ElfFile) -> bool {
     const NAMES: [&str; 2] = ["caml_start_program", "caml_perform"];
-    let is_defined = match elf.symbols() {
-        Some(symbols) => symbols.find(NAMES).map(|found| !found.is_empty()),
-        // It is stripped. The OCaml compiler has most executables export their symbols.
-        None => NAMES.map(|name| elf.exported(name).is_some()),
-    };
-    is_defined == [true, false]
+    // The OCaml compiler has most executables export their symbols, which strip(1) leaves.
+    let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
+    let symbols = tables.find_map(|table| elf.symbols(table).ok().flatten());
+    let found = symbols.and_then(|symbols| symbols.find(NAMES).ok());
+    found.is_some_and(|[start, perform]| !start.is_empty() && perform.is_empty())
 }
 
 #[cfg(test)]

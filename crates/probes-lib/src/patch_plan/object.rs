@@ -3,8 +3,9 @@
 
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::functions::FunctionTable;
+use crate::elf::symbols::SymbolTable;
 use crate::elf::table::noted_sites;
-use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment, SymbolTable};
+use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment};
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::{Code, Contents};
@@ -41,9 +42,13 @@ impl PatchPlanner {
         for site in noted_sites(elf)? {
             code.add_foreign(site);
         }
-        for symbols in [SymbolTable::Static, SymbolTable::Dynamic] {
-            let (symbols, _) = elf.symbol_table(symbols)?;
-            extra.extend(symbols.iter().map(|symbol| FileAddr(symbol.st_value)));
+        for table in [SymbolTable::Static, SymbolTable::Dynamic] {
+            if let Some(symbols) = elf.symbols(table)? {
+                symbols.each(|symbol| {
+                    extra.push(FileAddr(symbol.st_value));
+                    Ok(())
+                })?;
+            }
         }
         let functions: Vec<CodeRange> = table.functions().map(|it| it.range()).collect();
         Ok(PatchPlanner::new(code, &functions, table.parts(), extra))

@@ -15,9 +15,11 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use goblin::elf::Sym;
+
 use crate::address::{FileAddr, LiveAddr, LoadBias};
-use crate::elf::symbols::Symbol;
-use crate::elf::{ElfFile, SymbolTable};
+use crate::elf::ElfFile;
+use crate::elf::symbols::{Symbol, SymbolTable};
 use crate::memory::ReadMemory;
 
 /// More fragments than any process has: each plugin adds one.
@@ -164,26 +166,37 @@ impl CodeFragments {
     ///
     /// If it has a table of which the layout is unknown.
     pub(crate) fn of(elf: &ElfFile, bias: LoadBias) -> Option<Result<CodeFragments, UnknownTable>> {
-        let symbols = elf.symbols()?;
-        // Both tables have it in their names; most files have neither, and are searched once only.
+        let symbols = elf.symbols(SymbolTable::Static).ok()??;
+        // Both tables have it in their names; most files have neither.
         symbols.has_name_with("code_fragments").then_some(())?;
-        let [arrays, lists] = symbols.find(["caml_code_fragments_table", "code_fragments_by_pc"]);
+        let found = symbols.find([
+            "caml_code_fragments_table",
+            "code_fragments_by_pc",
+            "caml_md5_block",
+            "caml_MD5Final",
+            "caml_digest_of_code_fragment",
+            "caml_find_code_fragment_by_digest",
+            "caml_system__code_begin",
+        ]);
+        let [
+            arrays,
+            lists,
+            md5_block,
+            md5_final,
+            digest,
+            by_digest,
+            system,
+        ] = found.ok()?;
         if arrays.is_empty() && lists.is_empty() {
             return None;
         }
         let table = table_of(&arrays, &lists);
         Some(table.and_then(|(kind, table)| {
-            let functions = match kind {
-                TableKind::Array => ["caml_md5_block", "caml_MD5Final"],
-                TableKind::SkipList | TableKind::LockFree => [
-                    "caml_digest_of_code_fragment",
-                    "caml_find_code_fragment_by_digest",
-                ],
+            let computing = match kind {
+                TableKind::Array => [md5_block, md5_final],
+                TableKind::SkipList | TableKind::LockFree => [digest, by_digest],
             };
-            let [one, other] = functions;
-            let names = [one, other, "caml_system__code_begin"];
-            let [one, other, system] = symbols.find(names);
-            let range = |symbols: &[Symbol]| match *symbols {
+            let range = |symbols: &Vec<Symbol>| match symbols[..] {
                 [Symbol { address, len }] if len > 0 => {
                     let start = bias.live(address).0;
                     Ok(start..start.wrapping_add(len))
@@ -194,7 +207,7 @@ impl CodeFragments {
                 kind,
                 at: bias.live(table),
                 system_code: system.first().map(|system| bias.live(system.address)),
-                computing: vec![range(&one)?, range(&other)?],
+                computing: computing.iter().map(range).collect::<Result<_, _>>()?,
             })
         }))
     }
@@ -381,17 +394,18 @@ fn add(places: &mut Vec<Place>, key: u64, fragment: u64) -> Result<(), UnknownTa
 /// fragment when it starts. `None` if it has none, or no symbols.
 pub(crate) fn code_area(elf: &ElfFile) -> Option<Range<FileAddr>> {
     // Most libraries have none, and then not every symbol is looked at.
-    elf.symbols()?.has_name_ending("code_begin").then_some(())?;
+    let symbols = elf.symbols(SymbolTable::Static).ok()??;
+    symbols.has_name_ending("code_begin").then_some(())?;
     let (mut start, mut end) = (u64::MAX, 0);
-    let visit = |address: FileAddr, name: &[u8]| {
+    let visit = |symbol: &Sym, name: &[u8]| {
         let of_runtime = [&b"caml_system"[..], b"caml_hot"];
         if !name.starts_with(b"caml") || of_runtime.iter().any(|own| name.starts_with(own)) {
             return;
         }
         if name.ends_with(b"code_begin") {
-            start = start.min(address.0);
+            start = start.min(symbol.st_value);
         } else if name.ends_with(b"code_end") {
-            end = end.max(address.0);
+            end = end.max(symbol.st_value);
         }
     };
     elf.each_symbol(SymbolTable::Static, visit).ok()?;

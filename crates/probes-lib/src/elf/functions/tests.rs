@@ -57,17 +57,16 @@ fn stripped_files_still_have_parts() {
         strip.arg("-o").arg(&stripped).arg(&file);
         assert!(strip.status().unwrap().success());
         let elf = ElfFile::open(&file).unwrap();
-        let (symbols, names) = elf.symbol_table(SymbolTable::Static).unwrap();
         let mut named = Vec::new();
-        for symbol in symbols {
-            let name = names[symbol.st_name..].split(|&byte| byte == 0).next();
-            if is_part(name.unwrap()) {
+        let visit = |symbol: &Sym, name: &[u8]| {
+            if is_part(name) {
                 named.push(CodeRange {
                     start: FileAddr(symbol.st_value),
                     len: symbol.st_size,
                 });
             }
-        }
+        };
+        elf.each_symbol(SymbolTable::Static, visit).unwrap();
         let with_symbols = table(&file);
         assert!(named.iter().all(|it| with_symbols.parts().contains(it)));
         let found = table(&stripped);

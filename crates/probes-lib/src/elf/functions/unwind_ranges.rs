@@ -69,9 +69,12 @@ fn ranges_in(bytes: &[u8], address: FileAddr, text: u64) -> Vec<UnwindRange> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::testing::properties;
+    use goblin::elf::Sym;
     use test_support::program_forms;
+
+    use super::*;
+    use crate::elf::symbols::SymbolTable;
+    use crate::testing::properties;
 
     #[test]
     fn every_function_of_ocaml_has_a_range() {
@@ -100,13 +103,12 @@ mod tests {
     fn part_that_was_moved_away_is_no_entry() {
         let elf = ElfFile::open(&program_forms("service")[0]).unwrap();
         let mut parts = Vec::new();
-        let (symbols, names) = elf.symbol_table(crate::elf::SymbolTable::Static).unwrap();
-        for symbol in symbols {
-            let name = names[symbol.st_name..].split(|&byte| byte == 0).next();
-            if name.unwrap().ends_with(b".cold") {
+        let visit = |symbol: &Sym, name: &[u8]| {
+            if name.ends_with(b".cold") {
                 parts.push(FileAddr(symbol.st_value));
             }
-        }
+        };
+        elf.each_symbol(SymbolTable::Static, visit).unwrap();
         assert!(!parts.is_empty());
         let ranges = unwind_ranges(&elf);
         let of_parts = ranges.iter().filter(|it| parts.contains(&it.address));

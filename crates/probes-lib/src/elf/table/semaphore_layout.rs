@@ -22,7 +22,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::address::FileAddr;
-use crate::elf::{ElfFile, SymbolTable};
+use crate::elf::ElfFile;
+use crate::elf::symbols::SymbolTable;
 use crate::error::{Error, FileError, Result};
 
 use super::{COUNTER_LEN, Generation};
@@ -110,12 +111,12 @@ pub(super) fn adjust(
 fn read_symbols(elf: &ElfFile, evidence: &mut BTreeMap<u64, Evidence>) -> Result<bool> {
     let mut has_exported_units = false;
     for table in [SymbolTable::Static, SymbolTable::Dynamic] {
-        elf.each_symbol(table, |address, symbol| {
-            let unit = symbol.strip_prefix(b"caml");
+        elf.each_symbol(table, |symbol, name| {
+            let unit = name.strip_prefix(b"caml");
             let is_dynamic = table == SymbolTable::Dynamic;
             has_exported_units |=
                 is_dynamic && unit.is_some_and(|unit| unit.ends_with(b"__code_begin"));
-            let Some(one) = evidence.get_mut(&address.0) else {
+            let Some(one) = evidence.get_mut(&symbol.st_value) else {
                 return;
             };
             let name = one.name.as_bytes();
