@@ -31,6 +31,7 @@ use crate::process::seccomp::OwnFilters;
 use crate::site::SITE_LEN;
 use crate::sys::ticks;
 use crate::target::Target;
+use crate::trace::time_budget::TimeBudget;
 use crate::update::code_digest::{self, CodeDigest};
 use crate::update::lock::{self, UpdateLock};
 use crate::update::options::Options;
@@ -128,7 +129,7 @@ impl Target {
         let _lock = self.lock_unobserved(options)?;
         let stop_time = self.refuse_if_seccomp_forbids(observation, options)?;
         let mut cleaned = self.remove_stale(options)?;
-        let begun = Instant::now();
+        let mut budget = TimeBudget::new(options.deadline);
         loop {
             let error = match self.install(observation, options) {
                 Ok(mut observer) => {
@@ -150,7 +151,7 @@ impl Target {
             // Tools that see another /proc have another update lock.
             self.refuse_observed(options)
                 .map_err(|error| error.with_effect(cleaned.effect(Effect::None)))?;
-            if !is_transient || begun.elapsed() > options.deadline {
+            if !is_transient || budget.is_spent() {
                 let effect = cleaned.effect(error.effect());
                 return Err(error.with_effect(effect));
             }

@@ -12,5 +12,6 @@ pub(crate) mod stop;
 pub(crate) mod stopped;
 pub(crate) mod thread_calls;
 pub(crate) mod thread_id;
+pub(crate) mod time_budget;
 pub(crate) mod tracee_set;
 pub(crate) mod tracer;

@@ -1,7 +1,7 @@
 //! [`Injector`]: makes a thread of a stopped process run system calls, and checks what they did.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, ObserveError, Operation, ProcessError, Result};
@@ -16,6 +16,7 @@ use crate::process::memory::ProcessMemory;
 use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
 use crate::trace::stopped::Stopped;
+use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracer::Tracer;
 
 /// Injects system calls into a process.
@@ -57,7 +58,7 @@ impl<'i> Injector<'i> {
     /// memory; [`ObserveError::MapRefused`] if they have not mapped or unmapped what they were to.
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[InjectedCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
-        let begun = Instant::now();
+        let mut budget = TimeBudget::new(self.limit);
         let before = if calls.iter().any(InjectedCall::unmaps) {
             read_maps(self.process)?
         } else {
@@ -65,12 +66,12 @@ impl<'i> Injector<'i> {
         };
         loop {
             let left;
-            (stopped, left) = self.try_to_run(stopped, calls, false, begun)?;
+            (stopped, left) = self.try_to_run(stopped, calls, false, &mut budget)?;
             let Some(failed) = self.check(calls, &before)? else {
                 return Ok(stopped);
             };
             // If a signal has interrupted the thread, which had to receive it first, try again.
-            let is_last = left != Left::Interrupted || begun.elapsed() > self.limit;
+            let is_last = left != Left::Interrupted || budget.is_spent();
             match failed {
                 Failed::Occupied => {
                     let pid = self.process.pid();
@@ -117,7 +118,8 @@ impl<'i> Injector<'i> {
         let calls: Vec<_> = others.copied().chain([call]).collect();
         for _ in 0..TRIES {
             let left;
-            (stopped, left) = self.try_to_run(stopped, &calls, true, Instant::now())?;
+            let mut budget = TimeBudget::new(self.limit);
+            (stopped, left) = self.try_to_run(stopped, &calls, true, &mut budget)?;
             if let Left::Lingering(result) = left {
                 return Ok(Some(result));
             }
@@ -146,7 +148,7 @@ impl<'i> Injector<'i> {
         stopped: Stopped<'i>,
         calls: &[InjectedCall],
         lingers: bool,
-        begun: Instant,
+        budget: &mut TimeBudget,
     ) -> Result<(Stopped<'i>, Left)> {
         let pid = self.process.pid();
         let range = self.range();
@@ -164,7 +166,7 @@ impl<'i> Injector<'i> {
             let thread = thread.filter(|_| !stopped.leads_into(self.memory, &range));
             match thread {
                 Some(found) => break found,
-                None if begun.elapsed() > self.limit => {
+                None if budget.is_spent() => {
                     stopped.refuse_lost()?;
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }

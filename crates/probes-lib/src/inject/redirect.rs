@@ -97,14 +97,17 @@ impl Tracer<'_> {
             |errno: Errno| Error::of_call(process.pid(), Operation::InjectCall, errno.into());
         set_registers(stopped.calls(), tid, &before.redirected_to(entry)).map_err(failed)?;
         let mut stopped = stopped;
-        let begun = Instant::now();
+        // How long the thread has been let run, at least.
+        let mut ran = Duration::ZERO;
         let mut pause = CALL_TIME;
         loop {
             let range = std::slice::from_ref(code);
             stopped = self.run_within(process, stopped, vec![tid], range, pause, limit)?;
-            // A thread that is not stopped has exited, perhaps before it ran the code.
+            ran += pause;
             let calls = stopped.calls();
             let Ok(now) = registers(calls, tid) else {
+                stopped.refuse_lost()?;
+                // A thread that is not stopped has exited, perhaps before it ran the code.
                 return Ok((stopped, Left::Interrupted));
             };
             let is_there = code.contains(&now.rip);
@@ -121,7 +124,7 @@ impl Tracer<'_> {
             } else if !is_there {
                 return Ok((stopped, Left::AtEnd));
             }
-            if begun.elapsed() > limit {
+            if ran > limit {
                 let pid = process.pid();
                 return Err(Error::of_process(pid, ProcessError::KeepsChanging));
             }

@@ -4,13 +4,16 @@
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 16;
+
+/// The longest single wait for a message.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Bytes of a control message with one descriptor (cmsg(3)). There is room for two on this machine.
 const CONTROL_LEN: usize = 24;
@@ -109,22 +112,26 @@ impl PacketSocket {
         })
     }
 
-    /// Waits until a message, or the end of the connection, can be received.
+    /// Waits until a message, or the end of the connection, can be received: for `limit`, and longer if this process is
+    /// stopped (SIGSTOP) meanwhile, as the other end may have been stopped with it.
     ///
     /// # Errors
     ///
-    /// `TimedOut` at the deadline.
-    pub(crate) fn wait_for_message(&self, deadline: Instant) -> io::Result<()> {
+    /// `TimedOut` after that.
+    pub(crate) fn wait_for_message(&self, limit: Duration) -> io::Result<()> {
+        let mut left = limit;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let longest = left.min(LONGEST_WAIT);
             // At least a millisecond: a shorter wait would be rounded down to none.
-            let timeout = u16::try_from(left.as_millis() + 1).unwrap_or(u16::MAX);
+            let timeout = u16::try_from(longest.as_millis() + 1).unwrap_or(u16::MAX);
             let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::from(timeout)) {
-                Ok(0) if Instant::now() < deadline => {}
-                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            let begun = Instant::now();
+            let polled = poll(&mut fds, PollTimeout::from(timeout));
+            left = left.saturating_sub(begun.elapsed().min(longest));
+            match polled {
+                Ok(0) if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(0) | Err(Errno::EINTR) => {}
                 Ok(_) => return Ok(()),
-                Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -275,7 +282,6 @@ fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
 mod tests {
     use std::fs::File;
     use std::io::Read;
-    use std::time::Duration;
 
     use super::*;
 
@@ -328,8 +334,7 @@ mod tests {
         assert!(!other.is_closed());
         drop(one);
         assert!(other.is_closed());
-        let deadline = Instant::now() + Duration::from_secs(30);
-        other.wait_for_message(deadline).unwrap();
+        other.wait_for_message(Duration::from_secs(30)).unwrap();
         let end = other.receive(&mut buffer).unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
     }
@@ -337,7 +342,7 @@ mod tests {
     #[test]
     fn wait_for_a_message_times_out() {
         let (_one, other) = PacketSocket::pair().unwrap();
-        let error = other.wait_for_message(Instant::now()).unwrap_err();
+        let error = other.wait_for_message(Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -29,7 +29,7 @@ use std::cell::{Cell, RefCell};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -42,6 +42,7 @@ use crate::process::memory::ProcessMemory;
 use crate::process::tool::own_namespace;
 use crate::process::{Process, is_gone};
 use crate::sys::packet_socket::{PacketSocket, Peer};
+use crate::trace::time_budget::TimeBudget;
 
 /// How long to wait for an answer, besides the time that stopping the process may take: the follower may be busy with
 /// another process.
@@ -116,7 +117,7 @@ pub(crate) fn is_own_user(peer: Peer) -> bool {
 
 impl Lease {
     /// Connects to the thread `tracer`, which follows `process`, for an operation that holds the update lock of the
-    /// process, or does not. Waits for its answer until `deadline`.
+    /// process, or does not. Waits for its answer for `limit`.
     ///
     /// # Errors
     ///
@@ -125,13 +126,14 @@ impl Lease {
         tracer: i32,
         process: &Process,
         holds_lock: bool,
-        deadline: Instant,
+        limit: Duration,
     ) -> Result<Lease, NoLease> {
         // Only processes that may trace it can open it.
         let memory = process.open_file("mem", OFlag::O_RDWR)?;
+        let mut budget = TimeBudget::new(limit);
         let socket = loop {
             match PacketSocket::connect(&address(tracer)) {
-                Err(error) if is_busy(&error) && Instant::now() < deadline => {
+                Err(error) if is_busy(&error) && !budget.is_spent() => {
                     std::thread::sleep(RECONNECT);
                 }
                 connected => break connected?,
@@ -158,17 +160,17 @@ impl Lease {
             pid: process.pid(),
             holds_lock,
         };
-        match lease.greet(hello, deadline)? {
+        match lease.greet(hello, limit)? {
             Welcome::Accepted => Ok(lease),
             Welcome::Refused => Err(NoLease::Refused),
             Welcome::OtherVersion(_) => Err(NoLease::OtherVersion),
         }
     }
 
-    fn greet(&self, hello: Hello, deadline: Instant) -> io::Result<Welcome> {
+    fn greet(&self, hello: Hello, limit: Duration) -> io::Result<Welcome> {
         let memory = self.memory.as_fd();
         self.socket.send(&hello.to_bytes(), Some(memory))?;
-        self.receive(deadline, Welcome::parse)
+        self.receive(limit, Welcome::parse)
     }
 
     /// Returns the thread that follows the process.
@@ -197,19 +199,14 @@ impl Lease {
         }
     }
 
-    /// Has the follower stop all threads of the process within `limit`; waits for its answer until `deadline`. Returns which
-    /// threads they are.
+    /// Has the follower stop all threads of the process within `limit`. Returns which threads they are.
     ///
     /// # Errors
     ///
     /// If the follower does not answer as it should: the lease is lost then.
-    pub(crate) fn stop(
-        &self,
-        limit: Duration,
-        deadline: Instant,
-    ) -> io::Result<Result<Vec<i32>, NotStopped>> {
+    pub(crate) fn stop(&self, limit: Duration) -> io::Result<Result<Vec<i32>, NotStopped>> {
         let limit_ms = limit.as_millis().try_into().unwrap_or(u64::MAX);
-        let stopped = match self.ask(&Request::Stop(limit_ms), deadline)? {
+        let stopped = match self.ask(&Request::Stop(limit_ms), limit.saturating_add(PATIENCE))? {
             Reply::Stopped(tids) => Ok(tids),
             Reply::NotStopped(why) => Err(why),
             _ => return Err(self.lose(io::ErrorKind::InvalidData.into())),
@@ -221,7 +218,7 @@ impl Lease {
     /// Has the follower resume the process. If that fails, it is resumed all the same: the follower does so when it sees
     /// that we are gone, and the kernel if the follower is.
     pub(crate) fn resume_all(&self) {
-        let _ = self.ask(&Request::ResumeAll, Instant::now() + PATIENCE);
+        let _ = self.ask(&Request::ResumeAll, PATIENCE);
         self.has_stopped.set(false);
     }
 
@@ -279,7 +276,7 @@ impl Lease {
         request: &Request,
         take: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Errno> {
-        match self.ask(request, Instant::now() + PATIENCE) {
+        match self.ask(request, PATIENCE) {
             Ok(Reply::Failed(errno)) => Err(errno),
             Ok(reply) => take(reply).ok_or_else(|| {
                 self.lost.set(Some(FOLLOWER_LOST));
@@ -289,21 +286,21 @@ impl Lease {
         }
     }
 
-    fn ask(&self, request: &Request, deadline: Instant) -> io::Result<Reply> {
+    fn ask(&self, request: &Request, limit: Duration) -> io::Result<Reply> {
         if self.is_lost() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        self.exchange(request, deadline)
+        self.exchange(request, limit)
             .map_err(|error| self.lose(error))
     }
 
-    fn exchange(&self, request: &Request, deadline: Instant) -> io::Result<Reply> {
+    fn exchange(&self, request: &Request, limit: Duration) -> io::Result<Reply> {
         self.socket.send(&request.to_bytes(), None)?;
-        self.receive(deadline, Reply::parse)
+        self.receive(limit, Reply::parse)
     }
 
-    fn receive<T>(&self, deadline: Instant, parse: impl Fn(&[u8]) -> Option<T>) -> io::Result<T> {
-        self.socket.wait_for_message(deadline)?;
+    fn receive<T>(&self, limit: Duration, parse: impl Fn(&[u8]) -> Option<T>) -> io::Result<T> {
+        self.socket.wait_for_message(limit)?;
         let mut buffer = self.buffer.borrow_mut();
         let (len, _) = self.socket.receive(&mut buffer)?;
         let message = buffer.get(..len).and_then(parse);
@@ -350,11 +347,11 @@ mod tests {
             lost: Cell::new(None),
             buffer: RefCell::new(vec![0; MAX_LEN]),
         };
-        let error = lease.ask(&Request::Wait(1), Instant::now()).unwrap_err();
+        let error = lease.ask(&Request::Wait(1), Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(lease.call(&Request::ResumeAll), Err(FOLLOWER_SILENT));
         assert!(lease.is_lost() && !lease.has_stopped());
-        let error = lease.ask(&Request::Wait(1), Instant::now()).unwrap_err();
+        let error = lease.ask(&Request::Wait(1), Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotConnected);
     }
 

@@ -374,10 +374,9 @@ impl Lending<'_> {
                 tracees.resume_others(self.proof.process.pid());
                 self.next_tick.set(Instant::now() + FOLLOW_TICK);
             }
-            match self
-                .socket
-                .wait_for_message(deadline.min(self.next_tick.get()))
-            {
+            let next = deadline.min(self.next_tick.get());
+            let left = next.saturating_duration_since(Instant::now());
+            match self.socket.wait_for_message(left) {
                 Err(error)
                     if error.kind() == io::ErrorKind::TimedOut && Instant::now() < deadline => {}
                 waited => break waited?,

@@ -25,6 +25,7 @@ use crate::sys::signals;
 use crate::trace::lease::message::NotStopped;
 use crate::trace::lease::{Lease, NoLease, PATIENCE, is_closed};
 use crate::trace::stopped::{Stopped, Tracee};
+use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracee_set::is_follower;
 use crate::trace::tracer::{TICK, Tracer, reap, reap_if_exited};
 
@@ -42,40 +43,34 @@ impl Tracer<'_> {
     /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
     /// or execs meanwhile. Then every thread is resumed as if it had not been stopped.
     pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
-        let deadline = Instant::now() + limit;
         if self.lease.borrow().is_some() {
-            if let LeaseOutcome::Stopped(stopped) = self.stop_leased(process, limit, deadline)? {
+            if let LeaseOutcome::Stopped(stopped) = self.stop_leased(process, limit)? {
                 return Ok(stopped);
             }
         }
+        let mut budget = TimeBudget::new(limit);
         loop {
             let error = match self.stop_all(process, limit, Scope::Threads) {
                 Err(error) if is_traced(&error) => error,
                 stopped => return stopped,
             };
-            match self.stop_leased(process, limit, deadline)? {
+            match self.stop_leased(process, limit)? {
                 LeaseOutcome::Stopped(stopped) => return Ok(stopped),
                 // The kernel is about to detach it.
-                LeaseOutcome::FollowerEnds if Instant::now() < deadline => std::thread::sleep(TICK),
+                LeaseOutcome::FollowerEnds if !budget.is_spent() => std::thread::sleep(TICK),
                 LeaseOutcome::FollowerEnds | LeaseOutcome::Refused => return Err(error),
             }
         }
     }
 
-    /// Has the follower of a process, if it has one, stop it; waits for its answers for some time after `deadline`.
+    /// Has the follower of a process, if it has one, stop it; waits for its answers for some time more than `limit`.
     ///
     /// # Errors
     ///
     /// Same as [`Tracer::stop`], [`ProcessError::FollowerLost`], and [`ProcessError::FollowerSilent`]. Once the lease is
     /// lost while the process was stopped, this tracer stops it no more.
-    fn stop_leased<'p>(
-        &self,
-        process: &'p Process,
-        limit: Duration,
-        deadline: Instant,
-    ) -> Result<LeaseOutcome<'p>> {
+    fn stop_leased<'p>(&self, process: &'p Process, limit: Duration) -> Result<LeaseOutcome<'p>> {
         let (pid, since) = (process.pid(), Instant::now());
-        let deadline = deadline + PATIENCE;
         let failed = |errno: Errno| denial::error(process, Operation::StopByFollower, errno);
         let known = self.lease.borrow().clone();
         let tracer = known
@@ -89,7 +84,7 @@ impl Tracer<'_> {
                 LeaseOutcome::Refused
             }
         };
-        let lease = match known.map_or_else(|| self.lease(process, tracer, deadline), Ok) {
+        let lease = match known.map_or_else(|| self.lease(process, tracer, limit), Ok) {
             Ok(lease) => lease,
             Err(NoLease::Absent) => return Ok(LeaseOutcome::FollowerEnds),
             Err(NoLease::Refused) => return Ok(refused()),
@@ -106,7 +101,7 @@ impl Tracer<'_> {
             Err(NoLease::Failed(errno)) => return Err(failed(errno)),
         };
         let was_stopped = lease.has_stopped();
-        let error = match lease.stop(limit, deadline) {
+        let error = match lease.stop(limit) {
             Ok(Ok(tids)) => {
                 let stopped = Stopped::leased(process, tids, lease, since);
                 return Ok(LeaseOutcome::Stopped(stopped));
@@ -130,19 +125,15 @@ impl Tracer<'_> {
     }
 
     /// Connects to the thread `tracer` of a process, if it is a follower.
-    fn lease(
-        &self,
-        process: &Process,
-        tracer: i32,
-        deadline: Instant,
-    ) -> Result<Rc<Lease>, NoLease> {
+    fn lease(&self, process: &Process, tracer: i32, limit: Duration) -> Result<Rc<Lease>, NoLease> {
         if tracer == 0 {
             return Err(NoLease::Absent);
         }
         if !is_follower(tracer) {
             return Err(NoLease::Refused);
         }
-        let lease = Lease::connect(tracer, process, self.holds_update_lock.get(), deadline)?;
+        let holds_lock = self.holds_update_lock.get();
+        let lease = Lease::connect(tracer, process, holds_lock, limit.saturating_add(PATIENCE))?;
         let lease = Rc::new(lease);
         *self.lease.borrow_mut() = Some(lease.clone());
         Ok(lease)
@@ -175,7 +166,7 @@ impl Tracer<'_> {
             order: Vec::new(),
             refusals: 0,
             born: HashSet::new(),
-            deadline: Instant::now() + limit,
+            budget: TimeBudget::new(limit),
             limit,
         };
         stopping.run()?;
@@ -230,7 +221,7 @@ struct Stopping<'t, 'p> {
     born: HashSet<i32>,
     /// How often the kernel has refused a thread for no visible reason.
     refusals: usize,
-    deadline: Instant,
+    budget: TimeBudget,
     limit: Duration,
 }
 
@@ -256,8 +247,8 @@ impl Stopping<'_, '_> {
                 self.reap_exited();
             }
             // The threads of the first pass are stopped in time. If they are all threads, a second
-            // pass takes no time, so it is made even after the deadline.
-            if passes > 1 && Instant::now() > self.deadline {
+            // pass takes no time, so it is made even after the limit.
+            if passes > 1 && self.budget.is_spent() {
                 return Err(threads_keep_starting(process, self.limit));
             }
         }
@@ -351,7 +342,7 @@ impl Stopping<'_, '_> {
             while self.stopped.tracees.get(&tid) == Some(&Tracee::Running)
                 && !self.has_stopped(tid)?
             {
-                if Instant::now() > self.deadline {
+                if self.budget.is_spent() {
                     return Err(busy(self.stopped.process(), tid, self.limit));
                 }
                 let remaining = (self.order.len() - next) as u32;

@@ -20,6 +20,7 @@ use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::JMP;
 use crate::trace::stopped::Stopped;
+use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracer::with_tracer;
 use crate::update::options::Options;
 
@@ -135,14 +136,14 @@ pub(crate) fn remove_stale(
     options: Options,
     successor: Option<&ObserverRecord>,
 ) -> Result<CleanReport> {
-    let begun = Instant::now();
+    let mut budget = TimeBudget::new(options.deadline);
     let mut cleaned = CleanReport::default();
     loop {
         let maps = read_maps(process)?;
         let arenas = installed::find(memory, &maps);
         let orphaned = OrphanedMappings::find(process, memory, &maps, &arenas);
         let is_cave_empty = orphaned.is_none();
-        if !is_cave_empty && begun.elapsed() > options.deadline {
+        if !is_cave_empty && budget.is_spent() {
             return cleaned.or_keeps_changing(process.pid());
         }
         cleaned.still_mapped = 0;
@@ -398,7 +399,8 @@ fn wait_until_left<'s>(
     mut stopped: Stopped<'s>,
     arenas: &[Arena],
 ) -> Result<Option<Stopped<'s>>> {
-    let begun = Instant::now();
+    // How long threads have been let run, at least.
+    let mut ran = Duration::ZERO;
     let trampolines: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
     let is_inside = |stopped: &Stopped<'_>| {
         let mut trampolines = trampolines.iter();
@@ -406,12 +408,13 @@ fn wait_until_left<'s>(
     };
     let mut pause = PAUSE;
     while is_inside(&stopped) {
-        if begun.elapsed() > LEAVING {
+        if ran > LEAVING {
             return Ok(None);
         }
         let (tracer, limit) = (injector.tracer, injector.limit);
         stopped =
             tracer.run_threads_within(injector.process, stopped, &trampolines, pause, limit)?;
+        ran += pause;
         // If there are many threads, it takes a while until a given one is scheduled.
         pause = (pause * 2).min(LEAVING / 8);
     }

@@ -14,6 +14,7 @@ use super::*;
 use crate::address::LiveAddr;
 use crate::error::{FOLLOWER_LOST, Result};
 use crate::inject::permissions::Permissions;
+use crate::inject::redirect::{Left, redirectable};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::maps::read_maps;
 use crate::process::memory::random_bytes_at;
@@ -101,11 +102,6 @@ fn add(tracees: &mut TraceeSet<'_>, process: &Process) {
     tracees.let_run(process.pid());
 }
 
-/// When a tool stops waiting for an answer.
-fn soon() -> Instant {
-    Instant::now() + LIMIT
-}
-
 fn hello(pid: i32, holds_lock: bool) -> Vec<u8> {
     Hello::Process { pid, holds_lock }.to_bytes()
 }
@@ -139,9 +135,9 @@ fn process_is_stopped_until_resumed_or_abandoned() {
     let process = Process::open(pid).unwrap();
     let (code, byte) = some_code(&process);
     for is_resumed in [true, false, true] {
-        let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+        let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
         assert!(!lease.has_stopped());
-        let mut tids = lease.stop(LIMIT, soon()).unwrap().unwrap();
+        let mut tids = lease.stop(LIMIT).unwrap().unwrap();
         tids.sort_unstable();
         let mut threads = process.threads().unwrap().read().unwrap();
         threads.sort_unstable();
@@ -152,10 +148,7 @@ fn process_is_stopped_until_resumed_or_abandoned() {
         lease.write(code, &[byte]).unwrap();
         lease.poke(pid, code, &[byte]).unwrap();
         // Once more, as after a part of it has run.
-        assert_eq!(
-            lease.stop(LIMIT, soon()).unwrap().unwrap().len(),
-            tids.len()
-        );
+        assert_eq!(lease.stop(LIMIT).unwrap().unwrap().len(), tids.len());
         if is_resumed {
             lease.resume_all();
             assert!(!lease.is_lost());
@@ -179,8 +172,8 @@ fn silent_tool_loses_the_process() {
     let follower = Follower::of(pid);
     let process = Process::open(pid).unwrap();
     let (code, byte) = some_code(&process);
-    let lease = std::rc::Rc::new(Lease::connect(follower.tid, &process, true, soon()).unwrap());
-    let tids = lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let lease = std::rc::Rc::new(Lease::connect(follower.tid, &process, true, LIMIT).unwrap());
+    let tids = lease.stop(LIMIT).unwrap().unwrap();
     let stopped = Stopped::leased(&process, tids, lease.clone(), Instant::now());
     let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
     // No thread has such a number on its stack.
@@ -204,7 +197,7 @@ fn silent_tool_loses_the_process() {
         (counters.done, counters.source.raw_os_error()),
         (0, Some(FOLLOWER_LOST as i32))
     );
-    assert!(lease.stop(LIMIT, soon()).is_err());
+    assert!(lease.stop(LIMIT).is_err());
     assert_eq!(some_code(&process), (code, byte));
     drop(stopped);
     talker.hits();
@@ -218,8 +211,8 @@ fn tool_that_says_nothing_is_not_waited_for() {
     let follower = Follower::patient(process.pid());
     let connect = || PacketSocket::connect(&lease::address(follower.tid)).unwrap();
     let _silent: Vec<PacketSocket> = (1..MAX_CLIENTS).map(|_| connect()).collect();
-    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
-    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
+    lease.stop(LIMIT).unwrap().unwrap();
     lease.resume_all();
     talker.hits();
     follower.end();
@@ -232,10 +225,10 @@ fn only_the_proven_process_is_touched() {
     let pid = talker.pid();
     let follower = Follower::patient(pid);
     let not_followed = Process::open(other.pid()).unwrap();
-    let refused = Lease::connect(follower.tid, &not_followed, true, soon());
+    let refused = Lease::connect(follower.tid, &not_followed, true, LIMIT);
     assert_eq!(refused.err(), Some(NoLease::Refused));
-    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, soon()).unwrap();
-    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, LIMIT).unwrap();
+    lease.stop(LIMIT).unwrap().unwrap();
     for tid in [other.pid(), 1, -1, 0] {
         let wait = lease.answer(&Request::Wait(tid), Some);
         assert_eq!(wait, Err(Errno::ESRCH), "{tid}");
@@ -249,7 +242,7 @@ fn only_the_proven_process_is_touched() {
 /// Sends bytes, and a file with them; returns the answer, `None` if the connection is closed without one.
 fn answer(socket: &PacketSocket, bytes: &[u8], file: Option<&File>) -> Option<Vec<u8>> {
     socket.send(bytes, file.map(File::as_fd)).unwrap();
-    socket.wait_for_message(Instant::now() + LIMIT).unwrap();
+    socket.wait_for_message(LIMIT).unwrap();
     let mut answer = vec![0; MAX_LEN];
     let (len, _) = socket.receive(&mut answer).ok()?;
     answer.truncate(len);
@@ -311,7 +304,7 @@ fn memory_from_before_an_exec_proves_nothing() {
     let mut talker = Talker::start(&fixture("family.pie"));
     let pid = talker.pid();
     let follower = Follower::patient(pid);
-    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, soon()).unwrap();
+    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, LIMIT).unwrap();
     let outdated = memory_file(pid);
     talker.ask(&exec("idle_threads.pie"), "ready");
     let socket = PacketSocket::connect(&lease::address(follower.tid)).unwrap();
@@ -319,10 +312,7 @@ fn memory_from_before_an_exec_proves_nothing() {
     let stop = Request::Stop(LIMIT.as_millis() as u64).to_bytes();
     let executed = Reply::NotStopped(NotStopped::Executed).to_bytes();
     assert_eq!(answer(&socket, &stop, None), Some(executed));
-    assert_eq!(
-        lease.stop(LIMIT, soon()).unwrap(),
-        Err(NotStopped::Executed)
-    );
+    assert_eq!(lease.stop(LIMIT).unwrap(), Err(NotStopped::Executed));
     assert!(!is_stopped(pid));
     talker.hits();
     follower.end();
@@ -391,8 +381,8 @@ fn program_executed_inside_the_lease_is_not_touched() {
     let mut talker = Talker::start(&fixture("family.pie"));
     let pid = talker.pid();
     let follower = Follower::patient(pid);
-    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, soon()).unwrap();
-    assert_eq!(lease.stop(LIMIT, soon()).unwrap(), Ok(vec![pid]));
+    let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, LIMIT).unwrap();
+    assert_eq!(lease.stop(LIMIT).unwrap(), Ok(vec![pid]));
     let Ok(Reply::Registers(registers)) = lease.answer(&Request::Registers(pid), Some) else {
         panic!("no registers");
     };
@@ -417,10 +407,7 @@ fn program_executed_inside_the_lease_is_not_touched() {
     }
     assert!(!lease.is_lost());
     assert_eq!(some_code(&Process::open(pid).unwrap()), (code, byte));
-    assert_eq!(
-        lease.stop(LIMIT, soon()).unwrap(),
-        Err(NotStopped::Executed)
-    );
+    assert_eq!(lease.stop(LIMIT).unwrap(), Err(NotStopped::Executed));
     talker.expect("ready");
     talker.hits();
     follower.end();
@@ -432,8 +419,8 @@ fn resumed_threads_are_only_looked_at() {
     let pid = talker.pid();
     let follower = Follower::patient(pid);
     let process = Process::open(pid).unwrap();
-    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
-    let tids = lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
+    let tids = lease.stop(LIMIT).unwrap().unwrap();
     let other = *tids.iter().find(|tid| **tid != pid).unwrap();
     let Ok(Reply::Registers(registers)) = lease.answer(&Request::Registers(other), Some) else {
         panic!("no registers");
@@ -449,7 +436,7 @@ fn resumed_threads_are_only_looked_at() {
     lease.call(&Request::ResumeThread(pid)).unwrap();
     assert_eq!(are_done(), [false; 3]);
     assert!(lease.answer(&Request::Registers(other), Some).is_ok());
-    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    lease.stop(LIMIT).unwrap().unwrap();
     assert_eq!(are_done(), [true; 3]);
     lease.resume_all();
     follower.end();
@@ -485,8 +472,8 @@ fn job_stop_outlives_a_thread_that_was_resumed() {
     kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
     are_stopped();
     for is_resumed in [true, false] {
-        let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
-        lease.stop(LIMIT, soon()).unwrap().unwrap();
+        let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
+        lease.stop(LIMIT).unwrap().unwrap();
         let wait = lease.answer(&Request::Wait(pid), Some);
         assert_eq!(wait, Ok(Reply::Wait(Wait::GroupStopped)));
         lease.call(&Request::ResumeThread(pid)).unwrap();
@@ -509,8 +496,8 @@ fn signals_reach_other_processes_while_one_is_lent() {
     let follower = Follower::with(&[lent.pid(), other.pid()], PATIENT);
     other.ask("catch 10", "catching");
     let process = Process::open(lent.pid()).unwrap();
-    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
-    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
+    lease.stop(LIMIT).unwrap().unwrap();
     for is_busy in [false, true] {
         kill(Pid::from_raw(other.pid()), Signal::SIGUSR1).unwrap();
         let begun = Instant::now();
@@ -555,7 +542,7 @@ fn follower_that_does_not_answer_is_silent() {
     let process = &Process::open(talker.pid()).unwrap();
     with_lender(&[process], |_, lender| {
         assert!(lender.error().is_none());
-        let at_once = Instant::now() + Duration::from_millis(10);
+        let at_once = Duration::from_millis(10);
         let refused = Lease::connect(gettid().as_raw(), process, true, at_once);
         assert_eq!(refused.err(), Some(NoLease::Silent));
     });
@@ -593,7 +580,7 @@ fn address_can_be_taken_once() {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         first.close();
         first.serve(tracees);
-        let refused = Lease::connect(gettid().as_raw(), process, true, soon());
+        let refused = Lease::connect(gettid().as_raw(), process, true, LIMIT);
         assert_eq!(refused.err(), Some(NoLease::Absent));
     });
 }
@@ -641,6 +628,79 @@ fn lost_lease_is_not_blamed_on_seccomp() {
     follower.end();
 }
 
+/// A follower that takes `pause` to stop a process, and then says that its thread is at `code` until it has been asked to stop it
+/// `stops` times.
+fn show_thread_in(
+    code: u64,
+    stops: usize,
+    pause: Duration,
+    process: &Process,
+    started: Sender<()>,
+) {
+    let served = with_tracer(&[process], |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
+        let stopped = tracees.stop_and_keep(process, LIMIT).unwrap();
+        let mut registers = ptrace::registers(process.pid()).unwrap();
+        tracees.resume(process, stopped);
+        tracees.let_run(process.pid());
+        started.send(()).unwrap();
+        let client = eventually("a tool connects", || listener.accept().ok());
+        let mut buffer = vec![0; MAX_LEN];
+        let mut stopped = 0;
+        loop {
+            client.wait_for_message(LIMIT).unwrap();
+            let Ok((len, _)) = client.receive(&mut buffer) else {
+                return Ok(());
+            };
+            let Some(request) = Request::parse(&buffer[..len]) else {
+                client.send(&Welcome::Accepted.to_bytes(), None).unwrap();
+                continue;
+            };
+            let reply = match request {
+                Request::Stop(_) => {
+                    std::thread::sleep(pause);
+                    stopped += 1;
+                    Reply::Stopped(vec![process.pid()])
+                }
+                Request::Registers(_) => {
+                    registers.rip = if stopped < stops { code } else { 0 };
+                    Reply::Registers(Box::new(registers))
+                }
+                Request::Wait(_) => Reply::Wait(Wait::Trapped),
+                Request::RseqAddress(_) => Reply::RseqAddress(None),
+                _ => Reply::Done,
+            };
+            client.send(&reply.to_bytes(), None).unwrap();
+        }
+    });
+    served.unwrap();
+}
+
+#[test]
+fn slow_stops_are_not_blamed_on_the_process() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    let memory = &ProcessMemory::open(process, OFlag::O_RDONLY).unwrap();
+    let code = 0x1000..0x1010;
+    let limit = Duration::from_millis(5);
+    let (started, is_started) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| show_thread_in(code.start, 4, 2 * limit, process, started));
+        is_started.recv().unwrap();
+        let ran = with_tracer(&[process], |tracer| {
+            let stopped = tracer.stop(process, limit)?;
+            let before = redirectable(stopped.calls(), process.pid(), memory).unwrap();
+            let places = (LiveAddr(code.start), None);
+            let thread = (process.pid(), before);
+            let (stopped, left) = tracer.run_at(process, stopped, thread, places, &code, limit)?;
+            stopped.release();
+            Ok(left)
+        });
+        assert_eq!(ran.unwrap(), Left::AtEnd);
+    });
+}
+
 /// A follower that takes its time to stop a process, and then only says that it has done so.
 fn stop_slowly(process: &Process, pause: Duration, started: Sender<()>) {
     let served = with_tracer(&[process], |tracer| {
@@ -651,7 +711,7 @@ fn stop_slowly(process: &Process, pause: Duration, started: Sender<()>) {
         let client = eventually("a tool connects", || listener.accept().ok());
         let mut buffer = vec![0; MAX_LEN];
         let mut request = |answer: &[u8]| {
-            client.wait_for_message(soon()).unwrap();
+            client.wait_for_message(LIMIT).unwrap();
             client.receive(&mut buffer).unwrap();
             client.send(answer, None).unwrap();
         };
@@ -726,9 +786,9 @@ fn process_is_not_stopped_for_ever() {
     };
     let follower = Follower::with(&[talker.pid()], limits);
     let process = Process::open(talker.pid()).unwrap();
-    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
     // A slow machine may need longer to stop it.
-    let _ = lease.stop(LIMIT, soon()).unwrap();
+    let _ = lease.stop(LIMIT).unwrap();
     eventually("it is lost", || {
         let is_asked = lease.answer(&Request::Wait(process.pid()), Some).is_ok();
         (!is_asked && lease.is_lost()).then_some(())
@@ -746,7 +806,7 @@ fn idle_tool_is_disconnected() {
     };
     let follower = Follower::with(&[talker.pid()], limits);
     let socket = PacketSocket::connect(&lease::address(follower.tid)).unwrap();
-    socket.wait_for_message(Instant::now() + LIMIT).unwrap();
+    socket.wait_for_message(LIMIT).unwrap();
     let end = socket.receive(&mut [0; 16]).unwrap_err();
     assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
     follower.end();
@@ -804,7 +864,7 @@ fn filters_are_read_for_the_privileged_only() {
             tool: unprivileged.pid(),
             proof: &proof,
             limits: PATIENT,
-            until: soon(),
+            until: Instant::now() + LIMIT,
             has_run: false.into(),
             next_tick: Instant::now().into(),
         };
@@ -822,8 +882,8 @@ fn threads_with_something_to_report_are_not_resumed() {
     let follower = Follower::patient(pid);
     talker.ask("catch 10", "catching");
     let process = Process::open(pid).unwrap();
-    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
-    lease.stop(LIMIT, soon()).unwrap().unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
+    lease.stop(LIMIT).unwrap().unwrap();
     let trapped = lease.answer(&Request::Wait(pid), Some);
     assert_eq!(trapped, Ok(Reply::Wait(Wait::Trapped)));
     lease.call(&Request::ResumeThread(pid)).unwrap();
@@ -835,7 +895,7 @@ fn threads_with_something_to_report_are_not_resumed() {
         (wait == Ok(Reply::Wait(Wait::Signal(10)))).then_some(())
     });
     assert_eq!(lease.call(&Request::ResumeThread(pid)), Err(Errno::EBUSY));
-    assert_eq!(lease.stop(LIMIT, soon()).unwrap(), Ok(vec![pid]));
+    assert_eq!(lease.stop(LIMIT).unwrap(), Ok(vec![pid]));
     lease.resume_all();
     let caught = talker.ask("caught", "caught");
     assert!(caught.starts_with("caught 10:"), "{caught}");
@@ -848,10 +908,10 @@ fn exited_process_is_not_stopped() {
     let pid = talker.pid();
     let follower = Follower::patient(pid);
     let process = Process::open(pid).unwrap();
-    let lease = Lease::connect(follower.tid, &process, true, soon()).unwrap();
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
     talker.guard().child().kill().unwrap();
     talker.guard().wait();
-    let refused = lease.stop(LIMIT, soon()).unwrap();
+    let refused = lease.stop(LIMIT).unwrap();
     assert!(matches!(
         refused,
         Err(NotStopped::Exited | NotStopped::NotLent)
@@ -872,7 +932,7 @@ fn follow_as_another_version(pid: i32, started: Sender<()>, stop: &AtomicBool) {
         while !stop.load(Ordering::SeqCst) {
             while tracees.next(Instant::now() + FOLLOW_TICK).is_some() {}
             if let Ok(client) = listener.accept() {
-                client.wait_for_message(Instant::now() + LIMIT).unwrap();
+                client.wait_for_message(LIMIT).unwrap();
                 let version = Welcome::OtherVersion(lease::message::VERSION + 1);
                 client.send(&version.to_bytes(), None).unwrap();
             }
@@ -936,7 +996,7 @@ fn refuse_and_end(process: &Process, started: Sender<()>) {
         add(&mut tracees, process);
         started.send(()).unwrap();
         let client = eventually("a tool connects", || listener.accept().ok());
-        client.wait_for_message(Instant::now() + LIMIT).unwrap();
+        client.wait_for_message(LIMIT).unwrap();
         Ok(client)
     });
     eventually("it is not traced", || {
@@ -970,6 +1030,6 @@ fn listener_that_is_not_the_tracer_is_refused() {
     let process = Process::open(talker.pid()).unwrap();
     // Our own process has taken the address of that one.
     let _listener = PacketSocket::listen(&lease::address(talker.pid())).unwrap();
-    let refused = Lease::connect(talker.pid(), &process, true, soon());
+    let refused = Lease::connect(talker.pid(), &process, true, LIMIT);
     assert_eq!(refused.err(), Some(NoLease::Refused));
 }
