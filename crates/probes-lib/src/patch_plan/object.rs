@@ -1,6 +1,8 @@
 //! What a planner is made of, read from an ELF file: its code, its functions and their cold parts, and the
 //! addresses of code that its data hold.
 
+use std::ops::Range;
+
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::functions::FunctionTable;
 use crate::elf::symbols::SymbolTable;
@@ -27,12 +29,14 @@ impl PatchPlanner {
                 let defect = ElfDefect::TooLarge { what, size: len };
                 return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
             }
-            let bytes = elf.read_segment(&segment)?;
-            if !add_segment(&mut code, elf, &segment, bytes) {
-                let count = elf.loaded().count();
-                let text = format!("it has {count} segments with code or data");
-                let defect = ElfDefect::Contradiction(text);
-                return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
+            for (piece, contents) in pieces_of(elf, &segment) {
+                let bytes = elf.read_segment(&piece)?;
+                if !code.add_contents(piece.start, bytes, contents) {
+                    let count = elf.loaded().count();
+                    let text = format!("it has {count} segments with code or data");
+                    let defect = ElfDefect::Contradiction(text);
+                    return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
+                }
             }
         }
         let mut extra = relocated(elf, &mut code, len);
@@ -55,13 +59,12 @@ impl PatchPlanner {
     }
 }
 
-/// Adds a segment, its code and its data apart: without `-z separate-code`, linkers put both into one. Returns
-/// false if there are too many segments.
-fn add_segment(code: &mut Code, elf: &ElfFile, segment: &Segment, bytes: Vec<u8>) -> bool {
+/// Returns the code and the data of a segment apart: without `-z separate-code`, linkers put both into one.
+fn pieces_of(elf: &ElfFile, segment: &Segment) -> Vec<(Segment, Contents)> {
     /// Of code, in one segment; real ones have about five.
     const MAX_SECTIONS: usize = 8;
     if !segment.executable {
-        return code.add(segment.start, bytes, false);
+        return vec![(*segment, Contents::Data)];
     }
     let inside = elf
         .code_sections()
@@ -69,24 +72,28 @@ fn add_segment(code: &mut Code, elf: &ElfFile, segment: &Segment, bytes: Vec<u8>
     let mut sections: Vec<_> = inside.map(|(_, start, len)| (start.0, len)).collect();
     sections.sort_unstable();
     if sections.is_empty() || sections.len() > MAX_SECTIONS {
-        return code.add(segment.start, bytes, true);
+        return vec![(*segment, Contents::Both)];
     }
     let end = segment.start.0.saturating_add(segment.file_len);
     let mut at = segment.start.0;
-    let mut pieces = Vec::new();
+    let mut ranges = Vec::new();
     for (start, len) in sections {
-        pieces.push((at..start, Contents::Data));
-        pieces.push((at.max(start)..start.saturating_add(len), Contents::Code));
+        ranges.push((at..start, Contents::Data));
+        ranges.push((at.max(start)..start.saturating_add(len), Contents::Code));
         at = at.max(start.saturating_add(len));
     }
-    pieces.push((at..end, Contents::Data));
-    pieces.retain(|(range, _)| !range.is_empty());
-    pieces.into_iter().all(|(range, contents)| {
-        let offsets =
-            (range.start - segment.start.0) as usize..(range.end - segment.start.0) as usize;
-        let bytes = bytes.get(offsets).unwrap_or_default().to_vec();
-        code.add_contents(FileAddr(range.start), bytes, contents)
-    })
+    ranges.push((at..end, Contents::Data));
+    ranges.retain(|(range, _)| !range.is_empty());
+    let piece = |(range, contents): (Range<u64>, Contents)| {
+        let piece = Segment {
+            start: FileAddr(range.start),
+            offset: segment.offset.saturating_add(range.start - segment.start.0),
+            file_len: range.end - range.start,
+            ..*segment
+        };
+        (piece, contents)
+    };
+    ranges.into_iter().map(piece).collect()
 }
 
 /// Returns the addresses that the dynamic loader adds the load bias to, and writes them into the data. The object has
