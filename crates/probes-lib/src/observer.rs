@@ -127,13 +127,14 @@ impl Target {
         process.refuse_self_and_ancestors()?;
         ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
         let _lock = self.lock_unobserved(options)?;
-        let stop_time = self.refuse_if_seccomp_forbids(observation, options)?;
+        let before = process.stop_time().total();
+        self.refuse_if_seccomp_forbids(observation, options)?;
         let mut cleaned = self.remove_stale(options)?;
         let mut budget = TimeBudget::new(options.deadline);
         loop {
             let error = match self.install(observation, options) {
                 Ok(mut observer) => {
-                    observer.stop_time += stop_time;
+                    observer.stop_time = process.stop_time().since(before);
                     return Ok(observer);
                 }
                 Err(error) => error,
@@ -172,22 +173,18 @@ impl Target {
     }
 
     /// Checks that seccomp filters allow what observing takes, before anything that another tool has left is
-    /// removed; returns how long the process was stopped for that.
-    fn refuse_if_seccomp_forbids(
-        &self,
-        observation: &Observation,
-        options: Options,
-    ) -> Result<Duration> {
+    /// removed.
+    fn refuse_if_seccomp_forbids(&self, observation: &Observation, options: Options) -> Result<()> {
         let process = self.opened.process();
         if OwnFilters::of(process).is_any_unfiltered()? {
-            return Ok(Duration::ZERO);
+            return Ok(());
         }
         let plan = ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
         let memory = self.opened.unshadowed_memory()?;
         match refuse_forbidden(process, &memory, plan, options) {
             Err(error) if error.is_refused_by_seccomp() => Err(error),
             // Any other error is that of the installation, which may be tried again.
-            result => Ok(result.unwrap_or_default()),
+            _ => Ok(()),
         }
     }
 
@@ -267,7 +264,7 @@ impl Observer {
             options,
             active: installed.active,
             code_digest: installed.code_digest,
-            stop_time: installed.stop_time,
+            stop_time: Duration::ZERO,
             is_removed: false,
         }
     }
@@ -442,8 +439,10 @@ impl Observer {
             Ok((counts, pairs, events))
         };
         let mut maps = Vec::new();
+        let mut before = None;
         let mut remove_all = || {
             let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
+            before.get_or_insert_with(|| process.stop_time().total());
             let memory = target.opened.unshadowed_memory()?;
             let source = match &active.data {
                 Some(data) => DataSource::Shared(data),
@@ -458,6 +457,7 @@ impl Observer {
             Err(error) if is_follower_lost(&error) && !is_partly_removed(&error) => remove_all(),
             removed => removed,
         };
+        let stop_time = before.map_or(Duration::ZERO, |before| process.stop_time().since(before));
         let discards = active.discards.get_mut();
         let discards = discards.unwrap_or_else(PoisonError::into_inner);
         match &removed {
@@ -489,7 +489,7 @@ impl Observer {
             latencies: Latency::of_pairs(&active.plan.pairs, &pairs, &active.ticks),
             events,
             discarded: discards.found(),
-            stopped: removed.stop_time,
+            stopped: stop_time,
             still_mapped: removed.still_mapped,
         })
     }

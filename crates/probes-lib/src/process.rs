@@ -22,6 +22,7 @@ pub(crate) mod pagemap;
 pub(crate) mod program;
 pub(crate) mod seccomp;
 pub(crate) mod status;
+pub(crate) mod stop_time;
 pub(crate) mod tool;
 pub(crate) mod translator;
 
@@ -38,6 +39,7 @@ use nix::sys::stat::{Mode, fstat, fstatat};
 
 use crate::error::{Error, FileError, Operation, ProcessError, Result, Subject, SystemError};
 use crate::process::status::Status;
+use crate::process::stop_time::StopTime;
 use crate::sys::fault_point;
 
 /// Files of /proc report no length; none that is read whole here is larger than this.
@@ -57,6 +59,7 @@ const ATTEMPTS: usize = 100;
 pub(crate) struct Process {
     pid: i32,
     dir: OwnedFd,
+    stop_time: StopTime,
 }
 
 impl Process {
@@ -75,7 +78,11 @@ impl Process {
         let path = PathBuf::from(format!("/proc/{pid}"));
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         match open_folder(&path, flags) {
-            Ok(dir) => Ok(Process { pid, dir }),
+            Ok(dir) => Ok(Process {
+                pid,
+                dir,
+                stop_time: StopTime::default(),
+            }),
             Err(Errno::ENOENT | Errno::ESRCH) => Err(gone()),
             Err(errno) => Err(Error::of_file(
                 &path,
@@ -96,6 +103,12 @@ impl Process {
         });
         let pid = number.map_err(|source| Error::of_file(&path, FileError::Open { source }))?;
         Process::open_unchecked(pid)
+    }
+
+    /// Returns how long this tool has stopped the process since it was opened, at most. The holder of the update lock
+    /// is the only one that adds to it.
+    pub(crate) fn stop_time(&self) -> &StopTime {
+        &self.stop_time
     }
 
     pub(crate) fn pid(&self) -> i32 {

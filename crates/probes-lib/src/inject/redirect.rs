@@ -173,6 +173,7 @@ impl Tracer<'_> {
             is_within(&calls, *tid, code) && !matches!(calls.peek_wait(*tid), Wait::Signal(_))
         };
         let others_too = tids.is_empty() || !tids.iter().all(can_run_alone);
+        let kept = Instant::now();
         if others_too {
             stopped.release();
         } else {
@@ -194,6 +195,9 @@ impl Tracer<'_> {
                     calls.resume(*tid);
                 }
             }
+        }
+        if let (false, ThreadCalls::Own) = (others_too, &calls) {
+            process.stop_time().add(kept.elapsed());
         }
         self.stop(process, limit)
     }

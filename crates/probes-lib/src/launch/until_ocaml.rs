@@ -78,7 +78,9 @@ impl<'s> Patched<'s> {
                 (stopped, digest) = self.run_until_ocaml(before)?;
             }
         }
-        stopped.map(Stopped::release);
+        if let Some(stopped) = stopped {
+            stopped.release();
+        }
         let patched = report.code_digest != CodeDigest::Unaffected;
         if patched {
             report.code_digest = digest;

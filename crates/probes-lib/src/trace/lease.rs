@@ -12,7 +12,7 @@
 //! Registers, Write, ResumeThread, ...   ───▶  makes the call
 //!                                       ◀───  what it returned
 //! ResumeAll                             ───▶  resumes all threads
-//!                                       ◀───  Done
+//!                                       ◀───  Resumed: how long they were stopped
 //! ```
 //!
 //! The process stays followed meanwhile: it stays traced, and what its threads report (forks,
@@ -29,7 +29,7 @@ use std::cell::{Cell, RefCell};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -39,6 +39,7 @@ use self::message::{Hello, MAX_LEN, MAX_WRITE, NotStopped, Reply, Request, Welco
 use crate::address::LiveAddr;
 use crate::error::{Error, FOLLOWER_LOST, FOLLOWER_SILENT, ProcessError, Result};
 use crate::process::memory::ProcessMemory;
+use crate::process::stop_time::StopTime;
 use crate::process::tool::own_namespace;
 use crate::process::{Process, is_gone};
 use crate::sys::packet_socket::{PacketSocket, Peer};
@@ -59,8 +60,9 @@ pub(crate) struct Lease {
     tracer: i32,
     /// The memory of the process that the follower writes to.
     memory: ProcessMemory,
-    /// Whether the process is stopped for us, as far as we know.
-    has_stopped: Cell<bool>,
+    /// When we asked for the process to be stopped, if it is stopped for us, as far as we know.
+    stopped_since: Cell<Option<Instant>>,
+    stop_time: StopTime,
     /// What calls fail with since anything has gone wrong: the process may run.
     lost: Cell<Option<Errno>>,
     /// For answers.
@@ -152,7 +154,8 @@ impl Lease {
             socket,
             tracer,
             memory: ProcessMemory::of_file(memory),
-            has_stopped: Cell::new(false),
+            stopped_since: Cell::new(None),
+            stop_time: process.stop_time().clone(),
             lost: Cell::new(None),
             buffer: RefCell::new(vec![0; MAX_LEN]),
         };
@@ -206,25 +209,42 @@ impl Lease {
     /// If the follower does not answer as it should: the lease is lost then.
     pub(crate) fn stop(&self, limit: Duration) -> io::Result<Result<Vec<i32>, NotStopped>> {
         let limit_ms = limit.as_millis().try_into().unwrap_or(u64::MAX);
+        let asked = Instant::now();
         let stopped = match self.ask(&Request::Stop(limit_ms), limit.saturating_add(PATIENCE))? {
             Reply::Stopped(tids) => Ok(tids),
             Reply::NotStopped(why) => Err(why),
             _ => return Err(self.lose(io::ErrorKind::InvalidData.into())),
         };
-        self.has_stopped.set(stopped.is_ok());
+        if stopped.is_ok() {
+            let since = self.stopped_since.get().unwrap_or(asked);
+            self.stopped_since.set(Some(since));
+        } else {
+            self.count_stop_time(None);
+        }
         Ok(stopped)
     }
 
     /// Has the follower resume the process. If that fails, it is resumed all the same: the follower does so when it sees
     /// that we are gone, and the kernel if the follower is.
     pub(crate) fn resume_all(&self) {
-        let _ = self.ask(&Request::ResumeAll, PATIENCE);
-        self.has_stopped.set(false);
+        if let Ok(Reply::Resumed(stop_time)) = self.ask(&Request::ResumeAll, PATIENCE) {
+            self.count_stop_time(Some(stop_time));
+        } else {
+            self.count_stop_time(None);
+        }
+    }
+
+    /// Adds how long the process was stopped, until now at most. Only the follower knows it exactly: it may have been busy
+    /// before it stopped the process, and so may we have been since it has resumed it.
+    fn count_stop_time(&self, exact: Option<Duration>) {
+        if let Some(since) = self.stopped_since.take() {
+            self.stop_time.add(exact.unwrap_or_else(|| since.elapsed()));
+        }
     }
 
     /// Returns whether the process is stopped for us; it may run if the follower is lost and we have not noticed.
     pub(crate) fn has_stopped(&self) -> bool {
-        self.has_stopped.get() && !self.is_lost()
+        self.stopped_since.get().is_some() && !self.is_lost()
     }
 
     /// Returns whether the lease is lost: the process may run.
@@ -315,6 +335,7 @@ impl Lease {
             FOLLOWER_LOST
         };
         self.lost.set(Some(errno));
+        self.count_stop_time(None);
         error
     }
 }
@@ -343,7 +364,8 @@ mod tests {
             socket,
             tracer: 0,
             memory: ProcessMemory::open(&Process::own().unwrap(), OFlag::O_RDONLY).unwrap(),
-            has_stopped: Cell::new(true),
+            stopped_since: Cell::new(Some(Instant::now())),
+            stop_time: StopTime::default(),
             lost: Cell::new(None),
             buffer: RefCell::new(vec![0; MAX_LEN]),
         };

@@ -258,6 +258,7 @@ impl Client {
         let proof = self.proof.as_ref().ok_or(io::ErrorKind::InvalidData)?;
         let last = match request {
             Request::Stop(limit_ms) => {
+                let since = Instant::now();
                 let lending = Lending {
                     socket: &self.socket,
                     proof,
@@ -267,16 +268,19 @@ impl Client {
                     until: Instant::now() + limits.stopped,
                     next_tick: Instant::now().into(),
                 };
-                let last = lending.stop_until_resumed(limit_ms, tracees, buffer);
+                let lent = lending.stop_until_resumed(limit_ms, tracees, buffer);
                 // Before anything else.
                 if lending.has_run.get() {
                     tracees.interrupt_running(proof.process.pid());
                 }
                 tracees.let_run(proof.process.pid());
-                last?
+                match lent? {
+                    Ok(()) => Reply::Resumed(since.elapsed()),
+                    Err(why) => Reply::NotStopped(why),
+                }
             }
             // After it was not stopped, perhaps.
-            Request::ResumeAll => Reply::Done,
+            Request::ResumeAll => Reply::Resumed(Duration::ZERO),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
         self.last_heard = Instant::now();
@@ -338,14 +342,14 @@ struct Lending<'c> {
 }
 
 impl Lending<'_> {
-    /// Stops the process and does what the tool asks for; returns the answer to its last request, to be sent once the
-    /// process is resumed. Fails if the tool has gone, is silent, or does what it may not.
+    /// Stops the process and does what the tool asks for, until it is to be resumed: because the tool asks for that, or
+    /// because it could not be stopped. Fails if the tool has gone, is silent, or does what it may not.
     fn stop_until_resumed(
         &self,
         limit_ms: u64,
         tracees: &mut TraceeSet<'_>,
         buffer: &mut [u8],
-    ) -> io::Result<Reply> {
+    ) -> io::Result<Result<(), NotStopped>> {
         let mut request = Request::Stop(limit_ms);
         loop {
             let reply = match request {
@@ -354,10 +358,10 @@ impl Lending<'_> {
                     let limit = Duration::from_millis(limit_ms).min(left);
                     match self.stop(limit, tracees) {
                         Ok(tids) => Reply::Stopped(tids),
-                        Err(why) => return Ok(Reply::NotStopped(why)),
+                        Err(why) => return Ok(Err(why)),
                     }
                 }
-                Request::ResumeAll => return Ok(Reply::Done),
+                Request::ResumeAll => return Ok(Ok(())),
                 request => self.call(request, tracees).unwrap_or_else(Reply::Failed),
             };
             self.socket.send(&reply.to_bytes(), None)?;

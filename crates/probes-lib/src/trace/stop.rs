@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -70,7 +70,7 @@ impl Tracer<'_> {
     /// Same as [`Tracer::stop`], [`ProcessError::FollowerLost`], and [`ProcessError::FollowerSilent`]. Once the lease is
     /// lost while the process was stopped, this tracer stops it no more.
     fn stop_leased<'p>(&self, process: &'p Process, limit: Duration) -> Result<LeaseOutcome<'p>> {
-        let (pid, since) = (process.pid(), Instant::now());
+        let pid = process.pid();
         let failed = |errno: Errno| denial::error(process, Operation::StopByFollower, errno);
         let known = self.lease.borrow().clone();
         let tracer = known
@@ -103,7 +103,7 @@ impl Tracer<'_> {
         let was_stopped = lease.has_stopped();
         let error = match lease.stop(limit) {
             Ok(Ok(tids)) => {
-                let stopped = Stopped::leased(process, tids, lease, since);
+                let stopped = Stopped::leased(process, tids, lease);
                 return Ok(LeaseOutcome::Stopped(stopped));
             }
             Ok(Err(NotStopped::NotLent)) => {

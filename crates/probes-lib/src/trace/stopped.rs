@@ -67,15 +67,13 @@ impl<'p> Stopped<'p> {
         }
     }
 
-    /// A process that its follower has stopped for us, which has asked for that at `since`: these are its threads.
+    /// A process that its follower has stopped for us: these are its threads.
     pub(crate) fn leased(
         process: &'p Process,
         tids: impl IntoIterator<Item = i32>,
         lease: Rc<Lease>,
-        since: Instant,
     ) -> Stopped<'p> {
         let mut stopped = Stopped::none_yet(process, false);
-        stopped.since = since;
         let tids = tids.into_iter();
         stopped.tracees = tids.map(|tid| (tid, Tracee::Stopped(0))).collect();
         stopped.calls = ThreadCalls::Leased(lease);
@@ -183,25 +181,32 @@ impl<'p> Stopped<'p> {
 
     /// Leaves the threads as they are, traced and stopped; returns which they are.
     pub(crate) fn keep_stopped(mut self) -> Vec<i32> {
+        self.count_stop_time();
         let stopped = |(tid, tracee)| {
             matches!(tracee, Tracee::Stopped(_) | Tracee::Foreign(_)).then_some(tid)
         };
         self.tracees.drain().filter_map(stopped).collect()
     }
 
-    /// Resumes and detaches every thread, and delivers the signal that each was stopped with;
-    /// returns how long the process was stopped, at most.
-    pub(crate) fn release(mut self) -> Duration {
+    /// Resumes and detaches every thread, and delivers the signal that each was stopped with.
+    pub(crate) fn release(mut self) {
         self.detach();
-        self.since.elapsed()
+    }
+
+    /// Adds the time since it was stopped to that of the process; a lease does that itself.
+    fn count_stop_time(&self) {
+        if let ThreadCalls::Own = self.calls {
+            self.process.stop_time().add(self.since.elapsed());
+        }
     }
 
     fn detach(&mut self) {
+        if self.tracees.is_empty() {
+            return;
+        }
         if let ThreadCalls::Leased(lease) = &self.calls {
-            if !self.tracees.is_empty() {
-                self.tracees.clear();
-                lease.resume_all();
-            }
+            self.tracees.clear();
+            lease.resume_all();
             return;
         }
         for (tid, tracee) in self.tracees.drain() {
@@ -213,6 +218,7 @@ impl<'p> Stopped<'p> {
                 reap_if_exited(self.process, tid);
             }
         }
+        self.count_stop_time();
     }
 }
 

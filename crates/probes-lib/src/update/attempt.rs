@@ -105,13 +105,20 @@ impl Updater<'_> {
 
     /// Carries out what is chosen, with the update lock held.
     fn update_locked(&self, choose: Choose<'_>, deadline: Instant) -> Result<Report> {
+        let stop_time = self.opened.process().stop_time();
+        let before = stop_time.total();
         loop {
             match self.try_repeatedly(choose) {
                 // Another update is in progress, in a container: we cannot see its lock.
                 Err(error) if error.is_being_changed() && Instant::now() < deadline => {
                     lock::pause()
                 }
-                done => return done,
+                done => {
+                    return done.map(|report| Report {
+                        stopped: stop_time.since(before),
+                        ..report
+                    });
+                }
             }
         }
     }
@@ -265,7 +272,7 @@ impl Updater<'_> {
             let digest = digests.write(&stopped, context.memory.bare());
             if let Some(prepared) = prepared {
                 if prepared.carry_out(&stopped)? == Outcome::Done {
-                    return Ok(Some((prepared, digest, stopped.release())));
+                    return Ok(Some((prepared, digest)));
                 }
             }
             // An object has been unloaded, or is loaded in part.
@@ -276,11 +283,11 @@ impl Updater<'_> {
             let prepared = self.prepare(context, request)?;
             self.announce(&prepared)?;
             let done = prepared.carry_out(&stopped)? == Outcome::Done;
-            Ok(done.then(|| (prepared, digest, stopped.release())))
+            Ok(done.then_some((prepared, digest)))
         })?;
-        Ok(done.map(|(prepared, digest, stop_time)| Report {
+        Ok(done.map(|(prepared, digest)| Report {
             code_digest: digest,
-            ..prepared.report(stop_time)
+            ..prepared.report(Duration::ZERO)
         }))
     }
 

@@ -265,7 +265,7 @@ pub struct Report {
     /// What can be undone, in the order in which it was done.
     pub(crate) applied: Vec<AppliedChange>,
     /// The longest time that a thread of the process can have been stopped: from the stop of the first
-    /// thread until the last one ran again. Zero if nothing had to be changed.
+    /// thread until the last one ran again, for all attempts together. Zero if it was not stopped.
     pub stopped: Duration,
     /// Whether closures that the process marshals are accepted by others of its program, as far as the
     /// selected probes matter; [`CodeDigest::Unaffected`] if nothing had to be changed.

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
-use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -81,7 +80,6 @@ impl AtLaunch {
         let installed = Installed {
             active: prepared.into_active(Some(data)),
             code_digest: digests.unwritten(),
-            stop_time: Duration::ZERO,
         };
         Ok((stopped, installed))
     }

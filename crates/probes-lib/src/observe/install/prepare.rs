@@ -7,7 +7,6 @@
 //! ```
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, ProcessError, Result};
@@ -66,8 +65,6 @@ pub(crate) struct Prepared {
 pub(crate) struct Installed {
     pub(crate) active: ActiveObservation,
     pub(crate) code_digest: CodeDigest,
-    /// How long the process was stopped, at most.
-    pub(crate) stop_time: Duration,
 }
 
 /// Installs an observation in a running process, which is stopped meanwhile; before it patches sites, it
@@ -89,26 +86,24 @@ pub(crate) fn install(
     prepared.mappings = mappings;
     // Memory that is mapped next to one without a file may become a part of it.
     prepared.mappings.retain(|mapping| mapping.inode != 0);
-    let (code_digest, stop_time) = with_tracer(&[process], |tracer| {
+    let code_digest = with_tracer(&[process], |tracer| {
         tracer.holds_update_lock.set(true);
-        let begun = Instant::now();
         let injector = prepared.injector(tracer, process, memory, options);
         let stopped = digests.stop(tracer, process, memory, options.deadline)?;
         // Before anything is written: nothing is to be left that could not be removed.
         injector.refuse_forbidden(&stopped, &prepared.calls())?;
         let code_digest = digests.write(&stopped, memory);
         prepared.install(&injector, stopped, None)?.release();
-        Ok((code_digest, begun.elapsed()))
+        Ok(code_digest)
     })?;
     Ok(Installed {
         active: prepared.into_active(None),
         code_digest,
-        stop_time,
     })
 }
 
 /// Checks whether a process can be observed although all of its threads have seccomp filters. If
-/// the filters can be read, the process is stopped to read them. Returns the stop time.
+/// the filters can be read, the process is stopped to read them.
 ///
 /// # Errors
 ///
@@ -119,21 +114,16 @@ pub(crate) fn refuse_forbidden(
     memory: &ProcessMemory,
     plan: ObservationPlan,
     options: Options,
-) -> Result<Duration> {
+) -> Result<()> {
     if let Some(why) = why_unreadable() {
         let permissions = Permissions::of(process, options.despite_seccomp);
-        return permissions
-            .check_some_thread_may_unread(why)
-            .map(|()| Duration::ZERO);
+        return permissions.check_some_thread_may_unread(why);
     }
     let prepared = Prepared::of(process, memory, plan)?;
     with_tracer(&[process], |tracer| {
-        let begun = Instant::now();
         let injector = prepared.injector(tracer, process, memory, options);
         let stopped = tracer.stop(process, options.deadline)?;
-        injector.refuse_forbidden(&stopped, &prepared.calls())?;
-        stopped.release();
-        Ok(begun.elapsed())
+        injector.refuse_forbidden(&stopped, &prepared.calls())
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::{Effect, Error, MemoryPart, ProcessError, Result};
@@ -182,9 +182,6 @@ pub(crate) struct Removed<T> {
     pub(crate) discarded: Vec<LiveAddr>,
     /// How many bytes stay mapped.
     pub(crate) still_mapped: u64,
-    /// How long the removal took from the first stop on, with the time in which threads ran to
-    /// leave the trampolines.
-    pub(crate) stop_time: Duration,
 }
 
 impl<T> Removed<T> {
@@ -195,7 +192,6 @@ impl<T> Removed<T> {
             sites: 0,
             discarded: Vec::new(),
             still_mapped: 0,
-            stop_time: Duration::ZERO,
         }
     }
 }
@@ -243,7 +239,6 @@ fn remove_all<T: Send>(
             despite_seccomp: options.despite_seccomp,
             mode: RedirectMode::RunningProcess,
         };
-        let since = Instant::now();
         let stopped = tracer.stop(process, options.deadline)?;
         let successor = match remover {
             Remover::Observer => {
@@ -294,7 +289,6 @@ fn remove_all<T: Send>(
             sites: restored.patches.len(),
             discarded: restored.discarded,
             still_mapped,
-            stop_time: since.elapsed(),
         })
     })
 }

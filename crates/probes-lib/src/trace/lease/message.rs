@@ -1,6 +1,8 @@
 //! What a tool asks of a follower that lends it a process, and the answers: words of 64 bits, the first of which
 //! says what the others are.
 
+use std::time::Duration;
+
 use libc::user_regs_struct;
 use nix::errno::Errno;
 
@@ -68,6 +70,8 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Done,
+    /// All threads are resumed; the process was stopped for so long.
+    Resumed(Duration),
     /// These threads are stopped.
     Stopped(Vec<i32>),
     NotStopped(NotStopped),
@@ -250,6 +254,9 @@ impl Reply {
                 [7].into_iter().chain(instructions).collect()
             }
             Reply::Failed(errno) => vec![8, word(*errno as i32)],
+            Reply::Resumed(stop_time) => {
+                vec![9, u64::try_from(stop_time.as_nanos()).unwrap_or(u64::MAX)]
+            }
         }
     }
 
@@ -295,6 +302,7 @@ impl Reply {
                 Reply::SeccompFilter(Some(filter.collect()))
             }
             (8, &[errno]) => Reply::Failed(Errno::from_raw(number(errno)?)),
+            (9, &[nanoseconds]) => Reply::Resumed(Duration::from_nanos(nanoseconds)),
             _ => return None,
         })
     }
@@ -398,6 +406,7 @@ mod tests {
             Reply::SeccompFilter(Some(Vec::new())),
             Reply::SeccompFilter(Some(vec![filter])),
             Reply::Failed(Errno::ESRCH),
+            Reply::Resumed(Duration::from_nanos(1_234_567)),
         ];
         for request in requests {
             assert_eq!(Request::parse(&request.to_bytes()), Some(request));

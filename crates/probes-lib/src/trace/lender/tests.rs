@@ -174,7 +174,7 @@ fn silent_tool_loses_the_process() {
     let (code, byte) = some_code(&process);
     let lease = std::rc::Rc::new(Lease::connect(follower.tid, &process, true, LIMIT).unwrap());
     let tids = lease.stop(LIMIT).unwrap().unwrap();
-    let stopped = Stopped::leased(&process, tids, lease.clone(), Instant::now());
+    let stopped = Stopped::leased(&process, tids, lease.clone());
     let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
     // No thread has such a number on its stack.
     let nowhere = 0x5a5a_7b7b_5a5a..0x5a5a_7b7b_5a5b;
@@ -701,8 +701,8 @@ fn slow_stops_are_not_blamed_on_the_process() {
     });
 }
 
-/// A follower that takes its time to stop a process, and then only says that it has done so.
-fn stop_slowly(process: &Process, pause: Duration, started: Sender<()>) {
+/// A follower that takes its time to stop a process, and then only says that it has done so, and for how long.
+fn stop_slowly(process: &Process, pause: Duration, stop_time: Duration, started: Sender<()>) {
     let served = with_tracer(&[process], |tracer| {
         let mut tracees = TraceeSet::new(tracer);
         let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
@@ -718,26 +718,67 @@ fn stop_slowly(process: &Process, pause: Duration, started: Sender<()>) {
         request(&Welcome::Accepted.to_bytes());
         std::thread::sleep(pause);
         request(&Reply::Stopped(vec![process.pid()]).to_bytes());
-        request(&Reply::Done.to_bytes());
+        request(&Reply::Resumed(stop_time).to_bytes());
         Ok(())
     });
     served.unwrap();
 }
 
 #[test]
-fn stop_time_includes_the_wait_for_the_follower() {
+fn stop_time_is_that_which_the_follower_measures() {
     let talker = Talker::start(&fixture("idle_threads.pie"));
-    let process = &Process::open(talker.pid()).unwrap();
-    let pause = Duration::from_millis(50);
+    let open = || Process::open(talker.pid()).unwrap();
+    let (follower, process) = (&open(), &open());
+    let (pause, measured) = (Duration::from_millis(50), Duration::from_millis(2));
     let (started, is_started) = channel();
     std::thread::scope(|scope| {
-        scope.spawn(move || stop_slowly(process, pause, started));
+        scope.spawn(move || stop_slowly(follower, pause, measured, started));
         is_started.recv().unwrap();
-        let stop_time = with_tracer(&[process], |tracer| {
+        let stopped = with_tracer(&[process], |tracer| {
             tracer.stop(process, LIMIT).map(Stopped::release)
         });
-        assert!(stop_time.unwrap() >= pause);
+        stopped.unwrap();
     });
+    // Not the wait for the follower.
+    assert_eq!(process.stop_time().total(), measured);
+}
+
+#[test]
+fn stop_time_lasts_from_first_stop_to_resume() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = Process::open(talker.pid()).unwrap();
+    let follower = Follower::patient(process.pid());
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
+    let begun = Instant::now();
+    lease.stop(LIMIT).unwrap().unwrap();
+    let stopped = Instant::now();
+    // Once more, as after a part of it has run.
+    lease.stop(LIMIT).unwrap().unwrap();
+    let at_least = stopped.elapsed();
+    lease.resume_all();
+    let stop_time = process.stop_time().total();
+    assert!(stop_time >= at_least && stop_time <= begun.elapsed());
+    follower.end();
+}
+
+#[test]
+fn stop_time_counts_stops_that_were_lost() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = Process::open(talker.pid()).unwrap();
+    let limits = Limits {
+        silence: Duration::from_millis(10),
+        ..PATIENT
+    };
+    let follower = Follower::with(&[process.pid()], limits);
+    let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
+    lease.stop(LIMIT).unwrap().unwrap();
+    eventually("it is taken back", || {
+        (!is_stopped(process.pid())).then_some(())
+    });
+    lease.resume_all();
+    assert!(lease.is_lost());
+    assert!(process.stop_time().total() >= limits.silence);
+    follower.end();
 }
 
 #[test]
