@@ -26,6 +26,7 @@ mod version;
 mod wait;
 mod watch;
 
+use std::hint::black_box;
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -81,8 +82,25 @@ impl Command {
         }
     }
 
+    /// Whether it stops processes.
+    fn stops_processes(&self) -> bool {
+        match self {
+            Command::Trace(_)
+            | Command::Attach(_)
+            | Command::Count(_)
+            | Command::Latency(_)
+            | Command::Watch(_)
+            | Command::Observe(_)
+            | Command::Top(_) => true,
+            Command::Info(_) | Command::List(_) | Command::Ps(_) | Command::Version(_) => false,
+        }
+    }
+
     /// Runs the command; returns the status to exit with.
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        if self.stops_processes() {
+            refuse_without_memory()?;
+        }
         match self {
             Command::Trace(args) => return trace::run(args),
             Command::Attach(args) => attach::run(&args),
@@ -98,4 +116,17 @@ impl Command {
         }
         .map(|()| ExitCode::SUCCESS)
     }
+}
+
+/// How much memory has to be free for a command that stops processes: the stacks of two threads, and what it usually
+/// allocates. Where nothing is left for a small allocation, Rust aborts.
+const RESERVE: usize = 8 << 20;
+
+/// Fails if little memory is free, before anything is done.
+fn refuse_without_memory() -> Result<(), Failure> {
+    let mut reserve: Vec<u8> = Vec::new();
+    let reserved = reserve.try_reserve_exact(RESERVE);
+    // Otherwise the allocation, which nothing uses, is optimized away.
+    black_box(&reserve);
+    reserved.map_err(|_| Failure::NoMemory { needed: RESERVE })
 }

@@ -47,6 +47,8 @@ pub(crate) enum Failure {
     WriteFile(PathBuf, io::Error),
     /// There is no terminal to show a process on: why.
     NoTerminal(String, i32),
+    /// The tool has too little memory to begin: how many bytes have to be free.
+    NoMemory { needed: usize },
     /// A system call of the tool itself failed: what it was to do.
     System(&'static str, io::Error),
 }
@@ -133,6 +135,7 @@ impl Failure {
             Failure::NoTerminal(_, pid) => Some(format!(
                 "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
             )),
+            Failure::NoMemory { .. } => Some(hint::LIMITED.to_owned()),
             Failure::Several { .. }
             | Failure::NotSet(_)
             | Failure::Output(_)
@@ -185,6 +188,11 @@ impl fmt::Display for Failure {
                 write!(f, "cannot write {}: {}", path.display(), reason(error))
             }
             Failure::NoTerminal(why, _) => write!(f, "top needs a terminal, but {why}"),
+            Failure::NoMemory { needed } => write!(
+                f,
+                "too little memory: {} MiB have to be free to begin; nothing was changed",
+                needed >> 20
+            ),
             Failure::System(what, error) => write!(f, "cannot {what}: {}", reason(error)),
         }
     }

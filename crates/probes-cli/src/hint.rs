@@ -13,7 +13,8 @@ use probes_lib::{
 
 use crate::text::join_first_few;
 
-const LIMITED: &str = "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
+pub(crate) const LIMITED: &str =
+    "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";
 
 const NO_BYTECODE: &str = "probes exist only in native code: build the program with ocamlopt, or as a .exe of dune that is not bytecode";
 

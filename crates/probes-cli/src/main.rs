@@ -25,6 +25,7 @@ use failure::Failure;
 use messages::{Level, Messages};
 
 fn main() -> ExitCode {
+    probes_lib::keep_one_heap();
     let (messages, outcome) = match command_line::parse(std::env::args_os()) {
         Ok(command) => (command.messages(), command.run()),
         Err(NoCommand::Print(text)) => {

@@ -42,6 +42,8 @@ mod job_control; // trace on a terminal, with and without -wait
 mod latency; // times between probes of running programs
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
+#[path = "cli/memory.rs"]
+mod memory; // little memory
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
 #[path = "cli/observers.rs"]

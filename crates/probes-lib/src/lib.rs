@@ -104,6 +104,9 @@ pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
 pub use survey::{Survey, SurveyedProcess, survey};
 
+// This process: for commands.
+pub use sys::heap::keep_one_heap;
+
 // Updates: what to do, with which probes, and what was done.
 pub use hold::Hold;
 pub use select::glob::{BadGlob, Glob};

@@ -5,6 +5,7 @@
 
 pub(crate) mod code_page;
 pub(crate) mod fork;
+pub(crate) mod heap;
 pub(crate) mod loaded;
 pub(crate) mod packet_socket;
 pub(crate) mod pidfd;

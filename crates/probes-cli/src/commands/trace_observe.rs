@@ -3,6 +3,8 @@
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
@@ -132,7 +134,7 @@ pub(super) fn run(
     Ok(if is_complete { status } else { status.max(1) })
 }
 
-/// Waits for the program in this thread, and records in another. Returns the program's status, and what has become of
+/// Waits for the program in this thread, and records in another, if there can be one. Returns the program's status, and what has become of
 /// the recording.
 fn record_until_exit(
     launched: Launched,
@@ -141,18 +143,22 @@ fn record_until_exit(
     observer: Observer,
 ) -> (io::Result<u8>, Result<(), Failure>) {
     let (exit_sender, exited) = channel::<()>();
+    let parts = Mutex::new(Some((recorder, observer, exited)));
+    let record = || match parts.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some((recorder, observer, exited)) => recorder.run(observer, &exited),
+        None => Ok(()),
+    };
     std::thread::scope(|scope| {
-        let record = move || recorder.run(observer, &exited);
-        let recording = match std::thread::Builder::new().spawn_scoped(scope, record) {
-            Ok(recording) => recording,
-            Err(source) => return (Err(source), Ok(())),
-        };
+        let recording = std::thread::Builder::new().spawn_scoped(scope, record);
         let status = wait.until_exit(launched);
         drop(exit_sender);
-        match recording.join() {
-            Ok(recorded) => (status, recorded),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        let recorded = match recording.map(ScopedJoinHandle::join) {
+            Ok(Ok(recorded)) => recorded,
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            // There can be no thread for it: what the program has left is read now.
+            Err(_) => record(),
+        };
+        (status, recorded)
     })
 }
 

@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
+use nix::errno::Errno;
+
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};
 use crate::inject::injected_call::InjectedCall;
@@ -32,10 +34,16 @@ impl ReadMemory for DataSource<'_> {
 ///
 /// # Errors
 ///
-/// If they cannot be read, or the process has exited.
+/// If they cannot be read, or the process has exited, or too little memory is free for the megabytes that they can be.
 pub(crate) fn read(pid: i32, source: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
-    let mut data = vec![0; len as usize];
-    let read = source.read(at, &mut data);
+    let mut data = Vec::new();
+    let read = match data.try_reserve_exact(len as usize) {
+        Ok(()) => {
+            data.resize(len as usize, 0);
+            source.read(at, &mut data)
+        }
+        Err(_) => Err(Errno::ENOMEM.into()),
+    };
     read.map_err(|source| Error::of_read(pid, MemoryPart::ObservationData, at, source))?;
     Ok(data)
 }

@@ -1,0 +1,94 @@
+//! Little memory: commands that stop processes work in it, or fail before they begin.
+
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use test_support::{Talker, eventually, fixture, fixture_forms, program};
+
+use crate::support::{Run, command, image, is_observed, run, run_command, states};
+
+/// The tool with the words of `line`, and a limit of prlimit(1).
+fn limited(limit: &str, line: &str) -> Command {
+    let tool = command(line.split(' '));
+    let mut limited = Command::new("prlimit");
+    limited
+        .arg(limit)
+        .arg(tool.get_program())
+        .args(tool.get_args());
+    limited
+}
+
+/// With 40,000 KiB of addresses, where no thread can have a heap of its own.
+fn in_little_memory(line: &str) -> Run {
+    run_command(&mut limited("--as=40960000", line))
+}
+
+// promise: Bad input: With 40 MB of address space, commands work (5)
+#[test]
+fn commands_work_in_little_memory() {
+    let file = program("terminating");
+    let counted = in_little_memory(&format!("trace -count -prog {}", file.display()));
+    assert_eq!(counted.code, Some(0), "{}", counted.stderr);
+    assert!(counted.stderr.starts_with("112 "), "{}", counted.stderr);
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for line in [
+            "count -for 1ms",
+            "latency -pair start,stop -for 1ms",
+            "attach -enable start -for 1ms",
+        ] {
+            in_little_memory(&format!("{line} -pid {pid}")).answer();
+        }
+        let line = format!("attach -follow -enable-all -pid {pid}");
+        let mut follow = limited("--as=40960000", &line);
+        let mut follow = Talker::spawn(follow.stderr(Stdio::null()));
+        eventually("it is followed", || {
+            states(pid).contains("start enabled").then_some(())
+        });
+        kill(Pid::from_raw(follow.pid()), Signal::SIGTERM).unwrap();
+        assert_eq!(follow.guard().wait().code(), Some(0));
+        target.hits();
+    }
+}
+
+#[test]
+fn too_little_memory_is_an_error_at_once() {
+    let target = Talker::start(&fixture("timed.pie"));
+    let pid = target.pid();
+    let before = image(pid);
+    for line in ["count", "watch -regexp .", "attach -enable-all", "top"] {
+        let line = format!("{line} -pid {pid}");
+        let error = run_command(&mut limited("--data=7340032", &line)).failure();
+        let why = "ocaml-probes: too little memory: 8 MiB have to be free to begin; nothing was changed\n\
+                   hint: is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?\n";
+        assert_eq!(error, why, "{line}");
+    }
+    assert!(image(pid) == before);
+}
+
+#[test]
+fn times_larger_than_memory_are_an_error() {
+    let mut target = Talker::start(&fixture("timed.pie"));
+    let pid = target.pid();
+    // Five megabytes each.
+    let pairs = "-pair start,stop -pair stop,start -pair start,start -pair stop,stop";
+    let line = format!("latency {pairs} -for 1ms -pid {pid}");
+    let failed = run_command(&mut limited("--data=16777216", &line));
+    assert_eq!(failed.code, Some(1), "{}", failed.stderr);
+    assert!(
+        failed.stderr.contains("cannot read observation data"),
+        "{}",
+        failed.stderr
+    );
+    assert!(
+        failed.stderr.contains(": Out of memory"),
+        "{}",
+        failed.stderr
+    );
+    target.hits();
+    // What stays mapped, the next one unmaps.
+    run(&format!("count -for 1ms -pid {pid}")).answer();
+    assert!(!is_observed(pid));
+}
