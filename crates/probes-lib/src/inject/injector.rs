@@ -273,6 +273,26 @@ impl<'i> Injector<'i> {
         Ok(stopped)
     }
 
+    /// Lets threads run until none executes what is in the code cave, or may return there; waits for an eighth of the
+    /// limit, as callers try again.
+    ///
+    /// # Errors
+    ///
+    /// [`ObserveError::NoThreadToRedirect`] if one stays there.
+    pub(crate) fn wait_until_left(&self, mut stopped: Stopped<'i>) -> Result<Stopped<'i>> {
+        let mut budget = TimeBudget::new(self.limit / 8);
+        while stopped.leads_into(self.memory, &self.range()) {
+            if budget.is_spent() {
+                stopped.refuse_lost()?;
+                let pid = self.process.pid();
+                return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
+            }
+            stopped.release();
+            stopped = self.tracer.stop(self.process, self.limit)?;
+        }
+        Ok(stopped)
+    }
+
     /// Clears the code cave.
     pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
         if stopped.leads_into(self.memory, &self.range()) {

@@ -111,6 +111,14 @@ impl OrphanedMappings {
             calls: calls.collect(),
         })
     }
+
+    /// Returns the calls that unmap what is orphaned now.
+    fn unmap_calls(process: &Process, memory: &ProcessMemory) -> Result<Vec<InjectedCall>> {
+        let maps = read_maps(process)?;
+        let arenas = installed::find(memory, &maps);
+        let found = OrphanedMappings::find(process, memory, &maps, &arenas);
+        Ok(found.map_or_else(Vec::new, |orphaned| orphaned.calls))
+    }
 }
 
 /// Which tool removes an observation.
@@ -141,8 +149,7 @@ pub(crate) fn remove_stale(
     loop {
         let maps = read_maps(process)?;
         let arenas = installed::find(memory, &maps);
-        let orphaned = OrphanedMappings::find(process, memory, &maps, &arenas);
-        let is_cave_empty = orphaned.is_none();
+        let is_cave_empty = OrphanedMappings::find(process, memory, &maps, &arenas).is_none();
         if !is_cave_empty && budget.is_spent() {
             return cleaned.or_keeps_changing(process.pid());
         }
@@ -150,10 +157,9 @@ pub(crate) fn remove_stale(
         let is_stale = |arena: &Arena| successor.is_some() || !has_observer(process, arena);
         let arenas: Vec<Arena> = arenas.into_iter().filter(is_stale).collect();
         if !arenas.is_empty() || !is_cave_empty {
-            let calls = orphaned.map_or_else(Vec::new, |orphaned| orphaned.calls);
             let remover = Remover::Other { successor };
             let read = || Ok(());
-            let removed = remove_all(process, memory, &arenas, &calls, options, remover, read);
+            let removed = remove_all(process, memory, &arenas, options, remover, read);
             let removed = removed.map_err(|error| {
                 if cleaned.sites == 0 {
                     error
@@ -213,15 +219,14 @@ pub(crate) fn remove<T: Send>(
     read: impl FnOnce() -> Result<T> + Send,
 ) -> Result<Removed<T>> {
     let remover = Remover::Observer;
-    remove_all(process, memory, arenas, &[], options, remover, read)
+    remove_all(process, memory, arenas, options, remover, read)
 }
 
-/// Same as [`remove`], and executes the calls that unmap what is `orphaned`.
+/// Same as [`remove`]; another tool also unmaps what is orphaned.
 fn remove_all<T: Send>(
     process: &Process,
     memory: &ProcessMemory,
     arenas: &[Arena],
-    orphaned: &[InjectedCall],
     options: Options,
     remover: Remover<'_>,
     read: impl FnOnce() -> Result<T> + Send,
@@ -274,7 +279,15 @@ fn remove_all<T: Send>(
             Ok(emptied) => emptied,
         };
         let results = read().map_err(|error| error.with_effect_if_none(Effect::StillMapped))?;
-        let unmap = |stopped| injector.unmap_all(stopped, orphaned, arenas.iter().map(unmap_call));
+        let unmap = |mut stopped| {
+            let mut orphaned = Vec::new();
+            if let Remover::Other { .. } = remover {
+                // Until then, a thread that the killed tool has redirected may map more.
+                stopped = injector.wait_until_left(stopped)?;
+                orphaned = OrphanedMappings::unmap_calls(process, memory)?;
+            }
+            injector.unmap_all(stopped, &orphaned, arenas.iter().map(unmap_call))
+        };
         let still_mapped = match emptied.map(unmap) {
             Some(Ok(unmapped)) => {
                 unmapped.release();
