@@ -41,8 +41,9 @@ pub enum Call {
     Seize,
     SeizeForExec,
     Interrupt,
-    /// `PTRACE_DETACH`, `PTRACE_CONT`, `PTRACE_LISTEN`.
+    /// `PTRACE_CONT`, `PTRACE_LISTEN`.
     Restart,
+    Detach,
     SignalInfo,
     EventMessage,
     Wait,
@@ -91,7 +92,7 @@ impl Call {
             Call::ReadLink | Call::Stat => &[Errno::ENOENT, Errno::EACCES],
             Call::ListThreads => &[Errno::ENOENT, Errno::ESRCH, Errno::ENOMEM],
             Call::Seize | Call::SeizeForExec => &[Errno::EPERM, Errno::ESRCH],
-            Call::Interrupt | Call::Restart | Call::EventMessage => &[Errno::ESRCH],
+            Call::Interrupt | Call::Restart | Call::Detach | Call::EventMessage => &[Errno::ESRCH],
             Call::SignalInfo => &[Errno::ESRCH, Errno::EINVAL],
             Call::Wait => &[Errno::ECHILD],
             Call::PeekText | Call::PokeText => &[Errno::EIO, Errno::EFAULT],

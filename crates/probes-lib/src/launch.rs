@@ -19,7 +19,7 @@ use crate::observer::Observer;
 use crate::select::Actions;
 use crate::sys::signals::SignalsAtLaunch;
 use crate::target::Target;
-use crate::trace::at_exec;
+use crate::trace::at_exec::{self, SpawnedChild};
 use crate::trace::tracer::with_tracer;
 use crate::update::code_digest::CodeDigest;
 use crate::update::options::Options;
@@ -115,8 +115,9 @@ impl Launch {
         let at_launch = at_launch.transpose()?;
         let signals = SignalsAtLaunch::new(attended);
         let inherited = signals.inherited();
+        let mut spawned = SpawnedChild::default();
         let launched = with_tracer(&[], |tracer| {
-            let at_exec = at_exec::spawn_to_exec(tracer, command, inherited)?;
+            let at_exec = at_exec::spawn_to_exec(tracer, command, inherited, &mut spawned)?;
             refuse_shell(at_exec.process(), file.as_deref(), &program)?;
             let set_up = SetUp {
                 tracer,
@@ -131,7 +132,7 @@ impl Launch {
                 mut report,
                 ..
             } = set_up.run()?;
-            // On an error, dropping `stopped` kills the program, and dropping `at_exec` reaps it.
+            // On an error, dropping `stopped` kills the program, and dropping `spawned` reaps it.
             let observer = if at_launch.is_some() || report.code_digest == CodeDigest::Pending {
                 let target = Target::open(report.pid)?;
                 let patched = Patched {
@@ -147,19 +148,19 @@ impl Launch {
                 stopped.release();
                 None
             };
-            let child = at_exec.into_child()?;
-            Ok(Launched {
-                child,
-                report,
-                observer,
-            })
+            Ok((report, observer))
         });
-        let launched =
+        let (report, observer) =
             launched.map_err(|error| error_of_launch(error, program, file.as_deref()))?;
+        let child = spawned.take(report.pid)?;
         if attended {
             signals.keep_blocked();
         }
-        Ok(launched)
+        Ok(Launched {
+            child,
+            report,
+            observer,
+        })
     }
 }
 

@@ -51,7 +51,9 @@ fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Recor
             // An injected error of a resume leaves the program stopped; the kernel kills it when its
             // tracer exits, unless a later call has resumed it.
             assert!(
-                status.success() || record.all_failed.contains(&Call::Restart),
+                status.success()
+                    || record.all_failed.contains(&Call::Restart)
+                    || record.all_failed.contains(&Call::Detach),
                 "{what}: {status}"
             );
             assert_eq!(has_run(&output, &what), status.success(), "{what}");
@@ -63,6 +65,8 @@ fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Recor
             assert_eq!(children(std::process::id() as i32), before, "{what}");
             assert_eq!(running(file), [0; 0], "{what}");
             assert!(!has_run(&output, &what), "{what}");
+            // Detached, it would run until it is killed.
+            assert!(!record.calls.contains(&Call::Detach), "{what}");
             case.count("calls failed: not started");
         }
     }

@@ -58,12 +58,9 @@ impl<'s> SetUp<'s> {
     ///
     /// # Errors
     ///
-    /// If that fails. The program has then been killed: it must not run without its probes.
+    /// If that fails. The program is killed, at the latest when this thread ends: it must not run without its
+    /// probes.
     pub(super) fn run(&self) -> Result<Ready<'s>> {
-        self.try_run().inspect_err(|_| self.at_exec.kill())
-    }
-
-    fn try_run(&self) -> Result<Ready<'s>> {
         let process = self.process();
         let memory = ProcessMemory::open(process, OFlag::O_RDWR)
             .map_err(|source| denial::denied_or_exited(process, Operation::Attach, source))?;

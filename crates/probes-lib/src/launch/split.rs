@@ -262,7 +262,7 @@ impl Tracing {
                 return Err(at_exec::refused(&self.program, errno));
             }
         };
-        let at_exec = AtExec::of_other(Process::open(pid)?);
+        let at_exec = AtExec::new(Process::open(pid)?);
         refuse_shell(at_exec.process(), self.file.as_deref(), &self.program)?;
         let process = Process::open(pid)?;
         let set_up = SetUp {

@@ -49,7 +49,7 @@ impl<'s> Patched<'s> {
     /// # Errors
     ///
     /// Same as [`Target::observe`](crate::Target::observe), and if the program cannot be stopped
-    /// again: then it has been killed.
+    /// again. It is killed then, at the latest when this thread ends.
     pub(super) fn release(
         &self,
         at_launch: Option<AtLaunch>,
@@ -98,7 +98,7 @@ impl<'s> Patched<'s> {
     ///
     /// # Errors
     ///
-    /// If it cannot be stopped again; then it has been killed.
+    /// If it cannot be stopped again.
     fn run_until_ocaml(&self, stopped: Stopped<'s>) -> Result<(Option<Stopped<'s>>, CodeDigest)> {
         let Some(start) = self.start_of_ocaml() else {
             return Ok((Some(stopped), CodeDigest::Pending));
@@ -121,7 +121,6 @@ impl<'s> Patched<'s> {
                 Ok((None, CodeDigest::Unaffected))
             }
             Err(NotReached::Failed(source)) => {
-                self.at_exec.kill();
                 let (pid, operation) = (self.at_exec.process().pid(), Operation::StopAtEntry);
                 let kind = SystemError::Call { operation, source };
                 Err(Error::of_process(pid, kind))

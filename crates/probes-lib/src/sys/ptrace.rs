@@ -95,7 +95,8 @@ pub(crate) fn interrupt(tid: i32) -> Result<(), Errno> {
 
 /// Resumes a stopped thread, untraced, with `signal` (0 for none).
 pub(crate) fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
-    restart(libc::PTRACE_DETACH, tid, signal)
+    fault_point!(Detach);
+    request_restart(libc::PTRACE_DETACH, tid, signal)
 }
 
 /// Resumes a stopped thread, traced, with `signal` (0 for none).
@@ -112,6 +113,10 @@ pub(crate) fn listen(tid: i32) {
 
 fn restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
     fault_point!(Restart);
+    request_restart(request, tid, signal)
+}
+
+fn request_restart(request: libc::c_uint, tid: i32, signal: i32) -> Result<(), Errno> {
     // SAFETY: none of the requests takes a pointer; the address is ignored, the data is a number.
     let result = unsafe {
         libc::ptrace(

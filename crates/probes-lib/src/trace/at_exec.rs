@@ -8,7 +8,7 @@
 //! PTRACE_EVENT_EXEC             ◀─── is stopped before its first instruction
 //! ```
 //!
-//! If we die here, the program does not run.
+//! If we die here, or this thread ends, the kernel kills the program, which does not run.
 //! `Command::spawn` returns the exact error of a failed execve, but blocks until the execve has
 //! succeeded or failed. So it is called in a thread besides the tracer's, the spawner. The tracer
 //! never reaps: the child is the spawner's.
@@ -20,8 +20,6 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, LaunchError, ProcessError, Result};
@@ -35,22 +33,16 @@ use crate::trace::run_to::{self, NotReached};
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
 
-/// A program whose execve is done, but which has not executed an instruction yet. Dropping this
-/// value kills and reaps the program.
+/// A program whose execve is done, but which has not executed an instruction yet. It stays traced until it is
+/// released; if this thread ends before that, the kernel kills it.
 pub(crate) struct AtExec {
-    /// `None` if it is another process's child, and after `keep`.
-    child: Option<Child>,
     process: Process,
 }
 
 impl AtExec {
-    /// Takes another process's child, which this thread has traced to its exec. Dropping it does not
-    /// kill it; the end of this thread does.
-    pub(crate) fn of_other(process: Process) -> AtExec {
-        AtExec {
-            child: None,
-            process,
-        }
+    /// A program that this thread has traced to its exec.
+    pub(crate) fn new(process: Process) -> AtExec {
+        AtExec { process }
     }
 
     pub(crate) fn process(&self) -> &Process {
@@ -68,7 +60,8 @@ impl AtExec {
     ///
     /// # Errors
     ///
-    /// If it exits first, or executes another program, or cannot be stopped within `limit`.
+    /// If it exits first, or executes another program, or cannot be stopped within `limit`. It is still traced
+    /// then, or has been killed.
     pub(crate) fn run_to<'s>(
         &'s self,
         tracer: &Tracer<'_>,
@@ -82,8 +75,8 @@ impl AtExec {
         let pid = self.process.pid();
         let reached = run_to::run_to(tracer, pid, memory, places)?;
         let failed = |error: Error| NotReached::Failed(io::Error::other(error.to_string()));
-        let stopped = tracer.stop(&self.process, limit).map_err(failed)?;
-        Ok((stopped.killed_on_drop(), reached))
+        let stopped = tracer.stop_or_kill(&self.process, limit);
+        Ok((stopped.map_err(failed)?, reached))
     }
 
     /// Lets the program, which is stopped at `back`, run from `entry` until it is at `back` again.
@@ -110,25 +103,30 @@ impl AtExec {
     pub(crate) fn return_address(&self, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
         run_to::return_address(self.process.pid(), memory)
     }
+}
 
-    /// Kills the stopped program: it never runs.
-    pub(crate) fn kill(&self) {
-        // It fails only if the program has been killed already.
-        let _ = kill(Pid::from_raw(self.process.pid()), Signal::SIGKILL);
-    }
+/// The child of a launch. Dropping it kills and reaps the child, unless it was taken.
+///
+/// It has to outlive the thread that traces the child: a process cannot be reaped while threads of it that have
+/// exited are traced, and the kernel lets go of these when their tracer ends.
+#[derive(Default)]
+pub(crate) struct SpawnedChild(Option<Child>);
 
-    /// Returns the program as a child like any other, which is not killed when it is dropped.
-    pub(crate) fn into_child(mut self) -> Result<Child> {
-        let pid = self.process.pid();
-        self.child
-            .take()
-            .ok_or(Error::of_process(pid, ProcessError::Exited))
+impl SpawnedChild {
+    /// Returns the child, which is not killed any more when it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub(crate) fn take(&mut self, pid: i32) -> Result<Child> {
+        let exited = Error::of_process(pid, ProcessError::Exited);
+        self.0.take().ok_or(exited)
     }
 }
 
-impl Drop for AtExec {
+impl Drop for SpawnedChild {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
+        if let Some(child) = &mut self.0 {
             kill_and_reap(child);
         }
     }
@@ -140,15 +138,16 @@ pub(crate) fn kill_and_reap(child: &mut Child) -> Option<ExitStatus> {
     child.wait().ok()
 }
 
-/// Starts `command` and stops it before its first instruction.
+/// Starts `command` and stops it before its first instruction; stores the child in `spawned`.
 ///
 /// # Errors
 ///
-/// If the program cannot be executed or traced; no child is left behind then.
+/// If the program cannot be executed or traced.
 pub(crate) fn spawn_to_exec(
     tracer: &Tracer<'_>,
     command: Command,
     signals: InheritedSignals,
+    spawned: &mut SpawnedChild,
 ) -> Result<AtExec> {
     let program: PathBuf = command.get_program().into();
     let exec_error = |source: io::Error| Error::of_program(&program, LaunchError::Exec { source });
@@ -161,21 +160,15 @@ pub(crate) fn spawn_to_exec(
             })
             .map_err(&exec_error)?;
         let traced = trace_to_exec(tracer, tracer_pipes);
-        let spawned = match spawner.join() {
-            Ok(spawned) => spawned,
+        let child = match spawner.join() {
+            Ok(child) => child,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        match (spawned, traced) {
-            (Ok(mut child), Ok(pid)) => match Process::open(pid) {
-                Ok(process) => Ok(AtExec {
-                    child: Some(child),
-                    process,
-                }),
-                Err(error) => {
-                    kill_and_reap(&mut child);
-                    Err(error)
-                }
-            },
+        match (child, traced) {
+            (Ok(child), Ok(pid)) => {
+                spawned.0 = Some(child);
+                Ok(AtExec::new(Process::open(pid)?))
+            }
             (Ok(mut child), Err(error)) => {
                 let status = kill_and_reap(&mut child);
                 Err(match error {

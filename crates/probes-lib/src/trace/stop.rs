@@ -50,7 +50,8 @@ impl Tracer<'_> {
         }
         let mut budget = TimeBudget::new(limit);
         loop {
-            let error = match self.stop_all(process, limit, Scope::Threads) {
+            let none = Stopped::none_yet(process, false);
+            let error = match self.stop_all(none, limit, Scope::Threads) {
                 Err(error) if is_traced(&error) => error,
                 stopped => return stopped,
             };
@@ -146,12 +147,24 @@ impl Tracer<'_> {
         process: &'p Process,
         limit: Duration,
     ) -> Result<Stopped<'p>> {
-        self.stop_all(process, limit, Scope::Descendants)
+        let stopped = Stopped::none_yet(process, true);
+        self.stop_all(stopped, limit, Scope::Descendants)
+    }
+
+    /// Same as [`Tracer::stop`], for a process that this thread traces already and that must not run as it is: on an
+    /// error it is not resumed but killed, at the latest when this thread ends; see [`Stopped::killed_on_drop`].
+    pub(crate) fn stop_or_kill<'p>(
+        &self,
+        process: &'p Process,
+        limit: Duration,
+    ) -> Result<Stopped<'p>> {
+        let stopped = Stopped::none_yet(process, false).killed_on_drop();
+        self.stop_all(stopped, limit, Scope::Threads)
     }
 
     fn stop_all<'p>(
         &self,
-        process: &'p Process,
+        stopped: Stopped<'p>,
         limit: Duration,
         scope: Scope,
     ) -> Result<Stopped<'p>> {
@@ -161,7 +174,7 @@ impl Tracer<'_> {
         }
         let mut stopping = Stopping {
             tracer: self,
-            stopped: Stopped::none_yet(process, scope == Scope::Descendants),
+            stopped,
             scope,
             order: Vec::new(),
             refusals: 0,

@@ -96,7 +96,8 @@ impl<'p> Stopped<'p> {
         stopped
     }
 
-    /// Makes dropping it kill the process, unless it is released first.
+    /// Makes dropping it kill the process, unless it is released first. It is not detached: a process that this
+    /// thread has traced since before its exec is killed when this thread ends, if not before.
     pub(crate) fn killed_on_drop(mut self) -> Stopped<'p> {
         self.kills_on_drop = true;
         self
@@ -228,10 +229,11 @@ impl Drop for Stopped<'_> {
             return;
         }
         if self.kills_on_drop && !self.tracees.is_empty() {
-            // It fails only if the process has been killed already.
+            // Not detached, so that it does not run if this fails: the kernel kills it when this thread ends.
             let _ = kill(Pid::from_raw(self.process.pid()), Signal::SIGKILL);
+        } else {
+            // A thread that has not stopped cannot be detached; the kernel does it when this thread ends.
+            self.detach();
         }
-        // A thread that has not stopped cannot be detached; the kernel does it when this thread ends.
-        self.detach();
     }
 }
