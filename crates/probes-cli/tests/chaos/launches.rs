@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use probes_lib::faults::{self, Call, Record};
-use probes_lib::{Action, Effect, Launch};
+use probes_lib::{Action, Effect, Launch, Observation, Selector};
 use test_support::process::{children, processes};
 use test_support::{Guard, Scratch, eventually, program_forms};
 
@@ -35,16 +35,26 @@ fn has_run(output: &Path, what: &str) -> bool {
     is_handled
 }
 
-fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Record {
+fn launch(
+    case: &mut Case,
+    folder: &Scratch,
+    file: &Path,
+    script: &str,
+    is_observed: bool,
+) -> Record {
     let output = folder.file("output");
     let mut command = Command::new(file);
     command.stdin(Stdio::null());
     command.stdout(File::create(&output).unwrap());
+    let mut launch = Launch::new(command).actions(all(Action::Enable));
+    if is_observed {
+        launch = launch.observe(Observation::new().count(Selector::All));
+    }
     let before = children(std::process::id() as i32);
     faults::arm(script);
-    let launched = Launch::new(command).actions(all(Action::Enable)).spawn();
+    let launched = launch.spawn();
     let record = faults::disarm();
-    let what = format!("{script}: {record}: {launched:?}");
+    let what = format!("{script}, observed: {is_observed}: {record}: {launched:?}");
     match launched {
         Ok(launched) => {
             let status = Guard::from(launched.into_child()).wait();
@@ -74,7 +84,7 @@ fn launch(case: &mut Case, folder: &Scratch, file: &Path, script: &str) -> Recor
 }
 
 // promise: Launching programs: If a system call of a launch fails, the program runs with its probes
-//    set or does not run, and no child remains (500 failed calls)
+//    set or does not run, and no child remains, whether it is to be observed or not (500 failed calls)
 #[test]
 fn failed_launch_leaves_no_program_with_probes_unset() {
     let mut case = Case::begin("failing calls of a launch", 2);
@@ -83,12 +93,18 @@ fn failed_launch_leaves_no_program_with_probes_unset() {
     while case.wants_another_round(rounds, 1) {
         for file in program_forms("terminating") {
             let copy = folder.copy(&file, &format!("program{rounds}"));
-            for fault in ["error", "error-within", "errors-write", "errors"] {
+            for (fault, is_observed) in [
+                ("error", false),
+                ("error-within", false),
+                ("errors-write", false),
+                ("errors", false),
+                ("error", true),
+            ] {
                 for nth in 1.. {
                     let mut calls = 0;
                     for error in 0.. {
                         let script = format!("{fault}:{nth}:#{error}");
-                        let record = launch(&mut case, &folder, &copy, &script);
+                        let record = launch(&mut case, &folder, &copy, &script, is_observed);
                         calls = match fault {
                             "error" | "errors" => record.calls.len(),
                             _ => record.calls.iter().filter(|call| call.is_write()).count(),
