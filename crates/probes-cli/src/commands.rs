@@ -21,6 +21,7 @@ mod redraw;
 mod top;
 mod trace;
 mod trace_observe;
+mod uncounted;
 mod undo;
 mod version;
 mod wait;
@@ -48,7 +49,7 @@ pub(crate) enum Command {
     Info(info::Args),
     /// Show the probes of a file that is not running, or the functions of a file or process
     List(list::Args),
-    /// Count how often the probes of a running process are hit
+    /// Count hits of probes, or calls of functions, of a running process
     Count(count::Args),
     /// Show how long a running process takes from one probe to another
     Latency(latency::Args),

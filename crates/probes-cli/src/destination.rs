@@ -13,12 +13,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::output::Format;
+use crate::text::MANY;
 
 /// The most that one write(2) to a pipe writes as a whole, pipe(7).
 const PIPE_BUF: usize = 4096;
-
-/// More lines than a terminal usually has.
-const MANY: usize = 24;
 
 /// How the answer of a command is written and where to, and the messages beside it.
 #[derive(Clone, Debug)]

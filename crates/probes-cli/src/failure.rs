@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError};
+use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError, ProcessError};
 
 use crate::hint::{self, Operand};
 use crate::usage::UsageError;
@@ -220,6 +220,11 @@ pub(crate) fn exit_or_exec(error: &Error) -> Option<&'static str> {
 pub(crate) fn is_replaced(error: &Error) -> bool {
     let kind = error.kind();
     matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
+}
+
+/// Whether a program is refused because its OCaml code is bytecode.
+pub(crate) fn is_bytecode(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Process(ProcessError::Bytecode))
 }
 
 /// Whether a file could not be opened because no path leads to it any more: it has been deleted or

@@ -2,8 +2,10 @@
 
 mod actions;
 mod checked;
+mod counted;
 mod duration;
 mod fields;
+mod function_selection;
 mod output_options;
 mod pairs;
 mod paths;
@@ -14,8 +16,10 @@ mod target_selection;
 
 pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
 pub(crate) use checked::{Checked, Flags, each_once};
+pub(crate) use counted::CountedFlags;
 pub(crate) use duration::{DurationFlag, duration, positive};
 pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
+pub(crate) use function_selection::FunctionFlags;
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{Pair, PairFlags, pair};
 pub(crate) use paths::PathFlags;

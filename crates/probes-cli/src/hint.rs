@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use probes_lib::{
     CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, FileError, FunctionError, LaunchError,
-    MemoryError, ObserveError, ProbeError, ProcessError, SystemError, UnreadableFilter,
+    MemoryError, ObserveError, ProbeError, ProcessError, Refusal, SystemError, UnreadableFilter,
 };
 
 use crate::text::join_first_few;
@@ -129,8 +129,14 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
              deleted or replaced"
         }
         ProbeError::NoProbes { .. } => {
-            "was it built by a compiler with probes, or with ppx_probe? was the code with the probes \
-             linked in? was .note.stapsdt kept when it was stripped?"
+            let built = "was it built by a compiler with probes, or with ppx_probe? was the code with the probes \
+                         linked in? was .note.stapsdt kept when it was stripped?";
+            return Some(match operand {
+                Operand::Process(_) => {
+                    format!("{built} `count -fn GLOB` counts functions of any program")
+                }
+                _ => built.to_owned(),
+            });
         }
         ProbeError::Unknown { .. } => {
             return Some(format!("`{}` lists the names", listing(operand)));
@@ -168,13 +174,33 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
 }
 
 fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
-    match kind {
-        FunctionError::NoMatch { .. } => Some(format!(
-            "`{} -functions` lists the names; a glob has to match a whole name: `*.map`, not `map`",
-            operand.to_list()
-        )),
-        _ => None,
-    }
+    let list = operand.to_list();
+    let hint = match kind {
+        FunctionError::NoMatch { .. } => {
+            let later = match operand {
+                Operand::Program(_) => {
+                    "; functions of libraries that the program loads itself are not found at its start"
+                }
+                _ => "",
+            };
+            format!(
+                "`{list} -functions` lists the names; a glob has to match a whole name: `*.map`, not `map`{later}"
+            )
+        }
+        FunctionError::NoneAt { .. } => {
+            format!("`{list} -functions` lists the addresses of its functions")
+        }
+        FunctionError::NonePossible { refused } => {
+            let is_breakpoint = |(_, why): &(String, Refusal)| *why == Refusal::Breakpoint;
+            if refused.iter().all(is_breakpoint) {
+                "remove the breakpoint or uprobe".to_owned()
+            } else {
+                format!("`{list} -functions` says of each function whether it can be counted")
+            }
+        }
+        _ => return None,
+    };
+    Some(hint)
 }
 
 /// Processes that are gone, or cannot be stopped.

@@ -3,6 +3,7 @@
 mod answer_tables;
 mod counted;
 mod format;
+mod function_sources;
 mod functions;
 mod hits;
 mod holder;
@@ -22,6 +23,7 @@ use probes_lib::CleanReport;
 pub(crate) use counted::CountReport;
 pub(crate) use format::Format;
 use format::{VERSION, json, write_json};
+pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
 pub(crate) use hits::{Field, Hits};
 pub(crate) use latencies::{Latencies, caution, with_unit};

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// More lines than a terminal usually has.
+pub(crate) const MANY: usize = 24;
+
 /// Untrusted text from a file: characters that could move the cursor, change colours or the text
 /// direction are shown as escapes.
 pub(crate) struct Escaped<'a>(pub(crate) &'a str);

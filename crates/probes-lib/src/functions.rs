@@ -158,6 +158,40 @@ impl Functions {
         }
     }
 
+    /// Returns the function of a process whose code is at this address, and how many bytes behind its beginning that is.
+    ///
+    /// ```no_run
+    /// use probes_lib::{Functions, LiveAddr};
+    ///
+    /// let functions = Functions::of_process(4242)?;
+    /// let (function, offset) = functions.at(LiveAddr(0x55d0_c3b4))?;
+    /// println!("{}+{offset:#x}", function.name().unwrap());
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`FunctionError::NoneAt`] if no function is known to be there.
+    pub fn at(&self, address: LiveAddr) -> Result<(SelectedFunction<'_>, u64)> {
+        let functions = self.objects.iter().flat_map(|object| {
+            let at = object.bias.map(|bias| bias.file(address));
+            let function = at.and_then(|at| object.table.function_at(at));
+            function.map(|function| SelectedFunction {
+                object,
+                function,
+                name: 0,
+            })
+        });
+        let mut functions = functions.filter_map(|selected| {
+            let offset = address.0.checked_sub(selected.address()?.0)?;
+            Some((selected, offset))
+        });
+        functions.next().ok_or_else(|| {
+            let kind = FunctionError::NoneAt { address };
+            Error::of_file(&self.program, kind)
+        })
+    }
+
     fn no_match(&self, glob: &Glob) -> Error {
         let tables = self.objects.iter().map(|object| &object.table);
         let names = tables.flat_map(|table| table.functions().flat_map(|it| it.names()));
@@ -196,6 +230,10 @@ impl FunctionObject {
     /// What is added to an address in the file to get the address in the process; `None` if it is of no process.
     pub fn load_bias(&self) -> Option<LoadBias> {
         self.bias
+    }
+
+    pub(crate) fn elf(&self) -> &ElfFile {
+        &self.elf
     }
 
     /// Reads the code of the file, to plan patches of its functions.

@@ -78,7 +78,7 @@ impl Launch {
 
     /// Observes the hits of its probes as well, from the first one to the last, which can be read after
     /// the program has exited, too: see [`Launched::take_observer`]. Processes that it forks add to the counts
-    /// and events, and disturb the times of pairs.
+    /// and events, and disturb the times of pairs. Libraries that it loads after its start are not observed.
     #[must_use]
     pub fn observe(mut self, observation: Observation) -> Launch {
         self.observation = Some(observation);
@@ -106,9 +106,14 @@ impl Launch {
             observation,
         } = self;
         let file = resolve(&command);
+        // A program may have no probes if only its functions are observed.
+        let needs_probes =
+            !actions.is_empty() || observation.as_ref().is_none_or(Observation::needs_probes);
         if let Some(file) = &file {
             refuse_setuid(file)?;
-            check_names(file, &actions)?;
+            if needs_probes {
+                check_names(file, &actions)?;
+            }
         }
         let program = PathBuf::from(command.get_program());
         let at_launch = observation.map(|observation| AtLaunch::of(observation, &mut command));
@@ -125,7 +130,7 @@ impl Launch {
                 program: &program,
                 actions: &actions,
                 options,
-                allow_missing_names: false,
+                allow_missing_names: !needs_probes,
             };
             let Ready {
                 stopped,
@@ -134,7 +139,11 @@ impl Launch {
             } = set_up.run()?;
             // On an error, dropping `stopped` kills the program, and dropping `spawned` reaps it.
             let observer = if at_launch.is_some() || report.code_digest == CodeDigest::Pending {
-                let target = Target::open(report.pid)?;
+                let target = if needs_probes {
+                    Target::open(report.pid)?
+                } else {
+                    Target::open_any(report.pid)?
+                };
                 let patched = Patched {
                     tracer,
                     at_exec: &at_exec,

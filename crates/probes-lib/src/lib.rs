@@ -121,7 +121,8 @@ pub use update::snapshot::State;
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    CleanReport, Counts, DiscardedPatches, Event, Events, Latency, Observation, SiteHits, Value,
+    CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits, FunctionSelector, Latency,
+    Observation, RefusedFunction, SiteHits, Value,
 };
 pub use observer::{ObservationReport, Observer};
 

@@ -17,10 +17,9 @@ pub(crate) trait WriteMemory: ReadMemory {
     /// Writes `bytes` at `at`, in pages that the process itself may not be able to write.
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()>;
 
-    /// Same as [`WriteMemory::write_code`], but atomic: the bytes, which have to be in one page,
-    /// are all written or not at all, even if we are killed meanwhile. Returns false, and writes
-    /// nothing, if this memory can only be written word by word.
-    fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+    /// Same as [`WriteMemory::write_code`], but page by page: of each page, all bytes are written or none, even if we
+    /// are killed meanwhile. Returns false, and writes nothing, if this memory can only be written word by word.
+    fn write_pages(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         self.write_code(at, bytes).map(|()| true)
     }
 

@@ -2,7 +2,7 @@
 //! of the points, measures the times between hits, and records hits one by one.
 //!
 //! ```text
-//! plan               which points, and the role of each             plan, point
+//! plan               which points, and the role of each             plan, point, functions
 //! layout             the memory it takes, at which addresses        layout/, placement
 //! code               the trampolines                                trampoline/
 //! install            stop ─▶ map ─▶ write ─▶ patch ─▶ resume        install/, inject/
@@ -15,6 +15,7 @@
 
 pub(crate) mod discarded;
 mod frame;
+pub(crate) mod functions;
 pub(crate) mod install;
 pub(crate) mod installed;
 pub(crate) mod layout;
@@ -28,9 +29,10 @@ pub(crate) mod shadow;
 mod trampoline;
 
 pub use self::discarded::DiscardedPatches;
+pub use self::functions::RefusedFunction;
 pub use self::install::remove::CleanReport;
-pub use self::observation::Observation;
-pub use self::read::counts::{Counts, SiteHits};
+pub use self::observation::{FunctionSelector, Observation};
+pub use self::read::counts::{Counts, FunctionHits, SiteHits};
 pub use self::read::events::{Event, Events};
 pub use self::read::latency::Latency;
 pub use self::read::value::Value;

@@ -2,7 +2,7 @@
 //!
 //! [`observe`]: crate::observe
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{
@@ -10,6 +10,7 @@ use crate::error::{
     Result,
 };
 use crate::observe::discarded::DiscardCheck;
+use crate::observe::functions::ObservedFunctions;
 use crate::observe::install::prepare::{Installed, install, refuse_forbidden};
 use crate::observe::install::remove::{CleanReport, Removed, remove, remove_stale};
 use crate::observe::install::write_shared;
@@ -125,14 +126,20 @@ impl Target {
     fn try_observe(&self, observation: &Observation, options: Options) -> Result<Observer> {
         let process = self.opened.process();
         process.refuse_self_and_ancestors()?;
-        ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
+        let mut functions = self.find_functions(observation)?;
+        self.plan(observation, &functions)?;
         let _lock = self.lock_unobserved(options)?;
         let before = process.stop_time().total();
-        self.refuse_if_seccomp_forbids(observation, options)?;
+        self.refuse_if_seccomp_forbids(observation, &functions, options)?;
         let mut cleaned = self.remove_stale(options)?;
+        if cleaned.still_mapped > 0 && !observation.functions.is_empty() {
+            // A thread may return from there into the middle of instructions that a jump replaces now.
+            let error = Error::of_process(self.pid(), ProcessError::KeepsChanging);
+            return Err(error.with_effect(cleaned.effect(Effect::None)));
+        }
         let mut budget = TimeBudget::new(options.deadline);
         loop {
-            let error = match self.install(observation, options) {
+            let error = match self.install(observation, &functions, options) {
                 Ok(mut observer) => {
                     observer.stop_time = process.stop_time().since(before);
                     return Ok(observer);
@@ -156,7 +163,24 @@ impl Target {
                 let effect = cleaned.effect(error.effect());
                 return Err(error.with_effect(effect));
             }
+            functions = self.find_functions(observation)?;
         }
+    }
+
+    /// Finds the functions that are to be observed.
+    fn find_functions(&self, observation: &Observation) -> Result<Arc<ObservedFunctions>> {
+        let functions = ObservedFunctions::find(self.pid(), &observation.functions);
+        functions.map(Arc::new)
+    }
+
+    /// Returns what is to be recorded in the process as it is now.
+    fn plan(
+        &self,
+        observation: &Observation,
+        functions: &Arc<ObservedFunctions>,
+    ) -> Result<ObservationPlan> {
+        let program = self.opened.current_image()?.program.clone();
+        ObservationPlan::of(observation, program, functions.clone())
     }
 
     /// Returns whether the error is due to an object that was being loaded or has been unloaded:
@@ -174,12 +198,17 @@ impl Target {
 
     /// Checks that seccomp filters allow what observing takes, before anything that another tool has left is
     /// removed.
-    fn refuse_if_seccomp_forbids(&self, observation: &Observation, options: Options) -> Result<()> {
+    fn refuse_if_seccomp_forbids(
+        &self,
+        observation: &Observation,
+        functions: &Arc<ObservedFunctions>,
+        options: Options,
+    ) -> Result<()> {
         let process = self.opened.process();
         if OwnFilters::of(process).is_any_unfiltered()? {
             return Ok(());
         }
-        let plan = ObservationPlan::of(observation, self.opened.current_image()?.program.clone())?;
+        let plan = self.plan(observation, functions)?;
         let memory = self.opened.unshadowed_memory()?;
         match refuse_forbidden(process, &memory, plan, options) {
             Err(error) if error.is_refused_by_seccomp() => Err(error),
@@ -189,12 +218,21 @@ impl Target {
     }
 
     /// Installs an observation. If it fails, parts of it may be left.
-    fn install(&self, observation: &Observation, options: Options) -> Result<Observer> {
+    fn install(
+        &self,
+        observation: &Observation,
+        functions: &Arc<ObservedFunctions>,
+        options: Options,
+    ) -> Result<Observer> {
         let process = self.opened.process();
         let image = self.opened.current_image()?;
-        let plan = ObservationPlan::of(observation, image.program.clone())?;
-        let addresses = plan.points.iter().map(|planned| planned.point.address);
-        let ranges = addresses.map(|address| (address, SITE_LEN as u64, MemoryPart::Site));
+        let plan = ObservationPlan::of(observation, image.program.clone(), functions.clone())?;
+        let sites = plan
+            .points
+            .iter()
+            .filter(|planned| planned.site().is_some());
+        let ranges =
+            sites.map(|planned| (planned.point.address, SITE_LEN as u64, MemoryPart::Site));
         let mappings = image.mappings(process, ranges, options.gigatext)?;
         let memory = self.opened.unshadowed_memory()?;
         let sites = plan.points.iter().map(|planned| planned.point.address);

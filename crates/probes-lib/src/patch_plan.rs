@@ -103,6 +103,21 @@ impl PatchPlanner {
         }
     }
 
+    /// Returns the candidates for the patch of the entry of a function, the best one first; at least one.
+    ///
+    /// # Errors
+    ///
+    /// If no patch of it is possible.
+    pub fn entry(&self, function: CodeRange) -> Result<Vec<PatchSite>, Refusal> {
+        let body = self.body(function)?;
+        self.swept.candidates(&body, entry_index(&body))
+    }
+
+    /// Returns the code from `address` on, `len` bytes at most; fewer at the end of a segment.
+    pub(crate) fn code(&self, address: FileAddr, len: usize) -> &[u8] {
+        self.swept.code.bytes(address.0, len as u64)
+    }
+
     /// Plans the patches of a function, also of the parts that it jumps to.
     pub fn function(&self, function: CodeRange) -> FunctionPlan {
         let body = match self.body(function) {

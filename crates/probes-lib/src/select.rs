@@ -124,6 +124,10 @@ impl Actions {
         Actions::new().and(action, selector)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Also enables these probes.
     #[must_use]
     pub fn enable(self, selector: Selector) -> Actions {

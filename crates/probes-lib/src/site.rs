@@ -85,12 +85,6 @@ impl SiteCode {
         self.is_pristine() && other.is_pristine() && self.operand() == other.operand()
     }
 
-    /// Returns the bytes after the nop.
-    pub(crate) fn tail(self) -> [u8; 5] {
-        let [_, tail @ ..] = self.0;
-        tail
-    }
-
     /// Returns the operand: the displacement of the wrapper.
     pub(crate) fn operand(self) -> [u8; 4] {
         let [_, _, operand @ ..] = self.0;
@@ -134,7 +128,7 @@ mod tests {
         assert_eq!(enabled.enabled(), Some(true));
         assert!(enabled.same_but_for_opcode(DISABLED));
         assert_eq!(enabled.with(Opcode::Cmp), DISABLED);
-        assert_eq!(enabled.tail(), [0xe8, 0xfc, 0x01, 0x00, 0x00]);
+        assert_eq!(enabled.0[1..], [0xe8, 0xfc, 0x01, 0x00, 0x00]);
         assert_eq!(enabled.operand(), DISABLED.operand());
         assert_eq!(format!("{enabled:?}"), "SiteCode(90 e8 fc 01 00 00)");
     }

@@ -5,6 +5,7 @@ pub(crate) mod at_exec;
 pub(crate) mod lease;
 pub(crate) mod lender;
 pub(crate) mod memory;
+pub(crate) mod moves;
 pub(crate) mod run_to;
 pub(crate) mod stacks;
 pub(crate) mod starvation;

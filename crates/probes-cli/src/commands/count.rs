@@ -1,20 +1,21 @@
-//! `count`: how often probes are hit.
+//! `count`: how often probes are hit and functions are called.
 
 use std::time::Duration;
 
-use probes_lib::{Counts, Observation, Target};
+use probes_lib::{Counts, Functions, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
-use super::open_target::{open, sources};
+use super::open_target::{open, open_any, sources};
 use super::redraw::RedrawnTable;
+use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, PathFlags, ProbeFlags, SeccompFlag, TakeOver,
+    Checked, CountedFlags, DurationFlag, OneProcess, OutputFlags, PathFlags, SeccompFlag, TakeOver,
     duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
-use crate::output::{self, CountReport, Detail};
+use crate::output::{self, CountReport, Detail, FunctionSources};
 use crate::text::number_of;
 
 const HELP: &str = "\
@@ -24,12 +25,22 @@ plain format,
     HITS RATE NAME
 most hits first, with hits a second; with -sites,
     HITS RATE NAME ADDRESS FUNCTION FILE:LINE
+
+With -fn it counts calls of functions of any native program, with or without probes; probes are then
+counted only if -probe or -regexp selects some. A glob is for a whole name as `list -functions` shows it,
+such as 'Stdlib.List.*'; a comma with a space behind it belongs to a name. 0xADDRESS is a function, or an
+instruction within one. Of more than 24 functions, those without hits are left out. With -sites a
+function is
+    HITS RATE NAME ADDRESS OBJECT FILE:LINE
+Calls that the compiler has inlined are not counted, nor are functions of libraries that are loaded
+later. A function that calls itself in tail position may be counted in each round.
+
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
 far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
 may be shorter.
 
-If it is killed, the process goes on counting, which does no harm: `info` reports it, and the next count
-removes the instrumentation.";
+If it is killed, the process goes on counting, which does no harm: `info` reports it if the program has
+probes, and the next count, or `observe -clean`, removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = with_regexp_help(HELP))]
@@ -38,8 +49,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     process: OneProcess,
     #[command(flatten)]
-    probes: Checked<ProbeFlags>,
-    /// Count each site by itself
+    counted: Checked<CountedFlags>,
+    /// Count each site by itself, and show where functions are
     #[arg(long)]
     sites: bool,
     #[command(flatten)]
@@ -59,9 +70,13 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.output.open()?.with_pid(args.process.pid);
-    let target = open(args.process.pid, &output.messages)?;
-    let probes = args.probes.iter().cloned();
-    let observation = probes.fold(Observation::new(), Observation::count);
+    let (pid, messages) = (args.process.pid, &output.messages);
+    let target = if args.counted.needs_probes() {
+        open(pid, messages)?
+    } else {
+        open_any(pid, messages)?
+    };
+    let observation = args.counted.observation();
     let display = Display::new(output, args.interval);
     let table = RedrawnTable::new(display)?;
     let active = ActiveObservation::begin(
@@ -71,6 +86,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.until.duration,
         output,
     )?;
+    if args.counted.has_functions() {
+        warn_of_uncounted(messages, active.observer());
+    }
     let mut counting = Counting::new(args, output, &target, display, table);
     let mut outcome = active.run(
         counting.display,
@@ -89,13 +107,29 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         let total = counting.total(&counts, lasted);
         outcome.print(output, rest.and_then(|rest| Ok(rest + &total?)));
-        let probes = counts.probes().count();
-        output.sum_up(&output.messages, probes, || {
-            let hits = counts.probes().map(|(_, hits)| hits).sum::<u64>();
-            format!("{}, {hits} hits", number_of(probes, "probe"))
-        });
+        let many = counts.probes().count() + counts.functions().len();
+        output.sum_up(messages, many, || sum(&counts));
     }
-    outcome.finish(&output.messages)
+    outcome.finish(messages)
+}
+
+/// `30 probes, 1600 functions (12 of them called), 4711 hits`.
+fn sum(counts: &Counts) -> String {
+    let mut sum = Vec::new();
+    match counts.probes().count() {
+        0 => {}
+        probes => sum.push(number_of(probes, "probe")),
+    }
+    match counts.functions().len() {
+        0 => {}
+        functions => {
+            let called = counts.functions().filter(|it| it.hits > 0).count();
+            let functions = number_of(functions, "function");
+            sum.push(format!("{functions} ({called} of them called)"));
+        }
+    }
+    sum.push(format!("{} hits", counts.total()));
+    sum.join(", ")
 }
 
 /// Shows counts.
@@ -118,9 +152,14 @@ impl<'t> Counting<'t> {
         table: RedrawnTable,
     ) -> Counting<'t> {
         let sources = args.sites.then(|| sources(target));
+        // If it has exited meanwhile, their source lines are not known.
+        let functions = (args.sites && args.counted.has_functions())
+            .then(|| Functions::of_process(target.pid()).ok())
+            .flatten();
         let detail = Detail {
             sites: args.sites,
             sources: sources.unwrap_or_default(),
+            function_sources: functions.map(FunctionSources::of).unwrap_or_default(),
             paths: args.paths.form(),
         };
         Counting {

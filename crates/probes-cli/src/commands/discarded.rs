@@ -32,11 +32,20 @@ impl DiscardWarning {
 
 /// Why figures are wrong, if any are.
 pub(super) fn caution(discarded: &DiscardedPatches) -> Option<String> {
-    let names: Vec<&str> = discarded.probes().collect();
+    let names: Vec<&str> = discarded.probes().chain(discarded.functions()).collect();
     let names = join_first_few(&names)?;
-    let sites = number_of(discarded.sites(), "site");
+    let functions = discarded.functions().count();
+    let numbers = [
+        (discarded.sites() - functions, "site"),
+        (functions, "function"),
+    ];
+    let numbers = numbers.into_iter().filter(|(number, _)| *number > 0);
+    let numbers: Vec<String> = numbers
+        .map(|(number, noun)| number_of(number, noun))
+        .collect();
+    let patches = numbers.join(" and ");
     Some(format!(
-        "the figures of {names} are too low: the process has discarded the patches of {sites}, which \
+        "the figures of {names} are too low: the process has discarded the patches of {patches}, which \
          record nothing any more"
     ))
 }

@@ -1,7 +1,7 @@
 //! `observe -clean`: removes the instrumentation of an observer that was killed.
 
 use super::observe_loop::warn_of_still_mapped;
-use super::open_target::open;
+use super::open_target::open_any;
 use crate::failure::Failure;
 use crate::flags::{Checked, OneProcess, OutputFlags, SeccompFlag, TakeOver};
 use crate::output;
@@ -9,7 +9,7 @@ use crate::output;
 const HELP: &str = "\
 If count, latency, watch or top is killed, its instrumentation stays in the process, which does no harm.
 `info` reports it. This command removes it, and so does the next count, latency, watch or top. In plain
-format, this command prints how many sites were observed:
+format, this command prints how many sites and functions were observed:
     PID SITES
 With -quiet this is printed only if -format, -json or -o asks for it.
 The instrumentation of a command that still runs is removed only with -force.";
@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pid = args.process.pid;
     let output = args.output.open()?.with_pid(pid);
     let messages = output.messages;
-    let target = open(pid, &messages)?;
+    let target = open_any(pid, &messages)?;
     let cleaned = target.clean(args.seccomp.options(args.take_over.options()));
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
     if output.reports_changes {

@@ -136,6 +136,10 @@ impl<'t> ActiveObservation<'t> {
         })
     }
 
+    pub(super) fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
     /// Has `show` show a reading at the intervals of `display`, until the observation is over; then removes it. If that
     /// is seldom, it is read in between, too, in case it ends before the next is shown. Whatever fails, what was observed until then is returned.
     pub(super) fn run<T>(

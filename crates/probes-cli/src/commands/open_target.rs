@@ -3,7 +3,7 @@
 use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 
 use crate::destination::Output;
-use crate::failure::{Failure, is_deleted_or_replaced};
+use crate::failure::{Failure, is_bytecode, is_deleted_or_replaced};
 use crate::hint::{self, Operand};
 use crate::messages::Messages;
 use crate::output::{Detail, Format, PathForm, WarningKind};
@@ -13,6 +13,23 @@ use crate::text::join_first_few;
 pub(super) fn open(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
     let target =
         Target::open(pid).map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
+    let target = target.map_err(Failure::of_process(pid))?;
+    describe(messages, &target);
+    Ok(target)
+}
+
+/// The same for a process that may have no probes, but functions.
+pub(super) fn open_any(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
+    // This waits for a process that was just forked to execute its program.
+    let target = Target::open(pid).or_else(|error| {
+        let has_functions = error.is_missing_name() || is_bytecode(&error);
+        if has_functions {
+            Target::open_any(pid)
+        } else {
+            Err(error)
+        }
+    });
+    let target = target.map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
     let target = target.map_err(Failure::of_process(pid))?;
     describe(messages, &target);
     Ok(target)
@@ -102,5 +119,6 @@ pub(super) fn detail(
         sites: true,
         paths,
         sources: source_maps.into_iter().map(or_none).collect(),
+        ..Detail::default()
     }
 }

@@ -37,7 +37,8 @@ warning. -v reports what happens.
 With -count, -latency or -watch, ocaml-probes waits as with -wait, observes the program from its first
 instruction to its last, and prints what `count`, `latency` and `watch` print, on standard error or
 with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
-are included in the counts, and make the times unreliable.
+are included in the counts, and make the times unreliable. -count -fn GLOBS counts functions of any
+native program, and of the libraries that it is linked with; not of those that it loads later.
 
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
 not started.";

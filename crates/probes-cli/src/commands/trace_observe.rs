@@ -8,7 +8,8 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    DiscardedPatches, Launch, Launched, Observation, ObservationReport, Observer, Selector, Target,
+    DiscardedPatches, FunctionSelector, Launch, Launched, Observation, ObservationReport, Observer,
+    Selector, Target,
 };
 
 use super::changes::print_started;
@@ -18,12 +19,14 @@ use super::failed::Failed;
 use super::latency::warn_of_interleaved;
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
+use super::uncounted::warn_of_uncounted;
 use super::wait::Wait;
 use super::watch::{self, Watching};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
-    Checked, FieldFlags, Flags, Pair, PathFlags, by_name, each_once, pair, probe_name,
+    Checked, FieldFlags, Flags, FunctionFlags, Pair, PathFlags, by_name, each_once, pair,
+    probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{self, CountReport, Detail, Field, Hits, Latencies, PathForm};
@@ -31,9 +34,11 @@ use crate::output::{self, CountReport, Detail, Field, Hits, Latencies, PathForm}
 // What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
 pub(super) struct ObserveFlags {
-    /// Count the hits of all probes, from the first to the last
+    /// Count the hits of all probes, or with -fn the calls of functions
     #[arg(long)]
     count: bool,
+    #[command(flatten)]
+    functions: FunctionFlags,
     /// Time each START to its STOP in the same thread; may be repeated
     #[arg(long, value_name = "START,STOP", value_parser = pair)]
     latency: Vec<Pair>,
@@ -50,6 +55,8 @@ pub(super) struct ObserveFlags {
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
     counts: bool,
+    /// If there are none, all probes are counted.
+    functions: Vec<FunctionSelector>,
     pairs: Vec<Pair>,
     watched: Vec<Selector>,
     /// The fields of a hit that are shown; `None`: all.
@@ -65,8 +72,13 @@ impl Flags for ObserveFlags {
         if self.fields.is_some() && self.watch.is_empty() {
             return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
         }
+        let functions = self.functions.selectors()?;
+        if !functions.is_empty() && !self.count {
+            return Err("-fn needs -count: it chooses what is counted".to_owned());
+        }
         Ok(ProgramObservation {
             counts: self.count,
+            functions,
             pairs: self.latency,
             watched: by_name("-watch", &self.watch)?,
             fields: self.fields.clone(),
@@ -86,9 +98,11 @@ impl ProgramObservation {
 
     fn observation(&self) -> Observation {
         let mut observation = Observation::new();
-        if self.counts {
+        if self.counts && self.functions.is_empty() {
             observation = observation.count(Selector::All);
         }
+        let functions = self.functions.iter().cloned();
+        observation = functions.fold(observation, Observation::count_functions);
         for pair in &self.pairs {
             observation = observation.time(&pair.start, &pair.stop);
         }
@@ -118,6 +132,9 @@ pub(super) fn run(
         Some(observer) => {
             warn_of_refused_closures(&output.messages, pid, observer.code_digest());
             let target = observer.target().clone();
+            if !wanted.functions.is_empty() {
+                warn_of_uncounted(&output.messages, &observer);
+            }
             let recorder = Recorder::new(&target, wanted, output, begun);
             record_until_exit(launched, wait, recorder, observer)
         }
@@ -224,8 +241,9 @@ impl<'l> Recorder<'l> {
         failures.add(self.watching.report_missing());
         self.warn(&observed.discarded);
         if self.wanted.counts {
-            let counted = CountReport::new(self.target, &observed.counts, &Detail::default())
-                .hits_since(None, lasted);
+            let detail = Detail::default();
+            let counted =
+                CountReport::new(self.target, &observed.counts, &detail).hits_since(None, lasted);
             failures.add(output::counted(format, &counted).and_then(print));
         }
         if !observed.latencies.is_empty() {

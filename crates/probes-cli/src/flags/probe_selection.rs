@@ -26,6 +26,13 @@ pub(crate) struct ProbeFlags {
     regexp: Option<Selector>,
 }
 
+impl ProbeFlags {
+    /// Whether none is given.
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.regexp.is_none()
+    }
+}
+
 impl Flags for ProbeFlags {
     type Value = Vec<Selector>;
 

@@ -1,22 +1,26 @@
 //! Counts of hits, in one shape for all formats. The field names are those of the JSON output.
 
+mod functions;
+
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt::Write;
+use std::iter::repeat;
 use std::time::Duration;
 
 use probes_lib::{Counts, LiveAddr, SourceMap, Target};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
+use self::functions::{CountedFunctions, FunctionRow};
 use super::format::{VERSION, seconds, seconds_or_null};
 use super::paths::ShownPaths;
 use super::plain::{function_or_unknown, source_or_unknown};
 use super::table;
-use super::view::Detail;
+use super::view::{Detail, text};
 use crate::text::Escaped;
 
-/// The hits of the probes of a process, most first.
-#[derive(Debug, Serialize)]
+/// The hits of the probes and functions of a process, most first.
+#[derive(Serialize)]
 #[serde(tag = "type", rename = "count")]
 pub(crate) struct CountReport<'c> {
     version: u32,
@@ -29,12 +33,14 @@ pub(crate) struct CountReport<'c> {
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     probes: Vec<Row<'c>>,
-    /// The paths of the source files, as text shows them.
+    /// `None` if only probes are counted.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    functions: Option<CountedFunctions<'c>>,
     #[serde(skip)]
-    paths: ShownPaths,
+    detail: &'c Detail,
 }
 
-/// A probe, or a site of one.
+/// A probe, a site of one, or a function.
 #[derive(Clone, Debug, Serialize)]
 struct Row<'c> {
     name: &'c str,
@@ -43,6 +49,8 @@ struct Row<'c> {
     rate: f64,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     site: Option<SiteRow<'c>>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    function: Option<FunctionRow<'c>>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -56,7 +64,7 @@ struct SiteRow<'c> {
 }
 
 impl Row<'_> {
-    /// How many hits it had in `before`.
+    /// How many hits a probe or site had in `before`.
     fn hits_in(&self, before: Option<&Counts>) -> u64 {
         let Some(before) = before else {
             return 0;
@@ -70,11 +78,25 @@ impl Row<'_> {
         };
         hits.unwrap_or(0)
     }
+
+    /// Where it is: address, function or object, source. Nothing of a probe.
+    fn place(&self, paths: &ShownPaths) -> Option<[String; 3]> {
+        let site = self.site.as_ref().map(|site| {
+            let source = source_or_unknown(site.file.as_deref(), site.line, paths);
+            let function = function_or_unknown(site.function.as_deref());
+            [site.address.to_string(), function, source]
+        });
+        site.or_else(|| self.function.as_ref()?.place(paths))
+    }
 }
 
 impl<'c> CountReport<'c> {
-    /// All hits: of each site, if that detail is wanted, otherwise of each probe.
-    pub(crate) fn new(target: &'c Target, counts: &'c Counts, detail: &Detail) -> CountReport<'c> {
+    /// All hits: of each site, if that detail is wanted, otherwise of each probe; and of each function.
+    pub(crate) fn new(
+        target: &'c Target,
+        counts: &'c Counts,
+        detail: &'c Detail,
+    ) -> CountReport<'c> {
         let probes = counts.probes();
         let rows = probes.flat_map(|(name, hits)| {
             if detail.sites {
@@ -85,19 +107,18 @@ impl<'c> CountReport<'c> {
                 hits,
                 rate: 0.0,
                 site: None,
+                function: None,
             }]
         });
-        let rows: Vec<Row<'c>> = rows.collect();
-        let sites = rows.iter().filter_map(|row| row.site.as_ref());
-        let files = sites.filter_map(|site| site.file.as_deref());
         CountReport {
             version: VERSION,
             pid: target.pid(),
             program: target.program().to_string_lossy(),
             at: None,
             seconds: Duration::ZERO,
-            paths: ShownPaths::new(detail.paths, files),
-            probes: rows,
+            probes: rows.collect(),
+            functions: CountedFunctions::of(counts),
+            detail,
         }
     }
 
@@ -107,8 +128,8 @@ impl<'c> CountReport<'c> {
         before: Option<&Counts>,
         seconds: Duration,
     ) -> CountReport<'c> {
-        for row in &mut self.probes {
-            row.hits = row.hits.saturating_sub(row.hits_in(before));
+        for (row, before) in self.rows_with_hits_in(before) {
+            row.hits = row.hits.saturating_sub(before);
         }
         self.seconds = seconds;
         self.with_rates(None)
@@ -126,36 +147,67 @@ impl<'c> CountReport<'c> {
 
     fn with_rates(mut self, before: Option<&Counts>) -> CountReport<'c> {
         let seconds = self.seconds.as_secs_f64().max(f64::MIN_POSITIVE);
-        for row in &mut self.probes {
-            row.rate = row.hits.saturating_sub(row.hits_in(before)) as f64 / seconds;
+        for (row, before) in self.rows_with_hits_in(before) {
+            row.rate = row.hits.saturating_sub(before) as f64 / seconds;
         }
         self.probes.sort_by_key(|row| Reverse(row.hits));
+        if let Some(functions) = &mut self.functions {
+            functions.select(&self.detail.function_sources);
+        }
         self
     }
 
-    /// The same, with the time since the beginning.
+    /// The rows, each with how many hits it had in `before`. Those of functions have not been selected yet.
+    fn rows_with_hits_in<'r>(
+        &'r mut self,
+        before: Option<&'r Counts>,
+    ) -> impl Iterator<Item = (&'r mut Row<'c>, u64)> {
+        let probes = self.probes.iter_mut().map(move |row| {
+            let before = row.hits_in(before);
+            (row, before)
+        });
+        let before = before.into_iter().flat_map(Counts::functions);
+        let before = before.map(|function| function.hits).chain(repeat(0));
+        let functions = self.functions.iter_mut().flat_map(|it| &mut it.rows);
+        probes.chain(functions.zip(before))
+    }
+
+    /// The same, with the time since the beginning. What cannot be counted is left to the last report.
     pub(crate) fn at(mut self, at: Duration) -> CountReport<'c> {
         self.at = Some(at);
+        if let Some(functions) = &mut self.functions {
+            functions.leave_out_refused();
+        }
         self
+    }
+
+    /// All rows, most hits first.
+    fn rows(&self) -> Vec<&Row<'c>> {
+        let functions = self.functions.iter().flat_map(|it| &it.rows);
+        let mut rows: Vec<&Row<'c>> = self.probes.iter().chain(functions).collect();
+        rows.sort_by_key(|row| Reverse(row.hits));
+        rows
+    }
+
+    /// The paths in it, as text shows them.
+    fn paths(&self) -> ShownPaths {
+        let sites = self.probes.iter().filter_map(|row| row.site.as_ref());
+        let files = sites.filter_map(|site| site.file.as_deref());
+        let functions = self.functions.iter().flat_map(CountedFunctions::paths);
+        ShownPaths::new(self.detail.paths, files.chain(functions))
     }
 
     /// A line for each row.
     pub(super) fn plain(&self) -> String {
-        let mut text = String::new();
-        for row in &self.probes {
+        let (mut text, paths) = (String::new(), self.paths());
+        for row in self.rows() {
             if let Some(at) = self.at {
                 // Writing to a string does not fail.
                 let _ = write!(text, "{:.1} ", at.as_secs_f64());
             }
             let _ = write!(text, "{} {:.1} {}", row.hits, row.rate, Escaped(row.name));
-            if let Some(site) = &row.site {
-                let _ = write!(
-                    text,
-                    " {} {} {}",
-                    site.address,
-                    site.function(),
-                    site.source(&self.paths)
-                );
+            for word in row.place(&paths).into_iter().flatten() {
+                let _ = write!(text, " {word}");
             }
             text.push('\n');
         }
@@ -164,27 +216,26 @@ impl<'c> CountReport<'c> {
 
     /// A table; with the time since the beginning, if there is one.
     pub(crate) fn table(&self) -> String {
-        let has_sites = self.probes.iter().any(|row| row.site.is_some());
+        let (rows, paths) = (self.rows(), self.paths());
         let at = self.at.map(|at| format!("{:.1}", at.as_secs_f64()));
         let mut head: Vec<&str> = at.iter().map(|_| "seconds").collect();
-        head.extend(["probe", "hits", "hits/s"]);
-        if has_sites {
-            head.extend(["address", "function", "source"]);
+        let (what, is_in) = match &self.functions {
+            None => ("probe", "function"),
+            Some(_) if self.probes.is_empty() => ("function", "object"),
+            Some(_) => ("name", "in"),
+        };
+        head.extend([what, "hits", "hits/s"]);
+        if rows.iter().any(|row| row.place(&paths).is_some()) {
+            head.extend(["address", is_in, "source"]);
         }
-        let rows = self.probes.iter().map(|row| {
+        let rows = rows.into_iter().map(|row| {
             let mut cells: Vec<String> = at.iter().cloned().collect();
             cells.extend([
                 Escaped(row.name).to_string(),
                 row.hits.to_string(),
                 format!("{:.0}", row.rate),
             ]);
-            if let Some(site) = &row.site {
-                cells.extend([
-                    site.address.to_string(),
-                    site.function(),
-                    site.source(&self.paths),
-                ]);
-            }
+            cells.extend(row.place(&paths).into_iter().flatten());
             cells
         });
         table::table(&head, rows)
@@ -209,21 +260,8 @@ fn site_rows<'c>(counts: &'c Counts, name: &'c str, sources: &[Option<SourceMap>
                 file: location.file,
                 line: location.line,
             }),
+            function: None,
         }
     });
     sites.collect()
-}
-
-impl SiteRow<'_> {
-    fn function(&self) -> String {
-        function_or_unknown(self.function.as_deref())
-    }
-
-    fn source(&self, paths: &ShownPaths) -> String {
-        source_or_unknown(self.file.as_deref(), self.line, paths)
-    }
-}
-
-fn text<S: Serializer>(value: &LiveAddr, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(value)
 }

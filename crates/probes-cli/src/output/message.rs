@@ -41,6 +41,8 @@ pub(crate) enum WarningKind {
     NoObserver,
     /// Hits came faster than they could be read.
     LostHits,
+    /// Functions that were selected cannot be counted.
+    Uncounted,
     /// Times may be wrong, because pairs interleave in a thread.
     Interleaved,
     /// Probes are held by a command that was killed.

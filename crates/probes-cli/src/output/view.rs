@@ -13,6 +13,7 @@ use probes_lib::{
 use serde::{Serialize, Serializer};
 
 use super::format::{VERSION, seconds};
+use super::function_sources::FunctionSources;
 use super::holder::{self, HolderView};
 use super::paths::{PathForm, ShownPaths};
 
@@ -121,6 +122,8 @@ pub(crate) struct Detail {
     pub(crate) sites: bool,
     /// The functions and source lines of the sites, for each object.
     pub(crate) sources: Vec<Option<SourceMap>>,
+    /// The source lines of functions that are counted.
+    pub(crate) function_sources: FunctionSources,
     /// How paths are shown, except in JSON.
     pub(crate) paths: PathForm,
 }

@@ -33,17 +33,20 @@ const SWITCHES: [&str; 5] = [
     "attach -enable-all -for 10ms",
 ];
 
-const OBSERVATIONS: [&str; 5] = [
+const OBSERVATIONS: [&str; 7] = [
     "count -for 20ms",
+    "count -for 20ms -fn *",
     "latency -for 20ms",
     "watch -json -limit 300 -for 200ms -regexp .",
     "killed",
+    "killed -fn *",
     "observe -clean",
 ];
 
 /// How a program is started.
-pub(crate) const LAUNCHES: [&str; 6] = [
+pub(crate) const LAUNCHES: [&str; 7] = [
     "-count",
+    "-count -fn *",
     "-latency",
     "-watch",
     "-wait -enable-all",
@@ -104,8 +107,8 @@ fn treat(case: &mut Case, program: &Program, form: usize, way: Way) {
 
 /// Runs the tool on a process, to its end or until it is killed.
 fn act(case: &mut Case, running: &Running, words: &str) {
-    if words == "killed" {
-        return kill_observer(case, running);
+    if let Some(flags) = words.strip_prefix("killed") {
+        return kill_observer(case, running, flags);
     }
     let mut line = format!("{words} -pid {}", running.pid);
     if words.starts_with("attach") && running.program.loads_objects {
@@ -143,15 +146,17 @@ fn act(case: &mut Case, running: &Running, words: &str) {
 }
 
 /// Kills an observer at any moment of its start, its work or its end.
-fn kill_observer(case: &mut Case, running: &Running) {
-    let line = format!("count -quiet -for 30ms -pid {}", running.pid);
+fn kill_observer(case: &mut Case, running: &Running, flags: &str) {
+    let line = format!("count -quiet -for 30ms -pid {}{flags}", running.pid);
     let mut tool = command(line.split(' '));
     tool.stdin(Stdio::null()).stdout(Stdio::null());
     if running.program.may_refuse {
         tool.stderr(Stdio::null());
     }
     let mut tool = Guard::spawn(&mut tool);
-    std::thread::sleep(Duration::from_micros(case.random(100_000)));
+    // Functions take longer to plan.
+    let longest = if flags.is_empty() { 100_000 } else { 2_000_000 };
+    std::thread::sleep(Duration::from_micros(case.random(longest)));
     // It may have exited.
     let _ = tool.child().kill();
     let status = tool.wait();

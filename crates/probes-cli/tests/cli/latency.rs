@@ -138,7 +138,7 @@ fn interleaving_pairs_are_reported_in_every_format() {
         let expected = " 0 0 0 start,stop interleaved 10";
         assert!(plain[0].ends_with(expected), "{plain:?}");
         assert_eq!(plain.len(), 1);
-        let json: Value = serde_json::from_str(&answer("json")[0]).unwrap();
+        let json = object(&answer("json")[0]);
         assert_eq!(json["pairs"][0]["interleaved"], 10);
         let table = answer("table").join("\n");
         assert!(table.contains(" | interleaved \n"), "{table}");

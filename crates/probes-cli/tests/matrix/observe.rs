@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Action, Actions, Observation, Options, Selector, Target};
+use probes_lib::{Action, Actions, FunctionSelector, Observation, Options, Selector, Target};
 use test_support::{DEADLINE, Guard, Talker, eventually, program_forms, test_name};
 
 use crate::chroot::{ChrootProgram, Isolation};
@@ -16,6 +16,9 @@ use crate::observations::{check, everything};
 /// together.
 const CYCLES: usize = 12;
 const CYCLES_OF_THREADS: usize = 6;
+
+/// How often the functions of each form of the program are observed.
+const CALL_CYCLES: usize = 3;
 
 /// How many observers of each program are killed.
 const KILLS: usize = 4;
@@ -115,6 +118,41 @@ fn observe_domains(file: &Path, args: &[&str], cycles: usize) {
 fn domains_that_collect_garbage_are_counted_exactly() {
     for file in program_forms("ocaml5/domains") {
         observe_domains(&file, &["8", "1", "collect"], CYCLES / 2);
+    }
+}
+
+// promise: Functions: Calls of a function in 4 domains of 2 threads, one of which collects garbage, are counted to
+//    the last one (6 observations in each chroot)
+#[test]
+fn calls_in_domains_are_counted_exactly() {
+    for file in program_forms("ocaml5/domains") {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start_with(
+            Isolation::Chroot,
+            &file,
+            &["4", "2", "collect"],
+            OCAMLRUNPARAM,
+        );
+        let target = Target::open(pid).unwrap();
+        let round = FunctionSelector::Glob("Domains.round".parse().unwrap());
+        let observation = Observation::new().count_functions(round);
+        for cycle in 0..CALL_CYCLES {
+            let first = rounds(&mut talker, "pause");
+            let mut observer = target.observe(&observation, options()).unwrap();
+            talker.ask("go", "going");
+            eventually("there are calls", || {
+                (observer.counts().unwrap().total() > 0).then_some(())
+            });
+            let last = rounds(&mut talker, "pause");
+            let counts = observer.remove().unwrap().counts;
+            talker.ask("go", "going");
+            // The code of each of its three probes has its name, too.
+            let hits: Vec<u64> = counts.functions().map(|it| it.hits).collect();
+            assert_eq!(hits, [last - first; 4], "{}: {cycle}", file.display());
+        }
+        talker.close_input();
+        assert!(talker.guard().wait().success());
     }
 }
 

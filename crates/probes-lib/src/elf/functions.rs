@@ -38,6 +38,9 @@ const MAX_SYMBOLS: usize = 16 << 20;
 /// another, and static functions of one name share it.
 const MAX_REPEATED: usize = 4;
 
+/// How many functions before an address may be inside the one that it is in.
+const MAX_NESTED: usize = 64;
+
 /// The functions of a file, in the order of their addresses.
 ///
 /// ```no_run
@@ -355,6 +358,15 @@ impl FunctionTable {
     pub fn functions(&self) -> impl ExactSizeIterator<Item = Function<'_>> {
         let function = |entry| Function { table: self, entry };
         self.functions.iter().map(function)
+    }
+
+    /// Returns the function whose code is at this address; if one is inside another, the one that begins last.
+    pub(crate) fn function_at(&self, address: FileAddr) -> Option<Function<'_>> {
+        let next = self.functions.partition_point(|it| it.address <= address);
+        // Few functions are inside another.
+        let before = self.functions[..next].iter().rev().take(MAX_NESTED);
+        let mut before = before.map(|entry| Function { table: self, entry });
+        before.find(|function| function.range().contains(address.0))
     }
 
     /// The parts of functions that the compiler has moved away because they rarely run, in the order of their addresses:

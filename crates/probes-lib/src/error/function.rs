@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use crate::address::LiveAddr;
+
+use crate::patch_plan::refusal::Refusal;
+
 use super::probe::{did_you_mean, file_name, unreadable_suffix};
 
 /// Why functions are not found. The subject of the error is the program's file.
@@ -19,6 +23,18 @@ pub enum FunctionError {
         /// Names that there are, nearest first.
         near: Vec<String>,
     },
+    /// No function is known to be at this address of the process.
+    #[error("no function is known at {address}")]
+    NoneAt {
+        /// The address that was asked for.
+        address: LiveAddr,
+    },
+    /// None of the functions that were asked for can be observed.
+    #[error("{}", none_possible(refused))]
+    NonePossible {
+        /// Which, and why.
+        refused: Vec<(String, Refusal)>,
+    },
 }
 
 impl FunctionError {
@@ -28,12 +44,26 @@ impl FunctionError {
             glob,
             unreadable,
             near,
-        } = self;
+        } = self
+        else {
+            return format!("{}: {self}", file_name(subject.as_ref()));
+        };
         format!(
             "no function in {} matches {glob}{}{}",
             file_name(subject.as_ref()),
             unreadable_suffix(unreadable),
             did_you_mean(near)
         )
+    }
+}
+
+/// Says why functions cannot be observed: the first of them, and how many more there are.
+fn none_possible(refused: &[(String, Refusal)]) -> String {
+    let Some((name, why)) = refused.first() else {
+        return "no function can be observed".to_owned();
+    };
+    match refused.len() - 1 {
+        0 => format!("the function {name} {why}"),
+        others => format!("the function {name} {why}, and {others} more cannot be observed either"),
     }
 }

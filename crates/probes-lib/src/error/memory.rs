@@ -137,6 +137,8 @@ pub enum MemoryPart {
     InjectedCall,
     /// The data of an observation, which its trampolines read and write.
     ObservationData,
+    /// The stack of a thread.
+    Stack,
 }
 
 impl fmt::Display for MemoryPart {
@@ -147,6 +149,7 @@ impl fmt::Display for MemoryPart {
             MemoryPart::Trampoline => "a trampoline",
             MemoryPart::InjectedCall => "an injected call",
             MemoryPart::ObservationData => "observation data",
+            MemoryPart::Stack => "a stack",
         })
     }
 }

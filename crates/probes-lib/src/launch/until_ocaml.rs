@@ -75,7 +75,11 @@ impl<'s> Patched<'s> {
         let mut stopped = Some(stopped);
         if digest == CodeDigest::Pending {
             if let Some(before) = stopped.take() {
-                (stopped, digest) = self.run_until_ocaml(before)?;
+                let arenas = installed.iter().flat_map(|it| &it.active.arenas);
+                let places = arenas.flat_map(|arena| arena.places().map(|(_, place)| place.at));
+                let sites = self.image.program.sites_by_address();
+                let patched: Vec<_> = sites.map(|site| site.address).chain(places).collect();
+                (stopped, digest) = self.run_until_ocaml(before, &patched)?;
             }
         }
         if let Some(stopped) = stopped {
@@ -94,12 +98,16 @@ impl<'s> Patched<'s> {
     /// Runs the program until its first OCaml code, stops it there, and writes the digests. Returns
     /// it stopped, and the state of the digests; not stopped, if it has exited or executed another
     /// program. If `main` is not the runtime's (the program may start OCaml later or never), it is
-    /// not run, and nothing is written.
+    /// not run, and nothing is written. `patched`: the sites of probes, and what is observed.
     ///
     /// # Errors
     ///
     /// If it cannot be stopped again.
-    fn run_until_ocaml(&self, stopped: Stopped<'s>) -> Result<(Option<Stopped<'s>>, CodeDigest)> {
+    fn run_until_ocaml(
+        &self,
+        stopped: Stopped<'s>,
+        patched: &[LiveAddr],
+    ) -> Result<(Option<Stopped<'s>>, CodeDigest)> {
         let Some(start) = self.start_of_ocaml() else {
             return Ok((Some(stopped), CodeDigest::Pending));
         };
@@ -110,8 +118,7 @@ impl<'s> Patched<'s> {
         match run {
             Ok((stopped, _)) => {
                 let (process, image) = (self.at_exec.process(), self.image);
-                let sites = image.program.sites_by_address().map(|site| site.address);
-                let digests = code_digest::prepare(process, image, self.memory, sites);
+                let digests = code_digest::prepare_patched(process, image, self.memory, patched);
                 let digest = digests.write(&stopped, self.memory);
                 Ok((Some(stopped), digest))
             }
@@ -132,9 +139,12 @@ impl<'s> Patched<'s> {
     fn start_of_ocaml(&self) -> Option<LiveAddr> {
         let program = &self.image.program;
         let mut objects = program.objects().iter();
-        let executable: &Object = objects.find(|object| !program.can_unload(object))?;
-        let start = start_of_ocaml(&executable.elf)?;
-        Some(executable.bias.live(start))
+        let executable: Option<&Object> = objects.find(|object| !program.can_unload(object));
+        let (elf, bias) = match executable {
+            Some(executable) => (&*executable.elf, executable.bias),
+            None => (self.image).executable_without_probes(self.at_exec.process())?,
+        };
+        Some(bias.live(start_of_ocaml(elf)?))
     }
 }
 

@@ -220,8 +220,8 @@ impl<M: WriteMemory> WriteMemory for Shadowed<M> {
         self.write_shown(at, bytes, write).map(drop)
     }
 
-    fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
-        self.write_shown(at, bytes, M::write_code_atomically)
+    fn write_pages(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+        self.write_shown(at, bytes, M::write_pages)
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {
@@ -311,11 +311,7 @@ mod tests {
     fn bytes_beside_an_observed_site_are_written() {
         let mut memory = observed(RET);
         let bytes = [0, 0, 0x90, CALL, 1, 2, 3, 4, 0, 0];
-        assert!(
-            memory
-                .write_code_atomically(LiveAddr(0x1000), &bytes)
-                .unwrap()
-        );
+        assert!(memory.write_pages(LiveAddr(0x1000), &bytes).unwrap());
         assert_eq!(shown(&memory, 0x1000), bytes);
         let real = [0, 0, 0x90, CALL, 5, 6, 7, 8, 0, 0];
         assert_eq!(shown(memory.bare(), 0x1000), real);

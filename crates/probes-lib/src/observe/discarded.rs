@@ -3,12 +3,13 @@
 //! A patched page is a private copy of a page of a file. If the process discards the copy, the bytes of the
 //! file are back, and the sites of the page record nothing any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
-use crate::observe::plan::ObservationPlan;
+use crate::observe::functions::ObservedFunctions;
+use crate::observe::plan::{ObservationPlan, PointOf};
 use crate::process::maps::{self, Mapping};
 use crate::process::program::Program;
 
@@ -31,23 +32,31 @@ const INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub struct DiscardedPatches {
     program: Arc<Program>,
-    /// Indices in the program.
-    sites: BTreeSet<usize>,
+    functions: Arc<ObservedFunctions>,
+    points: BTreeSet<PointOf>,
 }
 
 impl DiscardedPatches {
-    /// Returns how many sites there are.
+    /// Returns how many sites and functions there are.
     pub fn sites(&self) -> usize {
-        self.sites.len()
+        self.points.len()
     }
 
     /// Returns the names of their probes, in order.
     pub fn probes(&self) -> impl Iterator<Item = &str> {
         let probes = self.program.probes();
-        let has_any = |site: usize| self.sites.contains(&site);
+        let has_any = |site: usize| self.points.contains(&PointOf::Site(site));
         let probes =
-            probes.filter(move |probe| !self.sites.is_empty() && probe.sites().any(has_any));
+            probes.filter(move |probe| !self.points.is_empty() && probe.sites().any(has_any));
         probes.map(|probe| probe.name())
+    }
+
+    /// Returns the names of the functions that are no longer counted, by address.
+    pub fn functions(&self) -> impl Iterator<Item = &str> {
+        self.points.iter().filter_map(|point| match point {
+            PointOf::Site(_) => None,
+            PointOf::Function(function) => Some(&*self.functions.functions[*function].name),
+        })
     }
 }
 
@@ -60,11 +69,12 @@ pub(crate) struct DiscardCheck {
 }
 
 impl DiscardCheck {
-    pub(crate) fn new(program: Arc<Program>) -> DiscardCheck {
+    pub(crate) fn new(plan: &ObservationPlan) -> DiscardCheck {
         DiscardCheck {
             found: DiscardedPatches {
-                program,
-                sites: BTreeSet::new(),
+                program: plan.program.clone(),
+                functions: plan.functions.clone(),
+                points: BTreeSet::new(),
             },
             next: Some(Instant::now()),
         }
@@ -85,32 +95,35 @@ impl DiscardCheck {
         self.next = None;
     }
 
-    /// Returns the sites of those `points` that were not found before; none once the checks have ended.
-    pub(crate) fn unknown(&self, plan: &ObservationPlan, points: &[LiveAddr]) -> Vec<usize> {
-        if self.next.is_none() {
+    /// Returns those of these `addresses` of points that were not found before; none once the checks have ended.
+    pub(crate) fn unknown(
+        &self,
+        plan: &ObservationPlan,
+        addresses: &[LiveAddr],
+    ) -> Vec<(LiveAddr, PointOf)> {
+        if self.next.is_none() || addresses.is_empty() {
             return Vec::new();
         }
-        let site = |point: &LiveAddr| {
-            let planned = &plan.points;
-            let index = planned.binary_search_by_key(point, |planned| planned.point.address);
-            index.ok().map(|index| planned[index].site)
-        };
-        let sites = points.iter().filter_map(site);
-        sites
-            .filter(|site| !self.found.sites.contains(site))
+        let addresses: HashSet<&LiveAddr> = addresses.iter().collect();
+        let points = plan.points.iter();
+        let points = points.map(|planned| (planned.point.address, planned.of));
+        points
+            .filter(|(address, of)| addresses.contains(address) && !self.found.points.contains(of))
             .collect()
     }
 
-    /// Adds sites whose patch is gone, unless their object is no longer mapped there.
-    pub(crate) fn add(&mut self, sites: &[usize], maps: &[Mapping]) {
+    /// Adds points whose patch is gone, unless their object is no longer mapped there.
+    pub(crate) fn add(&mut self, points: &[(LiveAddr, PointOf)], maps: &[Mapping]) {
         let program = &self.found.program;
-        let is_loaded = |site: &usize| {
-            let site = program.site(*site);
-            let mapping = maps::find(maps, site.address(), 1);
-            mapping.is_some_and(|mapping| site.object.is_mapped_by(mapping))
+        let is_loaded = |&&(address, of): &&(LiveAddr, PointOf)| {
+            let mapping = maps::find(maps, address, 1);
+            mapping.is_some_and(|mapping| match of {
+                PointOf::Site(site) => program.site(site).object.is_mapped_by(mapping),
+                PointOf::Function(_) => mapping.executable,
+            })
         };
-        let loaded: Vec<usize> = sites.iter().copied().filter(is_loaded).collect();
-        self.found.sites.extend(loaded);
+        let loaded: Vec<PointOf> = points.iter().filter(is_loaded).map(|(_, of)| *of).collect();
+        self.found.points.extend(loaded);
     }
 
     pub(crate) fn found(&self) -> DiscardedPatches {

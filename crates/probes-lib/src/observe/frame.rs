@@ -58,15 +58,25 @@ pub(crate) fn is_ocaml_4(program: &Program) -> bool {
     executable.is_some_and(|executable| has_runtime_4(&executable.elf))
 }
 
+/// Returns whether a file is known to define the native runtime of OCaml 5.
+pub(crate) fn has_runtime_5(elf: &ElfFile) -> bool {
+    runtime_symbols(elf)[1]
+}
+
 /// Returns whether a file defines `caml_start_program`, and not `caml_perform` of OCaml 5, which is in the same
 /// object file.
 fn has_runtime_4(elf: &ElfFile) -> bool {
+    runtime_symbols(elf) == [true, false]
+}
+
+/// Returns whether a file defines `caml_start_program`, and `caml_perform`.
+fn runtime_symbols(elf: &ElfFile) -> [bool; 2] {
     const NAMES: [&str; 2] = ["caml_start_program", "caml_perform"];
     // The OCaml compiler has most executables export their symbols, which strip(1) leaves.
     let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
     let symbols = tables.find_map(|table| elf.symbols(table).ok().flatten());
     let found = symbols.and_then(|symbols| symbols.find(NAMES).ok());
-    found.is_some_and(|[start, perform]| !start.is_empty() && perform.is_empty())
+    found.map_or([false; 2], |found| found.map(|found| !found.is_empty()))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::memory::runs;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::observer_lock::{is_held, observer_of};
-use crate::observe::point::{PATCH_LEN, Point};
+use crate::observe::point::{Found, PATCH_LEN, PatchBytes, Place};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -126,11 +126,20 @@ fn other_observer(process: &Process, memory: &ProcessMemory, arena: &Arena) -> O
 /// What is found at the points of an arena.
 #[derive(Debug, Default)]
 pub(crate) struct FoundPoints {
-    /// Those that are patched, or half patched or half restored: their indices in the arena, and what is
-    /// there instead of the displaced bytes.
-    pub(crate) patched: Vec<(usize, [u8; PATCH_LEN])>,
-    /// Those whose patch is gone, wholly or in part.
+    /// The places that are patched, or half patched or half restored.
+    pub(crate) patched: Vec<FoundPlace>,
+    /// The points whose patch is gone, wholly or in part.
     pub(crate) discarded: Vec<LiveAddr>,
+}
+
+/// A place that is patched, wholly or in part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FoundPlace {
+    /// The index of its point in the arena.
+    pub(crate) point: usize,
+    pub(crate) place: Place,
+    /// What is there now.
+    pub(crate) found: PatchBytes,
 }
 
 /// Returns what is found at the points of an arena; nothing once they are restored.
@@ -150,31 +159,36 @@ pub(crate) fn find_points(
     if is_restored {
         return Ok(FoundPoints::default());
     }
-    let all = read_patches(process, memory, arena)?;
+    let places: Vec<(usize, Place)> = arena.places().collect();
+    let all = read_places(process, memory, &places)?;
     let mut found = FoundPoints::default();
-    for (index, (bytes, point)) in all.into_iter().zip(&arena.points).enumerate() {
-        let (Some(bytes), patch) = (bytes, arena.patch(index)) else {
+    for (bytes, (index, place)) in all.into_iter().zip(places) {
+        let (Some(bytes), point) = (bytes, &arena.points[index]) else {
             continue;
         };
-        if bytes == patch || point.is_half_patched(bytes, patch) {
-            found.patched.push((index, bytes));
+        let judged = point.judge(&place, bytes);
+        if matches!(judged, Found::Patched | Found::PartlyPatched) {
+            found.patched.push(FoundPlace {
+                point: index,
+                place,
+                found: PatchBytes::of(&bytes[..place.after.len()]),
+            });
         }
-        if point.is_discarded(bytes, patch) {
+        if matches!(judged, Found::Unpatched | Found::PartlyPatched) {
             found.discarded.push(point.address);
         }
     }
     Ok(found)
 }
 
-/// Returns the bytes where the patches of an arena's points are or were; `None` where an object has been
-/// unloaded.
-fn read_patches(
+/// Returns the bytes at places that are or were patched; `None` where an object has been unloaded.
+fn read_places(
     process: &Process,
     memory: &ProcessMemory,
-    arena: &Arena,
+    places: &[(usize, Place)],
 ) -> Result<Vec<Option<[u8; PATCH_LEN]>>> {
     let pid = process.pid();
-    let places: Vec<LiveAddr> = arena.points.iter().map(Point::patch_at).collect();
+    let places: Vec<LiveAddr> = places.iter().map(|(_, place)| place.at).collect();
     if let Ok(all) = read_each(pid, memory, &places) {
         return Ok(all.into_iter().map(Some).collect());
     }

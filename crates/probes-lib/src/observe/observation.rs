@@ -1,6 +1,18 @@
 //! [`Observation`]: what to record of the hits of a process, as the caller says it.
 
+use crate::address::LiveAddr;
 use crate::select::Selector;
+use crate::select::glob::Glob;
+
+/// Selects functions of a process.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum FunctionSelector {
+    /// Those with a name, as in the source, that matches.
+    Glob(Glob),
+    /// The function that begins at this address of the process, or the instruction there.
+    Address(LiveAddr),
+}
 
 /// What to record of the hits of a process: counts, times between hits, each hit with its arguments.
 ///
@@ -19,6 +31,7 @@ pub struct Observation {
     /// Of each pair, the names of the probes that start and stop it.
     pub(super) pairs: Vec<(String, String)>,
     pub(super) watched: Vec<Selector>,
+    pub(crate) functions: Vec<FunctionSelector>,
 }
 
 impl Observation {
@@ -31,6 +44,22 @@ impl Observation {
     #[must_use]
     pub fn count(mut self, selector: Selector) -> Observation {
         self.counted.push(selector);
+        self
+    }
+
+    /// Also counts the calls of these functions, or the executions of an instruction. Of calls that the compiler has
+    /// inlined nothing is known. Functions that cannot be observed are left out
+    /// ([`Counts::refused`](crate::Counts::refused)).
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let lists = FunctionSelector::Glob("Stdlib.List.*".parse().unwrap());
+    /// let observation = Observation::new().count_functions(lists);
+    /// ```
+    #[must_use]
+    pub fn count_functions(mut self, selector: FunctionSelector) -> Observation {
+        self.functions.push(selector);
         self
     }
 
@@ -48,5 +77,11 @@ impl Observation {
     pub fn watch(mut self, selector: Selector) -> Observation {
         self.watched.push(selector);
         self
+    }
+
+    /// Returns whether it is about probes, so that a program without any cannot be observed.
+    pub(crate) fn needs_probes(&self) -> bool {
+        let probes = !self.counted.is_empty() || !self.watched.is_empty();
+        probes || !self.pairs.is_empty() || self.functions.is_empty()
     }
 }

@@ -1,12 +1,16 @@
 //! Finds addresses for the arenas of an observation: unmapped, and near enough to the points to be called
-//! from there.
+//! from there, or where their jumps lead if these are punned ([`patch_plan`](crate::patch_plan)).
+
+use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, Result};
 use crate::observe::layout::arena::{Arena, HeaderVersion};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::plan::ObservationPlan;
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
+use crate::observe::point::Point;
 use crate::process::maps::Mapping;
 use crate::process::tool::new_id;
 
@@ -19,52 +23,222 @@ const GAP: u64 = 1 << 20;
 /// The distance between two addresses that are tried one after the other.
 const STEP: u64 = 16 << 20;
 
-/// Returns the arenas of a plan, whose trampolines are `trampoline_len` bytes long: one arena for
-/// each group of points that are near each other, in the order of their addresses. The first arena
-/// has the shared data, and each says that `observer` observes.
+/// A trampoline may begin anywhere near its point, if there are this many addresses for it; otherwise its arena is placed
+/// where those are.
+const WIDE: u64 = 1 << 30;
+
+/// How many arenas there are at most for points that are particular about where their trampolines are. Each takes a
+/// stopped process some 50 us.
+const MAX_NARROW: usize = 16;
+
+/// Where the arenas of a plan are, or which of its points have no room.
+pub(crate) enum Placed {
+    /// They hold the points of the plan in its order.
+    Arenas(Vec<Arena>),
+    /// The indices of functions for whose trampolines no address is free.
+    NoRoom(Vec<usize>),
+}
+
+/// Returns the arenas of a plan, whose trampolines are `trampoline_len` bytes long, and sorts its points: one arena for
+/// each group of points that are near each other, in the order of their addresses; then one for each group of points
+/// whose jumps lead to the same few addresses. The first arena has the shared data, and each says that `observer`
+/// observes.
 ///
 /// # Errors
 ///
-/// If there is no room near a point, or there are no points.
+/// If there is no room near a site, or there are no points.
 pub(crate) fn place(
     pid: i32,
-    plan: &ObservationPlan,
+    plan: &mut ObservationPlan,
     trampoline_len: u64,
     maps: &[Mapping],
     observer: &ObserverRecord,
-) -> Result<Vec<Arena>> {
-    let mut occupied: Vec<(u64, u64)> = maps.iter().map(|it| (it.start.0, it.end.0)).collect();
-    let mut arenas = Vec::new();
-    let mut rest = plan.points.as_slice();
+) -> Result<Placed> {
+    let mut placing = Placing {
+        occupied: maps.iter().map(|it| (it.start.0, it.end.0)).collect(),
+        arenas: Vec::new(),
+        trampoline_len,
+        shared: plan.shared,
+        observer,
+    };
+    let windows: HashMap<LiveAddr, Range<u64>> = plan
+        .points
+        .iter()
+        .filter_map(|planned| {
+            let (site, bias) = plan.patch_site(planned)?;
+            let window = site.trampolines(bias);
+            let window = window.start.0..window.end.0;
+            (window.end - window.start < WIDE).then_some((planned.point.address, window))
+        })
+        .collect();
+    let window = |planned: &PlannedPoint| windows.get(&planned.point.address);
+    plan.sort_by_key(|planned| {
+        let window = window(planned).map(|window| (window.start, window.end));
+        (window, planned.point.address)
+    });
+    let mut no_room = Vec::new();
+    let wide = plan.points.partition_point(|it| window(it).is_none());
+    let (mut rest, mut narrow) = plan.points.split_at(wide);
     while let Some(first) = rest.first() {
         let first = first.point.address.0;
         // Half of the reach, so that there is room on both sides.
         let near_count = rest.partition_point(|it| it.point.address.0 - first < REACH / 2);
         let (these, others) = rest.split_at(near_count);
         rest = others;
-        let is_first = arenas.is_empty();
-        let mut arena = Arena {
+        if placing.place_near(these).is_none() {
+            for planned in these {
+                match planned.of {
+                    PointOf::Function(function) => no_room.push(function),
+                    PointOf::Site(_) => return Err(Error::of_process(pid, ObserveError::NoRoom)),
+                }
+            }
+        }
+    }
+    let near = placing.arenas.len();
+    let mut order: Vec<LiveAddr> = Vec::new();
+    while let [first, ..] = narrow {
+        let mut many = placing.most_within(narrow, |planned| window(planned).cloned());
+        let is_full = placing.arenas.len() - near >= MAX_NARROW;
+        let placed = !is_full
+            && loop {
+                let these = &narrow[..many];
+                let window = shared_window(these.iter().filter_map(window));
+                if placing.place_within(these, &window).is_some() {
+                    break true;
+                }
+                many /= 2;
+                if many == 0 {
+                    break false;
+                }
+            };
+        if !placed {
+            many = 1;
+            if let PointOf::Function(function) = first.of {
+                no_room.push(function);
+            }
+        }
+        narrow = &narrow[many..];
+    }
+    if !no_room.is_empty() {
+        no_room.sort_unstable();
+        return Ok(Placed::NoRoom(no_room));
+    }
+    order.extend(
+        placing
+            .arenas
+            .iter()
+            .flat_map(|arena| arena.points.iter().map(|it| it.address)),
+    );
+    let arenas = placing.arenas;
+    if arenas.is_empty() {
+        return Err(Error::of_process(pid, ObserveError::NoSites));
+    }
+    let index: HashMap<LiveAddr, usize> = order.into_iter().zip(0..).collect();
+    plan.sort_by_key(|planned| index.get(&planned.point.address).copied());
+    Ok(Placed::Arenas(arenas))
+}
+
+/// Returns the addresses that all of these windows have.
+fn shared_window<'w>(windows: impl Iterator<Item = &'w Range<u64>>) -> Range<u64> {
+    windows.fold(0..u64::MAX, |one, other| {
+        one.start.max(other.start)..one.end.min(other.end)
+    })
+}
+
+/// Arenas that are being placed.
+struct Placing<'o> {
+    /// In no order.
+    occupied: Vec<(u64, u64)>,
+    arenas: Vec<Arena>,
+    trampoline_len: u64,
+    shared: SharedLayout,
+    observer: &'o ObserverRecord,
+}
+
+impl Placing<'_> {
+    /// Returns an arena for these points, in the order of their addresses, without its own address.
+    fn arena(&self, planned: &[PlannedPoint]) -> Arena {
+        let mut points: Vec<Point> = planned.iter().map(|planned| planned.point).collect();
+        points.sort_unstable_by_key(|point| point.address);
+        Arena {
             code: LiveAddr(0),
-            points: these.iter().map(|planned| planned.point).collect(),
-            trampoline_len,
-            shared: if is_first {
-                plan.shared
+            points,
+            trampoline_len: self.trampoline_len,
+            shared: if self.arenas.is_empty() {
+                self.shared
             } else {
                 SharedLayout::default()
             },
             id: new_id(),
-            version: HeaderVersion::Current(observer.clone()),
-        };
-        let no_room = || Error::of_process(pid, ObserveError::NoRoom);
-        arena.code = address_for(&arena, &occupied).ok_or_else(no_room)?;
+            version: HeaderVersion::Current(self.observer.clone()),
+        }
+    }
+
+    fn add(&mut self, arena: Arena) {
         let range = arena.range();
-        occupied.push((range.start, range.end));
-        arenas.push(arena);
+        self.occupied.push((range.start, range.end));
+        self.arenas.push(arena);
     }
-    if arenas.is_empty() {
-        return Err(Error::of_process(pid, ObserveError::NoSites));
+
+    /// Places an arena near these points.
+    fn place_near(&mut self, planned: &[PlannedPoint]) -> Option<()> {
+        let mut arena = self.arena(planned);
+        arena.code = address_for(&arena, &self.occupied)?;
+        self.add(arena);
+        Some(())
     }
-    Ok(arenas)
+
+    /// Places an arena whose trampolines begin in `window`.
+    fn place_within(&mut self, planned: &[PlannedPoint], window: &Range<u64>) -> Option<()> {
+        let mut arena = self.arena(planned);
+        let first = arena.trampoline(0).0;
+        let last = arena.trampoline(arena.points.len() - 1).0;
+        let len = arena.code_len() + arena.data_len();
+        let mut start = window
+            .start
+            .saturating_sub(first)
+            .next_multiple_of(PAGE)
+            .max(STEP);
+        loop {
+            let end = start + len;
+            if start + last >= window.end || end >= 1 << 47 {
+                return None;
+            }
+            let (from, to) = (start.saturating_sub(GAP), end + GAP);
+            let overlapping = self
+                .occupied
+                .iter()
+                .filter(|&&(begin, end)| end > from && begin < to);
+            match overlapping.map(|&(_, end)| end).max() {
+                Some(occupied) => start = (occupied + GAP).next_multiple_of(PAGE),
+                None => break,
+            }
+        }
+        arena.code = LiveAddr(start);
+        self.add(arena);
+        Some(())
+    }
+
+    /// Returns how many of the first points have windows in which there is room for the trampolines of all of them.
+    fn most_within(
+        &self,
+        planned: &[PlannedPoint],
+        window: impl Fn(&PlannedPoint) -> Option<Range<u64>>,
+    ) -> usize {
+        let mut shared = 0..u64::MAX;
+        for (count, planned) in (1_u64..).zip(planned) {
+            let Some(window) = window(planned) else {
+                return count as usize - 1;
+            };
+            shared = shared.start.max(window.start)..shared.end.min(window.end);
+            let len = shared.end.saturating_sub(shared.start);
+            // An arena begins at a page.
+            if count > 1 && len < count * self.trampoline_len + PAGE {
+                return count as usize - 1;
+            }
+        }
+        planned.len()
+    }
 }
 
 /// Returns where an arena can begin that is within reach of its points.
@@ -72,7 +246,8 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
     let len = arena.code_len() + arena.data_len();
     // Points have to reach the trampolines, and trampolines the wrappers.
     let points = arena.points.iter();
-    let near = points.flat_map(|point| [point.address.0, point.wrapper().0]);
+    let near = points.flat_map(|point| [Some(point.address), point.wrapper()]);
+    let near = near.flatten().map(|address| address.0);
     let (first, last) = (near.clone().min()?, near.max()?);
     let is_free = |start: u64| {
         let (from, to) = (start.saturating_sub(GAP), start.saturating_add(len + GAP));
@@ -98,14 +273,12 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
     use std::sync::Arc;
 
     use super::*;
     use crate::error::ErrorKind;
     use crate::observe::layout::arena::LINE;
-    use crate::observe::plan::PlannedPoint;
-    use crate::observe::point::{Point, Role};
+    use crate::observe::point::{PointKind, Role};
     use crate::process::maps::parse;
     use crate::testing::program_with_probes;
 
@@ -121,13 +294,16 @@ mod tests {
         let point = |&(address, wrapper): &(u64, u64)| PlannedPoint {
             point: Point {
                 address: LiveAddr(address),
-                operand: (wrapper.wrapping_sub(address + 6) as u32).to_le_bytes(),
+                kind: PointKind::Site {
+                    operand: (wrapper.wrapping_sub(address + 6) as u32).to_le_bytes(),
+                },
             },
             role: Role::default(),
-            site: 0,
+            of: PointOf::Site(0),
         };
         ObservationPlan {
             program: Arc::new(program_with_probes(&["a"])),
+            functions: Arc::default(),
             points: points.iter().map(point).collect(),
             pairs: Vec::new(),
             shared,
@@ -142,10 +318,17 @@ mod tests {
         parse(ranges.iter().map(line).collect::<String>().as_bytes())
     }
 
+    fn arenas_of(plan: &mut ObservationPlan, maps: &[Mapping]) -> Result<Vec<Arena>> {
+        match place(1, plan, LINE, maps, &ObserverRecord::default())? {
+            Placed::Arenas(arenas) => Ok(arenas),
+            Placed::NoRoom(functions) => panic!("no room for {functions:?}"),
+        }
+    }
+
     /// Returns where the arena of one point begins; `None` if there is no room.
     fn placed(point: u64, wrapper: u64, occupied: &[Range<u64>]) -> Option<u64> {
-        let plan = plan(&[(point, wrapper)], SharedLayout::default());
-        match place(1, &plan, LINE, &maps(occupied), &ObserverRecord::default()) {
+        let mut plan = plan(&[(point, wrapper)], SharedLayout::default());
+        match arenas_of(&mut plan, &maps(occupied)) {
             Ok(arenas) => {
                 assert_eq!(arenas.len(), 1);
                 let range = arenas[0].range();
@@ -229,8 +412,8 @@ mod tests {
             pairs: 1,
             record_len: 0,
         };
-        let plan = plan(&addresses.map(|at| (at, at)), shared);
-        let arenas = place(1, &plan, LINE, &[], &ObserverRecord::default()).unwrap();
+        let mut plan = plan(&addresses.map(|at| (at, at)), shared);
+        let arenas = arenas_of(&mut plan, &[]).unwrap();
         let of = |arena: &Arena| -> Vec<u64> {
             arena.points.iter().map(|point| point.address.0).collect()
         };
@@ -245,8 +428,8 @@ mod tests {
 
     #[test]
     fn nothing_to_observe_is_an_error() {
-        let none = plan(&[], SharedLayout::default());
-        let error = place(1, &none, LINE, &[], &ObserverRecord::default()).unwrap_err();
+        let mut none = plan(&[], SharedLayout::default());
+        let error = arenas_of(&mut none, &[]).unwrap_err();
         assert!(matches!(
             error.kind(),
             ErrorKind::Observe(ObserveError::NoSites)

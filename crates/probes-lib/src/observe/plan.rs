@@ -3,11 +3,15 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use crate::error::{ObserveError, ProbeError, Result};
+use crate::address::LoadBias;
+use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
 use crate::observe::frame::{Frame, is_ocaml_4};
+use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::observation::Observation;
 use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, Role, WatchRole};
+use crate::patch_plan::refusal::Refusal;
+use crate::patch_plan::site::PatchSite;
 use crate::process::program::{LiveSite, Program};
 use crate::select::{Actions, Selector, choose};
 use crate::site::SiteCode;
@@ -15,7 +19,9 @@ use crate::site::SiteCode;
 /// What an observation records in a process.
 pub(crate) struct ObservationPlan {
     pub(crate) program: Arc<Program>,
-    /// Sorted by address.
+    /// The functions that are observed.
+    pub(crate) functions: Arc<ObservedFunctions>,
+    /// Sorted by address; those of an observation that is prepared: arena by arena.
     pub(crate) points: Vec<PlannedPoint>,
     /// The names of the probes that start and stop each pair.
     pub(crate) pairs: Vec<(String, String)>,
@@ -27,8 +33,26 @@ pub(crate) struct ObservationPlan {
 pub(crate) struct PlannedPoint {
     pub(crate) point: Point,
     pub(crate) role: Role,
-    /// The index of this point's site among the sites of the program.
-    pub(crate) site: usize,
+    pub(crate) of: PointOf,
+}
+
+/// What a point belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PointOf {
+    /// The site with this index among those of the program.
+    Site(usize),
+    /// The function with this index among those that are observed.
+    Function(usize),
+}
+
+impl PlannedPoint {
+    /// Returns the index of its site, if it is one.
+    pub(crate) fn site(&self) -> Option<usize> {
+        match self.of {
+            PointOf::Site(site) => Some(site),
+            PointOf::Function(_) => None,
+        }
+    }
 }
 
 impl ObservationPlan {
@@ -37,36 +61,94 @@ impl ObservationPlan {
     /// # Errors
     ///
     /// If a probe is missing, or there are too many pairs.
-    pub(crate) fn of(observation: &Observation, program: Arc<Program>) -> Result<ObservationPlan> {
+    pub(crate) fn of(
+        observation: &Observation,
+        program: Arc<Program>,
+        functions: Arc<ObservedFunctions>,
+    ) -> Result<ObservationPlan> {
         let mut roles = roles(observation, &program)?;
-        let observed = program.sites_by_address().filter_map(|placed| {
+        let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
             let role = std::mem::take(&mut roles[site]);
             (!role.is_empty()).then(|| PlannedPoint {
                 point: Point::probe_site(placed.address, program.site(site).site.code()),
                 role,
-                site,
+                of: PointOf::Site(site),
             })
         });
-        let mut points: Vec<PlannedPoint> = observed.collect();
-        points.sort_unstable_by_key(|planned| planned.point.address);
-        for (index, planned) in (0..).zip(&mut points) {
-            if let Some(watched) = &mut planned.role.watched {
-                watched.point = index;
-            }
-        }
+        let points: Vec<PlannedPoint> = sites.chain(function_points(&functions)).collect();
         let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
         let most_arguments = watched.map(|watched| watched.arguments.len()).max();
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len),
         };
-        Ok(ObservationPlan {
+        let mut plan = ObservationPlan {
             pairs: observation.pairs.clone(),
             program,
+            functions,
             points,
             shared,
-        })
+        };
+        plan.sort_by_key(|planned| planned.point.address);
+        Ok(plan)
+    }
+
+    /// Sorts the points, and numbers those that are watched in the new order.
+    pub(crate) fn sort_by_key<K: Ord>(&mut self, key: impl FnMut(&PlannedPoint) -> K) {
+        self.points.sort_by_cached_key(key);
+        for (index, planned) in (0..).zip(&mut self.points) {
+            if let Some(watched) = &mut planned.role.watched {
+                watched.point = index;
+            }
+        }
+    }
+
+    /// Refuses these functions, given by ascending index.
+    pub(crate) fn refuse(&mut self, failed: &[(usize, Refusal)]) {
+        if failed.is_empty() {
+            return;
+        }
+        Arc::make_mut(&mut self.functions).refuse(failed);
+        self.renew_function_points();
+    }
+
+    /// Plans another patch for each of these functions, given by ascending index, because that of now is not possible;
+    /// refuses those that have no other.
+    pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {
+        Arc::make_mut(&mut self.functions).try_next(failed);
+        self.renew_function_points();
+    }
+
+    fn renew_function_points(&mut self) {
+        self.points.retain(|planned| planned.site().is_some());
+        self.points.extend(function_points(&self.functions));
+        self.sort_by_key(|planned| planned.point.address);
+    }
+
+    /// Checks that something is left to observe.
+    ///
+    /// # Errors
+    ///
+    /// [`FunctionError::NonePossible`] if all functions are refused, and nothing else is observed.
+    pub(crate) fn refuse_empty(&self) -> Result<()> {
+        if !self.points.is_empty() || self.functions.refused.is_empty() {
+            return Ok(());
+        }
+        let refused = self.functions.refused.iter();
+        let refused = refused
+            .map(|one| (one.name.clone(), one.why.clone()))
+            .collect();
+        let kind = FunctionError::NonePossible { refused };
+        Err(Error::of_file(self.program.path(), kind))
+    }
+
+    /// Returns how the patch of a function is planned, and the load bias of its object; `None` of a site.
+    pub(crate) fn patch_site(&self, planned: &PlannedPoint) -> Option<(&PatchSite, LoadBias)> {
+        match planned.of {
+            PointOf::Site(_) => None,
+            PointOf::Function(function) => Some(self.functions.functions[function].site()),
+        }
     }
 
     /// Returns whether any trampoline reads the time stamp counter.
@@ -74,11 +156,11 @@ impl ObservationPlan {
         self.points.iter().any(|planned| planned.role.is_timed())
     }
 
-    /// Returns the error for a point whose code in the process differs from its file.
-    pub(crate) fn unexpected(&self, planned: &PlannedPoint, found: SiteCode) -> ProbeError {
-        let site = self.program.site(planned.site);
+    /// Returns the error for a site whose code in the process differs from its file.
+    pub(crate) fn unexpected(&self, index: usize, found: SiteCode) -> ProbeError {
+        let site = self.program.site(index);
         let mut probes = self.program.probes();
-        let probe = probes.find(|probe| probe.sites().any(|site| site == planned.site));
+        let probe = probes.find(|probe| probe.sites().any(|site| site == index));
         ProbeError::UnexpectedSite {
             name: probe.map_or_else(String::new, |probe| probe.name().to_owned()),
             address: site.address(),
@@ -86,6 +168,19 @@ impl ObservationPlan {
             expected: site.site.code(),
         }
     }
+}
+
+/// Returns the points of functions, which are counted.
+fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = PlannedPoint> {
+    let functions = functions.functions.iter().enumerate();
+    functions.map(|(index, function)| PlannedPoint {
+        point: function.point(),
+        role: Role {
+            is_counted: true,
+            ..Role::default()
+        },
+        of: PointOf::Function(index),
+    })
 }
 
 /// Returns the role of each site of a program.
@@ -159,7 +254,6 @@ mod tests {
     use iced_x86::Register;
 
     use super::*;
-    use crate::address::LoadBias;
     use crate::error::ErrorKind;
     use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
 
@@ -173,7 +267,7 @@ mod tests {
     }
 
     fn plan(observation: &Observation) -> ObservationPlan {
-        ObservationPlan::of(observation, program()).unwrap()
+        ObservationPlan::of(observation, program(), Arc::default()).unwrap()
     }
 
     #[test]
@@ -215,7 +309,10 @@ mod tests {
         assert_eq!(plan.points.len(), expected.len());
         for (planned, (address, role)) in plan.points.iter().zip(expected) {
             assert_eq!((planned.point.address.0, &planned.role), (address, &role));
-            assert_eq!(plan.program.site(planned.site).address().0, address);
+            assert_eq!(
+                plan.program.site(planned.site().unwrap()).address().0,
+                address
+            );
         }
         let record_len = record::len(2);
         assert_eq!(
@@ -241,7 +338,7 @@ mod tests {
         ] {
             let program = Arc::new(program_with_arguments(&[("a", arguments), ("b", "")]));
             let observation = Observation::new().time("a", "b");
-            let plan = ObservationPlan::of(&observation, program).unwrap();
+            let plan = ObservationPlan::of(&observation, program, Arc::default()).unwrap();
             assert_eq!(plan.points[0].role.marks.argument, expected, "{arguments}");
         }
     }
@@ -267,7 +364,9 @@ mod tests {
     fn more_pairs_than_possible_are_refused() {
         let pairs = |many| (0..many).fold(Observation::new(), |all, _| all.time("a", "b"));
         assert_eq!(plan(&pairs(64)).shared.pairs, 64);
-        let refusal = ObservationPlan::of(&pairs(65), program()).err().unwrap();
+        let refusal = ObservationPlan::of(&pairs(65), program(), Arc::default())
+            .err()
+            .unwrap();
         assert!(matches!(
             refusal.kind(),
             ErrorKind::Observe(ObserveError::TooManyPairs {
@@ -287,7 +386,7 @@ mod tests {
             address,
             found: reported,
             expected,
-        } = plan.unexpected(point, found)
+        } = plan.unexpected(point.site().unwrap(), found)
         else {
             panic!("another error");
         };

@@ -1,16 +1,18 @@
 //! [`Point`]: a place in the code of a process whose executions, called hits, can be observed; and
 //! [`Role`]: what is recorded of each hit. Only computes: no access to processes or files.
 //!
-//! A point is patched by a call of its trampoline. The trampoline records the hit, does what the
-//! displaced bytes did, and continues where they continue. The only kind of point so far is the site
-//! of a probe:
+//! A point is patched by a call of its trampoline, or a jump to it. The trampoline records the hit, does what
+//! the displaced bytes did, and continues where they continue.
 //!
 //! ```text
-//! address                    not observed                observed
+//! site of a probe            not observed                observed
 //! +0            90           nop                         nop
 //! +1 the patch  3d <rel32>   cmp: the probe is disabled  call trampoline, which ends with ret
 //!               e8 <rel32>   call wrapper: enabled       call trampoline, which ends with jmp wrapper
 //! +6                         both return to here
+//!
+//! instruction (patch_plan)   as the file has it          jmp trampoline, which ends with the displaced
+//!                                                        instructions and a jump to what follows them
 //! ```
 
 use iced_x86::Register;
@@ -18,94 +20,248 @@ use iced_x86::Register;
 use crate::address::{LiveAddr, PAGE};
 use crate::elf::arguments::{Argument, Operand};
 use crate::observe::frame::Frame;
-use crate::site::{CALL, CMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
+use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
+use crate::site::{CALL, CMP, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
 
-/// How many bytes the patch of a point overwrites: an opcode and a displacement.
+/// How many bytes a patch overwrites at most: an opcode and a displacement.
 pub(crate) const PATCH_LEN: usize = 5;
+
+/// The bytes of a patch, or those that it replaces: at most [`PATCH_LEN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PatchBytes {
+    /// Zeros behind `len`.
+    bytes: [u8; PATCH_LEN],
+    len: u8,
+}
+
+impl PatchBytes {
+    /// Returns the first of these bytes, as many as fit.
+    pub(crate) fn of(from: &[u8]) -> PatchBytes {
+        let len = from.len().min(PATCH_LEN);
+        let mut bytes = [0; PATCH_LEN];
+        bytes[..len].copy_from_slice(&from[..len]);
+        PatchBytes {
+            bytes,
+            len: len as u8,
+        }
+    }
+}
+
+impl std::ops::Deref for PatchBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
 
 /// A place in the code of a process that can be observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
-    /// Where it begins: at the nop of a probe's site.
+    /// Where it begins: at the nop of a probe's site, or at an instruction.
     pub(crate) address: LiveAddr,
-    /// The operand of the displaced instruction: the distance (rel32) from the end of the site to the
-    /// wrapper. Whether the displaced opcode was `cmp` or `call` is recorded in the tail of the trampoline.
-    pub(crate) operand: [u8; 4],
+    pub(crate) kind: PointKind,
+}
+
+/// What is patched at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PointKind {
+    /// The site of a probe.
+    Site {
+        /// The operand of the displaced instruction: the distance (rel32) from the end of the site to the
+        /// wrapper. Whether the displaced opcode was `cmp` or `call` is recorded in the tail of the trampoline.
+        operand: [u8; 4],
+    },
+    /// An instruction, which a jump replaces.
+    Instruction {
+        /// The bytes that are overwritten at its address.
+        before: PatchBytes,
+        /// If the jump there is a short one, where it leads.
+        island: Option<Island>,
+    },
+}
+
+/// Padding that a jump to a trampoline overwrites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Island {
+    pub(crate) at: LiveAddr,
+    pub(crate) before: [u8; PATCH_LEN],
+}
+
+/// Bytes of a process that the patch of a point overwrites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) at: LiveAddr,
+    /// What is there while the point is not patched; of a site, while its probe is disabled, too.
+    pub(crate) before: PatchBytes,
+    /// What is there while it is patched.
+    pub(crate) after: PatchBytes,
+}
+
+/// What the bytes of a place, found in memory, say of its point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Its patch.
+    Patched,
+    /// Some bytes of its patch and some original ones: the process has discarded a page of the patch, or a tool was
+    /// killed while it wrote.
+    PartlyPatched,
+    /// The original bytes: it was patched, and is so no more.
+    Unpatched,
+    /// Neither: something else has changed the code.
+    Other,
 }
 
 impl Point {
     /// Returns the point for the site of a probe.
     pub(crate) fn probe_site(address: LiveAddr, code: SiteCode) -> Point {
         let operand = code.operand();
-        Point { address, operand }
+        Point {
+            address,
+            kind: PointKind::Site { operand },
+        }
     }
 
-    /// Returns where its patch begins.
-    pub(crate) fn patch_at(&self) -> LiveAddr {
-        self.address.plus(OPCODE_OFFSET)
+    /// Returns the places that its patch overwrites, which are written at once; the trampoline must be within reach.
+    pub(crate) fn places(&self, trampoline: LiveAddr) -> impl Iterator<Item = Place> + use<> {
+        let near = |opcode, at: LiveAddr| {
+            let displacement = trampoline.0.wrapping_sub(at.plus(PATCH_LEN as u64).0) as u32;
+            let [a, b, c, d] = displacement.to_le_bytes();
+            [opcode, a, b, c, d]
+        };
+        let (first, last) = match self.kind {
+            PointKind::Site { .. } => {
+                let at = self.address.plus(OPCODE_OFFSET);
+                let place = Place {
+                    at,
+                    before: PatchBytes::of(&self.site_code(CMP)),
+                    after: PatchBytes::of(&near(CALL, at)),
+                };
+                (None, place)
+            }
+            PointKind::Instruction { before, island } => {
+                let at = self.address;
+                let after = match island {
+                    None => near(JMP, at),
+                    Some(Island { at: island, .. }) => {
+                        let short = island.0.wrapping_sub(at.plus(SHORT_LEN).0);
+                        [SHORT_JMP, short as u8, 0, 0, 0]
+                    }
+                };
+                let place = Place {
+                    at,
+                    before,
+                    after: PatchBytes::of(&after[..before.len()]),
+                };
+                let island = island.map(|Island { at, before }| Place {
+                    at,
+                    before: PatchBytes::of(&before),
+                    after: PatchBytes::of(&near(JMP, at)),
+                });
+                (island, place)
+            }
+        };
+        first.into_iter().chain([last])
     }
 
-    /// Returns the address of the next instruction, to which its trampoline returns.
-    pub(crate) fn next(&self) -> LiveAddr {
-        self.address.plus(SITE_LEN as u64)
+    /// Returns whether its patch can have been written by this tool: that of an instruction is within a page.
+    pub(crate) fn is_possible(&self) -> bool {
+        let PointKind::Instruction { before, island } = self.kind else {
+            return true;
+        };
+        let is_on_one_page = !crosses(self.address, PAGE);
+        is_on_one_page
+            && match island {
+                None => !before.is_empty(),
+                Some(island) => before.len() as u64 == SHORT_LEN && !crosses(island.at, PAGE),
+            }
     }
 
-    /// Returns where its trampoline jumps to in the end if the probe is enabled: the wrapper that the
+    /// Returns whether a place may be written in steps: of a site, the opcode `cmp` first.
+    pub(crate) fn is_written_in_steps(&self) -> bool {
+        matches!(self.kind, PointKind::Site { .. })
+    }
+
+    /// Returns where its trampoline jumps to in the end if it is the site of an enabled probe: the wrapper that the
     /// displaced call calls.
-    pub(crate) fn wrapper(&self) -> LiveAddr {
-        let displacement = i64::from(i32::from_le_bytes(self.operand));
-        self.next().plus(displacement as u64)
+    pub(crate) fn wrapper(&self) -> Option<LiveAddr> {
+        let PointKind::Site { operand } = self.kind else {
+            return None;
+        };
+        let displacement = i64::from(i32::from_le_bytes(operand));
+        let next = self.address.plus(SITE_LEN as u64);
+        Some(next.plus(displacement as u64))
     }
 
-    /// Returns the bytes of its patch: a call of the trampoline, which must be within reach of a rel32.
-    pub(crate) fn patched(&self, trampoline: LiveAddr) -> [u8; PATCH_LEN] {
-        let displacement = trampoline.0.wrapping_sub(self.next().0) as u32;
-        let [a, b, c, d] = displacement.to_le_bytes();
-        [CALL, a, b, c, d]
+    /// Returns the original bytes of one of its places; of a site, those of a probe that is enabled or disabled.
+    pub(crate) fn unpatched(&self, place: &Place, enabled: bool) -> PatchBytes {
+        match self.kind {
+            PointKind::Site { .. } if enabled => PatchBytes::of(&self.site_code(CALL)),
+            _ => place.before,
+        }
     }
 
-    /// Returns the displaced bytes of a probe that is enabled or disabled.
-    pub(crate) fn unpatched(&self, enabled: bool) -> [u8; PATCH_LEN] {
-        let [a, b, c, d] = self.operand;
-        [if enabled { CALL } else { CMP }, a, b, c, d]
+    fn site_code(&self, opcode: u8) -> [u8; PATCH_LEN] {
+        let [a, b, c, d] = match self.kind {
+            PointKind::Site { operand } => operand,
+            PointKind::Instruction { .. } => [0; 4],
+        };
+        [opcode, a, b, c, d]
     }
 
     /// Returns whether the code found in memory is the site of this point, without a patch.
     pub(crate) fn is_unpatched(&self, found: SiteCode) -> bool {
-        found.is_pristine() && found.operand() == self.operand
-    }
-
-    /// Returns whether `found` is a half-written patch: the opcode is that of a disabled probe, and
-    /// each byte of the operand is either the original one or that of `patched`. All four may be
-    /// original only if the patch crosses a page boundary, where patches are always written in
-    /// steps. There, the opcode may also be that of the patch, if the process has discarded the second page.
-    pub(crate) fn is_half_patched(&self, found: [u8; PATCH_LEN], patched: [u8; PATCH_LEN]) -> bool {
-        let [opcode, displacement @ ..] = found;
-        let crosses = crosses(self.patch_at(), PAGE);
-        let is_begun = match opcode {
-            CMP => displacement != self.operand || crosses,
-            CALL => displacement != self.operand && crosses,
-            _ => false,
+        let PointKind::Site { operand } = self.kind else {
+            return false;
         };
-        is_begun && self.is_mixed(displacement, patched)
+        found.is_pristine() && found.operand() == operand
     }
 
-    /// Returns whether `found` is the site with its original bytes, or with some of them and some of the patch:
-    /// it was patched, and is so no more.
-    pub(crate) fn is_discarded(&self, found: [u8; PATCH_LEN], patched: [u8; PATCH_LEN]) -> bool {
-        let [opcode, displacement @ ..] = found;
-        let is_site = matches!(opcode, CMP | CALL) && self.is_mixed(displacement, patched);
-        is_site && found != patched
-    }
-
-    /// Returns whether each byte of a displacement is either the original one or that of `patched`.
-    fn is_mixed(&self, displacement: [u8; 4], patched: [u8; PATCH_LEN]) -> bool {
-        let mut bytes = displacement.iter().zip(self.operand).zip(&patched[1..]);
-        bytes.all(|((&byte, own), &patched)| byte == own || byte == patched)
+    /// Returns what the bytes `found` at a place say.
+    pub(crate) fn judge(&self, place: &Place, found: [u8; PATCH_LEN]) -> Found {
+        let PointKind::Site { .. } = self.kind else {
+            // It is written at once, so that it is never half patched.
+            return match PatchBytes::of(&found[..place.after.len()]) {
+                found if found == place.after => Found::Patched,
+                found if found == place.before => Found::Unpatched,
+                _ => Found::Other,
+            };
+        };
+        if found[..] == *place.after {
+            Found::Patched
+        } else if is_half_patched(place, &found) {
+            Found::PartlyPatched
+        } else if matches!(found[0], CMP | CALL) && is_mixed(place, &found) {
+            Found::Unpatched
+        } else {
+            Found::Other
+        }
     }
 }
 
-/// Returns whether the patch at an address crosses a border between blocks of this size.
+/// Returns whether `found` is a half-written patch of a site: the opcode is that of a disabled probe, and
+/// each byte of the operand is either the original one or that of the patch. All four may be
+/// original only if the patch crosses a page boundary, where patches are always written in
+/// steps. There, the opcode may also be that of the patch, if the process has discarded the second page.
+fn is_half_patched(place: &Place, found: &[u8; PATCH_LEN]) -> bool {
+    let is_operand_changed = found[1..] != place.before[1..];
+    let crosses = crosses(place.at, PAGE);
+    let is_begun = match found[0] {
+        CMP => is_operand_changed || crosses,
+        CALL => is_operand_changed && crosses,
+        _ => false,
+    };
+    is_begun && is_mixed(place, found)
+}
+
+/// Returns whether each byte of a displacement is either the original one or that of the patch.
+fn is_mixed(place: &Place, found: &[u8; PATCH_LEN]) -> bool {
+    let both = place.before.iter().zip(place.after.iter());
+    let mut bytes = found.iter().zip(both).skip(1);
+    bytes.all(|(byte, (own, patched))| byte == own || byte == patched)
+}
+
+/// Returns whether a patch at an address crosses a border between blocks of this size.
 pub(crate) fn crosses(patch_at: LiveAddr, block: u64) -> bool {
     patch_at.0 / block != patch_at.plus(PATCH_LEN as u64 - 1).0 / block
 }
@@ -226,75 +382,121 @@ mod tests {
 
     const POINT: Point = Point {
         address: LiveAddr(0x1000),
-        operand: [0xfa, 0x0f, 0, 0],
+        kind: PointKind::Site {
+            operand: [0xfa, 0x0f, 0, 0],
+        },
     };
     const TRAMPOLINE: LiveAddr = LiveAddr(0x806);
+
+    /// What bytes say that are found at the only place of a site.
+    fn judged(address: u64, found: [u8; PATCH_LEN]) -> Found {
+        let point = Point {
+            address: LiveAddr(address),
+            ..POINT
+        };
+        // As if the trampoline were as far away as that of POINT.
+        let mut place = only(POINT.places(TRAMPOLINE));
+        place.at = point.address.plus(1);
+        point.judge(&place, found)
+    }
+
+    fn only(places: impl Iterator<Item = Place>) -> Place {
+        let places: Vec<Place> = places.collect();
+        assert_eq!(places.len(), 1);
+        places[0]
+    }
 
     #[test]
     fn probe_site_is_patched_with_a_trampoline_call() {
         let code = SiteCode([0x90, CMP, 0xfa, 0x0f, 0, 0]);
         assert_eq!(Point::probe_site(POINT.address, code), POINT);
-        assert_eq!(
-            (POINT.patch_at(), POINT.next()),
-            (LiveAddr(0x1001), LiveAddr(0x1006))
-        );
-        assert_eq!(POINT.wrapper(), LiveAddr(0x2000));
-        assert_eq!(POINT.patched(TRAMPOLINE), [CALL, 0, 0xf8, 0xff, 0xff]);
-        assert_eq!(POINT.unpatched(true), [CALL, 0xfa, 0x0f, 0, 0]);
-        assert_eq!(POINT.unpatched(false), [CMP, 0xfa, 0x0f, 0, 0]);
+        assert_eq!(POINT.wrapper(), Some(LiveAddr(0x2000)));
+        let place = only(POINT.places(TRAMPOLINE));
+        assert_eq!(place.at, LiveAddr(0x1001));
+        assert_eq!(*place.after, [CALL, 0, 0xf8, 0xff, 0xff]);
+        assert_eq!(*place.before, [CMP, 0xfa, 0x0f, 0, 0]);
+        let unpatched = |enabled| POINT.unpatched(&place, enabled);
+        assert_eq!(*unpatched(true), [CALL, 0xfa, 0x0f, 0, 0]);
+        assert_eq!(unpatched(false), place.before);
         assert!(POINT.is_unpatched(code));
         assert!(!POINT.is_unpatched(SiteCode([0xcc, CMP, 0xfa, 0x0f, 0, 0])));
         assert!(!POINT.is_unpatched(SiteCode([0x90, CMP, 0xfa, 0x0f, 0, 1])));
     }
 
     #[test]
+    fn instruction_is_patched_with_a_jump() {
+        let point = |before: &[u8], island| Point {
+            address: LiveAddr(0x1000),
+            kind: PointKind::Instruction {
+                before: PatchBytes::of(before),
+                island,
+            },
+        };
+        let near = point(&[1, 2, 3, 4, 5], None);
+        let place = only(near.places(TRAMPOLINE));
+        assert_eq!((place.at, place.before.len()), (LiveAddr(0x1000), 5));
+        assert_eq!(*place.after, [JMP, 1, 0xf8, 0xff, 0xff]);
+        assert_eq!(near.unpatched(&place, true), place.before);
+        assert_eq!(near.wrapper(), None);
+        // The last byte of a punned jump stays as it is.
+        let punned = point(&[1, 2, 3, 4], None);
+        let place = only(punned.places(TRAMPOLINE));
+        assert_eq!(*place.after, [JMP, 1, 0xf8, 0xff]);
+        let after = [JMP, 1, 0xf8, 0xff, 9];
+        assert_eq!(punned.judge(&place, after), Found::Patched);
+        assert_eq!(punned.judge(&place, [1, 2, 3, 4, 9]), Found::Unpatched);
+        assert_eq!(punned.judge(&place, [JMP, 2, 3, 4, 9]), Found::Other);
+        let island = Island {
+            at: LiveAddr(0x0ff0),
+            before: [0xcc; PATCH_LEN],
+        };
+        let short = point(&[1, 2], Some(island));
+        let places: Vec<Place> = short.places(TRAMPOLINE).collect();
+        let [one, other] = places[..] else {
+            panic!("{places:x?}");
+        };
+        assert_eq!((one.at, &*one.before), (island.at, &[0xcc; PATCH_LEN][..]));
+        assert_eq!(*one.after, [JMP, 0x11, 0xf8, 0xff, 0xff]);
+        assert_eq!(
+            (other.at, &*other.after),
+            (short.address, &[0xeb, 0xee][..])
+        );
+    }
+
+    #[test]
     fn half_written_patch_is_recognized() {
-        let patched = POINT.patched(TRAMPOLINE);
-        let is_half = |point: Point, found| point.is_half_patched(found, patched);
-        assert!(is_half(POINT, [CMP, 0, 0xf8, 0xff, 0xff]));
-        assert!(is_half(POINT, [CMP, 0, 0x0f, 0, 0]));
-        assert!(!is_half(POINT, [CALL, 0, 0x0f, 0, 0]));
-        assert!(!is_half(POINT, [CMP, 1, 0x0f, 0, 0]));
+        assert_eq!(judged(0x1000, [CALL, 0, 0xf8, 0xff, 0xff]), Found::Patched);
+        for found in [[CMP, 0, 0xf8, 0xff, 0xff], [CMP, 0, 0x0f, 0, 0]] {
+            assert_eq!(judged(0x1000, found), Found::PartlyPatched);
+        }
+        assert_eq!(judged(0x1000, [CALL, 0, 0x0f, 0, 0]), Found::Unpatched);
+        assert_eq!(judged(0x1000, [CMP, 1, 0x0f, 0, 0]), Found::Other);
         // Still all original bytes: half written only if the patch crosses a page boundary.
-        let own = POINT.unpatched(false);
-        assert!(!is_half(POINT, own));
+        let own = [CMP, 0xfa, 0x0f, 0, 0];
+        assert_eq!(judged(0x1000, own), Found::Unpatched);
         for (address, crosses) in [(0xffa, false), (0xffb, true), (0xffe, true), (0xfff, false)] {
-            let address = LiveAddr(address);
-            assert_eq!(
-                is_half(Point { address, ..POINT }, own),
-                crosses,
-                "{address}"
-            );
+            let expected = if crosses {
+                Found::PartlyPatched
+            } else {
+                Found::Unpatched
+            };
+            assert_eq!(judged(address, own), expected, "{address}");
         }
     }
 
     #[test]
     fn discarded_second_page_leaves_a_half_patch() {
-        let patched = POINT.patched(TRAMPOLINE);
-        let at = |address| Point {
-            address: LiveAddr(address),
-            ..POINT
-        };
         let half = [CALL, 0, 0xf8, 0, 0];
-        assert!(at(0xffc).is_half_patched(half, patched));
-        assert!(!at(0xffa).is_half_patched(half, patched));
-        assert!(!at(0xffc).is_half_patched(POINT.unpatched(true), patched));
-        assert!(!at(0xffc).is_half_patched([0xcc, 0, 0xf8, 0, 0], patched));
+        assert_eq!(judged(0xffc, half), Found::PartlyPatched);
+        assert_eq!(judged(0xffa, half), Found::Unpatched);
+        assert_eq!(judged(0xffc, [CALL, 0xfa, 0x0f, 0, 0]), Found::Unpatched);
+        assert_eq!(judged(0xffc, [0xcc, 0, 0xf8, 0, 0]), Found::Other);
     }
 
     #[test]
-    fn site_with_original_bytes_is_discarded() {
-        let patched = POINT.patched(TRAMPOLINE);
-        let is_discarded = |found| POINT.is_discarded(found, patched);
-        assert!(is_discarded(POINT.unpatched(false)));
-        assert!(is_discarded(POINT.unpatched(true)));
-        // Only one of its two pages was discarded.
-        assert!(is_discarded([CMP, 0, 0xf8, 0xff, 0xff]));
-        assert!(is_discarded([CALL, 0, 0xf8, 0, 0]));
-        assert!(!is_discarded(patched));
-        // A breakpoint of a debugger, and code of another object.
-        assert!(!is_discarded([0xcc, 0, 0xf8, 0xff, 0xff]));
-        assert!(!is_discarded([CALL, 1, 2, 3, 4]));
+    fn breakpoints_and_other_code_are_not_ours() {
+        assert_eq!(judged(0x1000, [0xcc, 0, 0xf8, 0xff, 0xff]), Found::Other);
+        assert_eq!(judged(0x1000, [CALL, 1, 2, 3, 4]), Found::Other);
     }
 
     #[test]

@@ -18,15 +18,21 @@ pub(crate) fn shadowed_memory(memory: ProcessMemory, maps: &[Mapping]) -> Shadow
 /// Returns the shadow of what these arenas observe.
 pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
     let of_arena = |arena: &Arena| -> Vec<ShadowedSite> {
-        let points = arena.points.iter().enumerate();
-        let shadowed = points.map(|(index, point)| {
-            let [_, trampoline_operand @ ..] = arena.patch(index);
-            ShadowedSite {
+        let shadowed = arena.places().filter_map(|(index, place)| {
+            let point = arena.points[index];
+            point.wrapper()?;
+            let [_, trampoline @ ..] = &*place.after else {
+                return None;
+            };
+            let [_, unobserved @ ..] = &*place.before else {
+                return None;
+            };
+            Some(ShadowedSite {
                 site: point.address,
-                trampoline_operand,
-                unobserved_operand: point.operand,
+                trampoline_operand: trampoline.try_into().ok()?,
+                unobserved_operand: unobserved.try_into().ok()?,
                 tail: arena.tail(index),
-            }
+            })
         });
         shadowed.collect()
     };

@@ -10,10 +10,14 @@
 //!              watch    write a record into the ring of this group (trampoline/record.rs)
 //!              restore registers
 //!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
+//!
+//! function     jmp trampoline
+//! trampoline   count    add one to the function's hit counter
+//!              the displaced instructions; jmp to what follows them
 //! ```
 //!
-//! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit. It
-//! calls nothing, and accesses no memory that might be unmapped.
+//! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit, which that of a
+//! function leaves alone. It calls nothing, and accesses no memory that might be unmapped.
 //!
 //! It does not store below the return address. There may be no more stack: OCaml 4 raises
 //! `Stack_overflow` if the fault is in OCaml code, and the process dies if it is in a trampoline. The
@@ -33,10 +37,12 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::shared::{GROUP_BITS, SharedLayout};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::Role;
+use crate::patch_plan::site::PatchSite;
 use crate::site::{NOP, RET};
 
 /// A register that a trampoline uses, and the one that it is saved in.
@@ -81,19 +87,34 @@ impl From<IcedError> for DoesNotFit {
     }
 }
 
-/// Returns the code of an arena, whose points are disabled and have these roles. The arena `sharing`
-/// has the shared data.
+/// The code of an arena.
+#[derive(Default)]
+pub(crate) struct ArenaCode {
+    pub(crate) bytes: Vec<u8>,
+    /// Where in the trampolines threads go on that were stopped at a displaced instruction: at the same one. Not that
+    /// of the first displaced instruction, at which the jump is.
+    pub(crate) moves: Vec<(LiveAddr, LiveAddr)>,
+    /// The functions whose trampoline is too far from what their displaced instructions refer to.
+    pub(crate) out_of_reach: Vec<usize>,
+}
+
+/// Returns the code of an arena, whose sites are disabled; `planned` are its points. The arena `sharing` has the
+/// shared data.
 ///
 /// # Errors
 ///
 /// If the data are too far away, or a trampoline is longer than the arena's are.
-pub(crate) fn arena_code<'r>(
+pub(crate) fn arena_code(
     arena: &Arena,
-    roles: impl Iterator<Item = &'r Role>,
+    plan: &ObservationPlan,
+    planned: &[PlannedPoint],
     sharing: &Arena,
-) -> Result<Vec<u8>, DoesNotFit> {
-    let mut code = arena.header_and_table(sharing);
-    for ((index, point), role) in arena.points.iter().enumerate().zip(roles) {
+) -> Result<ArenaCode, DoesNotFit> {
+    let mut code = ArenaCode {
+        bytes: arena.header_and_table(sharing),
+        ..ArenaCode::default()
+    };
+    for (index, planned) in planned.iter().enumerate() {
         let pointers = Pointers {
             counters: arena.data_pointer(),
             row_bits: arena.row_bits(),
@@ -103,18 +124,64 @@ pub(crate) fn arena_code<'r>(
         };
         let at = arena.trampoline(index);
         let len = arena.trampoline_len;
-        code.extend(trampoline(at, len, role, &pointers, point.wrapper())?);
+        let Some((site, bias)) = plan.patch_site(planned) else {
+            let wrapper = planned.point.wrapper().ok_or(DoesNotFit)?;
+            code.bytes
+                .extend(trampoline(at, len, &planned.role, &pointers, wrapper)?);
+            continue;
+        };
+        let end = code.bytes.len() + len as usize;
+        code.bytes
+            .extend(count_call(at, arena.data().plus(8 * index as u64))?);
+        let here = at.plus(len - (end - code.bytes.len()) as u64);
+        match site.copy_at(bias, here) {
+            Ok(copy) => {
+                code.moves.extend(copy.moves().skip(1));
+                code.bytes.extend(copy.code());
+            }
+            Err(_) => {
+                if let PointOf::Function(function) = planned.of {
+                    code.out_of_reach.push(function);
+                }
+            }
+        }
+        if let (true, PointOf::Function(function)) = (code.bytes.len() > end, planned.of) {
+            code.out_of_reach.push(function);
+        }
+        code.bytes.resize(end, NOP);
     }
-    code.resize(arena.code_len() as usize, 0);
+    code.bytes.resize(arena.code_len() as usize, 0);
     Ok(code)
 }
 
-/// Returns the length of the longest trampoline of these roles, in bytes.
+/// Returns the instruction that adds one to the counter of a function.
+fn count_call(at: LiveAddr, counter: LiveAddr) -> Result<Vec<u8>, IcedError> {
+    let operand = MemoryOperand::with_base_displ(Register::RIP, counter.0 as i64);
+    let mut increment = Instruction::with1(Code::Inc_rm64, operand)?;
+    increment.set_has_lock_prefix(true);
+    let mut encoder = Encoder::new(64);
+    encoder.encode(&increment, at.0)?;
+    Ok(encoder.take_buffer())
+}
+
+/// How many bytes [`count_call`] takes.
+const COUNT_CALL_LEN: u64 = 8;
+
+/// Returns the length of the longest trampoline of a plan, in bytes.
 ///
 /// # Errors
 ///
 /// See [`arena_code`].
-pub(crate) fn longest<'r>(
+pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
+    let sites = plan.points.iter().filter(|it| it.site().is_some());
+    let of_sites = longest_of_sites(sites.map(|it| &it.role), plan.shared)?;
+    let functions = plan.points.iter().filter_map(|it| plan.patch_site(it));
+    let of_functions = functions.map(|(site, bias)| len_of_function(site, bias));
+    Ok(of_functions.fold(of_sites, u64::max))
+}
+
+/// Returns the length of the longest trampoline of sites with these roles, in bytes.
+fn longest_of_sites<'r>(
     roles: impl Iterator<Item = &'r Role>,
     layout: SharedLayout,
 ) -> Result<u64, DoesNotFit> {
@@ -137,6 +204,17 @@ pub(crate) fn longest<'r>(
         longest = longest.max(len);
     }
     Ok(longest)
+}
+
+/// Returns the length of the trampoline of a function, in bytes.
+fn len_of_function(site: &PatchSite, bias: LoadBias) -> u64 {
+    // Anywhere near the site; at another place, up to 7 bytes more are needed to align data.
+    let near = LiveAddr(bias.live(site.address()).0 & !7);
+    let copy = site
+        .copy_at(bias, near)
+        .map_or(LINE, |copy| copy.code().len() as u64);
+    let alignment = if site.moves_call() { 7 } else { 0 };
+    (COUNT_CALL_LEN + copy + alignment).next_multiple_of(LINE)
 }
 
 /// Returns the length of a trampoline, in bytes.

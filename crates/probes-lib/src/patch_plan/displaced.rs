@@ -41,6 +41,11 @@ impl DisplacedCopy {
         found.map(|(_, to)| *to)
     }
 
+    /// Returns where each displaced instruction was, and where it is in the copy, in order.
+    pub(crate) fn moves(&self) -> impl Iterator<Item = (LiveAddr, LiveAddr)> {
+        self.moved.iter().copied()
+    }
+
     /// Makes the copy at `to` of the instructions that are `bytes` at `from`.
     pub(super) fn make(
         bytes: &[u8],

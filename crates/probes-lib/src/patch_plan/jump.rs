@@ -6,9 +6,9 @@ use crate::address::FileAddr;
 pub(super) const JUMP_LEN: u64 = 5;
 
 /// Opcode and displacement of a short jump.
-pub(super) const SHORT_LEN: u64 = 2;
+pub(crate) const SHORT_LEN: u64 = 2;
 
-pub(super) const SHORT_JMP: u8 = 0xeb;
+pub(crate) const SHORT_JMP: u8 = 0xeb;
 
 /// How a patch site jumps to its trampoline.
 ///

@@ -12,6 +12,10 @@ use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::targets::{Ranges, Targets, has_near_target};
 use crate::patch_plan::{flags, padding};
 
+/// How many bytes of a punned jump are its own, if there are other jumps: with fewer, the addresses that it reaches are so
+/// few that seldom one is free.
+const LEAST_PUNNED: u64 = 3;
+
 /// The code of an object, and the addresses in it that can be reached.
 #[derive(Clone, Debug)]
 pub(super) struct Swept {
@@ -219,6 +223,13 @@ impl Swept {
             } else {
                 candidates.insert(0, near);
             }
+            // Jumps that displace fewer instructions.
+            let fewer = (1..count.min(call.unwrap_or(count))).rev();
+            candidates.extend(fewer.filter_map(|fewer| {
+                let own = instructions[fewer].ip() - start;
+                let jump = self.punned(start, own).filter(|_| own >= LEAST_PUNNED)?;
+                Some(site(fewer, jump))
+            }));
         } else if count > 0 {
             let own = len + behind;
             candidates.extend(self.punned(start, own).map(|jump| site(count, jump)));

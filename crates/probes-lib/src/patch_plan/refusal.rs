@@ -83,6 +83,35 @@ pub enum Refusal {
     /// The trampoline is too far from the place, or from what a displaced instruction refers to.
     #[error("is more than 2 GiB from its trampoline, or from what it refers to")]
     OutOfReach,
+    /// The bytes that the jump would take are on two pages: they cannot be written at once.
+    #[error(
+        "has the border of two pages in the bytes of the jump, which cannot be written at once then"
+    )]
+    PageBorder,
+    /// It is OCaml 4's, and the instructions that the jump replaces write to the stack. If the stack ends there, OCaml
+    /// raises `Stack_overflow` only for a fault in its own code.
+    #[error(
+        "writes to the stack in the instructions that the jump replaces, where OCaml 4 may find its end"
+    )]
+    StackWrite,
+    /// A condition is computed before the instruction and used behind it.
+    #[error("uses the processor's flags at +{offset:#x}, which counting would change")]
+    LiveFlags {
+        /// Where.
+        offset: u64,
+    },
+    /// No memory is free where its jump can lead.
+    #[error("has no free memory for its trampoline where its jump can lead")]
+    NoRoom,
+    /// It is code that the kernel maps into each process.
+    #[error("is code of the kernel (vDSO)")]
+    KernelCode,
+    /// Another tool has set a breakpoint there: a debugger, or uprobes of perf or bpftrace.
+    #[error("has a breakpoint of another tool, such as gdb or bpftrace, in its first instructions")]
+    Breakpoint,
+    /// The process has other code there than its file.
+    #[error("has other code in the process than in its file")]
+    ChangedCode,
 }
 
 impl Refusal {

@@ -145,6 +145,8 @@ pub(crate) struct OcamlCode {
     pub(crate) table: OnceLock<Option<Result<CodeFragments, UnknownTable>>>,
     /// Where the OCaml code of each object is.
     pub(crate) areas: OnceLock<Vec<Range<LiveAddr>>>,
+    /// The executable and its load bias, if it has no probes.
+    pub(crate) executable: OnceLock<Option<(ElfFile, LoadBias)>>,
 }
 
 /// The table of code fragments of an OCaml runtime, and the code that computes digests.

@@ -208,12 +208,18 @@ impl Image {
         auxv.is_ok_and(|auxv| auxv != self.auxv)
     }
 
-    /// Reads the executable if it has no probes, and is not among the objects therefore; returns its load
-    /// bias, too.
+    /// Returns the executable if it has no probes, and is not among the objects therefore, with its load bias.
+    /// Reads it at the first call.
     pub(crate) fn executable_without_probes(
         &self,
         process: &Process,
-    ) -> Option<(ElfFile, LoadBias)> {
+    ) -> Option<(&ElfFile, LoadBias)> {
+        let read = || self.read_executable_without_probes(process);
+        let executable = self.ocaml_code.executable.get_or_init(read).as_ref();
+        executable.map(|(elf, bias)| (elf, *bias))
+    }
+
+    fn read_executable_without_probes(&self, process: &Process) -> Option<(ElfFile, LoadBias)> {
         let mut objects = self.program.objects().iter();
         if objects.any(|object| object.file == self.executable) {
             return None;

@@ -111,7 +111,7 @@ impl WriteMemory for StoppedMemory<'_> {
         }
     }
 
-    fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+    fn write_pages(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         match self.calls.write(self.memory, at, bytes) {
             Err(error) if needs_ptrace(&error) => Ok(false),
             result => result.map(|()| true),

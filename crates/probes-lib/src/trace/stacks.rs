@@ -8,8 +8,11 @@ use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 
-/// How many bytes of a stack are searched for signal frames.
+/// How many bytes of a stack are searched for addresses of code.
 const MAX_SEARCHED: u64 = 1 << 20;
+
+/// How many bytes of a stack are searched for all its signal frames. It takes about 3 ms.
+const MAX_SEARCHED_FOR_FRAMES: u64 = 64 << 20;
 
 /// Where a stack may be if the maps cannot be read.
 const ANYWHERE: Range<u64> = 0..u64::MAX;
@@ -50,14 +53,14 @@ impl Stacks {
 
     /// Returns the range to search if the stack pointer is `top`: it ends where this stack ends,
     /// because the stacks at higher addresses belong to other threads.
-    fn above(&self, top: u64) -> Range<u64> {
+    fn above(&self, top: u64, most: u64) -> Range<u64> {
         let index = self.0.partition_point(|stack| stack.end <= top);
         let Some(stack) = self.0.get(index) else {
             return top..top;
         };
         // The stack pointer may be in memory that is mapped only when it is written to.
         let start = top.max(stack.start);
-        let end = top.saturating_add(MAX_SEARCHED).min(stack.end);
+        let end = top.saturating_add(most).min(stack.end);
         (start & !7)..end
     }
 
@@ -70,6 +73,36 @@ impl Stacks {
         top: LiveAddr,
         code: &Range<u64>,
     ) -> bool {
+        let mut found = false;
+        self.search(memory, top, MAX_SEARCHED, |_, word, _| {
+            found |= code.contains(&word);
+            !found
+        });
+        found
+    }
+
+    /// Returns the program counters in the signal frames on the stack above `top`, and on the stacks that these signals
+    /// have interrupted: where each is, and what it is.
+    pub(crate) fn contexts(&self, memory: &impl ReadMemory, top: LiveAddr) -> Vec<(LiveAddr, u64)> {
+        let mut contexts = Vec::new();
+        self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |at, word, before| {
+            if word == SEGMENTS {
+                contexts.push((LiveAddr(at.wrapping_sub(16)), before[1]));
+            }
+            true
+        });
+        contexts
+    }
+
+    /// Passes the words on the stack above `top`, `most` bytes, and on the stacks that signal frames there lead to, to `visit`, until
+    /// that returns false: the address of the word, the word, and the three before it.
+    fn search(
+        &self,
+        memory: &impl ReadMemory,
+        top: LiveAddr,
+        most: u64,
+        mut visit: impl FnMut(u64, u64, [u64; 3]) -> bool,
+    ) {
         let mut tops = vec![top.0];
         let mut searched: Vec<Range<u64>> = Vec::new();
         while let Some(top) = tops.pop() {
@@ -78,21 +111,23 @@ impl Stacks {
                 continue;
             }
             let mut before = [0; 3];
-            let mut found = false;
-            let stack = each_word(memory, self.above(top), |word| {
-                found |= code.contains(&word);
+            let mut goes_on = true;
+            let range = self.above(top, most);
+            let mut at = range.start;
+            let stack = each_word(memory, range, |word| {
+                goes_on = visit(at, word, before);
                 if word == SEGMENTS {
                     tops.push(before[0]);
                 }
                 before = [before[1], before[2], word];
-                !found
+                at = at.wrapping_add(8);
+                goes_on
             });
-            if found {
-                return true;
+            if !goes_on {
+                return;
             }
             searched.push(stack);
         }
-        false
     }
 }
 
@@ -178,10 +213,32 @@ mod tests {
         assert!(!leads(frame(one + 0x100, u64::MAX, 0), vec![]));
     }
 
+    #[test]
+    fn signal_frames_tell_the_interrupted_counters() {
+        let (one, other) = (0x10_0000, 0x20_0000);
+        let nested = frame(other + 0x200, one + 0x20, 0x5678);
+        let memory = Pages([
+            (one, frame(one + 0x100, other + 0x80, 0x1234)),
+            (other, nested),
+        ]);
+        let stacks = Stacks(vec![one..one + PAGE, other..other + PAGE]);
+        let contexts = stacks.contexts(&memory, LiveAddr(one + 0x20));
+        // Each behind the stack pointer of its frame.
+        let expected = [(one + 0x108, 0x1234), (other + 0x208, 0x5678)];
+        assert_eq!(
+            contexts,
+            expected.map(|(at, counter)| (LiveAddr(at), counter))
+        );
+    }
+
     /// Stacks of threads as the C library lays them out: each behind its guard page.
     const THREADS: u64 = 1000;
     const START: u64 = 0x7f00_0000_0000;
     const LEN: u64 = 8 << 20;
+
+    fn above(stacks: &Stacks, top: u64) -> Range<u64> {
+        stacks.above(top, MAX_SEARCHED)
+    }
 
     fn many_stacks() -> Stacks {
         let lines = (0..THREADS).map(|thread| {
@@ -233,14 +290,17 @@ mod tests {
     fn stack_ends_at_its_guard_or_the_limit() {
         let stacks = many_stacks();
         let end = end_of(3);
-        assert_eq!(stacks.above(end - 0x20), end - 0x20..end);
-        assert_eq!(stacks.above(end - LEN), end - LEN..end - LEN + MAX_SEARCHED);
+        assert_eq!(above(&stacks, end - 0x20), end - 0x20..end);
+        assert_eq!(
+            above(&stacks, end - LEN),
+            end - LEN..end - LEN + MAX_SEARCHED
+        );
         // The stack pointer is in the guard page, or below the stack.
-        assert_eq!(stacks.above(end + 8).start, end + PAGE);
-        assert_eq!(stacks.above(START - 16).start, START + PAGE);
-        assert!(stacks.above(START - MAX_SEARCHED).is_empty());
-        assert!(stacks.above(end_of(THREADS)).is_empty());
-        assert!(stacks.above(u64::MAX).is_empty());
+        assert_eq!(above(&stacks, end + 8).start, end + PAGE);
+        assert_eq!(above(&stacks, START - 16).start, START + PAGE);
+        assert!(above(&stacks, START - MAX_SEARCHED).is_empty());
+        assert!(above(&stacks, end_of(THREADS)).is_empty());
+        assert!(above(&stacks, u64::MAX).is_empty());
     }
 
     #[test]
@@ -250,7 +310,10 @@ mod tests {
 7f0000003000-7f0000004000 rw-p 00000000 00:00 0 \n";
         let stacks = Stacks::among(&maps::parse(maps));
         let start = 0x7f00_0000_0000;
-        assert_eq!(stacks.above(start), start..start + 0x2000);
-        assert_eq!(stacks.above(start + 0x3008), start + 0x3008..start + 0x4000);
+        assert_eq!(above(&stacks, start), start..start + 0x2000);
+        assert_eq!(
+            above(&stacks, start + 0x3008),
+            start + 0x3008..start + 0x4000
+        );
     }
 }

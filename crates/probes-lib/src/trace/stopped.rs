@@ -13,13 +13,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, Operation, ProcessError, Result};
-use crate::memory::ReadMemory;
+use crate::error::{Error, MemoryPart, Operation, ProcessError, Result};
+use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::sys::ptrace;
 use crate::trace::lease::Lease;
 use crate::trace::memory::StoppedMemory;
+use crate::trace::moves::Moves;
 use crate::trace::stacks::Stacks;
 use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::reap_if_exited;
@@ -156,6 +157,40 @@ impl<'p> Stopped<'p> {
             code.contains(&registers.rip) || returns(LiveAddr(registers.rsp))
         });
         leads || self.calls.is_lost()
+    }
+
+    /// Moves threads that are stopped at an instruction, or that return to one from a signal handler, to its copy.
+    ///
+    /// # Errors
+    ///
+    /// If the registers of a thread, or its stack, cannot be written. Threads may have been moved then, which does no harm.
+    pub(crate) fn move_threads(&self, memory: &ProcessMemory, moves: &Moves) -> Result<()> {
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let pid = self.process.pid();
+        let failed = |errno: Errno| Error::of_call(pid, Operation::Attach, errno.into());
+        let mut stack_memory = self.memory(memory)?;
+        for tid in self.tids() {
+            let mut registers = match self.calls.registers(tid) {
+                // It was killed meanwhile.
+                Err(Errno::ESRCH) => continue,
+                registers => registers.map_err(failed)?,
+            };
+            let contexts = self.stacks().contexts(memory, LiveAddr(registers.rsp));
+            for (at, counter) in contexts {
+                if let Some(to) = moves.of_address(counter) {
+                    let written = stack_memory.write_code(at, &to.to_le_bytes());
+                    written
+                        .map_err(|source| Error::of_write(pid, MemoryPart::Stack, at, source))?;
+                }
+            }
+            if let Some(to) = moves.of_address(registers.rip) {
+                registers.rip = to;
+                self.calls.set_registers(tid, registers).map_err(failed)?;
+            }
+        }
+        self.refuse_lost()
     }
 
     /// Returns the memory of the process, which no thread of it changes now.

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use md5::{Digest as _, Md5};
 
-use crate::address::{FileAddr, LiveAddr};
-use crate::elf::Segment;
+use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::elf::{ElfFile, Segment};
 use crate::error::Result;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
@@ -31,7 +31,6 @@ use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
 use crate::process::pagemap::UnwrittenPages;
-use crate::process::program::Program;
 use crate::site::SITE_LEN;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
@@ -96,7 +95,21 @@ pub(crate) fn prepare(
     sites: impl Iterator<Item = LiveAddr>,
 ) -> CodeDigests {
     match DigestReader::of(process, image) {
-        Some(reader) => reader.prepare(memory, sites),
+        Some(reader) => reader.prepare(memory, sites, &[]),
+        None => CodeDigests::of(CodeDigest::Unaffected),
+    }
+}
+
+/// Finds out what is to be written into a program whose code is patched at these places already, and which was
+/// stopped before its first OCaml code.
+pub(crate) fn prepare_patched(
+    process: &Process,
+    image: &Image,
+    memory: &ProcessMemory,
+    patched: &[LiveAddr],
+) -> CodeDigests {
+    match DigestReader::of(process, image) {
+        Some(reader) => reader.prepare(memory, patched.iter().copied(), patched),
         None => CodeDigests::of(CodeDigest::Unaffected),
     }
 }
@@ -119,7 +132,7 @@ impl<'r> DigestReader<'r> {
                 .filter_map(|object| CodeFragments::of(&object.elf, object.bias));
             let first = tables.next().or_else(|| {
                 let (elf, bias) = image.executable_without_probes(process)?;
-                CodeFragments::of(&elf, bias)
+                CodeFragments::of(elf, bias)
             })?;
             // If there are two, the sites may be of either runtime.
             Some(tables.next().map_or(first, |_| Err(UnknownTable)))
@@ -132,10 +145,12 @@ impl<'r> DigestReader<'r> {
         })
     }
 
+    /// The code may be `patched` at these places already.
     fn prepare(
         &self,
         memory: &ProcessMemory,
         sites: impl Iterator<Item = LiveAddr>,
+        patched: &[LiveAddr],
     ) -> CodeDigests {
         let sites = sorted(sites);
         let table = self.table.clone();
@@ -152,13 +167,15 @@ impl<'r> DigestReader<'r> {
             let found = match fragment.status {
                 DigestStatus::Never => CodeDigest::Unaffected,
                 DigestStatus::Computed(_) => CodeDigest::Computed,
-                DigestStatus::Later => match self.digest_of_file(&fragment.code, Some(memory)) {
-                    Some(digest) => {
-                        digests.writes.push((fragment, digest));
-                        CodeDigest::Unaffected
+                DigestStatus::Later => {
+                    match self.digest_of_file(&fragment.code, Some((memory, patched))) {
+                        Some(digest) => {
+                            digests.writes.push((fragment, digest));
+                            CodeDigest::Unaffected
+                        }
+                        None => CodeDigest::Pending,
                     }
-                    None => CodeDigest::Pending,
-                },
+                }
             };
             digests.found = digests.found.max(found);
         }
@@ -208,11 +225,10 @@ impl<'r> DigestReader<'r> {
         let at = |address| program.object_at(address).map(Object::start);
         let registered: HashSet<Option<LiveAddr>> =
             fragments.iter().map(|it| at(it.code.start)).collect();
-        let objects = program.objects().iter();
-        if objects
-            .clone()
-            .all(|it| registered.contains(&Some(it.start())))
-        {
+        let objects = program.objects().iter().map(|it| Some(it.start()));
+        // An executable without probes is none of the objects.
+        let executable = self.executable_without_probes().map(|_| None);
+        if objects.chain(executable).all(|it| registered.contains(&it)) {
             return Vec::new();
         }
         let sites = sites.iter().copied();
@@ -228,9 +244,11 @@ impl<'r> DigestReader<'r> {
         }
         let find_areas = || {
             let objects = self.image.program.objects().iter();
-            let areas = objects.filter_map(|object| {
-                let area = code_area(&object.elf)?;
-                Some(object.bias.live(area.start)..object.bias.live(area.end))
+            let objects = objects.map(|object| (&*object.elf, object.bias));
+            let areas = objects.chain(self.executable_without_probes());
+            let areas = areas.filter_map(|(elf, bias)| {
+                let area = code_area(elf)?;
+                Some(bias.live(area.start)..bias.live(area.end))
             });
             areas.collect()
         };
@@ -242,23 +260,42 @@ impl<'r> DigestReader<'r> {
         }
     }
 
+    fn executable_without_probes(&self) -> Option<(&ElfFile, LoadBias)> {
+        self.image.executable_without_probes(self.process)
+    }
+
+    /// Returns the file that some code is of, its address there, and the segment of the file that holds all of it.
+    fn place_of(&self, code: &Range<LiveAddr>) -> Option<(&ElfFile, FileAddr, Segment)> {
+        let (elf, bias) = match self.image.program.object_at(code.start) {
+            Some(object) => (&*object.elf, object.bias),
+            None => self.executable_without_probes()?,
+        };
+        let start = bias.file(code.start);
+        let len = code.end.0.checked_sub(code.start.0)?;
+        let mut segments = elf.loaded();
+        let segment = segments.find(|it| it.executable && it.holds_in_file(start, len))?;
+        Some((elf, start, segment))
+    }
+
     /// Returns the digest of code as its file has it. With `memory`, returns `None` if that differs
-    /// from the file outside of sites: other processes of the program may then have another digest.
+    /// from the file outside of sites and of these patched places: other processes of the program may then have
+    /// another digest.
     fn digest_of_file(
         &self,
         code: &Range<LiveAddr>,
-        memory: Option<&ProcessMemory>,
+        memory: Option<(&ProcessMemory, &[LiveAddr])>,
     ) -> Option<Digest> {
         let program = &self.image.program;
-        let (object, segment) = place_of(program, code)?;
-        let start = object.bias.file(code.start);
+        let (elf, start, segment) = self.place_of(code)?;
         let len = (code.end.0 - code.start.0) as usize;
         // Only a comparison needs to know which pages are those of the file.
         let unwritten = memory.and_then(|_| {
             let maps = read_maps(self.process).ok()?;
             UnwrittenPages::of(self.process, program.objects(), maps)
         });
-        let mut sites = sorted(program.sites_by_address().map(|site| site.address));
+        let patched = memory.map_or(&[][..], |(_, patched)| patched).iter();
+        let sites = program.sites_by_address().map(|site| site.address);
+        let mut sites = sorted(sites.chain(patched.copied()));
         sites.retain(|site| site.0 + SITE_LEN as u64 > code.start.0 && *site < code.end);
         let mut md5 = Md5::new();
         let (mut file, mut live) = (vec![0; CHUNK], vec![0; CHUNK]);
@@ -266,14 +303,14 @@ impl<'r> DigestReader<'r> {
             let part = CHUNK.min(len - offset);
             let (file, live) = (&mut file[..part], &mut live[..part]);
             let at = FileAddr(start.0 + offset as u64);
-            object.elf.read_loaded(&segment, at, file).ok()?;
+            elf.read_loaded(&segment, at, file).ok()?;
             md5.update(&*file);
             let at = code.start.plus(offset as u64);
             let is_from_file = || {
                 let unwritten = unwritten.as_ref();
                 unwritten.is_some_and(|pages| pages.holds(at, part as u64))
             };
-            if let Some(memory) = memory.filter(|_| !is_from_file()) {
+            if let Some((memory, _)) = memory.filter(|_| !is_from_file()) {
                 memory.read(at, live).ok()?;
                 if !is_same_outside_sites(&sites, at, file, live) {
                     return None;
@@ -393,17 +430,7 @@ fn has_any(sites: &[LiveAddr], code: &Range<LiveAddr>) -> bool {
     sites.get(first).is_some_and(|site| *site < code.end)
 }
 
-/// Returns the object that some code is of, and the segment of its file that holds all of it.
-fn place_of<'p>(program: &'p Program, code: &Range<LiveAddr>) -> Option<(&'p Object, Segment)> {
-    let object = program.object_at(code.start)?;
-    let start = object.bias.file(code.start);
-    let len = code.end.0.checked_sub(code.start.0)?;
-    let mut segments = object.table.segments().iter();
-    let segment = segments.find(|it| it.executable && it.holds_in_file(start, len))?;
-    Some((object, *segment))
-}
-
-/// Returns whether code at `at` is as in its file, except for sites.
+/// Returns whether code at `at` is as in its file, except for sites. (Other patches are no longer than a site.)
 fn is_same_outside_sites(sites: &[LiveAddr], at: LiveAddr, file: &[u8], live: &mut [u8]) -> bool {
     if file == live {
         return true;

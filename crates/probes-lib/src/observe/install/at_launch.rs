@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::error::{ObserveError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
+use crate::observe::functions::ObservedFunctions;
 use crate::observe::install::prepare::{Installed, Prepared};
 use crate::observe::observation::Observation;
 use crate::observe::plan::ObservationPlan;
@@ -61,7 +63,12 @@ impl AtLaunch {
         options: Options,
     ) -> Result<(Stopped<'s>, Installed)> {
         let process = at_exec.process();
-        let plan = ObservationPlan::of(&self.observation, image.program.clone())?;
+        let functions = ObservedFunctions::find(process.pid(), &self.observation.functions)?;
+        let plan = ObservationPlan::of(
+            &self.observation,
+            image.program.clone(),
+            Arc::new(functions),
+        )?;
         let sites = plan.points.iter().map(|planned| planned.point.address);
         let digests = code_digest::prepare(process, image, memory, sites);
         let mut prepared = Prepared::of(process, memory, plan)?;

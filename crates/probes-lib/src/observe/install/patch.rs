@@ -1,10 +1,11 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
-//! All patches within a page are made by one write, which happens as a whole or not at all, even if
-//! we are killed meanwhile.
-//! A patch across the border of two pages is written in steps, and so is one across the border of two
+//! All patches within pages that follow each other are made by one write. Of each page, it happens as a whole or not at
+//! all, even if we are killed meanwhile.
+//! The patch of a site across the border of two pages is written in steps, and so is one across the border of two
 //! words if the kernel lets code be written only word by word: the site is disabled first, and while its
-//! opcode is `cmp`, its displacement has no effect and can be written in two parts.
+//! opcode is `cmp`, its displacement has no effect and can be written in two parts. No patch of an instruction crosses
+//! a border of pages, and none is written word by word.
 
 use std::io;
 use std::ops::Range;
@@ -13,20 +14,23 @@ use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, Error, MemoryError, MemoryPart, ProcessError, Result};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::installed::read_each;
-use crate::observe::point::{PATCH_LEN, crosses};
+use crate::observe::point::{PATCH_LEN, PatchBytes, crosses};
 use crate::site::CMP;
 
 /// The bytes of a point that a patch replaces, or that replace it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Patch {
     pub(crate) at: LiveAddr,
-    pub(crate) before: [u8; PATCH_LEN],
-    pub(crate) after: [u8; PATCH_LEN],
+    pub(crate) before: PatchBytes,
+    /// As many.
+    pub(crate) after: PatchBytes,
+    /// Whether it may be written in steps, as that of a site.
+    pub(crate) is_written_in_steps: bool,
 }
 
 impl Patch {
     fn end(&self) -> LiveAddr {
-        self.at.plus(PATCH_LEN as u64)
+        self.at.plus(self.after.len() as u64)
     }
 
     fn crosses(&self, block: u64) -> bool {
@@ -35,9 +39,9 @@ impl Patch {
 
     fn reverse(&self) -> Patch {
         Patch {
-            at: self.at,
             before: self.after,
             after: self.before,
+            ..*self
         }
     }
 }
@@ -58,7 +62,7 @@ pub(crate) fn write_all(pid: i32, memory: &mut impl WriteMemory, patches: &[Patc
     try_to_write(pid, memory, patches).map_err(|error| {
         let reversed: Vec<Patch> = patches.iter().map(Patch::reverse).collect();
         // Its result is ignored: the points are read again below to see whether they are restored.
-        let _ = write_pages(pid, memory, &reversed);
+        let _ = write_sorted(pid, memory, &reversed);
         let is_restored = holds(pid, memory, patches, |patch| patch.before);
         error.with_effect_if_none(match is_restored {
             Ok(true) => Effect::Restored,
@@ -68,7 +72,7 @@ pub(crate) fn write_all(pid: i32, memory: &mut impl WriteMemory, patches: &[Patc
 }
 
 fn try_to_write(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
-    write_pages(pid, memory, patches)?;
+    write_sorted(pid, memory, patches)?;
     if holds(pid, memory, patches, |patch| patch.after)? {
         return Ok(());
     }
@@ -84,37 +88,38 @@ fn holds(
     pid: i32,
     memory: &impl ReadMemory,
     patches: &[Patch],
-    expected: impl Fn(&Patch) -> [u8; PATCH_LEN],
+    expected: impl Fn(&Patch) -> PatchBytes,
 ) -> Result<bool> {
     let places: Vec<LiveAddr> = patches.iter().map(|patch| patch.at).collect();
-    let found = read_each(pid, memory, &places)?;
+    let found = read_each::<PATCH_LEN>(pid, memory, &places)?;
     let mut both = found.iter().zip(patches);
-    Ok(both.all(|(found, patch)| *found == expected(patch)))
+    Ok(both.all(|(found, patch)| found.starts_with(&expected(patch))))
 }
 
-/// Writes patches page by page.
-fn write_pages(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
+/// Writes patches in the order of their addresses.
+fn write_sorted(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
     let mut sorted: Vec<&Patch> = patches.iter().collect();
     sorted.sort_unstable_by_key(|patch| patch.at);
-    let is_same_page = |one: &&Patch, other: &&Patch| {
+    // No page between them is without a patch: it would be copied for nothing.
+    let is_adjacent = |one: &&Patch, other: &&Patch| {
         let crosses = one.crosses(PAGE) || other.crosses(PAGE);
-        !crosses && one.at.0 / PAGE == other.at.0 / PAGE
+        !crosses && other.at.0 / PAGE - one.at.0 / PAGE <= 1
     };
-    for same in sorted.chunk_by(is_same_page) {
-        let (Some(first), Some(last)) = (same.first(), same.last()) else {
+    for adjacent in sorted.chunk_by(is_adjacent) {
+        let (Some(first), Some(last)) = (adjacent.first(), adjacent.last()) else {
             continue;
         };
         let written = if first.crosses(PAGE) {
             write_in_steps(memory, first)
         } else {
-            write_together(memory, same, first.at..last.end())
+            write_together(memory, adjacent, first.at..last.end())
         };
         written.map_err(|source| Error::of_write(pid, MemoryPart::Site, first.at, source))?;
     }
     Ok(())
 }
 
-/// Writes the patches of a page, which lie in `range`, by one write if the kernel allows it.
+/// Writes the patches of adjacent pages, which lie in `range`, by one write if the kernel allows it.
 fn write_together(
     memory: &mut impl WriteMemory,
     patches: &[&Patch],
@@ -124,10 +129,14 @@ fn write_together(
     memory.read(range.start, &mut bytes)?;
     for patch in patches {
         let at = (patch.at.0 - range.start.0) as usize;
-        bytes[at..at + PATCH_LEN].copy_from_slice(&patch.after);
+        bytes[at..at + patch.after.len()].copy_from_slice(&patch.after);
     }
-    if memory.write_code_atomically(range.start, &bytes)? {
+    if memory.write_pages(range.start, &bytes)? {
         return Ok(());
+    }
+    if !patches.iter().all(|patch| patch.is_written_in_steps) {
+        let why = "this kernel lets code be written only word by word, so that jumps cannot be written as a whole";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     for patch in patches {
         if patch.crosses(WORD) {
@@ -192,9 +201,8 @@ mod tests {
             Ok(())
         }
 
-        fn write_code_atomically(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
+        fn write_pages(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
             if !self.is_by_words {
-                assert_eq!(at.0 / PAGE, (at.0 + bytes.len() as u64 - 1) / PAGE);
                 self.write(at, bytes);
             }
             Ok(!self.is_by_words)
@@ -207,9 +215,9 @@ mod tests {
 
     /// Returns whether these bytes can be executed, and be restored by a tool that finds them.
     fn is_safe(patch: &Patch, found: [u8; PATCH_LEN]) -> bool {
-        let mut both = patch.before.iter().zip(patch.after).zip(found);
-        let is_mixed = both.all(|((&one, other), it)| it == CMP || it == one || it == other);
-        found == patch.before || found == patch.after || (found[0] == CMP && is_mixed)
+        let mut both = patch.before.iter().zip(patch.after.iter()).zip(found);
+        let is_mixed = both.all(|((&one, &other), it)| it == CMP || it == one || it == other);
+        found == *patch.before || found == *patch.after || (found[0] == CMP && is_mixed)
     }
 
     /// Patches sites, and checks all of them after each write.
@@ -218,8 +226,9 @@ mod tests {
             .iter()
             .map(|&site| Patch {
                 at: LiveAddr(site + 1),
-                before: [if enabled { CALL } else { CMP }, 1, 2, 3, 4],
-                after: [CALL, 0x11, 0x12, 0x13, 0x14],
+                before: PatchBytes::of(&[if enabled { CALL } else { CMP }, 1, 2, 3, 4]),
+                after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
+                is_written_in_steps: true,
             })
             .collect();
         let mut bytes = vec![0x90; (PAGES * PAGE) as usize];
@@ -243,16 +252,17 @@ mod tests {
         steps
     }
 
-    /// Patches one site in each of two pages, in memory where the writes with the numbers `writes`
+    /// Patches one site in each of two pages that do not follow each other, in memory where the writes with the numbers `writes`
     /// go wrong; returns the error's effect, and whether the memory is as it was.
     fn effect_of(writes: Range<usize>, fault: WriteFault) -> (Effect, bool) {
         let patch = |at| Patch {
             at: LiveAddr(at),
-            before: [CMP, 1, 2, 3, 4],
-            after: [CALL, 0x11, 0x12, 0x13, 0x14],
+            before: PatchBytes::of(&[CMP, 1, 2, 3, 4]),
+            after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
+            is_written_in_steps: true,
         };
-        let patches = [patch(START), patch(START + PAGE)];
-        let mut before = SliceMemory::new([(START, vec![0x90; 2 * PAGE as usize])]);
+        let patches = [patch(START), patch(START + 2 * PAGE)];
+        let mut before = SliceMemory::new([(START, vec![0x90; 3 * PAGE as usize])]);
         for patch in &patches {
             before.poke(patch.at, &patch.before);
         }
@@ -280,8 +290,9 @@ mod tests {
         let memory = SliceMemory::new([(START, vec![0x90; 5])]);
         let patch = Patch {
             at: LiveAddr(START),
-            before: [CMP; PATCH_LEN],
-            after: [CALL; PATCH_LEN],
+            before: PatchBytes::of(&[CMP; PATCH_LEN]),
+            after: PatchBytes::of(&[CALL; PATCH_LEN]),
+            is_written_in_steps: true,
         };
         let mut found = memory.clone();
         let error = write_all(1, &mut found, &[patch]).unwrap_err();

@@ -6,7 +6,7 @@
 //! stopped   map each arena ─▶ write its code ─▶ write the shared data ─▶ patch all points
 //! ```
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, ProcessError, Result};
@@ -20,19 +20,23 @@ use crate::observe::install::tsc_access;
 use crate::observe::install::{unmap_call, write_code, write_shared};
 use crate::observe::installed::read_each;
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
+use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
 use crate::observe::observer_lock::ObserverLock;
-use crate::observe::plan::ObservationPlan;
+use crate::observe::placement::{self, Placed};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
-use crate::observe::{placement, trampoline};
+use crate::observe::trampoline::{self, ArenaCode};
+use crate::patch_plan::refusal::Refusal;
 use crate::process::Process;
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::{JMP, SiteCode};
 use crate::sys::ticks::{self, TickMeasurement};
+use crate::trace::moves::Moves;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::{Tracer, with_tracer};
 use crate::update::code_digest::{CodeDigest, CodeDigests};
@@ -44,6 +48,8 @@ pub(crate) struct Prepared {
     arenas: Vec<Arena>,
     /// The code of each arena.
     codes: Vec<Vec<u8>>,
+    /// Where threads go on that are stopped at a displaced instruction, in order.
+    moves: Moves,
     /// The pages that trampolines may read.
     pages: ReadablePages,
     /// Since when `pages` are valid, and for how long, in ticks.
@@ -136,9 +142,8 @@ impl Prepared {
     pub(crate) fn of(
         process: &Process,
         memory: &ProcessMemory,
-        plan: ObservationPlan,
+        mut plan: ObservationPlan,
     ) -> Result<Prepared> {
-        let pid = process.pid();
         let ticks = TickMeasurement::begin();
         if plan.is_timed() {
             if !ticks::is_tsc_invariant() {
@@ -147,21 +152,15 @@ impl Prepared {
             tsc_access::refuse_strict(process)?;
         }
         let maps = read_maps(process)?;
-        let no_room = |_| Error::of_process(pid, ObserveError::NoRoom);
-        let roles = || plan.points.iter().map(|planned| &planned.role);
-        let trampoline_len = trampoline::longest(roles(), plan.shared).map_err(no_room)?;
         let lock = ObserverLock::take(process)?;
-        let arenas = placement::place(pid, &plan, trampoline_len, &maps, &lock.record())?;
         let code_cave = code_cave::find(process, memory, &maps)?;
-        let no_sites = || Error::of_process(pid, ObserveError::NoSites);
-        let sharing = arenas.first().ok_or_else(no_sites)?;
-        let mut roles = roles();
-        let codes = arenas.iter().map(|arena| {
-            let roles = roles.by_ref().take(arena.points.len());
-            trampoline::arena_code(arena, roles, sharing)
+        let (arenas, codes) = place_all(process, memory, &mut plan, &maps, &lock.record())?;
+        let mut moves = Vec::new();
+        let codes = codes.into_iter().map(|code| {
+            moves.extend(code.moves);
+            code.bytes
         });
-        let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
-        let codes = codes.map_err(no_room)?;
+        let codes = codes.collect();
         let (mut pages, mut pages_since, mut pages_ticks) = (ReadablePages::default(), 0, 0);
         if plan.shared.has_pages() {
             pages_ticks = ticks.of(PAGES_VALID_FOR);
@@ -173,6 +172,7 @@ impl Prepared {
             plan,
             arenas,
             codes,
+            moves: Moves::of(moves),
             pages,
             pages_since,
             pages_ticks,
@@ -310,34 +310,45 @@ impl Prepared {
         if !maps::still_mapped(injector.process, &self.mappings)? {
             return Err(Error::of_process(pid, ProcessError::KeepsChanging));
         }
+        let changed = self.plan.functions.changed(injector.memory);
+        let changed = changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
+        let is_changed = |planned: &PlannedPoint| match planned.of {
+            PointOf::Site(_) => false,
+            PointOf::Function(function) => changed.iter().any(|(index, _)| *index == function),
+        };
         let mut patches = Vec::new();
-        let mut planned = self.plan.points.iter();
+        let mut planned = self.plan.points.as_slice();
         for (arena, code) in self.arenas.iter().zip(&mut self.codes) {
-            let addresses: Vec<LiveAddr> = arena.points.iter().map(|it| it.address).collect();
-            let found = read_each(pid, injector.memory, &addresses)?;
-            let found: Vec<SiteCode> = found.into_iter().map(SiteCode).collect();
-            for (found, planned) in found.iter().zip(planned.by_ref()) {
-                if !planned.point.is_unpatched(*found) {
-                    return Err(self.plan.unexpected(planned, *found).into());
-                }
-            }
-            let mut is_any_enabled = false;
-            for (index, found) in found.iter().enumerate() {
-                if found.enabled() == Some(true) {
+            let (these, others) = planned.split_at(arena.points.len());
+            planned = others;
+            let enabled = enabled_sites(pid, injector.memory, &self.plan, these)?;
+            for (index, is_enabled) in enabled.iter().enumerate() {
+                if *is_enabled {
                     code[(arena.tail(index).0 - arena.code.0) as usize] = JMP;
-                    is_any_enabled = true;
                 }
-                patches.push(Patch {
-                    at: arena.points[index].patch_at(),
-                    before: found.tail(),
-                    after: arena.patch(index),
-                });
             }
-            if is_any_enabled {
+            if enabled.contains(&true) {
                 write_code(injector, stopped, arena.code, code)?;
             }
+            let places = arena.places();
+            let places = places.filter(|(index, _)| !is_changed(&these[*index]));
+            patches.extend(places.map(|(index, place)| {
+                let point = &arena.points[index];
+                Patch {
+                    at: place.at,
+                    before: point.unpatched(&place, enabled[index]),
+                    after: place.after,
+                    is_written_in_steps: point.is_written_in_steps(),
+                }
+            }));
         }
-        patch::write_all(pid, &mut stopped.memory(injector.memory)?, &patches)
+        // Before the jumps are there: these threads go on with the same code at another address.
+        stopped.move_threads(injector.memory, &self.moves)?;
+        patch::write_all(pid, &mut stopped.memory(injector.memory)?, &patches)?;
+        if !changed.is_empty() {
+            Arc::make_mut(&mut self.plan.functions).add_refused(changed);
+        }
+        Ok(())
     }
 
     /// Turns the observation, which has been installed, into an active one.
@@ -345,7 +356,7 @@ impl Prepared {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
         ActiveObservation {
             events: EventReader::begin(&self.plan, shared_at, self.thread_ids, self.pages),
-            discards: Mutex::new(DiscardCheck::new(self.plan.program.clone())),
+            discards: Mutex::new(DiscardCheck::new(&self.plan)),
             plan: self.plan,
             arenas: self.arenas,
             data,
@@ -353,6 +364,96 @@ impl Prepared {
             lock: Some(self.lock),
         }
     }
+}
+
+/// Places the arenas of a plan, and makes their code. Functions that turn out not to be possible are patched in another
+/// way, or refused.
+fn place_all(
+    process: &Process,
+    memory: &ProcessMemory,
+    plan: &mut ObservationPlan,
+    maps: &[Mapping],
+    record: &ObserverRecord,
+) -> Result<(Vec<Arena>, Vec<ArenaCode>)> {
+    let pid = process.pid();
+    let no_room = |_| Error::of_process(pid, ObserveError::NoRoom);
+    loop {
+        let unmapped = plan.functions.unmapped(maps);
+        plan.refuse(&unmapped);
+        let changed = plan.functions.changed(memory);
+        let changed = changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
+        plan.refuse(&changed);
+        let overlapping = plan.functions.overlapping();
+        if !overlapping.is_empty() {
+            plan.try_next(&overlapping);
+            continue;
+        }
+        plan.refuse_empty()?;
+        let trampoline_len = trampoline::longest(plan).map_err(no_room)?;
+        let arenas = match placement::place(pid, plan, trampoline_len, maps, record)? {
+            Placed::Arenas(arenas) => arenas,
+            Placed::NoRoom(functions) => {
+                plan.try_next(&because(functions, &Refusal::NoRoom));
+                continue;
+            }
+        };
+        let no_sites = || Error::of_process(pid, ObserveError::NoSites);
+        let sharing = arenas.first().ok_or_else(no_sites)?;
+        let mut planned = plan.points.as_slice();
+        let codes = arenas.iter().map(|arena| {
+            let (these, others) = planned.split_at(arena.points.len());
+            planned = others;
+            trampoline::arena_code(arena, plan, these, sharing)
+        });
+        let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
+        let codes = codes.map_err(no_room)?;
+        let out_of_reach = codes
+            .iter()
+            .flat_map(|code| code.out_of_reach.iter().copied());
+        let out_of_reach: Vec<usize> = out_of_reach.collect();
+        if out_of_reach.is_empty() {
+            return Ok((arenas, codes));
+        }
+        plan.try_next(&because(out_of_reach, &Refusal::OutOfReach));
+    }
+}
+
+/// Returns these functions by ascending index, each with the same reason.
+fn because(mut functions: Vec<usize>, why: &Refusal) -> Vec<(usize, Refusal)> {
+    functions.sort_unstable();
+    functions
+        .into_iter()
+        .map(|index| (index, why.clone()))
+        .collect()
+}
+
+/// Returns of each of these points whether it is the site of an enabled probe.
+///
+/// # Errors
+///
+/// If one of the sites holds other code than its file says.
+fn enabled_sites(
+    pid: i32,
+    memory: &ProcessMemory,
+    plan: &ObservationPlan,
+    planned: &[PlannedPoint],
+) -> Result<Vec<bool>> {
+    let mut enabled = vec![false; planned.len()];
+    let sites: Vec<(usize, usize)> = (0..)
+        .zip(planned)
+        .filter_map(|(index, planned)| Some((index, planned.site()?)))
+        .collect();
+    let address = |&(index, _): &(usize, usize)| planned[index].point.address;
+    let addresses: Vec<LiveAddr> = sites.iter().map(address).collect();
+    let found = read_each(pid, memory, &addresses)?;
+    for ((index, site), found) in sites.into_iter().zip(found) {
+        let found = SiteCode(found);
+        if !planned[index].point.is_unpatched(found) {
+            return Err(plan.unexpected(site, found).into());
+        }
+        enabled[index] = found.enabled() == Some(true);
+    }
+    Ok(enabled)
 }
 
 /// Checks that nothing has been mapped at the addresses of an arena since it was placed.

@@ -19,6 +19,7 @@ use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::JMP;
+use crate::trace::moves::Moves;
 use crate::trace::stopped::Stopped;
 use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracer::with_tracer;
@@ -259,6 +260,7 @@ fn remove_all<T: Send>(
             // Before its observer misses a hit: we may be killed at any moment.
             write_successor(process, memory, arenas, successor)?;
             let restored = restoring_patches(&injector, &stopped, arenas)?;
+            stopped.move_threads(memory, &restored.moves)?;
             patch::write_all(
                 process.pid(),
                 &mut stopped.memory(memory)?,
@@ -299,7 +301,7 @@ fn remove_all<T: Send>(
         };
         Ok(Removed {
             results,
-            sites: restored.patches.len(),
+            sites: restored.points,
             discarded: restored.discarded,
             still_mapped,
         })
@@ -341,7 +343,11 @@ fn write_successor(
 #[derive(Default)]
 struct Restored {
     patches: Vec<Patch>,
+    /// How many points they are of.
+    points: usize,
     discarded: Vec<LiveAddr>,
+    /// From islands, which are padding again, to where they led.
+    moves: Moves,
 }
 
 /// Returns the patches that restore the points; a point that holds neither its patch nor a part of it is
@@ -352,21 +358,30 @@ fn restoring_patches(
     arenas: &[Arena],
 ) -> Result<Restored> {
     let mut restored = Restored::default();
+    let mut moves = Vec::new();
     for arena in arenas {
         let found = find_points(injector.process, injector.memory, arena)?;
         let tails = read_tails(injector, stopped, arena)?;
         restored.discarded.extend(found.discarded);
-        restored
-            .patches
-            .extend(found.patched.into_iter().map(|(index, before)| {
-                let point = arena.points[index];
-                Patch {
-                    at: point.patch_at(),
-                    before,
-                    after: point.unpatched(tails[index] == JMP),
-                }
-            }));
+        restored.patches.extend(found.patched.iter().map(|found| {
+            let point = &arena.points[found.point];
+            Patch {
+                at: found.place.at,
+                before: found.found,
+                after: point.unpatched(&found.place, tails[found.point] == JMP),
+                is_written_in_steps: point.is_written_in_steps(),
+            }
+        }));
+        moves.extend(found.patched.iter().filter_map(|found| {
+            let is_island = found.place.at != arena.points[found.point].address;
+            let is_jump = arena.points[found.point].wrapper().is_none();
+            (is_island && is_jump).then(|| (found.place.at, arena.trampoline(found.point)))
+        }));
+        let mut points: Vec<usize> = found.patched.iter().map(|found| found.point).collect();
+        points.dedup();
+        restored.points += points.len();
     }
+    restored.moves = Moves::of(moves);
     Ok(restored)
 }
 

@@ -3,11 +3,16 @@
 //!
 //! ```text
 //! code, R-X   header        magic, version, how many points, where the data are, the observer
-//!             table         of each point: its address, its displaced operand, its trampoline
+//!             table         of each point: its address, what its patch overwrites
 //!             trampolines   all of the same length (trampoline.rs)
 //! data, RW-   counters      for each of 16 groups of threads, a row with one u64 for each point
 //!             shared data   of all points, in the first arena (shared.rs)
 //!             successor     the observer that takes over from a live one
+//! ```
+//!
+//! ```text
+//! entry   +0 address   +8 displaced operand, of a site; or bytes overwritten   +13 how many, 0 of a site
+//!         +14 1 if it leads to an island   +15 displacement to it   +16 bytes overwritten there
 //! ```
 //!
 //! The code part has all that is needed to remove the observation: if the tool is killed, the next one
@@ -19,10 +24,14 @@ use std::ops::{Range, RangeInclusive};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::shared::{GROUPS, SharedLayout};
-use crate::observe::point::{PATCH_LEN, Point};
+use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
+use crate::patch_plan::jump::SHORT_LEN;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
+
+/// The same with points that are sites.
+const VERSION_OF_SITES: u32 = 4;
 
 /// The versions of tools that do not record who observes. What such a tool has left is removed as well.
 const VERSIONS_WITHOUT_OBSERVER: RangeInclusive<u32> = 2..=3;
@@ -181,9 +190,13 @@ impl Arena {
         self.trampoline(0).0..self.trampoline(self.points.len()).0
     }
 
-    /// Returns the patch of a point: a call of its trampoline.
-    pub(crate) fn patch(&self, index: usize) -> [u8; PATCH_LEN] {
-        self.points[index].patched(self.trampoline(index))
+    /// Returns the places of the patches of all points, each with the index of its point.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, Place)> {
+        let points = self.points.iter().enumerate();
+        points.flat_map(|(index, point)| {
+            let places = point.places(self.trampoline(index));
+            places.map(move |place| (index, place))
+        })
     }
 
     /// Returns the beginning of the code, up to the first trampoline: header and table. The arena
@@ -212,12 +225,7 @@ impl Arena {
             }
         };
         put(VERSION_AT, &version.to_le_bytes());
-        for (index, point) in self.points.iter().enumerate() {
-            bytes.extend(point.address.0.to_le_bytes());
-            bytes.extend(point.operand);
-            bytes.extend([0; 4]);
-            bytes.extend(self.trampoline(index).0.to_le_bytes());
-        }
+        bytes.extend(self.points.iter().flat_map(entry_of));
         let first = (self.trampoline(0).0 - self.code.0) as usize;
         bytes.resize(first, 0);
         bytes
@@ -248,7 +256,7 @@ impl Arena {
             number(header, COUNT_AT) as usize,
             number(header, VERSION_AT),
         );
-        let is_known = version == VERSION || VERSIONS_WITHOUT_OBSERVER.contains(&version);
+        let is_known = has_record(version) || VERSIONS_WITHOUT_OBSERVER.contains(&version);
         let is_ours = header.starts_with(&MAGIC) && is_known;
         (is_ours && (1..=MAX_POINTS).contains(&count)).then_some((count, version))
     }
@@ -266,7 +274,7 @@ impl Arena {
             return Ok(None);
         };
         let says = |at: usize| word(&header, at);
-        let version = if version == VERSION {
+        let version = if has_record(version) {
             let mut record = [0; OBSERVER_RECORD_LEN];
             read(code.plus(OBSERVER_AT as u64), &mut record)?;
             HeaderVersion::Current(ObserverRecord::parse(&record))
@@ -295,6 +303,7 @@ impl Arena {
         let addresses = || arena.points.iter().map(|point| point.address);
         let is_valid = is_valid && addresses().all(|address| address.0 != 0);
         let is_valid = is_valid && addresses().is_sorted_by(|one, other| one < other);
+        let is_valid = is_valid && arena.points.iter().all(Point::is_possible);
         if !is_valid || arena.trampoline_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
@@ -347,13 +356,51 @@ impl Arena {
     }
 }
 
-/// Returns the point of an entry of the table.
-fn parse_entry(bytes: &[u8]) -> Point {
-    let address = u64::from_le_bytes(bytes[..8].try_into().unwrap_or_default());
-    Point {
-        address: LiveAddr(address),
-        operand: bytes[8..12].try_into().unwrap_or_default(),
+/// Returns whether headers of this version have the record of who observes.
+fn has_record(version: u32) -> bool {
+    (VERSION_OF_SITES..=VERSION).contains(&version)
+}
+
+/// Returns the entry of a point in the table.
+fn entry_of(point: &Point) -> [u8; ENTRY_LEN] {
+    let mut entry = [0; ENTRY_LEN];
+    entry[..8].copy_from_slice(&point.address.0.to_le_bytes());
+    match &point.kind {
+        PointKind::Site { operand } => entry[8..12].copy_from_slice(operand),
+        PointKind::Instruction { before, island } => {
+            entry[8..8 + before.len()].copy_from_slice(before);
+            entry[13] = before.len() as u8;
+            if let Some(island) = island {
+                entry[14] = 1;
+                entry[15] = island.at.0.wrapping_sub(point.address.plus(SHORT_LEN).0) as u8;
+                entry[16..16 + PATCH_LEN].copy_from_slice(&island.before);
+            }
+        }
     }
+    entry
+}
+
+/// Returns the point of an entry of the table.
+fn parse_entry(entry: &[u8]) -> Point {
+    let address = LiveAddr(u64::from_le_bytes(
+        entry[..8].try_into().unwrap_or_default(),
+    ));
+    let kind = match entry[13] {
+        0 => PointKind::Site {
+            operand: entry[8..12].try_into().unwrap_or_default(),
+        },
+        len => {
+            let distance = SHORT_LEN.wrapping_add(i64::from(entry[15] as i8) as u64);
+            let island = (entry[14] == 1).then(|| Island {
+                at: address.plus(distance),
+                before: entry[16..16 + PATCH_LEN].try_into().unwrap_or_default(),
+            });
+            let len = usize::from(len).min(PATCH_LEN);
+            let before = PatchBytes::of(&entry[8..8 + len]);
+            PointKind::Instruction { before, island }
+        }
+    };
+    Point { address, kind }
 }
 
 fn number(header: &[u8; BASE_LEN], at: usize) -> u32 {
@@ -375,7 +422,22 @@ mod tests {
     fn arena() -> (Arena, Vec<u8>) {
         let point = |index: u64| Point {
             address: LiveAddr(0x5555_0000_0000 + 16 * index),
-            operand: [1, 2, 3, index as u8],
+            kind: match index % 3 {
+                0 => PointKind::Site {
+                    operand: [1, 2, 3, index as u8],
+                },
+                1 => PointKind::Instruction {
+                    before: PatchBytes::of(&[5, 6, 7, 8, index as u8]),
+                    island: None,
+                },
+                _ => PointKind::Instruction {
+                    before: PatchBytes::of(&[8, 9]),
+                    island: Some(Island {
+                        at: LiveAddr(0x5555_0000_0000 + 16 * index - index),
+                        before: [0xcc; PATCH_LEN],
+                    }),
+                },
+            },
         };
         let arena = Arena {
             code: LiveAddr(0x5555_1000_0000),
@@ -420,7 +482,7 @@ mod tests {
     fn with_points(addresses: impl Iterator<Item = u64>, trampoline_len: u64) -> Arena {
         let point = |address| Point {
             address: LiveAddr(address),
-            operand: [0; 4],
+            kind: PointKind::Site { operand: [0; 4] },
         };
         Arena {
             points: addresses.map(point).collect(),
@@ -461,12 +523,14 @@ mod tests {
             let at = (pointer.0 - base) as usize;
             assert_eq!(header[at..at + 8], value.0.to_le_bytes());
         }
-        let patch = arena.patch(3);
-        let distance = arena.trampoline(3).0 - arena.points[3].next().0;
+        let (_, place) = arena.places().find(|(index, _)| *index == 3).unwrap();
+        let distance = arena.trampoline(3).0 - (arena.points[3].address.0 + 6);
         assert_eq!(
-            (patch[0], &patch[1..]),
+            (place.after[0], &place.after[1..]),
             (0xe8, &distance.to_le_bytes()[..4])
         );
+        // Every third point has an island.
+        assert_eq!(arena.places().count(), 133);
     }
 
     #[test]
@@ -512,7 +576,7 @@ mod tests {
         // In the header: magic, version, where the data are, and their length.
         for at in [0, 15, 16, 32, 40] {
             let mut bytes = bytes.clone();
-            bytes[at] ^= 1;
+            bytes[at] ^= 2;
             assert_eq!(find(&arena, &bytes), None, "{at}");
         }
     }

@@ -1,15 +1,17 @@
 //! [`Counts`]: how often the sites of probes were executed.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::address::LiveAddr;
 use crate::elf::table::Site;
 use crate::error::Result;
 use crate::memory::ReadMemory;
+use crate::observe::functions::{ObservedFunctions, RefusedFunction};
 use crate::observe::layout::arena::Arena;
-use crate::observe::plan::ObservationPlan;
+use crate::observe::plan::{ObservationPlan, PointOf};
 use crate::observe::read::data_source;
-use crate::process::object::Object;
+use crate::process::object::{Object, UnreadableObject};
 use crate::process::program::Program;
 
 /// How often the sites of probes were executed since the observation began.
@@ -29,6 +31,30 @@ pub struct Counts {
     program: Arc<Program>,
     /// By index of the site in the program; `None` if it is not counted.
     hits: Vec<Option<u64>>,
+    functions: Arc<ObservedFunctions>,
+    /// By index of the function among those that are observed.
+    function_hits: Vec<u64>,
+}
+
+/// How often a function was called, or an instruction executed.
+///
+/// ```no_run
+/// # let counts: probes_lib::Counts = unimplemented!();
+/// for function in counts.functions() {
+///     println!("{} {}", function.name, function.hits);
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct FunctionHits<'c> {
+    /// Its name as in the source, or its address if it has none; with an offset, `f+0x12`, of an instruction inside.
+    pub name: &'c str,
+    /// The path of the file that it is in.
+    pub object: &'c Path,
+    /// Where it is in the process.
+    pub address: LiveAddr,
+    /// How often. Jumps to its first instruction count, too: rounds of a function that calls itself in tail position.
+    pub hits: u64,
 }
 
 /// How often one site was executed.
@@ -61,14 +87,45 @@ impl Counts {
     ) -> Result<Counts> {
         let program = plan.program.clone();
         let mut hits = vec![None; program.site_count()];
+        let mut function_hits = vec![0; plan.functions.functions.len()];
         let mut points = plan.points.iter();
         for arena in arenas {
             let data = data_source::read(pid, source, arena.data(), arena.counters_len())?;
             for (count, point) in arena.hits(&data).into_iter().zip(points.by_ref()) {
-                hits[point.site] = point.role.is_counted.then_some(count);
+                match point.of {
+                    PointOf::Site(site) => hits[site] = point.role.is_counted.then_some(count),
+                    PointOf::Function(function) => function_hits[function] = count,
+                }
             }
         }
-        Ok(Counts { program, hits })
+        Ok(Counts {
+            program,
+            hits,
+            functions: plan.functions.clone(),
+            function_hits,
+        })
+    }
+
+    /// Returns each function that is counted, in the order of their addresses.
+    pub fn functions(&self) -> impl ExactSizeIterator<Item = FunctionHits<'_>> {
+        let functions = self.functions.functions.iter().zip(&self.function_hits);
+        functions.map(|(function, &hits)| FunctionHits {
+            name: &function.name,
+            object: &function.object,
+            address: function.address,
+            hits,
+        })
+    }
+
+    /// Returns the functions that were selected and cannot be counted.
+    pub fn refused(&self) -> &[RefusedFunction] {
+        &self.functions.refused
+    }
+
+    /// Returns the files that are mapped with code in them, and whose functions could not be read when they were
+    /// selected.
+    pub fn unreadable(&self) -> &[UnreadableObject] {
+        &self.functions.unreadable
     }
 
     /// Returns each probe that is counted, by name, with the sum of the hits of its sites.
@@ -106,7 +163,7 @@ impl Counts {
 
     /// Returns the sum of all hits.
     pub fn total(&self) -> u64 {
-        let hits = self.hits.iter().flatten();
+        let hits = self.hits.iter().flatten().chain(&self.function_hits);
         hits.fold(0, |sum, hits| sum.saturating_add(*hits))
     }
 }
@@ -131,7 +188,7 @@ mod tests {
         let observation = Observation::new()
             .count(Selector::name("a"))
             .watch(Selector::name("b"));
-        let plan = ObservationPlan::of(&observation, program).unwrap();
+        let plan = ObservationPlan::of(&observation, program, Arc::default()).unwrap();
         let arena = |(number, planned): (u64, &[crate::observe::plan::PlannedPoint])| Arena {
             code: LiveAddr(0x10_0000 + number * 0x10_0000),
             points: planned.iter().map(|planned| planned.point).collect(),

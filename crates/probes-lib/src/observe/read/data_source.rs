@@ -105,14 +105,14 @@ mod tests {
     use crate::observe::layout::arena::{HeaderVersion, LINE};
     use crate::observe::layout::observer_record::ObserverRecord;
     use crate::observe::layout::shared::SharedLayout;
-    use crate::observe::point::Point;
+    use crate::observe::point::{Point, PointKind};
     use crate::testing::memory_file;
 
     /// An arena of one point.
     fn arena(code: u64) -> Arena {
         let point = Point {
             address: LiveAddr(code),
-            operand: [0; 4],
+            kind: PointKind::Site { operand: [0; 4] },
         };
         Arena {
             code: LiveAddr(code),

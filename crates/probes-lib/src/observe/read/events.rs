@@ -316,7 +316,7 @@ impl EventReader {
 fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     let watched = |(index, planned): (usize, &PlannedPoint)| {
         planned.role.watched.as_ref()?;
-        Some((planned.site, index))
+        Some((planned.site()?, index))
     };
     let planned = plan.points.iter().enumerate();
     let index_of: HashMap<usize, usize> = planned.filter_map(watched).collect();
@@ -391,7 +391,12 @@ mod tests {
         let observation = Observation::new()
             .count(Selector::name("a"))
             .watch(Selector::name("b"));
-        ObservationPlan::of(&observation, Arc::new(loaded_twice(&program, AGAIN))).unwrap()
+        ObservationPlan::of(
+            &observation,
+            Arc::new(loaded_twice(&program, AGAIN)),
+            Arc::default(),
+        )
+        .unwrap()
     }
 
     fn reader(thread_ids: ThreadIds) -> EventReader {

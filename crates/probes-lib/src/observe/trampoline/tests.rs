@@ -1,6 +1,7 @@
 //! The code as objdump disassembles it; `tests/live/observe.rs` executes it.
 
 use std::process::Command;
+use std::sync::Arc;
 
 use test_support::Scratch;
 
@@ -8,9 +9,10 @@ use super::*;
 use crate::observe::frame::Frame;
 use crate::observe::layout::arena::HeaderVersion;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
-use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, WatchRole};
+use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, PointKind, WatchRole};
 use crate::process::tool::new_id;
 use crate::site::JMP;
+use crate::testing::program_with_probes;
 
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
 const WRAPPER: LiveAddr = LiveAddr(0x5555_4000_0000);
@@ -227,7 +229,7 @@ fn every_trampoline_fits_beside_any_others() {
     for (role, likes) in roles_and_variants() {
         for like in &likes {
             for both in [[&role, like], [like, &role]] {
-                let len = longest(both.into_iter(), layout).unwrap();
+                let len = longest_of_sites(both.into_iter(), layout).unwrap();
                 assert_fits(&role, len, layout);
                 assert_fits(like, len, layout);
             }
@@ -284,24 +286,38 @@ fn every_point_of_an_arena_has_its_trampoline() {
         marks: Marks::default(),
         watched: Some(WatchRole::default()),
     };
-    let roles = vec![role; 100];
     let shared = SharedLayout {
         pairs: 2,
         record_len: record::len(3),
     };
-    let point = |index: u64| Point {
-        address: LiveAddr(0x5555_0000_0000 + 16 * index),
-        operand: [1, 2, 3, index as u8],
+    let planned = |index: u64| PlannedPoint {
+        point: Point {
+            address: LiveAddr(0x5555_0000_0000 + 16 * index),
+            kind: PointKind::Site {
+                operand: [1, 2, 3, index as u8],
+            },
+        },
+        role: role.clone(),
+        of: PointOf::Site(index as usize),
+    };
+    let plan = ObservationPlan {
+        program: Arc::new(program_with_probes(&["a"])),
+        functions: Arc::default(),
+        points: (0..100).map(planned).collect(),
+        pairs: Vec::new(),
+        shared,
     };
     let arena = Arena {
         code: LiveAddr(0x5555_1000_0000),
-        points: (0..100).map(point).collect(),
-        trampoline_len: longest(roles.iter(), shared).unwrap(),
+        points: plan.points.iter().map(|planned| planned.point).collect(),
+        trampoline_len: longest(&plan).unwrap(),
         shared,
         id: new_id(),
         version: HeaderVersion::WithoutRecord { data_len: 0 },
     };
-    let code = arena_code(&arena, roles.iter(), &arena).unwrap();
+    let code = arena_code(&arena, &plan, &plan.points, &arena).unwrap();
+    assert!(code.moves.is_empty() && code.out_of_reach.is_empty());
+    let code = code.bytes;
     assert_eq!(code.len() as u64, arena.code_len());
     for index in 0..100 {
         let tail = (arena.tail(index).0 - arena.code.0) as usize;

@@ -1,0 +1,65 @@
+//! What is said about functions that were selected and cannot be counted.
+
+use std::collections::BTreeMap;
+
+use probes_lib::{Counts, Observer, RefusedFunction};
+
+use super::open_target::warn_of_unreadable;
+use crate::messages::Messages;
+use crate::output::WarningKind;
+use crate::text::number_of;
+
+/// How many functions are named.
+const FEW: usize = 3;
+
+/// Warns of functions that `observer` does not count although they were selected, and of files that may have some.
+pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer) {
+    // If the process has exited meanwhile, that is reported later.
+    let Ok(counts) = observer.counts() else {
+        return;
+    };
+    let pid = observer.target().pid();
+    warn_of_unreadable(messages, counts.unreadable(), pid, "functions");
+    for function in counts.refused() {
+        messages.step(format_args!(
+            "{} at {} in {} is not counted: it {}",
+            function.name,
+            function.address,
+            function.object.display(),
+            function.why
+        ));
+    }
+    if let Some(warning) = warning(&counts) {
+        let hint = "all others are counted; docs/functions.md explains the reasons; -v and -json name each function";
+        messages.warning(WarningKind::Uncounted, &warning, hint);
+    }
+}
+
+fn warning(counts: &Counts) -> Option<String> {
+    let refused = counts.refused();
+    if refused.is_empty() {
+        return None;
+    }
+    let all = number_of(counts.functions().len() + refused.len(), "function");
+    Some(format!(
+        "{} of {all} cannot be counted: {}",
+        refused.len(),
+        why(refused)
+    ))
+}
+
+/// The names and the reasons of few, the names of the reasons of more.
+fn why(refused: &[RefusedFunction]) -> String {
+    if refused.len() <= FEW {
+        let named = refused.iter().map(|it| format!("{} {}", it.name, it.why));
+        return named.collect::<Vec<_>>().join("; ");
+    }
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for function in refused {
+        *reasons.entry(function.why.name()).or_default() += 1;
+    }
+    let reasons = reasons
+        .iter()
+        .map(|(reason, count)| format!("{count} {reason}"));
+    reasons.collect::<Vec<_>>().join(", ")
+}

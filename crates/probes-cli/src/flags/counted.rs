@@ -1,0 +1,55 @@
+//! What `count` counts: probes, functions, or both.
+
+use probes_lib::{FunctionSelector, Observation, Selector};
+
+use super::checked::Flags;
+use super::function_selection::FunctionFlags;
+use super::probe_selection::ProbeFlags;
+
+// What is counted.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CountedFlags {
+    #[command(flatten)]
+    probes: ProbeFlags,
+    #[command(flatten)]
+    functions: FunctionFlags,
+}
+
+/// The checked form of [`CountedFlags`].
+#[derive(Debug)]
+pub(crate) struct Counted {
+    probes: Vec<Selector>,
+    functions: Vec<FunctionSelector>,
+}
+
+impl Flags for CountedFlags {
+    type Value = Counted;
+
+    fn check(self) -> Result<Counted, String> {
+        let functions = self.functions.selectors()?;
+        let probes = if !functions.is_empty() && self.probes.is_empty() {
+            Vec::new()
+        } else {
+            self.probes.check()?
+        };
+        Ok(Counted { probes, functions })
+    }
+}
+
+impl Counted {
+    /// Whether the process has to have probes.
+    pub(crate) fn needs_probes(&self) -> bool {
+        !self.probes.is_empty()
+    }
+
+    pub(crate) fn has_functions(&self) -> bool {
+        !self.functions.is_empty()
+    }
+
+    pub(crate) fn observation(&self) -> Observation {
+        let probes = self.probes.iter().cloned();
+        let observation = probes.fold(Observation::new(), Observation::count);
+        let functions = self.functions.iter().cloned();
+        functions.fold(observation, Observation::count_functions)
+    }
+}

@@ -1,0 +1,113 @@
+//! Functions as arguments: by globs for their names, or by address.
+
+use probes_lib::{FunctionSelector, Glob, LiveAddr};
+
+use super::checked::each_once;
+
+// Some functions.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FunctionFlags {
+    /// Count functions: globs, a comma list, or 0xADDRESS; may be repeated
+    #[arg(id = "fn", long, value_name = "GLOBS", value_parser = functions)]
+    lists: Vec<FunctionList>,
+}
+
+/// The functions that one flag selects, each as it was typed and what that means.
+#[derive(Clone, Debug)]
+struct FunctionList(Vec<(String, FunctionSelector)>);
+
+impl FunctionFlags {
+    /// The functions, each glob or address once.
+    pub(crate) fn selectors(self) -> Result<Vec<FunctionSelector>, String> {
+        let lists = self.lists.into_iter();
+        let (typed, selectors): (Vec<String>, Vec<FunctionSelector>) =
+            lists.flat_map(|list| list.0).unzip();
+        each_once("-fn", &typed)?;
+        Ok(selectors)
+    }
+}
+
+/// Reads a comma list of functions.
+fn functions(typed: &str) -> Result<FunctionList, String> {
+    let list = parts(typed).into_iter();
+    let list = list.map(|part| Ok((part.to_owned(), function(part)?)));
+    list.collect::<Result<_, String>>().map(FunctionList)
+}
+
+/// The parts of a comma list. A comma that a space follows belongs to a name of C++ or Rust: `f(int, int)`.
+fn parts(list: &str) -> Vec<&str> {
+    let mut start = 0;
+    let is_end = |at: &usize| !list[at + 1..].starts_with(' ');
+    let commas = list.match_indices(',').map(|(at, _)| at).filter(is_end);
+    let parts = commas.chain([list.len()]).map(|end| {
+        let part = &list[start..end];
+        start = end + 1;
+        part
+    });
+    parts.collect()
+}
+
+fn function(typed: &str) -> Result<FunctionSelector, String> {
+    if typed.is_empty() {
+        return Err("a name is empty".to_owned());
+    }
+    if typed.starts_with('-') {
+        return Err(format!("\"{typed}\" is not the name of a function"));
+    }
+    if let Some(digits) = typed.strip_prefix("0x") {
+        // `from_str_radix` would also take a sign.
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let address = u64::from_str_radix(digits, 16).ok().filter(|_| is_number);
+        let address = address.ok_or_else(|| format!("\"{typed}\" is not an address"))?;
+        return Ok(FunctionSelector::Address(LiveAddr(address)));
+    }
+    let glob: Glob = typed
+        .parse()
+        .map_err(|error| format!("\"{typed}\" is {error}"))?;
+    Ok(FunctionSelector::Glob(glob))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_before_spaces_belong_to_names() {
+        for (list, expected) in [
+            ("main", &["main"][..]),
+            ("List.*,caml_[ab]?", &["List.*", "caml_[ab]?"]),
+            ("f(int, char),g<A, B>::h", &["f(int, char)", "g<A, B>::h"]),
+            ("a,,b,", &["a", "", "b", ""]),
+            ("", &[""]),
+        ] {
+            assert_eq!(parts(list), expected, "{list}");
+        }
+    }
+
+    #[test]
+    fn functions_are_globs_or_addresses() {
+        let address = function("0x55d0c3b0");
+        assert!(matches!(
+            address,
+            Ok(FunctionSelector::Address(LiveAddr(0x55d0_c3b0)))
+        ));
+        let glob = function("Stdlib.List.*");
+        assert!(
+            matches!(glob, Ok(FunctionSelector::Glob(glob)) if glob.as_str() == "Stdlib.List.*")
+        );
+        for (typed, error) in [
+            ("", "a name is empty"),
+            ("-x", "\"-x\" is not the name of a function"),
+            ("0x", "\"0x\" is not an address"),
+            ("0x+1", "\"0x+1\" is not an address"),
+            (
+                "0x10000000000000000",
+                "\"0x10000000000000000\" is not an address",
+            ),
+        ] {
+            assert_eq!(function(typed).err().as_deref(), Some(error));
+        }
+        let error = function("a[").err();
+        assert!(error.is_some_and(|error| error.starts_with("\"a[\" is not a glob: ")));
+    }
+}

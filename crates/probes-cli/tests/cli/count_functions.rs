@@ -1,0 +1,430 @@
+//! `count -fn`, and `trace -count -fn`: calls of functions, in programs with and without probes.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStderr, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{Scratch, Talker, fixture_forms, program, program_forms};
+
+use crate::support::{Run, command, is_observed, object, run, run_command};
+
+/// The tool, while it counts.
+struct Counting {
+    tool: Talker,
+    errors: BufReader<ChildStderr>,
+}
+
+/// Starts `count`, and waits until it counts.
+fn counting(flags: &str, pid: i32) -> Counting {
+    let mut count = command(["count", "-pid", &pid.to_string()]);
+    let mut tool = Talker::spawn(count.args(flags.split(' ')).stderr(Stdio::piped()));
+    let stderr = tool.guard().child().stderr.take().unwrap();
+    let mut errors = BufReader::new(stderr);
+    let mut line = String::new();
+    while !line.contains("stopped ") {
+        line.clear();
+        assert!(errors.read_line(&mut line).unwrap() > 0, "{flags}");
+    }
+    Counting { tool, errors }
+}
+
+impl Counting {
+    /// Interrupts it; returns what it prints to the end.
+    fn end(mut self) -> Run {
+        kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();
+        let mut stdout = String::new();
+        while let Some(line) = self.tool.line() {
+            stdout += &(line + "\n");
+        }
+        let mut stderr = String::new();
+        self.errors.read_to_string(&mut stderr).unwrap();
+        Run {
+            code: self.tool.guard().wait().code(),
+            stdout,
+            stderr,
+        }
+    }
+}
+
+/// Hits and name of each plain line.
+fn hits(plain: &str) -> Vec<String> {
+    let hit = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        assert!(words[1].parse::<f64>().unwrap() >= 0.0, "{line}");
+        format!("{} {}", words[0], words[2])
+    };
+    plain.lines().map(hit).collect()
+}
+
+/// The calls that a program says it has counted, `WORD name=N name=N`, as plain lines, most first.
+fn calls(answer: &str, prefix: &str) -> Vec<String> {
+    let words = answer.split(' ').skip(1);
+    let mut calls: Vec<(u64, &str)> = words
+        .map(|word| {
+            let (name, calls) = word.split_once('=').unwrap();
+            (calls.parse().unwrap(), name)
+        })
+        .collect();
+    calls.sort_by_key(|(calls, _)| std::cmp::Reverse(*calls));
+    let line = |(calls, name): (u64, &str)| format!("{calls} {prefix}{name}");
+    calls.into_iter().map(line).collect()
+}
+
+/// A row of JSON output.
+fn function<'j>(json: &'j Value, name: &str) -> &'j Value {
+    let functions = json["functions"].as_array().unwrap();
+    functions.iter().find(|it| it["name"] == name).unwrap()
+}
+
+// promise: Functions: Calls of functions of a C program in four threads are counted to the last one (2)
+#[test]
+fn calls_of_c_functions_are_counted_exactly() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = counting("-fn leaf,outer -fn indirect,pthread_create", pid);
+        let answer = target.ask("calls 4 50000", "called");
+        let run = tool.end();
+        assert_eq!(run.stderr, "");
+        let mut expected = calls(&answer, "");
+        expected.push("4 pthread_create".to_owned());
+        let mut counted = hits(&run.answer());
+        counted.sort();
+        expected.sort();
+        assert_eq!(counted, expected);
+        assert!(!is_observed(pid));
+        target.ask("calls 1 1", "called");
+    }
+}
+
+/// The program `calls` in both forms, and stripped.
+fn ocaml_programs(scratch: &Scratch) -> Vec<PathBuf> {
+    let mut files = program_forms("calls").to_vec();
+    let stripped = scratch.file("stripped");
+    let mut strip = Command::new("strip");
+    let strip = strip.arg("-o").arg(&stripped).arg(&files[0]);
+    assert!(strip.status().unwrap().success());
+    files.push(stripped);
+    files
+}
+
+// promise: Functions: Calls of OCaml functions, with exceptions and in four threads, are counted to the last one (3
+//    programs, of which one is stripped)
+#[test]
+fn calls_of_ocaml_functions_are_counted_exactly() {
+    let scratch = Scratch::new();
+    for file in ocaml_programs(&scratch) {
+        for (threads, calls_before) in [("1", false), ("4", true)] {
+            let mut target = Talker::start(&file);
+            if calls_before {
+                target.ask("run 1 100", "calls");
+            }
+            let before = target.ask("run 1 0", "calls");
+            let tool = counting("-fn Calls.leaf,Calls.deep,Calls.raises", target.pid());
+            let after = target.ask(&format!("run {threads} 20000"), "calls");
+            let counted = hits(&tool.end().answer());
+            let number = |line: &str| line.split(' ').next().unwrap().parse::<u64>().unwrap();
+            let both = calls(&before, "").into_iter().zip(calls(&after, ""));
+            let added = both.zip(&counted).map(|((before, after), counted)| {
+                let name = after.split_once(' ').unwrap().1;
+                assert!(counted.ends_with(&format!(" Calls.{name}")), "{counted}");
+                number(&after) - number(&before)
+            });
+            let added: Vec<u64> = added.collect();
+            let counted: Vec<u64> = counted.iter().map(|line| number(line)).collect();
+            assert_eq!(counted, added, "{} {threads}", file.display());
+        }
+    }
+}
+
+#[test]
+fn functions_and_probes_are_counted_together() {
+    for file in fixture_forms("gen_ocaml") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = counting("-regexp . -fn Alpha.work -sites", pid);
+        target.hits();
+        let answer = tool.end().answer();
+        let mut lines = hits(&answer);
+        lines.sort();
+        assert_eq!(
+            lines,
+            [
+                "1 Alpha.work",
+                "1 only_alpha",
+                "1 shared",
+                "1 shared",
+                "1 shared"
+            ]
+        );
+        let row = answer.lines().find(|line| line.contains(" Alpha.work 0x"));
+        let words: Vec<&str> = row.unwrap().split(' ').collect();
+        let [_, _, _, address, path, source] = words[..] else {
+            panic!("{answer}");
+        };
+        assert!(address.starts_with("0x"), "{answer}");
+        assert_eq!(path, file.file_name().unwrap().to_str().unwrap());
+        assert!(source.starts_with("gen_ocaml.S:"), "{answer}");
+
+        let tool = counting("-fn Alpha.work -sites -json", pid);
+        target.hits();
+        let json = object(&tool.end().answer());
+        assert_eq!(json["probes"], Value::Array(Vec::new()));
+        let row = function(&json, "Alpha.work");
+        assert_eq!(
+            (&row["hits"], &row["address"]),
+            (&1.into(), &address.into())
+        );
+        assert_eq!(row["object"], file.to_str().unwrap());
+        assert!(row["line"].is_u64(), "{row}");
+
+        let by_address = counting(&format!("-format table -fn {address}"), pid);
+        target.hits();
+        let table = by_address.end().answer();
+        let row = table.lines().nth(2).unwrap();
+        assert!(table.starts_with(" function "), "{table}");
+        assert!(row.starts_with(" Alpha.work | 1 "), "{table}");
+    }
+}
+
+#[test]
+fn of_many_functions_those_called_are_listed() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut tool = counting("-fn * -interval 1ms -json", pid);
+        // The calls come after an interval.
+        let mut objects = vec![object(&tool.tool.line().unwrap())];
+        let answer = target.ask("calls 2 10000", "called");
+        let run = tool.end();
+        objects.extend(run.stdout.lines().map(object));
+        let total = objects.pop().unwrap();
+        let all = total["functions_counted"].as_u64().unwrap();
+        let shown = total["functions"].as_array().unwrap();
+        assert!(all > 1000 && shown.len() < 500, "{all} {}", shown.len());
+        assert!(shown.iter().all(|it| it["hits"].as_u64() > Some(0)));
+        assert!(total["refused"].is_array());
+        for line in calls(&answer, "") {
+            let (calls, name) = line.split_once(' ').unwrap();
+            let hits = |it: &Value| {
+                let functions = it["functions"].as_array().unwrap().iter();
+                let mut of_name = functions.filter(|it| it["name"] == name);
+                of_name.next().map_or(0, |it| it["hits"].as_u64().unwrap())
+            };
+            let calls: u64 = calls.parse().unwrap();
+            assert_eq!(hits(&total), calls);
+            assert_eq!(objects.iter().map(hits).sum::<u64>(), calls);
+        }
+        assert!(objects.iter().all(|it| it["refused"].is_null()));
+
+        let tool = counting("-fn *", pid);
+        target.ask("calls 2 10", "called");
+        let run = tool.end();
+        let sum = run.stderr.lines().last().unwrap();
+        let (functions, rest) = sum.split_once(" functions (").unwrap();
+        assert_eq!(functions, all.to_string());
+        let listed = run.stdout.lines().count();
+        assert!(
+            rest.starts_with(&format!("{listed} of them called), ")),
+            "{sum}"
+        );
+    }
+}
+
+/// A program with functions `fixed_1` to `fixed_N` that begin with a system call, which cannot be moved.
+fn with_fixed_functions(scratch: &Scratch, number: usize) -> PathBuf {
+    let (source, file) = (scratch.file("fixed.c"), scratch.file("fixed"));
+    let mut text = String::from("#include <stdio.h>\n");
+    for number in 1..=number {
+        let name = format!("fixed_{number}");
+        text += &format!(
+            "asm(\".type {name}, @function\\n{name}: syscall; ret\\n.size {name}, 3\");\n"
+        );
+    }
+    text += "int main(void) { puts(\"ready\"); fflush(stdout); while (getchar() >= 0); }\n";
+    fs::write(&source, text).unwrap();
+    let gcc = Command::new("gcc")
+        .arg("-o")
+        .arg(&file)
+        .arg(&source)
+        .status();
+    assert!(gcc.unwrap().success());
+    file
+}
+
+#[test]
+fn functions_that_cannot_be_counted_are_named() {
+    let scratch = Scratch::new();
+    let target = Talker::start(&with_fixed_functions(&scratch, 5));
+    let pid = target.pid();
+    let reason = "has a system call at +0x0, which cannot be moved";
+    let few = counting("-fn main,fixed_[12]", pid).end();
+    let warning = format!(
+        "ocaml-probes: warning: 2 of 3 functions cannot be counted: fixed_1 {reason}; fixed_2 {reason}\nhint: "
+    );
+    assert!(few.stderr.starts_with(&warning), "{}", few.stderr);
+    assert_eq!(hits(&few.answer()), ["0 main"]);
+    let more = counting("-fn main,fixed_* -verbose", pid).end();
+    let why = "warning: 5 of 6 functions cannot be counted: 5 unmovable\n";
+    assert!(more.stderr.contains(why), "{}", more.stderr);
+    let step = format!("is not counted: it {reason}");
+    assert_eq!(more.stderr.matches(&step).count(), 5, "{}", more.stderr);
+
+    let json = counting("-fn main,fixed_1 -json", pid).end();
+    let warning = object(json.stderr.lines().next().unwrap());
+    assert_eq!(warning["kind"], "uncounted");
+    let json = object(&json.answer());
+    let refused = &json["refused"][0];
+    assert_eq!(refused["name"], "fixed_1");
+    assert_eq!(refused["reason"], "unmovable");
+    assert_eq!(refused["text"], reason);
+    assert!(refused["address"].as_str().unwrap().starts_with("0x"));
+    assert!(refused["object"].as_str().unwrap().ends_with("/fixed"));
+
+    let error = run(&format!("count -fn fixed_* -pid {pid}")).failure();
+    let why = format!("fixed: the function fixed_1 {reason}, and 4 more cannot be observed either");
+    assert!(error.contains(&why), "{error}");
+    assert!(error.contains(" -functions` says of each "), "{error}");
+    assert!(!is_observed(pid));
+}
+
+#[test]
+fn unknown_functions_are_errors() {
+    let target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    let count = |flags: &str| run(&format!("count -pid {pid} {flags}"));
+    for (flags, message, hint) in [
+        (
+            "-fn Calls.leaf,Calls.lef",
+            "no function in calls.exe matches Calls.lef; did you mean \"Calls.leaf\"",
+            "` lists the names; a glob has to match a whole name",
+        ),
+        (
+            "-fn 0x10",
+            "calls.exe: no function is known at 0x10; nothing was changed",
+            "` lists the addresses of its functions",
+        ),
+        (
+            "-fn Calls.leaf -probe tick",
+            "no OCaml probes in ",
+            "`count -fn GLOB` counts functions of any program",
+        ),
+    ] {
+        let error = count(flags).failure();
+        assert!(error.contains(message), "{error}");
+        assert!(error.contains(hint), "{error}");
+    }
+    for (flags, message) in [
+        ("-fn Calls.[", "\"Calls.[\" is not a glob"),
+        ("-fn 0xcalls", "\"0xcalls\" is not an address"),
+        ("-fn main,main", "-fn: \"main\" is given twice"),
+        ("-fn main,", "a name is empty"),
+    ] {
+        let usage = count(flags);
+        assert_eq!(usage.code, Some(2));
+        assert!(usage.stderr.contains(message), "{}", usage.stderr);
+    }
+    let tool = counting("-fn Calls.leaf", pid);
+    let refused = count("-fn Calls.deep").failure();
+    assert!(refused.contains("is already observed by"), "{refused}");
+    tool.end().answer();
+}
+
+/// Runs a program that `trace -count` starts, with `words` on standard input.
+fn trace(file: &Path, flags: &str, words: &str) -> Run {
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "words=$1; shift; printf \"$words\" | \"$@\"",
+        "-",
+        words,
+    ]);
+    shell.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+    shell.args(["trace", "-count", "-prog"]).arg(file);
+    run_command(shell.args(flags.split(' ')))
+}
+
+#[test]
+fn calls_are_counted_from_the_first_instruction() {
+    let words = "run 2 100\\n";
+    for file in program_forms("calls") {
+        let flags = "-fn Calls.leaf,Calls.entry,main,pthread_create";
+        let traced = trace(&file, flags, words);
+        assert_eq!(traced.code, Some(0), "{}", traced.stderr);
+        assert!(
+            traced.stdout.contains("calls leaf=300 "),
+            "{}",
+            traced.stdout
+        );
+        let counted = hits(&traced.stderr);
+        assert_eq!(counted[0], "300 Calls.leaf");
+        for one in ["1 Calls.entry", "1 main"] {
+            assert!(counted.iter().any(|line| line == one), "{counted:?}");
+        }
+        let missing = trace(&file, "-fn Calls.laef", words);
+        assert_eq!((missing.code, &*missing.stdout), (Some(1), ""));
+        let why = "matches Calls.laef; did you mean \"Calls.leaf\"? the program was not started";
+        assert!(missing.stderr.contains(why), "{}", missing.stderr);
+    }
+    for file in fixture_forms("calls") {
+        let traced = trace(&file, "-fn leaf -json", "calls 2 100\\nquit\\n");
+        let counted = traced.said().pop().unwrap();
+        assert_eq!(function(&counted, "leaf")["hits"], 400);
+    }
+}
+
+// promise: Functions: If the tool is killed, the functions are restored by the next one, also in a program without
+//    probes (2)
+#[test]
+fn functions_of_a_killed_tool_are_cleaned() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut tool = counting("-fn leaf,outer", pid);
+        kill(Pid::from_raw(tool.tool.pid()), Signal::SIGKILL).unwrap();
+        tool.tool.guard().wait();
+        target.ask("calls 2 10", "called");
+        assert!(is_observed(pid));
+        let cleaned = run(&format!("observe -clean -pid {pid}")).answer();
+        assert_eq!(cleaned, format!("{pid} 2\n"));
+        assert!(!is_observed(pid));
+        target.ask("calls 2 10", "called");
+    }
+}
+
+/// The program `closures`, and a copy without probes.
+fn closure_programs(scratch: &Scratch) -> [PathBuf; 2] {
+    let file = program("closures/closures");
+    let without = scratch.file("without");
+    let mut objcopy = Command::new("objcopy");
+    objcopy.args(["--remove-section", ".note.stapsdt"]);
+    assert!(objcopy.arg(&file).arg(&without).status().unwrap().success());
+    [file, without]
+}
+
+// promise: Closures: A process whose functions are counted, also from its start, marshals closures that others of its
+//    program accept (2 programs, of which one has no probes)
+#[test]
+fn closures_of_counted_functions_are_accepted() {
+    let scratch = Scratch::new();
+    let (running, started) = (scratch.file("running"), scratch.file("started"));
+    for file in closure_programs(&scratch) {
+        let mut target = Talker::start(&file);
+        let tool = counting("-fn Closures.*", target.pid());
+        target.ask(&format!("write {}", running.display()), "written");
+        let run = tool.end();
+        assert!(!run.stderr.contains("closures"), "{}", run.stderr);
+        let words = format!("write {}\\n", started.display());
+        let traced = trace(&file, "-fn Closures.*", &words);
+        assert!(traced.stdout.contains("written"), "{}", traced.stderr);
+        assert!(!traced.stderr.contains("refuse"), "{}", traced.stderr);
+        let mut other = Talker::start(&file);
+        for closure in [&running, &started] {
+            other.ask(&format!("read {}", closure.display()), "got 42");
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! [`ObservedFunctions`]: the functions that an observation counts, the candidates for the patch of each, and those
+//! that are left out, with the reason.
+
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
+
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
+use crate::elf::functions::FunctionKind;
+use crate::elf::mangling::Language;
+use crate::error::Result;
+use crate::functions::{FunctionObject, Functions, SelectedFunction};
+use crate::memory::{ReadMemory, runs};
+use crate::observe::frame::has_runtime_5;
+use crate::observe::observation::FunctionSelector;
+use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind};
+use crate::patch_plan::PatchPlanner;
+use crate::patch_plan::jump::Jump;
+use crate::patch_plan::refusal::Refusal;
+use crate::patch_plan::site::PatchSite;
+use crate::process::maps::{self, Mapping};
+use crate::process::object::UnreadableObject;
+
+/// The functions of a process that are observed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ObservedFunctions {
+    /// In the order of their addresses.
+    pub(crate) functions: Vec<ObservedFunction>,
+    /// Those that cannot be observed.
+    pub(crate) refused: Vec<RefusedFunction>,
+    /// The mapped files whose functions are not known.
+    pub(crate) unreadable: Vec<UnreadableObject>,
+}
+
+/// A function that is observed.
+#[derive(Clone, Debug)]
+pub(crate) struct ObservedFunction {
+    pub(crate) name: String,
+    pub(crate) object: Arc<Path>,
+    /// That of its first byte. What is patched may be behind an `endbr64`.
+    pub(crate) address: LiveAddr,
+    bias: LoadBias,
+    best: Candidate,
+    /// What is tried if that turns out not to be possible, the best one last.
+    others: Vec<Candidate>,
+}
+
+/// A way to patch the entry of a function.
+#[derive(Clone, Debug)]
+struct Candidate {
+    site: PatchSite,
+    /// How many bytes it overwrites at its address.
+    len: usize,
+    /// The bytes there; of a punned jump also those that are its last bytes and stay as they are.
+    code: PatchBytes,
+    island: Option<Island>,
+}
+
+/// A function that is not observed, because its entry cannot be patched.
+///
+/// ```no_run
+/// # let counts: probes_lib::Counts = unimplemented!();
+/// for function in counts.refused() {
+///     println!("{} {}", function.name, function.why);
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RefusedFunction {
+    /// Its name as in the source, or its address if it has none.
+    pub name: String,
+    /// The path of the file that it is in.
+    pub object: PathBuf,
+    /// Where it begins in the process.
+    pub address: LiveAddr,
+    /// Why.
+    pub why: Refusal,
+}
+
+impl ObservedFunctions {
+    /// Finds the functions that are selected, and plans their patches. Reads files only.
+    ///
+    /// # Errors
+    ///
+    /// If a selector matches none, or a file cannot be read.
+    pub(crate) fn find(pid: i32, selectors: &[FunctionSelector]) -> Result<ObservedFunctions> {
+        if selectors.is_empty() {
+            return Ok(ObservedFunctions::default());
+        }
+        let all = Functions::of_process(pid)?;
+        let selected = select(&all, selectors)?;
+        let is_ocaml_5 = all
+            .objects()
+            .iter()
+            .any(|object| has_runtime_5(object.elf()));
+        let mut observed = ObservedFunctions {
+            unreadable: all.unreadable().to_vec(),
+            ..ObservedFunctions::default()
+        };
+        let is_same = |one: &Entry<'_>, other: &Entry<'_>| {
+            std::ptr::eq(one.function.object, other.function.object)
+        };
+        for entries in selected.chunk_by(is_same) {
+            observed.add(entries[0].function.object, entries, !is_ocaml_5)?;
+        }
+        observed
+            .functions
+            .sort_unstable_by_key(|function| function.address);
+        Ok(observed)
+    }
+
+    /// Adds functions of an object. `keeps_faults` of OCaml: see [`candidates`].
+    fn add(
+        &mut self,
+        object: &FunctionObject,
+        entries: &[Entry<'_>],
+        keeps_faults: bool,
+    ) -> Result<()> {
+        let path: Arc<Path> = object.table().path().into();
+        let Some(bias) = object.load_bias() else {
+            return Ok(());
+        };
+        let is_kernels = *path == *Path::new("[vdso]");
+        let planner = object.patch_planner()?;
+        let has_frametables = object
+            .table()
+            .functions()
+            .any(|it| it.first_call().is_some());
+        for Entry { function, offset } in entries {
+            let range = function.function.range();
+            let address = bias.live(range.start).plus(*offset);
+            let (mut name, is_ocaml) = match function.name() {
+                Some(name) => (name.text, name.language == Some(Language::Ocaml)),
+                None => (address.to_string(), has_frametables),
+            };
+            if *offset > 0 && function.name().is_some() {
+                name += &format!("+{offset:#x}");
+            }
+            if function.function.kind() == FunctionKind::Resolver {
+                // Its hits are not those of the function that it chooses.
+                name += " (resolver)";
+            }
+            let planned = if is_kernels {
+                Err(Refusal::KernelCode)
+            } else if *offset == 0 {
+                planner.entry(range)
+            } else {
+                let sites = planner.instruction(range, bias.file(address));
+                sites.and_then(|sites| with_dead_flags(sites, *offset))
+            };
+            let planned = planned
+                .and_then(|sites| candidates(&planner, sites, bias, keeps_faults && is_ocaml));
+            match planned {
+                Ok((best, others)) => self.functions.push(ObservedFunction {
+                    name,
+                    object: path.clone(),
+                    address,
+                    bias,
+                    best,
+                    others,
+                }),
+                Err(why) => self.refused.push(RefusedFunction {
+                    name,
+                    object: path.to_path_buf(),
+                    address,
+                    why,
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses these functions, given by ascending index.
+    pub(crate) fn refuse(&mut self, failed: &[(usize, Refusal)]) {
+        for (index, _) in failed {
+            self.functions[*index].others.clear();
+        }
+        self.try_next(failed);
+    }
+
+    /// Takes off the best candidate of each of these functions, given by ascending index, because it is not possible
+    /// here; refuses those that have no other.
+    pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {
+        let mut failed = failed.iter().peekable();
+        let mut index = 0..;
+        let refused = &mut self.refused;
+        self.functions.retain_mut(|function| {
+            let index = index.next();
+            let Some((_, why)) = failed.next_if(|(failed, _)| Some(*failed) == index) else {
+                return true;
+            };
+            match function.others.pop() {
+                Some(next) => {
+                    function.best = next;
+                    true
+                }
+                None => {
+                    refused.push(function.refused(why.clone()));
+                    false
+                }
+            }
+        });
+    }
+
+    /// Returns the functions whose patches would overwrite bytes that others need, by ascending index: a punned jump ends
+    /// with the first bytes of what follows it.
+    pub(crate) fn overlapping(&self) -> Vec<(usize, Refusal)> {
+        let functions = self.functions.iter().enumerate();
+        let mut reserved: Vec<(u64, u64, usize)> = functions
+            .flat_map(|(index, function)| {
+                let (site, bias) = function.site();
+                let live = move |range: Range<FileAddr>| {
+                    (bias.live(range.start).0, bias.live(range.end).0, index)
+                };
+                site.reserved().map(live)
+            })
+            .collect();
+        reserved.sort_unstable();
+        let (mut end, mut owner) = (0, usize::MAX);
+        let mut overlapping = Vec::new();
+        for (start, until, index) in reserved {
+            if start < end && index != owner {
+                // The one that has another way.
+                let has_other = |index: usize| !self.functions[index].others.is_empty();
+                let is_owner = has_other(owner) && !has_other(index);
+                let loser = if is_owner { owner } else { index };
+                overlapping.push((loser, Refusal::Overlap { offset: 0 }));
+                if is_owner {
+                    (end, owner) = (until, index);
+                }
+            } else if until > end {
+                (end, owner) = (until, index);
+            }
+        }
+        overlapping.sort_by_key(|(index, _)| *index);
+        overlapping.dedup_by_key(|(index, _)| *index);
+        overlapping
+    }
+
+    /// Returns the functions that are not, or no longer, in code that belongs to the process alone and is mapped from a
+    /// file.
+    pub(crate) fn unmapped(&self, maps: &[Mapping]) -> Vec<(usize, Refusal)> {
+        let is_unmapped = |function: &ObservedFunction| {
+            let at = function.point().address;
+            let mapping = maps::find(maps, at, PATCH_LEN as u64);
+            !mapping.is_some_and(|it| it.executable && !it.shared && it.inode != 0)
+        };
+        let functions = self.functions.iter().enumerate();
+        let unmapped = functions.filter(|(_, function)| is_unmapped(function));
+        unmapped
+            .map(|(index, _)| (index, Refusal::ChangedCode))
+            .collect()
+    }
+
+    /// Notes that these functions, which have a place in the observation, are not patched after all.
+    pub(crate) fn add_refused(&mut self, failed: Vec<(usize, Refusal)>) {
+        for (index, why) in failed {
+            let refused = self.functions[index].refused(why);
+            self.refused.push(refused);
+        }
+    }
+
+    /// Compares the code with that of the files; returns the functions where it differs, or cannot be read: an object may
+    /// have been unloaded.
+    ///
+    /// # Errors
+    ///
+    /// If the process is gone.
+    pub(crate) fn changed(&self, memory: &impl ReadMemory) -> io::Result<Vec<(usize, Refusal)>> {
+        let functions = self.functions.iter().enumerate();
+        let mut expected: Vec<(LiveAddr, &[u8], usize)> = functions
+            .flat_map(|(index, function)| {
+                function.expected().map(move |(at, code)| (at, code, index))
+            })
+            .collect();
+        expected.sort_unstable_by_key(|(at, ..)| *at);
+        let mut changed = Vec::new();
+        let mut found = Vec::new();
+        for run in runs::group(expected.iter().map(|(at, ..)| (at.0, 0)), 1) {
+            let these = &expected[run.range()];
+            let ends = these
+                .iter()
+                .map(|(at, code, _)| at.0 - run.start + code.len() as u64);
+            found.resize(ends.max().unwrap_or(0) as usize, 0);
+            match memory.read(LiveAddr(run.start), &mut found) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(error),
+                Err(_) => {
+                    let these = these
+                        .iter()
+                        .map(|(.., index)| (*index, Refusal::ChangedCode));
+                    changed.extend(these);
+                    continue;
+                }
+                Ok(()) => {}
+            }
+            for (at, code, index) in these {
+                let found = &found[(at.0 - run.start) as usize..][..code.len()];
+                if found != *code {
+                    let mut both = found.iter().zip(*code);
+                    let is_breakpoint =
+                        both.any(|(&found, &own)| found == BREAKPOINT && own != BREAKPOINT);
+                    let why = if is_breakpoint {
+                        Refusal::Breakpoint
+                    } else {
+                        Refusal::ChangedCode
+                    };
+                    changed.push((*index, why));
+                }
+            }
+        }
+        changed.sort_by_key(|(index, _)| *index);
+        changed.dedup_by_key(|(index, _)| *index);
+        Ok(changed)
+    }
+}
+
+const BREAKPOINT: u8 = 0xcc;
+
+impl ObservedFunction {
+    fn refused(&self, why: Refusal) -> RefusedFunction {
+        RefusedFunction {
+            name: self.name.clone(),
+            object: self.object.to_path_buf(),
+            address: self.address,
+            why,
+        }
+    }
+
+    /// The place where it is patched.
+    pub(crate) fn point(&self) -> Point {
+        let best = &self.best;
+        Point {
+            address: self.bias.live(best.site.address()),
+            kind: PointKind::Instruction {
+                before: PatchBytes::of(&best.code[..best.len]),
+                island: best.island,
+            },
+        }
+    }
+
+    /// How it is patched, and the load bias of its object.
+    pub(crate) fn site(&self) -> (&PatchSite, LoadBias) {
+        (&self.best.site, self.bias)
+    }
+
+    /// The code that its patch overwrites, displaces, or relies on.
+    fn expected(&self) -> impl Iterator<Item = (LiveAddr, &[u8])> {
+        let best = &self.best;
+        let island = best.island.as_ref();
+        let island = island.map(|island| (island.at, &island.before[..]));
+        let address = self.bias.live(best.site.address());
+        // Padding behind the displaced instructions may be overwritten, too.
+        [(address, best.site.displaced()), (address, &best.code[..])]
+            .into_iter()
+            .chain(island)
+    }
+}
+
+/// A place in a function that is selected.
+#[derive(Clone, Copy)]
+struct Entry<'f> {
+    function: SelectedFunction<'f>,
+    /// In bytes; 0 is the entry of the function.
+    offset: u64,
+}
+
+/// Selects functions, each once, in the order of their objects and addresses.
+fn select<'f>(all: &'f Functions, selectors: &[FunctionSelector]) -> Result<Vec<Entry<'f>>> {
+    let mut globs = Vec::new();
+    let mut selected = Vec::new();
+    for selector in selectors {
+        match selector {
+            FunctionSelector::Glob(glob) => globs.push(glob.clone()),
+            FunctionSelector::Address(address) => {
+                let (function, offset) = all.at(*address)?;
+                selected.push(Entry { function, offset });
+            }
+        }
+    }
+    if !globs.is_empty() {
+        let offset = 0;
+        let functions = all.select(&globs)?.into_iter();
+        selected.extend(functions.map(|function| Entry { function, offset }));
+    }
+    let order = |entry: &Entry<'_>| {
+        let is_other = |object: &&FunctionObject| !std::ptr::eq(*object, entry.function.object);
+        let object = all.objects().iter().take_while(is_other).count();
+        (object, entry.function.function.address(), entry.offset)
+    };
+    selected.sort_by_cached_key(order);
+    selected.dedup_by_key(|entry| order(entry));
+    Ok(selected)
+}
+
+/// Refuses patches before which a trampoline must not change the flags.
+fn with_dead_flags(
+    mut sites: Vec<PatchSite>,
+    offset: u64,
+) -> std::result::Result<Vec<PatchSite>, Refusal> {
+    sites.retain(PatchSite::flags_are_dead);
+    if sites.is_empty() {
+        return Err(Refusal::LiveFlags { offset });
+    }
+    Ok(sites)
+}
+
+/// Returns the candidates that can be written at once, the best one last. OCaml 4 raises `Stack_overflow` for a fault
+/// at the end of the stack only if it is in its own code: if `keeps_faults`, instructions that write to the stack are
+/// not displaced.
+fn candidates(
+    planner: &PatchPlanner,
+    sites: Vec<PatchSite>,
+    bias: LoadBias,
+    keeps_faults: bool,
+) -> std::result::Result<(Candidate, Vec<Candidate>), Refusal> {
+    let mut why = Refusal::PageBorder;
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for site in sites.into_iter().rev() {
+        if keeps_faults && writes_stack(site.displaced()) {
+            why = Refusal::StackWrite;
+            continue;
+        }
+        candidates.extend(candidate(planner, site, bias));
+    }
+    let best = candidates.pop().ok_or(why)?;
+    Ok((best, candidates))
+}
+
+/// Returns a patch site with the bytes that it overwrites; `None` if these are on more than one page.
+fn candidate(planner: &PatchPlanner, site: PatchSite, bias: LoadBias) -> Option<Candidate> {
+    let page = |at: LiveAddr| at.0 / PAGE;
+    let address = bias.live(site.address());
+    let is_whole = |at: LiveAddr| page(at) == page(at.plus(PATCH_LEN as u64 - 1));
+    let (len, island) = match site.jump() {
+        Jump::Near { .. } => (PATCH_LEN, None),
+        Jump::Punned { chosen, .. } => (1 + usize::from(chosen), None),
+        Jump::Short { island } => (2, Some(island)),
+    };
+    let island = match island {
+        None => None,
+        Some(island) => {
+            let before = planner.code(island, PATCH_LEN).try_into().ok()?;
+            let at = bias.live(island);
+            if page(at) != page(address) || !is_whole(at) {
+                return None;
+            }
+            Some(Island { at, before })
+        }
+    };
+    let read = if island.is_some() { len } else { PATCH_LEN };
+    let code = planner.code(site.address(), read);
+    let is_possible = is_whole(address) && code.len() == read;
+    let code = PatchBytes::of(code);
+    is_possible.then_some(Candidate {
+        site,
+        len,
+        code,
+        island,
+    })
+}
+
+/// Returns whether one of these instructions may be the first to access a page of the stack: what is read there was
+/// written before.
+fn writes_stack(code: &[u8]) -> bool {
+    let mut factory = InstructionInfoFactory::new();
+    Decoder::new(64, code, DecoderOptions::NONE)
+        .iter()
+        .any(|instruction| {
+            let memory = factory.info(&instruction).used_memory();
+            let mut of_stack = memory.iter().filter(|it| it.base() == Register::RSP);
+            of_stack.any(|it| {
+                !matches!(
+                    it.access(),
+                    OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+                )
+            })
+        })
+}
