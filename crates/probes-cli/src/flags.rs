@@ -19,7 +19,7 @@ pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use counted::CountedFlags;
 pub(crate) use duration::{DurationFlag, duration, positive};
 pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
-pub(crate) use function_selection::FunctionFlags;
+pub(crate) use function_selection::{FunctionArgument, FunctionFlags, function};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{Pair, PairFlags, pair};
 pub(crate) use paths::PathFlags;

@@ -1,6 +1,8 @@
 //! What to do about an error: the line that is printed after its message, for every kind of error
 //! that has a sensible next step.
 
+mod mistaken;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -138,8 +140,10 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
                 _ => built.to_owned(),
             });
         }
-        ProbeError::Unknown { .. } => {
-            return Some(format!("`{}` lists the names", listing(operand)));
+        ProbeError::Unknown { name, .. } => {
+            let as_function = mistaken::as_function(name, operand);
+            let list = || format!("`{}` lists the names", listing(operand));
+            return Some(as_function.unwrap_or_else(list));
         }
         ProbeError::NoMatch { .. } => {
             return Some(format!(
@@ -176,7 +180,10 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
 fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
     let list = operand.to_list();
     let hint = match kind {
-        FunctionError::NoMatch { .. } => {
+        FunctionError::NoMatch { glob, .. } => {
+            if let Some(as_probe) = mistaken::as_probe(glob, operand) {
+                return Some(as_probe);
+            }
             let later = match operand {
                 Operand::Program(_) => {
                     "; functions of libraries that the program loads itself are not found at its start"
@@ -195,7 +202,9 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
             if refused.iter().all(is_breakpoint) {
                 "remove the breakpoint or uprobe".to_owned()
             } else {
-                format!("`{list} -functions` says of each function whether it can be counted")
+                format!(
+                    "`{list} -functions` says of each function whether it can be counted; a glob with * or ? leaves out those that cannot"
+                )
             }
         }
         _ => return None,

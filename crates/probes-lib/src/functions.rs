@@ -5,26 +5,27 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::address::{LiveAddr, LoadBias};
+use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::source::SourceMap;
 use crate::error::{Error, FunctionError, Result};
 use crate::patch_plan::PatchPlanner;
 use crate::process::Process;
-use crate::process::code_files::{CodeFile, CodeFiles};
+use crate::process::code_files::{CodeFile, CodeFiles, VDSO};
 use crate::process::object::UnreadableObject;
+use crate::select::function::FunctionSelector;
 use crate::select::glob::Glob;
 use crate::select::near::near_names;
 
 /// The functions of a program.
 ///
 /// ```no_run
-/// use probes_lib::{Functions, Glob};
+/// use probes_lib::{FunctionSelector, Functions};
 ///
 /// let functions = Functions::of_process(4242)?;
-/// let globs = ["Http.*".parse::<Glob>().unwrap()];
-/// for found in functions.select(&globs)? {
+/// let requests = FunctionSelector::Glob("Http.*".parse().unwrap());
+/// for found in functions.select(&[requests])? {
 ///     println!("{:?} {}", found.address(), found.name().unwrap());
 /// }
 /// # Ok::<(), probes_lib::Error>(())
@@ -51,8 +52,18 @@ pub struct SelectedFunction<'f> {
     pub object: &'f FunctionObject,
     /// The function.
     pub function: Function<'f>,
-    /// The index of the first of its names that matches.
+    /// The index of the name by which it was asked for.
     name: usize,
+}
+
+/// A place in a function that was selected.
+#[derive(Clone, Copy)]
+pub(crate) struct FunctionPlace<'f> {
+    pub(crate) function: SelectedFunction<'f>,
+    /// In bytes; 0 is the entry of the function.
+    pub(crate) offset: u64,
+    /// The index of the selector that names it, and not by a pattern that names others as well.
+    pub(crate) named_by: Option<usize>,
 }
 
 impl Functions {
@@ -129,36 +140,103 @@ impl Functions {
         &self.unreadable
     }
 
-    /// Selects the functions with a name that one of `globs` matches; all of them, also those without a name, if
-    /// there are no globs. They are in the order of [`Functions::objects`], then of their addresses.
+    /// Selects functions, each once; all of them, also those without a name, if there are no selectors. They are in the
+    /// order of [`Functions::objects`], then of their addresses. An address is that in the file if they are of a file.
     ///
     /// # Errors
     ///
-    /// [`FunctionError::NoMatch`] if one of the globs matches no function.
-    pub fn select(&self, globs: &[Glob]) -> Result<Vec<SelectedFunction<'_>>> {
-        let mut has_match = vec![false; globs.len()];
-        let mut selected = Vec::new();
-        for object in &self.objects {
-            for function in object.table.functions() {
-                let name = if globs.is_empty() {
-                    Some(0)
-                } else {
-                    first_match(function, globs, &mut has_match)
-                };
-                selected.extend(name.map(|name| SelectedFunction {
+    /// [`FunctionError::NoMatch`] or [`FunctionError::NoneAt`] if one of the selectors selects no function.
+    pub fn select(&self, selectors: &[FunctionSelector]) -> Result<Vec<SelectedFunction<'_>>> {
+        if selectors.is_empty() {
+            let mut all = Vec::new();
+            for object in &self.objects {
+                all.extend(object.table.functions().map(|function| SelectedFunction {
                     object,
                     function,
-                    name,
+                    name: 0,
+                }));
+            }
+            return Ok(all);
+        }
+        let places = self.places(selectors)?.into_iter();
+        let mut functions: Vec<SelectedFunction<'_>> = places.map(|it| it.function).collect();
+        functions.dedup_by(|one, other| one.is_same(other));
+        Ok(functions)
+    }
+
+    /// Selects functions and places in functions, each once, in the order of their objects and addresses.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Functions::select`].
+    pub(crate) fn places(&self, selectors: &[FunctionSelector]) -> Result<Vec<FunctionPlace<'_>>> {
+        let mut globs = Vec::new();
+        let mut at_addresses = Vec::new();
+        for (index, selector) in selectors.iter().enumerate() {
+            match selector {
+                FunctionSelector::Glob(glob) => globs.push((index, glob)),
+                FunctionSelector::Address(address) => {
+                    let (function, offset) = self.at(*address)?;
+                    at_addresses.push(FunctionPlace {
+                        function,
+                        offset,
+                        named_by: Some(index),
+                    });
+                }
+            }
+        }
+        // Places that have a name, given as such or as an address, are called by it.
+        let mut places = self.matching(&globs)?;
+        places.append(&mut at_addresses);
+        let order = |place: &FunctionPlace<'_>| {
+            let object = self.index_of(place.function.object);
+            (object, place.function.function.address(), place.offset)
+        };
+        places.sort_by_cached_key(order);
+        places.dedup_by(|other, one| {
+            let is_same = one.offset == other.offset && one.function.is_same(&other.function);
+            if is_same {
+                one.named_by = one.named_by.or(other.named_by);
+            }
+            is_same
+        });
+        Ok(places)
+    }
+
+    /// Returns the functions that globs match, which have these indices.
+    fn matching(&self, globs: &[(usize, &Glob)]) -> Result<Vec<FunctionPlace<'_>>> {
+        let mut has_match = vec![false; globs.len()];
+        let mut places = Vec::new();
+        if globs.is_empty() {
+            return Ok(places);
+        }
+        for object in &self.objects {
+            for function in object.table.functions() {
+                let matched = best_match(function, globs, &mut has_match);
+                places.extend(matched.map(|(name, named_by)| FunctionPlace {
+                    function: SelectedFunction {
+                        object,
+                        function,
+                        name,
+                    },
+                    offset: 0,
+                    named_by,
                 }));
             }
         }
         match has_match.iter().position(|has_match| !has_match) {
-            None => Ok(selected),
-            Some(index) => Err(self.no_match(&globs[index])),
+            None => Ok(places),
+            Some(index) => Err(self.no_match(globs[index].1)),
         }
     }
 
-    /// Returns the function of a process whose code is at this address, and how many bytes behind its beginning that is.
+    fn index_of(&self, object: &FunctionObject) -> usize {
+        let is_other = |other: &&FunctionObject| !std::ptr::eq(*other, object);
+        self.objects.iter().take_while(is_other).count()
+    }
+
+    /// Returns the function whose code is at this address, of the process or of the file, and how many bytes behind its
+    /// beginning that is.
     ///
     /// ```no_run
     /// use probes_lib::{Functions, LiveAddr};
@@ -173,23 +251,28 @@ impl Functions {
     ///
     /// [`FunctionError::NoneAt`] if no function is known to be there.
     pub fn at(&self, address: LiveAddr) -> Result<(SelectedFunction<'_>, u64)> {
-        let functions = self.objects.iter().flat_map(|object| {
-            let at = object.bias.map(|bias| bias.file(address));
-            let function = at.and_then(|at| object.table.function_at(at));
-            function.map(|function| SelectedFunction {
+        let mut functions = self.objects.iter().filter_map(|object| {
+            let in_file = FileAddr(address.0);
+            let at = object.bias.map_or(in_file, |bias| bias.file(address));
+            let function = object.table.function_at(at)?;
+            let selected = SelectedFunction {
                 object,
                 function,
                 name: 0,
-            })
-        });
-        let mut functions = functions.filter_map(|selected| {
-            let offset = address.0.checked_sub(selected.address()?.0)?;
-            Some((selected, offset))
+            };
+            Some((selected, at.0.checked_sub(function.address().0)?))
         });
         functions.next().ok_or_else(|| {
-            let kind = FunctionError::NoneAt { address };
+            let libraries = self.library_count();
+            let kind = FunctionError::NoneAt { address, libraries };
             Error::of_file(&self.program, kind)
         })
+    }
+
+    /// How many files with functions there are besides the program, in a process.
+    fn library_count(&self) -> usize {
+        let others = self.objects.iter().skip(1);
+        others.filter(|object| !object.is_kernels()).count()
     }
 
     fn no_match(&self, glob: &Glob) -> Error {
@@ -197,6 +280,7 @@ impl Functions {
         let names = tables.flat_map(|table| table.functions().flat_map(|it| it.names()));
         let kind = FunctionError::NoMatch {
             glob: glob.to_string(),
+            libraries: self.library_count(),
             unreadable: self.unreadable.iter().map(|one| one.path.clone()).collect(),
             near: near_names(names.map(|name| name.text), glob.as_str()),
         };
@@ -204,21 +288,28 @@ impl Functions {
     }
 }
 
-/// Returns the index of the first name of the function that a glob matches; notes in `has_match` which globs match a name.
-fn first_match(function: Function<'_>, globs: &[Glob], has_match: &mut [bool]) -> Option<usize> {
-    let mut first = None;
+/// Returns the index of the name of the function that is one of `globs`, or else of the first that one of them matches,
+/// and the index of the glob that is the name; notes in `has_match` which globs match a name.
+fn best_match(
+    function: Function<'_>,
+    globs: &[(usize, &Glob)],
+    has_match: &mut [bool],
+) -> Option<(usize, Option<usize>)> {
+    let mut best: Option<(usize, Option<usize>)> = None;
     for (index, name) in function.names().enumerate() {
-        let mut matches = false;
-        for (glob, has_match) in globs.iter().zip(&mut *has_match) {
-            let is_match = glob.matches(&name.text);
-            *has_match |= is_match;
-            matches |= is_match;
-        }
-        if matches && first.is_none() {
-            first = Some(index);
+        for ((selector, glob), has_match) in globs.iter().zip(&mut *has_match) {
+            if !glob.matches(&name.text) {
+                continue;
+            }
+            *has_match = true;
+            let named_by = glob.is_name().then_some(*selector);
+            let is_better = |best: (usize, Option<usize>)| best.1.is_none() && named_by.is_some();
+            if best.is_none_or(is_better) {
+                best = Some((index, named_by));
+            }
         }
     }
-    first
+    best
 }
 
 impl FunctionObject {
@@ -234,6 +325,11 @@ impl FunctionObject {
 
     pub(crate) fn elf(&self) -> &ElfFile {
         &self.elf
+    }
+
+    /// Whether it is the code that the kernel maps into each process (vDSO).
+    pub(crate) fn is_kernels(&self) -> bool {
+        self.table.path() == Path::new(VDSO)
     }
 
     /// Reads the code of the file, to plan patches of its functions.
@@ -269,7 +365,13 @@ impl FunctionObject {
 }
 
 impl<'f> SelectedFunction<'f> {
-    /// The first of its names that matches, or of all; `None` if it has no name. It is demangled each time.
+    fn is_same(&self, other: &SelectedFunction<'_>) -> bool {
+        let addresses = [self, other].map(|it| it.function.address());
+        std::ptr::eq(self.object, other.object) && addresses[0] == addresses[1]
+    }
+
+    /// The name by which it was asked for, or the first that matches, or of all; `None` if it has no name. It is
+    /// demangled each time.
     pub fn name(&self) -> Option<FunctionName<'f>> {
         self.function.nth_name(self.name)
     }

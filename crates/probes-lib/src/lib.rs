@@ -109,6 +109,7 @@ pub use sys::heap::keep_one_heap;
 
 // Updates: what to do, with which probes, and what was done.
 pub use hold::Hold;
+pub use select::function::FunctionSelector;
 pub use select::glob::{BadGlob, Glob};
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};
@@ -121,8 +122,8 @@ pub use update::snapshot::State;
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits, FunctionSelector, Latency,
-    Observation, RefusedFunction, SiteHits, Value,
+    CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits, Latency, Observation,
+    RefusedFunction, SiteHits, Value,
 };
 pub use observer::{ObservationReport, Observer};
 

@@ -31,7 +31,7 @@ mod trampoline;
 pub use self::discarded::DiscardedPatches;
 pub use self::functions::RefusedFunction;
 pub use self::install::remove::CleanReport;
-pub use self::observation::{FunctionSelector, Observation};
+pub use self::observation::Observation;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
 pub use self::read::events::{Event, Events};
 pub use self::read::latency::Latency;

@@ -1,6 +1,7 @@
 //! What to do with which probes: resolves [`Actions`] to [`Choice`]s, refuses conflicts, and
 //! suggests similar names for an unknown one.
 
+pub(crate) mod function;
 pub(crate) mod glob;
 pub(crate) mod near;
 

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use probes_lib::{Functions, Glob, Linking, ProbeTable, SourceMap};
+use probes_lib::{Functions, Linking, ProbeTable, SourceMap};
 
 use super::open_target::{detail, warn_of_unreadable};
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags, PathFlags, pid};
+use crate::flags::{Checked, FunctionArgument, OutputFlags, PathFlags, function, pid};
 use crate::hint::Operand;
 use crate::output::{self, FunctionListing, Listing, WarningKind};
 use crate::text::number_of;
@@ -25,8 +25,9 @@ with the size in bytes, and with -pid addresses in the process, also of the libr
 CAN is `count,time` if a jump can be put at its entry and at all its exits, `count(REASON)` if only at its
 entry, and `no(REASON)` if not there either. `count -fn` counts; no command times functions yet.
 A GLOB is for the whole name as it is in the source, such as 'Stdlib.List.*': * stands for any characters,
-? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the first
-that matches; -json has them all. FILE:LINE(call) is the first call of a function whose own line is not
+? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the one that
+is asked for, or the first that matches; -json has them all. 0xADDRESS is the function whose code is there, in
+the process or in the file. FILE:LINE(call) is the first call of a function whose own line is not
 known. Calls that the compiler has inlined are not calls of a function.";
 
 #[derive(Debug, clap::Args)]
@@ -50,16 +51,18 @@ pub(crate) struct Args {
     paths: PathFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
-    /// The names of the functions to show; all, if there is none
-    #[arg(value_name = "GLOB")]
-    globs: Vec<Glob>,
+    /// The names of the functions to show, or 0xADDRESS; all, if there is none
+    #[arg(value_name = "GLOB", value_parser = function)]
+    wanted: Vec<FunctionArgument>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(file) = &args.prog {
         args.output.refuse_to_overwrite("-prog", file)?;
     }
-    if let (Some(glob), false) = (args.globs.first(), args.functions) {
+    if let (Some(FunctionArgument { typed: glob, .. }), false) =
+        (args.wanted.first(), args.functions)
+    {
         return Err(usage(match args.prog {
             Some(_) => format!("\"{glob}\" needs -functions: a GLOB selects functions"),
             None => {
@@ -140,7 +143,9 @@ fn list_functions(
     if let Some(pid) = args.pid {
         warn_of_unreadable(messages, functions.unreadable(), pid, "functions");
     }
-    let selected = functions.select(&args.globs).map_err(&failed)?;
+    let wanted = args.wanted.iter().map(|it| it.selector.clone());
+    let wanted: Vec<_> = wanted.collect();
+    let selected = functions.select(&wanted).map_err(&failed)?;
     let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());
     for why in listing.unknown() {
         messages.warning(

@@ -34,6 +34,8 @@ pub(super) struct ActiveObservation<'t> {
     observer: Observer,
     begun: Instant,
     duration: Option<Duration>,
+    /// When the last reading was, since the beginning.
+    read_at: Option<Duration>,
     interruptible: InterruptibleOutput,
     output: &'t Output,
     warning: DiscardWarning,
@@ -130,6 +132,7 @@ impl<'t> ActiveObservation<'t> {
             observer,
             begun,
             duration,
+            read_at: None,
             interruptible,
             output,
             warning: DiscardWarning::default(),
@@ -185,7 +188,8 @@ impl<'t> ActiveObservation<'t> {
             Err(error) => {
                 if let Some(exit_or_exec) = exit_or_exec(&error) {
                     self.output.messages.note(&format!(
-                        "the process {exit_or_exec}: this is the last reading"
+                        "the process {exit_or_exec}: {}",
+                        last_reading(self.read_at, lasted)
                     ));
                 } else {
                     self.output.messages.note("this is the last reading");
@@ -241,6 +245,7 @@ impl<'t> ActiveObservation<'t> {
                 Ok(reading) => reading,
                 Err(error) => return Ok(Err(error)),
             };
+            self.read_at = Some(at);
             if at >= next {
                 *last = None;
                 let discarded = self.observer.discarded();
@@ -265,6 +270,17 @@ impl<'t> ActiveObservation<'t> {
                 next
             };
         }
+    }
+}
+
+/// Says what is missing if a process that was observed for `lasted` cannot be read any more.
+fn last_reading(read_at: Option<Duration>, lasted: Duration) -> String {
+    match read_at {
+        None => "it could not be read before".to_owned(),
+        Some(at) => format!(
+            "the last reading is {} ms old, and hits since then are missing",
+            lasted.saturating_sub(at).as_millis()
+        ),
     }
 }
 

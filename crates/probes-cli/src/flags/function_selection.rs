@@ -14,14 +14,23 @@ pub(crate) struct FunctionFlags {
 
 /// The functions that one flag selects, each as it was typed and what that means.
 #[derive(Clone, Debug)]
-struct FunctionList(Vec<(String, FunctionSelector)>);
+struct FunctionList(Vec<FunctionArgument>);
+
+/// A function, or several, as it was typed and what that means.
+#[derive(Clone, Debug)]
+pub(crate) struct FunctionArgument {
+    pub(crate) typed: String,
+    pub(crate) selector: FunctionSelector,
+}
 
 impl FunctionFlags {
     /// The functions, each glob or address once.
     pub(crate) fn selectors(self) -> Result<Vec<FunctionSelector>, String> {
         let lists = self.lists.into_iter();
-        let (typed, selectors): (Vec<String>, Vec<FunctionSelector>) =
-            lists.flat_map(|list| list.0).unzip();
+        let (typed, selectors): (Vec<String>, Vec<FunctionSelector>) = lists
+            .flat_map(|list| list.0)
+            .map(|it| (it.typed, it.selector))
+            .unzip();
         each_once("-fn", &typed)?;
         Ok(selectors)
     }
@@ -29,8 +38,7 @@ impl FunctionFlags {
 
 /// Reads a comma list of functions.
 fn functions(typed: &str) -> Result<FunctionList, String> {
-    let list = parts(typed).into_iter();
-    let list = list.map(|part| Ok((part.to_owned(), function(part)?)));
+    let list = parts(typed).into_iter().map(function);
     list.collect::<Result<_, String>>().map(FunctionList)
 }
 
@@ -47,7 +55,15 @@ fn parts(list: &str) -> Vec<&str> {
     parts.collect()
 }
 
-fn function(typed: &str) -> Result<FunctionSelector, String> {
+/// Reads a glob or an address.
+pub(crate) fn function(typed: &str) -> Result<FunctionArgument, String> {
+    Ok(FunctionArgument {
+        typed: typed.to_owned(),
+        selector: selector(typed)?,
+    })
+}
+
+fn selector(typed: &str) -> Result<FunctionSelector, String> {
     if typed.is_empty() {
         return Err("a name is empty".to_owned());
     }
@@ -86,12 +102,12 @@ mod tests {
 
     #[test]
     fn functions_are_globs_or_addresses() {
-        let address = function("0x55d0c3b0");
+        let address = selector("0x55d0c3b0");
         assert!(matches!(
             address,
             Ok(FunctionSelector::Address(LiveAddr(0x55d0_c3b0)))
         ));
-        let glob = function("Stdlib.List.*");
+        let glob = selector("Stdlib.List.*");
         assert!(
             matches!(glob, Ok(FunctionSelector::Glob(glob)) if glob.as_str() == "Stdlib.List.*")
         );
@@ -105,9 +121,10 @@ mod tests {
                 "\"0x10000000000000000\" is not an address",
             ),
         ] {
-            assert_eq!(function(typed).err().as_deref(), Some(error));
+            assert_eq!(selector(typed).err().as_deref(), Some(error));
         }
-        let error = function("a[").err();
-        assert!(error.is_some_and(|error| error.starts_with("\"a[\" is not a glob: ")));
+        let error = selector("a[").err();
+        let expected = "\"a[\" is not a glob: it has a [ without a ]";
+        assert_eq!(error.as_deref(), Some(expected));
     }
 }

@@ -8,7 +8,7 @@ use std::process::{ChildStderr, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use test_support::{Scratch, Talker, fixture_forms, program, program_forms};
+use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_forms};
 
 use crate::support::{Run, command, is_observed, object, run, run_command};
 
@@ -207,7 +207,12 @@ fn of_many_functions_those_called_are_listed() {
         let shown = total["functions"].as_array().unwrap();
         assert!(all > 1000 && shown.len() < 500, "{all} {}", shown.len());
         assert!(shown.iter().all(|it| it["hits"].as_u64() > Some(0)));
-        assert!(total["refused"].is_array());
+        // Those of the kernel are not meant by a pattern.
+        let refused = total["refused"].as_array().unwrap();
+        assert!(
+            refused.iter().all(|it| it["reason"] != "kernel_code"),
+            "{total}"
+        );
         for line in calls(&answer, "") {
             let (calls, name) = line.split_once(' ').unwrap();
             let hits = |it: &Value| {
@@ -263,6 +268,11 @@ fn functions_that_cannot_be_counted_are_named() {
     let pid = target.pid();
     let reason = "has a system call at +0x0, which cannot be moved";
     let few = counting("-fn main,fixed_[12]", pid).end();
+    let named = run(&format!("count -fn main,fixed_2 -pid {pid}")).failure();
+    assert!(
+        named.contains(&format!("fixed: fixed_2 {reason}; nothing was changed")),
+        "{named}"
+    );
     let warning = format!(
         "ocaml-probes: warning: 2 of 3 functions cannot be counted: fixed_1 {reason}; fixed_2 {reason}\nhint: "
     );
@@ -274,7 +284,7 @@ fn functions_that_cannot_be_counted_are_named() {
     let step = format!("is not counted: it {reason}");
     assert_eq!(more.stderr.matches(&step).count(), 5, "{}", more.stderr);
 
-    let json = counting("-fn main,fixed_1 -json", pid).end();
+    let json = counting("-fn main,fixed_[1] -json", pid).end();
     let warning = object(json.stderr.lines().next().unwrap());
     assert_eq!(warning["kind"], "uncounted");
     let json = object(&json.answer());
@@ -286,10 +296,59 @@ fn functions_that_cannot_be_counted_are_named() {
     assert!(refused["object"].as_str().unwrap().ends_with("/fixed"));
 
     let error = run(&format!("count -fn fixed_* -pid {pid}")).failure();
-    let why = format!("fixed: the function fixed_1 {reason}, and 4 more cannot be observed either");
+    let why = format!("fixed: fixed_1 {reason}, and 4 more cannot be observed either");
     assert!(error.contains(&why), "{error}");
     assert!(error.contains(" -functions` says of each "), "{error}");
     assert!(!is_observed(pid));
+}
+
+#[test]
+fn functions_of_the_kernel_are_refused_by_name() {
+    let target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    let error = run(&format!("count -fn main,__vdso_time -pid {pid}")).failure();
+    let why = "calls.exe: __vdso_time is code of the kernel (vDSO); nothing was changed";
+    assert!(error.contains(why), "{error}");
+}
+
+#[test]
+fn probes_and_functions_are_not_confused() {
+    let file = fixture("gen_ocaml.pie");
+    let target = Talker::start(&file);
+    let pid = target.pid();
+    let hint = |line: &str| run(line).failure().lines().last().unwrap().to_owned();
+    assert_eq!(
+        hint(&format!("count -pid {pid} -probe Alpha.work")),
+        "hint: Alpha.work is a function: `count -fn Alpha.work` counts its calls"
+    );
+    assert_eq!(
+        hint(&format!("count -pid {pid} -fn only_*")),
+        "hint: only_alpha is a probe: `count -probe only_alpha` counts its hits"
+    );
+    let file = file.display();
+    assert_eq!(
+        hint(&format!("trace -prog {file} -count -fn only_alpha")),
+        "hint: only_alpha is a probe: without -fn, -count counts the hits of probes"
+    );
+    assert_eq!(
+        hint(&format!("list -prog {file} -functions only_alpha")),
+        "hint: only_alpha is a probe: without -functions, `list` lists probes"
+    );
+}
+
+#[test]
+fn age_of_the_last_reading_is_told() {
+    let mut target = Talker::start(&fixture("calls.pie"));
+    let mut tool = counting("-fn leaf -interval 1ms", target.pid());
+    // It has been read.
+    tool.tool.line().unwrap();
+    target.guard().child().kill().unwrap();
+    target.guard().wait();
+    let stderr = tool.end().stderr;
+    let age = stderr.strip_prefix("the process has exited: the last reading is ");
+    let (age, rest) = age.unwrap().split_once(' ').unwrap();
+    assert!(age.parse::<u64>().is_ok(), "{stderr}");
+    assert_eq!(rest, "ms old, and hits since then are missing\n");
 }
 
 #[test]
@@ -300,12 +359,12 @@ fn unknown_functions_are_errors() {
     for (flags, message, hint) in [
         (
             "-fn Calls.leaf,Calls.lef",
-            "no function in calls.exe matches Calls.lef; did you mean \"Calls.leaf\"",
+            "no function in calls.exe or its 3 libraries matches Calls.lef; did you mean \"Calls.leaf\"",
             "` lists the names; a glob has to match a whole name",
         ),
         (
             "-fn 0x10",
-            "calls.exe: no function is known at 0x10; nothing was changed",
+            "no function in calls.exe or its 3 libraries is known at 0x10; nothing was changed",
             "` lists the addresses of its functions",
         ),
         (
@@ -319,7 +378,10 @@ fn unknown_functions_are_errors() {
         assert!(error.contains(hint), "{error}");
     }
     for (flags, message) in [
-        ("-fn Calls.[", "\"Calls.[\" is not a glob"),
+        (
+            "-fn Calls.[",
+            "\"Calls.[\" is not a glob: it has a [ without a ]\n",
+        ),
         ("-fn 0xcalls", "\"0xcalls\" is not an address"),
         ("-fn main,main", "-fn: \"main\" is given twice"),
         ("-fn main,", "a name is empty"),

@@ -153,6 +153,44 @@ fn several_globs_select_what_any_matches() {
 }
 
 #[test]
+fn name_that_is_asked_for_is_shown() {
+    let target = Talker::start(&program("service"));
+    let shown = |globs: &str| {
+        let answer = run(&format!("list -functions -pid {} {globs}", target.pid())).answer();
+        answer.split(' ').next_back().unwrap().trim_end().to_owned()
+    };
+    // Two names of one function of the C library.
+    assert_eq!(shown("free"), "free");
+    assert_eq!(shown("[c]free free"), "free");
+    assert_eq!(shown("[f]ree cfree"), "cfree");
+}
+
+#[test]
+fn addresses_select_the_function_there() {
+    for file in program_forms("service") {
+        let named = run_on("list -functions main", &file).answer();
+        let address = named.split(' ').next().unwrap();
+        let inside = u64::from_str_radix(&address[2..], 16).unwrap() + 3;
+        for address in [address.to_owned(), format!("{inside:#x}")] {
+            let line = format!("list -functions {address}");
+            assert_eq!(run_on(&line, &file).answer(), named);
+        }
+        let error = run_on("list -functions caml_alloc 0x7", &file).failure();
+        let start = format!(
+            "no function in {} is known at 0x7\n",
+            file.file_name().unwrap().display()
+        );
+        assert!(error.contains(&start), "{error}");
+
+        let target = Talker::start(&file);
+        let line = format!("list -functions -pid {}", target.pid());
+        let named = run(&format!("{line} main")).answer();
+        let address = named.split(' ').next().unwrap();
+        assert_eq!(run(&format!("{line} {address}")).answer(), named);
+    }
+}
+
+#[test]
 fn glob_without_a_match_names_similar_functions() {
     let file = program("service");
     for globs in ["Stdlib.List.mpa", "main Stdlib.List.mpa"] {

@@ -223,7 +223,7 @@ impl FunctionTable {
         found.sort_by(|one, other| {
             let preference = |found: &Found| {
                 let rank = binding_rank(found.binding);
-                (found.address, rank, found.underscores)
+                (found.address, rank, found.underscores, found.place.len)
             };
             (preference(one).cmp(&preference(other)))
                 .then_with(|| text(one.place).cmp(text(other.place)))
@@ -419,7 +419,7 @@ impl<'t> Function<'t> {
         self.entry.kind
     }
 
-    /// Its names: exported ones before local ones, otherwise those with fewer underscores first.
+    /// Its names: exported ones before local ones, otherwise those with fewer underscores first, then shorter ones.
     pub fn names(&self) -> impl ExactSizeIterator<Item = FunctionName<'t>> + use<'t> {
         let table = self.table;
         let names = &table.names[self.entry.first_name..self.entry.last_name];

@@ -92,7 +92,8 @@ fn cpp(symbol: &str) -> Option<String> {
     }
     let demangled = cpp_demangle::Symbol::new(symbol).ok()?;
     let mut name = BoundedName::default();
-    let options = cpp_demangle::DemangleOptions::new();
+    // Symbols of templates have the return type, others have not.
+    let options = cpp_demangle::DemangleOptions::new().no_return_type();
     demangled.structured_demangle(&mut name, &options).ok()?;
     (!name.0.is_empty()).then_some(name.0)
 }
@@ -260,6 +261,17 @@ mod tests {
                 "std::vector<int>::push_back(int&&)",
             ),
             ("_Znwm", Language::Cpp, "operator new(unsigned long)"),
+            (
+                "_ZN1N3varIlEEiT_z",
+                Language::Cpp,
+                "N::var<long>(long, ...)",
+            ),
+            (
+                "_ZN1NL3twoIcEEiT_S1_Pi.constprop.0.isra.0",
+                Language::Cpp,
+                "N::two<char>(char, char, int*) [clone .constprop.0] [clone .isra.0]",
+            ),
+            ("_ZNK1N1ScviEv", Language::Cpp, "N::S::operator int() const"),
             (
                 "_ZN4core3ptr13drop_in_place17h0123456789abcdefE",
                 Language::Rust,

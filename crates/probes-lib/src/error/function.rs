@@ -18,6 +18,8 @@ pub enum FunctionError {
     NoMatch {
         /// What was asked for.
         glob: String,
+        /// How many libraries and plugins of the process were searched, too.
+        libraries: usize,
         /// Files that are mapped and could not be read.
         unreadable: Vec<PathBuf>,
         /// Names that there are, nearest first.
@@ -28,8 +30,10 @@ pub enum FunctionError {
     NoneAt {
         /// The address that was asked for.
         address: LiveAddr,
+        /// How many libraries and plugins of the process were searched, too.
+        libraries: usize,
     },
-    /// None of the functions that were asked for can be observed.
+    /// None of the functions that were asked for, or none of those with one name that was, can be observed.
     #[error("{}", none_possible(refused))]
     NonePossible {
         /// Which, and why.
@@ -40,20 +44,34 @@ pub enum FunctionError {
 impl FunctionError {
     /// Returns the message about the file `subject`.
     pub(super) fn with_subject(&self, subject: &str) -> String {
-        let FunctionError::NoMatch {
-            glob,
-            unreadable,
-            near,
-        } = self
-        else {
-            return format!("{}: {self}", file_name(subject.as_ref()));
-        };
-        format!(
-            "no function in {} matches {glob}{}{}",
-            file_name(subject.as_ref()),
-            unreadable_suffix(unreadable),
-            did_you_mean(near)
-        )
+        let file = file_name(subject.as_ref());
+        match self {
+            FunctionError::NoMatch {
+                glob,
+                libraries,
+                unreadable,
+                near,
+            } => format!(
+                "no function in {file}{} matches {glob}{}{}",
+                or_libraries(*libraries),
+                unreadable_suffix(unreadable),
+                did_you_mean(near)
+            ),
+            FunctionError::NoneAt { address, libraries } => format!(
+                "no function in {file}{} is known at {address}",
+                or_libraries(*libraries)
+            ),
+            FunctionError::NonePossible { .. } => format!("{file}: {self}"),
+        }
+    }
+}
+
+/// Says what was searched besides the program.
+fn or_libraries(libraries: usize) -> String {
+    match libraries {
+        0 => String::new(),
+        1 => " or its library".to_owned(),
+        many => format!(" or its {many} libraries"),
     }
 }
 
@@ -63,7 +81,7 @@ fn none_possible(refused: &[(String, Refusal)]) -> String {
         return "no function can be observed".to_owned();
     };
     match refused.len() - 1 {
-        0 => format!("the function {name} {why}"),
-        others => format!("the function {name} {why}, and {others} more cannot be observed either"),
+        0 => format!("{name} {why}"),
+        others => format!("{name} {why}, and {others} more cannot be observed either"),
     }
 }

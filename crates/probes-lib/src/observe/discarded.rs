@@ -55,7 +55,7 @@ impl DiscardedPatches {
     pub fn functions(&self) -> impl Iterator<Item = &str> {
         self.points.iter().filter_map(|point| match point {
             PointOf::Site(_) => None,
-            PointOf::Function(function) => Some(&*self.functions.functions[*function].name),
+            PointOf::Function(function) => Some(&*self.functions.functions[*function].wanted.name),
         })
     }
 }

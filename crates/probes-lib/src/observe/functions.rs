@@ -1,6 +1,7 @@
 //! [`ObservedFunctions`]: the functions that an observation counts, the candidates for the patch of each, and those
 //! that are left out, with the reason.
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,10 +13,9 @@ use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::elf::functions::FunctionKind;
 use crate::elf::mangling::Language;
 use crate::error::Result;
-use crate::functions::{FunctionObject, Functions, SelectedFunction};
+use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
 use crate::observe::frame::has_runtime_5;
-use crate::observe::observation::FunctionSelector;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind};
 use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::jump::Jump;
@@ -23,6 +23,7 @@ use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::process::maps::{self, Mapping};
 use crate::process::object::UnreadableObject;
+use crate::select::function::FunctionSelector;
 
 /// The functions of a process that are observed.
 #[derive(Clone, Debug, Default)]
@@ -38,14 +39,22 @@ pub(crate) struct ObservedFunctions {
 /// A function that is observed.
 #[derive(Clone, Debug)]
 pub(crate) struct ObservedFunction {
-    pub(crate) name: String,
-    pub(crate) object: Arc<Path>,
-    /// That of its first byte. What is patched may be behind an `endbr64`.
-    pub(crate) address: LiveAddr,
+    pub(crate) wanted: WantedFunction,
     bias: LoadBias,
     best: Candidate,
     /// What is tried if that turns out not to be possible, the best one last.
     others: Vec<Candidate>,
+}
+
+/// A function, or an instruction of one, that is to be observed.
+#[derive(Clone, Debug)]
+pub(crate) struct WantedFunction {
+    pub(crate) name: String,
+    pub(crate) object: Arc<Path>,
+    /// That of its first byte. What is patched may be behind an `endbr64`.
+    pub(crate) address: LiveAddr,
+    /// See [`FunctionPlace::named_by`].
+    named_by: Option<usize>,
 }
 
 /// A way to patch the entry of a function.
@@ -78,6 +87,8 @@ pub struct RefusedFunction {
     pub address: LiveAddr,
     /// Why.
     pub why: Refusal,
+    /// See [`FunctionPlace::named_by`].
+    named_by: Option<usize>,
 }
 
 impl ObservedFunctions {
@@ -91,7 +102,12 @@ impl ObservedFunctions {
             return Ok(ObservedFunctions::default());
         }
         let all = Functions::of_process(pid)?;
-        let selected = select(&all, selectors)?;
+        let mut places = all.places(selectors)?;
+        let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
+        if !places.iter().all(is_kernels) {
+            // A pattern that matches others as well is not meant for code that never can be patched.
+            places.retain(|place| !is_kernels(place) || place.named_by.is_some());
+        }
         let is_ocaml_5 = all
             .objects()
             .iter()
@@ -100,77 +116,86 @@ impl ObservedFunctions {
             unreadable: all.unreadable().to_vec(),
             ..ObservedFunctions::default()
         };
-        let is_same = |one: &Entry<'_>, other: &Entry<'_>| {
+        let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
             std::ptr::eq(one.function.object, other.function.object)
         };
-        for entries in selected.chunk_by(is_same) {
-            observed.add(entries[0].function.object, entries, !is_ocaml_5)?;
+        for places in places.chunk_by(is_same) {
+            observed.add(places[0].function.object, places, !is_ocaml_5)?;
         }
         observed
             .functions
-            .sort_unstable_by_key(|function| function.address);
+            .sort_unstable_by_key(|function| function.wanted.address);
         Ok(observed)
     }
 
-    /// Adds functions of an object. `keeps_faults` of OCaml: see [`candidates`].
+    /// Adds places in functions of an object. `keeps_faults` of OCaml: see [`candidates`].
     fn add(
         &mut self,
         object: &FunctionObject,
-        entries: &[Entry<'_>],
+        places: &[FunctionPlace<'_>],
         keeps_faults: bool,
     ) -> Result<()> {
         let path: Arc<Path> = object.table().path().into();
         let Some(bias) = object.load_bias() else {
             return Ok(());
         };
-        let is_kernels = *path == *Path::new("[vdso]");
         let planner = object.patch_planner()?;
         let has_frametables = object
             .table()
             .functions()
             .any(|it| it.first_call().is_some());
-        for Entry { function, offset } in entries {
-            let range = function.function.range();
-            let address = bias.live(range.start).plus(*offset);
-            let (mut name, is_ocaml) = match function.name() {
-                Some(name) => (name.text, name.language == Some(Language::Ocaml)),
-                None => (address.to_string(), has_frametables),
+        for place in places {
+            let (range, offset) = (place.function.function.range(), place.offset);
+            let address = bias.live(range.start).plus(offset);
+            let name = place.function.name();
+            let is_ocaml = name.as_ref().map_or(has_frametables, |name| {
+                name.language == Some(Language::Ocaml)
+            });
+            let wanted = WantedFunction {
+                name: shown_name(name.map(|name| name.text), address, place),
+                object: path.clone(),
+                address,
+                named_by: place.named_by,
             };
-            if *offset > 0 && function.name().is_some() {
-                name += &format!("+{offset:#x}");
-            }
-            if function.function.kind() == FunctionKind::Resolver {
-                // Its hits are not those of the function that it chooses.
-                name += " (resolver)";
-            }
-            let planned = if is_kernels {
+            let planned = if object.is_kernels() {
                 Err(Refusal::KernelCode)
-            } else if *offset == 0 {
+            } else if offset == 0 {
                 planner.entry(range)
             } else {
                 let sites = planner.instruction(range, bias.file(address));
-                sites.and_then(|sites| with_dead_flags(sites, *offset))
+                sites.and_then(|sites| with_dead_flags(sites, offset))
             };
             let planned = planned
                 .and_then(|sites| candidates(&planner, sites, bias, keeps_faults && is_ocaml));
             match planned {
                 Ok((best, others)) => self.functions.push(ObservedFunction {
-                    name,
-                    object: path.clone(),
-                    address,
+                    wanted,
                     bias,
                     best,
                     others,
                 }),
-                Err(why) => self.refused.push(RefusedFunction {
-                    name,
-                    object: path.to_path_buf(),
-                    address,
-                    why,
-                }),
+                Err(why) => self.refused.push(wanted.refused(why)),
             }
         }
         Ok(())
+    }
+
+    /// Returns why nothing of what was asked for by name can be observed, or nothing at all; empty if something can.
+    pub(crate) fn why_not(&self) -> Vec<(String, Refusal)> {
+        let left: HashSet<usize> = self
+            .functions
+            .iter()
+            .filter_map(|it| it.wanted.named_by)
+            .collect();
+        let is_lost = |one: &&RefusedFunction| {
+            let is_lost_name = one
+                .named_by
+                .is_some_and(|selector| !left.contains(&selector));
+            self.functions.is_empty() || is_lost_name
+        };
+        let lost = self.refused.iter().filter(is_lost);
+        lost.map(|one| (one.name.clone(), one.why.clone()))
+            .collect()
     }
 
     /// Refuses these functions, given by ascending index.
@@ -198,7 +223,7 @@ impl ObservedFunctions {
                     true
                 }
                 None => {
-                    refused.push(function.refused(why.clone()));
+                    refused.push(function.wanted.refused(why.clone()));
                     false
                 }
             }
@@ -258,8 +283,8 @@ impl ObservedFunctions {
     /// Notes that these functions, which have a place in the observation, are not patched after all.
     pub(crate) fn add_refused(&mut self, failed: Vec<(usize, Refusal)>) {
         for (index, why) in failed {
-            let refused = self.functions[index].refused(why);
-            self.refused.push(refused);
+            let wanted = &self.functions[index].wanted;
+            self.refused.push(wanted.refused(why));
         }
     }
 
@@ -319,16 +344,33 @@ impl ObservedFunctions {
 
 const BREAKPOINT: u8 = 0xcc;
 
-impl ObservedFunction {
+/// Returns what a place is called that is at `address`, in a function of this name.
+fn shown_name(name: Option<String>, address: LiveAddr, place: &FunctionPlace<'_>) -> String {
+    let mut name = match (name, place.offset) {
+        (None, _) => address.to_string(),
+        (Some(name), 0) => name,
+        (Some(name), offset) => format!("{name}+{offset:#x}"),
+    };
+    if place.function.function.kind() == FunctionKind::Resolver {
+        // Its hits are not those of the function that it chooses.
+        name += " (resolver)";
+    }
+    name
+}
+
+impl WantedFunction {
     fn refused(&self, why: Refusal) -> RefusedFunction {
         RefusedFunction {
             name: self.name.clone(),
             object: self.object.to_path_buf(),
             address: self.address,
             why,
+            named_by: self.named_by,
         }
     }
+}
 
+impl ObservedFunction {
     /// The place where it is patched.
     pub(crate) fn point(&self) -> Point {
         let best = &self.best;
@@ -357,42 +399,6 @@ impl ObservedFunction {
             .into_iter()
             .chain(island)
     }
-}
-
-/// A place in a function that is selected.
-#[derive(Clone, Copy)]
-struct Entry<'f> {
-    function: SelectedFunction<'f>,
-    /// In bytes; 0 is the entry of the function.
-    offset: u64,
-}
-
-/// Selects functions, each once, in the order of their objects and addresses.
-fn select<'f>(all: &'f Functions, selectors: &[FunctionSelector]) -> Result<Vec<Entry<'f>>> {
-    let mut globs = Vec::new();
-    let mut selected = Vec::new();
-    for selector in selectors {
-        match selector {
-            FunctionSelector::Glob(glob) => globs.push(glob.clone()),
-            FunctionSelector::Address(address) => {
-                let (function, offset) = all.at(*address)?;
-                selected.push(Entry { function, offset });
-            }
-        }
-    }
-    if !globs.is_empty() {
-        let offset = 0;
-        let functions = all.select(&globs)?.into_iter();
-        selected.extend(functions.map(|function| Entry { function, offset }));
-    }
-    let order = |entry: &Entry<'_>| {
-        let is_other = |object: &&FunctionObject| !std::ptr::eq(*object, entry.function.object);
-        let object = all.objects().iter().take_while(is_other).count();
-        (object, entry.function.function.address(), entry.offset)
-    };
-    selected.sort_by_cached_key(order);
-    selected.dedup_by_key(|entry| order(entry));
-    Ok(selected)
 }
 
 /// Refuses patches before which a trampoline must not change the flags.

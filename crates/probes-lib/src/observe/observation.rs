@@ -1,18 +1,7 @@
 //! [`Observation`]: what to record of the hits of a process, as the caller says it.
 
-use crate::address::LiveAddr;
 use crate::select::Selector;
-use crate::select::glob::Glob;
-
-/// Selects functions of a process.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum FunctionSelector {
-    /// Those with a name, as in the source, that matches.
-    Glob(Glob),
-    /// The function that begins at this address of the process, or the instruction there.
-    Address(LiveAddr),
-}
+use crate::select::function::FunctionSelector;
 
 /// What to record of the hits of a process: counts, times between hits, each hit with its arguments.
 ///

@@ -126,19 +126,16 @@ impl ObservationPlan {
         self.sort_by_key(|planned| planned.point.address);
     }
 
-    /// Checks that something is left to observe.
+    /// Checks that something is left of each function that was asked for by name, and of all together.
     ///
     /// # Errors
     ///
-    /// [`FunctionError::NonePossible`] if all functions are refused, and nothing else is observed.
+    /// [`FunctionError::NonePossible`] if it is not.
     pub(crate) fn refuse_empty(&self) -> Result<()> {
-        if !self.points.is_empty() || self.functions.refused.is_empty() {
+        let refused = self.functions.why_not();
+        if refused.is_empty() {
             return Ok(());
         }
-        let refused = self.functions.refused.iter();
-        let refused = refused
-            .map(|one| (one.name.clone(), one.why.clone()))
-            .collect();
         let kind = FunctionError::NonePossible { refused };
         Err(Error::of_file(self.program.path(), kind))
     }

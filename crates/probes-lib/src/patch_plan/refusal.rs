@@ -17,7 +17,7 @@ pub enum Refusal {
     #[error("is not in the code of its file")]
     NotCode,
     /// The address is not that of an instruction of the function.
-    #[error("has no instruction at +{offset:#x}")]
+    #[error("is in the middle of an instruction")]
     NoInstruction {
         /// Where.
         offset: u64,
@@ -75,9 +75,9 @@ pub enum Refusal {
         offset: u64,
     },
     /// The patch of this exit would overlap that of the entry or of another exit.
-    #[error("has too little room between two patches, at +{offset:#x}")]
+    #[error("{}", overlap(*offset))]
     Overlap {
-        /// Where the exit is.
+        /// Where the exit is; 0 if it is the entry, and the other patch that of another function.
         offset: u64,
     },
     /// The trampoline is too far from the place, or from what a displaced instruction refers to.
@@ -95,13 +95,15 @@ pub enum Refusal {
     )]
     StackWrite,
     /// A condition is computed before the instruction and used behind it.
-    #[error("uses the processor's flags at +{offset:#x}, which counting would change")]
+    #[error("uses the processor's flags, which counting would change")]
     LiveFlags {
         /// Where.
         offset: u64,
     },
-    /// No memory is free where its jump can lead.
-    #[error("has no free memory for its trampoline where its jump can lead")]
+    /// No memory is free where its jump can lead, or other functions need memory at too many other places.
+    #[error(
+        "has no memory for its trampoline where its jump can lead: none is free, or other functions use too many such places"
+    )]
     NoRoom,
     /// It is code that the kernel maps into each process.
     #[error("is code of the kernel (vDSO)")]
@@ -112,6 +114,14 @@ pub enum Refusal {
     /// The process has other code there than its file.
     #[error("has other code in the process than in its file")]
     ChangedCode,
+}
+
+fn overlap(offset: u64) -> String {
+    if offset == 0 {
+        "has too little room beside the patch of another function".to_owned()
+    } else {
+        format!("has too little room between two patches, at +{offset:#x}")
+    }
 }
 
 impl Refusal {

@@ -28,7 +28,7 @@ use crate::process::objects::{code_file, unreadable, without_deleted_mark};
 const MAX_VDSO: u64 = 64 << 10;
 
 /// What the kernel calls the vDSO in the maps.
-const VDSO: &[u8] = b"[vdso]";
+pub(crate) const VDSO: &str = "[vdso]";
 
 /// The files whose code is in the memory of a process.
 pub(crate) struct CodeFiles {
@@ -79,7 +79,7 @@ impl CodeFiles {
                 device: Some(mapping.device),
                 inode: mapping.inode,
             };
-            if mapping.path() == VDSO {
+            if mapping.path() == VDSO.as_bytes() {
                 let vdso = vdso(process, mapping).map_err(denied)?;
                 files.add(
                     vdso,
@@ -148,5 +148,5 @@ fn vdso(process: &Process, mapping: &Mapping) -> io::Result<Result<Option<ElfFil
     ProcessMemory::open(process, OFlag::O_RDONLY)?.read(mapping.start, &mut bytes)?;
     let file = File::from(memfd_create(c"vdso", MFdFlags::MFD_CLOEXEC)?);
     file.write_all_at(&bytes, 0)?;
-    Ok(ElfFile::read(file, "[vdso]".into()).map(Some))
+    Ok(ElfFile::read(file, VDSO.into()).map(Some))
 }

@@ -18,18 +18,33 @@ pub struct Glob {
     regex: Regex,
 }
 
-/// A text that is not a [`Glob`]: a `[` without its `]`, a range whose end is before its start, a `\` at the end,
-/// or a pattern too long.
+/// Why a text is not a [`Glob`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "not a glob: it has a [ without its ], a range such as [b-a] or a \\ at its end, or is far too long"
-)]
-pub struct BadGlob;
+#[non_exhaustive]
+pub enum BadGlob {
+    /// A `[` has no `]`.
+    #[error("not a glob: it has a [ without a ]")]
+    Unclosed,
+    /// It ends with a `\`, which stands before a character.
+    #[error("not a glob: it ends with a \\, which takes the character after it as it is")]
+    NothingEscaped,
+    /// A range such as `[b-a]` ends before it starts.
+    #[error("not a glob: it has a range that ends before it starts, such as [b-a]")]
+    BadRange,
+    /// It would take too much memory to match it.
+    #[error("too long for a glob")]
+    TooLong,
+}
 
 impl Glob {
     /// Whether the whole of `name` matches.
     pub fn matches(&self, name: &str) -> bool {
         self.regex.is_match(name)
+    }
+
+    /// Whether it matches only the name that it is itself.
+    pub(crate) fn is_name(&self) -> bool {
+        !self.text.contains(['*', '?', '[', '\\'])
     }
 
     /// The pattern as it was given.
@@ -42,7 +57,11 @@ impl FromStr for Glob {
     type Err = BadGlob;
 
     fn from_str(text: &str) -> Result<Glob, BadGlob> {
-        let regex = Regex::new(&regex_of(text).ok_or(BadGlob)?).map_err(|_| BadGlob)?;
+        let regex = Regex::new(&regex_of(text)?).map_err(|error| match error {
+            regex::Error::CompiledTooBig(_) => BadGlob::TooLong,
+            // Everything else is escaped.
+            _ => BadGlob::BadRange,
+        })?;
         let text = text.to_owned();
         Ok(Glob { text, regex })
     }
@@ -55,7 +74,7 @@ impl fmt::Display for Glob {
 }
 
 /// The same pattern as a regular expression.
-fn regex_of(glob: &str) -> Option<String> {
+fn regex_of(glob: &str) -> Result<String, BadGlob> {
     let mut regex = String::from(r"(?s)\A");
     let mut rest = glob.chars();
     while let Some(next) = rest.next() {
@@ -72,7 +91,7 @@ fn regex_of(glob: &str) -> Option<String> {
                 // A `]` that comes first is one of the characters.
                 let mut is_first = true;
                 loop {
-                    match rest.next()? {
+                    match rest.next().ok_or(BadGlob::Unclosed)? {
                         ']' if !is_first => break,
                         '-' => regex.push('-'),
                         member => push_literally(member, &mut regex),
@@ -81,11 +100,11 @@ fn regex_of(glob: &str) -> Option<String> {
                 }
                 regex.push(']');
             }
-            '\\' => push_literally(rest.next()?, &mut regex),
+            '\\' => push_literally(rest.next().ok_or(BadGlob::NothingEscaped)?, &mut regex),
             literal => push_literally(literal, &mut regex),
         }
     }
-    Some(regex + r"\z")
+    Ok(regex + r"\z")
 }
 
 fn push_literally(character: char, regex: &mut String) {
@@ -130,8 +149,16 @@ mod tests {
 
     #[test]
     fn broken_globs_are_refused() {
-        for text in ["[", "[]", "a[!", r"a\", "[b-a]"] {
-            assert_eq!(text.parse::<Glob>().unwrap_err(), BadGlob, "{text}");
+        let long = "?".repeat(1 << 20);
+        for (text, why) in [
+            ("[", BadGlob::Unclosed),
+            ("[]", BadGlob::Unclosed),
+            ("a[!", BadGlob::Unclosed),
+            (r"a\", BadGlob::NothingEscaped),
+            ("[b-a]", BadGlob::BadRange),
+            (&long, BadGlob::TooLong),
+        ] {
+            assert_eq!(text.parse::<Glob>().unwrap_err(), why);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use probes_lib::{FunctionTable, Functions, Language, NameSource, SourceMap};
+use probes_lib::{FunctionSelector, FunctionTable, Functions, Language, NameSource, SourceMap};
 use test_support::{Scratch, Talker, fixture, output, program_forms};
 
 fn stdout(command: &mut Command) -> String {
@@ -154,7 +154,7 @@ fn gdb_finds_functions_of_a_process_there() {
         assert!(functions.unreadable().is_empty(), "{functions:?}");
         assert_eq!(functions.program(), file);
         let globs = ["caml_alloc_*", "Stdlib.List.*", "clock_gettime", "strlen"];
-        let globs = globs.map(|glob| glob.parse().unwrap());
+        let globs = globs.map(|glob| FunctionSelector::Glob(glob.parse().unwrap()));
         let selected = functions.select(&globs).unwrap();
         let pid = target.pid().to_string();
         let mut gdb = Command::new("gdb");

@@ -110,9 +110,9 @@ impl Counts {
     pub fn functions(&self) -> impl ExactSizeIterator<Item = FunctionHits<'_>> {
         let functions = self.functions.functions.iter().zip(&self.function_hits);
         functions.map(|(function, &hits)| FunctionHits {
-            name: &function.name,
-            object: &function.object,
-            address: function.address,
+            name: &function.wanted.name,
+            object: &function.wanted.object,
+            address: function.wanted.address,
             hits,
         })
     }

@@ -1,0 +1,47 @@
+//! Hints for the name of a probe where a function was asked for, and the other way round.
+
+use probes_lib::{FunctionSelector, Functions, Glob, ProbeTable, Target};
+
+use super::Operand;
+
+/// What to do instead, if `name`, which is no probe, is a function.
+pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
+    let functions = match operand {
+        Operand::Process(pid) | Operand::Attached(pid) => Functions::of_process(*pid),
+        Operand::Program(file) | Operand::File(file) => Functions::of_file(file),
+    };
+    let glob = FunctionSelector::Glob(name.parse().ok()?);
+    functions.ok()?.select(&[glob]).ok()?;
+    Some(format!(
+        "{name} is a function: `count -fn {name}` counts its calls"
+    ))
+}
+
+/// What to do instead, if `glob`, which matches no function, matches a probe.
+pub(super) fn as_probe(glob: &str, operand: &Operand) -> Option<String> {
+    let glob: Glob = glob.parse().ok()?;
+    let of_table = |table: &ProbeTable| {
+        let mut names = table.probes().map(|probe| probe.name().to_owned());
+        names.find(|name| glob.matches(name))
+    };
+    let (name, instead) = match operand {
+        Operand::Process(pid) | Operand::Attached(pid) => {
+            let objects = Target::open(*pid).ok()?.objects();
+            let name = objects.iter().find_map(|object| of_table(object.table()))?;
+            let instead = format!("`count -probe {name}` counts its hits");
+            (name, instead)
+        }
+        Operand::Program(file) => {
+            let name = of_table(&ProbeTable::read(file).ok()?)?;
+            (
+                name,
+                "without -fn, -count counts the hits of probes".to_owned(),
+            )
+        }
+        Operand::File(file) => {
+            let name = of_table(&ProbeTable::read(file).ok()?)?;
+            (name, "without -functions, `list` lists probes".to_owned())
+        }
+    };
+    Some(format!("{name} is a probe: {instead}"))
+}
